@@ -1,0 +1,52 @@
+// IEEE 754 half precision (binary16), held as its bits, to and from float.
+// Portable, and bit for bit what the CPU's own conversion (F16C) gives: a NaN keeps its sign and the leading bits of
+// its payload, and becomes quiet. Assumes the default rounding mode.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace p3 {
+
+using half = uint16_t;
+
+namespace detail {
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+}  // namespace detail
+
+// Exact.
+inline float half_to_float(half value) {
+  const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16;
+  const uint32_t magnitude = value & 0x7fffu;
+  uint32_t bits = (magnitude << 13) + (112u << 23);  // the exponent's bias: 127 - 15
+  if (magnitude < 0x0400u) bits = detail::bits_of(static_cast<float>(magnitude) * 0x1p-24f);  // subnormal
+  if (magnitude >= 0x7c00u) bits = 0x7f800000u | (magnitude << 13);
+  if (magnitude > 0x7c00u) bits |= 0x00400000u;
+  return detail::float_of(sign | bits);
+}
+
+// Rounded to nearest, ties to even; from 65520 on it is infinity.
+inline half float_to_half(float value) {
+  const uint32_t sign = detail::bits_of(value) & 0x80000000u;
+  const uint32_t magnitude = detail::bits_of(value) ^ sign;
+  uint32_t bits = (magnitude - (112u << 23) + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Below 2^-14 halves are 2^-24 apart, and so are floats in [0.5, 1): adding 0.5 rounds to the right place.
+  if (magnitude < 0x38800000u) bits = detail::bits_of(detail::float_of(magnitude) + 0.5f) - detail::bits_of(0.5f);
+  if (magnitude >= 0x477ff000u) bits = 0x7c00u;
+  if (magnitude > 0x7f800000u) bits = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
+  return static_cast<half>((sign >> 16) | bits);
+}
+
+}  // namespace p3

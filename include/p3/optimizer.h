@@ -1,0 +1,73 @@
+// The optimizers that run on the server, on one slice at a time.
+//
+// Arithmetic follows MXNet 1.9.1's operators in the same order of operations, so that training with P3
+// and on one process agree to rounding. All of them are element-wise: a slice needs nothing of its neighbours.
+// Threads: an Optimizer is immutable after make(); update() may run on many slices at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "p3/dtype.h"
+
+namespace p3 {
+
+enum class Algorithm : uint8_t { kSgd = 0, kNag = 1, kAdam = 2, kAdaGrad = 3, kRmsProp = 4, kRmsPropCentered = 5 };
+
+// What set_optimizer announces, once: a name and numbers, never code.
+struct OptimizerSpec {
+  Algorithm algorithm = Algorithm::kSgd;
+  double momentum = 0;        // sgd, nag
+  double beta1 = 0;           // adam
+  double beta2 = 0;           // adam
+  double epsilon = 0;         // adam, adagrad, rmsprop, centered
+  double gamma1 = 0;          // rmsprop, centered: decay of the averages
+  double gamma2 = 0;          // centered: momentum
+  double clip_gradient = -1;  // negative: none. Applied after rescaling, as MXNet does.
+  double clip_weights = -1;   // rmsprop, centered; negative: none
+  bool multi_precision = false;  // float16 weights keep a float32 master copy
+};
+
+// What travels with each push, because a schedule or the user may change it between rounds.
+struct RoundScalars {
+  double lr = 0;       // effective: the worker has applied lr_mult and, for adam, the bias correction
+  double wd = 0;       // effective: wd_mult applied
+  double rescale = 1;  // multiplies the summed gradient
+};
+
+class Optimizer {
+ public:
+  // Throws Error(kUsage) that names the field if a number is out of its range (negative epsilon, NaN, ...).
+  static std::unique_ptr<const Optimizer> make(const OptimizerSpec& spec);
+  virtual ~Optimizer() = default;
+
+  // State arrays per slice (momentum, mean, ...), each of `elements` values of sum_type(weight type), zero at first.
+  virtual int state_count() const = 0;
+
+  // Whether slices of this type also keep a float32 master of the weight (initialised from it).
+  bool needs_master(DType weight_type) const { return spec_.multi_precision && weight_type == DType::kFloat16; }
+
+  // One update of `weight` (weight_type) by the sum of gradients `gradient` (sum_type(weight_type); only read).
+  // `master` is null unless needs_master(). `state` points at state_count() arrays. No two arrays may overlap.
+  // Every pointer is aligned to its element. Nothing is allocated. Throws Error(kUsage) if weight_type is not floating.
+  void update(DType weight_type, void* weight, void* master, void* const* state, const void* gradient, size_t elements,
+              const RoundScalars& round) const;
+
+  const OptimizerSpec& spec() const { return spec_; }
+
+ protected:
+  explicit Optimizer(const OptimizerSpec& spec) : spec_(spec) {}
+
+  // One overload per type that the arithmetic runs in.
+  virtual void step(float* weight, float* const* state, const float* gradient, size_t n,
+                    const RoundScalars& round) const = 0;
+  virtual void step(double* weight, double* const* state, const double* gradient, size_t n,
+                    const RoundScalars& round) const = 0;
+
+ private:
+  OptimizerSpec spec_;
+};
+
+}  // namespace p3

@@ -1,0 +1,68 @@
+// Most urgent first; equals in the order they came (std::priority_queue alone would scramble them).
+// Threads: none of its own; the owner locks. Knows nothing of sockets or slices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace p3 {
+
+template <typename T>
+class PriorityQueue {
+ public:
+  // A higher priority leaves sooner, as in MXNet's KVStore.
+  void push(int32_t priority, T value) {
+    heap_.push_back({priority, next_++, std::move(value)});
+    size_t child = heap_.size() - 1;
+    while (child > 0) {
+      const size_t parent = (child - 1) / 2;
+      if (!heap_[child].before(heap_[parent])) break;
+      std::swap(heap_[child], heap_[parent]);
+      child = parent;
+    }
+  }
+
+  bool empty() const { return heap_.empty(); }
+  size_t size() const { return heap_.size(); }
+  int32_t top_priority() const { return heap_.front().priority; }
+
+  // Precondition: !empty().
+  T pop() {
+    T value = std::move(heap_.front().value);
+    if (heap_.size() > 1) heap_.front() = std::move(heap_.back());
+    heap_.pop_back();
+    sink();
+    return value;
+  }
+
+  void clear() { heap_.clear(); }
+
+ private:
+  struct Entry {
+    int32_t priority;
+    uint64_t sequence;
+    T value;
+    bool before(const Entry& other) const {
+      return priority != other.priority ? priority > other.priority : sequence < other.sequence;
+    }
+  };
+
+  void sink() {
+    size_t parent = 0;
+    while (true) {
+      size_t first = parent;
+      for (size_t child = 2 * parent + 1; child <= 2 * parent + 2 && child < heap_.size(); ++child)
+        if (heap_[child].before(heap_[first])) first = child;
+      if (first == parent) return;
+      std::swap(heap_[parent], heap_[first]);
+      parent = first;
+    }
+  }
+
+  std::vector<Entry> heap_;
+  uint64_t next_ = 0;
+};
+
+}  // namespace p3

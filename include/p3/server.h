@@ -1,0 +1,64 @@
+// The server's side of the data plane: receives slices, adds them in rank order, updates, and sends each new
+// value to every worker at once.
+//
+// Threads: every method may be called from any thread; inside run one receiver, one sender and `threads` summing ones.
+//          A slice always belongs to the same summing thread, so slices need no lock.
+// Memory:  parameters, optimizer state, and at most one received copy per worker of slices whose round is incomplete
+//          (SumOrder::kArrival: one accumulator instead).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "p3/error.h"
+#include "p3/node.h"
+#include "p3/optimizer.h"
+#include "p3/slicing.h"
+
+namespace p3 {
+
+enum class SumOrder {
+  kRank,     // reproducible to the bit
+  kArrival,  // less memory, order left to the network
+};
+
+struct ServerOptions {
+  NodeOptions node;
+  SumOrder sum_order = SumOrder::kRank;
+  int threads = 1;  // summing threads
+};
+
+class Server {
+ public:
+  Server(int rank, int num_servers, int num_workers, ServerOptions options);
+  ~Server();
+
+  // Before start(), as Worker::add_server.
+  void add_worker(int worker, int fd, std::string label);
+  void add_watch(int fd, std::string label);
+  void start();
+
+  // What rank 0 announced, before any worker is told. `store` groups the keys that share an optimizer.
+  // Throws Error(kUsage) if the wire key is defined already or the plan makes no sense.
+  void define(const KeyPlan& plan, std::string name, int store);
+  // The optimizer of a store's keys, once, before their first push; without one their sums are broadcast.
+  void set_optimizer(int store, const OptimizerSpec& spec);
+
+  // As Worker's. fail() tells every worker through its van.
+  void fail(const Error& error);
+  std::optional<Error> error() const;
+  // Becomes readable, and stays so, once the server has failed or every worker has said goodbye.
+  int event_fd() const;
+  bool finished() const;  // every worker has said goodbye
+
+  Counters counters() const;
+  void stop();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace p3

@@ -1,0 +1,36 @@
+// How a key is cut into slices and which server owns each: pure functions of what rank 0 announced.
+#pragma once
+
+#include <cstdint>
+
+#include "p3/dtype.h"
+
+namespace p3 {
+
+constexpr uint32_t kDefaultSliceElements = 50000;  // P3 (SysML'19), section 5.7: the knee of the curve
+
+// What all nodes agree on for one key. `first_slice` counts the slices of all keys announced before,
+// so that the slices of the whole job, not of each key, go round robin over the servers.
+struct KeyPlan {
+  uint32_t wire_key = 0;
+  DType dtype = DType::kFloat32;
+  uint64_t elements = 0;
+  uint32_t slice_elements = kDefaultSliceElements;
+  uint64_t first_slice = 0;
+};
+
+struct Slice {
+  uint64_t offset = 0;    // elements from the start of the key
+  uint32_t elements = 0;  // 0 only for the single slice of an empty key
+};
+
+// An empty key has one empty slice, so that its rounds complete like any other's.
+uint32_t slice_count(const KeyPlan& plan);
+
+// index < slice_count(plan).
+Slice slice_at(const KeyPlan& plan, uint32_t index);
+
+// The server (0 .. num_servers-1) that owns the slice.
+int server_of(const KeyPlan& plan, uint32_t index, int num_servers);
+
+}  // namespace p3

@@ -1,0 +1,36 @@
+// The seam between vans and the operating system: a non-blocking, ordered, reliable byte stream.
+// Threads: one reader and one writer at a time, which may be different threads.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+
+namespace p3 {
+
+struct IoResult {
+  size_t bytes = 0;
+  int error = 0;  // errno; EAGAIN: nothing can move now. With bytes > 0 it is 0.
+  bool end = false;  // read: the peer closed its side
+};
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Takes as many bytes as fit. Fewer than asked means: full, wait for poll_fd() to become writable.
+  virtual IoResult write(const iovec* parts, int count) = 0;
+  virtual IoResult read(const iovec* parts, int count) = 0;
+
+  // For epoll: readable when read() may move bytes; writable (as an edge) when write() may again.
+  virtual int poll_fd() const = 0;
+  // No more writes; the peer reads what was written, then the end.
+  virtual void end_writing() = 0;
+  // Closes the descriptors and nothing else. Safe in the child of a fork.
+  virtual void close() = 0;
+};
+
+}  // namespace p3

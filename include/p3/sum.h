@@ -1,0 +1,23 @@
+// Adding slices, in the order the caller chooses. Element-wise, vectorised, never contracted into fused
+// multiply-add: the same inputs in the same order give the same bits on every machine and build.
+// NaN and infinity are passed on as IEEE 754 says. Integers wrap around.
+#pragma once
+
+#include <cstddef>
+
+#include "p3/dtype.h"
+
+namespace p3 {
+
+// The accumulator of a sum of `type` has sum_type(type): itself, or float32 for float16.
+
+// accumulator = source (float16 is widened).
+void start_sum(DType type, void* accumulator, const void* source, size_t elements);
+
+// accumulator += source.
+void add_to_sum(DType type, void* accumulator, const void* source, size_t elements);
+
+// destination (type) = accumulator (float16: rounded to nearest even).
+void finish_sum(DType type, void* destination, const void* accumulator, size_t elements);
+
+}  // namespace p3

@@ -1,0 +1,114 @@
+// The vans of one node and the two threads that serve them: a sender, which always takes the most urgent frame whose
+// van can accept bytes, and a receiver, which reads payloads straight to where they belong.
+//
+// Threads: send(), fail(), counters() from any thread. The Handler is called by the receiver thread (receive_*, left),
+//          the sender thread (sent) or the last of the two to stop (failed). Neither thread ever blocks on a peer.
+// Memory:  payloads to send are borrowed until Handler::sent, or until Handler::failed: after failed() no borrowed
+//          memory is touched any more, in either direction.
+// Failure: the first Error wins. Every van on which no frame is half written carries it to its peer (kFail), then
+//          both threads end. A peer's kFail becomes this node's error, text unchanged, so causes travel by the core alone.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "p3/error.h"
+#include "p3/node.h"
+#include "p3/van.h"
+#include "p3/wire.h"
+
+namespace p3 {
+
+class Transport {
+ public:
+  class Handler {
+   public:
+    virtual ~Handler() = default;
+    // Checks a frame that carries a slice against what was agreed, before a byte of its payload is read: returns where
+    // the payload goes (anything if it has none), or throws Error(kProtocol).
+    virtual void* receive_into(int van, const Header& header) = 0;
+    // The payload is complete. May throw Error.
+    virtual void received(int van, const Header& header, void* payload) = 0;
+    // The frame's payload is no longer borrowed.
+    virtual void sent(int van, void* context) = 0;
+    // The peer said goodbye. May throw Error if it is still needed.
+    virtual void left(int van) = 0;
+    // What this node is waiting for from that peer, for messages: " while key 'x' waited for round 3", or empty.
+    virtual std::string waiting_for(int van) const = 0;
+    // Once.
+    virtual void failed(const Error& error) = 0;
+  };
+
+  struct Outgoing {
+    int van;
+    Frame frame;
+  };
+
+  Transport(NodeOptions options, Handler& handler);
+  ~Transport();  // stop()
+
+  // Before start(). A van that is only watched carries signs of life and no slices. Returns the van's number.
+  int add_van(int fd, std::string label);
+  void start();
+
+  // Queues frames; one lock for all of them. Ignored after a failure.
+  void send(const std::vector<Outgoing>& frames);
+  void send(int van, const Frame& frame) { send({{van, frame}}); }
+
+  void fail(const Error& error);
+  std::optional<Error> error() const;
+
+  // Says goodbye on every van behind everything queued, waits until all has left (at most timeout_s), and stops.
+  bool finish(double timeout_s);
+  void stop();
+  void abandon_after_fork();
+
+  // An eventfd that fail() makes readable for good; signal() does the same for the handler's own reasons.
+  int event_fd() const { return event_fd_; }
+  void signal();
+
+  const std::string& label(int van) const { return vans_[static_cast<size_t>(van)]->label(); }
+  const NodeOptions& options() const { return options_; }
+  void add_to(Counters& counters) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void send_loop();
+  void receive_loop();
+  Van* most_urgent_writable();
+  void queue_pings(Clock::time_point now);
+  void announce_failure();
+  void accuse_silent_peers(Clock::time_point now);
+  void read_from(Van& van);
+  void release();
+
+  NodeOptions options_;
+  Handler& handler_;
+  std::vector<std::unique_ptr<Van>> vans_;
+  int event_fd_ = -1;
+  int send_epoll_ = -1, send_wake_ = -1;
+  int receive_epoll_ = -1, receive_wake_ = -1;
+
+  mutable std::mutex mutex_;  // the vans' queues, error_, and the flags below
+  std::condition_variable stopped_;
+  std::optional<Error> error_;
+  bool started_ = false;
+  bool sender_sleeps_ = false;
+  bool sender_done_ = false;
+  std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty
+  std::atomic<bool> failing_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<int> threads_holding_{2};
+  std::thread sender_, receiver_;
+};
+
+}  // namespace p3

@@ -1,0 +1,96 @@
+// One connection: the frames that wait to leave, the one being written, the one being read.
+//
+// Threads: push() and queue accessors under the Transport's lock; write_some() by the sender, read_some() by the
+//          receiver. The Van itself has no lock and no thread.
+// Memory:  a queued frame borrows its payload (see Transport).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "p3/priority_queue.h"
+#include "p3/stream.h"
+#include "p3/wire.h"
+
+namespace p3 {
+
+struct Frame {
+  Header header;
+  const void* payload = nullptr;  // header.payload_bytes long
+  void* context = nullptr;        // handed back when the frame has left
+};
+
+class Van {
+ public:
+  enum class Progress { kMoved, kFrameDone, kBlocked, kEnd, kBroken };
+
+  Van(int number, std::unique_ptr<Stream> stream, std::string label);
+
+  const int number;
+  const std::string& label() const { return label_; }
+  Stream& stream() { return *stream_; }
+
+  // --- sending -----------------------------------------------------------------------------------------------------
+  void push(const Frame& frame) { queue_.push(frame.header.priority, frame); }
+  size_t queued() const { return queue_.size(); }
+  void drop_queue() { queue_.clear(); }
+  bool has_work() const { return writing_ || !queue_.empty(); }
+  bool mid_frame() const { return writing_ && written_ > 0; }
+  // Of the frame that would move next. Precondition: has_work().
+  int32_t next_priority() const { return writing_ ? current_.header.priority : queue_.top_priority(); }
+  // Takes the next frame off the queue unless one is half written.
+  void begin_frame();
+  // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: writable becomes false.
+  Progress write_some();
+  const Frame& sent_frame() const { return current_; }
+  void give_up_frame() { writing_ = false; }
+
+  bool writable = true;
+  std::chrono::steady_clock::time_point last_write{};
+
+  // --- receiving ---------------------------------------------------------------------------------------------------
+  // One system call. After kMoved, call next() until it returns kNothing.
+  Progress read_some();
+  enum class Event { kNothing, kHeader, kFrame };
+  // kHeader: received_header() is complete; payload_goes_to() must follow. kFrame: the payload lies where it was told.
+  Event next();
+  const Header& received_header() const { return in_header_; }
+  void* received_payload() const { return in_payload_; }
+  void payload_goes_to(void* destination);
+  bool mid_receive() const { return reading_ != Reading::kHeader || in_header_bytes_ > 0; }
+
+  std::chrono::steady_clock::time_point last_read{};
+  std::atomic<bool> peer_left{false};  // written by the receiver, read by both threads
+  bool read_closed = false;
+  std::string fail_text;  // the buffer of a kFail frame
+
+  int error() const { return error_; }  // errno after kBroken
+
+  // Since the start; written by one thread each, read by any.
+  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, slices_sent{0}, slices_received{0};
+
+ private:
+  const std::string label_;
+  std::unique_ptr<Stream> stream_;
+  int error_ = 0;
+
+  PriorityQueue<Frame> queue_;
+  Frame current_;
+  bool writing_ = false;
+  size_t written_ = 0;  // of current_, header included
+
+  enum class Reading { kHeader, kHeaderReady, kPayload, kFrameReady };
+  Reading reading_ = Reading::kHeader;
+  Header in_header_;
+  size_t in_header_bytes_ = 0;
+  void* in_payload_ = nullptr;
+  size_t in_payload_bytes_ = 0;
+  // The header behind the payload being read: one system call fetches both.
+  Header ahead_;
+  size_t ahead_bytes_ = 0;
+};
+
+}  // namespace p3

@@ -1,0 +1,77 @@
+// The worker's side of the data plane: cuts keys into slices, sends them most urgent first, and receives the
+// new values straight into the caller's arrays.
+//
+//   Worker worker(0, 2, options);
+//   worker.add_server(0, fd0, "server 0 (10.0.0.8)"); worker.add_server(1, fd1, ...); worker.start();
+//   int key = worker.declare("dense0_weight", 70000, DType::kFloat32);
+//   worker.agree(key, plan);                         // may come later: operations wait for it
+//   worker.init(key, initial, landing, 0, done);     // round 0; only rank 0 gives a value
+//   worker.push(key, gradient, landing, -3, scalars, done);
+//
+// Threads: every method may be called from any thread and returns at once (close() alone waits).
+//          `done` runs on a thread of the core, or in the caller if the worker has failed already; it must not
+//          block and must not call back into the worker except through another thread. It may be given an error.
+// Memory:  `value`, `gradient` and `landing` are borrowed until `done` runs. After a failure `done` runs only when
+//          no thread of the core touches them any more.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "p3/dtype.h"
+#include "p3/error.h"
+#include "p3/node.h"
+#include "p3/optimizer.h"
+#include "p3/slicing.h"
+
+namespace p3 {
+
+class Worker {
+ public:
+  // Called exactly once per operation; null means success.
+  using Done = std::function<void(const Error*)>;
+
+  Worker(int rank, int num_servers, NodeOptions options);
+  ~Worker();  // as close(0), and joins the threads
+
+  // Before start(): a proved, connected, stream socket to a server; the worker owns it from here.
+  void add_server(int server, int fd, std::string label);
+  // Before start(): a socket to the scheduler that carries nothing but signs of life.
+  void add_watch(int fd, std::string label);
+  // Throws Error(kUsage) if a server is missing.
+  void start();
+
+  // A key of this worker; the handle is this worker's alone. Elements and type never change.
+  int declare(std::string name, uint64_t elements, DType dtype);
+  // The job's plan for it. Operations asked for earlier start now, in their order.
+  void agree(int key, const KeyPlan& plan);
+
+  // Round 0: the first value of the key, which is rank 0's; `value` is ignored (and may be null) on other ranks.
+  void init(int key, const void* value, void* landing, int32_t priority, Done done);
+  // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
+  void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done);
+
+  // The first failure wins: tells every server, completes everything pending with the error. Never throws.
+  void fail(const Error& error);
+  std::optional<Error> error() const;
+  // Becomes readable, and stays so, once the worker has failed. Owned by the worker.
+  int event_fd() const;
+
+  Counters counters() const;
+
+  // Orderly end: waits until nothing is pending (at most timeout_s), says goodbye to the servers, stops the threads.
+  // False if it had to give up; what was pending then completes with kStopped.
+  bool close(double timeout_s);
+
+  // In the child of a fork: closes the sockets without a word; no lock is taken, no thread touched.
+  void abandon_after_fork();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace p3

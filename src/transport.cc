@@ -1,0 +1,360 @@
+#include "p3/transport.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <limits>
+
+#include "p3/socket_stream.h"
+
+namespace p3 {
+namespace {
+
+// One van may keep the receiver this long before the others get their turn.
+constexpr size_t kReadsPerTurn = 16;
+
+void raise_event(int fd) {
+  const uint64_t one = 1;
+  while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void clear_event(int fd) {
+  uint64_t value;
+  while (read(fd, &value, sizeof value) < 0 && errno == EINTR) {
+  }
+}
+
+int checked(int result, const char* call) {
+  if (result < 0) throw Error(ErrorKind::kUsage, std::string(call) + ": " + strerror(errno));
+  return result;
+}
+
+void add_to_epoll(int epoll, int fd, uint32_t events, Van* van) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = van;  // null: the wake-up
+  checked(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+}
+
+std::chrono::steady_clock::duration seconds(double value) {
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(value));
+}
+
+int milliseconds(double value_s) { return std::max(1, static_cast<int>(value_s * 1e3)); }
+
+// " (Connection reset by peer)", or nothing for an orderly end.
+std::string cause(int error) { return error == 0 ? "" : " (" + std::string(strerror(error)) + ")"; }
+
+std::string number_text(double value) {
+  std::string text = std::to_string(value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+Transport::Transport(NodeOptions options, Handler& handler) : options_(std::move(options)), handler_(handler) {
+  event_fd_ = checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
+  send_wake_ = checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
+  receive_wake_ = checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd");
+  send_epoll_ = checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+  receive_epoll_ = checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+  add_to_epoll(send_epoll_, send_wake_, EPOLLIN, nullptr);
+  add_to_epoll(receive_epoll_, receive_wake_, EPOLLIN, nullptr);
+}
+
+Transport::~Transport() {
+  stop();
+  for (int fd : {event_fd_, send_wake_, receive_wake_, send_epoll_, receive_epoll_}) ::close(fd);
+}
+
+int Transport::add_van(int fd, std::string label) {
+  auto stream = std::make_unique<SocketStream>(fd, options_.notsent_low_water_bytes);
+  const int number = static_cast<int>(vans_.size());
+  vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label)));
+  return number;
+}
+
+void Transport::start() {
+  const auto now = Clock::now();
+  for (auto& van : vans_) {
+    van->last_read = van->last_write = now;
+    add_to_epoll(send_epoll_, van->stream().poll_fd(), EPOLLOUT | EPOLLET, van.get());
+    add_to_epoll(receive_epoll_, van->stream().poll_fd(), EPOLLIN | EPOLLRDHUP, van.get());
+  }
+  started_ = true;
+  sender_ = std::thread([this] { send_loop(); });
+  receiver_ = std::thread([this] { receive_loop(); });
+}
+
+void Transport::send(const std::vector<Outgoing>& frames) {
+  bool wake;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (error_) return;
+    for (const Outgoing& out : frames) vans_[static_cast<size_t>(out.van)]->push(out.frame);
+    wake = sender_sleeps_;
+    sender_sleeps_ = false;
+  }
+  if (wake) raise_event(send_wake_);
+}
+
+// --- the sender --------------------------------------------------------------------------------------------------------
+
+Van* Transport::most_urgent_writable() {
+  Van* best = nullptr;
+  for (auto& van : vans_)
+    if (van->writable && van->has_work() && (best == nullptr || van->next_priority() > best->next_priority()))
+      best = van.get();
+  return best;
+}
+
+void Transport::queue_pings(Clock::time_point now) {
+  for (auto& van : vans_) {
+    if (van->has_work() || van->peer_left || now - van->last_write < seconds(options_.heartbeat_s)) continue;
+    Header ping;
+    ping.priority = std::numeric_limits<int32_t>::max();
+    van->push({ping, nullptr, nullptr});
+  }
+}
+
+void Transport::send_loop() {
+  epoll_event events[64];
+  while (!failing_ && !stopping_) {
+    Van* van;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      queue_pings(Clock::now());
+      van = most_urgent_writable();
+      if (van != nullptr) {
+        van->begin_frame();
+      } else {
+        const bool empty = std::none_of(vans_.begin(), vans_.end(), [](const auto& v) { return v->has_work(); });
+        if (finishing_ && empty) break;
+        sender_sleeps_ = true;
+      }
+    }
+    if (van == nullptr) {
+      const int count = epoll_wait(send_epoll_, events, 64, milliseconds(options_.heartbeat_s / 2));
+      for (int i = 0; i < count; ++i) {
+        if (events[i].data.ptr != nullptr)
+          static_cast<Van*>(events[i].data.ptr)->writable = true;
+        else
+          clear_event(send_wake_);
+      }
+      continue;
+    }
+    const Van::Progress progress = van->write_some();
+    van->last_write = Clock::now();
+    if (progress == Van::Progress::kFrameDone && van->sent_frame().context != nullptr) {
+      handler_.sent(van->number, van->sent_frame().context);
+    } else if (progress == Van::Progress::kBroken) {
+      van->writable = false;
+      van->give_up_frame();
+      // A peer that has said goodbye may be gone already; anything else is a loss. The receiver sees the same
+      // connection end, and reads first what the peer may have said before.
+      if (van->peer_left) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        van->drop_queue();
+      }
+    }
+  }
+  if (failing_) announce_failure();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sender_done_ = true;
+  }
+  stopped_.notify_all();
+  release();
+}
+
+void Transport::announce_failure() {
+  std::string text;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    text = error_->what();
+    for (auto& van : vans_) van->drop_queue();
+  }
+  text.resize(std::min<size_t>(text.size(), kMaxFailTextBytes));
+  Header header;
+  header.kind = FrameKind::kFail;
+  header.payload_bytes = static_cast<uint32_t>(text.size());
+  for (auto& van : vans_) {
+    // Behind a half written frame the text would be taken for its payload; that peer sees the connection end instead.
+    if (!van->mid_frame()) {
+      van->give_up_frame();
+      van->push({header, text.data(), nullptr});
+      van->begin_frame();
+      van->write_some();
+    }
+    van->give_up_frame();
+    van->stream().end_writing();
+  }
+}
+
+// --- the receiver ------------------------------------------------------------------------------------------------------
+
+void Transport::receive_loop() {
+  epoll_event events[64];
+  auto last_turn = Clock::now();
+  while (!failing_ && !stopping_) {
+    const double tick_s = std::min(options_.heartbeat_s, options_.timeout_s / 4);
+    const int count = epoll_wait(receive_epoll_, events, 64, milliseconds(tick_s));
+    const auto now = Clock::now();
+    // A process that was itself stopped for a while must not blame its peers for the silence.
+    if (now - last_turn > seconds(options_.timeout_s / 2))
+      for (auto& van : vans_) van->last_read = now;
+    last_turn = now;
+    try {
+      for (int i = 0; i < count && !failing_ && !stopping_; ++i) {
+        if (events[i].data.ptr == nullptr)
+          clear_event(receive_wake_);
+        else
+          read_from(*static_cast<Van*>(events[i].data.ptr));
+      }
+      accuse_silent_peers(now);
+    } catch (const Error& error) {
+      fail(error);
+    }
+  }
+  release();
+}
+
+void Transport::read_from(Van& van) {
+  for (size_t reads = 0; reads < kReadsPerTurn && !failing_; ++reads) {
+    switch (van.read_some()) {
+      case Van::Progress::kBlocked:
+        return;
+      case Van::Progress::kEnd:
+      case Van::Progress::kBroken:
+        van.read_closed = true;
+        epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().poll_fd(), nullptr);
+        if (van.peer_left || finishing_) return;
+        throw Error(ErrorKind::kPeerLost,
+                    options_.label + ": lost " + van.label() + cause(van.error()) + handler_.waiting_for(van.number) +
+                        ". Its process ended or its host became unreachable; see its log for the cause.");
+      default:
+        break;
+    }
+    van.last_read = Clock::now();
+    for (Van::Event event = van.next(); event != Van::Event::kNothing; event = van.next()) {
+      const Header& header = van.received_header();
+      if (event == Van::Event::kHeader) {
+        const std::string reason = malformed(header);
+        if (!reason.empty())
+          throw Error(ErrorKind::kProtocol, options_.label + ": " + van.label() + " sent " + reason + ".");
+        if (header.kind <= FrameKind::kValue) {
+          van.payload_goes_to(handler_.receive_into(van.number, header));
+        } else {
+          van.fail_text.resize(header.payload_bytes);
+          van.payload_goes_to(van.fail_text.data());
+        }
+      } else if (header.kind <= FrameKind::kValue) {
+        handler_.received(van.number, header, van.received_payload());
+      } else if (header.kind == FrameKind::kFail) {
+        throw Error(ErrorKind::kRemote, van.fail_text);
+      } else if (header.kind == FrameKind::kBye) {
+        van.peer_left = true;
+        handler_.left(van.number);
+      }
+    }
+  }
+}
+
+void Transport::accuse_silent_peers(Clock::time_point now) {
+  for (const auto& van : vans_) {
+    if (van->peer_left || van->read_closed || now - van->last_read <= seconds(options_.timeout_s)) continue;
+    throw Error(ErrorKind::kPeerSilent,
+                options_.label + ": nothing heard from " + van->label() + " for " + number_text(options_.timeout_s) +
+                    " s" + handler_.waiting_for(van->number) +
+                    ". It is stopped, overloaded or cut off; see its log. If it is only slow, raise P3_TIMEOUT_S.");
+  }
+}
+
+// --- ending ------------------------------------------------------------------------------------------------------------
+
+void Transport::fail(const Error& error) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (error_ || stopping_) return;
+    error_ = error;
+    failing_ = true;
+  }
+  raise_event(send_wake_);
+  raise_event(receive_wake_);
+  stopped_.notify_all();
+  if (!started_) {
+    handler_.failed(error);
+    signal();
+  }
+}
+
+// The last thread to let go of borrowed memory tells the handler.
+void Transport::release() {
+  if (threads_holding_.fetch_sub(1) != 1) return;
+  const std::optional<Error> failure = error();
+  if (!failure) return;
+  handler_.failed(*failure);
+  signal();
+}
+
+std::optional<Error> Transport::error() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return error_;
+}
+
+void Transport::signal() { raise_event(event_fd_); }
+
+bool Transport::finish(double timeout_s) {
+  if (!started_) return true;
+  Header bye;
+  bye.kind = FrameKind::kBye;
+  bye.priority = std::numeric_limits<int32_t>::min();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!error_)
+      for (auto& van : vans_) van->push({bye, nullptr, nullptr});
+    finishing_ = true;
+  }
+  raise_event(send_wake_);
+  bool sent;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    sent = stopped_.wait_for(lock, seconds(timeout_s), [this] { return sender_done_; }) && !error_;
+  }
+  stop();
+  return sent;
+}
+
+void Transport::stop() {
+  stopping_ = true;
+  if (started_) {
+    raise_event(send_wake_);
+    raise_event(receive_wake_);
+    if (sender_.joinable()) sender_.join();
+    if (receiver_.joinable()) receiver_.join();
+  }
+  for (auto& van : vans_) van->stream().close();
+}
+
+void Transport::abandon_after_fork() {
+  for (auto& van : vans_) van->stream().close();
+}
+
+void Transport::add_to(Counters& counters) const {
+  for (const auto& van : vans_) {
+    counters.bytes_sent += van->bytes_sent;
+    counters.bytes_received += van->bytes_received;
+    counters.slices_sent += van->slices_sent;
+    counters.slices_received += van->slices_received;
+  }
+}
+
+}  // namespace p3

@@ -1,0 +1,107 @@
+#include "p3/van.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace p3 {
+namespace {
+
+// What is left of `size` bytes at `base` after `done` of them.
+iovec rest_of(const void* base, size_t size, size_t done) {
+  return {static_cast<char*>(const_cast<void*>(base)) + done, size - done};
+}
+
+bool carries_slice(const Header& header) { return header.kind <= FrameKind::kValue; }
+
+}  // namespace
+
+Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label)
+    : number(van_number), label_(std::move(label)), stream_(std::move(stream)) {}
+
+void Van::begin_frame() {
+  if (writing_) return;
+  current_ = queue_.pop();
+  writing_ = true;
+  written_ = 0;
+}
+
+Van::Progress Van::write_some() {
+  const size_t header_done = std::min(written_, sizeof(Header));
+  const size_t payload_done = written_ - header_done;
+  iovec parts[2];
+  int count = 0;
+  if (header_done < sizeof(Header)) parts[count++] = rest_of(&current_.header, sizeof(Header), header_done);
+  if (current_.header.payload_bytes > 0)
+    parts[count++] = rest_of(current_.payload, current_.header.payload_bytes, payload_done);
+
+  const IoResult result = stream_->write(parts, count);
+  written_ += result.bytes;
+  bytes_sent.fetch_add(result.bytes, std::memory_order_relaxed);
+  if (written_ == sizeof(Header) + current_.header.payload_bytes) {
+    writing_ = false;
+    if (carries_slice(current_.header)) slices_sent.fetch_add(1, std::memory_order_relaxed);
+    return Progress::kFrameDone;
+  }
+  if (result.error == 0 || result.error == EAGAIN) {
+    writable = false;  // the stream took less than it was offered: it is full
+    return Progress::kBlocked;
+  }
+  error_ = result.error;
+  return Progress::kBroken;
+}
+
+Van::Progress Van::read_some() {
+  iovec parts[2];
+  int count = 0;
+  if (reading_ == Reading::kPayload) {
+    parts[count++] = rest_of(in_payload_, in_header_.payload_bytes, in_payload_bytes_);
+    parts[count++] = rest_of(&ahead_, sizeof(Header), ahead_bytes_);
+  } else {
+    parts[count++] = rest_of(&in_header_, sizeof(Header), in_header_bytes_);
+  }
+  const IoResult result = stream_->read(parts, count);
+  if (result.error == EAGAIN) return Progress::kBlocked;
+  if (result.error != 0) {
+    error_ = result.error;
+    return Progress::kBroken;
+  }
+  if (result.end) return Progress::kEnd;
+  bytes_received.fetch_add(result.bytes, std::memory_order_relaxed);
+  const size_t first = std::min(result.bytes, parts[0].iov_len);
+  if (reading_ == Reading::kPayload) {
+    in_payload_bytes_ += first;
+    ahead_bytes_ += result.bytes - first;
+  } else {
+    in_header_bytes_ += first;
+  }
+  return Progress::kMoved;
+}
+
+Van::Event Van::next() {
+  if (reading_ == Reading::kFrameReady) {  // the caller is done with the frame told last
+    in_header_ = ahead_;
+    in_header_bytes_ = ahead_bytes_;
+    ahead_bytes_ = 0;
+    reading_ = Reading::kHeader;
+  }
+  if (reading_ == Reading::kHeader && in_header_bytes_ == sizeof(Header)) {
+    reading_ = Reading::kHeaderReady;
+    return Event::kHeader;
+  }
+  if (reading_ == Reading::kPayload && in_payload_bytes_ == in_header_.payload_bytes) {
+    reading_ = Reading::kFrameReady;
+    if (carries_slice(in_header_)) slices_received.fetch_add(1, std::memory_order_relaxed);
+    return Event::kFrame;
+  }
+  return Event::kNothing;
+}
+
+void Van::payload_goes_to(void* destination) {
+  in_payload_ = destination;
+  in_payload_bytes_ = 0;
+  reading_ = Reading::kPayload;
+}
+
+}  // namespace p3

@@ -1,0 +1,33 @@
+#include "p3/wire.h"
+
+#include "p3/dtype.h"
+
+namespace p3 {
+namespace {
+
+bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kBye; }
+
+bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue; }
+
+}  // namespace
+
+std::string malformed(const Header& header) {
+  if (header.magic != Header::kMagic) return "a frame that does not begin with P3's magic number";
+  if (header.version != Header::kVersion)
+    return "a frame of protocol version " + std::to_string(header.version) + "; this node speaks version " +
+           std::to_string(Header::kVersion) + " (install the same mxnet-p3 on all nodes)";
+  if (!is_known(header.kind)) return "a frame of unknown kind " + std::to_string(static_cast<int>(header.kind));
+  if (header.flags != 0 || header.reserved != 0 || header.crc32c != 0) return "a frame with reserved bits set";
+  if (carries_slice(header.kind)) {
+    if (!is_known(static_cast<DType>(header.dtype)))
+      return "a slice of unknown element type " + std::to_string(header.dtype);
+  } else if (header.kind == FrameKind::kFail) {
+    if (header.payload_bytes > kMaxFailTextBytes)
+      return "a failure text of " + std::to_string(header.payload_bytes) + " bytes";
+  } else if (header.payload_bytes != 0) {
+    return "a frame without contents that announces " + std::to_string(header.payload_bytes) + " bytes";
+  }
+  return {};
+}
+
+}  // namespace p3

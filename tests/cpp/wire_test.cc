@@ -1,0 +1,75 @@
+#include "p3/wire.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace p3 {
+namespace {
+
+// docs/protocol.md shows this very frame.
+TEST(Wire, TheBytesOfAHeaderArePinned) {
+  Header header;
+  header.kind = FrameKind::kPush;
+  header.dtype = 2;
+  header.key = 0x01020304;
+  header.slice = 0x0a0b0c0d;
+  header.round = 417;
+  header.priority = -2;
+  header.payload_bytes = 200000;
+  header.lr = 1.0;
+  header.wd = 0.5;
+  header.rescale = 0.25;
+  const std::vector<uint8_t> expected = {
+      0x50, 0x33, 0x64, 0x57, 0x01, 0x01, 0x02, 0x00,                          // "P3dW", version, kind, type, flags
+      0x04, 0x03, 0x02, 0x01, 0x0d, 0x0c, 0x0b, 0x0a,                          // key, slice
+      0xa1, 0x01, 0,    0,    0,    0,    0,    0,                             // round
+      0xfe, 0xff, 0xff, 0xff, 0x40, 0x0d, 0x03, 0x00,                          // priority, payload bytes
+      0,    0,    0,    0,    0,    0,    0,    0,                             // checksum, reserved
+      0,    0,    0,    0,    0,    0,    0xf0, 0x3f,                          // lr
+      0,    0,    0,    0,    0,    0,    0xe0, 0x3f,                          // wd
+      0,    0,    0,    0,    0,    0,    0xd0, 0x3f,                          // rescale
+  };
+  std::vector<uint8_t> bytes(sizeof(Header));
+  std::memcpy(bytes.data(), &header, sizeof header);
+  EXPECT_EQ(bytes, expected);
+}
+
+TEST(Wire, AHeaderOfEachKindIsWellFormed) {
+  for (uint8_t kind = 1; kind <= 6; ++kind) {
+    Header header;
+    header.kind = static_cast<FrameKind>(kind);
+    EXPECT_EQ(malformed(header), "") << int(kind);
+  }
+}
+
+TEST(Wire, EachForbiddenFieldIsNamed) {
+  const auto reason = [](auto change) {
+    Header header;
+    header.kind = FrameKind::kPush;
+    change(header);
+    return malformed(header);
+  };
+  EXPECT_NE(reason([](Header& h) { h.magic = 0; }).find("magic"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.version = 9; }).find("version 9"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(0); }).find("kind 0"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(7); }).find("kind 7"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.flags = 1; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.reserved = 1; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.crc32c = 1; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.dtype = 99; }).find("type 99"), std::string::npos);
+  const auto huge = [](FrameKind kind) {
+    return [kind](Header& h) {
+      h.kind = kind;
+      h.payload_bytes = 1u << 30;
+    };
+  };
+  EXPECT_NE(reason(huge(FrameKind::kFail)).find("1073741824"), std::string::npos);
+  EXPECT_NE(reason(huge(FrameKind::kPing)).find("1073741824"), std::string::npos);
+  EXPECT_NE(reason(huge(FrameKind::kBye)).find("1073741824"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace p3
