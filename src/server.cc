@@ -1,9 +1,12 @@
 #include "p3/server.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -17,7 +20,6 @@ namespace {
 
 constexpr double kGoodbyeTimeoutS = 1.0;  // for peers that still read; the job is over either way
 
-// What a summing thread does next. Most urgent slice first: the server's own prioritised receive queue.
 struct Task {
   enum class Kind { kInit, kPush, kFinish } kind;
   ServerSlice* slice;
@@ -26,10 +28,12 @@ struct Task {
   void* gradient = nullptr;
 };
 
+// The server's own prioritised receive queue: what was received and not yet summed, most urgent slice first. Worked off
+// by a thread of its own, or, one task at a time, by the receiver.
 class Summer {
  public:
   template <typename Run>
-  void start(Run run) {
+  void start_thread(Run run) {
     thread_ = std::thread([this, run] {
       while (true) {
         std::unique_lock<std::mutex> lock(mutex_);
@@ -40,6 +44,19 @@ class Summer {
         run(task);
       }
     });
+    pthread_setname_np(thread_.native_handle(), "p3-summer");
+  }
+
+  // True if there is more.
+  template <typename Run>
+  bool run_one(Run run) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (queue_.empty()) return false;
+    const Task task = queue_.pop();
+    const bool more = !queue_.empty();
+    lock.unlock();
+    run(task);
+    return more;
   }
 
   void push(int32_t priority, const Task& task) {
@@ -47,7 +64,7 @@ class Summer {
       std::lock_guard<std::mutex> lock(mutex_);
       queue_.push(priority, task);
     }
-    wake_.notify_one();
+    if (thread_.joinable()) wake_.notify_one();
   }
 
   void stop() {
@@ -88,7 +105,9 @@ class Server::Impl : public Transport::Handler {
         num_servers_(num_servers),
         num_workers_(num_workers),
         sum_order_(options.sum_order),
+        sums_in_receiver_(options.threads == 0),
         van_of_worker_(static_cast<size_t>(std::max(num_workers, 0)), -1),
+        all_workers_(van_of_worker_.size()),
         departed_(van_of_worker_.size(), false),
         summers_(static_cast<size_t>(std::max(options.threads, 1))),
         transport_(std::move(options.node), *this) {
@@ -96,6 +115,7 @@ class Server::Impl : public Transport::Handler {
       throw Error(ErrorKind::kUsage, label() + ": server " + std::to_string(rank) + " of " +
                                          std::to_string(num_servers) + " with " + std::to_string(num_workers) +
                                          " workers makes no job.");
+    std::iota(all_workers_.begin(), all_workers_.end(), 0);
   }
 
   ~Impl() override {
@@ -108,16 +128,16 @@ class Server::Impl : public Transport::Handler {
     keys_.clear();
   }
 
-  void add_worker(int worker, int fd, std::string peer) {
+  void add_worker(int worker, std::unique_ptr<Stream> stream, std::string peer) {
     if (worker < 0 || worker >= num_workers_)
       throw Error(ErrorKind::kUsage, label() + ": there is no worker " + std::to_string(worker) + ".");
-    van_of_worker_[static_cast<size_t>(worker)] = transport_.add_van(fd, std::move(peer));
+    van_of_worker_[static_cast<size_t>(worker)] = transport_.add_van(std::move(stream), std::move(peer));
     worker_of_van_.push_back(worker);
     arriving_.push_back({nullptr, 0});
   }
 
-  void add_watch(int fd, std::string peer) {
-    transport_.add_van(fd, std::move(peer));
+  void add_watch(std::unique_ptr<Stream> stream, std::string peer) {
+    transport_.add_van(std::move(stream), std::move(peer));
     worker_of_van_.push_back(-1);
     arriving_.push_back({nullptr, 0});
   }
@@ -126,7 +146,8 @@ class Server::Impl : public Transport::Handler {
     for (size_t worker = 0; worker < van_of_worker_.size(); ++worker)
       if (van_of_worker_[worker] < 0)
         throw Error(ErrorKind::kUsage, label() + ": no connection to worker " + std::to_string(worker) + ".");
-    for (Summer& summer : summers_) summer.start([this](const Task& task) { run(task); });
+    if (!sums_in_receiver_)
+      for (Summer& summer : summers_) summer.start_thread([this](const Task& task) { run(task); });
     transport_.start();
   }
 
@@ -179,7 +200,11 @@ class Server::Impl : public Transport::Handler {
     ++slice.next_round[static_cast<size_t>(worker)];
     arriving_[static_cast<size_t>(van)] = {nullptr, 0};
     const auto kind = header.kind == FrameKind::kInit ? Task::Kind::kInit : Task::Kind::kPush;
-    summer_of(slice).push(header.priority, {kind, &slice, worker, header, payload});
+    queue(header.priority, {kind, &slice, worker, header, payload});
+  }
+
+  bool work() override {
+    return sums_in_receiver_ && summers_.front().run_one([this](const Task& task) { run(task); });
   }
 
   void left(int van) override {
@@ -204,12 +229,12 @@ class Server::Impl : public Transport::Handler {
 
   void failed(const Error&) override {}
 
-  // --- on the sender thread ------------------------------------------------------------------------------------------------
+  // --- while sending -------------------------------------------------------------------------------------------------------
 
   void sent(int, void* context) override {
     ServerSlice& slice = *static_cast<ServerSlice*>(context);
     if (slice.outstanding.fetch_sub(1) == 1)
-      summer_of(slice).push(slice.priority(), {Task::Kind::kFinish, &slice, -1, {}, nullptr});
+      queue(slice.priority(), {Task::Kind::kFinish, &slice, -1, {}, nullptr});
   }
 
   Transport& transport() { return transport_; }
@@ -226,7 +251,7 @@ class Server::Impl : public Transport::Handler {
   }
 
  private:
-  // --- on the summing threads ----------------------------------------------------------------------------------------------
+  // --- where slices are summed ------------------------------------------------------------------------------------------------
 
   void run(const Task& task) {
     try {
@@ -257,8 +282,7 @@ class Server::Impl : public Transport::Handler {
     slice.waiting_for_init.push_back(worker);
     if (worker == 0) slice.initialised = true;
     if (!slice.initialised) return;
-    for (int waiting : slice.waiting_for_init) transport_.send(van_of_worker_[static_cast<size_t>(waiting)], value_frame(slice));
-    slice.waiting_for_init.clear();
+    broadcast(slice, std::exchange(slice.waiting_for_init, {}));
   }
 
   void finish(ServerSlice& slice) {
@@ -266,10 +290,15 @@ class Server::Impl : public Transport::Handler {
     slice.outstanding = 2 * num_workers_;
     ++slice.published;
     ++rounds_;
+    broadcast(slice, all_workers_);
+  }
+
+  void broadcast(ServerSlice& slice, const std::vector<int>& workers) {
+    const Frame frame = value_frame(slice);
     std::vector<Transport::Outgoing> frames;
-    frames.reserve(van_of_worker_.size());
-    for (int van : van_of_worker_) frames.push_back({van, value_frame(slice)});
-    transport_.send(frames);
+    frames.reserve(workers.size());
+    for (int worker : workers) frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
+    transport_.send(frames, Transport::Write::kHere);
   }
 
   static Frame value_frame(ServerSlice& slice) {
@@ -359,12 +388,17 @@ class Server::Impl : public Transport::Handler {
                      "'. All workers must use the same learning rate, weight decay and batch size.");
   }
 
-  Summer& summer_of(const ServerSlice& slice) { return summers_[static_cast<size_t>(slice.thread)]; }
+  void queue(int32_t priority, const Task& task) {
+    summers_[static_cast<size_t>(task.slice->thread)].push(priority, task);
+    if (sums_in_receiver_) transport_.ask_for_work();
+  }
 
   const int rank_, num_servers_, num_workers_;
   const SumOrder sum_order_;
+  const bool sums_in_receiver_;
   std::vector<int> van_of_worker_;
   std::vector<int> worker_of_van_;                  // -1: only watched
+  std::vector<int> all_workers_;                    // 0, 1, 2, ...
   std::vector<bool> departed_;                      // receiver thread
   std::vector<std::pair<void*, size_t>> arriving_;  // receiver thread: by van, the gradient being received
   size_t next_thread_ = 0;
@@ -384,8 +418,12 @@ Server::Server(int rank, int num_servers, int num_workers, ServerOptions options
     : impl_(std::make_unique<Impl>(rank, num_servers, num_workers, std::move(options))) {}
 Server::~Server() = default;
 
-void Server::add_worker(int worker, int fd, std::string label) { impl_->add_worker(worker, fd, std::move(label)); }
-void Server::add_watch(int fd, std::string label) { impl_->add_watch(fd, std::move(label)); }
+void Server::add_worker(int worker, std::unique_ptr<Stream> stream, std::string label) {
+  impl_->add_worker(worker, std::move(stream), std::move(label));
+}
+void Server::add_watch(std::unique_ptr<Stream> stream, std::string label) {
+  impl_->add_watch(std::move(stream), std::move(label));
+}
 void Server::start() { impl_->start(); }
 void Server::define(const KeyPlan& plan, std::string name, int store) { impl_->define(plan, std::move(name), store); }
 void Server::set_optimizer(int store, const OptimizerSpec& spec) { impl_->set_optimizer(store, spec); }

@@ -1,5 +1,5 @@
 // One slice on its server, through a round: pushes come in, are summed in order, update the value, and the new value
-// goes out. All of it on the slice's own summing thread, except where a member says otherwise.
+// goes out. All of it where the slice is summed (always the same thread), except where a member says otherwise.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ class ServerSlice {
   const uint32_t index;
   const uint32_t elements;
   const size_t bytes;  // of the value, and of a pushed gradient
-  const int thread;    // the summing thread it belongs to
+  const int thread;    // which of the summing threads, if there are any
 
   // --- the receiver thread ---------------------------------------------------------------------------------------------
   // The round that each worker pushes next; 0: its init is still to come.
@@ -47,7 +47,7 @@ class ServerSlice {
   // one count for both, and whoever brings it to zero lets the round finish. So no value changes under a send.
   std::atomic<int> outstanding;
 
-  // --- the summing thread ----------------------------------------------------------------------------------------------
+  // --- where it is summed -----------------------------------------------------------------------------------------------
   // The place of the value; rank 0's init is received straight into it.
   void* value() const { return value_; }
   bool initialised = false;

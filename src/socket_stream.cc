@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -41,6 +42,8 @@ IoResult SocketStream::read(const iovec* parts, int count) {
   if (n < 0) return {0, errno == EWOULDBLOCK ? EAGAIN : errno, false};
   return {static_cast<size_t>(n), 0, n == 0};
 }
+
+uint32_t SocketStream::write_event() const { return EPOLLOUT; }
 
 void SocketStream::end_writing() {
   if (fd_ >= 0) shutdown(fd_, SHUT_WR);

@@ -1,5 +1,6 @@
 #include "p3/transport.h"
 
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,14 +10,15 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
-
-#include "p3/socket_stream.h"
+#include <utility>
 
 namespace p3 {
 namespace {
 
 // One van may keep the receiver this long before the others get their turn.
 constexpr size_t kReadsPerTurn = 16;
+// So many frames are written by a thread that has other things to do, before it leaves the rest to the sender.
+constexpr int kWritesHere = 8;
 
 void raise_event(int fd) {
   const uint64_t one = 1;
@@ -75,8 +77,7 @@ Transport::~Transport() {
   for (int fd : {event_fd_, send_wake_, receive_wake_, send_epoll_, receive_epoll_}) ::close(fd);
 }
 
-int Transport::add_van(int fd, std::string label) {
-  auto stream = std::make_unique<SocketStream>(fd, options_.notsent_low_water_bytes);
+int Transport::add_van(std::unique_ptr<Stream> stream, std::string label) {
   const int number = static_cast<int>(vans_.size());
   vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label)));
   return number;
@@ -86,24 +87,36 @@ void Transport::start() {
   const auto now = Clock::now();
   for (auto& van : vans_) {
     van->last_read = van->last_write = now;
-    add_to_epoll(send_epoll_, van->stream().poll_fd(), EPOLLOUT | EPOLLET, van.get());
-    add_to_epoll(receive_epoll_, van->stream().poll_fd(), EPOLLIN | EPOLLRDHUP, van.get());
+    add_to_epoll(send_epoll_, van->stream().write_fd(), van->stream().write_event() | EPOLLET, van.get());
+    add_to_epoll(receive_epoll_, van->stream().read_fd(), EPOLLIN | EPOLLRDHUP, van.get());
   }
   started_ = true;
   sender_ = std::thread([this] { send_loop(); });
   receiver_ = std::thread([this] { receive_loop(); });
+  pthread_setname_np(sender_.native_handle(), "p3-sender");  // as top and gdb show them
+  pthread_setname_np(receiver_.native_handle(), "p3-receiver");
 }
 
-void Transport::send(const std::vector<Outgoing>& frames) {
-  bool wake;
+void Transport::send(const std::vector<Outgoing>& frames, Write write) {
+  bool here = false;
+  bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (error_) return;
     for (const Outgoing& out : frames) vans_[static_cast<size_t>(out.van)]->push(out.frame);
-    wake = sender_sleeps_;
-    sender_sleeps_ = false;
+    if (sending_) return;  // who sends will find them
+    if (write == Write::kHere) {
+      here = sending_ = true;
+    } else {
+      wake = std::exchange(sender_sleeps_, false);
+    }
   }
+  if (here) wake = write_frames(kWritesHere);
   if (wake) raise_event(send_wake_);
+}
+
+void Transport::ask_for_work() {
+  if (std::this_thread::get_id() != receiver_id_) raise_event(receive_wake_);
 }
 
 // --- the sender --------------------------------------------------------------------------------------------------------
@@ -114,6 +127,10 @@ Van* Transport::most_urgent_writable() {
     if (van->writable && van->has_work() && (best == nullptr || van->next_priority() > best->next_priority()))
       best = van.get();
   return best;
+}
+
+bool Transport::nothing_to_send() const {
+  return std::none_of(vans_.begin(), vans_.end(), [](const auto& van) { return van->has_work(); });
 }
 
 void Transport::queue_pings(Clock::time_point now) {
@@ -128,51 +145,83 @@ void Transport::queue_pings(Clock::time_point now) {
 void Transport::send_loop() {
   epoll_event events[64];
   while (!failing_ && !stopping_) {
-    Van* van;
+    bool write;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      queue_pings(Clock::now());
-      van = most_urgent_writable();
-      if (van != nullptr) {
-        van->begin_frame();
+      // What a van is writing belongs to who holds the role; without it not even has_work() may be asked.
+      if (!sending_) queue_pings(Clock::now());
+      write = !sending_ && most_urgent_writable() != nullptr;
+      if (write) {
+        sending_ = true;
+      } else if (finishing_ && !sending_ && nothing_to_send()) {
+        break;
       } else {
-        const bool empty = std::none_of(vans_.begin(), vans_.end(), [](const auto& v) { return v->has_work(); });
-        if (finishing_ && empty) break;
         sender_sleeps_ = true;
       }
     }
-    if (van == nullptr) {
-      const int count = epoll_wait(send_epoll_, events, 64, milliseconds(options_.heartbeat_s / 2));
-      for (int i = 0; i < count; ++i) {
-        if (events[i].data.ptr != nullptr)
-          static_cast<Van*>(events[i].data.ptr)->writable = true;
-        else
-          clear_event(send_wake_);
-      }
+    if (write) {
+      write_frames(std::numeric_limits<int>::max());
       continue;
     }
-    const Van::Progress progress = van->write_some();
-    van->last_write = Clock::now();
-    if (progress == Van::Progress::kFrameDone && van->sent_frame().context != nullptr) {
-      handler_.sent(van->number, van->sent_frame().context);
-    } else if (progress == Van::Progress::kBroken) {
-      van->writable = false;
-      van->give_up_frame();
-      // A peer that has said goodbye may be gone already; anything else is a loss. The receiver sees the same
-      // connection end, and reads first what the peer may have said before.
-      if (van->peer_left) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        van->drop_queue();
+    const int count = epoll_wait(send_epoll_, events, 64, milliseconds(options_.heartbeat_s / 2));
+    std::lock_guard<std::mutex> lock(mutex_);
+    sender_sleeps_ = false;
+    for (int i = 0; i < count; ++i) {
+      if (Van* van = static_cast<Van*>(events[i].data.ptr)) {
+        van->writable = true;
+        ++van->edges;
+      } else {
+        clear_event(send_wake_);
       }
     }
   }
-  if (failing_) announce_failure();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    stopped_.wait(lock, [this] { return !sending_; });  // soon: who sends here sees that this node fails or stops
     sender_done_ = true;
   }
+  if (failing_) announce_failure();
   stopped_.notify_all();
   release();
+}
+
+// Writes the most urgent frames that can move, at most `limit`. The caller holds the sending role and loses it here.
+// True: the sender must be woken, for what is left or to end.
+bool Transport::write_frames(int limit) {
+  for (int i = 0;; ++i) {
+    Van* van;
+    uint64_t edges = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      van = most_urgent_writable();
+      if (van == nullptr || i == limit || failing_ || stopping_) {
+        sending_ = false;
+        if (failing_ || stopping_) stopped_.notify_all();
+        return van != nullptr || finishing_;
+      }
+      van->begin_frame();
+      van->last_write = Clock::now();
+      edges = van->edges;
+    }
+    switch (van->write_some()) {
+      case Van::Progress::kFrameDone:
+        if (van->sent_frame().context != nullptr) handler_.sent(van->number, van->sent_frame().context);
+        break;
+      case Van::Progress::kBlocked: {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (van->edges == edges) van->writable = false;
+        break;
+      }
+      default: {
+        // A peer that has said goodbye may be gone already; anything else is a loss, which the receiver tells: it sees
+        // the same connection end, and reads first what the peer may have said before.
+        std::lock_guard<std::mutex> lock(mutex_);
+        van->writable = false;
+        van->give_up_frame();
+        if (van->peer_left) van->drop_queue();
+      }
+    }
+  }
 }
 
 void Transport::announce_failure() {
@@ -202,11 +251,13 @@ void Transport::announce_failure() {
 // --- the receiver ------------------------------------------------------------------------------------------------------
 
 void Transport::receive_loop() {
+  receiver_id_ = std::this_thread::get_id();
   epoll_event events[64];
   auto last_turn = Clock::now();
+  bool more_work = false;
   while (!failing_ && !stopping_) {
     const double tick_s = std::min(options_.heartbeat_s, options_.timeout_s / 4);
-    const int count = epoll_wait(receive_epoll_, events, 64, milliseconds(tick_s));
+    const int count = epoll_wait(receive_epoll_, events, 64, more_work ? 0 : milliseconds(tick_s));
     const auto now = Clock::now();
     // A process that was itself stopped for a while must not blame its peers for the silence.
     if (now - last_turn > seconds(options_.timeout_s / 2))
@@ -220,6 +271,7 @@ void Transport::receive_loop() {
           read_from(*static_cast<Van*>(events[i].data.ptr));
       }
       accuse_silent_peers(now);
+      more_work = !failing_ && handler_.work();
     } catch (const Error& error) {
       fail(error);
     }
@@ -235,7 +287,7 @@ void Transport::read_from(Van& van) {
       case Van::Progress::kEnd:
       case Van::Progress::kBroken:
         van.read_closed = true;
-        epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().poll_fd(), nullptr);
+        epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
         if (van.peer_left || finishing_) return;
         throw Error(ErrorKind::kPeerLost,
                     options_.label + ": lost " + van.label() + cause(van.error()) + handler_.waiting_for(van.number) +

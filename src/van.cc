@@ -44,10 +44,7 @@ Van::Progress Van::write_some() {
     if (carries_slice(current_.header)) slices_sent.fetch_add(1, std::memory_order_relaxed);
     return Progress::kFrameDone;
   }
-  if (result.error == 0 || result.error == EAGAIN) {
-    writable = false;  // the stream took less than it was offered: it is full
-    return Progress::kBlocked;
-  }
+  if (result.error == 0 || result.error == EAGAIN) return Progress::kBlocked;  // it took less than offered: it is full
   error_ = result.error;
   return Progress::kBroken;
 }

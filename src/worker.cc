@@ -46,15 +46,15 @@ class Worker::Impl : public Transport::Handler {
     van_of_server_.assign(static_cast<size_t>(num_servers), -1);
   }
 
-  void add_server(int server, int fd, std::string peer) {
+  void add_server(int server, std::unique_ptr<Stream> stream, std::string peer) {
     if (server < 0 || server >= num_servers_)
       throw Error(ErrorKind::kUsage, label() + ": there is no server " + std::to_string(server) + ".");
-    van_of_server_[static_cast<size_t>(server)] = transport_.add_van(fd, std::move(peer));
+    van_of_server_[static_cast<size_t>(server)] = transport_.add_van(std::move(stream), std::move(peer));
     server_of_van_.push_back(server);
   }
 
-  void add_watch(int fd, std::string peer) {
-    transport_.add_van(fd, std::move(peer));
+  void add_watch(std::unique_ptr<Stream> stream, std::string peer) {
+    transport_.add_van(std::move(stream), std::move(peer));
     server_of_van_.push_back(-1);
   }
 
@@ -284,8 +284,12 @@ Worker::~Worker() {
   if (impl_) impl_->close(0);
 }
 
-void Worker::add_server(int server, int fd, std::string label) { impl_->add_server(server, fd, std::move(label)); }
-void Worker::add_watch(int fd, std::string label) { impl_->add_watch(fd, std::move(label)); }
+void Worker::add_server(int server, std::unique_ptr<Stream> stream, std::string label) {
+  impl_->add_server(server, std::move(stream), std::move(label));
+}
+void Worker::add_watch(std::unique_ptr<Stream> stream, std::string label) {
+  impl_->add_watch(std::move(stream), std::move(label));
+}
 void Worker::start() { impl_->start(); }
 
 int Worker::declare(std::string name, uint64_t elements, DType dtype) {

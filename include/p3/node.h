@@ -10,7 +10,6 @@ struct NodeOptions {
   std::string label;                      // in messages: "worker 2 (10.0.0.5)"
   double heartbeat_s = 1.0;               // a sign of life leaves every van at least this often
   double timeout_s = 10.0;                // silence on a van for this long is a dead peer
-  int notsent_low_water_bytes = 128 << 10;  // TCP_NOTSENT_LOWAT: what may wait in the kernel, unsent, on one van
 };
 
 // Since start. Bytes count whole frames, both data and signs of life.

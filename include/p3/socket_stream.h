@@ -14,7 +14,9 @@ class SocketStream : public Stream {
 
   IoResult write(const iovec* parts, int count) override;
   IoResult read(const iovec* parts, int count) override;
-  int poll_fd() const override { return fd_; }
+  int read_fd() const override { return fd_; }
+  int write_fd() const override { return fd_; }
+  uint32_t write_event() const override;
   void end_writing() override;
   void close() override;
 

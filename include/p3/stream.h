@@ -5,12 +5,13 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace p3 {
 
 struct IoResult {
   size_t bytes = 0;
-  int error = 0;  // errno; EAGAIN: nothing can move now. With bytes > 0 it is 0.
+  int error = 0;     // errno; EAGAIN: nothing can move now. With bytes > 0 it is 0.
   bool end = false;  // read: the peer closed its side
 };
 
@@ -21,12 +22,16 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Takes as many bytes as fit. Fewer than asked means: full, wait for poll_fd() to become writable.
+  // Takes as many bytes as fit. Fewer than asked means: full, wait for the write event.
   virtual IoResult write(const iovec* parts, int count) = 0;
   virtual IoResult read(const iovec* parts, int count) = 0;
 
-  // For epoll: readable when read() may move bytes; writable (as an edge) when write() may again.
-  virtual int poll_fd() const = 0;
+  // For epoll. The read event is a level (EPOLLIN while read() may move bytes or tell the end), the write event an
+  // edge (when write() may move bytes again after it was full).
+  virtual int read_fd() const = 0;
+  virtual int write_fd() const = 0;
+  virtual uint32_t write_event() const = 0;
+
   // No more writes; the peer reads what was written, then the end.
   virtual void end_writing() = 0;
   // Closes the descriptors and nothing else. Safe in the child of a fork.

@@ -1,6 +1,8 @@
 // Adding slices, in the order the caller chooses. Element-wise, vectorised, never contracted into fused
 // multiply-add: the same inputs in the same order give the same bits on every machine and build.
 // NaN and infinity are passed on as IEEE 754 says. Integers wrap around.
+// Every pointer is aligned to its element; all of them may be null when there are no elements. An unknown type throws
+// Error(kUsage).
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,13 @@
 // The vans of one node and the two threads that serve them: a sender, which always takes the most urgent frame whose
 // van can accept bytes, and a receiver, which reads payloads straight to where they belong.
 //
-// Threads: send(), fail(), counters() from any thread. The Handler is called by the receiver thread (receive_*, left),
-//          the sender thread (sent) or the last of the two to stop (failed). Neither thread ever blocks on a peer.
+// A thread of the core that has something to send and finds nobody sending takes over the sending role for a few frames
+// instead of waking the sender: a wake-up costs more than a small frame, most of all in a virtual machine. The role is
+// one flag under the lock; whoever holds it alone writes to vans.
+//
+// Threads: send(), fail(), counters() from any thread. The Handler is called by the receiver thread (receive_*, work,
+//          left), who holds the sending role (sent), or the last of the two threads to stop (failed). Nobody ever blocks
+//          on a peer.
 // Memory:  payloads to send are borrowed until Handler::sent, or until Handler::failed: after failed() no borrowed
 //          memory is touched any more, in either direction.
 // Failure: the first Error wins. Every van on which no frame is half written carries it to its peer (kFail), then
@@ -37,6 +42,9 @@ class Transport {
     virtual void* receive_into(int van, const Header& header) = 0;
     // The payload is complete. May throw Error.
     virtual void received(int van, const Header& header, void* payload) = 0;
+    // Nothing more can be read just now, or a turn is over: does one piece of the handler's own queued work. True: there
+    // is more, and the receiver comes back after a look at the vans.
+    virtual bool work() { return false; }
     // The frame's payload is no longer borrowed.
     virtual void sent(int van, void* context) = 0;
     // The peer said goodbye. May throw Error if it is still needed.
@@ -55,13 +63,16 @@ class Transport {
   Transport(NodeOptions options, Handler& handler);
   ~Transport();  // stop()
 
-  // Before start(). A van that is only watched carries signs of life and no slices. Returns the van's number.
-  int add_van(int fd, std::string label);
+  // Before start(). Returns the van's number.
+  int add_van(std::unique_ptr<Stream> stream, std::string label);
   void start();
 
-  // Queues frames; one lock for all of them. Ignored after a failure.
-  void send(const std::vector<Outgoing>& frames);
-  void send(int van, const Frame& frame) { send({{van, frame}}); }
+  // Queues frames; one lock for all of them. Ignored after a failure. kHere lets the caller, if it is a thread of the
+  // core, write some of what is queued itself.
+  enum class Write { kBySender, kHere };
+  void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
+  // Has the receiver call work() soon. From any thread.
+  void ask_for_work();
 
   void fail(const Error& error);
   std::optional<Error> error() const;
@@ -83,8 +94,10 @@ class Transport {
   using Clock = std::chrono::steady_clock;
 
   void send_loop();
+  bool write_frames(int limit);
   void receive_loop();
   Van* most_urgent_writable();
+  bool nothing_to_send() const;
   void queue_pings(Clock::time_point now);
   void announce_failure();
   void accuse_silent_peers(Clock::time_point now);
@@ -103,11 +116,13 @@ class Transport {
   std::optional<Error> error_;
   bool started_ = false;
   bool sender_sleeps_ = false;
+  bool sending_ = false;  // somebody holds the sending role
   bool sender_done_ = false;
   std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty
   std::atomic<bool> failing_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<int> threads_holding_{2};
+  std::atomic<std::thread::id> receiver_id_{};
   std::thread sender_, receiver_;
 };
 

@@ -1,7 +1,7 @@
 // One connection: the frames that wait to leave, the one being written, the one being read.
 //
-// Threads: push() and queue accessors under the Transport's lock; write_some() by the sender, read_some() by the
-//          receiver. The Van itself has no lock and no thread.
+// Threads: push() and queue accessors under the Transport's lock; write_some() by who holds its sending role,
+//          read_some() by the receiver. The Van itself has no lock and no thread.
 // Memory:  a queued frame borrows its payload (see Transport).
 #pragma once
 
@@ -43,12 +43,15 @@ class Van {
   int32_t next_priority() const { return writing_ ? current_.header.priority : queue_.top_priority(); }
   // Takes the next frame off the queue unless one is half written.
   void begin_frame();
-  // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: writable becomes false.
+  // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.
   Progress write_some();
   const Frame& sent_frame() const { return current_; }
   void give_up_frame() { writing_ = false; }
 
+  // Under the Transport's lock. `edges` counts the write events, so that one which comes between a write that found
+  // the stream full and the moment that is noted is not lost.
   bool writable = true;
+  uint64_t edges = 0;
   std::chrono::steady_clock::time_point last_write{};
 
   // --- receiving ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@
 #include "p3/node.h"
 #include "p3/optimizer.h"
 #include "p3/slicing.h"
+#include "p3/stream.h"
 
 namespace p3 {
 
@@ -37,10 +38,10 @@ class Worker {
   Worker(int rank, int num_servers, NodeOptions options);
   ~Worker();  // as close(0), and joins the threads
 
-  // Before start(): a proved, connected, stream socket to a server; the worker owns it from here.
-  void add_server(int server, int fd, std::string label);
-  // Before start(): a socket to the scheduler that carries nothing but signs of life.
-  void add_watch(int fd, std::string label);
+  // Before start(): a stream to a server, proved at both ends.
+  void add_server(int server, std::unique_ptr<Stream> stream, std::string label);
+  // Before start(): a stream to the scheduler, which carries nothing but signs of life.
+  void add_watch(std::unique_ptr<Stream> stream, std::string label);
   // Throws Error(kUsage) if a server is missing.
   void start();
 

@@ -9,11 +9,13 @@
 
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "p3/socket_stream.h"
 #include "p3/wire.h"
 
 namespace p3 {
@@ -48,6 +50,9 @@ inline std::pair<int, int> unix_pair() {
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
   return {ends[0], ends[1]};
 }
+
+// The core's end of a pair as a node takes it.
+inline std::unique_ptr<Stream> stream_of(int fd) { return std::make_unique<SocketStream>(fd, 128 << 10); }
 
 class RawPeer {
  public:

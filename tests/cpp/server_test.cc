@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kSlice = 50000;
 
-ServerOptions options(SumOrder order = SumOrder::kRank, int threads = 1, double timeout_s = 10) {
+ServerOptions options(SumOrder order = SumOrder::kRank, int threads = 0, double timeout_s = 10) {
   ServerOptions made;
   made.node.label = "server 0 (test)";
   made.node.timeout_s = timeout_s;
@@ -31,7 +31,7 @@ struct Job {
     for (int i = 0; i < num_workers; ++i) {
       const auto [ours, its] = buffer_bytes < 0 ? unix_pair() : tcp_pair(buffer_bytes);
       workers.emplace_back(ours);
-      server.add_worker(i, its, "worker " + std::to_string(i) + " (there)");
+      server.add_worker(i, stream_of(its), "worker " + std::to_string(i) + " (there)");
     }
     server.start();
   }
@@ -302,8 +302,10 @@ TEST(Server, AConnectionCutAtAnyByteIsALossAndLeaksNothing) {
   }
 }
 
-TEST(Server, SeveralSummingThreadsGiveTheSameValues) {
-  Job job(2, options(SumOrder::kRank, 3));
+class SummingThreads : public testing::TestWithParam<int> {};
+
+TEST_P(SummingThreads, GiveTheSameValues) {
+  Job job(2, options(SumOrder::kRank, GetParam()));
   job.define(1, 7 * kSlice);
   const std::vector<float> ones(kSlice, 1);
   for (uint32_t slice = 0; slice < 7; ++slice) job.initialise(1, ones, slice);
@@ -314,6 +316,8 @@ TEST(Server, SeveralSummingThreadsGiveTheSameValues) {
       for (uint32_t slice = 0; slice < 7; ++slice) EXPECT_EQ(job.receive_value(worker), std::vector<float>(kSlice, 3));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Server, SummingThreads, testing::Values(0, 1, 3));
 
 }  // namespace
 }  // namespace p3

@@ -66,7 +66,7 @@ NodeOptions options(double timeout_s = 10) {
 // One worker, one server played by the test.
 struct OneServer {
   explicit OneServer(std::pair<int, int> ends, double timeout_s = 10) : server(ends.first), worker(0, 1, options(timeout_s)) {
-    worker.add_server(0, ends.second, "server 0 (there)");
+    worker.add_server(0, stream_of(ends.second), "server 0 (there)");
     worker.start();
   }
   // A key that all agree on.
@@ -121,7 +121,7 @@ TEST(Worker, EachSliceGoesToItsServer) {
   for (int i = 0; i < 3; ++i) {
     const auto [ours, its] = unix_pair();
     servers.emplace_back(ours);
-    worker.add_server(i, its, "server " + std::to_string(i));
+    worker.add_server(i, stream_of(its), "server " + std::to_string(i));
   }
   worker.start();
   std::vector<float> gradient(7 * kSlice), landing(7 * kSlice);

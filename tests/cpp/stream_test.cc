@@ -1,0 +1,226 @@
+// What every Stream promises, whatever carries it.
+#include "p3/stream.h"
+
+#include <gtest/gtest.h>
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "p3/error.h"
+#include "p3/ring_stream.h"
+#include "p3/socket_stream.h"
+#include "raw_peer.h"
+
+namespace p3 {
+namespace {
+
+using StreamPair = std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>>;
+
+StreamPair ring_pair(size_t bytes) {
+  const auto [maker, other] = unix_pair();
+  const RingStream::Descriptors made = RingStream::make(bytes);
+  RingStream::Descriptors passed;
+  for (size_t i = 0; i < made.size(); ++i) passed[i] = dup(made[i]);  // as over a socket
+  return {std::make_unique<RingStream>(maker, made, true), std::make_unique<RingStream>(other, passed, false)};
+}
+
+StreamPair socket_pair(std::pair<int, int> ends) { return {stream_of(ends.first), stream_of(ends.second)}; }
+
+struct Carrier {
+  const char* name;
+  StreamPair (*open)();
+};
+
+const Carrier kCarriers[] = {
+    {"Tcp", [] { return socket_pair(tcp_pair()); }},
+    {"TcpWithSmallBuffers", [] { return socket_pair(tcp_pair(4096)); }},
+    {"Unix", [] { return socket_pair(unix_pair()); }},
+    {"Ring", [] { return ring_pair(256 << 10); }},
+    {"SmallestRing", [] { return ring_pair(4096); }},
+};
+
+// Waits for one event of a stream the way Transport does.
+class Waiter {
+ public:
+  Waiter(int fd, uint32_t events) : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    epoll_event event{};
+    event.events = events;
+    EXPECT_EQ(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), 0);
+  }
+  ~Waiter() { ::close(epoll_); }
+  bool wait(int timeout_ms = kDeadlineMs) {
+    epoll_event event{};
+    return epoll_wait(epoll_, &event, 1, timeout_ms) == 1;
+  }
+
+ private:
+  int epoll_;
+};
+
+class StreamContract : public testing::TestWithParam<Carrier> {
+ protected:
+  StreamPair pair = GetParam().open();
+  Stream& a = *pair.first;
+  Stream& b = *pair.second;
+
+  static IoResult write(Stream& stream, const void* data, size_t size) {
+    const iovec part{const_cast<void*>(data), size};
+    return stream.write(&part, 1);
+  }
+  static IoResult read(Stream& stream, void* data, size_t size) {
+    const iovec part{data, size};
+    return stream.read(&part, 1);
+  }
+};
+
+TEST_P(StreamContract, AnEmptyStreamSaysTryAgain) {
+  char byte;
+  EXPECT_EQ(read(a, &byte, 1).error, EAGAIN);
+  EXPECT_EQ(read(b, &byte, 1).error, EAGAIN);
+}
+
+TEST_P(StreamContract, AFullStreamTakesLessAndLaterTellsThatThereIsRoom) {
+  Waiter room(a.write_fd(), a.write_event() | EPOLLET);
+  std::vector<char> block(1 << 20, 'x');
+  size_t in_flight = 0;
+  while (true) {
+    const IoResult result = write(a, block.data(), block.size());
+    in_flight += result.bytes;
+    if (result.bytes < block.size()) break;
+    ASSERT_LT(in_flight, size_t{1} << 30) << "it is not bounded";
+  }
+  room.wait(0);  // what was writable before is an old edge
+  std::vector<char> sink(1 << 20);
+  while (in_flight > 0) {
+    const IoResult result = read(b, sink.data(), sink.size());
+    if (result.error == EAGAIN) continue;
+    ASSERT_GT(result.bytes, 0u);
+    in_flight -= result.bytes;
+  }
+  EXPECT_TRUE(room.wait());
+  EXPECT_GT(write(a, block.data(), 1).bytes, 0u);
+}
+
+TEST_P(StreamContract, ReadableIsALevel) {
+  Waiter readable(b.read_fd(), EPOLLIN);
+  EXPECT_FALSE(readable.wait(0));
+  for (int turn = 0; turn < 3; ++turn) {  // the first time, the reader has never looked
+    ASSERT_EQ(write(a, "hello", 5).bytes, 5u);
+    EXPECT_TRUE(readable.wait());
+    EXPECT_TRUE(readable.wait());
+    char text[5];
+    ASSERT_EQ(read(b, text, 2).bytes, 2u);
+    EXPECT_TRUE(readable.wait());
+    ASSERT_EQ(read(b, text + 2, 3).bytes, 3u);
+    EXPECT_EQ(std::memcmp(text, "hello", 5), 0);
+    EXPECT_EQ(read(b, text, 1).error, EAGAIN);
+    EXPECT_FALSE(readable.wait(0));
+  }
+}
+
+TEST_P(StreamContract, TheEndComesAfterTheLastByte) {
+  ASSERT_EQ(write(a, "bye", 3).bytes, 3u);
+  a.end_writing();
+  Waiter readable(b.read_fd(), EPOLLIN);
+  ASSERT_TRUE(readable.wait());
+  char text[8];
+  ASSERT_EQ(read(b, text, sizeof text).bytes, 3u);
+  ASSERT_TRUE(readable.wait());
+  EXPECT_TRUE(read(b, text, sizeof text).end);
+}
+
+TEST_P(StreamContract, APeerThatVanishesIsAnEndOrAnError) {
+  pair.first.reset();
+  Waiter readable(b.read_fd(), EPOLLIN);
+  ASSERT_TRUE(readable.wait());
+  char byte;
+  const IoResult result = read(b, &byte, 1);
+  EXPECT_TRUE(result.end || (result.error != 0 && result.error != EAGAIN));
+}
+
+// Both ways at once, in pieces of random size, sleeping whenever the stream says so: nothing lost, added or swapped,
+// and nobody sleeps through a wake-up.
+TEST_P(StreamContract, RandomPiecesBothWaysArriveInOrder) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  constexpr size_t kTotal = 8 << 20;
+  std::vector<char> expected(kTotal);
+  std::mt19937 random(seed);
+  for (char& byte : expected) byte = static_cast<char>(random());
+  std::atomic<int> wrong{0};
+
+  const auto writer = [&](Stream& stream, unsigned own_seed) {
+    std::mt19937 own(own_seed);
+    Waiter room(stream.write_fd(), stream.write_event() | EPOLLET);
+    size_t at = 0;
+    while (at < kTotal) {
+      const size_t first = std::min<size_t>(own() % 300, kTotal - at);
+      const size_t second = std::min<size_t>(own() % 300000, kTotal - at - first);
+      const iovec parts[2] = {{expected.data() + at, first}, {expected.data() + at + first, second}};
+      const IoResult result = stream.write(parts, 2);
+      if (result.error != 0 && result.error != EAGAIN) break;
+      at += result.bytes;
+      if (result.bytes < first + second && !room.wait()) break;
+    }
+    if (at != kTotal) ++wrong;
+  };
+  const auto reader = [&](Stream& stream, unsigned own_seed) {
+    std::mt19937 own(own_seed);
+    Waiter readable(stream.read_fd(), EPOLLIN);
+    std::vector<char> got(kTotal);
+    size_t at = 0;
+    while (at < kTotal) {
+      const size_t first = std::min<size_t>(own() % 300000, kTotal - at);
+      const size_t second = std::min<size_t>(own() % 100 + 1, kTotal - at - first);
+      const iovec parts[2] = {{got.data() + at, first}, {got.data() + at + first, second}};
+      const IoResult result = stream.read(parts, 2);
+      if (result.error != 0 && result.error != EAGAIN) break;
+      at += result.bytes;
+      if (result.bytes == 0 && !readable.wait()) break;
+    }
+    if (got != expected) ++wrong;
+  };
+  std::thread threads[] = {std::thread(writer, std::ref(a), seed + 1), std::thread(writer, std::ref(b), seed + 2),
+                           std::thread(reader, std::ref(a), seed + 3), std::thread(reader, std::ref(b), seed + 4)};
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Carriers, StreamContract, testing::ValuesIn(kCarriers),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+TEST(Ring, MemoryThatIsNoRingIsRefused) {
+  const auto refused = [](int memory) {
+    const auto [maker, other] = unix_pair();
+    RingStream::Descriptors descriptors = RingStream::make(4096);
+    ::close(descriptors[0]);
+    descriptors[0] = memory;
+    ::close(maker);
+    EXPECT_THROW(RingStream(other, descriptors, false), Error);
+  };
+  const auto memory = [](off_t size, int seals) {
+    const int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    EXPECT_EQ(ftruncate(fd, size), 0);
+    EXPECT_EQ(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+  };
+  refused(memory(2 * 8192, 0));                  // could shrink under a copy
+  refused(memory(2 * 8192 + 1, F_SEAL_SHRINK));  // no size that make() gives
+  refused(memory(100, F_SEAL_SHRINK));
+  refused(memory(0, F_SEAL_SHRINK));
+  refused(-1);
+}
+
+TEST(Ring, ImpossibleSizesAreRefused) {
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{2048}, size_t{5000}}) EXPECT_THROW(RingStream::make(bytes), Error);
+}
+
+}  // namespace
+}  // namespace p3
