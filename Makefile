@@ -1,0 +1,39 @@
+# make demo   sets everything up in .venv and trains on this machine with 2 workers and 2 servers
+# make test   the same set-up, then every test, C++ and Python
+# PYTHON=/path/to/python3.x chooses the Python that .venv is made from.
+
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# A distributed job's variables in the caller's shell must not leak into the tests.
+unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER PYTHONPATH
+
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*.h src/*.cc p3/*.pyx p3/*.pxi p3/worker/*.pxi p3/worker/*.h p3/worker/*.cc)
+
+.PHONY: all demo test test-cpp test-python clean
+
+all: $(VENV)/installed
+
+demo: $(VENV)/installed
+	p3 run -n 2 -s 2 python examples/train_digits.py
+
+test: test-cpp test-python
+
+test-cpp: $(VENV)/installed
+	cmake -S . -B build/core -G Ninja -DP3_BUILD_TESTS=ON
+	cmake --build build/core
+	ctest --test-dir build/core --output-on-failure --no-tests=error
+
+test-python: $(VENV)/installed
+	python -m pytest
+
+$(VENV)/ready:
+	@./tools/make-venv $(VENV) $(PYTHON)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/ready $(SOURCES)
+	python -m pip install --quiet --no-build-isolation -e '.[mxnet,examples,test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info p3/*.so p3/_core.cpp p3/_kernels.cpp

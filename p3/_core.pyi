@@ -1,0 +1,88 @@
+"""The C++ core as Python sees it (implemented in _core.pyx).
+
+Arrays are anything with the buffer protocol and C order (NumPy arrays of any type of DTYPES, memoryviews); raw addresses
+go through the `*_raw` methods, where the caller answers for lifetime and size. All calls release the GIL while in C++
+and may be made from any thread. Errors of use are `ValueError`; a failed job is `P3Error`.
+"""
+
+from typing import Any, List, Optional, Sequence
+
+DTYPES: dict  # {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
+
+class P3Error(RuntimeError):
+    """The job has failed. `kind` is one of usage, disagreement, peer_lost, peer_silent, protocol, remote, stopped."""
+
+    kind: str
+
+class Operation:
+    """One round of one key under way. Holds its arrays until the core is done with them."""
+
+    def wait(self, timeout_s: float) -> None: ...  # P3Error if the job failed; TimeoutError
+    @property
+    def done(self) -> bool: ...
+
+class P3Worker:
+    def __init__(
+        self,
+        rank: int,
+        num_servers: int,
+        label: str,
+        *,
+        heartbeat_s: float = 1.0,
+        timeout_s: float = 10.0,
+        notsent_low_water_bytes: int = 131072,
+    ) -> None: ...
+    # A connected, proved, blocking or non-blocking stream socket; the core owns `fd` from here (use sock.detach()).
+    # With `ring` (this worker's make_ring(), passed to the server over that AF_UNIX socket) slices go through memory.
+    def add_server(self, server: int, fd: int, label: str, *, ring: Sequence[int] = ()) -> None: ...
+    def add_watch(self, fd: int, label: str) -> None: ...
+    def start(self) -> None: ...
+    def declare(self, name: str, elements: int, dtype: int) -> int: ...  # a handle, local to this worker
+    def agree(self, key: int, wire_key: int, first_slice: int, slice_elements: int) -> None: ...
+    def init(self, key: int, value: Optional[Any], landing: Any, priority: int = 0) -> Operation: ...
+    def push(
+        self, key: int, gradient: Any, landing: Any, priority: int = 0, lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0
+    ) -> Operation: ...
+    def fail(self, text: str) -> None: ...  # first failure wins; told to every server
+    @property
+    def error(self) -> Optional[P3Error]: ...
+    @property
+    def event_fd(self) -> int: ...  # readable once failed; for loop.add_reader
+    def counters(self) -> dict: ...  # bytes_sent, bytes_received, slices_sent, slices_received, rounds
+    def close(self, timeout_s: float) -> bool: ...
+    def abandon_after_fork(self) -> None: ...
+
+class P3Server:
+    def __init__(
+        self,
+        rank: int,
+        num_servers: int,
+        num_workers: int,
+        label: str,
+        *,
+        sum_order: str = "rank",  # or "arrival"
+        threads: int = 0,  # that only sum; 0: the receiver does
+        heartbeat_s: float = 1.0,
+        timeout_s: float = 10.0,
+        notsent_low_water_bytes: int = 131072,
+    ) -> None: ...
+    def add_worker(self, worker: int, fd: int, label: str, *, ring: Sequence[int] = ()) -> None: ...
+    def add_watch(self, fd: int, label: str) -> None: ...
+    def start(self) -> None: ...
+    def define(
+        self, wire_key: int, name: str, elements: int, dtype: int, first_slice: int, slice_elements: int, store: int = 0
+    ) -> None: ...
+    # `description` as made by p3.server.optimizers.describe(): {"name": "sgd", "momentum": 0.9, ...}
+    def set_optimizer(self, store: int, description: dict) -> None: ...
+    def fail(self, text: str) -> None: ...
+    @property
+    def error(self) -> Optional[P3Error]: ...
+    @property
+    def event_fd(self) -> int: ...  # readable once failed or finished
+    @property
+    def finished(self) -> bool: ...  # every worker said goodbye
+    def counters(self) -> dict: ...  # as P3Worker's, and buffer_bytes, peak_buffer_bytes
+    def stop(self) -> None: ...
+
+def make_ring(bytes_each_way: int) -> List[int]: ...  # a power of two, at least 4096
+def slice_count(elements: int, slice_elements: int) -> int: ...

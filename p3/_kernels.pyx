@@ -1,0 +1,161 @@
+# distutils: language = c++
+"""The core's element-wise kernels (sums and optimizer updates) on arrays, without workers, servers or sockets.
+
+An array is anything with the buffer protocol and C order whose elements have one of P3's types (NumPy arrays,
+memoryviews). Types and lengths are checked: TypeError and ValueError. The GIL is released in C++; calls may run at the
+same time on different arrays.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+)
+from libcpp.memory cimport unique_ptr
+from libcpp.utility cimport move
+
+include "_optimizer_spec.pxi"
+
+cdef extern from "p3/dtype.h" namespace "p3" nogil:
+    cdef enum class DType(unsigned char):
+        kFloat32
+        kFloat16
+    bint is_float(DType type)
+    DType sum_type(DType type)
+    const char* name_of(DType type)
+
+cdef extern from "p3/sum.h" namespace "p3" nogil:
+    void c_start_sum "p3::start_sum"(DType type, void* accumulator, const void* source, size_t elements) except +
+    void c_add_to_sum "p3::add_to_sum"(DType type, void* accumulator, const void* source, size_t elements) except +
+    void c_finish_sum "p3::finish_sum"(DType type, void* destination, const void* accumulator, size_t elements) except +
+
+cdef extern from "p3/simd.h" namespace "p3" nogil:
+    bint cpu_has_avx2()
+    cdef cppclass Flag "std::atomic<bool>":
+        bint load()
+        void store(bint value)
+    Flag c_use_avx2 "p3::use_avx2"
+
+cdef extern from "p3/optimizer.h" namespace "p3" nogil:
+    cdef cppclass RoundScalars:
+        RoundScalars()
+        double lr
+        double wd
+        double rescale
+
+    cdef cppclass Optimizer "const p3::Optimizer":
+        int state_count()
+        bint needs_master(DType type)
+        void update(DType type, void* weight, void* master, void** state, const void* gradient, size_t elements,
+                    const RoundScalars& round) except +
+
+    unique_ptr[Optimizer] make_optimizer "p3::Optimizer::make"(const OptimizerSpec& spec) except +ValueError
+
+
+# struct's letter for each type code of p3/dtype.h.
+cdef dict _CODES = {"f": 0, "d": 1, "e": 2, "B": 3, "i": 4, "b": 5, "q": 6, "l": 6}
+
+
+cdef class _Array:
+    """A borrowed buffer; released with the object."""
+    cdef Py_buffer view
+    cdef bint held
+    cdef DType dtype
+    cdef size_t elements
+
+    def __cinit__(self, str role, object array, bint writable=False):
+        cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT
+        PyObject_GetBuffer(array, &self.view, flags | PyBUF_WRITABLE if writable else flags)
+        self.held = True
+        letter = self.view.format.decode() if self.view.format is not NULL else "B"
+        code = _CODES.get(letter.lstrip("@=<"))
+        if code is None or (code == 6 and self.view.itemsize != 8):
+            raise TypeError(f"{role}: elements of format {letter!r} are none of P3's types")
+        self.dtype = <DType> <int> code
+        self.elements = <size_t> (self.view.len // self.view.itemsize)
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+    cdef int expect(self, str role, DType dtype, size_t elements) except -1:
+        if self.dtype != dtype:
+            raise TypeError(f"{role} has type {name_of(self.dtype).decode()}; it must be {name_of(dtype).decode()}")
+        if self.elements != elements:
+            raise ValueError(f"{role} has {self.elements} elements; it must have {elements}")
+        return 0
+
+
+def start_sum(accumulator, source):
+    """accumulator = source. The accumulator of a float16 source is float32, of any other its own type."""
+    cdef _Array from_ = _Array("source", source), to = _Array("accumulator", accumulator, True)
+    to.expect("accumulator", sum_type(from_.dtype), from_.elements)
+    with nogil:
+        c_start_sum(from_.dtype, to.view.buf, from_.view.buf, from_.elements)
+
+
+def add_to_sum(accumulator, source):
+    """accumulator += source; types as in start_sum."""
+    cdef _Array from_ = _Array("source", source), to = _Array("accumulator", accumulator, True)
+    to.expect("accumulator", sum_type(from_.dtype), from_.elements)
+    with nogil:
+        c_add_to_sum(from_.dtype, to.view.buf, from_.view.buf, from_.elements)
+
+
+def finish_sum(destination, accumulator):
+    """destination = accumulator, rounded to nearest even if the destination is float16."""
+    cdef _Array from_ = _Array("accumulator", accumulator), to = _Array("destination", destination, True)
+    from_.expect("accumulator", sum_type(to.dtype), to.elements)
+    with nogil:
+        c_finish_sum(to.dtype, to.view.buf, from_.view.buf, to.elements)
+
+
+def use_avx2(wanted=None):
+    """Whether the AVX2 builds of the kernels run. Give False to compare them with the baseline, True to go back."""
+    if wanted is not None:
+        c_use_avx2.store(bool(wanted) and cpu_has_avx2())
+    return bool(c_use_avx2.load())
+
+
+cdef class NativeOptimizer:
+    """The optimizer that a server would run, from its description (ValueError if that makes no sense)."""
+    cdef unique_ptr[Optimizer] optimizer
+
+    def __cinit__(self, description):
+        self.optimizer = move(make_optimizer(optimizer_spec(description)))
+
+    @property
+    def state_count(self):
+        """Number of state arrays: the weight's length, its type (float32 for float16), zero at first."""
+        return self.optimizer.get().state_count()
+
+    def needs_master(self, int dtype_code):
+        """Whether weights of this type keep a float32 master copy."""
+        return bool(self.optimizer.get().needs_master(<DType> dtype_code))
+
+    def update(self, weight, master, states, gradient, double lr, double wd, double rescale):
+        """One update of `weight` in place, by the sum of gradients (the weight's type, float32 for float16)."""
+        cdef _Array w = _Array("weight", weight, True), g = _Array("gradient", gradient), m = None
+        if not is_float(w.dtype):
+            raise TypeError(f"weight has type {name_of(w.dtype).decode()}; it must be float32, float64 or float16")
+        cdef DType arithmetic = sum_type(w.dtype)
+        g.expect("gradient", arithmetic, w.elements)
+
+        if (master is not None) != bool(self.optimizer.get().needs_master(w.dtype)):
+            raise ValueError("a master copy goes with float16 weights and multi_precision, and only with them")
+        if master is not None:
+            m = _Array("master", master, True)
+            m.expect("master", DType.kFloat32, w.elements)
+
+        if len(states) != self.state_count:
+            raise ValueError(f"{len(states)} states given; this optimizer has {self.state_count}")
+        arrays = [_Array("state", state, True) for state in states]  # keeps the buffers until C++ is done
+        cdef void* pointers[3]
+        cdef int i
+        for i in range(len(arrays)):
+            (<_Array> arrays[i]).expect("state", arithmetic, w.elements)
+            pointers[i] = (<_Array> arrays[i]).view.buf
+
+        cdef RoundScalars scalars
+        scalars.lr, scalars.wd, scalars.rescale = lr, wd, rescale
+        cdef void* master_data = NULL if m is None else m.view.buf
+        with nogil:
+            self.optimizer.get().update(w.dtype, w.view.buf, master_data, pointers, g.view.buf, w.elements, scalars)

@@ -1,0 +1,78 @@
+# The bridge to MXNet's dependency engine, as kvstore.py uses it. Included by _core.pyx.
+# Handles are addresses: NDArray.handle.value. Nothing here waits.
+
+from cpython.ref cimport Py_INCREF
+
+cdef extern from "mxnet_engine.h" namespace "p3" nogil:
+    cdef cppclass CMXNetEngine "p3::MXNetEngine":
+        CMXNetEngine(const string& library) except +
+        void init(Worker* worker, const CMXNetKey& key, void* value) except +
+        void push(Worker* worker, const CMXNetKey& key, void* gradient, const RoundScalars& scalars) except +
+        bint alike(void* left, void* right) except +
+        bint in_cpu_memory(void* array) except +
+
+    cdef cppclass CMXNetKey "p3::MXNetEngine::Key":
+        int handle
+        string name
+        int32_t priority
+        int engine_priority
+        void* landing
+
+
+cdef class MXNetEngine:
+    """Queues a worker's rounds in MXNet's engine. `library`: path of the libmxnet that this process has loaded."""
+
+    cdef P3Worker worker
+    cdef CMXNetEngine* engine
+
+    def __cinit__(self, P3Worker worker not None, str library not None):
+        self.engine = new CMXNetEngine(library.encode())
+        self.worker = worker
+        # Queued operations hold the bare C++ worker and may outlive every Python object: it is never freed.
+        Py_INCREF(worker)
+
+    def __dealloc__(self):
+        del self.engine
+
+    def alike(self, size_t left, size_t right):
+        """Whether two arrays have the same shape and element type."""
+        return self.engine.alike(<void*>left, <void*>right)
+
+    def in_cpu_memory(self, size_t array):
+        return self.engine.in_cpu_memory(<void*>array)
+
+
+cdef class MXNetKey:
+    """One key's operations. `landing` stays alive through the engine's own handles once an operation is queued."""
+
+    cdef MXNetEngine engine
+    cdef CMXNetKey key
+
+    def __cinit__(self, MXNetEngine engine not None, int handle, str name not None, size_t landing):
+        self.engine = engine
+        self.key.handle = handle
+        self.key.name = name.encode()
+        self.key.landing = <void*>landing
+
+    def set_priority(self, int priority, int engine_priority):
+        """`priority`: in P3's queues. `engine_priority`: distinct per key, as MXNet scrambles equals."""
+        self.key.priority = priority
+        self.key.engine_priority = engine_priority
+
+    def init(self, size_t value):
+        """The first value, read from the array `value` on rank 0; 0 elsewhere."""
+        with nogil:
+            self.engine.engine.init(self.engine.worker.core, self.key, <void*>value)
+
+    def push(self, size_t gradient, double lr, double wd, double rescale):
+        """The next round: sends the array `gradient`, receives into the landing array."""
+        cdef RoundScalars scalars
+        scalars.lr = lr
+        scalars.wd = wd
+        scalars.rescale = rescale
+        with nogil:
+            self.engine.engine.push(self.engine.worker.core, self.key, <void*>gradient, scalars)
+
+    def takes(self, size_t array):
+        """Whether an array has the key's shape and element type."""
+        return self.engine.engine.alike(self.key.landing, <void*>array)

@@ -1,0 +1,217 @@
+"""The binding: a job of P3Workers and P3Servers in one process, over real sockets, with NumPy alone."""
+
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from p3._core import DTYPES, P3Error, P3Server, P3Worker, make_ring, slice_count
+
+DEADLINE_S = 20
+
+
+class Job:
+    """Workers and servers joined by socket pairs. Keys are agreed at once, round robin as the scheduler would."""
+
+    def __init__(self, num_workers=2, num_servers=2, slice_elements=1000, ring_bytes=None, **server_options):
+        self.slice_elements = slice_elements
+        self.keys = 0
+        self.slices = 0
+        self.workers = [P3Worker(rank, num_servers, f"worker {rank} (here)") for rank in range(num_workers)]
+        self.servers = [
+            P3Server(rank, num_servers, num_workers, f"server {rank} (here)", **server_options)
+            for rank in range(num_servers)
+        ]
+        for rank, worker in enumerate(self.workers):
+            for number, server in enumerate(self.servers):
+                ours, its = socket.socketpair()
+                ring = make_ring(ring_bytes) if ring_bytes else []
+                passed = [os.dup(fd) for fd in ring]  # as the other process would get them
+                worker.add_server(number, ours.detach(), f"server {number} (here)", ring=ring)
+                server.add_worker(rank, its.detach(), f"worker {rank} (here)", ring=passed)
+        for node in self.servers + self.workers:
+            node.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for node in self.workers:
+            node.close(0)
+        for node in self.servers:
+            node.stop()
+
+    def key(self, elements, dtype="float32"):
+        """The handle of a new key, the same on every worker."""
+        wire_key, first_slice = self.keys, self.slices
+        self.keys += 1
+        self.slices += slice_count(elements, self.slice_elements)
+        for server in self.servers:
+            server.define(wire_key, f"key{wire_key}", elements, DTYPES[dtype], first_slice, self.slice_elements)
+        handles = set()
+        for worker in self.workers:
+            handle = worker.declare(f"key{wire_key}", elements, DTYPES[dtype])
+            worker.agree(handle, wire_key, first_slice, self.slice_elements)
+            handles.add(handle)
+        (handle,) = handles
+        return handle
+
+    def init(self, key, value):
+        landings = [np.empty_like(value) for _ in self.workers]
+        operations = [
+            worker.init(key, value if rank == 0 else None, landing)
+            for rank, (worker, landing) in enumerate(zip(self.workers, landings))
+        ]
+        wait_all(operations)
+        return landings
+
+    def push(self, key, gradients, **scalars):
+        landings = [np.empty_like(gradient) for gradient in gradients]
+        wait_all([
+            worker.push(key, gradient, landing, **scalars)
+            for worker, gradient, landing in zip(self.workers, gradients, landings)
+        ])
+        return landings
+
+
+def wait_all(operations):
+    for operation in operations:
+        operation.wait(DEADLINE_S)
+        assert operation.done
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("elements", [0, 1, 999, 1000, 1001, 12345])
+@pytest.mark.parametrize("ring_bytes", [None, 4096])
+def test_every_worker_receives_the_first_value_and_then_the_sums(dtype, elements, ring_bytes):
+    random = np.random.RandomState(elements)
+    with Job(num_workers=3, ring_bytes=ring_bytes) as job:
+        key = job.key(elements, dtype)
+        value = (random.randn(elements) * 10).astype(dtype)
+        for landing in job.init(key, value):
+            np.testing.assert_array_equal(landing, value)
+        for _ in range(3):
+            gradients = [(random.randn(elements) * 10).astype(dtype) for _ in job.workers]
+            wide = np.float32 if dtype == "float16" else dtype
+            expected = (gradients[0].astype(wide) + gradients[1].astype(wide) + gradients[2].astype(wide)).astype(dtype)
+            for landing in job.push(key, gradients):
+                np.testing.assert_array_equal(landing, expected)
+
+
+def test_the_server_updates_the_weight():
+    with Job() as job:
+        for server in job.servers:
+            server.set_optimizer(0, {"name": "sgd", "momentum": 0.9, "clip_gradient": -1.0, "multi_precision": False})
+        key = job.key(2500)
+        weight = np.random.RandomState(0).randn(2500).astype("float32")
+        job.init(key, weight)
+        momentum = np.zeros_like(weight)
+        for step in range(5):
+            gradients = [np.full(2500, rank + step, "float32") for rank in range(2)]
+            lr = 0.1 / (step + 1)
+            landings = job.push(key, gradients, lr=lr, wd=0.01, rescale=0.5)
+            momentum = 0.9 * momentum - np.float32(lr) * (0.5 * (gradients[0] + gradients[1]) + np.float32(0.01) * weight)
+            weight = weight + momentum
+            for landing in landings:
+                np.testing.assert_allclose(landing, weight, rtol=1e-6, atol=1e-6)
+
+
+def test_two_runs_give_the_same_bits_though_arrivals_differ():
+    def run(order):
+        with Job(num_workers=3, num_servers=1, threads=2) as job:
+            random = np.random.RandomState(1)
+            key = job.key(5000)
+            job.init(key, np.zeros(5000, "float32"))
+            gradients = [random.randn(5000).astype("float32") * 10.0**rank for rank in range(3)]
+            landings = [np.empty(5000, "float32") for _ in range(3)]
+            operations = []
+            for rank in order:
+                threads_before = job.servers[0].counters()["slices_received"]
+                operations.append(job.workers[rank].push(key, gradients[rank], landings[rank]))
+                wait_until(lambda: job.servers[0].counters()["slices_received"] >= threads_before + 5)
+            wait_all(operations)
+            return landings[0].tobytes()
+
+    assert run([0, 1, 2]) == run([2, 1, 0]) == run([1, 2, 0])
+
+
+def wait_until(holds):
+    """Polls with a deadline."""
+    event = threading.Event()
+    for _ in range(int(DEADLINE_S / 0.001)):
+        if holds():
+            return
+        event.wait(0.001)
+    raise AssertionError("the condition did not come true in time")
+
+
+def test_slices_are_spread_evenly_over_the_servers():
+    with Job(num_workers=1, num_servers=4) as job:
+        for _ in range(100):
+            job.init(job.key(10), np.zeros(10, "float32"))
+        assert [server.counters()["slices_received"] for server in job.servers] == [25] * 4
+
+
+def test_an_array_of_another_size_or_read_only_is_refused():
+    with Job() as job:
+        key = job.key(10)
+        good = np.zeros(10, "float32")
+        with pytest.raises(ValueError, match="landing array has 36 bytes; the key has 40"):
+            job.workers[0].push(key, good, np.zeros(9, "float32"))
+        with pytest.raises(ValueError, match="gradient array has 80 bytes; the key has 40"):
+            job.workers[0].push(key, np.zeros(10, "float64"), good)
+        with pytest.raises(ValueError, match="read-only|not writable"):
+            locked = np.zeros(10, "float32")
+            locked.flags.writeable = False
+            job.workers[0].push(key, good, locked)
+        with pytest.raises(ValueError, match="no key with handle 5"):
+            job.workers[0].push(5, good, good)
+
+
+def test_an_operation_that_is_dropped_keeps_its_arrays_until_it_is_done():
+    with Job(num_workers=2, num_servers=1) as job:
+        key = job.key(200_000)
+        job.init(key, np.zeros(200_000, "float32"))
+        landing = np.empty(200_000, "float32")
+        job.workers[0].push(key, np.ones(200_000, "float32"), np.empty(200_000, "float32"))  # dropped at once
+        job.workers[1].push(key, np.ones(200_000, "float32"), landing).wait(DEADLINE_S)
+        np.testing.assert_array_equal(landing, 2)
+
+
+@pytest.mark.parametrize("ring_bytes", [None, 4096])
+def test_a_failure_reaches_every_node_and_every_later_call(ring_bytes):
+    with Job(ring_bytes=ring_bytes) as job:
+        key = job.key(10)
+        zeros = np.zeros(10, "float32")
+        job.init(key, zeros)
+        pending = job.workers[0].push(key, zeros, zeros.copy())
+        with pytest.raises(TimeoutError):
+            pending.wait(0.01)
+        job.workers[1].fail("worker 1 (here): it went wrong")
+        with pytest.raises(P3Error, match="it went wrong") as caught:
+            pending.wait(DEADLINE_S)
+        assert caught.value.kind == "remote"
+        with pytest.raises(P3Error, match="it went wrong"):
+            job.workers[0].push(key, zeros, zeros.copy()).wait(DEADLINE_S)
+        wait_until(lambda: all(node.error is not None for node in job.workers + job.servers))
+
+
+def test_an_orderly_end_finishes_the_servers():
+    with Job() as job:
+        job.init(job.key(10), np.zeros(10, "float32"))
+        assert all([worker.close(DEADLINE_S) for worker in job.workers])
+        wait_until(lambda: all(server.finished for server in job.servers))
+        assert all(server.error is None for server in job.servers)
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"heartbeat_s": 3.0, "timeout_s": 2.0}, {"heartbeat_s": float("nan")}])
+def test_impossible_times_are_refused(options):
+    with pytest.raises(ValueError, match="timeout_s"):
+        P3Worker(0, 1, "worker 0", **options)
+
+
+def test_a_job_without_servers_is_refused():
+    with pytest.raises(ValueError, match="at least one server, not 0"):
+        P3Worker(0, 0, "worker 0")
