@@ -1,0 +1,115 @@
+"""The `p3` command: run a job, be one process of it, or look at this machine."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from typing import List, Optional
+
+from p3.errors import ConfigError
+from p3.settings import Settings
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    options = _parser().parse_args(arguments)
+    command = getattr(options, "command", [])
+    if command[:1] == ["--"]:
+        command = command[1:]
+    try:
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+        settings = Settings.from_env(os.environ)
+        logging.getLogger("p3").setLevel(settings.log_level.upper())
+        return options.handler(options, settings, command)
+    except ConfigError as error:
+        print("p3: %s" % error, file=sys.stderr)
+        return 1
+
+
+def _run(options, settings: Settings, command: List[str]) -> int:
+    from p3.cluster import launch
+    from p3.cluster.placement import Host, read_hostfile
+
+    if not command:
+        raise ConfigError("p3 run needs the command to run, for example: p3 run -n 2 -s 2 python train.py")
+    hosts = read_hostfile(options.hostfile) if options.hostfile else [Host("localhost")]
+    return launch.run(settings, hosts, options.workers, options.servers, command, options.timeout)
+
+
+def _exec(options, settings: Settings, command: List[str]) -> int:
+    from p3.cluster import execute
+
+    if options.secret_stdin:
+        return execute.supervise(command)
+    return execute.execute(settings, command)
+
+
+def _doctor(_options, settings: Settings, _command: List[str]) -> int:
+    from p3.cluster import doctor
+
+    return doctor.main(settings)
+
+
+class _Version(argparse.Action):
+    """Only when asked for: the package knows its version."""
+
+    def __init__(self, option_strings, dest, **_ignored):
+        super().__init__(option_strings, dest, nargs=0, help="print the version of P3 and end")
+
+    def __call__(self, parser, *_ignored):
+        from p3 import __version__
+
+        print("p3 " + __version__)
+        parser.exit()
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 10000:
+        raise argparse.ArgumentTypeError("%r is not a whole number from 1 to 10000" % text)
+    return int(text)
+
+
+def _timeout(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError("%r is not a number of seconds above 0" % text)
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="p3", description="Data-parallel MXNet training that stays fast on slow networks."
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands.required = True
+
+    run = commands.add_parser(
+        "run",
+        help="start a job on this machine or, with a hostfile, on several over ssh",
+        description="Starts WORKERS copies of COMMAND, the servers and the scheduler; ends all when one fails.",
+    )
+    run.add_argument("-n", "--workers", type=_count, required=True, help="number of workers")
+    run.add_argument("-s", "--servers", type=_count, default=1, help="number of servers (default 1)")
+    run.add_argument("--hostfile", metavar="FILE", help="lines `host [slots=N]`: where to run, round robin")
+    run.add_argument("--timeout", type=_timeout, metavar="S", help="end the job with code 124 after S seconds")
+    run.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
+    run.set_defaults(handler=_run)
+
+    execute = commands.add_parser(
+        "exec",
+        help="be the one process that DMLC_ROLE and its like describe",
+        description="Scheduler and servers run here; a worker becomes COMMAND. Needs DMLC_* and P3_SECRET or "
+        "P3_SECRET_FILE in the environment.",
+    )
+    execute.add_argument("--secret-stdin", action="store_true", help="read the secret from the first line of input")
+    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")
+    execute.set_defaults(handler=_exec)
+
+    doctor = commands.add_parser("doctor", help="what is installed here, what is missing, and how to mend it")
+    doctor.set_defaults(handler=_doctor)
+    return parser

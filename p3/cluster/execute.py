@@ -1,0 +1,108 @@
+"""`p3 exec`: this process becomes the node that its environment describes.
+
+A scheduler or server runs right here; a worker's command replaces the process, with P3's plugin registered for every
+Python started below. What any launcher starts, `p3 run` included.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Dict, List, Mapping, Optional
+
+from p3.errors import ConfigError
+from p3.settings import Settings
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_TERMINATE_GRACE_S = 5.0
+
+# Each layer on its own, so that it starts when its weights have landed; read once, when MXNet is loaded.
+_WORKER_DEFAULTS = {"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "1"}
+
+
+def execute(settings: Settings, command: List[str]) -> int:
+    """Returns the exit code of a server or scheduler; does not return for a worker. ConfigError if it cannot be."""
+    settings.require("role")
+    if settings.launcher_pid is not None:
+        _die_with(settings.launcher_pid)
+    if settings.role == "scheduler":
+        from p3.cluster import scheduler
+
+        return scheduler.main(settings)
+    if settings.role == "server":
+        from p3.server import process
+
+        return process.main(settings)
+    settings.require("root_host", "root_port", "num_workers", "num_servers")
+    settings.job_secret()
+    if not command:
+        raise ConfigError("worker: p3 exec needs the command to run, for example: p3 exec python train.py")
+    try:
+        os.execvpe(command[0], command, worker_environment(os.environ, settings.local_workers))
+    except OSError as error:
+        raise ConfigError("worker: cannot run %r: %s" % (command[0], error.strerror)) from None
+
+
+def worker_environment(env: Mapping[str, str], local_workers: Optional[int]) -> Dict[str, str]:
+    """`env` as the worker's command gets it. Where the number of this host's workers is known, its cores are shared
+    out among them: threads beyond that would starve the network's, and change the order of sums."""
+    made = dict(_WORKER_DEFAULTS, **env)
+    if local_workers is not None:
+        made.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // local_workers)))
+    autoload = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_autoload")
+    made["PYTHONPATH"] = os.pathsep.join([autoload] + [path for path in [env.get("PYTHONPATH")] if path])
+    made.pop("P3_LAUNCHER_PID", None)  # the command's own children live as long as it wants
+    return made
+
+
+def supervise(arguments: List[str]) -> int:
+    """On a remote host: reads the secret from standard input, runs `p3 exec` with it, and ends it when the input ends.
+
+    The input is the ssh connection to `p3 run`; so nothing survives here when the launcher or its host goes away, and
+    the secret is on no command line.
+    """
+    pipe = open(0, "rb", buffering=0, closefd=False)  # unbuffered: a buffer's lock would be held at our end
+    secret = pipe.readline().strip().decode("ascii", "replace")
+    env = dict(os.environ, P3_SECRET=secret, P3_LAUNCHER_PID=str(os.getpid()))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "p3", "exec", "--"] + arguments,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def end_child(*_ignored) -> None:
+        _signal_group(child.pid, signal.SIGTERM)
+        timer = threading.Timer(_TERMINATE_GRACE_S, _signal_group, (child.pid, signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+
+    def watch_input() -> None:
+        while pipe.read(1 << 10):
+            pass
+        end_child()
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, end_child)
+    threading.Thread(target=watch_input, daemon=True).start()
+    code = child.wait()
+    _signal_group(child.pid, signal.SIGKILL)  # what the command left behind
+    return code if code >= 0 else 128 - code
+
+
+def _die_with(launcher_pid: int) -> None:
+    """SIGKILL for this process when the launcher dies, however it dies. It survives the exec of the command."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != launcher_pid:
+        raise ConfigError("p3 exec: `p3 run` has ended already")
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass

@@ -1,0 +1,299 @@
+"""`p3 run`: starts a job's processes, shows their output, and ends all of them when one fails.
+
+The launcher binds the scheduler's port itself and lets the scheduler inherit the socket, so the port cannot be taken
+in between. The scheduler reports `running` and `failed` through a pipe. Every process leads a group of its own, which
+is ended as a whole; local processes also die with the launcher (see execute.py), remote ones with their ssh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from typing import Dict, List, Optional, Sequence
+
+from p3.cluster.node import interface_address, listen
+from p3.cluster.output import Output, Source
+from p3.cluster.placement import Host, Task, local_command, local_environment, place, remote_command
+from p3.errors import ConfigError
+from p3.settings import Settings
+
+NEVER_JOINED = (
+    "all workers ended without ever opening a P3 store, so each trained alone. Create the store with "
+    "kv = mx.kv.create('p3_sync') and give the object, not the string, to gluon.Trainer(..., kvstore=kv)."
+)
+
+_LAST_WORDS_S = 5.0  # after a failure, for the others to end with an error of their own
+_TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
+_DRAIN_S = 1.0  # for output that a process's own children may still hold open
+_TIMED_OUT = 124  # exit code, as timeout(1) has it
+
+
+class Running:
+    """A started process."""
+
+    def __init__(self, task: Task, process: asyncio.subprocess.Process, output: Output) -> None:
+        self.task = task
+        self.process = process
+        self.errors: Source = output.source(task.name)
+        self._readers = [
+            asyncio.ensure_future(_pump(process.stdout, output.source(task.name))),
+            asyncio.ensure_future(_pump(process.stderr, self.errors)),
+        ]
+
+    async def ended(self) -> Running:
+        await self.process.wait()
+        _, late = await asyncio.wait(self._readers, timeout=_DRAIN_S)
+        for reader in late:
+            reader.cancel()
+        return self
+
+    def signal(self, number: int) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()  # ends what ssh runs on the other host
+        try:
+            os.killpg(self.process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def obituary(self) -> str:
+        code = self.process.returncode
+        how = "exit code %d" % code if code >= 0 else "signal %s" % _signal_name(-code)
+        last = "; its last line: %s" % self.errors.last_line if self.errors.last_line else ""
+        where = "" if self.task.host.is_local else " on %s" % self.task.host.name
+        return "%s%s ended with %s%s" % (self.task.name, where, how, last)
+
+
+class Launcher:
+    def __init__(self, settings: Settings, hosts: Sequence[Host], num_workers: int, num_servers: int) -> None:
+        self._settings = settings
+        self._tasks = place(num_workers, num_servers, hosts)
+        self._num_workers = num_workers
+        self._num_servers = num_servers
+        self._root = _root_address(settings, hosts)
+        self._secret = secrets.token_hex(32)
+        self._output = Output()
+        self._running: List[Running] = []
+        self._job_started = False
+        self._job_failure: Optional[str] = None  # in the scheduler's words
+
+    async def run(self, command: Sequence[str], timeout_s: Optional[float]) -> int:
+        """Runs the job to its end; the exit code of `p3 run`."""
+        interrupted = asyncio.get_running_loop().create_future()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
+        status: Optional[asyncio.Task] = None
+        try:
+            status = await self._start_all(command)
+            waiting = asyncio.ensure_future(self._wait_for_the_end())
+            await asyncio.wait({waiting, interrupted}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                failed = waiting.result()
+            else:
+                waiting.cancel()
+        finally:
+            await self._end_all()
+            if status is not None:
+                await asyncio.wait({status}, timeout=_DRAIN_S)
+                status.cancel()
+        if interrupted.done():
+            self._say("interrupted by %s; all processes are ended" % _signal_name(interrupted.result()))
+            return 128 + interrupted.result()
+        if not waiting.done() or waiting.cancelled():
+            self._say("the job was not done after --timeout %g s; all processes are ended" % timeout_s)
+            return _TIMED_OUT
+        return self._conclude(failed)
+
+    # Starting
+
+    async def _start_all(self, command: Sequence[str]) -> asyncio.Task:
+        listener = _bind(self._root, self._settings.root_port)
+        status_read, status_write = os.pipe()
+        job = {
+            "DMLC_PS_ROOT_URI": self._root,
+            "DMLC_PS_ROOT_PORT": str(listener.getsockname()[1]),
+            "DMLC_NUM_WORKER": str(self._num_workers),
+            "DMLC_NUM_SERVER": str(self._num_servers),
+        }
+        inherited = {"P3_LISTEN_FD": str(listener.fileno()), "P3_STATUS_FD": str(status_write)}
+        scheduler = Task("scheduler", 0, Host("localhost"), dict(inherited, DMLC_ROLE="scheduler"))
+        try:
+            await self._start(scheduler, job, [], (listener.fileno(), status_write))
+        finally:
+            listener.close()
+            os.close(status_write)
+        status = asyncio.ensure_future(self._read_status(status_read))
+        for task in self._tasks:
+            await self._start(task, job, command if task.role == "worker" else [])
+        return status
+
+    async def _start(self, task: Task, job: Dict[str, str], command: Sequence[str], descriptors=()) -> None:
+        if task.host.is_local:
+            arguments = local_command(command)
+            env = local_environment(task, job, self._secret, os.environ)
+        else:
+            arguments = remote_command(task, job, os.environ, self._settings, os.getcwd(), command)
+            env = None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *arguments,
+                env=env,
+                pass_fds=descriptors,
+                stdin=asyncio.subprocess.DEVNULL if task.host.is_local else asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError("p3 run: cannot start %s: %s: %s" % (task.name, arguments[0], error.strerror)) from None
+        self._running.append(Running(task, process, self._output))
+        if process.stdin is not None:
+            process.stdin.write(self._secret.encode() + b"\n")  # stays open: its end ends the remote process
+
+    async def _read_status(self, descriptor: int) -> None:
+        """What the scheduler says of the job: one JSON object a line."""
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(descriptor, "rb", 0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        try:
+            while True:
+                line = await reader.readline()
+                if not line:
+                    return
+                status = json.loads(line)
+                self._job_started = self._job_started or status["state"] == "running"
+                if status["state"] == "failed" and self._job_failure is None:
+                    self._job_failure = status["text"]
+        finally:
+            transport.close()
+
+    # Ending
+
+    async def _wait_for_the_end(self) -> Optional[Running]:
+        """Returns the process that failed, the likeliest cause if there are several; None if none did."""
+        ending = {asyncio.ensure_future(running.ended()) for running in self._running}
+        workers_left = self._num_workers
+        timeout_s: Optional[float] = None
+        while ending:
+            done, ending = await asyncio.wait(ending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            failed = [task.result() for task in done if task.result().process.returncode != 0]
+            if failed:
+                # The scheduler tells the others, which then end with errors of their own.
+                if ending and (self._job_started or self._job_failure is not None):
+                    await asyncio.wait(ending, timeout=_LAST_WORDS_S)
+                return min((r for r in self._running if r.process.returncode), key=_likelihood)
+            if not done:  # servers and scheduler outlive the workers
+                return None
+            workers_left -= sum(task.result().task.role == "worker" for task in done)
+            if workers_left == 0:
+                if not self._job_started:
+                    return None
+                timeout_s = self._settings.timeout_s + _LAST_WORDS_S
+        return None
+
+    async def _end_all(self) -> None:
+        alive = [running for running in self._running if running.process.returncode is None]
+        for running in alive:
+            running.signal(signal.SIGTERM)
+        if alive:
+            await asyncio.wait({asyncio.ensure_future(r.ended()) for r in alive}, timeout=_TERMINATE_S)
+        for running in self._running:
+            running.signal(signal.SIGKILL)  # also what a process left behind in its group
+        if alive:
+            await asyncio.wait({asyncio.ensure_future(r.ended()) for r in alive}, timeout=_TERMINATE_S)
+
+    def _interrupt(self, interrupted: asyncio.Future, number: int) -> None:
+        if not interrupted.done():
+            interrupted.set_result(number)
+        else:  # asked twice: no more grace
+            for running in self._running:
+                running.signal(signal.SIGKILL)
+
+    def _conclude(self, failed: Optional[Running]) -> int:
+        if failed is None and self._job_failure is None:
+            if not self._job_started:
+                self._say(NEVER_JOINED)
+            return 0
+        if failed is not None and (self._job_failure is None or failed.process.returncode != 1):
+            self._say(failed.obituary())
+        if self._job_failure is not None:
+            self._say("the job failed: " + self._job_failure)
+        code = failed.process.returncode if failed is not None else 1
+        return code if code >= 0 else 128 - code
+
+    def _say(self, text: str) -> None:
+        sys.stdout.flush()
+        print("p3 run: " + text, file=sys.stderr, flush=True)
+
+
+def _likelihood(failed: Running) -> tuple:
+    """Sorts the likeliest cause first: 1 is the code of an exception, which mostly reports what happened elsewhere."""
+    return (failed.process.returncode == 1, ("worker", "server", "scheduler").index(failed.task.role))
+
+
+async def _pump(reader: asyncio.StreamReader, source: Source) -> None:
+    try:
+        while True:
+            data = await reader.read(1 << 16)
+            if not data:
+                return
+            source.feed(data)
+    finally:
+        source.end()
+
+
+def _root_address(settings: Settings, hosts: Sequence[Host]) -> str:
+    """The address of this host that all others reach. ConfigError if it cannot be found."""
+    remote = next((host for host in hosts if not host.is_local), None)
+    if remote is None:
+        return "127.0.0.1"
+    if settings.node_host is not None:
+        return settings.node_host
+    if settings.interface is not None:
+        return interface_address(settings.interface)
+    try:
+        # Connecting a datagram socket sends nothing, but chooses the route and so our address on it.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((remote.name.rpartition("@")[2], 9))
+            return probe.getsockname()[0]
+    except OSError:
+        raise ConfigError(
+            "p3 run: cannot tell which address of this host %s reaches. Set DMLC_NODE_HOST to it." % remote.name
+        ) from None
+
+
+def _bind(address: str, port: Optional[int]) -> socket.socket:
+    try:
+        try:
+            return listen(address, port or 0)
+        except OSError as error:
+            if port is not None and error.errno == errno.EADDRINUSE:
+                raise
+            return listen("0.0.0.0", port or 0)  # DMLC_NODE_HOST is translated to our address
+    except OSError as error:
+        raise ConfigError(
+            "p3 run: cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s" % (address, port, error.strerror)
+        ) from None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def run(settings: Settings, hosts, num_workers: int, num_servers: int, command, timeout_s: Optional[float]) -> int:
+    """See Launcher. ConfigError if the job cannot be started as asked."""
+
+    async def launch() -> int:
+        return await Launcher(settings, hosts, num_workers, num_servers).run(command, timeout_s)
+
+    return asyncio.run(launch())

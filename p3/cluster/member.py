@@ -1,0 +1,216 @@
+"""A node's membership in the job: its connection to the scheduler, from the first attempt to the last message."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from typing import Dict, List, Optional, Tuple
+
+from p3.cluster import auth, channel
+from p3.cluster.channel import Stream
+from p3.cluster.messages import PROTOCOL_VERSION
+from p3.cluster.node import Node, interface_address, machine_id, resolve
+from p3.cluster.vans import DoorStep
+from p3.errors import AuthenticationError, ProtocolError, RendezvousError
+from p3.settings import Settings
+
+_CONNECT_TIMEOUT_S = 3.0
+_RETRY_S = 0.2
+_MARGIN_S = 5.0  # the scheduler, which knows who is missing, gives up first
+
+
+class Member:
+    """What join() returns; all methods belong to the event loop's thread."""
+
+    def __init__(self, settings: Settings, secret: bytes, host: str, stream: Stream) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._stream = stream
+        self._label = "%s (%s)" % (settings.role, host)
+        self.host = host
+        self.node: Node  # set by the welcome
+        self.servers: List[dict] = []  # host, port, local, machine; by rank
+        self.workers: List[str] = []  # hosts, by rank
+
+    @classmethod
+    async def join(cls, settings: Settings, door: Optional[List[DoorStep]] = None) -> Member:
+        """Connects, proves itself, and waits until all nodes are there. A server passes an empty list as `door` and
+        finds the DoorStep that it announced in it.
+
+        Raises ConfigError, AuthenticationError, or RendezvousError: the scheduler's own words where it has any.
+        """
+        settings.require("role", "root_host", "root_port", "num_workers", "num_servers")
+        secret = settings.job_secret()
+        sock = await _connect_to_scheduler(settings, secret, auth.CONTROL, settings.rendezvous_timeout_s)
+        try:
+            host = _own_host(settings, sock)
+            port, local = 0, ""
+            if door is not None:
+                door.append(DoorStep.open(settings, host))
+                port, local = door[0].port, door[0].local
+            await channel.send_message(sock, _join_message(settings, host, port, local))
+            member = cls(settings, secret, host, await Stream.over(sock))
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, (OSError, ProtocolError)):
+                raise RendezvousError("%s: joining failed: %s" % (settings.role, error)) from None
+            raise
+        try:
+            welcome = await asyncio.wait_for(
+                member.receive("welcome"), settings.rendezvous_timeout_s + _MARGIN_S
+            )
+        except asyncio.TimeoutError:
+            raise RendezvousError("%s: the scheduler does not answer any more" % member._label) from None
+        member.node = Node(settings.role, welcome["rank"], host)
+        member._label = str(member.node)
+        member.servers = welcome["servers"]
+        member.workers = welcome["workers"]
+        return member
+
+    async def open_watch(self) -> socket.socket:
+        """A proved connection to the scheduler for the core's signs of life."""
+        sock = await _connect_to_scheduler(self._settings, self._secret, auth.WATCH, _MARGIN_S)
+        try:
+            await channel.send_message(sock, {"kind": "watch", "role": self.node.role, "rank": self.node.rank})
+            await channel.read_message(sock, "accepted")
+        except (ProtocolError, OSError) as error:
+            sock.close()
+            raise RendezvousError("%s: the scheduler refused a watch connection: %s" % (self._label, error)) from None
+        return sock
+
+    async def start(self) -> None:
+        """Says that all connections stand, and returns when they do everywhere."""
+        self.send({"kind": "ready"})
+        try:
+            await asyncio.wait_for(self.receive("start"), self._settings.rendezvous_timeout_s + _MARGIN_S)
+        except asyncio.TimeoutError:
+            raise RendezvousError("%s: the scheduler does not answer any more" % self._label) from None
+
+    async def unless_aborted(self, step):
+        """Awaits `step`, but raises RendezvousError at once if the scheduler reports a failure meanwhile."""
+        work = asyncio.ensure_future(step)
+        listening = asyncio.ensure_future(self.receive())
+        await asyncio.wait({work, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if listening.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            message = listening.result()  # raises, as a rule
+            raise RendezvousError("%s: the scheduler sent %r too early" % (self._label, message["kind"]))
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        return work.result()
+
+    async def receive(self, kind: Optional[str] = None) -> dict:
+        """The scheduler's next message, of that kind if one is given. RendezvousError if it aborts or goes away."""
+        try:
+            message = await self._stream.receive()
+        except ProtocolError as error:
+            raise RendezvousError("%s: the scheduler sent %s" % (self._label, error)) from None
+        if message is None:
+            raise RendezvousError("%s: the scheduler closed the connection: it has ended. See its log." % self._label)
+        if message["kind"] == "abort":
+            raise RendezvousError(message["text"])
+        if kind is not None and message["kind"] != kind:
+            raise RendezvousError("%s: the scheduler sent %r instead of %r" % (self._label, message["kind"], kind))
+        return message
+
+    def send(self, message: dict) -> None:
+        self._stream.send(message)
+
+    async def close(self, timeout_s: float = 2.0) -> None:
+        """Sends what is queued, and closes when the scheduler has read it. No receive() may be under way."""
+        await self._stream.close(timeout_s)
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: drops the socket without a word to the scheduler."""
+        descriptor = self._stream.socket.detach()
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _join_message(settings: Settings, host: str, port: int, local: str) -> dict:
+    from p3 import __version__
+
+    return {
+        "kind": "join",
+        "role": settings.role,
+        "host": host,
+        "port": port,
+        "local": local,
+        "machine": machine_id(),
+        "pid": os.getpid(),
+        "rank": settings.rank,
+        "version": __version__,
+        "protocol": PROTOCOL_VERSION,
+        "counts": {"DMLC_NUM_WORKER": settings.num_workers, "DMLC_NUM_SERVER": settings.num_servers},
+        "settings": _common_settings(settings),
+    }
+
+
+def _common_settings(settings: Settings) -> Dict[str, object]:
+    """What must be equal on all nodes, or they would cut, add or order tensors differently."""
+    return {
+        "P3_SLICE_ELEMENTS": settings.slice_elements,
+        "P3_SUM_ORDER": settings.sum_order,
+        "P3_PRIORITY": settings.priority,
+    }
+
+
+async def _connect_to_scheduler(settings: Settings, secret: bytes, purpose: int, timeout_s: float) -> socket.socket:
+    """Tries until `timeout_s` is over, because nodes start in any order; then proves both ends."""
+    label = "%s%s" % (settings.role, "" if settings.rank is None else " %d" % settings.rank)
+    where = "%s:%d" % (settings.root_host, settings.root_port)
+    deadline = time.monotonic() + timeout_s
+    try:
+        addresses = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
+    except RendezvousError as error:
+        raise RendezvousError("%s: %s" % (label, error)) from None
+    while True:
+        sock, reason = await _try_to_connect(addresses)
+        if sock is not None:
+            break
+        if time.monotonic() >= deadline:
+            raise RendezvousError(
+                "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT "
+                "its address?" % (label, where, timeout_s, reason)
+            )
+        await asyncio.sleep(_RETRY_S)
+    try:
+        await channel.prove_to_acceptor(sock, secret, settings.role, purpose, "scheduler")
+        return sock
+    except AuthenticationError as error:
+        sock.close()
+        raise AuthenticationError("%s: the scheduler at %s: %s" % (label, where, error)) from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _try_to_connect(addresses: List[Tuple[int, tuple]]) -> Tuple[Optional[socket.socket], str]:
+    reason = ""
+    for family, address in addresses:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, address), _CONNECT_TIMEOUT_S)
+            # A port of this host can connect to itself while nobody listens on it.
+            if sock.getsockname() != sock.getpeername():
+                return sock, ""
+            reason = "connection refused"
+        except asyncio.TimeoutError:
+            reason = "no answer"
+        except OSError as error:
+            reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
+        sock.close()
+    return None, reason
+
+
+def _own_host(settings: Settings, sock: socket.socket) -> str:
+    """The address at which others reach this node: as set, or the one from which it reaches the scheduler."""
+    if settings.node_host is not None:
+        return settings.node_host
+    if settings.interface is not None:
+        return interface_address(settings.interface)
+    return sock.getsockname()[0].split("%")[0]

@@ -1,0 +1,178 @@
+"""The control plane's messages: a 4-byte little-endian length, then one JSON object in UTF-8.
+
+Every object has a `kind` and exactly the fields that FIELDS lists for it, of exactly those types; anything else is a
+ProtocolError. Nothing received is ever unpickled or evaluated. Before a node has joined, a message has at most
+4 KiB, so that a peer cannot make us hold more; afterwards at most 16 MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any, Callable, Dict
+
+from p3.errors import ProtocolError
+
+PROTOCOL_VERSION = 1
+MAX_BYTES_BEFORE_JOIN = 4 << 10
+MAX_BYTES = 16 << 20
+
+_LENGTH = struct.Struct("<I")
+
+
+def _int(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63  # type(): True is an int to isinstance
+
+
+def _int_or_none(value: Any) -> bool:
+    return value is None or _int(value)
+
+
+def _str(value: Any) -> bool:
+    return type(value) is str
+
+
+def _name(value: Any) -> bool:
+    return type(value) is str or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+
+
+def _ints(value: Any) -> bool:
+    return type(value) is list and all(map(_int, value))
+
+
+def _names(value: Any) -> bool:
+    return type(value) is list and all(map(_name, value))
+
+
+def _flat(value: Any) -> bool:
+    """An object of strings, numbers, booleans and nulls: a node's settings, an optimizer's description."""
+    return type(value) is dict and all(item is None or type(item) in (str, int, float, bool) for item in value.values())
+
+
+def _servers(value: Any) -> bool:
+    return type(value) is list and all(type(server) is dict and _fits(_SERVER, server) for server in value)
+
+
+_SERVER = {"host": _str, "port": _int, "local": _str, "machine": _str}
+
+FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
+    # A node to the scheduler.
+    "join": {
+        "role": _str,
+        "host": _str,  # where others reach this node
+        "port": _int,  # server: its data port
+        "local": _str,  # server: its abstract AF_UNIX name, without the leading zero byte
+        "machine": _str,  # equal on nodes that can share memory and AF_UNIX sockets
+        "pid": _int,
+        "rank": _int_or_none,
+        "version": _str,
+        "protocol": _int,
+        "counts": _flat,  # what must equal the scheduler's
+        "settings": _flat,  # what must be equal on all nodes
+    },
+    "ready": {},  # its connections to the other nodes stand
+    "announce": {"store": _int, "name": _name, "shape": _ints, "dtype": _str},
+    "optimizer": {"store": _int, "description": _flat},
+    "order": {"store": _int, "names": _names},  # also from the scheduler to all workers
+    "barrier": {"number": _int},
+    "defined": {"wire_key": _int},  # a server has done what `define` asked
+    "optimizer_set": {"store": _int},
+    "failed": {"text": _str},
+    "bye": {},
+    # The scheduler to a node.
+    "welcome": {"rank": _int, "servers": _servers, "workers": _names},  # workers: their hosts, by rank
+    "start": {},
+    "define": {
+        "wire_key": _int,
+        "store": _int,
+        "name": _name,
+        "elements": _int,
+        "dtype": _str,
+        "first_slice": _int,
+        "slice_elements": _int,
+    },
+    "set_optimizer": {"store": _int, "description": _flat},
+    "agreed": {
+        "store": _int,
+        "name": _name,
+        "shape": _ints,
+        "dtype": _str,
+        "wire_key": _int,
+        "first_slice": _int,
+        "slice_elements": _int,
+    },
+    "optimizer_agreed": {"store": _int, "description": _flat},
+    "barrier_done": {"number": _int},
+    "abort": {"text": _str},  # the job has failed
+    "stop": {},  # to servers: every worker has left
+    # The first message on a data connection (from a worker) or a watch connection, and its answer.
+    "van": {"rank": _int, "ring": _int},  # ring: how many descriptors of shared memory follow, by SCM_RIGHTS
+    "watch": {"role": _str, "rank": _int},
+    "accepted": {},
+}
+
+
+def _fits(fields: Dict[str, Callable[[Any], bool]], values: Dict[str, Any]) -> bool:
+    return values.keys() == fields.keys() and all(check(values[name]) for name, check in fields.items())
+
+
+def check(message: Any) -> dict:
+    """The message, if FIELDS allows it; else ProtocolError that names the kind and the field, but not the value."""
+    kind = message.get("kind") if type(message) is dict else None
+    if type(kind) is not str or kind not in FIELDS:
+        raise ProtocolError("a control message of unknown kind")
+    fields = FIELDS[kind]
+    for name in message.keys() - fields.keys() - {"kind"}:
+        raise ProtocolError("control message %r has a field too many: %.40r" % (kind, name))
+    for name, fits in fields.items():
+        if name not in message:
+            raise ProtocolError("control message %r lacks its field %r" % (kind, name))
+        if not fits(message[name]):
+            raise ProtocolError("control message %r has a wrong value in field %r" % (kind, name))
+    return message
+
+
+def encode(message: dict, max_bytes: int = MAX_BYTES) -> bytes:
+    """The message as it goes over the wire. ProtocolError if the receiver would refuse it."""
+    check(message)
+    try:
+        body = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, UnicodeError) as error:
+        raise ProtocolError("control message %r cannot be sent: %s" % (message["kind"], error)) from None
+    if len(body) > max_bytes:
+        raise ProtocolError("control message %r has %d bytes; at most %d" % (message["kind"], len(body), max_bytes))
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> dict:
+    """The message in the bytes after the length. ProtocolError if it is not one."""
+    try:
+        message = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+    except (ValueError, RecursionError):
+        raise ProtocolError("a control message that is not JSON") from None
+    return check(message)
+
+
+def body_bytes(length: bytes, max_bytes: int = MAX_BYTES) -> int:
+    """What the 4-byte prefix announces. ProtocolError if that is more than `max_bytes`."""
+    (count,) = _LENGTH.unpack(length)
+    if count > max_bytes:
+        raise ProtocolError("a control message of %d bytes; at most %d are allowed here" % (count, max_bytes))
+    return count
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
+
+
+def sendable(text: str) -> str:
+    """The text as UTF-8 can carry it, cut to a length that suits a message: error texts may hold anything."""
+    return text.encode("utf-8", "replace").decode()[:8000]

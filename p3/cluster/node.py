@@ -1,0 +1,88 @@
+"""Who a node is and where: its name in messages, its address, its machine."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import struct
+import threading
+from typing import List, NamedTuple, Tuple
+
+from p3.errors import ConfigError, RendezvousError
+
+_RESOLVE_TIMEOUT_S = 8.0
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
+
+
+class Node(NamedTuple):
+    role: str
+    rank: int
+    host: str
+
+    def __str__(self) -> str:
+        return "%s %d (%s)" % self
+
+
+def machine_id() -> str:
+    """Equal on two processes that can share memory and reach each other's AF_UNIX sockets, and on no others.
+
+    That is: one boot, one network namespace, one IPC namespace, one user. The hosts of a laboratory of network
+    namespaces are different machines, or local connections would bypass the network that is being measured.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        spaces = [os.stat("/proc/self/ns/" + name).st_ino for name in ("net", "ipc")]
+    except OSError:  # no /proc: share with nobody
+        return os.urandom(16).hex()
+    return hashlib.sha256(repr((boot, spaces, os.getuid())).encode()).hexdigest()[:32]
+
+
+def interface_address(interface: str) -> str:
+    """The IPv4 address of a network interface. ConfigError lists the interfaces if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            request = struct.pack("256s", os.fsencode(interface)[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+        except OSError as error:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(
+                "DMLC_INTERFACE=%s: %s. The interfaces of this host are %s." % (interface, error.strerror, known)
+            ) from None
+
+
+def resolve(host: str, port: int, variable: str) -> List[Tuple[int, tuple]]:
+    """(family, address) pairs of a TCP endpoint; blocks at most 8 s. RendezvousError names the variable to mend."""
+    found: list = []
+
+    def look_up() -> None:
+        try:
+            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            found.append(error)
+
+    # In a thread of its own: the resolver has no deadline, and a daemon thread does not keep the process.
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(_RESOLVE_TIMEOUT_S)
+    if not found or isinstance(found[0], Exception):
+        reason = getattr(found[0], "strerror", None) or found[0] if found else "no answer for 8 s"
+        raise RendezvousError("%s=%s does not resolve to an address: %s" % (variable, host, reason))
+    return [(entry[0], entry[4]) for entry in found]
+
+
+def listen(host: str, port: int = 0, backlog: int = 1024) -> socket.socket:
+    """A listening, non-blocking TCP socket. OSError as bind() gives it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,109 @@
+"""Many processes, one terminal: their lines, each with the name of its process before it.
+
+A carriage return means that the line is drawn anew, as progress bars do. Only its last state is worth a line in a
+log; on a terminal, the unfinished line of one process (worker 0's bar) is also shown live, below all others.
+Threads: none; the launcher's event loop calls.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from typing import Dict, Optional, TextIO
+
+_MAX_LINE_CHARACTERS = 1 << 16  # a longer one is broken
+_COLOURS = (36, 32, 33, 35, 34, 31)  # of terminals: cyan, green, yellow, magenta, blue, red
+_ERASE_LINE = "\r\x1b[K"
+
+
+class Output:
+    """Writes whole lines of all sources to `stream`; `live` is the source whose unfinished line a terminal shows."""
+
+    def __init__(self, stream: Optional[TextIO] = None, live: str = "worker 0") -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._live = live
+        self._shown = ""  # the live line that stands on the terminal now
+        self._prefixes: Dict[str, str] = {}
+        self._closed = False
+
+    def source(self, name: str) -> Source:
+        """A new stream of bytes under that name, for example the standard error of 'worker 1'."""
+        return Source(self, name)
+
+    def line(self, name: Optional[str], text: str) -> None:
+        """One finished line; of ourselves if `name` is None."""
+        prefix = self._prefix(name) if name else ""
+        self._write((_ERASE_LINE if self._shown else "") + prefix + text + "\n" + self._shown)
+
+    def show(self, name: str, text: str) -> None:
+        """The state of an unfinished line; empty when it has been finished."""
+        if not self._terminal or name != self._live:
+            return
+        shown = self._prefix(name) + text if text else ""
+        if shown != self._shown:
+            self._shown = shown
+            self._write(_ERASE_LINE + shown)
+
+    def _prefix(self, name: str) -> str:
+        if name not in self._prefixes:
+            colour = _COLOURS[len(self._prefixes) % len(_COLOURS)]
+            form = "\x1b[%dm[%s]\x1b[0m " % (colour, name) if self._terminal else "[%s] " % name
+            self._prefixes[name] = form
+        return self._prefixes[name]
+
+    def _write(self, text: str) -> None:
+        if self._closed:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding or "ascii"
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self._stream.flush()
+        except OSError:  # whoever read our output has gone; the job goes on
+            self._closed = True
+
+
+class Source:
+    """Cuts one process's bytes into lines."""
+
+    def __init__(self, output: Output, name: str) -> None:
+        self._output = output
+        self._name = name
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""  # the unfinished line, with its carriage returns
+        self.last_line = ""  # the last finished line that is not blank
+
+    def feed(self, data: bytes) -> None:
+        self._text += self._decoder.decode(data)
+        *finished, self._text = self._text.split("\n")
+        for text in finished:
+            self._finish(text)
+        if len(self._text) > _MAX_LINE_CHARACTERS:
+            self._text = self._text.rpartition("\r")[2]
+            if len(self._text) > _MAX_LINE_CHARACTERS:
+                self._finish(self._text)
+                self._text = ""
+        if "\r" in self._text:
+            self._output.show(self._name, _standing(self._text))
+
+    def end(self) -> None:
+        """No more will come: what is unfinished is printed."""
+        self._text += self._decoder.decode(b"", True)
+        if self._text:
+            self._finish(self._text)
+            self._text = ""
+
+    def _finish(self, text: str) -> None:
+        text = _standing(text)
+        self._output.show(self._name, "")
+        self._output.line(self._name, text)
+        if text.strip():
+            self.last_line = text.strip()
+
+
+def _standing(text: str) -> str:
+    """What stands on the line after all its carriage returns."""
+    return next((part for part in reversed(text.split("\r")) if part.strip()), "")

@@ -1,0 +1,136 @@
+"""Which process of a job runs where, and how it is started there. Pure functions; launch.py starts them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from p3.errors import ConfigError
+from p3.settings import Settings
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+# Of the launcher's environment, what processes on other hosts get too; the rest belongs to this host.
+_FORWARDED_PREFIXES = ("P3_", "MXNET_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "DMLC_INTERFACE")
+_NEVER_FORWARDED = ("P3_SECRET", "P3_SECRET_FILE", "P3_SSH", "P3_PYTHON", "P3_LAUNCHER_PID")
+
+
+class Host(NamedTuple):
+    name: str
+    slots: Optional[int] = None  # workers it takes, at most
+
+    @property
+    def is_local(self) -> bool:
+        return self.name in _LOCAL_NAMES
+
+
+class Task(NamedTuple):
+    """One process to start."""
+
+    role: str
+    rank: int
+    host: Host
+    env: Dict[str, str]  # what this process needs beyond the common environment; no secret
+
+    @property
+    def name(self) -> str:
+        return self.role if self.role == "scheduler" else "%s %d" % (self.role, self.rank)
+
+
+def read_hostfile(path: str) -> List[Host]:
+    """Lines `host [slots=N]`; # starts a comment. ConfigError names the file and the line."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--hostfile %s cannot be read: %s" % (path, error)) from None
+    hosts: List[Host] = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        host = Host(words[0])
+        if words[1:]:
+            name, _, count = words[1].partition("=")
+            if len(words) > 2 or name != "slots" or not count.isdigit() or int(count) < 1:
+                raise ConfigError("%s, line %d: %r is not `host [slots=N]`" % (path, number, line.strip()))
+            host = Host(words[0], int(count))
+        if host.name.startswith("-"):  # ssh would take it for an option
+            raise ConfigError("%s, line %d: %r is no host name" % (path, number, host.name))
+        if any(other.name == host.name for other in hosts):
+            raise ConfigError("%s, line %d: host %s is listed twice" % (path, number, host.name))
+        hosts.append(host)
+    if not hosts:
+        raise ConfigError("--hostfile %s names no host" % path)
+    return hosts
+
+
+def place(num_workers: int, num_servers: int, hosts: Sequence[Host]) -> List[Task]:
+    """Workers and servers, each round robin over the hosts; a host takes at most its slots of workers."""
+    taken: Dict[Host, int] = {host: 0 for host in hosts}
+    worker_hosts: List[Host] = []
+    while len(worker_hosts) < num_workers:
+        free = [host for host in hosts if host.slots is None or taken[host] < host.slots]
+        if not free:
+            raise ConfigError("the hosts have %d slots; %d workers do not fit" % (len(worker_hosts), num_workers))
+        for host in free[: num_workers - len(worker_hosts)]:
+            taken[host] += 1
+            worker_hosts.append(host)
+    tasks = [Task("server", rank, hosts[rank % len(hosts)], {}) for rank in range(num_servers)]
+    for rank, host in enumerate(worker_hosts):
+        env = {"P3_LOCAL_RANK": str(worker_hosts[:rank].count(host)), "P3_LOCAL_WORKERS": str(taken[host])}
+        tasks.append(Task("worker", rank, host, env))
+    return [
+        task._replace(env=dict(task.env, DMLC_ROLE=task.role, P3_RANK=str(task.rank))) for task in tasks
+    ]
+
+
+def local_environment(task: Task, job: Mapping[str, str], secret: str, own: Mapping[str, str]) -> Dict[str, str]:
+    """The whole environment of a process on this host. `job` is what all processes get, `own` is os.environ."""
+    env = dict(own)
+    env.pop("P3_SECRET_FILE", None)
+    env.update(job)
+    env.update(task.env)
+    env.update(P3_SECRET=secret, P3_LAUNCHER_PID=str(os.getpid()), PYTHONUNBUFFERED=own.get("PYTHONUNBUFFERED", "1"))
+    path = source_path()
+    if path is not None:
+        env["PYTHONPATH"] = os.pathsep.join([value for value in (own.get("PYTHONPATH"), path) if value])
+    return env
+
+
+def local_command(command: Sequence[str]) -> List[str]:
+    return [sys.executable, "-m", "p3", "exec", "--"] + list(command)
+
+
+def remote_command(
+    task: Task,
+    job: Mapping[str, str],
+    own: Mapping[str, str],
+    settings: Settings,
+    directory: str,
+    command: Sequence[str],
+) -> List[str]:
+    """The ssh command line for a process on another host; the secret follows on its standard input."""
+    env = {
+        name: value
+        for name, value in own.items()
+        if name.startswith(_FORWARDED_PREFIXES) and name not in _NEVER_FORWARDED and not name.endswith("_FD")
+    }
+    path = source_path()
+    if path is not None:
+        env["PYTHONPATH"] = os.pathsep.join([value for value in (own.get("PYTHONPATH"), path) if value])
+    env.update(job)
+    env.update(task.env)
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    words = ["env"] + ["%s=%s" % item for item in sorted(env.items())]
+    words += [settings.python or sys.executable, "-m", "p3", "exec", "--secret-stdin", "--"] + list(command)
+    line = "cd %s && exec %s" % (shlex.quote(directory), " ".join(map(shlex.quote, words)))
+    return shlex.split(settings.ssh) + [task.host.name, line]
+
+
+def source_path() -> Optional[str]:
+    """The folder that holds the p3 package, if that is not installed where Python looks by itself."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return None if os.path.basename(root) in ("site-packages", "dist-packages") else root

@@ -1,0 +1,112 @@
+"""Who has joined the job, who is missing, and which rank each gets. A state machine without I/O.
+
+Every contradiction is a RendezvousError whose text names both nodes and both values.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Hashable, List
+
+from p3.cluster.messages import PROTOCOL_VERSION
+from p3.cluster.node import Node
+from p3.errors import RendezvousError
+
+
+class Rendezvous:
+    """join() each node as it comes; once complete(), assign() gives all of them their ranks."""
+
+    def __init__(self, host: str, num_workers: int, num_servers: int) -> None:
+        self._label = "scheduler (%s)" % host
+        self._wanted = {"worker": num_workers, "server": num_servers}
+        self._joined: Dict[str, Dict[Hashable, dict]] = {"worker": {}, "server": {}}  # role -> identity -> `join`
+
+    def join(self, identity: Hashable, message: dict) -> None:
+        """Adds a node by its `join` message."""
+        role, label = message["role"], _label(message)
+        if role not in self._wanted:
+            raise RendezvousError("%s: a node of role %r cannot join" % (label, role))
+        if message["protocol"] != PROTOCOL_VERSION:
+            raise RendezvousError(
+                "%s runs P3 %s with control protocol %d, %s has protocol %d: install the same version on all hosts"
+                % (label, message["version"], message["protocol"], self._label, PROTOCOL_VERSION)
+            )
+        counts = {"DMLC_NUM_WORKER": self._wanted["worker"], "DMLC_NUM_SERVER": self._wanted["server"]}
+        _compare(label, message["counts"], self._label, counts)
+        joined = self._joined[role]
+        if len(joined) == self._wanted[role]:
+            raise RendezvousError(
+                "%s is one too many: the job has %s already (%s), as DMLC_NUM_%s says"
+                % (label, _count(len(joined), role), ", ".join(map(_label, joined.values())), role.upper())
+            )
+        rank = message["rank"]
+        if rank is not None:
+            if rank >= self._wanted[role]:
+                raise RendezvousError(
+                    "%s has P3_RANK=%d, but the job has %s, counted from 0"
+                    % (label, rank, _count(self._wanted[role], role))
+                )
+            for other in joined.values():
+                if other["rank"] == rank:
+                    raise RendezvousError("%s and %s both have P3_RANK=%d" % (_label(other), label, rank))
+        joined[identity] = message
+
+    def complete(self) -> bool:
+        return all(len(self._joined[role]) == count for role, count in self._wanted.items())
+
+    def missing(self) -> str:
+        """Who has not come, by count and, where ranks were set by P3_RANK, by rank."""
+        parts = []
+        for role, wanted in self._wanted.items():
+            joined = self._joined[role].values()
+            if len(joined) < wanted:
+                ranks = {message["rank"] for message in joined}
+                absent = ""
+                if None not in ranks:
+                    absent = " (rank %s)" % ", ".join(str(rank) for rank in range(wanted) if rank not in ranks)
+                parts.append("%d of %s%s" % (wanted - len(joined), _count(wanted, role), absent))
+        return " and ".join(parts)
+
+    def assign(self) -> Dict[Hashable, Node]:
+        """The rank of every node: P3_RANK where set, the others by host and port or process id."""
+        nodes: Dict[Hashable, Node] = {}
+        for role in ("worker", "server"):
+            joined = self._joined[role]
+            free = [rank for rank in range(len(joined)) if rank not in {join["rank"] for join in joined.values()}]
+            unranked = [identity for identity, join in joined.items() if join["rank"] is None]
+            unranked.sort(key=lambda identity: _place(joined[identity]))
+            given = dict(zip(unranked, free))
+            for identity, join in joined.items():
+                nodes[identity] = Node(role, given.get(identity, join["rank"]), join["host"])
+        self._check_settings(nodes)
+        return nodes
+
+    def _check_settings(self, nodes: Dict[Hashable, Node]) -> None:
+        """Everyone is compared with worker 0."""
+        joins = {nodes[identity]: join for joined in self._joined.values() for identity, join in joined.items()}
+        ordered: List[Node] = sorted(joins, key=lambda node: (node.role != "worker", node.rank))
+        reference = ordered[0]
+        for node in ordered[1:]:
+            _compare(str(node), joins[node]["settings"], str(reference), joins[reference]["settings"])
+
+
+def _compare(label: str, values: dict, other_label: str, other_values: dict) -> None:
+    for name in sorted(values.keys() | other_values.keys()):
+        if values.get(name) != other_values.get(name):
+            raise RendezvousError(
+                "%s has %s=%s, but %s has %s=%s: they must be the same on all nodes"
+                % (label, name, values.get(name), other_label, name, other_values.get(name))
+            )
+
+
+def _label(join: dict) -> str:
+    if join["rank"] is None:
+        return "%s (%s, process %d)" % (join["role"], join["host"], join["pid"])
+    return str(Node(join["role"], join["rank"], join["host"]))
+
+
+def _place(join: dict) -> tuple:
+    return (join["host"], join["port"] or join["pid"], join["pid"])
+
+
+def _count(number: int, role: str) -> str:
+    return "%d %s%s" % (number, role, "" if number == 1 else "s")

@@ -1,0 +1,339 @@
+"""The scheduler: introduces the nodes to each other, passes on what they agree on, and watches them.
+
+Decisions are made by Rendezvous and Agreement; this file carries messages and notices death. Each connection is a task
+of its own that only reads; sending queues and returns; so no peer can hold up another.
+
+The life of a job: nodes join (within P3_RENDEZVOUS_TIMEOUT_S) -> everyone gets its rank and the servers' addresses
+(`welcome`) -> everyone has connected to everyone it needs (`ready`) -> `start` -> ... -> every worker has said `bye` ->
+servers are told to `stop` -> they have said `bye`. The first failure anywhere, and the death of any node, ends the
+job instead: all others get its text (`abort`), and the scheduler exits with 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import socket
+import sys
+from typing import Dict, Optional
+
+from p3.cluster import auth, channel, messages
+from p3.cluster.agreement import Agreement
+from p3.cluster.node import Node, listen, resolve
+from p3.cluster.rendezvous import Rendezvous
+from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
+from p3.settings import Settings
+
+log = logging.getLogger("p3.scheduler")
+
+_MAX_STRANGERS = 64  # connections at a time that have not proved themselves
+_FAREWELL_S = 2.0  # for nodes to take note of a failure and go
+_FIRST_MESSAGE = {auth.CONTROL: "join", auth.WATCH: "watch"}
+_WATCH_FRAME_BYTES = 64  # a sign of life of the core: one frame header
+
+
+class _Member:
+    """A node that has joined: its control connection and what is known of its life."""
+
+    def __init__(self, stream: channel.Stream, join: dict) -> None:
+        self.stream = stream
+        self.join = join
+        self.node: Optional[Node] = None  # once ranks are given
+        self.ready = False
+        self.watched = False
+        self.left = False
+
+    def __str__(self) -> str:
+        return str(self.node) if self.node else "%s (%s, process %d)" % (
+            self.join["role"],
+            self.join["host"],
+            self.join["pid"],
+        )
+
+
+class Scheduler:
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        """`listener` is a listening, non-blocking socket; it is closed when the job ends."""
+        self._settings = settings
+        self._secret = settings.job_secret()
+        self._listener = listener
+        self._label = "scheduler (%s)" % settings.root_host
+        self._rendezvous = Rendezvous(settings.root_host, settings.num_workers, settings.num_servers)
+        self._members: Dict[int, _Member] = {}  # by the order of joining
+        self._by_node: Dict[Node, _Member] = {}
+        self._agreement: Optional[Agreement] = None  # from `welcome` on
+        self._started = asyncio.Event()
+        self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
+        self._refused = 0
+        self._tasks: set = set()
+
+    async def run(self) -> Optional[str]:
+        """Serves one job to its end. Returns the text of its failure, or None if every worker left in order."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(self._settings.rendezvous_timeout_s, self._give_up_rendezvous)
+        accepting = loop.create_task(self._accept())
+        failure = await self._end
+        deadline.cancel()
+        await channel.stop_accepting(accepting, self._listener)
+        # The nodes close their ends when they have read the last message; whoever does not is left behind.
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_FAREWELL_S)
+        for task in self._tasks:
+            task.cancel()
+        return failure
+
+    # Connections
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        strangers = asyncio.Semaphore(_MAX_STRANGERS)
+        while True:
+            await strangers.acquire()
+            try:
+                sock, address = await loop.sock_accept(self._listener)
+            except OSError as error:  # out of file descriptors, or the peer has gone again
+                strangers.release()
+                log.warning("%s: a connection could not be accepted: %s", self._label, error.strerror)
+                await asyncio.sleep(0.1)
+                continue
+            task = loop.create_task(self._serve(sock, address, strangers))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, sock: socket.socket, address: tuple, strangers: asyncio.Semaphore) -> None:
+        """One connection, from its first byte to its last."""
+        sock.setblocking(False)
+        try:
+            try:
+                peer = await channel.prove_to_connector(sock, self._secret, "scheduler")
+                if peer.purpose not in _FIRST_MESSAGE:
+                    raise ProtocolError("it wants a data connection, which only servers accept")
+                first = await channel.read_message(sock, _FIRST_MESSAGE[peer.purpose])
+                if first["role"] != peer.role:
+                    raise ProtocolError("it proved to be a %s and says it is a %s" % (peer.role, first["role"]))
+            except (AuthenticationError, ProtocolError, OSError) as error:
+                self._refused += 1
+                log.warning("%s: refused a connection from %s: %s", self._label, address[0], error)
+                return
+            finally:
+                strangers.release()
+            if first["kind"] == "join":
+                stream = await channel.Stream.over(sock)
+                try:
+                    await self._serve_member(stream, first)
+                finally:
+                    stream.abort()
+            else:
+                await self._watch(sock, first)
+        finally:
+            sock.close()
+
+    async def _serve_member(self, stream: channel.Stream, join: dict) -> None:
+        member = _Member(stream, join)
+        try:
+            if self._end.done():
+                raise RendezvousError("the job has ended already")
+            self._rendezvous.join(len(self._members), join)
+        except RendezvousError as error:
+            text = "%s: %s" % (self._label, error)
+            self._tell(member, {"kind": "abort", "text": text})
+            if self._agreement is None:
+                self._fail(text)
+            else:  # a running job does not suffer for a latecomer
+                log.warning(text)
+            await stream.close(_FAREWELL_S)
+            return
+        self._members[len(self._members)] = member
+        log.info("%s: %s joined", self._label, member)
+        if self._rendezvous.complete():
+            self._welcome()
+        try:
+            while not member.left:
+                message = await stream.receive()
+                if message is None:
+                    self._lost(member, "closed its control connection without a goodbye: its process probably ended")
+                    break
+                self._on_message(member, message)
+        except (ProtocolError, DisagreementError) as error:
+            self._fail("%s: %s" % (self._label, error))
+        await stream.close(_FAREWELL_S)
+
+    async def _watch(self, sock: socket.socket, first: dict) -> None:
+        """Echoes the core's signs of life, and notices when they cease."""
+        member = next(
+            (m for node, m in self._by_node.items() if (node.role, node.rank) == (first["role"], first["rank"])), None
+        )
+        if member is None or member.watched:
+            log.warning("%s: refused to watch %s %d", self._label, first["role"], first["rank"])
+            return
+        member.watched = True
+        timeout_s = self._settings.timeout_s
+        try:
+            await channel.send_message(sock, {"kind": "accepted"})
+            await self._started.wait()
+            while True:
+                frame = await asyncio.wait_for(channel.read_exactly(sock, _WATCH_FRAME_BYTES), timeout_s)
+                await asyncio.wait_for(channel.send(sock, frame), timeout_s)
+        except asyncio.TimeoutError:
+            self._lost(member, "gave no sign of life for %g s: it is frozen or unreachable" % timeout_s)
+        except (OSError, ProtocolError):
+            # The core has ended. Its process says why over the control connection, or closes that as well.
+            if not member.left:
+                await asyncio.wait({self._end}, timeout=timeout_s)
+            self._lost(member, "ended its data plane without a goodbye")
+
+    # The job's life
+
+    def _welcome(self) -> None:
+        try:
+            nodes = self._rendezvous.assign()
+        except RendezvousError as error:
+            self._fail("%s: %s" % (self._label, error))
+            return
+        for identity, node in nodes.items():
+            self._members[identity].node = node
+            self._by_node[node] = self._members[identity]
+        workers = sorted(node for node in self._by_node if node.role == "worker")
+        servers = sorted(node for node in self._by_node if node.role == "server")
+        slice_elements = self._by_node[workers[0]].join["settings"]["P3_SLICE_ELEMENTS"]
+        self._agreement = Agreement(workers, servers, slice_elements)
+        addresses = [
+            {field: self._by_node[server].join[field] for field in ("host", "port", "local", "machine")}
+            for server in servers
+        ]
+        for node, member in self._by_node.items():
+            self._tell(
+                member,
+                {
+                    "kind": "welcome",
+                    "rank": node.rank,
+                    "servers": addresses,
+                    "workers": [worker.host for worker in workers],
+                },
+            )
+
+    def _on_message(self, member: _Member, message: dict) -> None:
+        kind = message["kind"]
+        if kind == "failed":
+            self._fail(message["text"])
+        elif self._end.done():
+            pass  # too late to matter
+        elif member.node is None:
+            raise ProtocolError("%s sent a %r message before it had a rank" % (member, kind))
+        elif kind == "ready":
+            self._on_ready(member)
+        elif kind == "bye" and member.node.role == "server":
+            member.left = True
+            if all(m.left for m in self._members.values()):
+                self._end.set_result(None)
+        else:
+            for node, reply in self._agreement.receive(member.node, message):
+                self._tell(self._by_node[node], reply)
+                if reply["kind"] == "stop":
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(self._settings.timeout_s, self._give_up_servers)
+            member.left = kind == "bye"
+
+    def _on_ready(self, member: _Member) -> None:
+        if not member.watched or member.ready:
+            raise ProtocolError("%s is ready at the wrong time" % member)
+        member.ready = True
+        if all(m.ready for m in self._members.values()):
+            log.info("%s: all nodes are connected", self._label)
+            self._started.set()
+            self._report({"state": "running"})
+            for other in self._members.values():
+                self._tell(other, {"kind": "start"})
+
+    def _give_up_rendezvous(self) -> None:
+        waited = "within %g s" % self._settings.rendezvous_timeout_s
+        refused = ""
+        if self._refused:
+            refused = " %d connection%s refused, see the scheduler's log: a wrong P3_SECRET?" % (
+                self._refused,
+                " was" if self._refused == 1 else "s were",
+            )
+        if self._agreement is None:
+            self._fail(
+                "%s: %s did not join %s. Are they started, with this DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT? "
+                "P3_RENDEZVOUS_TIMEOUT_S allows more time.%s"
+                % (self._label, self._rendezvous.missing(), waited, refused)
+            )
+        elif not self._started.is_set():
+            slow = ", ".join(str(m) for m in self._members.values() if not m.ready)
+            self._fail("%s: no connection between the nodes %s: waiting for %s" % (self._label, waited, slow))
+
+    def _give_up_servers(self) -> None:
+        slow = ", ".join(str(m) for m in self._members.values() if not m.left)
+        if slow:
+            self._fail("%s: %s did not end %g s after the last worker" % (self._label, slow, self._settings.timeout_s))
+
+    def _lost(self, member: _Member, what: str) -> None:
+        if not member.left:
+            self._fail("%s: %s %s. See its log." % (self._label, member, what))
+
+    def _fail(self, text: str) -> None:
+        """The first failure is the job's; what follows is mostly its consequence."""
+        if not self._end.done():
+            text = messages.sendable(text)
+            self._report({"state": "failed", "text": text})
+            self._end.set_result(text)
+            for member in self._members.values():
+                self._tell(member, {"kind": "abort", "text": text})
+
+    def _tell(self, member: _Member, message: dict) -> None:
+        if not member.left:
+            member.stream.send(message)
+
+    def _report(self, state: dict) -> None:
+        """One JSON line to `p3 run`, if that started us."""
+        if self._settings.status_fd is not None:
+            try:
+                os.write(self._settings.status_fd, json.dumps(state).encode() + b"\n")
+            except OSError:  # the launcher has gone, and takes us with it
+                pass
+
+
+def open_listener(settings: Settings) -> socket.socket:
+    """The scheduler's socket: inherited from `p3 run`, or bound to DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT."""
+    if settings.listen_fd is not None:
+        listener = socket.socket(fileno=settings.listen_fd)
+        listener.setblocking(False)
+        return listener
+    settings.require("root_host", "root_port")
+    family, address = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")[0]
+    try:
+        try:
+            return listen(address[0], settings.root_port)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            # The name belongs to a service or a translated address in front of this host.
+            return listen("::" if family == socket.AF_INET6 else "0.0.0.0", settings.root_port)
+    except OSError as error:
+        raise ConfigError(
+            "scheduler (%s): cannot listen on DMLC_PS_ROOT_PORT=%d: %s. Stop the program that uses the port, or choose "
+            "another." % (settings.root_host, settings.root_port, error.strerror)
+        ) from None
+
+
+def main(settings: Settings) -> int:
+    """Runs the scheduler of one job; the exit code of its process."""
+    try:
+        settings.require("root_host", "num_workers", "num_servers")
+        settings.job_secret()
+        listener = open_listener(settings)
+    except (ConfigError, RendezvousError) as error:
+        print("p3: %s" % error, file=sys.stderr)
+        return 1
+
+    async def serve() -> Optional[str]:
+        return await Scheduler(settings, listener).run()
+
+    failure = asyncio.run(serve())
+    if failure is not None:
+        print("p3: the job failed: %s" % failure, file=sys.stderr)
+    return 0 if failure is None else 1

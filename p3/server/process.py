@@ -1,0 +1,134 @@
+"""The server process: joins the job, does what the scheduler tells it, and ends when every worker has left.
+
+Its tensors live in the core (P3Server); this file only carries control messages to it. It imports neither NumPy nor
+MXNet, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Optional
+
+from p3._core import DTYPES, P3Error, P3Server
+from p3.cluster.member import Member
+from p3.cluster.node import Node
+from p3.cluster.vans import accept_workers
+from p3.errors import ConfigError, RendezvousError
+from p3.settings import Settings
+
+log = logging.getLogger("p3.server")
+
+
+def obey(core: P3Server, message: dict) -> Optional[dict]:
+    """Does what a `define` or `set_optimizer` message asks; returns the answer. ValueError if it makes no sense."""
+    if message["kind"] == "define":
+        if message["dtype"] not in DTYPES:
+            raise ValueError("key %r has the unknown type %r" % (message["name"], message["dtype"]))
+        core.define(
+            message["wire_key"],
+            str(message["name"]),
+            message["elements"],
+            DTYPES[message["dtype"]],
+            message["first_slice"],
+            message["slice_elements"],
+            message["store"],
+        )
+        return {"kind": "defined", "wire_key": message["wire_key"]}
+    if message["kind"] == "set_optimizer":
+        core.set_optimizer(message["store"], message["description"])
+        return {"kind": "optimizer_set", "store": message["store"]}
+    return None
+
+
+def main(settings: Settings) -> int:
+    """Serves one job; the exit code of the process: 0 if every worker left in order, else 1 with the error printed."""
+    try:
+        asyncio.run(_serve(settings))
+    except (ConfigError, RendezvousError, P3Error) as error:
+        print("p3: %s" % error, file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(settings: Settings) -> None:
+    door: list = []
+    try:
+        member = await Member.join(settings, door)
+    except BaseException:
+        for opened in door:
+            opened.close()
+        raise
+    try:
+        label = str(member.node)
+        core = P3Server(
+            member.node.rank,
+            len(member.servers),
+            len(member.workers),
+            label,
+            sum_order=settings.sum_order,
+            threads=settings.server_threads,
+            heartbeat_s=settings.heartbeat_s,
+            timeout_s=settings.timeout_s,
+            notsent_low_water_bytes=settings.notsent_lowat_bytes,
+        )
+        vans = await member.unless_aborted(
+            accept_workers(door[0], settings.job_secret(), label, len(member.workers))
+        )
+        for rank, van in sorted(vans.items()):
+            core.add_worker(rank, van.socket.detach(), str(Node("worker", rank, member.workers[rank])), ring=van.ring)
+        watch = await member.open_watch()
+        core.add_watch(watch.detach(), "the scheduler (%s)" % settings.root_host)
+        await member.start()
+        core.start()
+        log.info("%s: started with %d workers", label, len(member.workers))
+        try:
+            await _follow(member, core, label)
+        finally:
+            core.stop()
+    finally:
+        await member.close()
+
+
+async def _follow(member: Member, core: P3Server, label: str) -> None:
+    """Control messages until `stop`. Raises the first failure, the core's own or the job's."""
+    ended = asyncio.get_running_loop().create_future()
+
+    def on_core_event() -> None:
+        asyncio.get_running_loop().remove_reader(core.event_fd)
+        error = core.error
+        if error is not None and not ended.done():
+            member.send({"kind": "failed", "text": str(error)})
+            ended.set_exception(error)
+
+    async def listen() -> None:
+        try:
+            while True:
+                message = await member.receive()
+                if message["kind"] == "stop":
+                    member.send({"kind": "bye"})
+                    return
+                answer = obey(core, message)
+                if answer is not None:
+                    member.send(answer)
+        except RendezvousError as error:  # an abort, or the scheduler is gone: the workers hear it from us as well
+            ended.cancel()
+            core.fail(str(error))
+            raise
+        except ValueError as error:
+            text = "%s: %s" % (label, error)
+            ended.cancel()
+            member.send({"kind": "failed", "text": text})
+            core.fail(text)
+            raise RendezvousError(text) from None
+
+    asyncio.get_running_loop().add_reader(core.event_fd, on_core_event)
+    listening = asyncio.ensure_future(listen())
+    await asyncio.wait({listening, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if listening.done():
+        listening.result()
+    else:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        ended.result()

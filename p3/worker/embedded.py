@@ -1,0 +1,79 @@
+"""A whole job inside one process: one worker, one server, no scheduler, no secret, nothing that listens.
+
+The two halves of the core are joined by a socket pair. The scheduler's Agreement decides, as in a real job; its
+messages are delivered at once, in the thread that caused them.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Callable, Optional
+
+from p3._core import P3Server, P3Worker
+from p3.cluster import messages
+from p3.cluster.agreement import Agreement
+from p3.cluster.node import Node
+from p3.server.process import obey
+from p3.settings import Settings
+
+_WORKER = Node("worker", 0, "this process")
+_SERVER = Node("server", 0, "this process")
+
+
+class EmbeddedLink:
+    """The same interface as joined.JoinedLink."""
+
+    rank = 0
+    num_workers = 1
+    num_servers = 1
+    label = str(_WORKER)
+
+    def __init__(self, settings: Settings) -> None:
+        self.slice_elements = settings.slice_elements
+        self.wait_timeout_s = settings.wait_timeout_s
+        self._agreement = Agreement([_WORKER], [_SERVER], settings.slice_elements)
+        self._lock = threading.RLock()  # messages are delivered in the order in which they were decided
+        self._closed = False
+        options = {
+            "heartbeat_s": settings.heartbeat_s,
+            "timeout_s": settings.timeout_s,
+            "notsent_low_water_bytes": settings.notsent_lowat_bytes,
+        }
+        self.core = P3Worker(0, 1, str(_WORKER), **options)
+        self._server = P3Server(
+            0, 1, 1, str(_SERVER), sum_order=settings.sum_order, threads=settings.server_threads, **options
+        )
+        worker_end, server_end = socket.socketpair()
+        self.core.add_server(0, worker_end.detach(), str(_SERVER))
+        self._server.add_worker(0, server_end.detach(), str(_WORKER))
+        self._server.start()
+        self.core.start()
+
+    def start(self, on_message: Callable[[dict], None], _on_failure: Callable[[], None]) -> None:
+        self._on_message = on_message
+
+    def send(self, message: dict) -> None:
+        self._deliver(_WORKER, messages.check(message))
+
+    def report(self, text: str) -> None:
+        pass  # nobody else is there; the core keeps the error for the session
+
+    def close(self, _failure: Optional[str]) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._server.stop()
+
+    def abandon_after_fork(self) -> None:
+        pass
+
+    def _deliver(self, sender: Node, message: dict) -> None:
+        with self._lock:
+            for receiver, decided in self._agreement.receive(sender, message):
+                if receiver == _WORKER:
+                    self._on_message(decided)
+                else:
+                    answer = obey(self._server, decided)
+                    if answer is not None:
+                        self._deliver(_SERVER, answer)

@@ -1,0 +1,146 @@
+"""Joins a worker to a job of several processes: the control connection in a daemon thread, the vans in the core."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Callable, Optional
+
+from p3._core import P3Worker
+from p3.cluster import messages
+from p3.cluster.member import Member
+from p3.cluster.node import Node
+from p3.cluster.vans import connect_to_server
+from p3.errors import ConfigError, RendezvousError
+from p3.settings import Settings
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class JoinedLink:
+    """What a Session needs of the rest of the job. Made in the caller's thread; blocks until the job is complete."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.role != "worker":
+            raise ConfigError(
+                "DMLC_ROLE=%s: only a worker opens a session; servers and the scheduler are started by `p3 exec`"
+                % settings.role
+            )
+        self._settings = settings
+        self.wait_timeout_s = settings.wait_timeout_s
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._member: Optional[Member] = None
+        self._opened = threading.Event()
+        self._opening_failed: Optional[BaseException] = None
+        self._leaving = False
+        self._reported = False
+        self._thread = threading.Thread(target=self._run, name="p3-control", daemon=True)
+        self._thread.start()
+        self._opened.wait()  # the rendezvous has its deadlines
+        if self._opening_failed is not None:
+            raise self._opening_failed
+
+    def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
+        """From here on, both are called in the control thread: for each message, and once the core has failed."""
+        self._on_message = on_message
+        self._on_failure = on_failure
+        self._loop.call_soon_threadsafe(self._begin_to_listen)
+
+    def send(self, message: dict) -> None:
+        """Any thread; returns at once. ProtocolError if the message cannot be sent at all."""
+        messages.encode(message)  # here, where the caller sees the error
+        self._post(self._member.send, message)
+
+    def report(self, text: str) -> None:
+        """Tells the scheduler, once, that this worker has failed. Any thread."""
+        if not self._reported:
+            self._reported = True
+            self._post(self._member.send, {"kind": "failed", "text": messages.sendable(text)})
+
+    def close(self, failure: Optional[str]) -> None:
+        """Says goodbye, or what went wrong, and ends the thread; waits at most 5 s."""
+        self._leaving = True
+        if failure is not None:
+            self.report(failure)
+        elif not self._reported:
+            self._post(self._member.send, {"kind": "bye"})
+        self._post(lambda: self._finished.set())
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def abandon_after_fork(self) -> None:
+        self._member.abandon_after_fork()
+
+    # In the control thread
+
+    def _post(self, function, *arguments) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop has ended, after a failure that every later call reports
+            pass
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # handed to the thread that waits in __init__
+            self._opening_failed = error
+            self._opened.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._finished = asyncio.Event()
+        self._member = await Member.join(self._settings)
+        try:
+            await self._member.unless_aborted(self._open_vans())
+            await self._member.start()
+            self.core.start()
+            self._opened.set()
+            await self._finished.wait()
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        finally:
+            await self._member.close()
+
+    async def _open_vans(self) -> None:
+        settings, member = self._settings, self._member
+        self.rank = member.node.rank
+        self.num_workers = len(member.workers)
+        self.num_servers = len(member.servers)
+        self.slice_elements = settings.slice_elements
+        self.label = str(member.node)
+        self.core = P3Worker(
+            self.rank,
+            self.num_servers,
+            self.label,
+            heartbeat_s=settings.heartbeat_s,
+            timeout_s=settings.timeout_s,
+            notsent_low_water_bytes=settings.notsent_lowat_bytes,
+        )
+        secret = settings.job_secret()
+        for rank, server in enumerate(member.servers):
+            van = await connect_to_server(settings, secret, member.node, rank, server)
+            label = str(Node("server", rank, server["host"]))
+            self.core.add_server(rank, van.socket.detach(), label, ring=van.ring)
+        watch = await member.open_watch()
+        self.core.add_watch(watch.detach(), "the scheduler (%s)" % settings.root_host)
+
+    def _begin_to_listen(self) -> None:
+        self._listening = self._loop.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """Messages and the core's failure, until the session is closed or the scheduler has gone."""
+        self._loop.add_reader(self.core.event_fd, self._on_core_event)
+        try:
+            while True:
+                self._on_message(await self._member.receive())
+        except RendezvousError as error:
+            # An abort, or the end of the scheduler. After our goodbye, it may go when it likes.
+            if not self._leaving:
+                self._reported = True
+                self._on_message({"kind": "abort", "text": str(error)})
+
+    def _on_core_event(self) -> None:
+        self._loop.remove_reader(self.core.event_fd)
+        error = self.core.error
+        if error is not None and not self._leaving:
+            self.report(str(error))
+            self._on_failure()

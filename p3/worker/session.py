@@ -1,0 +1,383 @@
+"""A worker that has joined its job: declares keys, pushes gradients, receives new values. NumPy is enough to use it.
+
+    with Session.open() as session:                       # embedded without DMLC_*, else joins as worker
+        key = session.declare("w", (3, 4), "float32")
+        session.init(key, first_value if session.rank == 0 else None, landing).wait(60)
+        session.pushpull(key, gradient, landing, priority=0, lr=0.1).wait(60)   # landing holds the new value
+
+What blocks: open(), set_optimizer(), barrier() and close(), each with a deadline. Everything else returns at once.
+Threads: every method may be called from any thread. The control connection lives in a daemon thread of its own; the
+core's threads do the sending, so signs of life go on while Python's lock is held elsewhere.
+Errors: wrong use is ValueError. A failed job is P3Error, the same first failure in every later call; its text starts
+with the node that reported it. Before the job runs: ConfigError, RendezvousError, AuthenticationError (p3.errors).
+"""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+import sys
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from p3._core import DTYPES, P3Error
+from p3.cluster.messages import sendable
+from p3.server.optimizers import validate
+from p3.settings import Settings, in_job
+
+Name = Union[str, int]  # 1 and "1" are different keys
+
+_CLOSE_TIMEOUT_S = 10.0  # an orderly end waits this long for what is still pending
+
+
+class Key(NamedTuple):
+    """One tensor of the job as this worker declared it."""
+
+    store: int
+    name: Name
+    shape: Tuple[int, ...]
+    dtype: str
+    handle: int  # what the core calls it, here only
+
+
+class Session:
+    """See the module. Make one with Session.open() or, shared by all stores of a process, with current()."""
+
+    def __init__(self, link) -> None:
+        """`link` joins us to the rest of the job: embedded.EmbeddedLink or joined.JoinedLink."""
+        self.core = link.core  # _core.P3Worker
+        self.rank: int = link.rank
+        self.num_workers: int = link.num_workers
+        self.num_servers: int = link.num_servers
+        self.label: str = link.label  # "worker 2 (10.0.0.5)", as messages name this node
+        self.slice_elements: int = link.slice_elements
+        self._link = link
+        self._changed = threading.Condition()  # guards all below; notified when any of it, or the core's state, changes
+        self._keys: Dict[Tuple[int, Name], Key] = {}
+        self._plans: Dict[Tuple[int, Name], dict] = {}  # `agreed` messages, also of keys not yet declared here
+        self._optimizers: Dict[int, dict] = {}  # store -> what this worker asked for
+        self._optimizers_agreed: Dict[int, dict] = {}
+        self._orders: Dict[int, List[Name]] = {}
+        self._order_version = 0
+        self._stores = 0
+        self._barriers = 0
+        self._barriers_done = 0
+        self._unusable: Optional[str] = None  # why no call is possible any more: closed, or a forked child
+        self._forked = False
+        link.start(self._on_message, self._wake)
+
+    @classmethod
+    def open(cls, settings: Optional[Settings] = None) -> Session:
+        """Joins the job that the settings (by default: the environment) describe, and returns when all nodes are there.
+
+        With no DMLC_* variable at all (settings.role is None) the session is embedded: one worker and one server in
+        this process, listening nowhere. Raises ConfigError, RendezvousError or AuthenticationError.
+        """
+        if settings is None:
+            settings = Settings.from_env(os.environ)
+            if in_job(os.environ):
+                settings.require("role")
+        if settings.role is None:
+            from p3.worker.embedded import EmbeddedLink as Link
+        else:
+            from p3.worker.joined import JoinedLink as Link
+        session = cls(Link(settings))
+        _register(session)
+        return session
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, exception_type, exception, _traceback) -> None:
+        if exception is not None:
+            self.fail(_describe(exception_type, exception))
+        self.close()
+
+    # Stores and keys
+
+    def new_store(self) -> int:
+        """The number of one more store in this process: 0, 1, 2 ... Workers must create their stores in one order."""
+        with self._changed:
+            self._stores += 1
+            return self._stores - 1
+
+    def declare(self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0) -> Key:
+        """Makes a key known and starts its agreement; returns at once. The same key again returns the same Key.
+
+        `dtype` is a name of _core.DTYPES, or a NumPy type. ValueError if this worker declared the key with another
+        shape or type. Another worker's contradiction fails the job, with an error that names both workers.
+        """
+        self.check()
+        name = name if isinstance(name, str) else operator.index(name)
+        shape = tuple(operator.index(length) for length in shape)
+        type_name = _dtype_name(dtype)
+        elements = 1
+        for length in shape:
+            if length < 0:
+                raise ValueError("%s: key %r: shape %s has a negative length" % (self.label, name, shape))
+            elements *= length
+        with self._changed:
+            key = self._keys.get((store, name))
+            if key is not None:
+                if (key.shape, key.dtype) == (shape, type_name):
+                    return key
+                raise ValueError(
+                    "%s: key %r was declared with shape %s and type %s; it cannot become %s and %s"
+                    % (self.label, name, key.shape, key.dtype, shape, type_name)
+                )
+            handle = self.core.declare(str(name), elements, DTYPES[type_name])
+            key = self._keys[store, name] = Key(store, name, shape, type_name, handle)
+            plan = self._plans.get((store, name))
+        # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
+        self._link.send({"kind": "announce", "store": store, "name": name, "shape": list(shape), "dtype": type_name})
+        if plan is not None:
+            self._agree(key, plan)
+        return key
+
+    def init(self, key: Key, value: Optional[Any], landing: Any, priority: int = 0):
+        """The key's first value: `value` on rank 0, None elsewhere. The Operation is done when `landing` holds it.
+
+        Arrays are C-ordered buffers of the key's shape and type; they belong to the core until the operation is done.
+        """
+        self.check()
+        return self.core.init(key.handle, value, landing, priority)
+
+    def pushpull(
+        self,
+        key: Key,
+        gradient: Any,
+        landing: Any,
+        priority: int = 0,
+        lr: float = 0.0,
+        wd: float = 0.0,
+        rescale: float = 1.0,
+    ):
+        """One round: the gradient goes out, the new value (without an optimizer: the sum) comes into `landing`.
+
+        Higher priorities leave sooner. The numbers must be the same on every worker; they are used by the store's
+        optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull.
+        """
+        self.check()
+        return self.core.push(key.handle, gradient, landing, priority, lr, wd, rescale)
+
+    # What all workers agree on
+
+    def set_optimizer(self, store: int, description: dict) -> None:
+        """The servers update this store's keys from now on. Blocks until they have it, at most P3_WAIT_TIMEOUT_S.
+
+        `description` is a name and numbers, as p3.server.optimizers.describe() makes it. Call it before the store's
+        first push. Workers that differ fail the job. ValueError if it makes no sense, or if this worker has set
+        another one before.
+        """
+        self.check()
+        description = dict(description)
+        validate(description)
+        with self._changed:
+            before = self._optimizers.setdefault(store, description)
+        if before != description:
+            raise ValueError(
+                "%s: store %d has the optimizer %s already; it cannot become %s"
+                % (self.label, store, before, description)
+            )
+        self._link.send({"kind": "optimizer", "store": store, "description": description})
+        self._wait_until(
+            lambda: self._optimizers_agreed.get(store) == description,
+            self._link.wait_timeout_s,
+            "for the optimizer of store %d: worker 0 has not set it" % store,
+        )
+
+    def announce_order(self, store: int, names: Sequence[Name]) -> None:
+        """Rank 0 tells all workers in which order the forward pass uses the keys. Elsewhere it does nothing."""
+        self.check()
+        if self.rank == 0:
+            self._link.send({"kind": "order", "store": store, "names": list(names)})
+
+    @property
+    def order_version(self) -> int:
+        """Grows with every order that arrives, of any store."""
+        return self._order_version
+
+    def order(self, store: int) -> List[Name]:
+        """The order last announced for the store; empty if there is none yet."""
+        with self._changed:
+            return list(self._orders.get(store, ()))
+
+    def barrier(self, timeout_s: Optional[float] = None) -> None:
+        """Returns when every worker has called it as often as this one. TimeoutError after P3_WAIT_TIMEOUT_S."""
+        self.check()
+        with self._changed:
+            self._barriers += 1
+            number = self._barriers
+        self._link.send({"kind": "barrier", "number": number})
+        timeout_s = self._link.wait_timeout_s if timeout_s is None else timeout_s
+        self._wait_until(lambda: self._barriers_done >= number, timeout_s, "in barrier %d for other workers" % number)
+
+    # Failure and end
+
+    def fail(self, text: str) -> None:
+        """Fails the whole job: every node gets the text, with this worker's name before it. The first failure wins."""
+        if self._unusable is None:
+            text = sendable("%s: %s" % (self.label, text))
+            self.core.fail(text)
+            self._link.report(text)
+            self._wake()
+
+    def check(self) -> None:
+        """Raises P3Error if the job has failed, or this session was closed or forked away. Cheap."""
+        if self._unusable is not None:
+            raise P3Error(self._unusable)
+        error = self.core.error
+        if error is not None:
+            raise error
+
+    def counters(self) -> dict:
+        """What the core has sent and received so far: bytes_sent, bytes_received, slices_sent, ..., rounds."""
+        if self._forked:
+            self.check()
+        return self.core.counters()
+
+    def close(self) -> None:
+        """Leaves the job: waits for what is pending (at most 10 s), says goodbye, stops the threads. Idempotent."""
+        with self._changed:
+            if self._unusable is not None:
+                return
+            self._unusable = "%s: the session was closed" % self.label
+        self.core.close(_CLOSE_TIMEOUT_S if self.core.error is None else 0)
+        error = self.core.error  # also of what was still pending after that time
+        self._link.close(None if error is None else str(error))
+        _unregister(self)
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: the job goes on in the parent alone. Takes no lock, for the parent's threads held them."""
+        self._changed = threading.Condition()
+        self._forked = True
+        self._unusable = (
+            "%s: this process was forked from a worker and is no part of the job; use P3 in the parent only"
+            % self.label
+        )
+        self.core.abandon_after_fork()
+        self._link.abandon_after_fork()
+
+    # Called by the link, in its thread
+
+    def _on_message(self, message: dict) -> None:
+        kind = message["kind"]
+        with self._changed:
+            if kind == "agreed":
+                self._plans[message["store"], message["name"]] = message
+                key = self._keys.get((message["store"], message["name"]))
+            elif kind == "optimizer_agreed":
+                self._optimizers_agreed[message["store"]] = message["description"]
+            elif kind == "order":
+                self._orders[message["store"]] = message["names"]
+                self._order_version += 1
+            elif kind == "barrier_done":
+                self._barriers_done = max(self._barriers_done, message["number"])
+            self._changed.notify_all()
+        if kind == "agreed" and key is not None:
+            self._agree(key, message)
+        elif kind == "abort":
+            self.core.fail(sendable(message["text"]))
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _agree(self, key: Key, plan: dict) -> None:
+        """Gives the core the job's plan, once; never a plan that contradicts what was declared here."""
+        with self._changed:
+            if plan.get("applied") or (tuple(plan["shape"]), plan["dtype"]) != (key.shape, key.dtype):
+                return
+            plan["applied"] = True
+        self.core.agree(key.handle, plan["wire_key"], plan["first_slice"], plan["slice_elements"])
+
+    def _wait_until(self, condition, timeout_s: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not condition():
+                self.check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("%s: waited %g s %s" % (self.label, timeout_s, what))
+                self._changed.wait(left)
+
+
+# One session per process, shared by its stores
+
+_current: Optional[Session] = None
+_opened: List[Session] = []  # all that are open, also those that are not current
+_ever_opened = False
+_lock = threading.Lock()
+
+
+def current() -> Session:
+    """The process's session, opened from the environment by the first call."""
+    global _current
+    with _lock:
+        if _current is None:
+            _current = Session.open()
+        return _current
+
+
+def ever_opened() -> bool:
+    """Whether this process has had a session: a script that never opens one trains alone."""
+    return _ever_opened
+
+
+def _register(session: Session) -> None:
+    global _ever_opened
+    if not _ever_opened:
+        _ever_opened = True
+        atexit.register(_close_all)
+        os.register_at_fork(after_in_child=_abandon_all)
+        _report_uncaught_exceptions()
+    _opened.append(session)
+
+
+def _unregister(session: Session) -> None:
+    global _current
+    if session in _opened:
+        _opened.remove(session)
+    if _current is session:
+        _current = None
+
+
+def _close_all() -> None:
+    for session in list(_opened):
+        session.close()
+
+
+def _abandon_all() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for session in _opened:
+        session.abandon_after_fork()
+    _opened.clear()  # and _current stays: a store made before the fork must say why it is dead
+
+
+def _report_uncaught_exceptions() -> None:
+    """A script that dies of an exception is the job's failure, not a goodbye; the other nodes get its last line."""
+    previous = sys.excepthook
+
+    def report(exception_type, exception, traceback):
+        previous(exception_type, exception, traceback)
+        if not hasattr(sys, "ps1") and not sys.flags.interactive:  # at a prompt, the process lives on
+            for session in list(_opened):
+                session.fail(_describe(exception_type, exception))
+
+    sys.excepthook = report
+
+
+def _describe(exception_type, exception) -> str:
+    lines = str(exception).strip().splitlines()
+    return "the script ended with %s%s" % (exception_type.__name__, ": " + lines[0] if lines else "")
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    if name not in DTYPES:
+        raise ValueError("type %s cannot be synchronised; P3 knows %s" % (name, ", ".join(DTYPES)))
+    return name

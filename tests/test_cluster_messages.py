@@ -1,0 +1,118 @@
+"""Control messages are checked to the last field, both ways."""
+
+import json
+import struct
+
+import pytest
+
+from p3.cluster import messages
+from p3.errors import ProtocolError
+
+EXAMPLES = {
+    "int": 3,
+    "none": None,
+    "str": "a",
+    "ints": [2, 3],
+    "names": ["a", 1],
+    "flat": {"momentum": 0.9, "name": "sgd", "centered": True, "clip": None},
+    "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m"}],
+}
+
+
+def example(kind):
+    """A message with a value of the right type in each field, found by trial."""
+    fields = messages.FIELDS[kind]
+    return dict({name: next(v for v in EXAMPLES.values() if fits(v)) for name, fits in fields.items()}, kind=kind)
+
+
+def through_the_wire(message):
+    data = messages.encode(message)
+    assert messages.body_bytes(data[:4]) == len(data) - 4
+    return messages.decode(data[4:])
+
+
+@pytest.mark.parametrize("kind", sorted(messages.FIELDS))
+def test_every_kind_arrives_as_it_was_sent(kind):
+    assert through_the_wire(example(kind)) == example(kind)
+
+
+@pytest.mark.parametrize("kind", sorted(messages.FIELDS))
+def test_a_missing_a_wrong_and_an_unknown_field_are_refused(kind):
+    for name in messages.FIELDS[kind]:
+        message = example(kind)
+        del message[name]
+        with pytest.raises(ProtocolError, match="lacks its field %r" % name):
+            messages.check(message)
+        with pytest.raises(ProtocolError, match="wrong value in field %r" % name):
+            messages.check(dict(example(kind), **{name: {"nested": []}}))
+    with pytest.raises(ProtocolError, match="a field too many: 'extra'"):
+        messages.check(dict(example(kind), extra=1))
+
+
+def test_a_name_keeps_its_type():
+    order = {"kind": "order", "store": 0, "names": [1, "1", "weight", -5]}
+    assert through_the_wire(order)["names"] == [1, "1", "weight", -5]
+
+
+@pytest.mark.parametrize("value", [True, -1, 1.0, "1", 1 << 63, None])
+def test_only_a_whole_number_is_a_rank(value):
+    with pytest.raises(ProtocolError):
+        messages.check({"kind": "van", "rank": value})
+
+
+def test_a_double_arrives_bit_by_bit():
+    description = {"learning_rate": 0.1 + 0.2, "tiny": 5e-324}
+    message = {"kind": "optimizer", "store": 0, "description": description}
+    assert through_the_wire(message)["description"] == description
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_json_cannot_say_is_not_sent(number):
+    with pytest.raises(ProtocolError, match="cannot be sent"):
+        messages.encode({"kind": "optimizer", "store": 0, "description": {"momentum": number}})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"kind": ["bye"]}',
+        b'{"kind": "unheard of"}',
+        b'{"kind": "bye"} trailing',
+        b"\xff\xfe",
+        b'{"kind":"optimizer","store":0,"description":{"a":NaN}}',
+        b'{"kind":"optimizer","store":0,"description":{"a":1e999}}',
+        b"[" * 100000,
+    ],
+)
+def test_what_is_no_message_is_refused(body):
+    with pytest.raises(ProtocolError):
+        messages.decode(body)
+
+
+def test_every_truncation_is_refused():
+    body = messages.encode(example("join"))[4:]
+    for length in range(len(body)):
+        with pytest.raises(ProtocolError):
+            messages.decode(body[:length])
+
+
+def test_lengths_are_limited_before_anything_is_read():
+    assert messages.body_bytes(struct.pack("<I", 4096), messages.MAX_BYTES_BEFORE_JOIN) == 4096
+    with pytest.raises(ProtocolError, match="4097 bytes"):
+        messages.body_bytes(struct.pack("<I", 4097), messages.MAX_BYTES_BEFORE_JOIN)
+    with pytest.raises(ProtocolError):
+        messages.body_bytes(b"\xff\xff\xff\xff")
+
+
+def test_what_the_receiver_would_refuse_is_not_sent():
+    with pytest.raises(ProtocolError, match="at most 4096"):
+        messages.encode({"kind": "failed", "text": "x" * 5000}, messages.MAX_BYTES_BEFORE_JOIN)
+
+
+def test_any_error_text_can_be_sent():
+    text = messages.sendable("broken \udcff surrogate " + "x" * 100000)
+    assert len(json.dumps(through_the_wire({"kind": "failed", "text": text}))) < 10000

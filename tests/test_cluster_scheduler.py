@@ -1,0 +1,163 @@
+"""The scheduler against members that the test plays itself: what it notices of their lives."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from p3.cluster import auth, channel
+from p3.cluster.member import Member, _connect_to_scheduler
+from p3.cluster.node import listen
+from p3.cluster.scheduler import Scheduler
+from p3.errors import RendezvousError
+from p3.settings import Settings
+
+FRAME = bytes(range(64))
+
+
+class Job:
+    """A scheduler with one worker and one server, all in this event loop; each has `member` and `watch`."""
+
+    def __init__(self, **settings):
+        self.listener = listen("127.0.0.1")
+        self.settings = Settings(
+            root_host="127.0.0.1",
+            root_port=self.listener.getsockname()[1],
+            num_workers=1,
+            num_servers=1,
+            secret="0123456789abcdef",
+            rendezvous_timeout_s=3,
+            **settings
+        )
+        self.ending = asyncio.ensure_future(Scheduler(self.settings, self.listener).run())
+
+    async def join(self):
+        self.worker, self.server = await asyncio.gather(
+            Member.join(replace(self.settings, role="worker")), Member.join(replace(self.settings, role="server"), [])
+        )
+        self.worker_watch = await self.worker.open_watch()
+        self.server_watch = await self.server.open_watch()
+
+    async def start(self):
+        await self.join()
+        await asyncio.gather(self.worker.start(), self.server.start())
+
+    async def keep_alive(self, watch):
+        while True:
+            await channel.send(watch, FRAME)
+            assert await channel.read_exactly(watch, len(FRAME)) == FRAME
+            await asyncio.sleep(0.05)
+
+
+def play(test, **settings):
+    """Runs test(job); returns the text of the job's failure, None if there was none."""
+
+    async def main():
+        job = Job(**settings)
+        helpers = []
+        try:
+            await asyncio.wait_for(test(job, helpers), 20)
+            return await asyncio.wait_for(job.ending, 20)
+        finally:
+            for helper in helpers:
+                helper.cancel()
+
+    return asyncio.run(main())
+
+
+def test_a_job_in_which_all_leave_in_order_has_not_failed():
+    async def test(job, _):
+        await job.start()
+        job.worker.send({"kind": "bye"})
+        await job.server.receive("stop")
+        job.server.send({"kind": "bye"})
+        await asyncio.gather(job.worker.close(), job.server.close())
+
+    assert play(test) is None
+
+
+def test_signs_of_life_are_echoed_and_their_absence_is_death():
+    async def test(job, helpers):
+        await job.start()
+        helpers.append(asyncio.ensure_future(job.keep_alive(job.server_watch)))
+        with pytest.raises(RendezvousError, match="worker 0"):
+            await job.server.receive()
+        assert not helpers[0].done()
+
+    failure = play(test, timeout_s=0.5, heartbeat_s=0.1)
+    assert failure.startswith("scheduler (127.0.0.1): worker 0 (127.0.0.1) gave no sign of life for 0.5 s")
+
+
+def test_a_watch_that_ends_without_a_goodbye_is_death_after_a_while():
+    async def test(job, helpers):
+        await job.start()
+        helpers.append(asyncio.ensure_future(job.keep_alive(job.server_watch)))
+        job.worker_watch.close()
+
+    assert "worker 0 (127.0.0.1) ended its data plane without a goodbye" in play(test, timeout_s=0.5, heartbeat_s=0.1)
+
+
+def test_a_control_connection_that_ends_without_a_goodbye_is_death():
+    async def test(job, _):
+        await job.start()
+        await job.worker.close()
+
+    assert "worker 0 (127.0.0.1) closed its control connection without a goodbye" in play(test)
+
+
+def test_the_first_failure_is_the_jobs_and_reaches_all_in_full():
+    async def test(job, _):
+        await job.start()
+        job.worker.send({"kind": "failed", "text": "worker 0 (127.0.0.1): the disk is full"})
+        job.worker.send({"kind": "failed", "text": "a consequence"})
+        for member in (job.worker, job.server):
+            with pytest.raises(RendezvousError, match=r"^worker 0 \(127.0.0.1\): the disk is full$"):
+                await member.receive()
+            await member.close()
+
+    assert play(test) == "worker 0 (127.0.0.1): the disk is full"
+
+
+def test_a_member_that_reads_nothing_holds_up_nobody():
+    async def test(job, helpers):
+        await job.start()
+        for turn in range(200):  # 40 MB for a worker that reads none of them, more than any socket buffers
+            job.worker.send({"kind": "order", "store": 0, "names": ["x" * 200000]})
+        job.worker.send({"kind": "announce", "store": 0, "name": "w", "shape": [3], "dtype": "float32"})
+        assert (await job.server.receive("define"))["name"] == "w"
+        job.worker.send({"kind": "failed", "text": "that will do"})
+        await job.server.close()
+
+    assert play(test) == "that will do"
+
+
+def test_a_node_is_not_ready_before_it_is_watched():
+    async def test(job, _):
+        _, job.server = await asyncio.gather(
+            Member.join(replace(job.settings, role="worker")), Member.join(replace(job.settings, role="server"), [])
+        )
+        job.server.send({"kind": "ready"})
+
+    assert "server 0 (127.0.0.1) is ready at the wrong time" in play(test)
+
+
+def test_nodes_that_cannot_connect_to_each_other_are_named():
+    async def test(job, helpers):
+        await job.join()
+        job.worker.send({"kind": "ready"})
+
+    failure = play(test, timeout_s=2)
+    assert failure.endswith("no connection between the nodes within 3 s: waiting for server 0 (127.0.0.1)")
+
+
+def test_a_data_connection_is_not_for_the_scheduler():
+    async def test(job, _):
+        worker = replace(job.settings, role="worker")
+        sock = await _connect_to_scheduler(worker, b"0123456789abcdef", auth.DATA, 1)
+        with pytest.raises(OSError):
+            await channel.read_exactly(sock, 1)
+        sock.close()
+        await job.start()
+        await job.worker.close()
+
+    assert "closed its control connection" in play(test)

@@ -1,0 +1,92 @@
+"""Settings are read strictly, once, and never show the secret."""
+
+import logging
+import os
+
+import pytest
+
+from p3.errors import ConfigError
+from p3.settings import VARIABLES, Settings, in_job, variable_of
+
+
+def test_an_empty_environment_gives_the_defaults():
+    settings = Settings.from_env({})
+    assert (settings.role, settings.slice_elements, settings.timeout_s) == (None, 50000, 10.0)
+
+
+def test_every_setting_is_read_from_its_own_variable():
+    settings = Settings.from_env({"DMLC_ROLE": "worker", "P3_SLICE_ELEMENTS": "7", "P3_STAGE_GRADIENTS": "1"})
+    assert (settings.role, settings.slice_elements, settings.stage_gradients) == ("worker", 7, True)
+    assert len(VARIABLES) == len({variable_of(name) for name in Settings.__dataclass_fields__})
+
+
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("DMLC_ROLE", "master"),
+        ("DMLC_NUM_SERVER", "0"),
+        ("DMLC_NUM_WORKER", "-1"),
+        ("DMLC_PS_ROOT_PORT", "65536"),
+        ("DMLC_PS_ROOT_URI", "two words"),
+        ("P3_SLICE_ELEMENTS", "50k"),
+        ("P3_TIMEOUT_S", "nan"),
+        ("P3_TIMEOUT_S", "inf"),
+        ("P3_STAGE_GRADIENTS", "true"),
+        ("P3_SUM_ORDER", "RANK"),
+        ("P3_RANK", "1.0"),
+        ("P3_RING_BYTES", "5000"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(variable, value):
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_env({variable: value})
+    assert "%s=%r: allowed is " % (variable, value) in str(caught.value)
+
+
+def test_a_heartbeat_longer_than_the_time_out_is_refused():
+    with pytest.raises(ConfigError, match="P3_HEARTBEAT_S=4 is too long for P3_TIMEOUT_S=5"):
+        Settings.from_env({"P3_HEARTBEAT_S": "4", "P3_TIMEOUT_S": "5"})
+
+
+def test_an_unknown_variable_is_a_warning_that_names_the_nearest(caplog):
+    with caplog.at_level(logging.WARNING, "p3"):
+        Settings.from_env({"P3_SLICE_ELEMENT": "7"})
+    assert "P3_SLICE_ELEMENT is set" in caplog.text and "did you mean P3_SLICE_ELEMENTS?" in caplog.text
+
+
+def test_the_secret_appears_neither_in_repr_nor_in_errors():
+    assert "swordfish" not in repr(Settings.from_env({"P3_SECRET": "swordfish-swordfish"}))
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_env({"P3_SECRET": "swordfish"})
+    assert "P3_SECRET=(not shown)" in str(caught.value) and "swordfish" not in str(caught.value)
+
+
+def test_a_secret_file_is_read_if_only_its_owner_can(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef\n")
+    settings = Settings.from_env({"P3_SECRET_FILE": str(path)})
+    path.chmod(0o600)
+    assert settings.job_secret() == b"0123456789abcdef"
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        settings.job_secret()
+    os.unlink(str(path))
+    with pytest.raises(ConfigError, match="No such file"):
+        settings.job_secret()
+
+
+def test_without_a_secret_no_job_is_joined():
+    with pytest.raises(ConfigError, match="P3_SECRET or P3_SECRET_FILE"):
+        Settings.from_env({"DMLC_ROLE": "worker"}).job_secret()
+
+
+def test_missing_variables_are_all_named_at_once():
+    with pytest.raises(ConfigError, match="worker: DMLC_PS_ROOT_URI, DMLC_NUM_WORKER are not set"):
+        Settings.from_env({"DMLC_ROLE": "worker", "DMLC_PS_ROOT_PORT": "9"}).require(
+            "root_host", "root_port", "num_workers"
+        )
+
+
+def test_only_dmlc_variables_ask_for_a_job():
+    assert not in_job({"P3_TIMEOUT_S": "5", "DMLC_ROLE": ""})
+    assert in_job({"DMLC_NUM_WORKER": "2"})
