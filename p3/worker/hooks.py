@@ -1,0 +1,129 @@
+"""What P3 changes in MXNet, once, when MXNet is imported.
+
+- `p3_sync` and `dist_p3_sync` become names of stores, also where MXNet takes only names that contain "dist".
+- The order of the forward pass is noted (forward_order.py).
+- Gluon's Trainer may change its batch size and load new values while it trains with a P3 store; for all other stores
+  it refuses as before.
+- In a distributed worker, operators are not bulked: a bulk of 15 waits for the weights of all its layers.
+
+Never in a server or scheduler of MXNet's or P3's: importing MXNet there starts MXNet's own server and never returns.
+"""
+
+import functools
+import os
+import sys
+
+BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
+
+
+def install():
+    """Plugs P3 into MXNet if it is imported already, else as soon as it is. Called by `import p3`."""
+    if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
+        return
+    if sys.modules.get("mxnet") is not None:
+        _warn_about_bulks()
+        _plug_into(sys.modules["mxnet"])
+    else:
+        sys.meta_path.insert(0, _MXNetFinder())
+
+
+def _is_distributed_worker():
+    return os.environ.get("DMLC_ROLE") == "worker"
+
+
+class _MXNetFinder:
+    """Finds MXNet as all other finders do, and has P3 plugged in when its loader is done."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "mxnet":
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            if _is_distributed_worker():
+                os.environ.setdefault(BULK_VARIABLE, "1")  # MXNet reads it once, while it loads
+            load(module)
+            _plug_into(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _plug_into(mxnet):
+    from p3.kvstore import P3KVStore
+    from p3.worker import forward_order
+
+    registry = mxnet.kvstore.KVStoreBase.kv_registry
+    if registry.get("p3_sync") is P3KVStore:
+        return
+    registry["p3_sync"] = registry["dist_p3_sync"] = P3KVStore
+    forward_order.watch(mxnet.gluon)
+    _let_trainer_change(mxnet.gluon.Trainer, P3KVStore)
+    for module in (mxnet.gluon.trainer, mxnet.module.module, mxnet.model):
+        module._create_kvstore = _accepting_p3_sync(module._create_kvstore)
+    if _is_distributed_worker():
+        mxnet.ndarray.CachedOp = _unbulked(mxnet.ndarray.CachedOp)
+
+
+def _let_trainer_change(trainer, store_type):
+    rescale, reset = trainer._check_and_rescale_grad, trainer._reset_kvstore
+
+    @functools.wraps(rescale)
+    def _check_and_rescale_grad(self, scale):
+        if isinstance(self._kvstore, store_type):
+            self._optimizer.rescale_grad = scale  # travels with every push
+        else:
+            rescale(self, scale)
+
+    @functools.wraps(reset)
+    def _reset_kvstore(self):
+        if isinstance(self._kvstore, store_type):
+            self._kvstore._forget_keys()
+            self._kvstore = None  # what MXNet refuses to reset; the next step sets it up again
+        reset(self)
+
+    trainer._check_and_rescale_grad = _check_and_rescale_grad
+    trainer._reset_kvstore = _reset_kvstore
+
+
+def _accepting_p3_sync(create):
+    """MXNet silently trains without any store when the name has no "dist" in it and there is one device."""
+
+    @functools.wraps(create)
+    def _create_kvstore(kvstore, num_device, arg_params):
+        if isinstance(kvstore, str) and kvstore.lower() == "p3_sync":
+            kvstore = "dist_p3_sync"
+        return create(kvstore, num_device, arg_params)
+
+    return _create_kvstore
+
+
+def _unbulked(cached_op):
+    """Hybridized blocks whose operators run one by one, unless the user asked for a bulk size himself."""
+
+    class CachedOp(cached_op):
+        __slots__ = ()
+
+        def __init__(self, sym, flags=()):
+            flags = list(flags)
+            given = {name for name, _ in flags}
+            flags += [(name, 1) for name in ("forward_bulk_size", "backward_bulk_size") if name not in given]
+            super().__init__(sym, flags)
+
+    return CachedOp
+
+
+def _warn_about_bulks():
+    if _is_distributed_worker() and BULK_VARIABLE not in os.environ:
+        import warnings
+
+        warnings.warn(
+            f"MXNet was imported before p3 and without {BULK_VARIABLE}=1, so backward passes that are not hybridized "
+            "hand out gradients in groups of 15 operators and parameters are synchronised later than they could be. "
+            "Import p3 first, or start the script with 'p3 run' or 'p3 exec'.",
+            stacklevel=5,
+        )

@@ -1,0 +1,356 @@
+"""The store's contract, in one process: what MXNet, Gluon and a loop of one's own may ask of it."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mxnet")
+import p3  # noqa: E402
+from mxnet import autograd, gluon  # noqa: E402
+from mxnet.base import MXNetError  # noqa: E402
+
+
+@pytest.fixture
+def kv():
+    return mx.kv.create("p3_sync")
+
+
+def zeros(*shape, **settings):
+    return mx.nd.zeros(shape, **settings)
+
+
+def random(*shape, dtype="float32", seed=3):
+    return mx.nd.array(np.random.RandomState(seed).uniform(-1, 1, size=shape), dtype=dtype)
+
+
+# What it is
+
+
+@pytest.mark.parametrize("name", ["p3_sync", "dist_p3_sync", "P3_Sync"])
+def test_mxnet_creates_it_by_name(name):
+    kv = mx.kv.create(name)
+    assert isinstance(kv, mx.kvstore.KVStore) and isinstance(kv, p3.P3KVStore)
+    assert (kv.type, kv.rank, kv.num_workers) == ("dist_p3_sync", 0, 1)
+    assert kv.is_capable("optimizer")
+    with pytest.raises(ValueError, match="Unknown capability: colour"):
+        kv.is_capable("colour")
+
+
+def test_no_inherited_method_is_left_to_touch_a_native_handle(kv):
+    members = {**vars(mx.kvstore.KVStoreBase), **vars(mx.kvstore.KVStore)}
+    offered = {name for name, member in members.items() if inspect.isfunction(member) or isinstance(member, property)}
+    assert offered <= set(vars(p3.P3KVStore))
+    with pytest.raises(MXNetError, match="no native handle"):
+        kv.handle
+
+
+# Values in, values out
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "int8", "int32", "int64"])
+def test_without_an_optimizer_the_sum_replaces_the_value(kv, dtype):
+    out = zeros(2, 3, dtype=dtype)
+    kv.broadcast("key", mx.nd.array([[0, 1, 2], [3, 4, 5]], dtype=dtype), out)
+    assert out.asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    kv.pushpull("key", mx.nd.full((2, 3), 7, dtype=dtype), out=out)
+    assert out.dtype == np.dtype(dtype) and out.asnumpy().tolist() == [[7, 7, 7], [7, 7, 7]]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 3), (3, 1, 2), (49_999,), (50_000,), (120_001,)])
+def test_any_number_of_elements(kv, shape):
+    with mx.util.np_shape(True):
+        value = mx.nd.array(np.arange(np.prod(shape, dtype=int)).reshape(shape))
+        out = mx.nd.ones(shape)
+        kv.init(0, value)
+        kv.pull(0, out)
+        assert np.array_equal(out.asnumpy(), value.asnumpy()) and out.shape == shape
+        kv.pushpull(0, value + 1, out=out)
+        assert np.array_equal(out.asnumpy(), value.asnumpy() + 1)
+
+
+def test_push_without_pull_keeps_the_result_for_the_next_pull(kv):
+    out = zeros(4)
+    kv.init("key", random(4))
+    kv.push("key", mx.nd.ones(4))
+    kv.push("key", mx.nd.ones(4) * 2)
+    kv.pull("key", out)
+    assert out.asnumpy().tolist() == [2] * 4
+
+
+def test_pushpull_without_out_writes_the_gradients(kv):
+    gradients = [mx.nd.ones(4), mx.nd.ones(4, ctx=mx.cpu(1)) * 2]
+    kv.init("key", random(4))
+    kv.pushpull("key", gradients)
+    assert [gradient.asnumpy().tolist() for gradient in gradients] == [[3] * 4] * 2
+
+
+def test_devices_are_summed_in_the_order_given(kv):
+    large, small = mx.nd.full(4, 2.0**24), mx.nd.ones(4)
+    kv.init("key", zeros(4))
+    for order in ([large, small, small], [small, small, large]):
+        values = [value.as_in_context(mx.cpu(i)) for i, value in enumerate(order)]
+        expected = (order[0] + order[1]) + order[2]
+        out = zeros(4)
+        kv.pushpull("key", values, out=out)
+        assert np.array_equal(out.asnumpy(), expected.asnumpy())
+
+
+def test_lists_of_keys(kv):
+    keys = [5, 3, 9]
+    outs = [zeros(2), [zeros(3), zeros(3, ctx=mx.cpu(1))], zeros(1)]
+    kv.broadcast(keys, [mx.nd.ones(n) * n for n in (2, 3, 1)], outs)
+    assert outs[1][1].asnumpy().tolist() == [3] * 3
+    kv.push(keys, [[mx.nd.ones(n)] * 2 for n in (2, 3, 1)])
+    kv.pull(keys, outs)
+    assert [outs[0].asnumpy().tolist(), outs[2].asnumpy().tolist()] == [[2, 2], [2]]
+    with pytest.raises(MXNetError, match="3 keys need as many values"):
+        kv.pull(keys, outs[:2])
+
+
+def test_numbers_and_strings_are_different_keys(kv):
+    outs = zeros(1), zeros(1)
+    kv.broadcast([1, "1"], [mx.nd.ones(1), mx.nd.ones(1) * 2], list(outs))
+    assert [out.asscalar() for out in outs] == [1, 2]
+
+
+def test_nan_and_infinity_are_passed_on(kv):
+    out = zeros(3)
+    kv.init("key", zeros(3))
+    kv.pushpull("key", mx.nd.array([np.nan, np.inf, 1]), out=out)
+    assert np.array_equal(out.asnumpy(), [np.nan, np.inf, 1], equal_nan=True)
+
+
+def test_numpy_like_arrays(kv):
+    out = mx.np.zeros((2,))
+    kv.broadcast("key", mx.np.ones((2,)), out)
+    kv.pushpull("key", [mx.np.ones((2,)) * 2, mx.np.ones((2,))], out=[out])
+    assert out.asnumpy().tolist() == [3, 3]
+
+
+def test_calls_are_allowed_while_autograd_records(kv):
+    weight = mx.nd.ones(2)
+    weight.attach_grad()
+    kv.init("key", weight)
+    with autograd.record():
+        (weight * 2).sum().backward()
+        kv.pushpull("key", [weight.grad, weight.grad], out=weight)
+        assert autograd.is_recording()
+    assert weight.asnumpy().tolist() == [4, 4]
+
+
+def test_initialising_again_keeps_the_value(kv):
+    out = zeros(2)
+    kv.init("key", mx.nd.ones(2))
+    kv.broadcast("key", zeros(2), out)
+    assert out.asnumpy().tolist() == [1, 1]
+
+
+def test_stats_count_what_was_sent(kv):
+    before = kv.stats()
+    kv.init("key", zeros(1000))
+    kv.pushpull("key", zeros(1000))
+    mx.nd.waitall()
+    after = kv.stats()
+    assert after["rounds"] - before["rounds"] == 2
+    assert 8000 <= after["bytes_sent"] - before["bytes_sent"] < 20000
+
+
+# Wrong use: the error names the key and both values, and the store goes on working
+
+
+def wrong_uses(kv):
+    sparse = zeros(2, 3).tostype("row_sparse")
+    yield "key 'unknown' was not initialised", lambda: kv.pull("unknown", zeros(2, 3))
+    yield "key 7 was not initialised", lambda: kv.pushpull(7, zeros(2, 3))
+    yield r"key 'key' has shape \(2, 3\) and type float32.*initialised again with shape \(3, 2\) and type float32", (
+        lambda: kv.init("key", zeros(3, 2))
+    )
+    yield "type float32.*initialised again with .*float64", lambda: kv.init("key", zeros(2, 3, dtype="float64"))
+    yield r"pushed with shape \(6,\)", lambda: kv.push("key", zeros(6))
+    yield r"pushed with shape \(1, 3\)", lambda: kv.push("key", [zeros(2, 3), zeros(1, 3)])
+    yield r"pulled into an array of shape \(2,\)", lambda: kv.pull("key", out=zeros(2))
+    yield "pulled into an array of .*float16", lambda: kv.pull("key", out=zeros(2, 3, dtype="float16"))
+    yield "no `out`", lambda: kv.pull("key")
+    yield "an empty list", lambda: kv.push("key", [])
+    yield "an NDArray or a list of them is wanted, not ndarray", lambda: kv.push("key", np.zeros((2, 3)))
+    yield "a key is a string or a whole number", lambda: kv.init(1.5, zeros(2))
+    yield "type bool cannot be synchronised", lambda: kv.init("flags", mx.np.zeros((2,), dtype="bool"))
+    yield "row_sparse array.*dense arrays only", lambda: kv.push("key", sparse)
+    yield "dense arrays only", lambda: kv.row_sparse_pull("key", out=sparse, row_ids=zeros(1))
+    yield "does not compress", lambda: kv.set_gradient_compression({"type": "2bit"})
+    yield "no optimizer was set", lambda: kv.save_optimizer_states("/nowhere")
+    yield "take no commands", lambda: kv._send_command_to_servers(0, "stop")
+
+
+def test_wrong_use_is_an_error_that_says_what_and_where(kv):
+    kv.init("key", mx.nd.ones((2, 3)))
+    for message, call in wrong_uses(kv):
+        with pytest.raises(MXNetError, match=message):
+            call()
+    out = zeros(2, 3)
+    kv.pull("key", out)
+    assert out.asnumpy().tolist() == [[1] * 3] * 2
+
+
+# Optimizers
+
+
+def updates_of(optimizer, rounds, change=lambda round, optimizer: None):
+    """The weight after each round, by MXNet's own updater."""
+    weight, updater, seen = random(5, 4), mx.optimizer.get_updater(optimizer), []
+    for round in range(rounds):
+        change(round, optimizer)
+        updater(0, random(5, 4, seed=round), weight)
+        seen.append(weight.asnumpy())
+    return seen
+
+
+def updates_through(kv, optimizer, rounds, change=lambda round, optimizer: None):
+    weight, seen = random(5, 4), []
+    kv.set_optimizer(optimizer)
+    kv.init(0, weight)
+    for round in range(rounds):
+        change(round, optimizer)
+        kv.pushpull(0, random(5, 4, seed=round), out=weight)
+        seen.append(weight.asnumpy())
+    return seen
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])  # the last one runs on the workers
+def test_set_optimizer_updates_as_mxnet_does(kv, name):
+    def new():
+        return mx.optimizer.create(name, learning_rate=0.1, wd=0.01, rescale_grad=0.5)
+
+    assert np.allclose(updates_through(kv, new(), 5), updates_of(new(), 5), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb"])
+def test_changed_scalars_count_from_the_next_push(kv, name):
+    def new():
+        return mx.optimizer.create(name, learning_rate=0.1)
+
+    def change(round, optimizer):
+        if round == 2:
+            optimizer.set_learning_rate(0.01)
+            optimizer.rescale_grad = 3.0
+            optimizer.wd = 0.1
+
+    assert np.allclose(updates_through(kv, new(), 5, change), updates_of(new(), 5, change), rtol=1e-6, atol=1e-7)
+
+
+def test_optimizer_that_the_servers_lack_is_named_in_the_log(kv, caplog):
+    kv.set_optimizer(mx.optimizer.LAMB())
+    assert "LAMB updates the weights on every worker" in caplog.text and "whole tensors" in caplog.text
+
+
+def test_weights_of_before_an_optimizer_on_the_workers_are_kept(kv):
+    out = zeros(3)
+    kv.init(0, mx.nd.ones(3))
+    kv._set_updater(lambda key, received, stored: mx.nd.elemwise_add(stored, received * 2, out=stored))
+    kv.pushpull(0, mx.nd.ones(3), out=out)
+    kv.push(0, mx.nd.ones(3))
+    kv.pull(0, out)
+    assert out.asnumpy().tolist() == [5] * 3
+
+
+def test_a_second_optimizer_is_refused(kv):
+    kv.set_optimizer(mx.optimizer.SGD(momentum=0.9))
+    with pytest.raises(MXNetError, match="sgd.*already"):
+        kv.set_optimizer(mx.optimizer.Adam())
+    with pytest.raises(MXNetError, match="SGD already"):
+        kv.set_optimizer(mx.optimizer.LAMB())
+
+
+def test_states_of_the_servers_cannot_be_saved_yet(kv, tmp_path):
+    kv.set_optimizer(mx.optimizer.SGD(momentum=0.9))
+    with pytest.raises(MXNetError, match="lives on the servers and cannot be saved yet"):
+        kv.save_optimizer_states(str(tmp_path / "states"))
+    assert not list(tmp_path.iterdir())
+
+
+# Gluon's Trainer
+
+
+def trained(kvstore, during=lambda step, net, trainer: None, steps=6, optimizer="sgd", **settings):
+    mx.random.seed(5)
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(6, activation="tanh"), gluon.nn.Dense(2))
+    net.initialize(mx.init.Xavier())
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1, **settings}, kvstore=kvstore)
+    for step in range(steps):
+        with autograd.record():
+            loss = gluon.loss.L2Loss()(net(random(8, 3, seed=step)), random(8, 2, seed=step + 50))
+        loss.backward()
+        during(step, net, trainer)
+        trainer.step(8)
+    return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
+
+
+def assert_close(got, expected):
+    for left, right in zip(got, expected):
+        assert np.allclose(left, right, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kvstore", ["p3_sync", "dist_p3_sync"])
+def test_trainer_takes_the_name_as_well(kvstore):
+    before = mx.kv.create("p3_sync").stats()["rounds"]
+    assert_close(trained(kvstore), trained(None))
+    assert mx.kv.create("p3_sync").stats()["rounds"] > before  # or it would have trained alone
+
+
+def test_batch_size_may_change(kv):
+    def during(step, net, trainer):
+        if step == 3:
+            trainer._scale = 2.0  # as step(4) would do, which other stores refuse
+
+    assert_close(trained(kv, during), trained(None, during))
+
+
+def test_learning_rate_may_change(kv):
+    def during(step, net, trainer):
+        if step == 3:
+            trainer.set_learning_rate(0.01)
+
+    assert_close(trained(kv, during), trained(None, during))
+
+
+def test_multipliers_of_a_parameter_count(kv):
+    def during(step, net, trainer):
+        net[0].weight.lr_mult, net[1].bias.wd_mult = 0.1, 3.0
+
+    assert_close(trained(kv, during, wd=0.1), trained(None, during, wd=0.1))
+
+
+def test_values_may_be_loaded_between_steps(kv):
+    def during(step, net, trainer):
+        if step == 3:
+            net[0].weight.set_data(mx.nd.ones((6, 3)) * 0.1)
+            net[1].bias.set_data(mx.nd.ones(2))
+
+    assert_close(trained(kv, during), trained(None, during))
+
+
+def test_trainer_states_of_an_optimizer_on_the_workers_are_saved_and_loaded(kv, tmp_path):
+    states = str(tmp_path / "states")
+
+    def during(step, net, trainer):
+        if step == 3:
+            trainer.save_states(states)
+            trainer.load_states(states)
+
+    assert_close(trained(kv, during, optimizer="lamb"), trained(None, optimizer="lamb"))
+
+
+def test_other_stores_of_mxnet_still_refuse():
+    """The wrappers are for P3's stores only."""
+    parameter = gluon.Parameter("p", shape=(1,))
+    parameter.initialize()
+    trainer = gluon.Trainer([parameter], "sgd", kvstore=None)
+    trainer._kvstore, trainer._update_on_kvstore = type("Other", (), {"type": "dist_sync"})(), True
+    trainer._distributed = trainer._kv_initialized = True
+    with pytest.raises(RuntimeError, match="Cannot reset distributed KVStore"):
+        trainer._reset_kvstore()
+    with pytest.raises(UserWarning, match="batch_size"):
+        trainer._check_and_rescale_grad(0.25)

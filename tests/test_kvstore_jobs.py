@@ -1,0 +1,55 @@
+"""The store between several workers, each a real process of a job."""
+
+import plugin_jobs as jobs
+import pytest
+
+pytest.importorskip("mxnet")
+
+
+@pytest.mark.parametrize("workers, servers", [(2, 2), (3, 1)])
+def test_workers_together(workers, servers):
+    status, output = jobs.run_p3(workers, servers, jobs.python("together.py"))
+    assert status == 0, output
+    assert output.count("passed check_") == 5 * workers, output
+
+
+def errors_of(case, **variables):
+    """{rank: first error}, {rank: error of the next call} of the two workers of a job in which something goes wrong."""
+    status, output = jobs.run_p3(2, 1, jobs.python("failures.py", case), timeout_s=60, **variables)
+    lines = {}
+    for line in output.splitlines():
+        _, found, text = line.partition("rank ")
+        if found:
+            name, _, message = text.partition(": ")
+            lines[name] = message
+    assert set(lines) == {"0", "1", "0 again", "1 again"}, output
+    assert status != 0
+    return lines
+
+
+@pytest.mark.parametrize(
+    "case, values",
+    [("different_shapes", ("(2, 3)", "(3, 2)")), ("different_types", ("float32", "float64"))],
+)
+def test_workers_that_disagree_about_a_key_are_both_named(case, values):
+    for message in errors_of(case).values():
+        for part in ("worker 0", "worker 1", "weight", *values):
+            assert part in message.replace("[", "(").replace("]", ")")
+
+
+def test_gradient_that_fails_on_one_worker_is_an_error_on_all():
+    errors = errors_of("failed_gradient")
+    assert "gradient of key 'weight' failed on this worker" in errors["1 again"]
+    for rank in ("0", "0 again"):
+        assert "gradient of key 'weight' failed" in errors[rank]
+
+
+def test_gradient_in_a_blocked_layout_is_refused_and_the_setting_named():
+    for message in errors_of("blocked_gradient").values():
+        assert "key 'weight'" in message and "P3_STAGE_GRADIENTS=1" in message
+
+
+def test_staged_gradients_may_have_any_layout():
+    command = jobs.python("failures.py", "blocked_gradient")
+    status, output = jobs.run_p3(2, 1, command, P3_STAGE_GRADIENTS="1")
+    assert status == 0 and output.count("no error") == 2, output
