@@ -1,0 +1,232 @@
+"""How fast does a store move gradients, and at what cost? P3 against MXNet's own stores, on hosts made of namespaces.
+
+    sudo python benchmarks/pushpull.py                                        # everything, unthrottled
+    sudo python benchmarks/pushpull.py --stores dist_sync,p3_sync --rate 800 --json result.json
+
+Every host runs one worker and one server; each round all keys are pushed and the sums of all workers pulled, on
+    dist_sync   MXNet's default store
+    mxnet_p3    MXNet's own P3 (DMLC_PS_VAN_TYPE=p3, DMLC_PS_WATER_MARK=10)
+    p3_sync     this project
+    raw_tcp     no store: the same bytes over bare TCP, the ceiling (raw_tcp.py)
+
+All jobs are started once and stay alive; then they take turns, a warm-up round and some timed ones each, in an order
+that rotates. So whatever else slows the machine for a while hits all alike, which separate runs do not give, and no
+start of a process is ever timed. A waiting job sleeps in its sockets; that it costs nothing is measured and printed.
+
+goodput         of one worker, each way: bytes of all keys / time from the first call of a round until all outputs can
+                be read. Median over all workers and timed rounds.
+CPU s/GB        CPU seconds over the timed rounds per 10^9 bytes moved, which are those pushed and those received by
+                all workers: of the job's processes (user + system), and of the whole machine (interrupts included,
+                and whatever else runs, so leave it alone). Median over turns.
+memory          peak resident size of the largest server; and by how much the largest worker, in the timed rounds,
+                exceeded what it held before it opened the store (MXNet, gradients, outputs). Both in sizes of the
+                model, of which each server keeps a part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Dict, List
+
+from hosts import LabError, lab
+from jobs import STORES, Job, JobError, Setup, Turn
+from pushpull_worker import parse_sizes
+from usage import session_cpu_s
+
+FIRST_PORT = 9100  # in namespaces of our own, where nothing else listens
+PORTS_PER_JOB = 100
+WARM_UP_ROUNDS = 1
+
+
+def main() -> int:
+    options = parse_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("pushpull: ended by SIGTERM"))
+    sizes = parse_sizes(options.keys)
+    setup = Setup(
+        workers=options.workers, servers=options.servers, keys=options.keys, elements=sum(sizes),
+        omp_threads=omp_threads(options.workers), timeout_s=options.timeout,
+    )
+    environment = describe_machine(setup)
+    print("\n".join(f"{name:14}{value}" for name, value in environment.items()))
+
+    turns: Dict[str, List[Turn]] = {store: [] for store in options.stores}
+    server_peak: Dict[str, int] = {}
+    failures: Dict[str, str] = {}
+    waiting_cpu: Dict[str, float] = {store: 0.0 for store in options.stores}
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(lab(max(setup.workers, setup.servers), options.rate, options.delay))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pushpull-")))
+        jobs = {}
+        for number, store in enumerate(options.stores):
+            port = FIRST_PORT + number * PORTS_PER_JOB
+            jobs[store] = stack.enter_context(Job(store, hosts, setup, port, folder))
+        alive = list(options.stores)
+
+        def attempt(store: str, step) -> None:
+            """One store's failure must not cost the others their result."""
+            try:
+                step(jobs[store])
+            except JobError as error:
+                failures[store] = str(error)
+                alive.remove(store)
+                jobs[store].kill()
+                print(f"FAILED {error}", file=sys.stderr)
+
+        def take_turn(job: Job) -> None:
+            job.turn(WARM_UP_ROUNDS)
+            others = {store: session_cpu_s(jobs[store].sessions()) for store in alive if store != job.store}
+            turn = job.turn(options.rounds)
+            for store, before_s in others.items():
+                waiting_cpu[store] += session_cpu_s(jobs[store].sessions()) - before_s
+            job.check()
+            turns[job.store].append(turn)
+
+        for store in options.stores:
+            print(f"starting {store}", file=sys.stderr)
+            attempt(store, Job.start)
+        for repeat in range(options.repeats):
+            shift = repeat % max(1, len(alive))
+            for store in alive[shift:] + alive[:shift]:
+                print(f"repeat {repeat + 1} of {options.repeats}: {store}", file=sys.stderr)
+                attempt(store, take_turn)
+        for store in list(alive):
+            server_peak[store] = jobs[store].server_peak_bytes()
+            attempt(store, Job.stop)
+
+    results = {
+        store: summary(turns[store], setup, peak, waiting_cpu[store]) for store, peak in server_peak.items()
+    }
+    print_table(results)
+    if options.json:
+        document = {
+            "environment": environment, "options": vars(options), "results": results, "failures": failures,
+        }
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if failures else 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stores", default=",".join(STORES), help="which, comma-separated (default: %(default)s)")
+    parser.add_argument("--keys", default="20x1000000,400x50000", help="COUNTxELEMENTS,... of float32 (%(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds in a turn (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each store (%(default)s)")
+    parser.add_argument("--rate", type=float, metavar="MBIT", help="rate of every host's link, each way (no limit)")
+    parser.add_argument("--delay", type=float, default=0.0, metavar="MS", help="one-way delay between hosts (none)")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="for one turn (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write environment and results there as well")
+    options = parser.parse_args()
+
+    options.stores = options.stores.split(",")
+    unknown = [store for store in options.stores if store not in STORES]
+    if unknown:
+        parser.error(f"unknown store {unknown[0]!r}; choose from {', '.join(STORES)}")
+    try:
+        parse_sizes(options.keys)
+    except ValueError as error:
+        parser.error(str(error))
+    if min(options.workers, options.servers, options.rounds, options.repeats) < 1:
+        parser.error("--workers, --servers, --rounds and --repeats must be at least 1")
+    return options
+
+
+def omp_threads(workers: int) -> int:
+    """As `p3 run` sets it, for all stores alike; OMP_NUM_THREADS in the environment is kept."""
+    return int(os.environ.get("OMP_NUM_THREADS", max(1, (os.cpu_count() or 1) // workers)))
+
+
+def summary(turns: List[Turn], setup: Setup, server_peak: int, waiting_cpu_s: float) -> Dict[str, float]:
+    goodput = [setup.model_bytes * 8 / 1e9 / s for turn in turns for worker in turn.round_s for s in worker]
+    return {
+        "goodput_gbit_s": statistics.median(goodput),
+        "goodput_min": min(goodput),
+        "goodput_max": max(goodput),
+        "job_cpu_s_per_gb": statistics.median(turn.job_cpu_s / (turn.moved_bytes / 1e9) for turn in turns),
+        "machine_cpu_s_per_gb": statistics.median(turn.machine_cpu_s / (turn.moved_bytes / 1e9) for turn in turns),
+        "server_peak_models": server_peak / setup.model_bytes,
+        "worker_added_models": max(turn.worker_added_bytes for turn in turns) / setup.model_bytes,
+        "waiting_cpu_s": waiting_cpu_s,
+        "timed_rounds": sum(len(turn.round_s[0]) for turn in turns),
+    }
+
+
+def print_table(results: Dict[str, Dict[str, float]]) -> None:
+    print(f"\n{'':12}{'goodput, Gbit/s each way':26}{'CPU s/GB':18}{'memory, models':18}{'CPU s while'}")
+    print(f"{'':12}{'median':9}{'min..max':17}{'job':9}{'machine':9}{'server':9}{'worker +':9}{'waiting'}")
+    for store, r in results.items():
+        spread = f"{r['goodput_min']:.2f}..{r['goodput_max']:.2f}"
+        print(
+            f"{store:12}{r['goodput_gbit_s']:<9.2f}{spread:17}{r['job_cpu_s_per_gb']:<9.2f}"
+            f"{r['machine_cpu_s_per_gb']:<9.2f}{r['server_peak_models']:<9.2f}{r['worker_added_models']:<9.2f}"
+            f"{r['waiting_cpu_s']:.2f}"
+        )
+    for base in ("dist_sync", "mxnet_p3"):
+        if base not in results:
+            continue
+        print(f"\nagainst {base}: goodput, job CPU, machine CPU")
+        for store, r in results.items():
+            ratios = [
+                r[field] / results[base][field] if results[base][field] else float("nan")
+                for field in ("goodput_gbit_s", "job_cpu_s_per_gb", "machine_cpu_s_per_gb")
+            ]
+            print(f"{store:12}" + "".join(f"{ratio:.2f}x".ljust(9) for ratio in ratios))
+
+
+def describe_machine(setup: Setup) -> Dict[str, str]:
+    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = [line.split(":")[1].strip() for line in cpuinfo if "model name" in line]
+    return {
+        "command": " ".join(["pushpull.py", *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": f"{len(cpu) or os.cpu_count()} x {cpu[0] if cpu else platform.machine()}",
+        "kernel": f"{platform.release()}, TCP {Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}",
+        "versions": f"Python {platform.python_version()}, " + ", ".join(
+            f"{name} {version(name)}" for name in ("mxnet", "numpy", "mxnet-p3")
+        ),
+        "load before": f"{os.getloadavg()[0]:.2f}",
+        "model": f"{setup.keys} float32, {setup.model_bytes / 1e6:.0f} MB",
+        "job": f"{setup.workers} workers, {setup.servers} servers, OMP_NUM_THREADS={setup.omp_threads}",
+    }
+
+
+def version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def commit() -> str:
+    def git(*argv: str) -> str:
+        return subprocess.check_output(
+            ["git", *argv], cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, universal_newlines=True
+        ).strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except LabError as error:
+        sys.exit(f"pushpull: {error}")
+    except KeyboardInterrupt:
+        sys.exit("pushpull: interrupted")

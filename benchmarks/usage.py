@@ -1,0 +1,67 @@
+"""What processes and the machine have used, read from /proc. Times are seconds of CPU, sizes bytes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Iterable, Iterator, List, Set
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def session_cpu_s(sessions: Iterable[int]) -> float:
+    """User and system time of every process of these sessions, with what their ended children used."""
+    ticks = 0
+    for fields in _stat_of(set(sessions)):
+        ticks += sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
+    return ticks / TICKS_PER_S
+
+
+def session_peak_rss(session: int) -> int:
+    """The largest resident size that any one process of the session ever had; 0 if none is left."""
+    return max((_status_bytes(fields[-1], "VmHWM:") for fields in _stat_of({session})), default=0)
+
+
+def own_rss() -> int:
+    return _status_bytes("self", "VmRSS:")
+
+
+def own_peak_rss() -> int:
+    """The most since reset_own_peak_rss()."""
+    return _status_bytes("self", "VmHWM:")
+
+
+def reset_own_peak_rss() -> None:
+    Path("/proc/self/clear_refs").write_text("5")  # proc_pid_clear_refs(5): resets the peak resident size
+
+
+def machine_busy_s() -> float:
+    """All cores' time that was neither idle nor waiting for a disk nor taken by another virtual machine.
+
+    Unlike the processes' own time it includes what the kernel does for them in interrupts, such as delivering packets.
+    """
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / TICKS_PER_S
+
+
+def _stat_of(sessions: Set[int]) -> Iterator[List[str]]:
+    """Fields of /proc/PID/stat after the name (so that index 0 is the state), then the process id once more."""
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            text = Path("/proc", entry, "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+        fields = text.rpartition(")")[2].split()
+        if int(fields[3]) in sessions:
+            yield [*fields, entry]
+
+
+def _status_bytes(pid: str, field: str) -> int:
+    """0 for a process that has ended."""
+    try:
+        lines = Path("/proc", pid, "status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
