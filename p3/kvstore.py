@@ -39,7 +39,6 @@ from p3.worker.priorities import Priorities
 
 log = logging.getLogger("p3")
 
-_copyto = mx.nd._internal._copyto
 _NO_SCALARS = (0.0, 0.0, 1.0)  # lr, wd, rescale where the servers only sum
 _NOT_PAUSED = contextlib.nullcontext()
 
@@ -236,11 +235,9 @@ class P3KVStore(mx.kvstore.KVStore):
         self._priorities.add(entry, (*values, *outs))
         entry.operations.set_priority(*self._priorities.at_init(entry))
         if self.rank == 0:
-            # A copy, because inference may have left the weight itself in a layout that only MXNet can read.
-            value = value.copyto(mx.cpu())
-            entry.operations.init(value.handle.value)
-        else:
-            entry.operations.init(0)
+            # By MXNet, because inference may have left the weight itself in a layout that only MXNet can read.
+            _classic(value).copyto(entry.landing)
+        entry.operations.init()
         if self._updates_here:
             entry.keep_weight()
         self._after_operation()
@@ -275,7 +272,7 @@ class P3KVStore(mx.kvstore.KVStore):
         source = entry.landing if entry.weight is None else entry.weight
         for out in outs:
             entry.require_alike(_dense(out, entry.id), "pulled into an array of")
-            _copyto(source, out=_classic(out))
+            self._engine.copy(source.handle.value, out.handle.value)
 
     def _after_operation(self):
         if self._engine_is_naive:

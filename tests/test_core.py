@@ -100,6 +100,15 @@ def test_every_worker_receives_the_first_value_and_then_the_sums(dtype, elements
                 np.testing.assert_array_equal(landing, expected)
 
 
+def test_the_first_value_may_be_sent_from_the_landing_array():
+    with Job() as job:
+        key = job.key(12345)
+        value = np.random.RandomState(0).randn(12345).astype("float32")
+        landings = [value.copy(), np.zeros_like(value)]
+        wait_all([worker.init(key, landing, landing) for worker, landing in zip(job.workers, landings)])
+        np.testing.assert_array_equal(landings, [value, value])
+
+
 def test_the_server_updates_the_weight():
     with Job() as job:
         for server in job.servers:

@@ -50,7 +50,8 @@ class Worker {
   // The job's plan for it. Operations asked for earlier start now, in their order.
   void agree(int key, const KeyPlan& plan);
 
-  // Round 0: the first value of the key, which is rank 0's; `value` is ignored (and may be null) on other ranks.
+  // Round 0: the first value of the key, which is rank 0's; `value` is ignored (and may be null) on other ranks. It may
+  // be `landing` itself: each slice has left before it comes back.
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done);

@@ -56,6 +56,9 @@ struct MXNetEngine::Api {
   int (*MXNDArrayGetShapeEx)(NDArrayHandle, int*, const int**);
   int (*MXNDArrayGetDType)(NDArrayHandle, int*);
   int (*MXNDArrayGetContext)(NDArrayHandle, int*, int*);
+  int (*NNGetOpHandle)(const char*, void**);
+  int (*MXImperativeInvoke)(void*, int, NDArrayHandle*, int*, NDArrayHandle**, int, const char**, const char**);
+  void* copyto;  // the operator
 
   void check(int status) const {
     if (status != 0) throw std::runtime_error(MXGetLastError());
@@ -84,7 +87,7 @@ struct MXNetEngine::Operation {
   int32_t priority;
   int engine_priority;
   RoundScalars scalars;
-  NDArrayHandle input = nullptr;  // gradient or first value; null for the first value on every rank but 0
+  NDArrayHandle input = nullptr;  // the gradient
   NDArrayHandle landing = nullptr;
   bool has_run = false;
 
@@ -119,13 +122,16 @@ MXNetEngine::MXNetEngine(const std::string& library) {
   find(api->MXNDArrayGetShapeEx, "MXNDArrayGetShapeEx");
   find(api->MXNDArrayGetDType, "MXNDArrayGetDType");
   find(api->MXNDArrayGetContext, "MXNDArrayGetContext");
+  find(api->NNGetOpHandle, "NNGetOpHandle");
+  find(api->MXImperativeInvoke, "MXImperativeInvoke");
+  api->check(api->NNGetOpHandle("_copyto", &api->copyto));
   api_ = api.release();  // queued operations use it until the process ends
 }
 
-void MXNetEngine::init(Worker* worker, const Key& key, NDArrayHandle value) const {
+void MXNetEngine::init(Worker* worker, const Key& key) const {
   enqueue(new Operation{api_, worker, Operation::Kind::kInit, key.handle, key.name, key.priority,
                         key.engine_priority, RoundScalars{}, nullptr, key.landing},
-          value);
+          nullptr);
 }
 
 void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars) const {
@@ -155,7 +161,7 @@ void MXNetEngine::run(void*, void* on_complete, void* param) {
   void* input = operation->input ? operation->api->address_of(operation->input) : nullptr;
   void* landing = operation->api->address_of(operation->landing);
   if (operation->input && !input) {
-    operation->fail(done, std::string("the ") + operation->input_word() + " of key '" + operation->name +
+    operation->fail(done, "the gradient of key '" + operation->name +
                               "' is held in a blocked oneDNN layout, which P3 cannot read in place; set "
                               "P3_STAGE_GRADIENTS=1 on every worker to have MXNet copy such arrays first");
     return;
@@ -171,7 +177,7 @@ void MXNetEngine::run(void*, void* on_complete, void* param) {
   if (operation->kind == Operation::Kind::kPush)
     operation->worker->push(operation->key, input, landing, operation->priority, operation->scalars, complete);
   else
-    operation->worker->init(operation->key, input, landing, operation->priority, complete);
+    operation->worker->init(operation->key, landing, landing, operation->priority, complete);
 }
 
 // The engine's deleter. It skips an operation whose input failed, and then this is all we hear of it; without a word
@@ -183,6 +189,12 @@ void MXNetEngine::release(void* param) {
                                                        operation->name +
                                                        "' failed on this worker: the MXNet operation that computes it "
                                                        "raised an error, which MXNet reports at the next wait"));
+}
+
+void MXNetEngine::copy(NDArrayHandle source, NDArrayHandle destination) const {
+  int outputs = 1;
+  NDArrayHandle* destinations = &destination;
+  api_->check(api_->MXImperativeInvoke(api_->copyto, 1, &source, &outputs, &destinations, 0, nullptr, nullptr));
 }
 
 bool MXNetEngine::alike(NDArrayHandle left, NDArrayHandle right) const {

@@ -29,13 +29,17 @@ class MXNetEngine {
     std::string name;            // for messages
     int32_t priority = 0;        // in P3's queues
     int engine_priority = 0;     // in the engine's; distinct per key, since the engine scrambles equals
-    NDArrayHandle landing = nullptr;  // in CPU memory, written by the round; disjoint from value and gradient
+    NDArrayHandle landing = nullptr;  // in CPU memory, written by the round; disjoint from the gradient
   };
 
-  // The key's first value. `value` (CPU memory, shape and type of the landing array) is null on every rank but 0.
-  void init(Worker* worker, const Key& key, NDArrayHandle value) const;
+  // The key's first value, which rank 0 sends from the landing array itself: each of its slices has left before it comes
+  // back.
+  void init(Worker* worker, const Key& key) const;
   // The key's next round. `gradient`: CPU memory, shape and type of the landing array.
   void push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars) const;
+
+  // MXNet's own copy, as engine work. It alone knows how to write an array that is held in a blocked layout.
+  void copy(NDArrayHandle source, NDArrayHandle destination) const;
 
   // Same shape and same element type. Cheap: no wait and no allocation.
   bool alike(NDArrayHandle left, NDArrayHandle right) const;

@@ -6,8 +6,9 @@ from cpython.ref cimport Py_INCREF
 cdef extern from "mxnet_engine.h" namespace "p3" nogil:
     cdef cppclass CMXNetEngine "p3::MXNetEngine":
         CMXNetEngine(const string& library) except +
-        void init(Worker* worker, const CMXNetKey& key, void* value) except +
+        void init(Worker* worker, const CMXNetKey& key) except +
         void push(Worker* worker, const CMXNetKey& key, void* gradient, const RoundScalars& scalars) except +
+        void copy(void* source, void* destination) except +
         bint alike(void* left, void* right) except +
         bint in_cpu_memory(void* array) except +
 
@@ -38,6 +39,11 @@ cdef class MXNetEngine:
         """Whether two arrays have the same shape and element type."""
         return self.engine.alike(<void*>left, <void*>right)
 
+    def copy(self, size_t source, size_t destination):
+        """MXNet's own copy from one array to another, without the detour through Python's ctypes."""
+        with nogil:
+            self.engine.copy(<void*>source, <void*>destination)
+
     def in_cpu_memory(self, size_t array):
         return self.engine.in_cpu_memory(<void*>array)
 
@@ -59,10 +65,10 @@ cdef class MXNetKey:
         self.key.priority = priority
         self.key.engine_priority = engine_priority
 
-    def init(self, size_t value):
-        """The first value, read from the array `value` on rank 0; 0 elsewhere."""
+    def init(self):
+        """The first value: on rank 0 what the landing array holds; on all ranks what it will hold."""
         with nogil:
-            self.engine.engine.init(self.engine.worker.core, self.key, <void*>value)
+            self.engine.engine.init(self.engine.worker.core, self.key)
 
     def push(self, size_t gradient, double lr, double wd, double rescale):
         """The next round: sends the array `gradient`, receives into the landing array."""

@@ -196,6 +196,37 @@ TEST_P(StreamContract, RandomPiecesBothWaysArriveInOrder) {
 INSTANTIATE_TEST_SUITE_P(Carriers, StreamContract, testing::ValuesIn(kCarriers),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
+TEST(SocketStream, PacesSlowLinksOnlyAndKeepsItsChoiceInBetween) {
+  constexpr uint64_t kMbit = 1000 * 1000 / 8;
+  for (bool paces_now : {true, false}) {
+    EXPECT_TRUE(SocketStream::should_pace(paces_now, 200 * kMbit));
+    EXPECT_TRUE(SocketStream::should_pace(paces_now, 800 * kMbit));
+    EXPECT_EQ(SocketStream::should_pace(paces_now, 1500 * kMbit), paces_now);
+    EXPECT_FALSE(SocketStream::should_pace(paces_now, 2500 * kMbit));
+  }
+}
+
+// The peer may write its last bytes and go between the reader's look at the ring and its look at the socket.
+TEST(Ring, TheLastBytesComeBeforeTheEnd) {
+  for (int turn = 0; turn < 1500; ++turn) {
+    StreamPair pair = ring_pair(4096);
+    std::thread writer([&pair, turn] {
+      for (volatile int delay = turn * 37 % 4000; delay > 0; delay = delay - 1) {
+      }
+      char last[64] = {};
+      const iovec part{last, sizeof last};
+      EXPECT_EQ(pair.first->write(&part, 1).bytes, sizeof last);
+      pair.first->end_writing();
+    });
+    size_t came = 0;
+    char bytes[128];
+    const iovec part{bytes, sizeof bytes};
+    for (IoResult result; !result.end; came += result.bytes) result = pair.second->read(&part, 1);
+    writer.join();
+    ASSERT_EQ(came, 64u) << "turn " << turn;
+  }
+}
+
 TEST(Ring, MemoryThatIsNoRingIsRefused) {
   const auto refused = [](int memory) {
     const auto [maker, other] = unix_pair();
