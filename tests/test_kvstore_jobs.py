@@ -13,6 +13,12 @@ def test_workers_together(workers, servers):
     assert output.count("passed check_") == 5 * workers, output
 
 
+def test_a_step_returns_while_the_network_is_stopped():
+    status, output = jobs.run_p3(1, 1, jobs.python("frozen_server.py"))
+    assert status == 0, output
+    assert "the step returned while the server was frozen" in output and "and took effect afterwards" in output
+
+
 def errors_of(case, **variables):
     """{rank: first error}, {rank: error of the next call} of the two workers of a job in which something goes wrong."""
     status, output = jobs.run_p3(2, 1, jobs.python("failures.py", case), timeout_s=60, **variables)

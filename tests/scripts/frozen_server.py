@@ -1,0 +1,51 @@
+"""One worker whose only server is frozen while it takes a step. If any call waited for the network, it would fail after
+P3_TIMEOUT_S instead of returning: the server goes on only after the step has returned."""
+
+import os
+import signal
+from pathlib import Path
+
+import p3  # noqa: F401
+import mxnet as mx
+from mxnet import gluon
+
+
+def server_of_this_job():
+    ours = b"DMLC_PS_ROOT_PORT=" + os.environ["DMLC_PS_ROOT_PORT"].encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if ours in variables and b"DMLC_ROLE=server" in variables:
+            return int(folder.name)
+    raise LookupError("no server of this job was found")
+
+
+net = gluon.nn.Dense(1000, in_units=2000)  # 8 MB: more than the rings and sockets between them hold
+net.initialize()
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=mx.kv.create("p3_sync"))
+
+
+def step():
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((2, 2000))).sum()
+    loss.backward()
+    trainer.step(2)
+
+
+step()
+mx.nd.waitall()
+before = net.weight.data().copy()
+before.wait_to_read()
+
+server = server_of_this_job()
+os.kill(server, signal.SIGSTOP)
+try:
+    step()
+    print("the step returned while the server was frozen")
+finally:
+    os.kill(server, signal.SIGCONT)
+change = (net.weight.data() - before).asnumpy()
+assert abs(change + 0.1).max() < 1e-5, change
+print("and took effect afterwards")
