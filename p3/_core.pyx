@@ -5,8 +5,6 @@ This file converts, checks and releases the GIL; it decides nothing. Each buffer
 with the memory: an Operation that is dropped early lives on in its worker until then.
 """
 
-from collections import deque
-
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t, uintptr_t
@@ -247,6 +245,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         cbool finished()
         Counters counters()
         void stop()
+        void abandon_after_fork()
 
 
 p3_error_type = <PyObject*>P3Error  # the module keeps it alive
@@ -351,7 +350,8 @@ cdef class Operation:
 cdef class P3Worker:
     cdef Worker* core
     cdef int notsent_low_water_bytes
-    cdef object unfinished  # operations, oldest first
+    cdef list unfinished  # operations that the core may still borrow from
+    cdef Py_ssize_t sweep_at
     cdef list sizes         # bytes of each key, by handle
 
     def __cinit__(self, int rank, int num_servers, label, *, double heartbeat_s=1.0, double timeout_s=10.0,
@@ -359,7 +359,8 @@ cdef class P3Worker:
         self.core = new Worker(rank, num_servers,
                                node_options(label, heartbeat_s, timeout_s))
         self.notsent_low_water_bytes = notsent_low_water_bytes
-        self.unfinished = deque()
+        self.unfinished = []
+        self.sweep_at = 64
         self.sizes = []
 
     def __dealloc__(self):
@@ -412,8 +413,9 @@ cdef class P3Worker:
             raise ValueError(f"there is no key with handle {key}")
         cdef Operation operation = Operation()
         operation.take_views(source, landing, self.sizes[key][2])
-        while self.unfinished and self.unfinished[0].done:
-            self.unfinished.popleft()
+        if len(self.unfinished) >= self.sweep_at:  # seldom enough that it costs nothing per operation
+            self.unfinished = [one for one in self.unfinished if not one.done]
+            self.sweep_at = 2 * len(self.unfinished) + 64
         self.unfinished.append(operation)
         return operation
 
@@ -508,6 +510,9 @@ cdef class P3Server:
     def stop(self):
         with nogil:
             self.core.stop()
+
+    def abandon_after_fork(self):
+        self.core.abandon_after_fork()
 
 
 include "worker/mxnet_engine.pxi"

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <string>
 
+#include "event.h"
 #include "p3/error.h"
 
 namespace p3 {
@@ -24,18 +25,6 @@ constexpr size_t kGrainBytes = 64 << 10;
 
 Error system_error(ErrorKind kind, const char* call) {
   return Error(kind, std::string("shared memory between worker and server: ") + call + ": " + strerror(errno));
-}
-
-void raise_event(int fd) {
-  const uint64_t one = 1;
-  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
-  }
-}
-
-void clear_event(int fd) {
-  uint64_t value;
-  while (::read(fd, &value, sizeof value) < 0 && errno == EINTR) {
-  }
 }
 
 void close_if_open(int& fd) {
@@ -173,8 +162,11 @@ IoResult RingStream::read(const iovec* parts, int count) {
       char unused;
       const ssize_t n = recv(socket_, &unused, 1, MSG_DONTWAIT);
       if (n > 0) return {0, EPROTO, false};  // nothing is ever sent there
-      if (n == 0) return {0, 0, true};
-      return {0, errno == EWOULDBLOCK || errno == EINTR ? EAGAIN : errno, false};
+      if (n < 0 && (errno == EWOULDBLOCK || errno == EINTR)) return {0, EAGAIN, false};
+      const int error = n < 0 ? errno : 0;
+      // The peer is gone. It may have written its last bytes between our look and its end.
+      if (control.written.load() != control.taken.load()) continue;
+      return {0, error, n == 0};
     }
   }
   return result;

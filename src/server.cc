@@ -157,12 +157,12 @@ class Server::Impl : public Transport::Handler {
       throw Error(ErrorKind::kUsage, label() + ": the plan of key '" + name + "' makes no sense.");
     auto entry = std::make_unique<KeyOnServer>();
     entry->key = {plan, std::move(name), store};
-    entry->slices.resize(slice_count(plan));
-    for (uint32_t i = 0; i < entry->slices.size(); ++i) {
-      if (server_of(plan, i, num_servers_) != rank_) continue;
-      const int thread = static_cast<int>(next_thread_++ % summers_.size());
-      entry->slices[i] = std::make_unique<ServerSlice>(entry->key, i, num_workers_, sum_order_, thread, values_,
-                                                       gradients_);
+    try {
+      make_slices(*entry);
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorKind::kUsage, label() + ": no memory for this server's part of key '" + entry->key.name +
+                                         "', which has " + std::to_string(plan.elements) + " elements of type " +
+                                         name_of(plan.dtype) + ". Use more servers.");
     }
     std::lock_guard<std::mutex> lock(mutex_);
     if (!keys_.emplace(plan.wire_key, std::move(entry)).second)
@@ -251,6 +251,16 @@ class Server::Impl : public Transport::Handler {
   }
 
  private:
+  void make_slices(KeyOnServer& entry) {
+    entry.slices.resize(slice_count(entry.key.plan));
+    for (uint32_t i = 0; i < entry.slices.size(); ++i) {
+      if (server_of(entry.key.plan, i, num_servers_) != rank_) continue;
+      const int thread = static_cast<int>(next_thread_++ % summers_.size());
+      entry.slices[i] = std::make_unique<ServerSlice>(entry.key, i, num_workers_, sum_order_, thread, values_,
+                                                      gradients_);
+    }
+  }
+
   // --- where slices are summed ------------------------------------------------------------------------------------------------
 
   void run(const Task& task) {
@@ -433,5 +443,10 @@ int Server::event_fd() const { return impl_->transport().event_fd(); }
 bool Server::finished() const { return impl_->finished(); }
 Counters Server::counters() const { return impl_->counters(); }
 void Server::stop() { impl_->stop(); }
+
+void Server::abandon_after_fork() {
+  impl_->transport().abandon_after_fork();
+  impl_.release();  // its threads and locks belong to the parent
+}
 
 }  // namespace p3

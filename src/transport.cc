@@ -12,6 +12,8 @@
 #include <limits>
 #include <utility>
 
+#include "event.h"
+
 namespace p3 {
 namespace {
 
@@ -19,18 +21,6 @@ namespace {
 constexpr size_t kReadsPerTurn = 16;
 // So many frames are written by a thread that has other things to do, before it leaves the rest to the sender.
 constexpr int kWritesHere = 8;
-
-void raise_event(int fd) {
-  const uint64_t one = 1;
-  while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {
-  }
-}
-
-void clear_event(int fd) {
-  uint64_t value;
-  while (read(fd, &value, sizeof value) < 0 && errno == EINTR) {
-  }
-}
 
 int checked(int result, const char* call) {
   if (result < 0) throw Error(ErrorKind::kUsage, std::string(call) + ": " + strerror(errno));
@@ -102,7 +92,7 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
   bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (error_) return;
+    if (error_ || stopping_) return;
     for (const Outgoing& out : frames) vans_[static_cast<size_t>(out.van)]->push(out.frame);
     if (sending_) return;  // who sends will find them
     if (write == Write::kHere) {
@@ -121,16 +111,19 @@ void Transport::ask_for_work() {
 
 // --- the sender --------------------------------------------------------------------------------------------------------
 
+// Among equals the vans take turns, or the slices of a key would keep one server busy and then the next.
 Van* Transport::most_urgent_writable() {
   Van* best = nullptr;
-  for (auto& van : vans_)
+  for (size_t i = 1; i <= vans_.size(); ++i) {
+    Van* van = vans_[(last_written_ + i) % vans_.size()].get();
     if (van->writable && van->has_work() && (best == nullptr || van->next_priority() > best->next_priority()))
-      best = van.get();
+      best = van;
+  }
   return best;
 }
 
 bool Transport::nothing_to_send() const {
-  return std::none_of(vans_.begin(), vans_.end(), [](const auto& van) { return van->has_work(); });
+  return std::none_of(vans_.begin(), vans_.end(), [](const auto& van) { return van->has_work() && !van->broken; });
 }
 
 void Transport::queue_pings(Clock::time_point now) {
@@ -193,14 +186,17 @@ bool Transport::write_frames(int limit) {
     uint64_t edges = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      const auto now = Clock::now();
+      queue_pings(now);  // an idle van must not look dead because another one is busy
       van = most_urgent_writable();
       if (van == nullptr || i == limit || failing_ || stopping_) {
         sending_ = false;
-        if (failing_ || stopping_) stopped_.notify_all();
+        if (failing_ || stopping_ || finishing_) stopped_.notify_all();  // the ending sender may wait for the role
         return van != nullptr || finishing_;
       }
+      last_written_ = static_cast<size_t>(van->number);
       van->begin_frame();
-      van->last_write = Clock::now();
+      van->last_write = now;
       edges = van->edges;
     }
     switch (van->write_some()) {
@@ -213,12 +209,12 @@ bool Transport::write_frames(int limit) {
         break;
       }
       default: {
-        // A peer that has said goodbye may be gone already; anything else is a loss, which the receiver tells: it sees
-        // the same connection end, and reads first what the peer may have said before.
+        // The receiver tells of the loss, unless the peer had said goodbye: it sees the same connection end, and reads
+        // first what the peer may have said before.
         std::lock_guard<std::mutex> lock(mutex_);
         van->writable = false;
         van->give_up_frame();
-        if (van->peer_left) van->drop_queue();
+        van->broken = true;
       }
     }
   }
@@ -274,6 +270,8 @@ void Transport::receive_loop() {
       more_work = !failing_ && handler_.work();
     } catch (const Error& error) {
       fail(error);
+    } catch (const std::exception& error) {  // out of memory
+      fail(Error(ErrorKind::kStopped, options_.label + ": " + error.what() + " while receiving."));
     }
   }
   release();
@@ -392,6 +390,8 @@ void Transport::stop() {
     raise_event(receive_wake_);
     if (sender_.joinable()) sender_.join();
     if (receiver_.joinable()) receiver_.join();
+    std::unique_lock<std::mutex> lock(mutex_);
+    stopped_.wait(lock, [this] { return !sending_; });  // a thread of the handler may be writing still
   }
   for (auto& van : vans_) van->stream().close();
 }

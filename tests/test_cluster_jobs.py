@@ -127,6 +127,30 @@ def test_a_key_that_rank_0_never_declares(make_cluster):
         assert "worker 1 (127.0.0.1) declared key 'extra', but worker 0 (127.0.0.1) left without it" in node.err
 
 
+def test_a_key_too_large_for_the_server_is_named_on_every_process(make_cluster):
+    vast = TRAIN.replace(
+        "session.barrier()",
+        'session.declare("vast", (1 << 45,), "float32")\n'
+        "    while True: session.pushpull(key, landing.copy(), landing).wait(30)",
+    )
+    finished = all_ended(started(make_cluster(), [vast, vast], P3_SLICE_ELEMENTS=str(1 << 28)))
+    assert_every_process_says(finished, "server 0 (127.0.0.1): no memory for this server's part of key 'vast'")
+    assert "server 0 (127.0.0.1): server 0" not in finished[1].err
+
+
+def test_a_control_message_that_a_worker_cannot_follow_ends_the_job(make_cluster):
+    broken = TRAIN.replace("landing = np", "session._agree = lambda *_: [].pop(); landing = np", 1)
+    finished = all_ended(started(make_cluster(), [TRAIN, broken]))
+    assert_every_process_says(finished, "worker 1 (127.0.0.1): a control message could not be followed: IndexError")
+
+
+def test_a_failure_after_the_last_wait_of_a_script_is_still_told(make_cluster):
+    unfinished = TRAIN.replace("session.barrier()", "session.pushpull(key, landing.copy(), landing)")
+    killed = TRAIN.replace("session.barrier()", "import os; os._exit(7)")
+    last = all_ended(started(make_cluster(), [unfinished, killed]))[2]
+    assert "p3: the job failed: " in last.err and "worker 1 (127.0.0.1)" in last.err, last
+
+
 def test_an_exception_in_one_script_is_told_to_all(make_cluster):
     broken = TRAIN.replace("session.barrier()", "raise ValueError('the disk is full')")
     finished = all_ended(started(make_cluster(), [TRAIN, broken]))

@@ -1,5 +1,6 @@
 """`p3 run` and `p3 exec`: what they start, what they show, and that nothing survives them."""
 
+import fcntl
 import io
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -430,3 +432,25 @@ def test_a_host_that_ssh_cannot_reach_is_named(start_job, tmp_path):
     unreachable = "ssh -F none -o BatchMode=yes -o HostName=127.0.0.1 -p 1"
     finished = hostfile_job(start_job, tmp_path, unreachable, SLEEP).wait()
     assert finished.code == 255 and "127.0.0.2 ended with exit code 255" in finished.err
+
+
+def bytes_in(pipe):
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_no_output_is_lost_when_standard_output_is_a_slow_non_blocking_pipe(tmp_path):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    script = "for number in range(20000): print('line', number)"
+    command = [sys.executable, "-m", "p3", "run", "-n", "1", sys.executable, "-c", script]
+    launcher = subprocess.Popen(command, env=clean_environment(), cwd=tmp_path, stdout=writing, stderr=subprocess.DEVNULL)
+    try:
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            wait_until(lambda: bytes_in(reading) > 65000, "the pipe is full")
+            lines = pipe.read().splitlines()
+        assert launcher.wait(30) == 0
+        assert lines == [b"[worker 0] line %d" % number for number in range(20000)]
+    finally:
+        launcher.kill()
+        launcher.wait()

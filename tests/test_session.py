@@ -323,3 +323,20 @@ def test_the_with_statement_reports_an_exception_that_is_caught_outside(run_job)
     )
     assert finished.code != 0
     assert "worker 1 (127.0.0.1): the script ended with KeyError: 'lost'" in finished.err.splitlines()[-1]
+
+
+def test_the_child_of_a_fork_of_an_embedded_session_ends_in_order():
+    finished = run_python(
+        """
+        import os, sys
+        from p3.worker.session import current
+        session = current()
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)  # tears everything down, the abandoned server too
+        print("child:", os.waitpid(child, 0)[1])
+        session.set_optimizer(0, %r)
+        """.replace("\n        ", "\n")
+        % SGD
+    )
+    assert (finished.returncode, finished.stdout) == (0, "child: 0\n"), finished

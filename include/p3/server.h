@@ -59,6 +59,9 @@ class Server {
   Counters counters() const;
   void stop();
 
+  // As Worker's: in the child of a fork. Only the destructor may be called afterwards.
+  void abandon_after_fork();
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

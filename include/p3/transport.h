@@ -117,6 +117,7 @@ class Transport {
   bool started_ = false;
   bool sender_sleeps_ = false;
   bool sending_ = false;  // somebody holds the sending role
+  size_t last_written_ = 0;  // the van whose turn it was
   bool sender_done_ = false;
   std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty
   std::atomic<bool> failing_{false};

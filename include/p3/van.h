@@ -51,6 +51,7 @@ class Van {
   // Under the Transport's lock. `edges` counts the write events, so that one which comes between a write that found
   // the stream full and the moment that is noted is not lost.
   bool writable = true;
+  bool broken = false;  // a write has failed: what is queued will never leave
   uint64_t edges = 0;
   std::chrono::steady_clock::time_point last_write{};
 

@@ -191,7 +191,10 @@ class Stream:
     def finish(self) -> None:
         """Nothing more will be sent after what is queued; the peer still may."""
         if not self._finished and not self._writer.transport.is_closing():
-            self._writer.write_eof()
+            try:
+                self._writer.write_eof()
+            except OSError:  # the peer has reset the connection, and asyncio has not noticed yet
+                self._writer.transport.abort()
         self._finished = True
 
     async def close(self, timeout_s: float) -> None:

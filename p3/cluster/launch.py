@@ -293,6 +293,9 @@ def _signal_name(number: int) -> str:
 def run(settings: Settings, hosts, num_workers: int, num_servers: int, command, timeout_s: Optional[float]) -> int:
     """See Launcher. ConfigError if the job cannot be started as asked."""
 
+    # Whoever started us may have left it non-blocking; then what does not fit into the pipe would be lost.
+    os.set_blocking(sys.stdout.fileno(), True)
+
     async def launch() -> int:
         return await Launcher(settings, hosts, num_workers, num_servers).run(command, timeout_s)
 

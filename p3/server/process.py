@@ -117,7 +117,7 @@ async def _follow(member: Member, core: P3Server, label: str) -> None:
             core.fail(str(error))
             raise
         except ValueError as error:
-            text = "%s: %s" % (label, error)
+            text = str(error) if str(error).startswith(label) else "%s: %s" % (label, error)
             ended.cancel()
             member.send({"kind": "failed", "text": text})
             core.fail(text)

@@ -66,7 +66,7 @@ class EmbeddedLink:
                 self._server.stop()
 
     def abandon_after_fork(self) -> None:
-        pass
+        self._server.abandon_after_fork()
 
     def _deliver(self, sender: Node, message: dict) -> None:
         with self._lock:

@@ -137,6 +137,11 @@ class JoinedLink:
             if not self._leaving:
                 self._reported = True
                 self._on_message({"kind": "abort", "text": str(error)})
+        except Exception as error:  # without a listener, nothing would be agreed any more, and everyone would wait
+            text = "%s: a control message could not be followed: %s: %s" % (self.label, type(error).__name__, error)
+            self.core.fail(messages.sendable(text))
+            self.report(text)
+            self._on_failure()
 
     def _on_core_event(self) -> None:
         self._loop.remove_reader(self.core.event_fd)

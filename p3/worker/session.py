@@ -29,8 +29,6 @@ from p3.settings import Settings, in_job
 
 Name = Union[str, int]  # 1 and "1" are different keys
 
-_CLOSE_TIMEOUT_S = 10.0  # an orderly end waits this long for what is still pending
-
 
 class Key(NamedTuple):
     """One tensor of the job as this worker declared it."""
@@ -65,6 +63,7 @@ class Session:
         self._barriers = 0
         self._barriers_done = 0
         self._unusable: Optional[str] = None  # why no call is possible any more: closed, or a forked child
+        self._failure_is_known = False  # to the script: it caused the job's failure, or has been told
         self._forked = False
         link.start(self._on_message, self._wake)
 
@@ -220,6 +219,7 @@ class Session:
         """Fails the whole job: every node gets the text, with this worker's name before it. The first failure wins."""
         if self._unusable is None:
             text = sendable("%s: %s" % (self.label, text))
+            self._failure_is_known = True
             self.core.fail(text)
             self._link.report(text)
             self._wake()
@@ -230,6 +230,7 @@ class Session:
             raise P3Error(self._unusable)
         error = self.core.error
         if error is not None:
+            self._failure_is_known = True
             raise error
 
     def counters(self) -> dict:
@@ -239,15 +240,18 @@ class Session:
         return self.core.counters()
 
     def close(self) -> None:
-        """Leaves the job: waits for what is pending (at most 10 s), says goodbye, stops the threads. Idempotent."""
+        """Leaves the job: waits for what is pending (at most P3_WAIT_TIMEOUT_S), says goodbye, stops the threads. Idempotent."""
         with self._changed:
             if self._unusable is not None:
                 return
             self._unusable = "%s: the session was closed" % self.label
-        self.core.close(_CLOSE_TIMEOUT_S if self.core.error is None else 0)
+        # What is pending may wait for a worker that is only slow; a dead one is noticed by its silence.
+        self.core.close(self._link.wait_timeout_s if self.core.error is None else 0)
         error = self.core.error  # also of what was still pending after that time
         self._link.close(None if error is None else str(error))
         _unregister(self)
+        if error is not None and not self._failure_is_known:  # a script that was done could not see it any more
+            print("p3: the job failed: %s" % error, file=sys.stderr)
 
     def abandon_after_fork(self) -> None:
         """In a forked child: the job goes on in the parent alone. Takes no lock, for the parent's threads held them."""

@@ -1,0 +1,264 @@
+// The sending role, the edges and the sleeping flags under many threads: whatever the interleaving, each frame arrives
+// once, whole, and nothing waits for ever. P3_STRESS_S=60 makes it last; run that under -fsanitize=thread.
+#include "p3/transport.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "p3/ring_stream.h"
+#include "raw_peer.h"
+
+namespace p3 {
+namespace {
+
+constexpr size_t kMaxPayload = 9000;  // more than two of the smallest rings
+constexpr auto kDeadline = std::chrono::milliseconds(kDeadlineMs);
+
+using StreamPair = std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>>;
+
+StreamPair ring_pair() {
+  const auto [maker, other] = unix_pair();
+  const RingStream::Descriptors made = RingStream::make(4096);
+  RingStream::Descriptors passed;
+  for (size_t i = 0; i < made.size(); ++i) passed[i] = dup(made[i]);
+  return {std::make_unique<RingStream>(maker, made, true), std::make_unique<RingStream>(other, passed, false)};
+}
+
+StreamPair tcp_streams() {
+  const auto [one, other] = tcp_pair(32 << 10);  // smaller ones have the kernel probe a closed window, for seconds
+  return {stream_of(one), stream_of(other)};
+}
+
+StreamPair unix_streams() {
+  const auto [one, other] = unix_pair();
+  return {stream_of(one), stream_of(other)};
+}
+
+// A frame's payload is made of its number, so that the receiver can tell whether it is whole.
+char byte_of(uint32_t number, size_t at) { return static_cast<char>(number * 31 + at); }
+
+// One end of several vans. Hands every received slice to `on_slice`, on the receiver thread.
+class Node : public Transport::Handler {
+ public:
+  explicit Node(const std::string& label, NodeOptions options = {})
+      : transport((options.label = label, options), *this) {}
+
+  void* receive_into(int van, const Header& header) override {
+    auto& buffer = arriving[static_cast<size_t>(van)];
+    EXPECT_LE(header.payload_bytes, kMaxPayload);
+    buffer.assign(header.payload_bytes, 0);
+    return buffer.data();
+  }
+  void received(int van, const Header& header, void* payload) override {
+    const char* bytes = static_cast<const char*>(payload);
+    for (size_t i = 0; i < header.payload_bytes; ++i)
+      if (bytes[i] != byte_of(header.slice, i)) {
+        ++torn;
+        break;
+      }
+    if (on_slice) on_slice(van, header);
+  }
+  void sent(int, void*) override { ++sent_frames; }
+  void left(int) override { ++goodbyes; }
+  std::string waiting_for(int) const override { return {}; }
+  void failed(const Error&) override { ++failures; }
+
+  std::function<void(int, const Header&)> on_slice;
+  std::array<std::vector<char>, 16> arriving;
+  std::atomic<uint64_t> torn{0}, sent_frames{0}, goodbyes{0}, failures{0};
+  Transport transport;  // last: its threads use all of the above
+};
+
+class Payloads {
+ public:
+  Payloads() {
+    for (uint32_t number = 0; number < kNumbers; ++number)
+      for (size_t i = 0; i < kMaxPayload; ++i) bytes_[number][i] = byte_of(number, i);
+  }
+  Frame frame(uint32_t number, int32_t priority, uint32_t size) const {
+    Frame made;
+    made.header.kind = FrameKind::kPush;
+    made.header.slice = number % kNumbers;
+    made.header.priority = priority;
+    made.header.payload_bytes = size;
+    made.payload = bytes_[number % kNumbers].data();
+    made.context = const_cast<Payloads*>(this);
+    return made;
+  }
+
+ private:
+  static constexpr uint32_t kNumbers = 16;
+  std::array<std::array<char, kMaxPayload>, kNumbers> bytes_;
+};
+
+void connect(Node& one, Node& other, int vans_of_each_kind) {
+  for (int i = 0; i < vans_of_each_kind; ++i)
+    for (auto open : {ring_pair, tcp_streams, unix_streams}) {
+      StreamPair ends = open();
+      one.transport.add_van(std::move(ends.first), "the other");
+      other.transport.add_van(std::move(ends.second), "the one");
+    }
+}
+
+bool within_deadline(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + kDeadline;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+double stress_seconds() {
+  const char* text = std::getenv("P3_STRESS_S");
+  return text != nullptr ? std::atof(text) : 1.0;
+}
+
+TEST(Transport, EveryFrameArrivesOnceAndWholeWhoeverSends) {
+  constexpr int kVansOfEachKind = 2, kVans = 3 * kVansOfEachKind, kThreads = 3;
+  const Payloads payloads;
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(stress_seconds());
+  for (uint64_t pass = 0; pass == 0 || std::chrono::steady_clock::now() < end; ++pass) {
+    std::atomic<uint64_t> asked{0}, answered{0}, came{0};
+    Node server("server"), client("client");
+    // The server answers each frame on the thread that received it, as broadcasts do.
+    server.on_slice = [&](int van, const Header& header) {
+      ++came;
+      const auto write = header.slice % 2 == 0 ? Transport::Write::kHere : Transport::Write::kBySender;
+      server.transport.send({{van, payloads.frame(header.slice, header.priority, header.payload_bytes)}}, write);
+    };
+    client.on_slice = [&](int, const Header&) { ++answered; };
+    connect(client, server, kVansOfEachKind);
+    server.transport.start();
+    client.transport.start();
+
+    std::vector<std::thread> threads;
+    for (unsigned thread = 0; thread < kThreads; ++thread)
+      threads.emplace_back([&, thread] {
+        std::mt19937 random(seed + 1000 * static_cast<unsigned>(pass) + thread);
+        for (int burst = 0; burst < 60; ++burst) {
+          std::vector<Transport::Outgoing> frames(1 + random() % 5);
+          for (auto& out : frames)
+            out = {static_cast<int>(random() % kVans),
+                   payloads.frame(static_cast<uint32_t>(random()), static_cast<int32_t>(random() % 7) - 3,
+                                  static_cast<uint32_t>(random() % (random() % 3 == 0 ? kMaxPayload : 200)))};
+          asked += frames.size();
+          client.transport.send(frames, random() % 2 == 0 ? Transport::Write::kHere : Transport::Write::kBySender);
+          // Now and then both ends fall asleep, so that waking is tested too.
+          if (random() % 8 == 0) within_deadline([&] { return answered >= asked || random() % 4 == 0; });
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_TRUE(within_deadline([&] { return answered == asked; }))
+        << asked << " asked, " << came << " came, " << answered << " answered";
+    EXPECT_EQ(client.torn + server.torn, 0u);
+    EXPECT_TRUE(within_deadline([&] { return client.sent_frames == asked && server.sent_frames == asked; }));
+    EXPECT_TRUE(client.transport.finish(10));
+    EXPECT_TRUE(within_deadline([&] { return server.goodbyes == kVans; }));
+    EXPECT_TRUE(server.transport.finish(10));
+    EXPECT_FALSE(client.transport.error());
+    EXPECT_FALSE(server.transport.error());
+    EXPECT_EQ(client.failures + server.failures, 0u);
+  }
+}
+
+// finish() while the receiver still answers on its own thread: whoever holds the sending role must wake who ends.
+TEST(Transport, FinishEndsWhileOthersStillSend) {
+  const Payloads payloads;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(stress_seconds());
+  for (uint64_t pass = 0; pass == 0 || std::chrono::steady_clock::now() < end; ++pass) {
+    auto server = std::make_shared<Node>("server");
+    auto client = std::make_shared<Node>("client");
+    server->on_slice = [&, node = server.get()](int van, const Header& header) {
+      node->transport.send({{van, payloads.frame(header.slice, 0, 8)}}, Transport::Write::kHere);
+    };
+    client->on_slice = [&, node = client.get()](int van, const Header& header) {
+      node->transport.send({{van, payloads.frame(header.slice, 0, 8)}}, Transport::Write::kHere);
+    };
+    connect(*client, *server, 1);
+    server->transport.start();
+    client->transport.start();
+    for (int van = 0; van < 3; ++van) client->transport.send({{van, payloads.frame(1, 0, 8)}});
+    std::promise<void> ended;
+    std::thread([&ended, server] {
+      server->transport.finish(0.05);
+      ended.set_value();
+    }).detach();
+    if (ended.get_future().wait_for(kDeadline) != std::future_status::ready) {
+      ADD_FAILURE() << "finish() hangs";
+      std::_Exit(1);  // its threads cannot be ended
+    }
+    client->transport.stop();
+  }
+}
+
+// A sender that never gets to sleep must give its other vans their signs of life all the same.
+TEST(Transport, AnIdleVanGetsSignsOfLifeWhileAnotherIsBusy) {
+  const Payloads payloads;
+  NodeOptions options;
+  options.heartbeat_s = 0.02;
+  Node busy("busy", options), quiet("quiet", options);
+  StreamPair idle = unix_streams();
+  StreamPair flood = unix_streams();
+  busy.transport.add_van(std::move(idle.first), "quiet");
+  quiet.transport.add_van(std::move(idle.second), "busy");
+
+  // A peer that takes whatever comes at once, so that the van is never full.
+  class Sink : public Stream {
+   public:
+    explicit Sink(std::unique_ptr<Stream> end) : end_(std::move(end)) {}
+    IoResult write(const iovec* parts, int count) override {
+      IoResult result;
+      for (int i = 0; i < count; ++i) result.bytes += parts[i].iov_len;
+      return result;
+    }
+    IoResult read(const iovec* parts, int count) override { return end_->read(parts, count); }
+    int read_fd() const override { return end_->read_fd(); }
+    int write_fd() const override { return end_->write_fd(); }
+    uint32_t write_event() const override { return end_->write_event(); }
+    void end_writing() override { end_->end_writing(); }
+    void close() override { end_->close(); }
+
+   private:
+    std::unique_ptr<Stream> end_;
+  };
+  busy.transport.add_van(std::make_unique<Sink>(std::move(flood.first)), "a sink");
+  busy.transport.start();
+  quiet.transport.start();
+
+  std::vector<Transport::Outgoing> frames(100, {1, payloads.frame(0, 0, 8)});
+  const auto counted = [&quiet] {
+    Counters counters;
+    quiet.transport.add_to(counters);
+    return counters.bytes_received;
+  };
+  // Refills the queue faster than it drains.
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> pushed{0};
+  std::thread feeder([&] {
+    while (!stop)
+      if (pushed - busy.sent_frames < 100000) busy.transport.send(frames), pushed += frames.size();
+  });
+  EXPECT_TRUE(within_deadline([&] { return pushed - busy.sent_frames >= 50000; }));
+  const uint64_t before = counted();
+  const bool pinged = within_deadline([&] { return counted() >= before + 5 * sizeof(Header); });
+  EXPECT_TRUE(pinged) << "bytes that came meanwhile: " << counted() - before;
+  stop = true;
+  feeder.join();
+  busy.transport.stop();
+  quiet.transport.stop();
+}
+
+}  // namespace
+}  // namespace p3
