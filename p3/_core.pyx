@@ -136,7 +136,8 @@ cdef extern from *:
       // False after timeout_s. Throws the operation's error.
       bool wait(double timeout_s) {
         std::unique_lock<std::mutex> lock(mutex_);
-        const bool in_time = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
+        const bool in_time =
+            changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
         if (error_) throw *error_;
         return in_time;
       }

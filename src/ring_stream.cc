@@ -85,7 +85,7 @@ RingStream::RingStream(int socket, const Descriptors& descriptors, bool is_maker
 
 // Takes the descriptor. The seals make sure that a peer cannot pull the memory away from under a copy.
 void RingStream::map(int memory) {
-  struct stat status {};
+  struct stat status{};
   const int seals = fcntl(memory, F_GET_SEALS);
   const bool good = fstat(memory, &status) == 0 && seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
   mapping_bytes_ = static_cast<size_t>(status.st_size);

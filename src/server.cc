@@ -181,7 +181,7 @@ class Server::Impl : public Transport::Handler {
     for (Summer& summer : summers_) summer.stop();
   }
 
-  // --- Transport::Handler, on the receiver thread ------------------------------------------------------------------------
+  // --- Transport::Handler, on the receiver thread ------------------------------------------------------------------
 
   void* receive_into(int van, const Header& header) override {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
@@ -229,12 +229,11 @@ class Server::Impl : public Transport::Handler {
 
   void failed(const Error&) override {}
 
-  // --- while sending -------------------------------------------------------------------------------------------------------
+  // --- while sending -----------------------------------------------------------------------------------------------
 
   void sent(int, void* context) override {
     ServerSlice& slice = *static_cast<ServerSlice*>(context);
-    if (slice.outstanding.fetch_sub(1) == 1)
-      queue(slice.priority(), {Task::Kind::kFinish, &slice, -1, {}, nullptr});
+    if (slice.outstanding.fetch_sub(1) == 1) queue(slice.priority(), {Task::Kind::kFinish, &slice, -1, {}, nullptr});
   }
 
   Transport& transport() { return transport_; }
@@ -256,12 +255,12 @@ class Server::Impl : public Transport::Handler {
     for (uint32_t i = 0; i < entry.slices.size(); ++i) {
       if (server_of(entry.key.plan, i, num_servers_) != rank_) continue;
       const int thread = static_cast<int>(next_thread_++ % summers_.size());
-      entry.slices[i] = std::make_unique<ServerSlice>(entry.key, i, num_workers_, sum_order_, thread, values_,
-                                                      gradients_);
+      entry.slices[i] =
+          std::make_unique<ServerSlice>(entry.key, i, num_workers_, sum_order_, thread, values_, gradients_);
     }
   }
 
-  // --- where slices are summed ------------------------------------------------------------------------------------------------
+  // --- where slices are summed -------------------------------------------------------------------------------------
 
   void run(const Task& task) {
     try {
@@ -283,8 +282,8 @@ class Server::Impl : public Transport::Handler {
     } catch (const Error& error) {
       transport_.fail(error);
     } catch (const std::exception& error) {
-      transport_.fail(Error(ErrorKind::kStopped, label() + ": " + error.what() + " while working on key '" +
-                                                     task.slice->key.name + "'."));
+      transport_.fail(Error(ErrorKind::kStopped,
+                            label() + ": " + error.what() + " while working on key '" + task.slice->key.name + "'."));
     }
   }
 
@@ -336,7 +335,7 @@ class Server::Impl : public Transport::Handler {
     return found->second.get();
   }
 
-  // --- checks --------------------------------------------------------------------------------------------------------------
+  // --- checks ------------------------------------------------------------------------------------------------------
 
   ServerSlice* find(const Header& header) const {
     std::lock_guard<std::mutex> lock(mutex_);

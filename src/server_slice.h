@@ -36,25 +36,25 @@ class ServerSlice {
   const size_t bytes;  // of the value, and of a pushed gradient
   const int thread;    // which of the summing threads, if there are any
 
-  // --- the receiver thread ---------------------------------------------------------------------------------------------
+  // --- the receiver thread -----------------------------------------------------------------------------------------
   // The round that each worker pushes next; 0: its init is still to come.
   std::vector<uint64_t> next_round;
 
-  // --- any thread ------------------------------------------------------------------------------------------------------
+  // --- any thread --------------------------------------------------------------------------------------------------
   // The round of the value that was broadcast last.
   std::atomic<uint64_t> published{0};
   // The round in progress is complete when every worker's push is in and no send borrows the last value any more:
   // one count for both, and whoever brings it to zero lets the round finish. So no value changes under a send.
   std::atomic<int> outstanding;
 
-  // --- where it is summed -----------------------------------------------------------------------------------------------
+  // --- where it is summed ------------------------------------------------------------------------------------------
   // The place of the value; rank 0's init is received straight into it.
   void* value() const { return value_; }
   bool initialised = false;
   std::vector<int> waiting_for_init;  // workers that asked for the value before it was there
 
-  // Takes over `gradient` (from the pool of gradients, `bytes` long) of one worker. Returns the rank of a worker whose scalars
-  // differ from this one's, or -1.
+  // Takes over `gradient` (from the pool of gradients, `bytes` long) of one worker. Returns the rank of a worker whose
+  // scalars differ from this one's, or -1.
   int add(int worker, const Header& header, void* gradient);
   // All are in: value = update(value, sum), or the sum itself without an optimizer.
   void finish(const Optimizer* optimizer);
@@ -74,8 +74,8 @@ class ServerSlice {
   const size_t sum_bytes_;
 
   void* value_;
-  void* master_ = nullptr;     // float32 copy of a float16 value
-  std::vector<void*> state_;   // the optimizer's
+  void* master_ = nullptr;    // float32 copy of a float16 value
+  std::vector<void*> state_;  // the optimizer's
 
   void* accumulator_ = nullptr;
   std::vector<void*> arrived_;  // received and not yet summed, by rank

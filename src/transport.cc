@@ -109,7 +109,7 @@ void Transport::ask_for_work() {
   if (std::this_thread::get_id() != receiver_id_) raise_event(receive_wake_);
 }
 
-// --- the sender --------------------------------------------------------------------------------------------------------
+// --- the sender ----------------------------------------------------------------------------------------------------
 
 // Among equals the vans take turns, or the slices of a key would keep one server busy and then the next.
 Van* Transport::most_urgent_writable() {
@@ -244,7 +244,7 @@ void Transport::announce_failure() {
   }
 }
 
-// --- the receiver ------------------------------------------------------------------------------------------------------
+// --- the receiver --------------------------------------------------------------------------------------------------
 
 void Transport::receive_loop() {
   receiver_id_ = std::this_thread::get_id();
@@ -328,7 +328,7 @@ void Transport::accuse_silent_peers(Clock::time_point now) {
   }
 }
 
-// --- ending ------------------------------------------------------------------------------------------------------------
+// --- ending --------------------------------------------------------------------------------------------------------
 
 void Transport::fail(const Error& error) {
   {

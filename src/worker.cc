@@ -41,8 +41,9 @@ class Worker::Impl : public Transport::Handler {
  public:
   Impl(int rank, int num_servers, NodeOptions options)
       : rank_(rank), num_servers_(num_servers), transport_(std::move(options), *this) {
-    if (num_servers < 1) throw Error(ErrorKind::kUsage, label() + ": a job needs at least one server, not " +
-                                                            std::to_string(num_servers) + ".");
+    if (num_servers < 1)
+      throw Error(ErrorKind::kUsage,
+                  label() + ": a job needs at least one server, not " + std::to_string(num_servers) + ".");
     van_of_server_.assign(static_cast<size_t>(num_servers), -1);
   }
 
@@ -113,18 +114,19 @@ class Worker::Impl : public Transport::Handler {
     bool idle;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      idle = idle_.wait_for(lock, std::chrono::duration<double>(timeout_s),
-                            [this] { return pending_ == 0 || failure_; }) && pending_ == 0;
+      idle = idle_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] {
+        return pending_ == 0 || failure_;
+      }) && pending_ == 0;
     }
     if (!idle)
-      transport_.fail(Error(ErrorKind::kStopped, label() + ": closed with operations pending" + waiting_for_any() +
-                                                     "."));
+      transport_.fail(
+          Error(ErrorKind::kStopped, label() + ": closed with operations pending" + waiting_for_any() + "."));
     const bool orderly = transport_.finish(timeout_s) && idle;
     failed(Error(ErrorKind::kStopped, label() + " is closed."));  // for later calls, which no thread would answer
     return orderly;
   }
 
-  // --- Transport::Handler ----------------------------------------------------------------------------------------------
+  // --- Transport::Handler ------------------------------------------------------------------------------------------
 
   void* receive_into(int van, const Header& header) override {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -121,7 +121,8 @@ def test_the_server_updates_the_weight():
             gradients = [np.full(2500, rank + step, "float32") for rank in range(2)]
             lr = 0.1 / (step + 1)
             landings = job.push(key, gradients, lr=lr, wd=0.01, rescale=0.5)
-            momentum = 0.9 * momentum - np.float32(lr) * (0.5 * (gradients[0] + gradients[1]) + np.float32(0.01) * weight)
+            rescaled = 0.5 * (gradients[0] + gradients[1])
+            momentum = 0.9 * momentum - np.float32(lr) * (rescaled + np.float32(0.01) * weight)
             weight = weight + momentum
             for landing in landings:
                 np.testing.assert_allclose(landing, weight, rtol=1e-6, atol=1e-6)
@@ -215,7 +216,9 @@ def test_an_orderly_end_finishes_the_servers():
         assert all(server.error is None for server in job.servers)
 
 
-@pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"heartbeat_s": 3.0, "timeout_s": 2.0}, {"heartbeat_s": float("nan")}])
+@pytest.mark.parametrize(
+    "options", [{"timeout_s": 0.0}, {"heartbeat_s": 3.0, "timeout_s": 2.0}, {"heartbeat_s": float("nan")}]
+)
 def test_impossible_times_are_refused(options):
     with pytest.raises(ValueError, match="timeout_s"):
         P3Worker(0, 1, "worker 0", **options)

@@ -443,7 +443,9 @@ def test_no_output_is_lost_when_standard_output_is_a_slow_non_blocking_pipe(tmp_
     os.set_blocking(writing, False)
     script = "for number in range(20000): print('line', number)"
     command = [sys.executable, "-m", "p3", "run", "-n", "1", sys.executable, "-c", script]
-    launcher = subprocess.Popen(command, env=clean_environment(), cwd=tmp_path, stdout=writing, stderr=subprocess.DEVNULL)
+    launcher = subprocess.Popen(
+        command, env=clean_environment(), cwd=tmp_path, stdout=writing, stderr=subprocess.DEVNULL
+    )
     try:
         os.close(writing)
         with open(reading, "rb") as pipe:

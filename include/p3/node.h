@@ -7,9 +7,9 @@
 namespace p3 {
 
 struct NodeOptions {
-  std::string label;                      // in messages: "worker 2 (10.0.0.5)"
-  double heartbeat_s = 1.0;               // a sign of life leaves every van at least this often
-  double timeout_s = 10.0;                // silence on a van for this long is a dead peer
+  std::string label;         // in messages: "worker 2 (10.0.0.5)"
+  double heartbeat_s = 1.0;  // a sign of life leaves every van at least this often
+  double timeout_s = 10.0;   // silence on a van for this long is a dead peer
 };
 
 // Since start. Bytes count whole frames, both data and signs of life.
@@ -18,7 +18,7 @@ struct Counters {
   uint64_t bytes_received = 0;
   uint64_t slices_sent = 0;
   uint64_t slices_received = 0;
-  uint64_t rounds = 0;          // worker: keys' rounds completed; server: slices' rounds completed
+  uint64_t rounds = 0;             // worker: keys' rounds completed; server: slices' rounds completed
   uint64_t buffer_bytes = 0;       // server: received slices of incomplete rounds, now
   uint64_t peak_buffer_bytes = 0;  // server: the most there ever were
 };

@@ -19,14 +19,14 @@ enum class Algorithm : uint8_t { kSgd = 0, kNag = 1, kAdam = 2, kAdaGrad = 3, kR
 // What set_optimizer announces, once: a name and numbers, never code.
 struct OptimizerSpec {
   Algorithm algorithm = Algorithm::kSgd;
-  double momentum = 0;        // sgd, nag
-  double beta1 = 0;           // adam
-  double beta2 = 0;           // adam
-  double epsilon = 0;         // adam, adagrad, rmsprop, centered
-  double gamma1 = 0;          // rmsprop, centered: decay of the averages
-  double gamma2 = 0;          // centered: momentum
-  double clip_gradient = -1;  // negative: none. Applied after rescaling, as MXNet does.
-  double clip_weights = -1;   // rmsprop, centered; negative: none
+  double momentum = 0;           // sgd, nag
+  double beta1 = 0;              // adam
+  double beta2 = 0;              // adam
+  double epsilon = 0;            // adam, adagrad, rmsprop, centered
+  double gamma1 = 0;             // rmsprop, centered: decay of the averages
+  double gamma2 = 0;             // centered: momentum
+  double clip_gradient = -1;     // negative: none. Applied after rescaling, as MXNet does.
+  double clip_weights = -1;      // rmsprop, centered; negative: none
   bool multi_precision = false;  // float16 weights keep a float32 master copy
 };
 

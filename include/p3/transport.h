@@ -6,12 +6,12 @@
 // one flag under the lock; whoever holds it alone writes to vans.
 //
 // Threads: send(), fail(), counters() from any thread. The Handler is called by the receiver thread (receive_*, work,
-//          left), who holds the sending role (sent), or the last of the two threads to stop (failed). Nobody ever blocks
-//          on a peer.
+//          left), by who holds the sending role (sent), or by the last of the two threads to stop (failed). Nobody
+//          ever blocks on a peer.
 // Memory:  payloads to send are borrowed until Handler::sent, or until Handler::failed: after failed() no borrowed
 //          memory is touched any more, in either direction.
 // Failure: the first Error wins. Every van on which no frame is half written carries it to its peer (kFail), then
-//          both threads end. A peer's kFail becomes this node's error, text unchanged, so causes travel by the core alone.
+//          both threads end. A peer's kFail becomes this node's error, text unchanged: causes travel by the core alone.
 #pragma once
 
 #include <atomic>
@@ -42,8 +42,8 @@ class Transport {
     virtual void* receive_into(int van, const Header& header) = 0;
     // The payload is complete. May throw Error.
     virtual void received(int van, const Header& header, void* payload) = 0;
-    // Nothing more can be read just now, or a turn is over: does one piece of the handler's own queued work. True: there
-    // is more, and the receiver comes back after a look at the vans.
+    // Nothing more can be read just now, or a turn is over: does one piece of the handler's own queued work. True:
+    // there is more, and the receiver comes back after a look at the vans.
     virtual bool work() { return false; }
     // The frame's payload is no longer borrowed.
     virtual void sent(int van, void* context) = 0;
@@ -116,7 +116,7 @@ class Transport {
   std::optional<Error> error_;
   bool started_ = false;
   bool sender_sleeps_ = false;
-  bool sending_ = false;  // somebody holds the sending role
+  bool sending_ = false;     // somebody holds the sending role
   size_t last_written_ = 0;  // the van whose turn it was
   bool sender_done_ = false;
   std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty

@@ -24,16 +24,16 @@ struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
   FrameKind kind = FrameKind::kPing;
-  uint8_t dtype = 0;  // p3::DType
-  uint8_t flags = 0;  // none defined yet; must be zero
-  uint32_t key = 0;   // wire key
-  uint32_t slice = 0; // index within the key
-  uint64_t round = 0; // 0 is the first value
+  uint8_t dtype = 0;     // p3::DType
+  uint8_t flags = 0;     // none defined yet; must be zero
+  uint32_t key = 0;      // wire key
+  uint32_t slice = 0;    // index within the key
+  uint64_t round = 0;    // 0 is the first value
   int32_t priority = 0;  // higher is sooner
   uint32_t payload_bytes = 0;
   uint32_t crc32c = 0;    // reserved; must be zero
   uint32_t reserved = 0;  // must be zero
-  double lr = 0;       // kPush: the round's RoundScalars
+  double lr = 0;          // kPush: the round's RoundScalars
   double wd = 0;
   double rescale = 0;
 

@@ -129,14 +129,14 @@ MXNetEngine::MXNetEngine(const std::string& library) {
 }
 
 void MXNetEngine::init(Worker* worker, const Key& key) const {
-  enqueue(new Operation{api_, worker, Operation::Kind::kInit, key.handle, key.name, key.priority,
-                        key.engine_priority, RoundScalars{}, nullptr, key.landing},
+  enqueue(new Operation{api_, worker, Operation::Kind::kInit, key.handle, key.name, key.priority, key.engine_priority,
+                        RoundScalars{}, nullptr, key.landing},
           nullptr);
 }
 
 void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars) const {
-  enqueue(new Operation{api_, worker, Operation::Kind::kPush, key.handle, key.name, key.priority,
-                        key.engine_priority, scalars, nullptr, key.landing},
+  enqueue(new Operation{api_, worker, Operation::Kind::kPush, key.handle, key.name, key.priority, key.engine_priority,
+                        scalars, nullptr, key.landing},
           gradient);
 }
 

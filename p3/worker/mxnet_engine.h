@@ -25,15 +25,14 @@ class MXNetEngine {
 
   // What the operations of one key have in common.
   struct Key {
-    int handle = 0;              // Worker::declare's
-    std::string name;            // for messages
-    int32_t priority = 0;        // in P3's queues
-    int engine_priority = 0;     // in the engine's; distinct per key, since the engine scrambles equals
+    int handle = 0;                   // Worker::declare's
+    std::string name;                 // for messages
+    int32_t priority = 0;             // in P3's queues
+    int engine_priority = 0;          // in the engine's; distinct per key, since the engine scrambles equals
     NDArrayHandle landing = nullptr;  // in CPU memory, written by the round; disjoint from the gradient
   };
 
-  // The key's first value, which rank 0 sends from the landing array itself: each of its slices has left before it comes
-  // back.
+  // The key's first value, which rank 0 sends from the landing array itself: each slice has left before it comes back.
   void init(Worker* worker, const Key& key) const;
   // The key's next round. `gradient`: CPU memory, shape and type of the landing array.
   void push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars) const;

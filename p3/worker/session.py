@@ -240,7 +240,10 @@ class Session:
         return self.core.counters()
 
     def close(self) -> None:
-        """Leaves the job: waits for what is pending (at most P3_WAIT_TIMEOUT_S), says goodbye, stops the threads. Idempotent."""
+        """Leaves the job: waits for what is pending (at most P3_WAIT_TIMEOUT_S), says goodbye, stops the threads.
+
+        Idempotent.
+        """
         with self._changed:
             if self._unusable is not None:
                 return

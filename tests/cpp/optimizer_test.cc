@@ -120,7 +120,7 @@ TEST(Optimizer, NonsenseIsRefusedAndTheFieldNamed) {
   const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
   const struct {
     const char* field;
-    double OptimizerSpec::*number;
+    double OptimizerSpec::* number;
     std::vector<double> bad;
   } cases[] = {{"momentum", &OptimizerSpec::momentum, {nan, -0.1, infinity}},
                {"beta1", &OptimizerSpec::beta1, {nan, -0.1, 1.0}},

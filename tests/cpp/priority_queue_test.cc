@@ -37,8 +37,8 @@ TEST(PriorityQueue, AnyMixOfPushesAndPopsFollowsTheModel) {
       queue.push(priority, step);
       model.push_back({priority, step});
     } else {
-      const auto first = std::max_element(model.begin(), model.end(),
-                                          [](const auto& a, const auto& b) { return a.first < b.first; });
+      const auto first =
+          std::max_element(model.begin(), model.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
       ASSERT_EQ(queue.top_priority(), first->first);
       ASSERT_EQ(queue.pop(), first->second);
       model.erase(first);

@@ -44,7 +44,8 @@ struct Job {
     server.define(plan, "key" + std::to_string(wire_key), 0);
   }
 
-  static Header header(FrameKind kind, uint32_t key, uint32_t slice, uint64_t round, size_t elements, int32_t priority = 0) {
+  static Header header(FrameKind kind, uint32_t key, uint32_t slice, uint64_t round, size_t elements,
+                       int32_t priority = 0) {
     Header made;
     made.kind = kind;
     made.key = key;
@@ -155,7 +156,8 @@ TEST(Server, AThrottledVanBroadcastsByPriorityAndTiesInSequence) {
   const auto ahead = order.front();
   EXPECT_EQ(ahead, (std::pair<uint32_t, uint32_t>{2, 0}));
   order.erase(order.begin());
-  const std::vector<std::pair<uint32_t, uint32_t>> expected = {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {1, 2}, {2, 1}, {2, 2}};
+  const std::vector<std::pair<uint32_t, uint32_t>> expected = {{0, 0}, {0, 1}, {0, 2}, {1, 0},
+                                                               {1, 1}, {1, 2}, {2, 1}, {2, 2}};
   EXPECT_EQ(order, expected);
 }
 
@@ -205,7 +207,8 @@ TEST(Server, WorkersThatDisagreeOnTheLearningRateAreBothNamed) {
   job.push(0, 1, 1, {1}, 0, 0, 0.1);
   job.push(1, 1, 1, {1}, 0, 0, 0.2);
   const std::string text = job.failure();
-  for (const char* part : {"worker 0 (there)", "worker 1 (there)", "round 1 of key 'key1'", "0.1", "0.2", "learning rate"})
+  for (const char* part :
+       {"worker 0 (there)", "worker 1 (there)", "round 1 of key 'key1'", "0.1", "0.2", "learning rate"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
   for (RawPeer& worker : job.workers) EXPECT_EQ(worker.receive_failure(), text);
 }
@@ -238,7 +241,8 @@ TEST(Server, AWorkerThatLeavesEarlyIsNamed) {
     job.workers[1].send(bye);
     if (!push_first) job.push(0, 1, 1, {1});
     const std::string text = job.failure();
-    EXPECT_NE(text.find("worker 1 (there) ended, but others still push round 1 of key 'key1'"), std::string::npos) << text;
+    EXPECT_NE(text.find("worker 1 (there) ended, but others still push round 1 of key 'key1'"), std::string::npos)
+        << text;
   }
 }
 
@@ -262,7 +266,11 @@ TEST(Server, NothingAWorkerSendsIsTrusted) {
   const Case cases[] = {
       {"out of turn", [](Header& h) { h.round = 2; }},
       {"out of turn", [](Header& h) { h.round = 0; }},
-      {"out of turn", [](Header& h) { h.kind = FrameKind::kInit; h.round = 0; }},
+      {"out of turn",
+       [](Header& h) {
+         h.kind = FrameKind::kInit;
+         h.round = 0;
+       }},
       {"of no key", [](Header& h) { h.key = 8; }},
       {"of no key", [](Header& h) { h.slice = 1; }},
       {"of no key", [](Header& h) { h.slice = 0xffffffff; }},
@@ -311,7 +319,8 @@ TEST_P(SummingThreads, GiveTheSameValues) {
   for (uint32_t slice = 0; slice < 7; ++slice) job.initialise(1, ones, slice);
   for (uint64_t round = 1; round <= 3; ++round) {
     for (int worker = 0; worker < 2; ++worker)
-      for (uint32_t slice = 0; slice < 7; ++slice) job.push(worker, 1, round, std::vector<float>(kSlice, float(worker + 1)), slice);
+      for (uint32_t slice = 0; slice < 7; ++slice)
+        job.push(worker, 1, round, std::vector<float>(kSlice, float(worker + 1)), slice);
     for (int worker = 0; worker < 2; ++worker)
       for (uint32_t slice = 0; slice < 7; ++slice) EXPECT_EQ(job.receive_value(worker), std::vector<float>(kSlice, 3));
   }

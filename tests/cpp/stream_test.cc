@@ -1,8 +1,8 @@
 // What every Stream promises, whatever carries it.
 #include "p3/stream.h"
 
-#include <gtest/gtest.h>
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 

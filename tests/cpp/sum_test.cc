@@ -29,9 +29,8 @@ TEST(Half, KnownValues) {
   const struct {
     half bits;
     float value;
-  } exact[] = {{0x0000, 0.0f},      {0x8000, -0.0f},          {0x0001, 0x1p-24f}, {0x03ff, 0x1.ff8p-15f},
-               {0x0400, 0x1p-14f},  {0x3c00, 1.0f},           {0xc000, -2.0f},    {0x7bff, 65504.0f},
-               {0x7c00, infinity},  {0xfc00, -infinity}};
+  } exact[] = {{0x0000, 0.0f}, {0x8000, -0.0f}, {0x0001, 0x1p-24f}, {0x03ff, 0x1.ff8p-15f}, {0x0400, 0x1p-14f},
+               {0x3c00, 1.0f}, {0xc000, -2.0f}, {0x7bff, 65504.0f}, {0x7c00, infinity},     {0xfc00, -infinity}};
   for (const auto& pair : exact) {
     EXPECT_EQ(half_to_float(pair.bits), pair.value) << pair.bits;
     EXPECT_EQ(float_to_half(pair.value), pair.bits) << pair.value;

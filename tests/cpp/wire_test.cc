@@ -23,14 +23,14 @@ TEST(Wire, TheBytesOfAHeaderArePinned) {
   header.wd = 0.5;
   header.rescale = 0.25;
   const std::vector<uint8_t> expected = {
-      0x50, 0x33, 0x64, 0x57, 0x01, 0x01, 0x02, 0x00,                          // "P3dW", version, kind, type, flags
-      0x04, 0x03, 0x02, 0x01, 0x0d, 0x0c, 0x0b, 0x0a,                          // key, slice
-      0xa1, 0x01, 0,    0,    0,    0,    0,    0,                             // round
-      0xfe, 0xff, 0xff, 0xff, 0x40, 0x0d, 0x03, 0x00,                          // priority, payload bytes
-      0,    0,    0,    0,    0,    0,    0,    0,                             // checksum, reserved
-      0,    0,    0,    0,    0,    0,    0xf0, 0x3f,                          // lr
-      0,    0,    0,    0,    0,    0,    0xe0, 0x3f,                          // wd
-      0,    0,    0,    0,    0,    0,    0xd0, 0x3f,                          // rescale
+      0x50, 0x33, 0x64, 0x57, 0x01, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, flags
+      0x04, 0x03, 0x02, 0x01, 0x0d, 0x0c, 0x0b, 0x0a,  // key, slice
+      0xa1, 0x01, 0,    0,    0,    0,    0,    0,     // round
+      0xfe, 0xff, 0xff, 0xff, 0x40, 0x0d, 0x03, 0x00,  // priority, payload bytes
+      0,    0,    0,    0,    0,    0,    0,    0,     // checksum, reserved
+      0,    0,    0,    0,    0,    0,    0xf0, 0x3f,  // lr
+      0,    0,    0,    0,    0,    0,    0xe0, 0x3f,  // wd
+      0,    0,    0,    0,    0,    0,    0xd0, 0x3f,  // rescale
   };
   std::vector<uint8_t> bytes(sizeof(Header));
   std::memcpy(bytes.data(), &header, sizeof header);

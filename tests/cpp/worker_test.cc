@@ -65,7 +65,8 @@ NodeOptions options(double timeout_s = 10) {
 
 // One worker, one server played by the test.
 struct OneServer {
-  explicit OneServer(std::pair<int, int> ends, double timeout_s = 10) : server(ends.first), worker(0, 1, options(timeout_s)) {
+  explicit OneServer(std::pair<int, int> ends, double timeout_s = 10)
+      : server(ends.first), worker(0, 1, options(timeout_s)) {
     worker.add_server(0, stream_of(ends.second), "server 0 (there)");
     worker.start();
   }
@@ -197,7 +198,8 @@ TEST(Worker, ALostServerFailsEveryPendingAndEveryLaterOperation) {
   job.server.close();
   ASSERT_TRUE(job.results.wait_for(2));
   ASSERT_TRUE(wait_readable(job.worker.event_fd()));
-  EXPECT_NE(job.results.text(0).find("worker 0 (test): lost server 0 (there)"), std::string::npos) << job.results.text(0);
+  EXPECT_NE(job.results.text(0).find("worker 0 (test): lost server 0 (there)"), std::string::npos)
+      << job.results.text(0);
   EXPECT_NE(job.results.text(0).find("round 1 of key 'key3'"), std::string::npos) << job.results.text(0);
   job.worker.push(key, data.data(), landing.data(), 0, {}, job.results.expect(2));
   ASSERT_TRUE(job.results.wait_for(3));
@@ -279,7 +281,8 @@ TEST(Worker, CloseWaitsForWhatIsPendingAndSaysGoodbye) {
   EXPECT_EQ(job.server.must_receive().kind, FrameKind::kBye);
   std::vector<float>& data = job.array(10);
   std::vector<float>& landing = job.array(10);
-  job.worker.push(job.worker.declare("x", 10, DType::kFloat32), data.data(), landing.data(), 0, {}, job.results.expect(0));
+  job.worker.push(job.worker.declare("x", 10, DType::kFloat32), data.data(), landing.data(), 0, {},
+                  job.results.expect(0));
   ASSERT_TRUE(job.results.wait_for(1));
   EXPECT_NE(job.results.text(0).find("is closed"), std::string::npos);
 }
