@@ -161,6 +161,29 @@ TEST(Server, AThrottledVanBroadcastsByPriorityAndTiesInSequence) {
   EXPECT_EQ(order, expected);
 }
 
+TEST(Server, WhatHasBeenReceivedIsSummedMostUrgentFirst) {
+  Job job(1);
+  constexpr uint32_t kKeys = 6;
+  for (uint32_t key = 0; key < kKeys; ++key) {
+    job.define(key, 1);
+    job.initialise(key, {0});
+  }
+  // All pushes in one write, the last layer first: they are read in one turn, before any is summed.
+  std::vector<char> bytes;
+  for (uint32_t key = kKeys; key-- > 0;) {
+    const Header push = Job::header(FrameKind::kPush, key, 0, 1, 1, -static_cast<int32_t>(key));
+    const float gradient = 1;
+    bytes.insert(bytes.end(), reinterpret_cast<const char*>(&push), reinterpret_cast<const char*>(&push + 1));
+    bytes.insert(bytes.end(), reinterpret_cast<const char*>(&gradient), reinterpret_cast<const char*>(&gradient + 1));
+  }
+  job.workers[0].send_bytes(bytes.data(), bytes.size());
+  for (uint32_t key = 0; key < kKeys; ++key) {
+    Header value;
+    job.receive_value(0, &value);
+    EXPECT_EQ(value.key, key);
+  }
+}
+
 TEST(Server, NaNAndInfinityArePassedOn) {
   Job job(2);
   job.define(1, 3);
