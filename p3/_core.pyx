@@ -357,8 +357,7 @@ cdef class P3Worker:
 
     def __cinit__(self, int rank, int num_servers, label, *, double heartbeat_s=1.0, double timeout_s=10.0,
                   int notsent_low_water_bytes=131072):
-        self.core = new Worker(rank, num_servers,
-                               node_options(label, heartbeat_s, timeout_s))
+        self.core = new Worker(rank, num_servers, node_options(label, heartbeat_s, timeout_s))
         self.notsent_low_water_bytes = notsent_low_water_bytes
         self.unfinished = []
         self.sweep_at = 64

@@ -127,8 +127,9 @@ bool Transport::nothing_to_send() const {
 }
 
 void Transport::queue_pings(Clock::time_point now) {
+  const auto heartbeat = seconds(options_.heartbeat_s);  // not per van: this runs for every frame
   for (auto& van : vans_) {
-    if (van->has_work() || van->peer_left || now - van->last_write < seconds(options_.heartbeat_s)) continue;
+    if (van->has_work() || van->peer_left || now - van->last_write < heartbeat) continue;
     Header ping;
     ping.priority = std::numeric_limits<int32_t>::max();
     van->push({ping, nullptr, nullptr});
@@ -300,13 +301,13 @@ void Transport::read_from(Van& van) {
         const std::string reason = malformed(header);
         if (!reason.empty())
           throw Error(ErrorKind::kProtocol, options_.label + ": " + van.label() + " sent " + reason + ".");
-        if (header.kind <= FrameKind::kValue) {
+        if (carries_slice(header.kind)) {
           van.payload_goes_to(handler_.receive_into(van.number, header));
         } else {
           van.fail_text.resize(header.payload_bytes);
           van.payload_goes_to(van.fail_text.data());
         }
-      } else if (header.kind <= FrameKind::kValue) {
+      } else if (carries_slice(header.kind)) {
         handler_.received(van.number, header, van.received_payload());
       } else if (header.kind == FrameKind::kFail) {
         throw Error(ErrorKind::kRemote, van.fail_text);

@@ -13,8 +13,6 @@ iovec rest_of(const void* base, size_t size, size_t done) {
   return {static_cast<char*>(const_cast<void*>(base)) + done, size - done};
 }
 
-bool carries_slice(const Header& header) { return header.kind <= FrameKind::kValue; }
-
 }  // namespace
 
 Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label)
@@ -41,7 +39,7 @@ Van::Progress Van::write_some() {
   bytes_sent.fetch_add(result.bytes, std::memory_order_relaxed);
   if (written_ == sizeof(Header) + current_.header.payload_bytes) {
     writing_ = false;
-    if (carries_slice(current_.header)) slices_sent.fetch_add(1, std::memory_order_relaxed);
+    if (carries_slice(current_.header.kind)) slices_sent.fetch_add(1, std::memory_order_relaxed);
     return Progress::kFrameDone;
   }
   if (result.error == 0 || result.error == EAGAIN) return Progress::kBlocked;  // it took less than offered: it is full
@@ -89,7 +87,7 @@ Van::Event Van::next() {
   }
   if (reading_ == Reading::kPayload && in_payload_bytes_ == in_header_.payload_bytes) {
     reading_ = Reading::kFrameReady;
-    if (carries_slice(in_header_)) slices_received.fetch_add(1, std::memory_order_relaxed);
+    if (carries_slice(in_header_.kind)) slices_received.fetch_add(1, std::memory_order_relaxed);
     return Event::kFrame;
   }
   return Event::kNothing;

@@ -7,8 +7,6 @@ namespace {
 
 bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kBye; }
 
-bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue; }
-
 }  // namespace
 
 std::string malformed(const Header& header) {

@@ -20,6 +20,8 @@ enum class FrameKind : uint8_t {
   kBye = 6,    // either way: the sender leaves in order
 };
 
+constexpr bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue; }
+
 struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
