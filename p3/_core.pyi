@@ -5,9 +5,12 @@ go through the `*_raw` methods, where the caller answers for lifetime and size. 
 and may be made from any thread. Errors of use are `ValueError`; a failed job is `P3Error`.
 """
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 DTYPES: dict  # {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
+
+MASTER: int  # the part of a slice's state that is the float32 master of its float16 value
+NO_SCALARS: Tuple[float, ...]  # those of a round without an optimizer
 
 class P3Error(RuntimeError):
     """The job has failed. `kind` is one of usage, disagreement, peer_lost, peer_silent, protocol, remote, stopped."""
@@ -20,6 +23,14 @@ class Operation:
     def wait(self, timeout_s: float) -> None: ...  # P3Error if the job failed; TimeoutError
     @property
     def done(self) -> bool: ...
+    @property
+    def updated(self) -> bool: ...  # once done: False if every worker skipped this round
+
+class Completions:
+    """Where operations given the same one are announced when they complete, in that order."""
+
+    # (token, updated) of the next one; None after timeout_s. P3Error if the job failed.
+    def next(self, timeout_s: float) -> Optional[Tuple[int, bool]]: ...
 
 class P3Worker:
     def __init__(
@@ -37,18 +48,28 @@ class P3Worker:
     def add_server(self, server: int, fd: int, label: str, *, ring: Sequence[int] = ()) -> None: ...
     def add_watch(self, fd: int, label: str) -> None: ...
     def start(self) -> None: ...
-    def declare(self, name: str, elements: int, dtype: int) -> int: ...  # a handle, local to this worker
+    # A handle, local to this worker. `compression` is the store's: {"type": "2bit", "threshold": 0.5} or {"type": "fp16"}.
+    def declare(self, name: str, elements: int, dtype: int, compression: Optional[dict] = None) -> int: ...
     def agree(self, key: int, wire_key: int, first_slice: int, slice_elements: int) -> None: ...
     def init(self, key: int, value: Optional[Any], landing: Any, priority: int = 0) -> Operation: ...
+    # `scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars).
     def push(
-        self, key: int, gradient: Any, landing: Any, priority: int = 0, lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0
+        self, key: int, gradient: Any, landing: Any, priority: int = 0, scalars: Sequence[float] = NO_SCALARS
     ) -> Operation: ...
+    # The next round without a gradient of this worker, whose last step is taken; see p3/worker.h.
+    def skip(self, key: int, landing: Any, priority: int = 0) -> Operation: ...
+    # One part of the optimizer's state on the servers: 1, 2 ... or MASTER; elements of the type in which sums are made.
+    def fetch(self, key: int, part: int, landing: Any) -> Operation: ...
+    def store(self, key: int, part: int, content: Any) -> Operation: ...  # rank 0 only
     def fail(self, text: str) -> None: ...  # first failure wins; told to every server
     @property
     def error(self) -> Optional[P3Error]: ...
     @property
     def event_fd(self) -> int: ...  # readable once failed; for loop.add_reader
-    def counters(self) -> dict: ...  # bytes_sent, bytes_received, slices_sent, slices_received, rounds
+    # bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices, queued_s (p3/node.h)
+    def traffic_with(self, server: int) -> dict: ...
+    def counters(self) -> dict: ...  # the same of all servers together, and rounds
+    def key_counters(self, key: int) -> dict: ...  # rounds, waited_s, longest_wait_s (p3/worker.h)
     def close(self, timeout_s: float) -> bool: ...
     def abandon_after_fork(self) -> None: ...
 
@@ -74,6 +95,9 @@ class P3Server:
     ) -> None: ...
     # `description` as made by p3.server.optimizers.describe(): {"name": "sgd", "momentum": 0.9, ...}
     def set_optimizer(self, store: int, description: dict) -> None: ...
+    # Both before the store's first define(); the description as P3Worker.declare's, the reduction "sum" or "average".
+    def set_compression(self, store: int, description: dict) -> None: ...
+    def set_reduction(self, store: int, reduction: str) -> None: ...
     def fail(self, text: str) -> None: ...
     @property
     def error(self) -> Optional[P3Error]: ...
@@ -81,7 +105,8 @@ class P3Server:
     def event_fd(self) -> int: ...  # readable once failed or finished
     @property
     def finished(self) -> bool: ...  # every worker said goodbye
-    def counters(self) -> dict: ...  # as P3Worker's, and buffer_bytes, peak_buffer_bytes
+    # As P3Worker's, and received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes (p3/node.h)
+    def counters(self) -> dict: ...
     def stop(self) -> None: ...
     def abandon_after_fork(self) -> None: ...
 

@@ -7,10 +7,11 @@ with the memory: an Operation that is dropped early lives on in its worker until
 
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.ref cimport PyObject
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr, unique_ptr
 from libcpp.string cimport string
+from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
 include "_optimizer_spec.pxi"
@@ -38,8 +39,17 @@ cdef extern from "p3/node.h" namespace "p3" nogil:
         string label
         double heartbeat_s
         double timeout_s
+    cdef cppclass Traffic:
+        uint64_t bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices
+        double queued_s
     cdef cppclass Counters:
-        uint64_t bytes_sent, bytes_received, slices_sent, slices_received, rounds, buffer_bytes, peak_buffer_bytes
+        Traffic traffic
+        uint64_t rounds, received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes
+
+
+cdef extern from "p3/compression.h" namespace "p3" nogil:
+    cdef cppclass Compression:
+        Compression()
 
 
 cdef extern from "p3/server.h" namespace "p3" nogil:
@@ -56,6 +66,7 @@ cdef extern from *:
     """
     #include <chrono>
     #include <condition_variable>
+    #include <deque>
     #include <memory>
     #include <mutex>
     #include <optional>
@@ -120,10 +131,11 @@ cdef extern from *:
     class Completion {
      public:
       static p3::Worker::Done done_of(std::shared_ptr<Completion> self) {
-        return [self](const p3::Error* error) {
+        return [self](const p3::Error* error, bool updated) {
           {
             std::lock_guard<std::mutex> lock(self->mutex_);
             self->done_ = true;
+            self->updated_ = updated;
             if (error != nullptr) self->error_ = *error;
           }
           self->changed_.notify_all();
@@ -132,6 +144,10 @@ cdef extern from *:
       bool done() const {
         std::lock_guard<std::mutex> lock(mutex_);
         return done_;
+      }
+      bool updated() const {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return updated_;
       }
       // False after timeout_s. Throws the operation's error.
       bool wait(double timeout_s) {
@@ -146,6 +162,38 @@ cdef extern from *:
       mutable std::mutex mutex_;
       std::condition_variable changed_;
       bool done_ = false;
+      bool updated_ = false;
+      std::optional<p3::Error> error_;
+    };
+
+    // How a Python thread waits for whichever of many operations completes next.
+    class Completions {
+     public:
+      static p3::Worker::Done done_of(std::shared_ptr<Completions> self, int64_t token) {
+        return [self, token](const p3::Error* error, bool updated) {
+          {
+            std::lock_guard<std::mutex> lock(self->mutex_);
+            self->done_.push_back({token, updated});
+            if (error != nullptr && !self->error_) self->error_ = *error;
+          }
+          self->changed_.notify_all();
+        };
+      }
+      // {token, updated}, or {-1, false} after timeout_s. Throws the first error of any operation.
+      std::pair<int64_t, bool> next(double timeout_s) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return !done_.empty(); });
+        if (error_) throw *error_;
+        if (done_.empty()) return {-1, false};
+        const auto result = done_.front();
+        done_.pop_front();
+        return result;
+      }
+
+     private:
+      std::mutex mutex_;
+      std::condition_variable changed_;
+      std::deque<std::pair<int64_t, bool>> done_;
       std::optional<p3::Error> error_;
     };
 
@@ -163,6 +211,19 @@ cdef extern from *:
     std::vector<int> make_ring_descriptors(size_t bytes_each_way) {
       const auto made = p3::RingStream::make(bytes_each_way);
       return {made.begin(), made.end()};
+    }
+
+    p3::Compression compression_of(const std::string& type, double threshold) {
+      p3::Compression compression;
+      if (type == "2bit") {
+        compression.encoding = p3::Encoding::kTwoBit;
+        compression.threshold = static_cast<float>(threshold);
+      } else if (type == "fp16") {
+        compression.encoding = p3::Encoding::kFloat16;
+      } else {
+        throw p3::Error(p3::ErrorKind::kUsage, "compression: there is no type '" + type + "'");
+      }
+      return compression;
     }
 
     p3::Error remote_error(const std::string& text) { return p3::Error(p3::ErrorKind::kRemote, text); }
@@ -184,7 +245,13 @@ cdef extern from *:
         @staticmethod
         Done done_of(shared_ptr[Completion]) nogil
         cbool done() nogil
+        cbool updated() nogil
         cbool wait(double) except +raise_as_python nogil
+    cppclass CCompletions "Completions":
+        @staticmethod
+        Done done_of(shared_ptr[CCompletions], int64_t) nogil
+        pair[int64_t, cbool] next(double) except +raise_as_python nogil
+    Compression compression_of(const string&, double) except +raise_as_python
     cdef cppclass CError "p3::Error":
         pass
     CError remote_error(const string&) nogil
@@ -197,11 +264,12 @@ cdef extern from "p3/dtype.h" namespace "p3" nogil:
     cdef enum class DType(unsigned char):
         pass
     size_t size_of(DType)
+    DType sum_type(DType)
 
 
 cdef extern from "p3/optimizer.h" namespace "p3" nogil:
     cdef cppclass RoundScalars:
-        double lr, wd, rescale
+        double lr, wd, rescale, updates, schedule
 
 
 cdef extern from "p3/slicing.h" namespace "p3" nogil:
@@ -215,19 +283,27 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/worker.h" namespace "p3" nogil:
+    cdef cppclass KeyCounters:
+        uint64_t rounds
+        double waited_s, longest_wait_s
     cdef cppclass Worker:
         Worker(int, int, NodeOptions) except +raise_as_python
         void add_server(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void start() except +raise_as_python
-        int declare(string, uint64_t, DType) except +raise_as_python
+        int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
         void agree(int, const KeyPlan&) except +raise_as_python
         void init(int, const void*, void*, int32_t, Done) except +raise_as_python
         void push(int, const void*, void*, int32_t, const RoundScalars&, Done) except +raise_as_python
+        void skip(int, void*, int32_t, Done) except +raise_as_python
+        void fetch(int, uint8_t, void*, Done) except +raise_as_python
+        void store(int, uint8_t, const void*, Done) except +raise_as_python
         void fail(const CError&)
         optional_error error()
         int event_fd()
         Counters counters()
+        Traffic traffic_with(int) except +raise_as_python
+        KeyCounters key_counters(int) except +raise_as_python
         cbool close(double)
         void abandon_after_fork()
 
@@ -240,6 +316,8 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void start() except +raise_as_python
         void define(const KeyPlan&, string, int) except +raise_as_python
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
+        void set_compression(int, const Compression&) except +raise_as_python
+        void set_average(int, cbool) except +raise_as_python
         void fail(const CError&)
         optional_error error()
         int event_fd()
@@ -279,19 +357,37 @@ cdef KeyPlan key_plan(uint32_t wire_key, uint64_t elements, int dtype, uint64_t 
     return plan
 
 
+NO_SCALARS = (0.0, 0.0, 1.0, 0.0, 1.0)  # where the servers only sum
+MASTER = 255  # kMaster
+
+
+cdef RoundScalars round_scalars(scalars) except *:
+    cdef RoundScalars round
+    round.lr, round.wd, round.rescale, round.updates, round.schedule = scalars
+    return round
+
+
 cdef DType dtype_of(int code) except *:
     if not 0 <= code <= 6:
         raise ValueError(f"{code} is no element type; DTYPES lists them")
     return <DType>code
 
 
-cdef dict counters_dict(const Counters& counters):
+cdef Compression compression_from(description) except *:
+    if description is None:
+        return Compression()
+    return compression_of(utf8(description["type"]), description.get("threshold", 0.5))
+
+
+cdef dict traffic_dict(const Traffic& traffic):
     return {
-        "bytes_sent": counters.bytes_sent,
-        "bytes_received": counters.bytes_received,
-        "slices_sent": counters.slices_sent,
-        "slices_received": counters.slices_received,
-        "rounds": counters.rounds,
+        "bytes_sent": traffic.bytes_sent,
+        "bytes_received": traffic.bytes_received,
+        "slices_sent": traffic.slices_sent,
+        "slices_received": traffic.slices_received,
+        "queued_slices": traffic.queued_slices,
+        "peak_queued_slices": traffic.peak_queued_slices,
+        "queued_s": traffic.queued_s,
     }
 
 
@@ -311,33 +407,42 @@ cdef class Operation:
     cdef shared_ptr[Completion] completion
     cdef Py_buffer source
     cdef Py_buffer landing
-    cdef int views  # how many of the two are held: landing first
+    cdef cbool holds_source, holds_landing
 
     def __cinit__(self):
         self.completion = make_shared[Completion]()
-        self.views = 0
+        self.holds_source = self.holds_landing = False
 
+    # Either may be None, and is null to the core then.
     cdef take_views(self, source, landing, size_t nbytes):
-        PyObject_GetBuffer(landing, &self.landing, PyBUF_WRITABLE)
-        self.views = 1
+        if landing is not None:
+            PyObject_GetBuffer(landing, &self.landing, PyBUF_WRITABLE)
+            self.holds_landing = True
+            if <size_t>self.landing.len != nbytes:
+                raise ValueError(f"the landing array has {self.landing.len} bytes; the key has {nbytes}")
         if source is not None:
             PyObject_GetBuffer(source, &self.source, PyBUF_SIMPLE)
-            self.views = 2
-        for name, size in (("landing", self.landing.len), ("value or gradient", self.source.len)):
-            if name == "landing" or self.views == 2:
-                if <size_t>size != nbytes:
-                    raise ValueError(f"the {name} array has {size} bytes; the key has {nbytes}")
+            self.holds_source = True
+            if <size_t>self.source.len != nbytes:
+                raise ValueError(f"the value or gradient array has {self.source.len} bytes; the key has {nbytes}")
+
+    cdef const void* source_address(self):
+        return self.source.buf if self.holds_source else NULL
 
     def __dealloc__(self):
         # The worker keeps unfinished operations alive, so nothing is borrowed any more.
-        if self.views >= 1:
+        if self.holds_landing:
             PyBuffer_Release(&self.landing)
-        if self.views >= 2:
+        if self.holds_source:
             PyBuffer_Release(&self.source)
 
     @property
     def done(self):
         return self.completion.get().done()
+
+    @property
+    def updated(self):
+        return self.completion.get().updated()
 
     def wait(self, double timeout_s):
         cdef Completion* completion = self.completion.get()
@@ -346,6 +451,22 @@ cdef class Operation:
             in_time = completion.wait(timeout_s)
         if not in_time:
             raise TimeoutError(f"the operation was not complete after {timeout_s:g} s")
+
+
+cdef class Completions:
+    """Where operations given the same one are announced when they complete, in that order."""
+
+    cdef shared_ptr[CCompletions] queue
+
+    def __cinit__(self):
+        self.queue = make_shared[CCompletions]()
+
+    def next(self, double timeout_s):
+        cdef CCompletions* queue = self.queue.get()
+        cdef pair[int64_t, cbool] result
+        with nogil:
+            result = queue.next(timeout_s)
+        return None if result.first < 0 else (result.first, result.second)
 
 
 cdef class P3Worker:
@@ -377,42 +498,60 @@ cdef class P3Worker:
     def start(self):
         self.core.start()
 
-    def declare(self, name, uint64_t elements, int dtype):
-        cdef int key = self.core.declare(utf8(name), elements, dtype_of(dtype))
-        self.sizes.append((elements, dtype, elements * size_of(dtype_of(dtype))))
+    def declare(self, name, uint64_t elements, int dtype, compression=None):
+        cdef DType type = dtype_of(dtype)
+        cdef int key = self.core.declare(utf8(name), elements, type, compression_from(compression))
+        self.sizes.append((elements, dtype, elements * size_of(type), elements * size_of(sum_type(type))))
         return key
 
     def agree(self, int key, uint32_t wire_key, uint64_t first_slice, uint32_t slice_elements):
-        elements, dtype, _ = self.sizes[key]
+        elements, dtype, *_ = self.sizes[key]
         cdef KeyPlan plan = key_plan(wire_key, elements, dtype, first_slice, slice_elements)
         with nogil:
             self.core.agree(key, plan)
 
-    def init(self, int key, value, landing, int32_t priority=0):
-        cdef Operation operation = self.begin(key, value, landing)
-        cdef const void* source = operation.source.buf if operation.views == 2 else NULL
+    def init(self, int key, value, landing not None, int32_t priority=0):
+        cdef Operation operation = self.begin(key, value, landing, 2)
+        cdef const void* source = operation.source_address()
         with nogil:
             self.core.init(key, source, operation.landing.buf, priority, Completion.done_of(operation.completion))
         return operation
 
-    def push(self, int key, gradient, landing, int32_t priority=0, double lr=0.0, double wd=0.0, double rescale=1.0):
+    def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS):
         if gradient is None:
             raise ValueError("push needs a gradient")
-        cdef Operation operation = self.begin(key, gradient, landing)
-        cdef RoundScalars scalars
-        scalars.lr = lr
-        scalars.wd = wd
-        scalars.rescale = rescale
+        cdef Operation operation = self.begin(key, gradient, landing, 2)
+        cdef RoundScalars round = round_scalars(scalars)
         with nogil:
-            self.core.push(key, operation.source.buf, operation.landing.buf, priority, scalars,
+            self.core.push(key, operation.source.buf, operation.landing.buf, priority, round,
                            Completion.done_of(operation.completion))
         return operation
 
-    cdef Operation begin(self, int key, source, landing):
+    def skip(self, int key, landing not None, int32_t priority=0):
+        cdef Operation operation = self.begin(key, None, landing, 2)
+        with nogil:
+            self.core.skip(key, operation.landing.buf, priority, Completion.done_of(operation.completion))
+        return operation
+
+    def fetch(self, int key, uint8_t part, landing not None):
+        cdef Operation operation = self.begin(key, None, landing, 3)
+        with nogil:
+            self.core.fetch(key, part, operation.landing.buf, Completion.done_of(operation.completion))
+        return operation
+
+    def store(self, int key, uint8_t part, content):
+        if content is None:
+            raise ValueError("store needs a content")
+        cdef Operation operation = self.begin(key, content, None, 3)
+        with nogil:
+            self.core.store(key, part, operation.source.buf, Completion.done_of(operation.completion))
+        return operation
+
+    cdef Operation begin(self, int key, source, landing, int size):
         if not 0 <= key < len(self.sizes):
             raise ValueError(f"there is no key with handle {key}")
         cdef Operation operation = Operation()
-        operation.take_views(source, landing, self.sizes[key][2])
+        operation.take_views(source, landing, self.sizes[key][size])
         if len(self.unfinished) >= self.sweep_at:  # seldom enough that it costs nothing per operation
             self.unfinished = [one for one in self.unfinished if not one.done]
             self.sweep_at = 2 * len(self.unfinished) + 64
@@ -433,7 +572,15 @@ cdef class P3Worker:
         return self.core.event_fd()
 
     def counters(self):
-        return counters_dict(self.core.counters())
+        cdef Counters counters = self.core.counters()
+        return dict(traffic_dict(counters.traffic), rounds=counters.rounds)
+
+    def traffic_with(self, int server):
+        return traffic_dict(self.core.traffic_with(server))
+
+    def key_counters(self, int key):
+        cdef KeyCounters counters = self.core.key_counters(key)
+        return {"rounds": counters.rounds, "waited_s": counters.waited_s, "longest_wait_s": counters.longest_wait_s}
 
     def close(self, double timeout_s):
         cdef cbool orderly
@@ -485,6 +632,14 @@ cdef class P3Server:
     def set_optimizer(self, int store, description):
         self.core.set_optimizer(store, optimizer_spec(description))
 
+    def set_compression(self, int store, description):
+        self.core.set_compression(store, compression_from(description))
+
+    def set_reduction(self, int store, str reduction not None):
+        if reduction not in ("sum", "average"):
+            raise ValueError(f"a reduction is 'sum' or 'average', not {reduction!r}")
+        self.core.set_average(store, reduction == "average")
+
     def fail(self, text):
         cdef string told = utf8(text)
         with nogil:
@@ -504,8 +659,14 @@ cdef class P3Server:
 
     def counters(self):
         cdef Counters counters = self.core.counters()
-        return dict(counters_dict(counters), buffer_bytes=counters.buffer_bytes,
-                    peak_buffer_bytes=counters.peak_buffer_bytes)
+        return dict(
+            traffic_dict(counters.traffic),
+            rounds=counters.rounds,
+            received_slices=counters.received_slices,
+            peak_received_slices=counters.peak_received_slices,
+            buffer_bytes=counters.buffer_bytes,
+            peak_buffer_bytes=counters.peak_buffer_bytes,
+        )
 
     def stop(self):
         with nogil:

@@ -40,10 +40,13 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
         double lr
         double wd
         double rescale
+        double updates
+        double schedule
 
     cdef cppclass Optimizer "const p3::Optimizer":
         int state_count()
         bint needs_master(DType type)
+        void start_state(DType type, const void* weight, void** state, size_t elements) except +
         void update(DType type, void* weight, void* master, void** state, const void* gradient, size_t elements,
                     const RoundScalars& round) except +
 
@@ -124,20 +127,26 @@ cdef class NativeOptimizer:
 
     @property
     def state_count(self):
-        """Number of state arrays: the weight's length, its type (float32 for float16), zero at first."""
+        """Number of state arrays: the weight's length, its type (float32 for float16). start_state fills them."""
         return self.optimizer.get().state_count()
 
     def needs_master(self, int dtype_code):
         """Whether weights of this type keep a float32 master copy."""
         return bool(self.optimizer.get().needs_master(<DType> dtype_code))
 
-    def update(self, weight, master, states, gradient, double lr, double wd, double rescale):
+    def start_state(self, weight, states):
+        """Fills `states` as they must be before the first update of `weight`."""
+        cdef _Array w = _floating(weight)
+        cdef void* pointers[3]
+        arrays = self._states(w, states, pointers)
+        with nogil:
+            self.optimizer.get().start_state(w.dtype, w.view.buf, pointers, w.elements)
+
+    def update(self, weight, master, states, gradient, double lr, double wd, double rescale,
+               double updates=0.0, double schedule=1.0):
         """One update of `weight` in place, by the sum of gradients (the weight's type, float32 for float16)."""
-        cdef _Array w = _Array("weight", weight, True), g = _Array("gradient", gradient), m = None
-        if not is_float(w.dtype):
-            raise TypeError(f"weight has type {name_of(w.dtype).decode()}; it must be float32, float64 or float16")
-        cdef DType arithmetic = sum_type(w.dtype)
-        g.expect("gradient", arithmetic, w.elements)
+        cdef _Array w = _floating(weight), g = _Array("gradient", gradient), m = None
+        g.expect("gradient", sum_type(w.dtype), w.elements)
 
         if (master is not None) != bool(self.optimizer.get().needs_master(w.dtype)):
             raise ValueError("a master copy goes with float16 weights and multi_precision, and only with them")
@@ -145,17 +154,29 @@ cdef class NativeOptimizer:
             m = _Array("master", master, True)
             m.expect("master", DType.kFloat32, w.elements)
 
-        if len(states) != self.state_count:
-            raise ValueError(f"{len(states)} states given; this optimizer has {self.state_count}")
-        arrays = [_Array("state", state, True) for state in states]  # keeps the buffers until C++ is done
         cdef void* pointers[3]
-        cdef int i
-        for i in range(len(arrays)):
-            (<_Array> arrays[i]).expect("state", arithmetic, w.elements)
-            pointers[i] = (<_Array> arrays[i]).view.buf
-
+        arrays = self._states(w, states, pointers)
         cdef RoundScalars scalars
         scalars.lr, scalars.wd, scalars.rescale = lr, wd, rescale
+        scalars.updates, scalars.schedule = updates, schedule
         cdef void* master_data = NULL if m is None else m.view.buf
         with nogil:
             self.optimizer.get().update(w.dtype, w.view.buf, master_data, pointers, g.view.buf, w.elements, scalars)
+
+    cdef list _states(self, _Array weight, states, void** pointers):
+        """Their addresses in `pointers`, good for as long as what is returned lives."""
+        if len(states) != self.state_count:
+            raise ValueError(f"{len(states)} states given; this optimizer has {self.state_count}")
+        arrays = [_Array("state", state, True) for state in states]
+        cdef int i
+        for i in range(len(arrays)):
+            (<_Array> arrays[i]).expect("state", sum_type(weight.dtype), weight.elements)
+            pointers[i] = (<_Array> arrays[i]).view.buf
+        return arrays
+
+
+cdef _Array _floating(weight):
+    cdef _Array array = _Array("weight", weight, True)
+    if not is_float(array.dtype):
+        raise TypeError(f"weight has type {name_of(array.dtype).decode()}; it must be float32, float64 or float16")
+    return array

@@ -19,7 +19,9 @@ import contextlib
 import logging
 import operator
 import os
+import pickle
 import warnings
+import weakref
 
 try:
     import mxnet as mx
@@ -34,13 +36,16 @@ from mxnet.ndarray import NDArray
 from p3 import _core
 from p3.server.optimizers import NotOnServer, describe, round_scalars
 from p3.settings import Settings
+from p3.worker import joining, optimizer_states
 from p3.worker import session as sessions
 from p3.worker.priorities import Priorities
+from p3.worker.server_states import ServerStates
 
 log = logging.getLogger("p3")
 
-_NO_SCALARS = (0.0, 0.0, 1.0)  # lr, wd, rescale where the servers only sum
+_SET_OPTIMIZER, _SET_MULTI_PRECISION = 0, 1  # MXNet's numbers of commands
 _NOT_PAUSED = contextlib.nullcontext()
+_stores = weakref.WeakSet()  # of this process
 
 
 class P3KVStore(mx.kvstore.KVStore):
@@ -54,20 +59,17 @@ class P3KVStore(mx.kvstore.KVStore):
         self._session = sessions.current()
         self._engine = _core.MXNetEngine(self._session.core, mx.base._LIB._name)
         self._stage_gradients = settings.stage_gradients
-        self._priority_mode = settings.priority
         self._engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
         self._updater = self._updater_func = self._str_updater_func = None
         self._is_p3 = False  # MXNet's word for its own P3
         _prepare_process(self._engine_is_naive)
-        self._forget_keys()
-
-    def _forget_keys(self):
-        """Starts afresh under a new store number; every worker must do so at the same point."""
         self._store = self._session.new_store()
         self._keys = {}
-        self._priorities = Priorities(self._session, self._store, self._priority_mode)
+        self._outdated = set()  # keys that take a new value at their next init
+        self._priorities = Priorities(self._session, self._store, settings.priority)
         self._server_optimizer = None  # the one whose description the servers have
         self._updates_here = False  # whether _updater updates the store's own weights
+        _stores.add(self)
 
     def __del__(self):
         pass  # MXNet's would free the handle
@@ -95,14 +97,36 @@ class P3KVStore(mx.kvstore.KVStore):
             return True
         raise ValueError(f"Unknown capability: {capability}")
 
-    def stats(self):
-        """What this worker has sent and received so far: bytes_sent, bytes_received, slices_sent, ..., rounds."""
-        return self._session.counters()
+    def stats(self, servers=False):
+        """What this worker has sent and received so far, as a dict; cheap, and never in the way of training.
+
+        bytes_sent, bytes_received, slices_sent, slices_received; queued_slices and peak_queued_slices (of one
+        connection) that wait to be sent; queued_s, how long all sent ones have waited, added up; rounds of keys.
+        servers: the same per server, in a list.
+        keys: for each key of this store its rounds, waited_s (from the ready gradient to the landed value, added up),
+        longest_wait_s (of one round) and compression.
+        With servers=True each server is asked for its own counters (p3/node.h, and cpu_s), under servers[n]["itself"];
+        that takes a round trip through the scheduler.
+        """
+        session = self._session
+        stats = session.counters()
+        stats["servers"] = [session.traffic_with(server) for server in range(session.num_servers)]
+        stats["keys"] = {
+            key: session.key_counters(entry.declared) for key, entry in self._keys.items()
+        }
+        if servers:
+            with _mxnet_errors():
+                for one, itself in zip(stats["servers"], session.server_counters()):
+                    one["itself"] = itself
+        return stats
 
     # Values in, values out. Each call may be about one key or about a list of keys with a list of values.
 
     def init(self, key, value):
-        """Makes keys known; their first values are those of rank 0. A key that is initialised again keeps its value."""
+        """Makes keys known; their first values are those of rank 0. A key that is initialised again keeps its value.
+
+        Blocks nothing, and is no barrier.
+        """
         self._check()
         with _paused():
             for one_key, values in _each(key, value):
@@ -123,13 +147,14 @@ class P3KVStore(mx.kvstore.KVStore):
                 self._push(self._key(one_key), values, values, priority)
 
     def pull(self, key, out=None, priority=0, ignore_sparse=True):
-        """Copies to `out` what the pushes so far have led to."""
+        """Copies to `out` what the pushes so far have led to; sparse arrays in it are left alone if `ignore_sparse`."""
         self._check()
         if out is None:
             raise MXNetError(f"pull of key {key!r}: no `out` to pull into was given")
         with _paused():
             for one_key, outs in _each(key, out):
-                self._copy_out(self._key(one_key), outs)
+                dense = [one for one in outs if not (ignore_sparse and _is_sparse(one))]
+                self._copy_out(self._key(one_key), dense)
 
     def pushpull(self, key, value, out=None, priority=0):
         """push, then pull to `out`, or to `value` itself where there is no `out`."""
@@ -142,6 +167,51 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
         raise MXNetError(f"row_sparse_pull of key {key!r}: {_NO_SPARSE}")
+
+    def join(self, update=None):
+        """For a worker that has taken its last step: returns when every worker has called it. So steps may be uneven.
+
+        Until then the others' rounds, of every store of this process, go on without this worker, and its weights follow
+        theirs. A store that hands its sums to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with
+        the store after each step of the others, when their sums lie in the arrays that this worker pulled to last, it
+        does what this worker would have done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go
+        on. As Horovod's join, but without an idle worker's zeros on the wire.
+        """
+        self._check()
+        if not self._keys:
+            raise MXNetError(
+                "join: this worker has no keys to serve the others' rounds with. Trainer makes them in its first step, so "
+                "every worker must take at least one; or call init"
+            )
+        with _paused(), _mxnet_errors():
+            joining.serve_others(sorted(_stores, key=lambda store: store._store), self._check, update)
+
+    # Settings of the store, before its first init, the same on every worker
+
+    def set_gradient_compression(self, compression_params):
+        """{"type": "2bit", "threshold": 0.5} as MXNet's, or {"type": "fp16"}, of this store's float32 gradients.
+
+        Both apply to what workers push; with fp16, sums that come back are float16 as well, weights never are. Each
+        slice is compressed when its turn to leave has come, so priorities hold. Blocks until the servers know.
+        """
+        self._check()
+        if not isinstance(compression_params, dict):
+            raise MXNetError(f"compression_params is {compression_params!r}; it must be a dict like {{'type': '2bit'}}")
+        params = dict(compression_params)
+        if params.get("type") == "2bit":
+            params["threshold"] = float(params.get("threshold", 0.5))  # MXNet's default
+        with _mxnet_errors():
+            self._session.set_option(self._store, "compression", params)
+
+    def set_reduction(self, reduction):
+        """What a round makes of the workers' gradients: their "sum", as MXNet's stores, or their "average".
+
+        The average is over the workers that took part in the round (see join), so `Trainer.step` is given the batch size
+        of one worker. Blocks until the servers know.
+        """
+        self._check()
+        with _mxnet_errors():
+            self._session.set_option(self._store, "reduction", {"type": reduction})
 
     # Optimizers
 
@@ -171,31 +241,75 @@ class P3KVStore(mx.kvstore.KVStore):
                 f"the servers update this store's weights with {type(self._server_optimizer).__name__} already; "
                 "set another optimizer on a new store"
             )
+        if updater is self._updater:
+            return
         self._updater = updater
         self._updates_here = True
         for entry in self._keys.values():
             entry.keep_weight()
 
-    def set_gradient_compression(self, compression_params):
-        raise MXNetError("p3_sync does not compress gradients; leave out compression_params")
-
     def save_optimizer_states(self, fname, dump_optimizer=False):
-        """Writes the states of an optimizer that runs on the workers, in MXNet's format."""
-        self._require_states_here("saved")
-        with open(fname, "wb") as file:
-            file.write(self._updater.get_states(dump_optimizer))
+        """Writes the optimizer's state, as of this worker's last round, to one file that MXNet's Updater can load.
+
+        Atomic: `fname` is the old file or the whole new one. Any worker may call it, alone. With dump_optimizer the file
+        also holds the optimizer (learning rate, number of updates).
+        """
+        optimizer = self._require_optimizer("saved")
+        states = self._updater.states
+        if self._server_optimizer is not None:
+            with _mxnet_errors():
+                states = ServerStates(self._session, optimizer).fetch(self._pushed_keys())
+        optimizer_states.write(fname, states, optimizer if dump_optimizer else None)
 
     def load_optimizer_states(self, fname):
-        self._require_states_here("loaded")
-        with open(fname, "rb") as file:
-            self._updater.set_states(file.read())
+        """Gives the optimizer the state in a file that this method, or MXNet's Updater.get_states, has written.
 
-    def _require_states_here(self, action):
+        Every worker must call it, with the same file, before its next push: the servers take rank 0's word, and an
+        optimizer in the file replaces each worker's. MXNetError if the file is cut short or is of another model or
+        optimizer; then everything is as before. MXNet's format is a pickle: load only files that you trust.
+        """
+        optimizer = self._require_optimizer("loaded")
+        states, saved_optimizer = optimizer_states.read(fname)
+        if saved_optimizer is not None:
+            self._require_same_kind(optimizer, saved_optimizer, fname)
+        unknown = sorted(map(repr, states.keys() - self._keys.keys()))
+        if unknown:
+            raise MXNetError(f"{fname} holds the state of another model: this store has no key {', '.join(unknown)}")
+        anew = {entry.id for entry in self._pushed_keys()} - states.keys()  # as MXNet would begin them
+        arrays = {
+            key: optimizer_states.from_mxnet(optimizer, key, self._keys[key].landing, states[key]) for key in states
+        }
+        if self._server_optimizer is None:
+            self._updater.states, self._updater.states_synced = states, dict.fromkeys(states, False)
+        elif self.rank == 0:
+            arrays.update((key, optimizer_states.fresh(optimizer, key, self._keys[key].landing)) for key in anew)
+            with _mxnet_errors():
+                ServerStates(self._session, optimizer).store(self._keys, arrays)
+        if saved_optimizer is not None:
+            saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
+            self._updater.optimizer = saved_optimizer
+            if self._server_optimizer is not None:
+                self._server_optimizer = saved_optimizer
+
+    def _require_optimizer(self, action):
         self._check()
-        if self._server_optimizer is not None:
-            raise MXNetError(f"optimizer state lives on the servers and cannot be {action} yet")
-        if not hasattr(self._updater, "get_states"):
-            raise MXNetError(f"no optimizer was set on this store, so no states can be {action}")
+        optimizer = getattr(self._updater, "optimizer", None)
+        if optimizer is None:
+            raise MXNetError(f"no optimizer was set on this store, so no states can be {action}; call set_optimizer")
+        return optimizer
+
+    def _require_same_kind(self, optimizer, saved, fname):
+        kind, saved_kind = type(optimizer).__name__, type(saved).__name__
+        same = type(saved) is type(optimizer)
+        if same and self._server_optimizer is not None:
+            here, there = describe(optimizer), describe(saved)
+            same = here == there
+            kind, saved_kind = here, there
+        if not same:
+            raise MXNetError(f"{fname} holds the state of {saved_kind}, but this store's optimizer is {kind}")
+
+    def _pushed_keys(self):
+        return [entry for entry in self._keys.values() if entry.pushed]
 
     # The job
 
@@ -204,8 +318,22 @@ class P3KVStore(mx.kvstore.KVStore):
         with _mxnet_errors():
             self._session.barrier()
 
+    def get_num_dead_node(self, node_id=0, timeout=60):
+        """0, or the error that the whole job ends with when any node dies: nobody trains on beside a dead node."""
+        self._check()
+        return 0
+
     def _send_command_to_servers(self, head, body):
-        raise MXNetError("P3's servers take no commands: they never evaluate what they receive")
+        """MXNet's own commands, as far as they mean something here: 0, an optimizer pickled by the caller; 1, that it has
+        float32 master copies. P3's servers take none, as they never evaluate what they receive; this store obeys.
+        """
+        if head == _SET_OPTIMIZER:
+            self.set_optimizer(pickle.loads(body.encode() if isinstance(body, str) else body))
+        elif head != _SET_MULTI_PRECISION:
+            raise MXNetError(
+                f"P3's servers take no command {head!r}: they never evaluate what they receive. See set_optimizer, "
+                "set_gradient_compression and stats"
+            )
 
     def _check(self):
         """Raises the job's first error, in every call from then on. The engine itself reports an error only once."""
@@ -228,11 +356,14 @@ class P3KVStore(mx.kvstore.KVStore):
         entry = self._keys.get(key)
         if entry is not None:
             entry.require_alike(value, "initialised again with")
-            return entry
-        with _mxnet_errors():
-            declared = self._session.declare(key, value.shape, value.dtype, self._store)
-        entry = self._keys[key] = _Key(self._engine, key, declared)
-        self._priorities.add(entry, (*values, *outs))
+            if key not in self._outdated:
+                return entry
+            self._outdated.remove(key)
+        else:
+            with _mxnet_errors():
+                declared = self._session.declare(key, value.shape, value.dtype, self._store)
+            entry = self._keys[key] = _Key(self._engine, key, declared)
+            self._priorities.add(entry, (*values, *outs))
         entry.operations.set_priority(*self._priorities.at_init(entry))
         if self.rank == 0:
             # By MXNet, because inference may have left the weight itself in a layout that only MXNet can read.
@@ -243,13 +374,18 @@ class P3KVStore(mx.kvstore.KVStore):
         self._after_operation()
         return entry
 
+    def _expect_new_values(self):
+        """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker."""
+        self._outdated = set(self._keys)
+
     def _push(self, entry, values, outs, priority):
         gradient = self._sum_devices(entry, values)
-        scalars = _NO_SCALARS
+        scalars = _core.NO_SCALARS
         if self._server_optimizer is not None:
             scalars = round_scalars(self._server_optimizer, entry.id)
         entry.operations.set_priority(*self._priorities.of(entry, priority, (*outs, *values)))
-        entry.operations.push(gradient.handle.value, *scalars)
+        entry.operations.push(gradient.handle.value, scalars)
+        entry.pushed = True
         if self._updates_here:
             self._updater(entry.id, entry.landing, entry.weight)
         self._after_operation()
@@ -273,6 +409,23 @@ class P3KVStore(mx.kvstore.KVStore):
         for out in outs:
             entry.require_alike(_dense(out, entry.id), "pulled into an array of")
             self._engine.copy(source.handle.value, out.handle.value)
+        entry.outs = outs
+
+    # What joining.py asks of a store
+
+    def _hands_out_sums(self):
+        return self._server_optimizer is None and not self._updates_here
+
+    def _follow(self, entry):
+        """Takes over what has landed in a round that this worker skipped."""
+        if self._server_optimizer is not None:
+            round_scalars(self._server_optimizer, entry.id)  # counts the update here as elsewhere
+        elif self._updates_here:
+            self._updater(entry.id, entry.landing, entry.weight)
+        elif entry.parameter is not None:
+            for array in entry.parameter.list_data():
+                array._fresh_grad = True  # or Trainer.update would take the sum for a stale gradient
+        self._copy_out(entry, entry.outs)
 
     def _after_operation(self):
         if self._engine_is_naive:
@@ -282,18 +435,22 @@ class P3KVStore(mx.kvstore.KVStore):
 class _Key:
     """One key of a store: its arrays, its operations, and what Priorities notes about it."""
 
-    __slots__ = ("id", "landing", "weight", "operations", "index", "parameter", "searched")
+    __slots__ = (
+        "id", "declared", "landing", "weight", "outs", "pushed", "operations", "index", "parameter", "searched"
+    )  # fmt: skip
 
     def __init__(self, engine, key, declared):
         self.id = key
+        self.declared = declared  # the session's Key
+        self.outs = ()  # where its value was copied to last
+        self.pushed = False  # whether this worker has ever pushed it
         with mx.util.np_shape(True):  # or MXNet takes a length of 0 for "not known yet"
             self.landing = mx.nd.empty(declared.shape, mx.cpu(), declared.dtype)
         self.weight = None  # only where this worker updates
         self.operations = _core.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
 
     def keep_weight(self):
-        if self.weight is None:
-            self.weight = self.landing.copy()
+        self.weight = self.landing.copy()
 
     def require_alike(self, array, action):
         """MXNetError unless `array` has the key's shape and type."""
@@ -330,6 +487,10 @@ def _as_index(key):
 
 
 _NO_SPARSE = "p3_sync synchronises dense arrays only; create the Parameter or Embedding without sparse storage"
+
+
+def _is_sparse(array):
+    return isinstance(array, NDArray) and array.stype != "default"
 
 
 def _dense(array, key):

@@ -147,7 +147,7 @@ class Settings:
         "P3_RENDEZVOUS_TIMEOUT_S", 60.0, _seconds(0.1, 86400), "until all nodes must have joined"
     )
     wait_timeout_s: float = _setting(
-        "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000), "barrier and set_optimizer wait for living workers"
+        "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000), "barrier, set_optimizer and the like wait for living workers"
     )
 
     # How P3 is run.

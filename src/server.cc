@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <sstream>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -21,11 +24,12 @@ namespace {
 constexpr double kGoodbyeTimeoutS = 1.0;  // for peers that still read; the job is over either way
 
 struct Task {
-  enum class Kind { kInit, kPush, kFinish } kind;
+  enum class Kind { kInit, kPush, kFinish, kFetch, kStore } kind;
   ServerSlice* slice;
   int worker = -1;
-  Header header;
-  void* gradient = nullptr;
+  Header header{};
+  void* payload = nullptr;  // from the pool of gradients; null: none
+  uint32_t inits = 0;       // kInit: of this worker, this one included
 };
 
 // The server's own prioritised receive queue: what was received and not yet summed, most urgent slice first. Worked off
@@ -63,6 +67,7 @@ class Summer {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       queue_.push(priority, task);
+      peak_ = std::max<uint64_t>(peak_, queue_.size());
     }
     if (thread_.joinable()) wake_.notify_one();
   }
@@ -76,6 +81,12 @@ class Summer {
     if (thread_.joinable()) thread_.join();
   }
 
+  // How many tasks wait, and the most that ever did.
+  std::pair<uint64_t, uint64_t> depth() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return {queue_.size(), peak_};
+  }
+
   // After stop(): what was never run.
   std::vector<Task> leftover() {
     std::vector<Task> tasks;
@@ -84,11 +95,20 @@ class Summer {
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   PriorityQueue<Task> queue_;
+  uint64_t peak_ = 0;
   bool stopping_ = false;
   std::thread thread_;
+};
+
+// What the keys of one store have in common.
+struct Store {
+  std::unique_ptr<const Optimizer> optimizer;
+  Compression compression;
+  bool average = false;
+  bool has_keys = false;
 };
 
 struct KeyOnServer {
@@ -122,7 +142,7 @@ class Server::Impl : public Transport::Handler {
     stop();
     for (Summer& summer : summers_)
       for (const Task& task : summer.leftover())
-        if (task.kind == Task::Kind::kPush) gradients_.give_back(task.gradient, task.slice->bytes);
+        if (task.payload != nullptr) gradients_.give_back(task.payload, payload_bytes(*task.slice, task.header));
     for (const auto& [buffer, bytes] : arriving_)
       if (buffer != nullptr) gradients_.give_back(buffer, bytes);
     keys_.clear();
@@ -153,10 +173,20 @@ class Server::Impl : public Transport::Handler {
 
   void define(const KeyPlan& plan, std::string name, int store) {
     if (plan.slice_elements == 0 || !is_known(plan.dtype) ||
-        plan.slice_elements * size_of(plan.dtype) > std::numeric_limits<uint32_t>::max())
+        plan.slice_elements * size_of(sum_type(plan.dtype)) > std::numeric_limits<uint32_t>::max())
       throw Error(ErrorKind::kUsage, label() + ": the plan of key '" + name + "' makes no sense.");
     auto entry = std::make_unique<KeyOnServer>();
-    entry->key = {plan, std::move(name), store};
+    entry->key = {plan, std::move(name), store, {}, false};
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      Store& settings = stores_[store];
+      settings.has_keys = true;
+      entry->key.compression = {settings.compression.of(plan.dtype), settings.compression.threshold};
+      entry->key.average = settings.average;
+    }
+    if (entry->key.average && !is_float(plan.dtype))
+      throw Error(ErrorKind::kUsage, label() + ": key '" + entry->key.name + "' is of type " + name_of(plan.dtype) +
+                                         "; only floating point keys can be averaged.");
     try {
       make_slices(*entry);
     } catch (const std::bad_alloc&) {
@@ -172,8 +202,21 @@ class Server::Impl : public Transport::Handler {
   void set_optimizer(int store, const OptimizerSpec& spec) {
     auto optimizer = Optimizer::make(spec);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!optimizers_.emplace(store, std::move(optimizer)).second)
+    Store& settings = stores_[store];
+    if (settings.optimizer != nullptr)
       throw Error(ErrorKind::kUsage, label() + ": store " + std::to_string(store) + " has an optimizer already.");
+    settings.optimizer = std::move(optimizer);
+  }
+
+  void set_compression(int store, const Compression& compression) {
+    check(compression);
+    std::lock_guard<std::mutex> lock(mutex_);
+    without_keys(store).compression = compression;
+  }
+
+  void set_average(int store, bool average) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    without_keys(store).average = average;
   }
 
   void stop() {
@@ -186,21 +229,31 @@ class Server::Impl : public Transport::Handler {
   void* receive_into(int van, const Header& header) override {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
     ServerSlice& slice = checked_slice(van, worker, header);
-    if (header.kind == FrameKind::kInit) return slice.value();  // only rank 0's has a payload
-    for (size_t other = 0; other < departed_.size(); ++other)
-      if (departed_[other]) throw left_too_early(static_cast<int>(other), slice, header.round);
+    if (header.kind == FrameKind::kPush)
+      for (size_t other = 0; other < departed_.size(); ++other)
+        if (departed_[other]) throw left_too_early(static_cast<int>(other), push_of(slice, header.round));
+    if (header.kind == FrameKind::kInit && departed_[0] && slice.inits[static_cast<size_t>(worker)] >= slice.inits[0])
+      throw left_too_early(0, init_of(slice));
+    if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
+    if (header.kind == FrameKind::kInit && !slice.has_value) {
+      slice.has_value = true;
+      return slice.value();
+    }
     auto& arriving = arriving_[static_cast<size_t>(van)];
-    arriving = {gradients_.take(slice.bytes), slice.bytes};
+    const size_t bytes = payload_bytes(slice, header);
+    arriving = {gradients_.take(bytes), bytes};
     return arriving.first;
   }
 
-  void received(int van, const Header& header, void* payload) override {
+  void received(int van, const Header& header, void*) override {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
     ServerSlice& slice = *find(header);
-    ++slice.next_round[static_cast<size_t>(worker)];
-    arriving_[static_cast<size_t>(van)] = {nullptr, 0};
-    const auto kind = header.kind == FrameKind::kInit ? Task::Kind::kInit : Task::Kind::kPush;
-    queue(header.priority, {kind, &slice, worker, header, payload});
+    uint64_t& next_round = slice.next_round[static_cast<size_t>(worker)];
+    if (header.kind == FrameKind::kPush || next_round == 0) ++next_round;
+    uint32_t& inits = slice.inits[static_cast<size_t>(worker)];
+    if (header.kind == FrameKind::kInit) ++inits;
+    void* payload = std::exchange(arriving_[static_cast<size_t>(van)], {}).first;  // null: none, or the first value
+    queue(header.priority, {task_kind(header.kind), &slice, worker, header, payload, inits});
   }
 
   bool work() override {
@@ -211,8 +264,8 @@ class Server::Impl : public Transport::Handler {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
     if (worker < 0) return;
     departed_[static_cast<size_t>(worker)] = true;
-    const ServerSlice* waiting = slice_that_waits_for(worker);
-    if (waiting != nullptr) throw left_too_early(worker, *waiting, waiting->published + 1);
+    const std::string waiting = what_waits_for(worker);
+    if (!waiting.empty()) throw left_too_early(worker, waiting);
     if (std::find(departed_.begin(), departed_.end(), false) == departed_.end()) {
       finished_ = true;
       transport_.signal();
@@ -221,19 +274,17 @@ class Server::Impl : public Transport::Handler {
 
   std::string waiting_for(int van) const override {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
-    const ServerSlice* slice = worker < 0 ? nullptr : slice_that_waits_for(worker);
-    if (slice == nullptr) return {};
-    return " while round " + std::to_string(slice->published + 1) + " of key '" + slice->key.name +
-           "' waited for its gradient";
+    const std::string waiting = worker < 0 ? "" : what_waits_for(worker);
+    return waiting.empty() ? "" : " while others " + waiting;
   }
 
   void failed(const Error&) override {}
 
   // --- while sending -----------------------------------------------------------------------------------------------
 
-  void sent(int, void* context) override {
-    ServerSlice& slice = *static_cast<ServerSlice*>(context);
-    if (slice.outstanding.fetch_sub(1) == 1) queue(slice.priority(), {Task::Kind::kFinish, &slice, -1, {}, nullptr});
+  void sent(const Frame& frame) override {
+    ServerSlice& slice = *static_cast<ServerSlice*>(frame.context);
+    if (slice.outstanding.fetch_sub(1) == 1) queue(slice.priority(), {Task::Kind::kFinish, &slice});
   }
 
   Transport& transport() { return transport_; }
@@ -242,8 +293,13 @@ class Server::Impl : public Transport::Handler {
 
   Counters counters() const {
     Counters counters;
-    transport_.add_to(counters);
+    counters.traffic = transport_.traffic();
     counters.rounds = rounds_;
+    for (const Summer& summer : summers_) {
+      const auto [now, peak] = summer.depth();
+      counters.received_slices += now;
+      counters.peak_received_slices += peak;
+    }
     counters.buffer_bytes = gradients_.bytes_in_use();
     counters.peak_buffer_bytes = gradients_.peak_bytes();
     return counters;
@@ -267,10 +323,14 @@ class Server::Impl : public Transport::Handler {
       ServerSlice& slice = *task.slice;
       switch (task.kind) {
         case Task::Kind::kInit:
-          answer_init(slice, task.worker);
+          answer_init(slice, task);
+          break;
+        case Task::Kind::kFetch:
+        case Task::Kind::kStore:
+          answer_about_state(slice, task);
           break;
         case Task::Kind::kPush: {
-          const int contradicts = slice.add(task.worker, task.header, task.gradient);
+          const int contradicts = slice.add(task.worker, task.header, task.payload);
           if (contradicts >= 0) throw scalars_differ(slice, task, contradicts);
           if (slice.outstanding.fetch_sub(1) == 1) finish(slice);
           break;
@@ -287,16 +347,39 @@ class Server::Impl : public Transport::Handler {
     }
   }
 
-  void answer_init(ServerSlice& slice, int worker) {
-    slice.waiting_for_init.push_back(worker);
-    if (worker == 0) slice.initialised = true;
-    if (!slice.initialised) return;
-    broadcast(slice, std::exchange(slice.waiting_for_init, {}));
+  void answer_init(ServerSlice& slice, const Task& task) {
+    if (task.payload != nullptr) {
+      slice.replace_value(task.payload);
+      gradients_.give_back(task.payload, slice.bytes);
+    }
+    const std::vector<int> workers = slice.init(task.worker, task.inits);
+    slice.outstanding += static_cast<int>(workers.size());  // before it can be zero: who waits here has not pushed yet
+    broadcast(slice, workers);
+  }
+
+  void answer_about_state(ServerSlice& slice, const Task& task) {
+    const Optimizer& optimizer = *optimizer_of(slice);  // checked with the header
+    Frame frame;
+    frame.header = task.header;
+    frame.header.kind = FrameKind::kPart;
+    if (task.kind == Task::Kind::kFetch) {
+      frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
+      frame.header.payload_bytes = static_cast<uint32_t>(slice.state_bytes());
+      frame.payload = slice.state(optimizer, task.header.part);
+      frame.context = &slice;
+      ++slice.outstanding;  // before it can be zero, as above
+    } else {
+      frame.header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+      frame.header.payload_bytes = 0;
+      slice.replace_state(optimizer, task.header.part, task.payload);
+      gradients_.give_back(task.payload, slice.state_bytes());
+    }
+    transport_.send({{van_of_worker_[static_cast<size_t>(task.worker)], frame}}, Transport::Write::kHere);
   }
 
   void finish(ServerSlice& slice) {
     slice.finish(optimizer_of(slice));
-    slice.outstanding = 2 * num_workers_;
+    slice.outstanding = 2 * num_workers_;  // pushes and sends
     ++slice.published;
     ++rounds_;
     broadcast(slice, all_workers_);
@@ -316,23 +399,25 @@ class Server::Impl : public Transport::Handler {
     frame.header.dtype = static_cast<uint8_t>(slice.key.plan.dtype);
     frame.header.key = slice.key.plan.wire_key;
     frame.header.slice = slice.index;
+    frame.header.encoding = static_cast<uint8_t>(slice.published_encoding());
     frame.header.round = slice.published;
     frame.header.priority = slice.priority();
-    frame.header.payload_bytes = static_cast<uint32_t>(slice.bytes);
-    frame.payload = slice.value();
+    frame.header.payload_bytes =
+        static_cast<uint32_t>(encoded_bytes(slice.published_encoding(), slice.key.plan.dtype, slice.elements));
+    frame.payload = slice.published_payload();
     frame.context = &slice;
     return frame;
   }
 
-  const Optimizer* optimizer_of(const ServerSlice& slice) {
+  const Optimizer* optimizer_of(const ServerSlice& slice) const {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = optimizers_.find(slice.key.store);
-    if (found == optimizers_.end()) return nullptr;
+    const Optimizer* optimizer = stores_.at(slice.key.store).optimizer.get();
+    if (optimizer == nullptr) return nullptr;
     if (!is_float(slice.key.plan.dtype))
       throw Error(ErrorKind::kUsage, label() + ": key '" + slice.key.name + "' is of type " +
                                          name_of(slice.key.plan.dtype) +
                                          "; an optimizer updates floating point keys only.");
-    return found->second.get();
+    return optimizer;
   }
 
   // --- checks ------------------------------------------------------------------------------------------------------
@@ -345,19 +430,22 @@ class Server::Impl : public Transport::Handler {
   }
 
   ServerSlice& checked_slice(int van, int worker, const Header& header) const {
-    const bool init = header.kind == FrameKind::kInit;
     ServerSlice* slice = find(header);
     const char* problem = nullptr;
-    if (worker < 0 || header.kind == FrameKind::kValue) {
+    if (worker < 0 || header.kind == FrameKind::kValue || header.kind == FrameKind::kPart ||
+        (header.kind == FrameKind::kStore && worker != 0)) {
       problem = "unexpected";
     } else if (slice == nullptr) {
       problem = "of no key, or of another server's";
-    } else if (static_cast<DType>(header.dtype) != slice->key.plan.dtype) {
+    } else if (static_cast<DType>(header.dtype) != element_type(*slice, header.kind)) {
       problem = "of another element type than agreed";
-    } else if (header.payload_bytes != (init && worker != 0 ? 0 : slice->bytes)) {
+    } else if (is_about_state(header.kind) && !has_state(*slice, header.part)) {
+      problem = "of a state that its key's optimizer does not have";
+    } else if (!may_come(static_cast<Encoding>(header.encoding), *slice, header.kind, worker)) {
+      problem = "in another encoding than agreed";
+    } else if (header.payload_bytes != payload_bytes(*slice, header)) {
       problem = "of another size than agreed";
-    } else if (header.round != slice->next_round[static_cast<size_t>(worker)] || init != (header.round == 0) ||
-               (!init && header.round != slice->published + 1)) {
+    } else if (!in_turn(*slice, header, worker)) {
       problem = "out of turn";
     }
     if (problem == nullptr) return *slice;
@@ -367,34 +455,113 @@ class Server::Impl : public Transport::Handler {
                     std::to_string(header.slice) + ", round " + std::to_string(header.round) + ").");
   }
 
-  // A slice that another worker pushed and this one did not: null if none.
-  const ServerSlice* slice_that_waits_for(int worker) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [wire_key, key] : keys_)
-      for (const auto& slice : key->slices)
-        if (slice != nullptr && *std::max_element(slice->next_round.begin(), slice->next_round.end()) >
-                                    std::max<uint64_t>(slice->next_round[static_cast<size_t>(worker)], 1))
-          return slice.get();
-    return nullptr;
+  static Task::Kind task_kind(FrameKind kind) {
+    switch (kind) {
+      case FrameKind::kInit:
+        return Task::Kind::kInit;
+      case FrameKind::kFetch:
+        return Task::Kind::kFetch;
+      case FrameKind::kStore:
+        return Task::Kind::kStore;
+      default:
+        return Task::Kind::kPush;
+    }
   }
 
-  Error left_too_early(int worker, const ServerSlice& slice, uint64_t round) const {
+  static DType element_type(const ServerSlice& slice, FrameKind kind) {
+    return is_about_state(kind) ? sum_type(slice.key.plan.dtype) : slice.key.plan.dtype;
+  }
+
+  static bool is_about_state(FrameKind kind) { return kind == FrameKind::kFetch || kind == FrameKind::kStore; }
+
+  bool has_state(const ServerSlice& slice, uint8_t part) const {
+    const Optimizer* optimizer = optimizer_of(slice);
+    if (optimizer == nullptr) return false;
+    if (part == kMaster) return optimizer->needs_master(slice.key.plan.dtype);
+    return part >= 1 && part <= optimizer->state_count();
+  }
+
+  // For a header that was checked so far, or is about to be.
+  static size_t payload_bytes(const ServerSlice& slice, const Header& header) {
+    return encoded_bytes(static_cast<Encoding>(header.encoding), element_type(slice, header.kind), slice.elements);
+  }
+
+  static bool may_come(Encoding encoding, const ServerSlice& slice, FrameKind kind, int worker) {
+    switch (kind) {
+      case FrameKind::kInit:
+        return encoding == (worker == 0 ? Encoding::kPlain : Encoding::kAbsent);
+      case FrameKind::kPush:
+        return encoding == Encoding::kAbsent || encoding == slice.key.compression.encoding;
+      case FrameKind::kFetch:
+        return encoding == Encoding::kAbsent;
+      default:
+        return encoding == Encoding::kPlain;
+    }
+  }
+
+  // A push is for the round after the last one. All else is about the value or state that the last one left.
+  static bool in_turn(const ServerSlice& slice, const Header& header, int worker) {
+    const uint64_t next = slice.next_round[static_cast<size_t>(worker)];
+    if (next == 0) return header.kind == FrameKind::kInit && header.round == 0;
+    if (next != slice.published + 1) return false;
+    return header.round == (header.kind == FrameKind::kPush ? next : next - 1);
+  }
+
+  static std::string push_of(const ServerSlice& slice, uint64_t round) {
+    return "push round " + std::to_string(round) + " of key '" + slice.key.name + "'";
+  }
+  static std::string init_of(const ServerSlice& slice) { return "wait for its value of key '" + slice.key.name + "'"; }
+
+  // What others do that needs this worker too, and it has not done: empty if nothing.
+  std::string what_waits_for(int worker) const {
+    const auto rank = static_cast<size_t>(worker);
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [wire_key, key] : keys_) {
+      for (const auto& slice : key->slices) {
+        if (slice == nullptr) continue;
+        const auto& [rounds, inits] = std::tie(slice->next_round, slice->inits);
+        if (*std::max_element(rounds.begin(), rounds.end()) > std::max<uint64_t>(rounds[rank], 1))
+          return push_of(*slice, slice->published + 1);
+        if (worker == 0 && *std::max_element(inits.begin(), inits.end()) > inits[0]) return init_of(*slice);
+      }
+    }
+    return {};
+  }
+
+  Error left_too_early(int worker, const std::string& waiting) const {
     return Error(ErrorKind::kDisagreement,
-                 label() + ": " + transport_.label(van_of_worker_[static_cast<size_t>(worker)]) +
-                     " ended, but others still push round " + std::to_string(round) + " of key '" + slice.key.name +
-                     "'. All workers must take the same number of steps.");
+                 label() + ": " + worker_label(worker) + " ended, but others still " + waiting +
+                     ". All workers must take the same number of steps, or call join() after their last one.");
   }
 
   Error scalars_differ(const ServerSlice& slice, const Task& task, int other) const {
     const auto described = [this](int worker, const RoundScalars& scalars) {
-      return transport_.label(van_of_worker_[static_cast<size_t>(worker)]) + " (lr " + std::to_string(scalars.lr) +
-             ", wd " + std::to_string(scalars.wd) + ", rescale_grad " + std::to_string(scalars.rescale) + ")";
+      std::ostringstream text;
+      text << worker_label(worker) << " (lr " << scalars.lr << ", wd " << scalars.wd << ", rescale_grad "
+           << scalars.rescale;
+      if (scalars.updates != 0) text << ", update " << scalars.updates;
+      if (scalars.schedule != 1) text << ", schedule " << scalars.schedule;
+      text << ")";
+      return text.str();
     };
     return Error(ErrorKind::kDisagreement,
                  label() + ": " + described(other, slice.scalars()) + " and " +
-                     described(task.worker, {task.header.lr, task.header.wd, task.header.rescale}) +
-                     " disagree in round " + std::to_string(task.header.round) + " of key '" + slice.key.name +
+                     described(task.worker, task.header.scalars) + " disagree in round " +
+                     std::to_string(task.header.round) + " of key '" + slice.key.name +
                      "'. All workers must use the same learning rate, weight decay and batch size.");
+  }
+
+  const std::string& worker_label(int worker) const {
+    return transport_.label(van_of_worker_[static_cast<size_t>(worker)]);
+  }
+
+  // With the lock held.
+  Store& without_keys(int store) {
+    Store& settings = stores_[store];
+    if (settings.has_keys)
+      throw Error(ErrorKind::kUsage, label() + ": store " + std::to_string(store) +
+                                         " has keys already; set its compression and reduction before its first init.");
+    return settings;
   }
 
   void queue(int32_t priority, const Task& task) {
@@ -413,9 +580,9 @@ class Server::Impl : public Transport::Handler {
   size_t next_thread_ = 0;
 
   BufferPool values_, gradients_;
-  mutable std::mutex mutex_;  // the two maps; their elements stay where they are
+  mutable std::mutex mutex_;  // the two maps and the stores; their elements stay where they are
   std::unordered_map<uint32_t, std::unique_ptr<KeyOnServer>> keys_;
-  std::map<int, std::unique_ptr<const Optimizer>> optimizers_;
+  std::map<int, Store> stores_;
 
   std::atomic<uint64_t> rounds_{0};
   std::atomic<bool> finished_{false};
@@ -436,6 +603,8 @@ void Server::add_watch(std::unique_ptr<Stream> stream, std::string label) {
 void Server::start() { impl_->start(); }
 void Server::define(const KeyPlan& plan, std::string name, int store) { impl_->define(plan, std::move(name), store); }
 void Server::set_optimizer(int store, const OptimizerSpec& spec) { impl_->set_optimizer(store, spec); }
+void Server::set_compression(int store, const Compression& compression) { impl_->set_compression(store, compression); }
+void Server::set_average(int store, bool average) { impl_->set_average(store, average); }
 void Server::fail(const Error& error) { impl_->transport().fail(error); }
 std::optional<Error> Server::error() const { return impl_->transport().error(); }
 int Server::event_fd() const { return impl_->transport().event_fd(); }

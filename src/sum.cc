@@ -22,6 +22,13 @@ void add(void* accumulator, const void* source, size_t elements) {
   loop(elements, [=](size_t i) { to[i] = static_cast<T>(to[i] + from[i]); });
 }
 
+template <typename T>
+void divide(void* accumulator, int count, size_t elements) {
+  T* values = static_cast<T*>(accumulator);
+  const T divisor = static_cast<T>(count);
+  loop(elements, [=](size_t i) { values[i] /= divisor; });
+}
+
 void copy(DType type, void* destination, const void* source, size_t elements) {
   if (elements > 0) std::memcpy(destination, source, elements * size_of(type));  // null is allowed for nothing
 }
@@ -105,6 +112,14 @@ void add_to_sum(DType type, void* accumulator, const void* source, size_t elemen
       return add<uint64_t>(accumulator, source, elements);
   }
   refuse(type);
+}
+
+void divide_sum(DType type, void* accumulator, int count, size_t elements) {
+  if (!is_float(type)) refuse(type);
+  if (type == DType::kFloat64)
+    divide<double>(accumulator, count, elements);
+  else
+    divide<float>(accumulator, count, elements);
 }
 
 void finish_sum(DType type, void* destination, const void* accumulator, size_t elements) {

@@ -93,7 +93,8 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (error_ || stopping_) return;
-    for (const Outgoing& out : frames) vans_[static_cast<size_t>(out.van)]->push(out.frame);
+    const auto now = Clock::now();
+    for (const Outgoing& out : frames) vans_[static_cast<size_t>(out.van)]->push(out.frame, now);
     if (sending_) return;  // who sends will find them
     if (write == Write::kHere) {
       here = sending_ = true;
@@ -132,7 +133,7 @@ void Transport::queue_pings(Clock::time_point now) {
     if (van->has_work() || van->peer_left || now - van->last_write < heartbeat) continue;
     Header ping;
     ping.priority = std::numeric_limits<int32_t>::max();
-    van->push({ping, nullptr, nullptr});
+    van->push({ping}, now);
   }
 }
 
@@ -196,13 +197,13 @@ bool Transport::write_frames(int limit) {
         return van != nullptr || finishing_;
       }
       last_written_ = static_cast<size_t>(van->number);
-      van->begin_frame();
+      van->begin_frame(now);
       van->last_write = now;
       edges = van->edges;
     }
     switch (van->write_some()) {
       case Van::Progress::kFrameDone:
-        if (van->sent_frame().context != nullptr) handler_.sent(van->number, van->sent_frame().context);
+        if (van->sent_frame().context != nullptr) handler_.sent(van->sent_frame());
         break;
       case Van::Progress::kBlocked: {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -236,8 +237,11 @@ void Transport::announce_failure() {
     // Behind a half written frame the text would be taken for its payload; that peer sees the connection end instead.
     if (!van->mid_frame()) {
       van->give_up_frame();
-      van->push({header, text.data(), nullptr});
-      van->begin_frame();
+      {
+        std::lock_guard<std::mutex> lock(mutex_);  // for traffic()
+        van->push({header, text.data()}, Clock::now());
+        van->begin_frame(Clock::now());
+      }
       van->write_some();
     }
     van->give_up_frame();
@@ -371,7 +375,7 @@ bool Transport::finish(double timeout_s) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!error_)
-      for (auto& van : vans_) van->push({bye, nullptr, nullptr});
+      for (auto& van : vans_) van->push({bye}, Clock::now());
     finishing_ = true;
   }
   raise_event(send_wake_);
@@ -401,13 +405,24 @@ void Transport::abandon_after_fork() {
   for (auto& van : vans_) van->stream().close();
 }
 
-void Transport::add_to(Counters& counters) const {
-  for (const auto& van : vans_) {
-    counters.bytes_sent += van->bytes_sent;
-    counters.bytes_received += van->bytes_received;
-    counters.slices_sent += van->slices_sent;
-    counters.slices_received += van->slices_received;
+Traffic Transport::traffic_with(int van) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return vans_[static_cast<size_t>(van)]->traffic();
+}
+
+Traffic Transport::traffic() const {
+  Traffic total;
+  for (int van = 0; van < static_cast<int>(vans_.size()); ++van) {
+    const Traffic one = traffic_with(van);
+    total.bytes_sent += one.bytes_sent;
+    total.bytes_received += one.bytes_received;
+    total.slices_sent += one.slices_sent;
+    total.slices_received += one.slices_received;
+    total.queued_slices += one.queued_slices;
+    total.peak_queued_slices = std::max(total.peak_queued_slices, one.peak_queued_slices);
+    total.queued_s += one.queued_s;
   }
+  return total;
 }
 
 }  // namespace p3

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace p3 {
 namespace {
@@ -18,14 +19,26 @@ iovec rest_of(const void* base, size_t size, size_t done) {
 Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label)
     : number(van_number), label_(std::move(label)), stream_(std::move(stream)) {}
 
-void Van::begin_frame() {
+void Van::push(Frame frame, std::chrono::steady_clock::time_point now) {
+  frame.queued_at = now;
+  queue_.push(frame.header.priority, frame);
+  peak_queued_ = std::max<uint64_t>(peak_queued_, queue_.size());
+}
+
+void Van::begin_frame(std::chrono::steady_clock::time_point now) {
   if (writing_) return;
   current_ = queue_.pop();
   writing_ = true;
   written_ = 0;
+  if (carries_slice(current_.header.kind)) queued_for_ += now - current_.queued_at;
 }
 
 Van::Progress Van::write_some() {
+  if (current_.encoder != nullptr) {
+    encoded_.resize(current_.header.payload_bytes);
+    std::exchange(current_.encoder, nullptr)->encode(current_.header, current_.payload, encoded_.data());
+    current_.payload = encoded_.data();
+  }
   const size_t header_done = std::min(written_, sizeof(Header));
   const size_t payload_done = written_ - header_done;
   iovec parts[2];
@@ -36,15 +49,27 @@ Van::Progress Van::write_some() {
 
   const IoResult result = stream_->write(parts, count);
   written_ += result.bytes;
-  bytes_sent.fetch_add(result.bytes, std::memory_order_relaxed);
+  bytes_sent_.fetch_add(result.bytes, std::memory_order_relaxed);
   if (written_ == sizeof(Header) + current_.header.payload_bytes) {
     writing_ = false;
-    if (carries_slice(current_.header.kind)) slices_sent.fetch_add(1, std::memory_order_relaxed);
+    if (carries_slice(current_.header.kind)) slices_sent_.fetch_add(1, std::memory_order_relaxed);
     return Progress::kFrameDone;
   }
   if (result.error == 0 || result.error == EAGAIN) return Progress::kBlocked;  // it took less than offered: it is full
   error_ = result.error;
   return Progress::kBroken;
+}
+
+Traffic Van::traffic() const {
+  Traffic traffic;
+  traffic.bytes_sent = bytes_sent_;
+  traffic.bytes_received = bytes_received_;
+  traffic.slices_sent = slices_sent_;
+  traffic.slices_received = slices_received_;
+  traffic.queued_slices = queue_.size();
+  traffic.peak_queued_slices = peak_queued_;
+  traffic.queued_s = std::chrono::duration<double>(queued_for_).count();
+  return traffic;
 }
 
 Van::Progress Van::read_some() {
@@ -63,7 +88,7 @@ Van::Progress Van::read_some() {
     return Progress::kBroken;
   }
   if (result.end) return Progress::kEnd;
-  bytes_received.fetch_add(result.bytes, std::memory_order_relaxed);
+  bytes_received_.fetch_add(result.bytes, std::memory_order_relaxed);
   const size_t first = std::min(result.bytes, parts[0].iov_len);
   if (reading_ == Reading::kPayload) {
     in_payload_bytes_ += first;
@@ -87,7 +112,7 @@ Van::Event Van::next() {
   }
   if (reading_ == Reading::kPayload && in_payload_bytes_ == in_header_.payload_bytes) {
     reading_ = Reading::kFrameReady;
-    if (carries_slice(in_header_.kind)) slices_received.fetch_add(1, std::memory_order_relaxed);
+    if (carries_slice(in_header_.kind)) slices_received_.fetch_add(1, std::memory_order_relaxed);
     return Event::kFrame;
   }
   return Event::kNothing;

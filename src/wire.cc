@@ -5,7 +5,7 @@
 namespace p3 {
 namespace {
 
-bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kBye; }
+bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kPart; }
 
 }  // namespace
 
@@ -15,10 +15,15 @@ std::string malformed(const Header& header) {
     return "a frame of protocol version " + std::to_string(header.version) + "; this node speaks version " +
            std::to_string(Header::kVersion) + " (install the same mxnet-p3 on all nodes)";
   if (!is_known(header.kind)) return "a frame of unknown kind " + std::to_string(static_cast<int>(header.kind));
-  if (header.flags != 0 || header.reserved != 0 || header.crc32c != 0) return "a frame with reserved bits set";
+  if (header.crc32c != 0 || header.reserved[0] != 0 || header.reserved[1] != 0 || header.reserved[2] != 0)
+    return "a frame with reserved bits set";
   if (carries_slice(header.kind)) {
+    const auto encoding = static_cast<Encoding>(header.encoding);
     if (!is_known(static_cast<DType>(header.dtype)))
       return "a slice of unknown element type " + std::to_string(header.dtype);
+    if (encoding > Encoding::kAbsent) return "a slice of unknown encoding " + std::to_string(header.encoding);
+    if (encoding == Encoding::kAbsent && header.payload_bytes != 0)
+      return "an absent slice that announces " + std::to_string(header.payload_bytes) + " bytes";
   } else if (header.kind == FrameKind::kFail) {
     if (header.payload_bytes > kMaxFailTextBytes)
       return "a failure text of " + std::to_string(header.payload_bytes) + " bytes";

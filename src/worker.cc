@@ -1,5 +1,7 @@
 #include "p3/worker.h"
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -12,27 +14,45 @@
 namespace p3 {
 namespace {
 
-// One round of one key, asked for and not yet complete.
+using Clock = std::chrono::steady_clock;
+
+// Something asked for about one key, and not yet complete.
 struct Operation {
-  bool first_value = false;  // an init; else a push
-  const void* data = nullptr;
-  void* landing = nullptr;
-  int32_t priority = 0;
-  RoundScalars scalars;
+  enum class Kind { kInit, kPush, kSkip, kFetch, kStore } kind;
   Worker::Done done;
+  const void* data = nullptr;  // what goes out
+  void* landing = nullptr;     // where the answer comes in
+  int32_t priority = 0;
+  RoundScalars scalars{};
+  uint8_t part = 0;
+  Clock::time_point asked_at = Clock::now();
+
+  bool is_round() const { return kind == Kind::kPush || kind == Kind::kSkip; }
+  bool is_about_a_part() const { return kind == Kind::kFetch || kind == Kind::kStore; }
+  DType type(DType of_key) const { return is_about_a_part() ? sum_type(of_key) : of_key; }
 };
 
-struct Key {
+struct Key final : Encoder {
   std::string name;
-  uint64_t elements;
-  DType dtype;
+  uint64_t elements = 0;
+  DType dtype = DType::kFloat32;
+  Compression compression;
+  std::vector<float> residual;  // what compression has left out so far
   std::optional<KeyPlan> plan;
-  uint64_t next_round = 0;
+  uint64_t round = 0;                // the last one begun
   std::deque<Operation> operations;  // the front one is under way if `active`
   bool active = false;
-  uint64_t round = 0;  // of the front one
+  bool updated = false;  // a slice of the front one has come with a value
   uint32_t slices_to_land = 0;
   std::vector<bool> landed;
+  KeyCounters counters;
+
+  // On the thread that sends; the slices of one round are apart, and rounds follow each other.
+  void encode(const Header& header, const void* source, void* payload) override {
+    const Slice slice = slice_at(*plan, header.slice);
+    float* left_out = residual.empty() ? nullptr : residual.data() + slice.offset;
+    p3::encode(compression, static_cast<const float*>(source), left_out, payload, slice.elements);
+  }
 };
 
 }  // namespace
@@ -66,12 +86,17 @@ class Worker::Impl : public Transport::Handler {
     transport_.start();
   }
 
-  int declare(std::string name, uint64_t elements, DType dtype) {
+  int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression) {
+    check(compression);
+    const Encoding encoding = compression.of(dtype);
+    std::vector<float> residual(encoding == Encoding::kTwoBit ? elements : 0);
     std::lock_guard<std::mutex> lock(mutex_);
-    keys_.push_back({});
-    keys_.back().name = std::move(name);
-    keys_.back().elements = elements;
-    keys_.back().dtype = dtype;
+    Key& key = keys_.emplace_back();
+    key.name = std::move(name);
+    key.elements = elements;
+    key.dtype = dtype;
+    key.compression = {encoding, compression.threshold};
+    key.residual = std::move(residual);
     return static_cast<int>(keys_.size()) - 1;
   }
 
@@ -91,7 +116,8 @@ class Worker::Impl : public Transport::Handler {
   }
 
   void submit(int handle, Operation operation) {
-    if (operation.first_value && rank_ != 0) operation.data = nullptr;  // rank 0's value is the job's
+    if (operation.kind == Operation::Kind::kInit && rank_ != 0)
+      operation.data = nullptr;  // rank 0's value is the job's
     std::vector<Transport::Outgoing> frames;
     std::optional<Error> failure;
     {
@@ -105,7 +131,7 @@ class Worker::Impl : public Transport::Handler {
       }
     }
     if (failure)
-      operation.done(&*failure);
+      operation.done(&*failure, false);
     else
       transport_.send(frames);
   }
@@ -131,34 +157,52 @@ class Worker::Impl : public Transport::Handler {
   void* receive_into(int van, const Header& header) override {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto known = handle_of_wire_key_.find(header.key);
-    if (header.kind != FrameKind::kValue || known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
+    if (known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
     Key& key = keys_[static_cast<size_t>(known->second)];
     if (!key.active || header.round != key.round) refuse(van, header, "out of turn");
+    const Operation& operation = key.operations.front();
+    if (header.kind != (operation.is_about_a_part() ? FrameKind::kPart : FrameKind::kValue) ||
+        header.part != operation.part)
+      refuse(van, header, "unexpected");
     if (header.slice >= slice_count(*key.plan) || key.landed[header.slice] ||
         van_of_server_[static_cast<size_t>(server_of(*key.plan, header.slice, num_servers_))] != van)
       refuse(van, header, "misplaced");
     const Slice slice = slice_at(*key.plan, header.slice);
-    if (static_cast<DType>(header.dtype) != key.dtype || header.payload_bytes != slice.elements * size_of(key.dtype))
+    const DType type = operation.type(key.dtype);
+    const auto encoding = static_cast<Encoding>(header.encoding);
+    if (!may_come(encoding, operation, key)) refuse(van, header, "in another encoding than agreed");
+    if (static_cast<DType>(header.dtype) != type ||
+        header.payload_bytes != encoded_bytes(encoding, type, slice.elements))
       refuse(van, header, "wrongly sized");
-    return static_cast<char*>(key.operations.front().landing) + slice.offset * size_of(key.dtype);
+    if (encoding == Encoding::kAbsent) return nullptr;
+    char* landing = static_cast<char*>(operation.landing) + slice.offset * size_of(type);
+    return encoding == Encoding::kFloat16 ? landing + header.payload_bytes
+                                          : landing;  // the second half: widen_in_place
   }
 
-  void received(int, const Header& header, void*) override {
+  void received(int, const Header& header, void* payload) override {
+    const auto encoding = static_cast<Encoding>(header.encoding);
+    if (encoding == Encoding::kFloat16)
+      widen_in_place(reinterpret_cast<float*>(static_cast<char*>(payload) - header.payload_bytes),
+                     header.payload_bytes / sizeof(uint16_t));
     std::vector<Transport::Outgoing> frames;
     Done done;
+    bool updated;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       Key& key = keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
       key.landed[header.slice] = true;
+      key.updated |= encoding != Encoding::kAbsent;
       if (--key.slices_to_land > 0) return;
+      complete_front(key);
+      updated = key.updated;
       done = std::move(key.operations.front().done);
       key.operations.pop_front();
       key.active = false;
-      ++rounds_;
       begin_next(key, frames);
     }
     transport_.send(frames);
-    done(nullptr);
+    done(nullptr, updated);
     {
       // Only now: close() must not return before the last `done` has.
       std::lock_guard<std::mutex> lock(mutex_);
@@ -167,7 +211,7 @@ class Worker::Impl : public Transport::Handler {
     idle_.notify_all();
   }
 
-  void sent(int, void*) override {}
+  void sent(const Frame&) override {}
 
   void left(int van) override {
     if (server_of_van_[static_cast<size_t>(van)] < 0) return;
@@ -198,7 +242,7 @@ class Worker::Impl : public Transport::Handler {
         key.active = false;
       }
     }
-    for (const Done& done : pending) done(&*failure_);
+    for (const Done& done : pending) done(&*failure_, false);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       pending_ -= pending.size();
@@ -208,7 +252,24 @@ class Worker::Impl : public Transport::Handler {
 
   Transport& transport() { return transport_; }
   const std::string& label() const { return transport_.options().label; }
-  uint64_t rounds() const { return rounds_; }
+
+  Counters counters() const {
+    Counters counters;
+    counters.traffic = transport_.traffic();
+    counters.rounds = rounds_;
+    return counters;
+  }
+
+  Traffic traffic_with(int server) const {
+    if (server < 0 || server >= num_servers_)
+      throw Error(ErrorKind::kUsage, label() + ": there is no server " + std::to_string(server) + ".");
+    return transport_.traffic_with(van_of_server_[static_cast<size_t>(server)]);
+  }
+
+  KeyCounters key_counters(int handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return find(handle).counters;
+  }
 
  private:
   Key& find(int handle) {
@@ -217,34 +278,75 @@ class Worker::Impl : public Transport::Handler {
     return keys_[static_cast<size_t>(handle)];
   }
 
+  static bool may_come(Encoding encoding, const Operation& operation, const Key& key) {
+    switch (encoding) {
+      case Encoding::kPlain:
+        return operation.kind != Operation::Kind::kStore;
+      case Encoding::kFloat16:
+        return operation.is_round() && key.compression.encoding == Encoding::kFloat16;
+      case Encoding::kAbsent:
+        return operation.kind == Operation::Kind::kStore || operation.kind == Operation::Kind::kSkip;
+      default:
+        return false;
+    }
+  }
+
+  void complete_front(Key& key) {
+    const Operation& operation = key.operations.front();
+    ++rounds_;
+    if (operation.kind != Operation::Kind::kPush) return;
+    const double waited_s = std::chrono::duration<double>(Clock::now() - operation.asked_at).count();
+    ++key.counters.rounds;
+    key.counters.waited_s += waited_s;
+    key.counters.longest_wait_s = std::max(key.counters.longest_wait_s, waited_s);
+  }
+
   // Cuts the key's next operation into frames, unless one is under way or the plan is not known yet.
   void begin_next(Key& key, std::vector<Transport::Outgoing>& frames) {
     if (key.active || !key.plan || key.operations.empty() || failure_) return;
     const Operation& operation = key.operations.front();
     const uint32_t count = slice_count(*key.plan);
     key.active = true;
-    key.round = operation.first_value ? 0 : ++key.next_round;
+    key.updated = false;
+    if (operation.is_round()) ++key.round;
     key.slices_to_land = count;
     key.landed.assign(count, false);
     frames.reserve(count);
 
+    const DType type = operation.type(key.dtype);
+    Encoding encoding = operation.data == nullptr ? Encoding::kAbsent : Encoding::kPlain;
+    if (operation.kind == Operation::Kind::kPush) encoding = key.compression.encoding;
+
     Frame frame;
-    frame.header.kind = operation.first_value ? FrameKind::kInit : FrameKind::kPush;
-    frame.header.dtype = static_cast<uint8_t>(key.dtype);
+    frame.header.kind = frame_kind(operation.kind);
+    frame.header.dtype = static_cast<uint8_t>(type);
+    frame.header.encoding = static_cast<uint8_t>(encoding);
+    frame.header.part = operation.part;
     frame.header.key = key.plan->wire_key;
     frame.header.round = key.round;
     frame.header.priority = operation.priority;
-    frame.header.lr = operation.scalars.lr;
-    frame.header.wd = operation.scalars.wd;
-    frame.header.rescale = operation.scalars.rescale;
+    frame.header.scalars = operation.scalars;
     for (uint32_t i = 0; i < count; ++i) {
       const Slice slice = slice_at(*key.plan, i);
       frame.header.slice = i;
-      if (operation.data != nullptr) {
-        frame.header.payload_bytes = static_cast<uint32_t>(slice.elements * size_of(key.dtype));
-        frame.payload = static_cast<const char*>(operation.data) + slice.offset * size_of(key.dtype);
-      }
+      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type, slice.elements));
+      if (operation.data != nullptr)
+        frame.payload = static_cast<const char*>(operation.data) + slice.offset * size_of(type);
+      if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = &key;
       frames.push_back({van_of_server_[static_cast<size_t>(server_of(*key.plan, i, num_servers_))], frame});
+    }
+  }
+
+  static FrameKind frame_kind(Operation::Kind kind) {
+    switch (kind) {
+      case Operation::Kind::kInit:
+        return FrameKind::kInit;
+      case Operation::Kind::kFetch:
+        return FrameKind::kFetch;
+      case Operation::Kind::kStore:
+        return FrameKind::kStore;
+      default:
+        return FrameKind::kPush;
     }
   }
 
@@ -294,31 +396,40 @@ void Worker::add_watch(std::unique_ptr<Stream> stream, std::string label) {
 }
 void Worker::start() { impl_->start(); }
 
-int Worker::declare(std::string name, uint64_t elements, DType dtype) {
-  return impl_->declare(std::move(name), elements, dtype);
+int Worker::declare(std::string name, uint64_t elements, DType dtype, const Compression& compression) {
+  return impl_->declare(std::move(name), elements, dtype, compression);
 }
 
 void Worker::agree(int key, const KeyPlan& plan) { impl_->agree(key, plan); }
 
 void Worker::init(int key, const void* value, void* landing, int32_t priority, Done done) {
-  impl_->submit(key, {true, value, landing, priority, {}, std::move(done)});
+  impl_->submit(key, {Operation::Kind::kInit, std::move(done), value, landing, priority});
 }
 
 void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars,
                   Done done) {
-  impl_->submit(key, {false, gradient, landing, priority, scalars, std::move(done)});
+  impl_->submit(key, {Operation::Kind::kPush, std::move(done), gradient, landing, priority, scalars});
+}
+
+void Worker::skip(int key, void* landing, int32_t priority, Done done) {
+  impl_->submit(key, {Operation::Kind::kSkip, std::move(done), nullptr, landing, priority});
+}
+
+void Worker::fetch(int key, uint8_t part, void* landing, Done done) {
+  impl_->submit(key, {Operation::Kind::kFetch, std::move(done), nullptr, landing, 0, {}, part});
+}
+
+void Worker::store(int key, uint8_t part, const void* content, Done done) {
+  impl_->submit(key, {Operation::Kind::kStore, std::move(done), content, nullptr, 0, {}, part});
 }
 
 void Worker::fail(const Error& error) { impl_->transport().fail(error); }
 std::optional<Error> Worker::error() const { return impl_->transport().error(); }
 int Worker::event_fd() const { return impl_->transport().event_fd(); }
 
-Counters Worker::counters() const {
-  Counters counters;
-  impl_->transport().add_to(counters);
-  counters.rounds = impl_->rounds();
-  return counters;
-}
+Counters Worker::counters() const { return impl_->counters(); }
+Traffic Worker::traffic_with(int server) const { return impl_->traffic_with(server); }
+KeyCounters Worker::key_counters(int key) const { return impl_->key_counters(key); }
 
 bool Worker::close(double timeout_s) { return impl_->close(timeout_s); }
 

@@ -24,16 +24,21 @@ class Job:
         for receiver, message in self.agreement.receive(node, messages.check(dict(fields, kind=kind))):
             self.sent[receiver].append(messages.check(message))
 
-    def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0):
-        self.say(WORKERS[rank], "announce", store=store, name=name, shape=list(shape), dtype=dtype)
+    def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=()):
+        self.say(
+            WORKERS[rank], "announce", store=store, name=name, shape=list(shape), dtype=dtype, defaults=list(defaults)
+        )
+
+    def set_option(self, rank, option, store=0, **value):
+        self.say(WORKERS[rank], "option", store=store, name=option, value=value)
 
     def answer_all(self):
         for server in SERVERS:
             for message in self.sent[server]:
                 if message["kind"] == "define":
                     self.say(server, "defined", wire_key=message["wire_key"])
-                elif message["kind"] == "set_optimizer":
-                    self.say(server, "optimizer_set", store=message["store"])
+                elif message["kind"] == "set_option":
+                    self.say(server, "option_set", store=message["store"], name=message["name"])
             self.sent[server] = []
 
     def kinds(self, node):
@@ -118,14 +123,101 @@ def test_a_key_announced_again_changes_nothing():
     assert len(job.sent[SERVERS[0]]) == 1
 
 
-def test_optimizers_are_agreed_like_keys():
-    job, description = Job(), {"name": "sgd", "momentum": 0.9}
-    job.say(WORKERS[0], "optimizer", store=0, description=description)
-    job.say(WORKERS[1], "optimizer", store=0, description=description)
+def test_options_are_agreed_like_keys():
+    job = Job()
+    job.set_option(1, "optimizer", name="sgd", momentum=0.9)
+    assert not any(job.sent.values())
+    job.set_option(0, "optimizer", name="sgd", momentum=0.9)
+    assert job.sent[SERVERS[0]] == job.sent[SERVERS[1]] == [
+        {"kind": "set_option", "store": 0, "name": "optimizer", "value": {"name": "sgd", "momentum": 0.9}}
+    ]
+    job.say(SERVERS[1], "option_set", store=0, name="optimizer")
+    assert not job.sent[WORKERS[0]]
+    job.say(SERVERS[0], "option_set", store=0, name="optimizer")
+    for worker in WORKERS:
+        (agreed,) = job.sent[worker]
+        assert agreed == dict(job.sent[SERVERS[0]][0], kind="option_agreed")
+    with pytest.raises(DisagreementError, match="the optimizer of store 0: momentum is 0.9 on the first and 0.8"):
+        job.set_option(2, "optimizer", name="sgd", momentum=0.8)
+
+
+def test_options_of_one_store_do_not_disturb_each_other_or_another_stores():
+    job = Job()
+    job.set_option(0, "compression", type="fp16")
+    job.set_option(0, "reduction", type="average")
+    job.set_option(0, "reduction", type="sum", store=1)
+    job.announce(0, "w", store=1, defaults=["compression"])
     job.answer_all()
-    assert job.kinds(WORKERS[2]) == ["optimizer_agreed"]
-    with pytest.raises(DisagreementError, match="optimizer of store 0: momentum is 0.9 on the first and 0.8"):
-        job.say(WORKERS[2], "optimizer", store=0, description=dict(description, momentum=0.8))
+    agreed = [(m["store"], m["name"], m["value"]["type"]) for m in job.sent[WORKERS[2]] if m["kind"] != "agreed"]
+    assert sorted(agreed) == [(0, "compression", "fp16"), (0, "reduction", "average"), (1, "reduction", "sum")]
+
+
+@pytest.mark.parametrize("first, second", [(0, 1), (1, 0)])
+def test_another_type_of_an_option_is_what_the_disagreement_names(first, second):
+    job, values = Job(), {0: {"type": "fp16"}, 1: {"threshold": 0.5, "type": "2bit"}}
+    job.set_option(first, "compression", **values[first])
+    with pytest.raises(DisagreementError) as caught:
+        job.set_option(second, "compression", **values[second])
+    assert str(caught.value) == (
+        "worker 0 (w0) and worker 1 (w1) disagree about the compression of store 0: "
+        "type is fp16 on the first and 2bit on the second"
+    )
+
+
+@pytest.mark.parametrize("setter, other", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("set_first", [True, False])
+def test_a_worker_that_declares_keys_without_an_option_that_another_set_is_found_at_once(setter, other, set_first):
+    # Worker 1 waits for the agreement on its option before it declares any key, so keys alone would not tell.
+    job = Job()
+    steps = [
+        lambda: job.set_option(setter, "compression", type="2bit", threshold=0.5),
+        lambda: job.announce(other, "w", defaults=["compression", "reduction"]),
+    ]
+    (first, last) = steps if set_first else steps[::-1]
+    first()
+    shown = ("2bit", "not set") if setter == 0 else ("not set", "2bit")
+    with pytest.raises(DisagreementError) as caught:
+        last()
+    assert str(caught.value) == (
+        "worker 0 (w0) and worker 1 (w1) disagree about the compression of store 0: "
+        "type is %s on the first and %s on the second" % shown
+    )
+
+
+def test_an_option_cannot_come_after_the_key_that_settled_it():
+    job = Job()
+    job.announce(1, "w", defaults=["reduction"])
+    with pytest.raises(DisagreementError, match="the reduction of store 0: type is not set .* and average"):
+        job.set_option(1, "reduction", type="average")
+
+
+def test_every_worker_gets_the_counters_of_all_servers_that_it_asked_for_and_nobody_elses():
+    job = Job()
+    job.say(WORKERS[2], "count", number=1)
+    job.say(WORKERS[1], "count", number=1)
+    job.say(WORKERS[2], "count", number=2)
+    for number, rank in ((2, 1), (1, 0), (1, 1), (2, 0)):  # servers answer in any order
+        counters = {"rounds": 10 * number + rank}
+        job.say(SERVERS[rank], "counted", worker=2, number=number, counters=counters)
+    assert job.sent[WORKERS[2]] == [
+        {
+            "kind": "counters",
+            "number": number,
+            "servers": [{"rounds": 10 * number + rank, "label": "server %d (s%d)" % (rank, rank)} for rank in (0, 1)],
+        }
+        for number in (1, 2)
+    ]
+    assert not job.sent[WORKERS[0]] and not job.sent[WORKERS[1]]
+
+
+def test_a_count_is_answered_once_by_each_server_and_asked_for_once():
+    job = Job()
+    job.say(WORKERS[0], "count", number=1)
+    with pytest.raises(ProtocolError, match="asked twice for count 1"):
+        job.say(WORKERS[0], "count", number=1)
+    job.say(SERVERS[0], "counted", worker=0, number=1, counters={})
+    with pytest.raises(ProtocolError, match=r"sent 'counted' for \(0, 1\), which nobody asked for"):
+        job.say(SERVERS[0], "counted", worker=0, number=1, counters={})
 
 
 def test_the_order_of_rank_0_goes_to_all_and_nobody_elses_does():
@@ -174,6 +266,14 @@ def test_nobody_waits_for_a_key_that_rank_0_left_without(leave_first):
         last()
 
 
+def test_nobody_waits_for_an_option_that_rank_0_left_without():
+    job = Job()
+    job.set_option(1, "reduction", type="average", store=2)
+    with pytest.raises(DisagreementError) as caught:
+        job.say(WORKERS[0], "bye")
+    assert str(caught.value) == "worker 1 (w1) set the reduction of store 2, but worker 0 (w0) left without it"
+
+
 @pytest.mark.parametrize(
     "node, kind, fields",
     [
@@ -181,7 +281,10 @@ def test_nobody_waits_for_a_key_that_rank_0_left_without(leave_first):
         (SERVERS[0], "barrier", {"number": 1}),
         (WORKERS[0], "defined", {"wire_key": 0}),
         (SERVERS[0], "defined", {"wire_key": 0}),
-        (SERVERS[0], "optimizer_set", {"store": 0}),
+        (SERVERS[0], "option_set", {"store": 0, "name": "optimizer"}),
+        (SERVERS[0], "count", {"number": 1}),
+        (SERVERS[0], "counted", {"worker": 0, "number": 1, "counters": {}}),
+        (WORKERS[0], "counted", {"worker": 0, "number": 1, "counters": {}}),
         (WORKERS[0], "abort", {"text": "x"}),
         (WORKERS[0], "agreed", {"store": 0, "name": "w", "shape": [], "dtype": "float32", "wire_key": 0,
                                 "first_slice": 0, "slice_elements": 1}),

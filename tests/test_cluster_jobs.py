@@ -115,6 +115,22 @@ def test_an_optimizer_that_differs_between_workers(make_cluster):
     assert_every_process_says(finished, text)
 
 
+def test_an_option_that_only_worker_1_sets_holds_nobody_up(make_cluster):
+    # Without the word of worker 0 on it, worker 1 would wait for the option and worker 0 for worker 1.
+    script = """
+        import numpy as np
+        from p3.worker.session import Session
+        session = Session.open()
+        if session.rank == 1:
+            session.set_option(0, "reduction", {"type": "average"})
+        key, landing = session.declare("w", (3,), "float32"), np.zeros(3, np.float32)
+        session.pushpull(key, landing.copy(), landing).wait(60)
+    """
+    finished = all_ended(started(make_cluster(), [script, script]))
+    text = "disagree about the reduction of store 0: type is not set on the first and average on the second"
+    assert_every_process_says(finished, text)
+
+
 def test_a_key_that_rank_0_never_declares(make_cluster):
     late = TRAIN + """
     extra = np.zeros(3, np.float32)

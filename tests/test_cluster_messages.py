@@ -13,8 +13,10 @@ EXAMPLES = {
     "none": None,
     "str": "a",
     "ints": [2, 3],
+    "strs": ["a", "b"],
     "names": ["a", 1],
     "flat": {"momentum": 0.9, "name": "sgd", "centered": True, "clip": None},
+    "flats": [{"rounds": 3, "cpu_s": 0.5}, {}],
     "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m"}],
 }
 
@@ -61,15 +63,15 @@ def test_only_a_whole_number_is_a_rank(value):
 
 
 def test_a_double_arrives_bit_by_bit():
-    description = {"learning_rate": 0.1 + 0.2, "tiny": 5e-324}
-    message = {"kind": "optimizer", "store": 0, "description": description}
-    assert through_the_wire(message)["description"] == description
+    value = {"learning_rate": 0.1 + 0.2, "tiny": 5e-324}
+    message = {"kind": "option", "store": 0, "name": "optimizer", "value": value}
+    assert through_the_wire(message)["value"] == value
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_what_json_cannot_say_is_not_sent(number):
     with pytest.raises(ProtocolError, match="cannot be sent"):
-        messages.encode({"kind": "optimizer", "store": 0, "description": {"momentum": number}})
+        messages.encode({"kind": "option", "store": 0, "name": "optimizer", "value": {"momentum": number}})
 
 
 @pytest.mark.parametrize(
@@ -83,8 +85,8 @@ def test_what_json_cannot_say_is_not_sent(number):
         b'{"kind": "unheard of"}',
         b'{"kind": "bye"} trailing',
         b"\xff\xfe",
-        b'{"kind":"optimizer","store":0,"description":{"a":NaN}}',
-        b'{"kind":"optimizer","store":0,"description":{"a":1e999}}',
+        b'{"kind":"option","store":0,"name":"optimizer","value":{"a":NaN}}',
+        b'{"kind":"option","store":0,"name":"optimizer","value":{"a":1e999}}',
         b"[" * 100000,
     ],
 )

@@ -12,7 +12,7 @@ from p3.cluster.scheduler import Scheduler
 from p3.errors import RendezvousError
 from p3.settings import Settings
 
-FRAME = bytes(range(64))
+FRAME = bytes(range(80))
 
 
 class Job:
@@ -123,7 +123,9 @@ def test_a_member_that_reads_nothing_holds_up_nobody():
         await job.start()
         for turn in range(200):  # 40 MB for a worker that reads none of them, more than any socket buffers
             job.worker.send({"kind": "order", "store": 0, "names": ["x" * 200000]})
-        job.worker.send({"kind": "announce", "store": 0, "name": "w", "shape": [3], "dtype": "float32"})
+        job.worker.send(
+            {"kind": "announce", "store": 0, "name": "w", "shape": [3], "dtype": "float32", "defaults": []}
+        )
         assert (await job.server.receive("define"))["name"] == "w"
         job.worker.send({"kind": "failed", "text": "that will do"})
         await job.server.close()

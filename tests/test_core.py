@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from p3._core import DTYPES, P3Error, P3Server, P3Worker, make_ring, slice_count
+from p3._core import NO_SCALARS, DTYPES, P3Error, P3Server, P3Worker, make_ring, slice_count
 
 DEADLINE_S = 20
 
@@ -67,10 +67,10 @@ class Job:
         wait_all(operations)
         return landings
 
-    def push(self, key, gradients, **scalars):
+    def push(self, key, gradients, scalars=NO_SCALARS):
         landings = [np.empty_like(gradient) for gradient in gradients]
         wait_all([
-            worker.push(key, gradient, landing, **scalars)
+            worker.push(key, gradient, landing, 0, scalars)
             for worker, gradient, landing in zip(self.workers, gradients, landings)
         ])
         return landings
@@ -120,7 +120,7 @@ def test_the_server_updates_the_weight():
         for step in range(5):
             gradients = [np.full(2500, rank + step, "float32") for rank in range(2)]
             lr = 0.1 / (step + 1)
-            landings = job.push(key, gradients, lr=lr, wd=0.01, rescale=0.5)
+            landings = job.push(key, gradients, (lr, 0.01, 0.5, 0, 1))
             rescaled = 0.5 * (gradients[0] + gradients[1])
             momentum = 0.9 * momentum - np.float32(lr) * (rescaled + np.float32(0.01) * weight)
             weight = weight + momentum

@@ -1,6 +1,7 @@
 """The store's contract, in one process: what MXNet, Gluon and a loop of one's own may ask of it."""
 
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -156,6 +157,72 @@ def test_stats_count_what_was_sent(kv):
     assert 8000 <= after["bytes_sent"] - before["bytes_sent"] < 20000
 
 
+def test_stats_tell_of_servers_queues_and_keys(kv):
+    kv.set_gradient_compression({"type": "fp16"})
+    kv.init(["large", "small"], [zeros(200_000), zeros(3, dtype="int64")])
+    for _ in range(3):
+        kv.push("large", zeros(200_000))
+    mx.nd.waitall()
+    stats = kv.stats(servers=True)
+    (server,) = stats["servers"]
+    assert {name: server[name] for name in server if name != "itself"}.items() <= stats.items()
+    assert stats["queued_slices"] == 0 and stats["peak_queued_slices"] >= 1 and stats["queued_s"] > 0
+    assert server["itself"]["rounds"] >= 12 and server["itself"]["cpu_s"] > 0
+    large, small = stats["keys"]["large"], stats["keys"]["small"]
+    assert (large["rounds"], large["compression"], small["rounds"], small["compression"]) == (3, "fp16", 0, None)
+    assert 0 < large["longest_wait_s"] <= large["waited_s"] < 60
+    assert "itself" not in kv.stats()["servers"][0]
+
+
+# Settings of a store
+
+
+def test_gradients_are_averaged_if_asked_for(kv):
+    kv.set_reduction("average")
+    kv.set_reduction("average")
+    out = zeros(2)
+    kv.broadcast("key", zeros(2), out)
+    kv.pushpull("key", mx.nd.ones(2) * 6, out=out)
+    assert out.asnumpy().tolist() == [6, 6]  # over one worker; more in test_uneven.py
+
+
+def test_compression_may_be_named_as_in_mxnet(kv):
+    kv.set_gradient_compression({"type": "2bit"})
+    out = zeros(3)
+    kv.init("key", zeros(3))
+    kv.pushpull("key", mx.nd.array([0.3, -0.7, 2]), out=out)
+    assert out.asnumpy().tolist() == [0, -0.5, 0.5]
+    kv.pushpull("key", mx.nd.array([0.3, 0, 0]), out=out)
+    assert out.asnumpy().tolist() == [0.5, 0, 0.5]
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+
+
+def test_a_store_keeps_its_settings_and_keys_to_itself(kv):
+    other = mx.kv.create("p3_sync")
+    kv.set_gradient_compression({"type": "2bit"})
+    other.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+    outs = zeros(1), zeros(1)
+    for store, out in zip((kv, other), outs):
+        store.broadcast("key", mx.nd.ones(1) * 3, out)
+        store.pushpull("key", mx.nd.ones(1) * 0.25, out=out)
+    assert [out.asscalar() for out in outs] == [0, 2.75]
+    kv.pushpull("key", mx.nd.ones(1) * 0.25, out=outs[0])  # rounds of its own, too
+    assert outs[0].asscalar() == 0.5
+
+
+def test_join_of_the_only_worker_returns_at_once(kv):
+    with pytest.raises(MXNetError, match="has no keys"):
+        kv.join()
+    out = zeros(2)
+    kv.broadcast("key", mx.nd.ones(2), out)
+    kv.join()
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+    kv.pushpull("key", mx.nd.ones(2), out=out)
+    kv.join()
+    kv.pushpull("key", mx.nd.ones(2), out=out)
+    assert out.asnumpy().tolist() == [-1, -1]
+
+
 # Wrong use: the error names the key and both values, and the store goes on working
 
 
@@ -178,9 +245,15 @@ def wrong_uses(kv):
     yield "type bool cannot be synchronised", lambda: kv.init("flags", mx.np.zeros((2,), dtype="bool"))
     yield "row_sparse array.*dense arrays only", lambda: kv.push("key", sparse)
     yield "dense arrays only", lambda: kv.row_sparse_pull("key", out=sparse, row_ids=zeros(1))
-    yield "does not compress", lambda: kv.set_gradient_compression({"type": "2bit"})
+    yield "must be set before the first init", lambda: kv.set_gradient_compression({"type": "2bit"})
+    yield "must be set before the first init", lambda: kv.set_reduction("average")
+    yield "must be a dict", lambda: kv.set_gradient_compression("2bit")
+    yield "type is '1bit'; it must be one of 2bit, fp16", lambda: kv.set_gradient_compression({"type": "1bit"})
+    yield "threshold is 0.0; it must be", lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0})
+    yield "type is 'product'; it must be one of average, sum", lambda: kv.set_reduction("product")
     yield "no optimizer was set", lambda: kv.save_optimizer_states("/nowhere")
-    yield "take no commands", lambda: kv._send_command_to_servers(0, "stop")
+    yield "no optimizer was set", lambda: kv.load_optimizer_states("/nowhere")
+    yield "take no command 2: they never evaluate", lambda: kv._send_command_to_servers(2, "")
 
 
 def test_wrong_use_is_an_error_that_says_what_and_where(kv):
@@ -260,13 +333,167 @@ def test_a_second_optimizer_is_refused(kv):
         kv.set_optimizer(mx.optimizer.Adam())
     with pytest.raises(MXNetError, match="SGD already"):
         kv.set_optimizer(mx.optimizer.LAMB())
+    kv.set_optimizer(mx.optimizer.SGD(momentum=0.9, learning_rate=0.5))  # the same, but for what may change
 
 
-def test_states_of_the_servers_cannot_be_saved_yet(kv, tmp_path):
-    kv.set_optimizer(mx.optimizer.SGD(momentum=0.9))
-    with pytest.raises(MXNetError, match="lives on the servers and cannot be saved yet"):
-        kv.save_optimizer_states(str(tmp_path / "states"))
-    assert not list(tmp_path.iterdir())
+def test_mxnets_own_commands_are_obeyed(kv):
+    kv._send_command_to_servers(0, pickle.dumps(mx.optimizer.SGD(learning_rate=0.5), 0).decode())
+    kv._send_command_to_servers(1, "")
+    out = zeros(2)
+    kv.broadcast("key", mx.nd.ones(2), out)
+    kv.pushpull("key", mx.nd.ones(2), out=out)
+    assert out.asnumpy().tolist() == [0.5] * 2
+
+
+def test_average_of_whole_numbers_is_refused(kv):
+    kv.set_reduction("average")
+    with pytest.raises(MXNetError, match="key 'steps' is of type int32.*another store"):
+        kv.init("steps", zeros(2, dtype="int32"))
+
+
+# The optimizer's state, on the servers (or for LAMB on the workers), and in files
+
+OPTIMIZERS = {
+    "sgd": {"momentum": 0.9},
+    "plain": {"name": "sgd"},
+    "adam": {},
+    "rmsprop": {"centered": True},
+    "lamb": {},
+}
+
+
+def new_optimizer(case):
+    settings = dict({"name": case, "learning_rate": 0.1, "wd": 0.01}, **OPTIMIZERS[case])
+    return mx.optimizer.create(settings.pop("name"), **settings)
+
+
+def stepped(store, rounds, weights):
+    for step in rounds:
+        for key, weight in weights.items():
+            store.pushpull(key, random(*weight.shape, seed=step, dtype=weight.dtype), out=weight)
+
+
+def opened(case, dtype="float32", multi_precision=False):
+    """A store with that optimizer and two keys, one of several slices; and their weights."""
+    store = mx.kv.create("p3_sync")
+    optimizer = new_optimizer(case)
+    optimizer.multi_precision = multi_precision
+    store.set_optimizer(optimizer)
+    weights = {"large": random(120_001, dtype=dtype), 7: random(2, 3, dtype=dtype)}
+    store.broadcast(list(weights), list(weights.values()), list(weights.values()))
+    return store, weights
+
+
+@pytest.mark.parametrize("dump", [False, True])
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_saved_states_continue_an_undisturbed_run(case, dump, tmp_path):
+    states = str(tmp_path / "states")
+    store, weights = opened(case)
+    stepped(store, range(4), weights)
+    store.save_optimizer_states(states, dump_optimizer=dump)
+    saved = {key: weight.copy() for key, weight in weights.items()}
+    counts = dict(store._updater.optimizer._index_update_count)
+    stepped(store, range(4, 7), weights)
+
+    other, others = opened(case)
+    other._expect_new_values()
+    other.broadcast(list(saved), list(saved.values()), list(others.values()))
+    other.load_optimizer_states(states)
+    if not dump:  # then only the states are in the file
+        other._updater.optimizer._index_update_count.update(counts)
+        other._updater.optimizer.num_update = 4
+    stepped(other, range(4, 7), others)
+    for key, weight in weights.items():
+        assert np.array_equal(others[key].asnumpy(), weight.asnumpy()), key
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_saved_states_are_those_of_mxnets_own_updater_which_can_load_them(case, tmp_path):
+    states = str(tmp_path / "states")
+    store, weights = opened(case)
+    updater, mine = mx.optimizer.get_updater(new_optimizer(case)), {k: w.copy() for k, w in weights.items()}
+    stepped(store, range(3), weights)
+    store.save_optimizer_states(states, dump_optimizer=True)
+    loaded = mx.optimizer.get_updater(new_optimizer(case))
+    with open(states, "rb") as file:
+        loaded.set_states(file.read())
+    for step in range(6):
+        for key, weight in mine.items():
+            if step == 3:
+                weight[:] = weights[key]
+            (updater if step < 3 else loaded)(key, random(*weight.shape, seed=step), weight)
+    stepped(store, range(3, 6), weights)
+    for key, weight in weights.items():
+        assert np.allclose(mine[key].asnumpy(), weight.asnumpy(), rtol=1e-6, atol=1e-7), key
+
+
+def test_the_float32_master_of_a_float16_weight_is_saved_too(tmp_path):
+    states = str(tmp_path / "states")
+    store, weights = opened("sgd", "float16", multi_precision=True)
+    stepped(store, range(4), weights)
+    store.save_optimizer_states(states, dump_optimizer=True)
+    saved = {key: weight.copy() for key, weight in weights.items()}
+    stepped(store, range(4, 9), weights)
+    other, others = opened("sgd", "float16", multi_precision=True)
+    other._expect_new_values()
+    other.broadcast(list(saved), list(saved.values()), list(others.values()))
+    other.load_optimizer_states(states)
+    stepped(other, range(4, 9), others)
+    for key, weight in weights.items():
+        assert np.array_equal(others[key].asnumpy(), weight.asnumpy()), key
+
+
+def test_a_key_that_the_file_lacks_begins_anew(tmp_path):
+    states = str(tmp_path / "states")
+    store, weights = opened("sgd")
+    stepped(store, range(2), {7: weights[7]})
+    store.save_optimizer_states(states)
+    stepped(store, range(2), {"large": weights["large"]})
+    store.load_optimizer_states(states)
+    before = weights["large"].copy()
+    stepped(store, [5], {"large": weights["large"]})
+    expected = before - 0.1 * (random(120_001, seed=5) + 0.01 * before)  # no momentum left
+    assert np.allclose(weights["large"].asnumpy(), expected.asnumpy(), atol=1e-6)
+
+
+def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path):
+    states = tmp_path / "states"
+    store, weights = opened("sgd")
+    twin, twins = opened("sgd")
+    for one, its in ((store, weights), (twin, twins)):
+        stepped(one, range(3), its)
+    store.save_optimizer_states(str(states))
+    good = states.read_bytes()
+
+    def refuses(content, message):
+        states.write_bytes(content)
+        with pytest.raises(MXNetError, match=message):
+            store.load_optimizer_states(str(states))
+
+    def saved(**changes):
+        return pickle.dumps(dict(pickle.loads(good), **changes))
+
+    for length in (0, 1, len(good) // 2, len(good) - 1):
+        refuses(good[:length], "cut short")
+    refuses(b"a text of somebody", "holds no optimizer states")
+    refuses(pickle.dumps([1, 2]), "holds no optimizer states")
+    refuses(saved(stranger=None), "has no key 'stranger'")
+    refuses(saved(large=mx.nd.ones(3)), r"key 'large'.*shape \(120001,\).*shape \(3,\)")
+    refuses(saved(large=None), "key 'large'")
+    refuses(saved(large=(mx.nd.ones(120_001), mx.nd.ones(120_001))), "key 'large'")
+    other_optimizer = mx.optimizer.Adam()
+    refuses(pickle.dumps((pickle.loads(good), other_optimizer)), "state of Adam.*optimizer is SGD")
+    refuses(pickle.dumps((pickle.loads(good), mx.optimizer.SGD(momentum=0.5))), "'momentum': 0.5")
+    with pytest.raises(MXNetError, match="No such file"):
+        store.load_optimizer_states(str(tmp_path / "missing"))
+    with pytest.raises(MXNetError, match="cannot be written"):
+        store.save_optimizer_states(str(tmp_path / "missing" / "states"))
+    assert [path.name for path in tmp_path.iterdir()] == ["states"]
+
+    for one, its in ((store, weights), (twin, twins)):
+        stepped(one, range(3, 6), its)
+    for key, weight in weights.items():
+        assert np.array_equal(twins[key].asnumpy(), weight.asnumpy()), key
 
 
 # Gluon's Trainer
@@ -332,15 +559,34 @@ def test_values_may_be_loaded_between_steps(kv):
     assert_close(trained(kv, during), trained(None, during))
 
 
-def test_trainer_states_of_an_optimizer_on_the_workers_are_saved_and_loaded(kv, tmp_path):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
+def test_loading_the_states_of_before_and_after_counts(kv, optimizer, tmp_path):
     states = str(tmp_path / "states")
 
     def during(step, net, trainer):
-        if step == 3:
+        if step == 2:
             trainer.save_states(states)
+        elif step == 4:
             trainer.load_states(states)
 
-    assert_close(trained(kv, during, optimizer="lamb"), trained(None, optimizer="lamb"))
+    settings = {"momentum": 0.9} if optimizer == "sgd" else {}
+    through = trained(kv, during, optimizer=optimizer, **settings)
+    assert_close(through, trained(None, during, optimizer=optimizer, **settings))
+    assert any(not np.allclose(a, b) for a, b in zip(through, trained(None, optimizer=optimizer, **settings)))
+
+
+def test_loading_parameters_keeps_the_momentum(kv, tmp_path):
+    """As training without a store does."""
+    parameters = str(tmp_path / "parameters")
+
+    def during(step, net, trainer):
+        if step == 2:
+            net.save_parameters(parameters)
+        elif step in (3, 4):
+            net.load_parameters(parameters)
+
+    assert_close(trained(kv, during, momentum=0.9), trained(None, during, momentum=0.9))
+    assert kv.stats()["keys"][0]["rounds"] == 6  # the same keys on the servers all the time
 
 
 def test_other_stores_of_mxnet_still_refuse():

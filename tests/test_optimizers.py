@@ -10,31 +10,14 @@ import numpy as np
 import pytest
 
 from p3._kernels import NativeOptimizer, use_avx2
-from p3.server.optimizers import NotOnServer, describe, round_scalars, validate
+from p3.server.optimizers import NotOnServer, describe, validate
 
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed: pip install mxnet==1.9.1", allow_module_level=True)
 import mxnet as mx  # noqa: E402
+from optimizer_cases import OPTIMIZERS, Native, Reference  # noqa: E402
 
 STEPS = 50
-FLOAT16_CODE = 2
-
-# Rates stay above 1e-4, where MXNet's own reading of decimal numbers is exact: below, it may be off by one unit in
-# the last place of float32.
-OPTIMIZERS = {
-    "sgd": lambda **more: mx.optimizer.SGD(learning_rate=0.1, **more),
-    "sgd-momentum": lambda **more: mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, **more),
-    "nag-plain": lambda **more: mx.optimizer.NAG(learning_rate=0.1, **more),
-    "nag": lambda **more: mx.optimizer.NAG(learning_rate=0.05, momentum=0.9, **more),
-    "adam": lambda **more: mx.optimizer.Adam(learning_rate=0.01, **more),
-    "adagrad": lambda **more: mx.optimizer.AdaGrad(learning_rate=0.1, **more),
-    "rmsprop": lambda **more: mx.optimizer.RMSProp(learning_rate=0.01, **more),
-    "rmsprop-clip-weights": lambda **more: mx.optimizer.RMSProp(learning_rate=0.01, clip_weights=0.5, **more),
-    "rmsprop-centered": lambda **more: mx.optimizer.RMSProp(learning_rate=0.001, centered=True, **more),
-    "rmsprop-centered-clip-weights": lambda **more: mx.optimizer.RMSProp(
-        learning_rate=0.001, centered=True, gamma1=0.95, gamma2=0.8, clip_weights=0.5, **more
-    ),
-}
 VARIANTS = {
     "bare": {},
     "decay": {"wd": 0.01, "rescale_grad": 1 / 3},
@@ -42,47 +25,10 @@ VARIANTS = {
 }
 
 
-class Native:
-    """What a server holds for one weight, and what a worker computes for each of its rounds."""
-
-    def __init__(self, optimizer, weight):
-        self.optimizer = optimizer
-        self.kernel = NativeOptimizer(describe(optimizer))
-        arithmetic = np.float32 if weight.dtype == np.float16 else weight.dtype
-        self.weight = weight.copy()
-        self.states = [np.zeros(weight.shape, arithmetic) for _ in range(self.kernel.state_count)]
-        half_with_master = weight.dtype == np.float16 and self.kernel.needs_master(FLOAT16_CODE)
-        self.master = weight.astype(np.float32) if half_with_master else None
-
-    def update(self, index, gradient):
-        scalars = round_scalars(self.optimizer, index)
-        self.kernel.update(self.weight, self.master, self.states, gradient.astype(self.states_type), *scalars)
-
-    @property
-    def states_type(self):
-        return np.float32 if self.weight.dtype == np.float16 else self.weight.dtype
-
-
-class Reference:
-    """MXNet's Updater on one weight. Its states are cast to the weight's type: AdaGrad and RMSProp always make
-    float32 ones, and so fail on float64 weights by themselves."""
-
-    def __init__(self, optimizer, weight):
-        self.updater = mx.optimizer.get_updater(optimizer)
-        self.weight = mx.nd.array(weight, dtype=weight.dtype)
-
-    def update(self, index, gradient):
-        if index not in self.updater.states and self.weight.dtype == np.float64:
-            states = self.updater.optimizer.create_state_multi_precision(index, self.weight)
-            self.updater.states[index] = _as_float64(states)
-            self.updater.states_synced[index] = True
-        self.updater(index, mx.nd.array(gradient, dtype=gradient.dtype), self.weight)
-
-
-def _as_float64(states):
-    if isinstance(states, tuple):
-        return tuple(_as_float64(state) for state in states)
-    return None if states is None else states.astype(np.float64)
+def _leaves(state):
+    if isinstance(state, tuple):
+        return [leaf for part in state for leaf in _leaves(part)]
+    return [] if state is None else [state.asnumpy()]
 
 
 def _assert_same(native, expected, tolerance):
@@ -104,6 +50,11 @@ def _follow(make, dtype, elements, tolerance, seed=0, between_steps=lambda step,
         reference.update(0, gradient)
         _assert_same(native.weight, reference.weight.asnumpy(), tolerance)
     assert not np.array_equal(native.weight, weight)
+    if native.master is None:
+        expected = _leaves(reference.updater.states[0])
+        assert len(native.states) == len(expected)
+        for one, other in zip(native.states, expected):
+            _assert_same(one, other, tolerance)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -143,7 +94,8 @@ def test_a_rate_that_changes_takes_effect_at_once(name):
     _follow(make, np.float32, 1001, tolerance=0, between_steps=change_batch_size)
 
 
-@pytest.mark.parametrize("name", ["sgd-momentum", "adam"])
+# Nadam's schedule moves on with every update of any parameter.
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "adamax", "ftml", "nadam"])
 def test_multipliers_apply_to_their_parameter_alone(name):
     def make():
         optimizer = OPTIMIZERS[name](wd=0.01, param_idx2name={0: "dense0_weight", 1: "dense0_bias"})
@@ -208,7 +160,7 @@ def test_float16_without_a_master_copy_is_rounded_once():
     assert np.array_equal(half.weight, single.weight.astype(np.float16))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if not name.startswith("signum")])
 def test_nan_is_passed_on_as_nan_and_stays_where_it_is(name):
     native = Native(OPTIMIZERS[name](clip_gradient=0.5), np.ones(20, np.float32))
     gradient = np.ones(20, np.float32)
@@ -217,12 +169,25 @@ def test_nan_is_passed_on_as_nan_and_stays_where_it_is(name):
     assert np.flatnonzero(np.isnan(native.weight)).tolist() == [3]
 
 
-def test_adagrad_alone_clips_to_zero():
-    # MXNet asks AdaGrad's clip_gradient "is not None", and the others' whether it is true.
-    make = lambda: mx.optimizer.AdaGrad(learning_rate=0.1, wd=0.1, clip_gradient=0.0)  # noqa: E731
-    _follow(make, np.float32, 7, tolerance=0)
-    assert describe(make())["clip_gradient"] == 0
-    assert describe(mx.optimizer.SGD(clip_gradient=0.0))["clip_gradient"] < 0
+@pytest.mark.parametrize("name", ["signum-plain", "signum"])
+def test_signum_takes_nan_for_no_direction_as_mxnet_does(name):
+    native, reference = (side(OPTIMIZERS[name](), np.ones(20, np.float32)) for side in (Native, Reference))
+    gradient = np.ones(20, np.float32)
+    gradient[3] = math.nan
+    for side in (native, reference):
+        side.update(0, gradient)
+    assert native.weight[2] < native.weight[3] <= 1
+    _assert_same(native.weight, reference.weight.asnumpy(), 0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_clip_of_zero_means_what_it_means_to_mxnet(name):
+    # MXNet asks AdaGrad's and some others' clip_gradient "is not None", and the rest's whether it is true.
+    make = lambda: OPTIMIZERS[name](wd=0.1, clip_gradient=0.0)  # noqa: E731
+    clips = name.partition("-")[0] in ("adagrad", "adadelta", "adamax", "nadam", "dcasgd")
+    assert (describe(make())["clip_gradient"] == 0) == clips
+    if name not in ("adamax", "nadam"):  # which clip the decay too: weights are 0 / 0, or stay
+        _follow(make, np.float32, 7, tolerance=0)
 
 
 def test_describe_gives_the_numbers_of_the_optimizer():
@@ -247,8 +212,17 @@ class MyAdam(mx.optimizer.Adam):
         (MyAdam(), "MyAdam is user-defined"),
         (mx.optimizer.LAMB(), "LAMB needs whole tensors"),
         (mx.optimizer.LARS(), "LARS needs whole tensors"),
-        (mx.optimizer.Signum(), "no Signum"),
-        (mx.optimizer.ccSGD(), "no ccSGD"),
+        (mx.optimizer.LBSGD(), "LBSGD needs whole tensors"),
+        (mx.optimizer.contrib.GroupAdaGrad(), "GroupAdaGrad needs whole rows"),
+        (mx.optimizer.SGLD(), "SGLD draws random numbers"),
+        (mx.optimizer.Signum(momentum=0.0, wd_lh=0.1), "Signum without momentum has no wd_lh"),
+        (mx.optimizer.Signum(wd_lh=-0.1), "wd_lh is -0.1"),
+        (mx.optimizer.AdaDelta(rho=1.0), "rho is 1.0"),
+        (mx.optimizer.Ftrl(beta=-1), "beta is -1.0"),
+        (mx.optimizer.Ftrl(lamda1=-1), "lamda1 is -1.0"),
+        (mx.optimizer.DCASGD(lamda=math.inf), "lamda is inf"),
+        (mx.optimizer.Nadam(schedule_decay=-1), "schedule_decay is -1.0"),
+        (mx.optimizer.Nadam(clip_gradient=-1.0), "Nadam with clip_gradient -1.0 has no sensible meaning"),
         (mx.optimizer.SGD(momentum=-0.5), "momentum is -0.5"),
         (mx.optimizer.Adam(beta1=1.0), "beta1 is 1.0"),
         (mx.optimizer.Adam(epsilon=math.nan), "epsilon is nan"),
@@ -258,6 +232,20 @@ class MyAdam(mx.optimizer.Adam):
 def test_other_optimizers_stay_on_the_workers_with_a_reason(optimizer, reason):
     with pytest.raises(NotOnServer, match=reason):
         describe(optimizer)
+
+
+def test_every_optimizer_of_mxnet_is_native_or_has_its_reason():
+    native, reasons = set(), {}
+    for name, kind in mx.optimizer.Optimizer.opt_registry.items():
+        if not kind.__module__.startswith("mxnet.optimizer"):
+            continue  # registered by another test
+        try:
+            describe(kind())
+            native.add(name)
+        except NotOnServer as reason:
+            reasons[name] = str(reason)
+    assert native == {name.partition("-")[0] for name in OPTIMIZERS}
+    assert reasons and not any("the servers have no" in reason for reason in reasons.values())
 
 
 ADAM = {"name": "adam", "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "clip_gradient": -1.0, "multi_precision": False}

@@ -1,6 +1,7 @@
 """A session with NumPy alone: embedded, and as a worker of a real job."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -103,18 +104,59 @@ def test_an_array_of_another_size_is_refused_and_nothing_is_written(session):
     assert (landing == 7).all()
 
 
-def test_an_optimizer_cannot_be_exchanged(session):
-    session.set_optimizer(0, dict(SGD, momentum=0.5))
-    session.set_optimizer(0, dict(SGD, momentum=0.5))
-    with pytest.raises(ValueError, match="store 0 has the optimizer"):
-        session.set_optimizer(0, dict(SGD, momentum=0.9))
+def test_an_option_cannot_be_exchanged(session):
+    half = dict(SGD, momentum=0.5)
+    assert session.option(0, "optimizer") is None
+    session.set_option(0, "optimizer", half)
+    session.declare("w", (1,), "float32")
+    session.set_option(0, "optimizer", half)  # the same again
+    with pytest.raises(ValueError) as caught:
+        session.set_optimizer(0, SGD)
+    assert str(caught.value) == (
+        "worker 0 (this process): store 0 has the optimizer %s already; it cannot become %s: make a new store"
+        % (half, SGD)
+    )
+    assert (session.option(0, "optimizer"), session.option(1, "optimizer")) == (half, None)
 
 
-@pytest.mark.parametrize("description", [{}, {"name": "gradient ascent"}, dict(SGD, momentum="much")])
-def test_an_optimizer_that_makes_no_sense_is_refused(session, description):
+@pytest.mark.parametrize("description", [{}, {"name": "gradient ascent"}, dict(SGD, momentum="much"), "sgd", None])
+def test_an_option_that_makes_no_sense_is_refused(session, description):
     with pytest.raises(ValueError, match="optimizer"):
         session.set_optimizer(0, description)
+    assert session.option(0, "optimizer") is None
     session.set_optimizer(0, SGD)  # and leaves no trace
+
+
+@pytest.mark.parametrize("name, value", [("compression", {"type": "fp16"}), ("reduction", {"type": "average"})])
+def test_what_the_first_key_settles_cannot_be_set_after_it(session, name, value):
+    session.declare("w", (1,), "float32", store=1)
+    with pytest.raises(ValueError, match="store 1 has keys already; its %s .* before the first init" % name):
+        session.set_option(1, name, value)
+    assert session.option(1, name) is None
+    session.set_optimizer(1, SGD)  # an optimizer may come later
+    session.check()
+
+
+@pytest.mark.parametrize("name, value", [("compression", {"type": "fp16"}), ("reduction", {"type": "average"})])
+def test_an_option_of_a_store_is_no_matter_of_another_stores_keys(session, name, value):
+    session.declare("w", (1,), "float32", store=1)
+    session.set_option(2, name, value)
+    session.declare("w", (1,), "float32", store=2)
+    session.set_option(2, name, value)
+    assert (session.option(1, name), session.option(2, name)) == (None, value)
+    session.check()
+
+
+def test_the_servers_counters_tell_what_they_did(session):
+    (before,) = session.server_counters()
+    key, landing = session.declare("w", (1000,), "float32"), np.zeros(1000, np.float32)
+    session.init(key, np.ones(1000, np.float32), landing).wait(30)
+    session.pushpull(key, np.ones(1000, np.float32), landing).wait(30)
+    (after,) = session.server_counters(timeout_s=30)
+    assert after["label"] == "server 0 (this process)"
+    assert after["bytes_received"] - before["bytes_received"] >= 8000  # the first value, a gradient
+    assert after["cpu_s"] >= before["cpu_s"] > 0
+    assert after.keys() == before.keys() > session.counters().keys()
 
 
 def test_an_order_arrives_with_a_new_version(session):
@@ -148,6 +190,7 @@ def test_after_a_failure_every_call_raises_the_first_error():
         lambda: session.init(key, landing, landing.copy()),
         lambda: session.pushpull(key, landing, landing.copy()),
         lambda: session.set_optimizer(0, SGD),
+        session.server_counters,
         lambda: session.announce_order(0, []),
     ):
         with pytest.raises(P3Error, match=r"^worker 0 \(this process\): the disk is full$"):
@@ -278,6 +321,79 @@ def test_a_barrier_has_a_deadline(run_job, tmp_path):
     )
     assert finished.out == "[worker 0] worker 0 (127.0.0.1): waited 0.2 s in barrier 1 for other workers\n", finished
     assert finished.code == 0
+
+
+def test_every_worker_reads_the_servers_counters_while_it_trains(run_job):
+    finished = run_job(
+        """
+        import threading
+        import numpy as np
+        from p3.worker.session import Session
+
+        with Session.open() as session:
+            key, landing = session.declare("w", (200, 1000), "float32"), np.zeros((200, 1000), np.float32)
+            session.init(key, landing if session.rank == 0 else None, landing.copy()).wait(30)
+            seen = []
+
+            def count():
+                for _ in range(10):
+                    seen.append(session.server_counters(timeout_s=30))
+
+            threads = [threading.Thread(target=count) for _ in range(2)]
+            for thread in threads: thread.start()
+            for turn in range(10):
+                session.pushpull(key, np.ones_like(landing), landing).wait(30)
+            for thread in threads: thread.join()
+            last = session.server_counters()
+            assert len(seen) == 20, "a thread died"
+            for servers in seen + [last]:
+                assert [server["label"] for server in servers] == ["server 0 (127.0.0.1)", "server 1 (127.0.0.1)"]
+            for rank in range(2):
+                # Half of the 4 slices, from 2 workers, in 10 rounds.
+                assert last[rank]["bytes_received"] >= 2 * 2 * 200000 * 10, last
+                assert all(0 < servers[rank]["cpu_s"] <= last[rank]["cpu_s"] for servers in seen)
+            session.barrier()
+            print("fine")
+        """,
+        workers=2,
+        servers=2,
+    )
+    assert finished.code == 0, finished
+    assert sorted(finished.out.splitlines()) == ["[worker 0] fine", "[worker 1] fine"]
+
+
+def test_counters_of_a_server_that_does_not_answer_have_a_deadline(make_cluster, tmp_path):
+    # A long time-out keeps the job alive; the server is frozen until the worker has given up.
+    cluster = make_cluster(1, 1)
+    cluster.start("scheduler", P3_TIMEOUT_S="50")
+    server = cluster.start("server", P3_TIMEOUT_S="50")
+    worker = cluster.start(
+        "worker",
+        """
+        from p3.worker.session import Session
+        with Session.open() as session:
+            print("open", flush=True)
+            open("frozen").read()
+            try:
+                session.server_counters(timeout_s=0.2)
+            except TimeoutError as error:
+                print(error, flush=True)
+            open("thawed").read()
+            print(session.server_counters(timeout_s=30)[0]["label"])
+        """,
+        P3_TIMEOUT_S="50",
+    )
+    for gate in ("frozen", "thawed"):
+        os.mkfifo(str(tmp_path / gate))
+    assert worker.read_line() == "open"
+    server.signal(signal.SIGSTOP)
+    open(str(tmp_path / "frozen"), "w").close()
+    said = worker.read_line()
+    server.signal(signal.SIGCONT)
+    open(str(tmp_path / "thawed"), "w").close()
+    assert said == "worker 0 (127.0.0.1): waited 0.2 s for the counters of the servers"
+    finished = worker.wait(60)
+    assert (finished.code, finished.out) == (0, "server 0 (127.0.0.1)\n"), finished
 
 
 def test_a_forked_child_of_a_real_worker_does_not_disturb_the_job(run_job):

@@ -12,15 +12,24 @@ struct NodeOptions {
   double timeout_s = 10.0;   // silence on a van for this long is a dead peer
 };
 
-// Since start. Bytes count whole frames, both data and signs of life.
-struct Counters {
+// Of one van, or of all vans of a node, since start. Bytes count whole frames, both data and signs of life.
+struct Traffic {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   uint64_t slices_sent = 0;
   uint64_t slices_received = 0;
-  uint64_t rounds = 0;             // worker: keys' rounds completed; server: slices' rounds completed
-  uint64_t buffer_bytes = 0;       // server: received slices of incomplete rounds, now
-  uint64_t peak_buffer_bytes = 0;  // server: the most there ever were
+  uint64_t queued_slices = 0;       // waiting to be sent, now
+  uint64_t peak_queued_slices = 0;  // of all vans: the largest peak of one
+  double queued_s = 0;              // how long all slices sent so far have waited for their turn, added up
+};
+
+struct Counters {
+  Traffic traffic;
+  uint64_t rounds = 0;                // worker: keys' rounds completed; server: slices' rounds completed
+  uint64_t received_slices = 0;       // server: received and not yet looked at, now
+  uint64_t peak_received_slices = 0;  // server: the most there ever were
+  uint64_t buffer_bytes = 0;          // server: received slices of incomplete rounds, now
+  uint64_t peak_buffer_bytes = 0;     // server: the most there ever were
 };
 
 }  // namespace p3

@@ -14,27 +14,51 @@
 
 namespace p3 {
 
-enum class Algorithm : uint8_t { kSgd = 0, kNag = 1, kAdam = 2, kAdaGrad = 3, kRmsProp = 4, kRmsPropCentered = 5 };
+enum class Algorithm : uint8_t {
+  kSgd = 0,
+  kNag = 1,
+  kAdam = 2,
+  kAdaGrad = 3,
+  kRmsProp = 4,
+  kRmsPropCentered = 5,
+  kSignum = 6,
+  kFtml = 7,
+  kFtrl = 8,
+  kAdaDelta = 9,
+  kAdamax = 10,
+  kNadam = 11,
+  kDcAsgd = 12,
+  kTest = 13,
+};
 
 // What set_optimizer announces, once: a name and numbers, never code.
 struct OptimizerSpec {
   Algorithm algorithm = Algorithm::kSgd;
-  double momentum = 0;           // sgd, nag
-  double beta1 = 0;              // adam
-  double beta2 = 0;              // adam
-  double epsilon = 0;            // adam, adagrad, rmsprop, centered
+  double momentum = 0;           // sgd, nag, signum, dcasgd
+  double beta1 = 0;              // adam, adamax, nadam, ftml
+  double beta2 = 0;              // adam, adamax, nadam, ftml
+  double epsilon = 0;            // adam, adagrad, rmsprop, centered, ftml, adadelta, nadam
   double gamma1 = 0;             // rmsprop, centered: decay of the averages
   double gamma2 = 0;             // centered: momentum
+  double rho = 0;                // adadelta: decay of the averages
+  double beta = 0;               // ftrl: what damps the first rates
+  double lamda1 = 0;             // ftrl: L1 regularisation, spelt as in MXNet
+  double lamda = 0;              // dcasgd: strength of the compensation
+  double wd_lh = 0;              // signum: decay apart from the gradient
+  double schedule_decay = 0;     // nadam
   double clip_gradient = -1;     // negative: none. Applied after rescaling, as MXNet does.
   double clip_weights = -1;      // rmsprop, centered; negative: none
   bool multi_precision = false;  // float16 weights keep a float32 master copy
 };
 
 // What travels with each push, because a schedule or the user may change it between rounds.
+// All workers of a round must send the same.
 struct RoundScalars {
-  double lr = 0;       // effective: the worker has applied lr_mult and, for adam, the bias correction
-  double wd = 0;       // effective: wd_mult applied
-  double rescale = 1;  // multiplies the summed gradient
+  double lr = 0;        // effective: the worker has applied lr_mult and, where the algorithm has one, a bias correction
+  double wd = 0;        // effective: wd_mult applied
+  double rescale = 1;   // multiplies the summed gradient
+  double updates = 0;   // ftml, nadam: how many updates this parameter has had, this one included
+  double schedule = 1;  // nadam: the running product of the momenta, this update's included
 };
 
 class Optimizer {
@@ -43,8 +67,11 @@ class Optimizer {
   static std::unique_ptr<const Optimizer> make(const OptimizerSpec& spec);
   virtual ~Optimizer() = default;
 
-  // State arrays per slice (momentum, mean, ...), each of `elements` values of sum_type(weight type), zero at first.
+  // State arrays per slice (momentum, mean, ...), each of `elements` values of sum_type(weight type), in MXNet's order.
   virtual int state_count() const = 0;
+
+  // Fills the state arrays before the first update of `weight` (weight_type): zeros, but for DCASGD's previous weight.
+  void start_state(DType weight_type, const void* weight, void* const* state, size_t elements) const;
 
   // Whether slices of this type also keep a float32 master of the weight (initialised from it).
   bool needs_master(DType weight_type) const { return spec_.multi_precision && weight_type == DType::kFloat16; }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 
+#include "p3/compression.h"
 #include "p3/error.h"
 #include "p3/node.h"
 #include "p3/optimizer.h"
@@ -48,6 +49,10 @@ class Server {
   void define(const KeyPlan& plan, std::string name, int store);
   // The optimizer of a store's keys, once, before their first push; without one their sums are broadcast.
   void set_optimizer(int store, const OptimizerSpec& spec);
+  // Before the store's first define(): how its float32 gradients come, and whether they are averaged over the workers
+  // that took part in the round (default: summed; of floating types only).
+  void set_compression(int store, const Compression& compression);
+  void set_average(int store, bool average);
 
   // As Worker's. fail() tells every worker through its van.
   void fail(const Error& error);

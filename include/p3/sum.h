@@ -19,6 +19,9 @@ void start_sum(DType type, void* accumulator, const void* source, size_t element
 // accumulator += source.
 void add_to_sum(DType type, void* accumulator, const void* source, size_t elements);
 
+// accumulator /= count, which is at least 1: the average. Of a floating type only.
+void divide_sum(DType type, void* accumulator, int count, size_t elements);
+
 // destination (type) = accumulator (float16: rounded to nearest even).
 void finish_sum(DType type, void* destination, const void* accumulator, size_t elements);
 

@@ -45,8 +45,8 @@ class Transport {
     // Nothing more can be read just now, or a turn is over: does one piece of the handler's own queued work. True:
     // there is more, and the receiver comes back after a look at the vans.
     virtual bool work() { return false; }
-    // The frame's payload is no longer borrowed.
-    virtual void sent(int van, void* context) = 0;
+    // The payload of a frame that has a context is no longer borrowed.
+    virtual void sent(const Frame& frame) = 0;
     // The peer said goodbye. May throw Error if it is still needed.
     virtual void left(int van) = 0;
     // What this node is waiting for from that peer, for messages: " while key 'x' waited for round 3", or empty.
@@ -88,7 +88,8 @@ class Transport {
 
   const std::string& label(int van) const { return vans_[static_cast<size_t>(van)]->label(); }
   const NodeOptions& options() const { return options_; }
-  void add_to(Counters& counters) const;
+  Traffic traffic() const;  // of all vans
+  Traffic traffic_with(int van) const;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -10,17 +10,28 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "p3/node.h"
 #include "p3/priority_queue.h"
 #include "p3/stream.h"
 #include "p3/wire.h"
 
 namespace p3 {
 
+// Writes a payload in fewer bytes when its turn to leave has come.
+class Encoder {
+ public:
+  virtual ~Encoder() = default;
+  virtual void encode(const Header& header, const void* source, void* payload) = 0;
+};
+
 struct Frame {
   Header header;
-  const void* payload = nullptr;  // header.payload_bytes long
-  void* context = nullptr;        // handed back when the frame has left
+  const void* payload = nullptr;  // header.payload_bytes long; with an encoder: its source
+  void* context = nullptr;        // if not null, the owner is told when the frame has left
+  Encoder* encoder = nullptr;
+  std::chrono::steady_clock::time_point queued_at{};  // set by the van
 };
 
 class Van {
@@ -34,15 +45,14 @@ class Van {
   Stream& stream() { return *stream_; }
 
   // --- sending -----------------------------------------------------------------------------------------------------
-  void push(const Frame& frame) { queue_.push(frame.header.priority, frame); }
-  size_t queued() const { return queue_.size(); }
+  void push(Frame frame, std::chrono::steady_clock::time_point now);
   void drop_queue() { queue_.clear(); }
   bool has_work() const { return writing_ || !queue_.empty(); }
   bool mid_frame() const { return writing_ && written_ > 0; }
   // Of the frame that would move next. Precondition: has_work().
   int32_t next_priority() const { return writing_ ? current_.header.priority : queue_.top_priority(); }
   // Takes the next frame off the queue unless one is half written.
-  void begin_frame();
+  void begin_frame(std::chrono::steady_clock::time_point now);
   // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.
   Progress write_some();
   const Frame& sent_frame() const { return current_; }
@@ -73,16 +83,22 @@ class Van {
 
   int error() const { return error_; }  // errno after kBroken
 
-  // Since the start; written by one thread each, read by any.
-  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, slices_sent{0}, slices_received{0};
+  // Under the Transport's lock.
+  Traffic traffic() const;
 
  private:
   const std::string label_;
   std::unique_ptr<Stream> stream_;
   int error_ = 0;
 
+  // Since the start; written by one thread each.
+  std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0}, slices_sent_{0}, slices_received_{0};
+  uint64_t peak_queued_ = 0;
+  std::chrono::steady_clock::duration queued_for_{};  // all slices so far
+
   PriorityQueue<Frame> queue_;
   Frame current_;
+  std::vector<char> encoded_;  // current_'s payload, if it has an encoder
   bool writing_ = false;
   size_t written_ = 0;  // of current_, header included
 

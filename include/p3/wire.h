@@ -1,9 +1,11 @@
-// The frame: a fixed header of 64 bytes, little-endian, then the payload. docs/protocol.md is its specification.
+// The frame: a fixed header of 80 bytes, little-endian, then the payload. docs/protocol.md is its specification.
 // Memory: plain values. Threads: pure functions.
 #pragma once
 
 #include <cstdint>
 #include <string>
+
+#include "p3/optimizer.h"
 
 namespace p3 {
 
@@ -18,31 +20,44 @@ enum class FrameKind : uint8_t {
   kPing = 4,   // either way: a sign of life
   kFail = 5,   // either way: the sender has failed; the payload is the text
   kBye = 6,    // either way: the sender leaves in order
+  kFetch = 7,  // worker to server: the wish for one part of a slice (see Optimizer::state_count)
+  kStore = 8,  // worker 0 to server: a new content of that part
+  kPart = 9,   // server to worker: the part that was fetched; without payload: it was stored
 };
 
-constexpr bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue; }
+constexpr bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue || kind >= FrameKind::kFetch; }
+
+// How the elements of a payload are written. Never another type than agreed on: docs/protocol.md.
+enum class Encoding : uint8_t {
+  kPlain = 0,    // as they lie in memory
+  kFloat16 = 1,  // float32 elements rounded to float16
+  kTwoBit = 2,   // float32 elements as one of -threshold, 0, +threshold, 16 to each 4 bytes
+  kAbsent = 3,   // none: kPush: this worker has nothing to add; kValue: nobody had, and the value stays
+};
 
 struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
   FrameKind kind = FrameKind::kPing;
   uint8_t dtype = 0;     // p3::DType
-  uint8_t flags = 0;     // none defined yet; must be zero
+  uint8_t encoding = 0;  // p3::Encoding of the payload
   uint32_t key = 0;      // wire key
   uint32_t slice = 0;    // index within the key
   uint64_t round = 0;    // 0 is the first value
   int32_t priority = 0;  // higher is sooner
   uint32_t payload_bytes = 0;
-  uint32_t crc32c = 0;    // reserved; must be zero
-  uint32_t reserved = 0;  // must be zero
-  double lr = 0;          // kPush: the round's RoundScalars
-  double wd = 0;
-  double rescale = 0;
+  uint32_t crc32c = 0;       // reserved; must be zero
+  uint8_t part = 0;          // kFetch, kStore, kPart: which array of the slice
+  uint8_t reserved[3] = {};  // must be zero
+  RoundScalars scalars{};    // kPush: what the optimizer needs of this round
 
   static constexpr uint32_t kMagic = 0x57643350;  // "P3dW"
-  static constexpr uint8_t kVersion = 1;
+  static constexpr uint8_t kVersion = 2;
 };
-static_assert(sizeof(Header) == 64, "the header is the wire format");
+static_assert(sizeof(Header) == 80, "the header is the wire format");
+
+// Header::part: the states of the optimizer count from 1; the float32 master of a float16 value is this.
+constexpr uint8_t kMaster = 255;
 
 constexpr uint32_t kMaxFailTextBytes = 4096;
 

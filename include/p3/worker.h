@@ -11,6 +11,7 @@
 // Threads: every method may be called from any thread and returns at once (close() alone waits).
 //          `done` runs on a thread of the core, or in the caller if the worker has failed already; it must not
 //          block and must not call back into the worker except through another thread. It may be given an error.
+//          Operations on one key run one after the other, in the order in which they were asked for.
 // Memory:  `value`, `gradient` and `landing` are borrowed until `done` runs. After a failure `done` runs only when
 //          no thread of the core touches them any more.
 #pragma once
@@ -21,6 +22,7 @@
 #include <optional>
 #include <string>
 
+#include "p3/compression.h"
 #include "p3/dtype.h"
 #include "p3/error.h"
 #include "p3/node.h"
@@ -30,10 +32,18 @@
 
 namespace p3 {
 
+// Of one key, since start.
+struct KeyCounters {
+  uint64_t rounds = 0;  // completed
+  double waited_s = 0;  // from when the gradient was ready to when the last slice of the value had landed, added up
+  double longest_wait_s = 0;  // of one round
+};
+
 class Worker {
  public:
-  // Called exactly once per operation; null means success.
-  using Done = std::function<void(const Error*)>;
+  // Called exactly once per operation; null means success. `updated`: false if the value stays as it was because every
+  // worker skipped the round.
+  using Done = std::function<void(const Error* error, bool updated)>;
 
   Worker(int rank, int num_servers, NodeOptions options);
   ~Worker();  // as close(0), and joins the threads
@@ -46,15 +56,25 @@ class Worker {
   void start();
 
   // A key of this worker; the handle is this worker's alone. Elements and type never change.
-  int declare(std::string name, uint64_t elements, DType dtype);
+  // The servers must know the same compression for its store.
+  int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression = {});
   // The job's plan for it. Operations asked for earlier start now, in their order.
   void agree(int key, const KeyPlan& plan);
 
-  // Round 0: the first value of the key, which is rank 0's; `value` is ignored (and may be null) on other ranks. It may
-  // be `landing` itself: each slice has left before it comes back.
+  // The value of the key, which is rank 0's, at first and whenever all workers call it again; `value` is ignored (and may
+  // be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done);
+  // The key's next round without a gradient of this worker, which has taken its last step while others go on: their new
+  // value lands as ever. Once every worker skips, the round completes with `updated` false and the landing array as it is.
+  void skip(int key, void* landing, int32_t priority, Done done);
+
+  // One part of the optimizer's state on the servers, of sum_type(dtype): state 1 .. Optimizer::state_count(), or kMaster.
+  // As it is after this worker's last round of the key; needs an optimizer.
+  void fetch(int key, uint8_t part, void* landing, Done done);
+  // Gives it another content. Rank 0 only; the rounds after it use it.
+  void store(int key, uint8_t part, const void* content, Done done);
 
   // The first failure wins: tells every server, completes everything pending with the error. Never throws.
   void fail(const Error& error);
@@ -63,6 +83,8 @@ class Worker {
   int event_fd() const;
 
   Counters counters() const;
+  Traffic traffic_with(int server) const;
+  KeyCounters key_counters(int key) const;
 
   // Orderly end: waits until nothing is pending (at most timeout_s), says goodbye to the servers, stops the threads.
   // False if it had to give up; what was pending then completes with kStopped.

@@ -1,24 +1,34 @@
-"""What the nodes of a running job agree on: keys, optimizers, the forward order, barriers, the end. No I/O.
+"""What the nodes of a running job agree on: keys, options of stores, the forward order, barriers, the end. No I/O.
 
 The scheduler runs one `Agreement`; so does an embedded session, without any scheduler. receive() takes one message of
 one node and returns what must be sent to whom. Agreement on a key is no barrier: workers announce in any order, rank
-0's word decides, and the others' are compared with it whenever both are known.
+0's word decides, and the others' are compared with it whenever both are known. Options are agreed in the same way;
+where a store's first key settles an option, announcing the key is a word on that option too.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, List, Sequence, Set, Tuple
+from typing import Any, Dict, Hashable, List, NamedTuple, Sequence, Set, Tuple
 
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
 
 Sent = List[Tuple[Node, dict]]
-Claims = Dict[Hashable, Dict[Node, dict]]
+Identity = Tuple[int, Hashable]  # of a key or an option: store and name
+Claims = Dict[Identity, Dict[Node, dict]]
 
 
 def slice_count(elements: int, slice_elements: int) -> int:
     """As the core's: an empty key has one empty slice, so that its rounds complete like any other's."""
     return max(1, -(-elements // slice_elements))
+
+
+class _Question(NamedTuple):
+    """What servers have been asked, and who hears of it when they all have answered."""
+
+    unanswered: Set[Node]
+    receivers: Sequence[Node]
+    outcome: dict
 
 
 class Agreement:
@@ -27,11 +37,11 @@ class Agreement:
         self._workers = list(workers)
         self._servers = list(servers)
         self._slice_elements = slice_elements
-        self._keys: Claims = {}  # (store, name) -> what each worker announced
-        self._optimizers: Claims = {}  # store -> what each worker asked for
+        self._keys: Claims = {}  # what each worker announced
+        self._options: Claims = {}  # what each worker asked for; {} if it goes without
         self._slices = 0  # of all keys so far
         self._wire_keys = 0
-        self._waits: Dict[Hashable, Tuple[Set[Node], dict]] = {}  # servers yet to answer, and what workers get then
+        self._questions: Dict[Hashable, _Question] = {}
         self._barriers: Dict[int, Set[Node]] = {}  # of those under way: who has arrived
         self._barriers_entered: Dict[Node, int] = {}
         self._left: Set[Node] = set()
@@ -40,12 +50,14 @@ class Agreement:
         """Raises DisagreementError, or ProtocolError if the node may not say that now; both fail the job."""
         role = {
             "announce": "worker",
-            "optimizer": "worker",
+            "option": "worker",
             "order": "worker",
             "barrier": "worker",
+            "count": "worker",
             "bye": "worker",
             "defined": "server",
-            "optimizer_set": "server",
+            "option_set": "server",
+            "counted": "server",
         }.get(message["kind"])
         if role != node.role or node in self._left:
             raise ProtocolError("%s sent a %r message, which it may not now" % (node, message["kind"]))
@@ -56,7 +68,10 @@ class Agreement:
     def _on_announce(self, node: Node, message: dict) -> Sent:
         identity = (message["store"], message["name"])
         value = {"shape": message["shape"], "dtype": message["dtype"]}
-        if not self._claim(self._keys, identity, "key %r" % (message["name"],), node, value):
+        decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
+        for option in message["defaults"]:
+            self._claim_option(message["store"], option, node, {})
+        if not decided:
             return []
         elements = 1
         for length in message["shape"]:
@@ -71,21 +86,17 @@ class Agreement:
         }
         self._wire_keys += 1
         self._slices += slice_count(elements, self._slice_elements)
-        self._waits["defined", plan["wire_key"]] = (
-            set(self._servers),
-            dict(plan, kind="agreed", shape=message["shape"]),
-        )
+        agreed = dict(plan, kind="agreed", shape=message["shape"])
+        self._questions["defined", plan["wire_key"]] = _Question(set(self._servers), self._workers, agreed)
         return self._to(self._servers, dict(plan, kind="define", elements=elements))
 
-    def _on_optimizer(self, node: Node, message: dict) -> Sent:
-        store, description = message["store"], message["description"]
-        if not self._claim(self._optimizers, store, "the optimizer of store %d" % store, node, description):
+    def _on_option(self, node: Node, message: dict) -> Sent:
+        store, name, value = message["store"], message["name"], message["value"]
+        if not self._claim_option(store, name, node, value):
             return []
-        self._waits["optimizer_set", store] = (
-            set(self._servers),
-            {"kind": "optimizer_agreed", "store": store, "description": description},
-        )
-        return self._to(self._servers, {"kind": "set_optimizer", "store": store, "description": description})
+        agreed = dict(message, kind="option_agreed")
+        self._questions["option_set", (store, name)] = _Question(set(self._servers), self._workers, agreed)
+        return self._to(self._servers, dict(message, kind="set_option"))
 
     def _on_order(self, node: Node, message: dict) -> Sent:
         if node.rank != 0:
@@ -105,6 +116,14 @@ class Agreement:
         del self._barriers[number]
         return self._to(self._workers, {"kind": "barrier_done", "number": number})
 
+    def _on_count(self, node: Node, message: dict) -> Sent:
+        identity = (node.rank, message["number"])
+        if ("counted", identity) in self._questions:
+            raise ProtocolError("%s asked twice for count %d" % (node, message["number"]))
+        counters = {"kind": "counters", "number": message["number"], "servers": [{} for _ in self._servers]}
+        self._questions["counted", identity] = _Question(set(self._servers), [node], counters)
+        return self._to(self._servers, {"kind": "count_for", "worker": node.rank, "number": message["number"]})
+
     def _on_bye(self, node: Node, _message: dict) -> Sent:
         self._left.add(node)
         if len(self._left) == len(self._workers):
@@ -117,24 +136,37 @@ class Agreement:
     def _on_defined(self, node: Node, message: dict) -> Sent:
         return self._answered(node, "defined", message["wire_key"])
 
-    def _on_optimizer_set(self, node: Node, message: dict) -> Sent:
-        return self._answered(node, "optimizer_set", message["store"])
+    def _on_option_set(self, node: Node, message: dict) -> Sent:
+        return self._answered(node, "option_set", (message["store"], message["name"]))
 
-    def _answered(self, node: Node, kind: str, number: int) -> Sent:
-        awaited, outcome = self._waits.get((kind, number), (set(), {}))
-        if node not in awaited:
-            raise ProtocolError("%s sent %r for %d, which nobody asked for" % (node, kind, number))
-        awaited.remove(node)
-        if awaited:
+    def _on_counted(self, node: Node, message: dict) -> Sent:
+        identity = (message["worker"], message["number"])
+        question = self._question(node, "counted", identity)
+        question.outcome["servers"][node.rank] = dict(message["counters"], label=str(node))
+        return self._answered(node, "counted", identity)
+
+    def _question(self, node: Node, answer: str, identity: Hashable) -> _Question:
+        question = self._questions.get((answer, identity))
+        if question is None or node not in question.unanswered:
+            raise ProtocolError("%s sent %r for %s, which nobody asked for" % (node, answer, identity))
+        return question
+
+    def _answered(self, node: Node, answer: str, identity: Hashable) -> Sent:
+        question = self._question(node, answer, identity)
+        question.unanswered.remove(node)
+        if question.unanswered:
             return []
-        del self._waits[kind, number]
-        return self._to(self._workers, outcome)
+        del self._questions[answer, identity]
+        return self._to(question.receivers, question.outcome)
 
     # What they have in common
 
-    def _claim(self, table: Claims, key: Hashable, what: str, node: Node, value: dict) -> bool:
+    def _claim_option(self, store: int, name: str, node: Node, value: dict) -> bool:
+        return self._claim(self._options, (store, name), "the %s of store %d" % (name, store), node, value)
+
+    def _claim(self, table: Claims, identity: Identity, what: str, node: Node, value: dict) -> bool:
         """Notes what a worker says of something that must be equal everywhere. True if it has just been decided."""
-        claims = table.setdefault(key, {})
+        claims = table.setdefault(identity, {})
         repeated = node in claims
         if repeated:
             _compare(what, node, claims[node], node, value)
@@ -158,12 +190,12 @@ class Agreement:
         leader = self._workers[0]
         if leader not in self._left:
             return
-        for table, text in ((self._keys, "declared key %r"), (self._optimizers, "set an optimizer for store %r")):
-            for key, claims in table.items():
+        for table, text in ((self._keys, "declared key {1!r}"), (self._options, "set the {1} of store {0}")):
+            for identity, claims in table.items():
                 waiting = claims.keys() - self._left
                 if leader not in claims and waiting:
-                    shown = key[1] if isinstance(key, tuple) else key
-                    raise DisagreementError("%s %s, but %s left without it" % (min(waiting), text % (shown,), leader))
+                    did = text.format(*identity)
+                    raise DisagreementError("%s %s, but %s left without it" % (min(waiting), did, leader))
 
     @staticmethod
     def _to(nodes: Sequence[Node], message: dict) -> Sent:
@@ -171,7 +203,7 @@ class Agreement:
 
 
 def _compare(what: str, node: Node, value: Dict[str, Any], other: Node, other_value: Dict[str, Any]) -> None:
-    for field in sorted(value.keys() | other_value.keys()):
+    for field in {**value, **other_value}:  # as they were given: a name or type that differs explains what follows it
         if value.get(field) != other_value.get(field):
             raise DisagreementError(
                 "%s and %s disagree about %s: %s is %s on the first and %s on the second"
@@ -180,4 +212,6 @@ def _compare(what: str, node: Node, value: Dict[str, Any], other: Node, other_va
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
     return str(tuple(value)) if isinstance(value, list) else str(value)

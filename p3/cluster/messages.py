@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict
 
 from p3.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 
@@ -41,13 +41,21 @@ def _ints(value: Any) -> bool:
     return type(value) is list and all(map(_int, value))
 
 
+def _strs(value: Any) -> bool:
+    return type(value) is list and all(map(_str, value))
+
+
 def _names(value: Any) -> bool:
     return type(value) is list and all(map(_name, value))
 
 
 def _flat(value: Any) -> bool:
-    """An object of strings, numbers, booleans and nulls: a node's settings, an optimizer's description."""
+    """An object of strings, numbers, booleans and nulls: a node's settings, the value of an option."""
     return type(value) is dict and all(item is None or type(item) in (str, int, float, bool) for item in value.values())
+
+
+def _flats(value: Any) -> bool:
+    return type(value) is list and all(map(_flat, value))
 
 
 def _servers(value: Any) -> bool:
@@ -72,12 +80,20 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "settings": _flat,  # what must be equal on all nodes
     },
     "ready": {},  # its connections to the other nodes stand
-    "announce": {"store": _int, "name": _name, "shape": _ints, "dtype": _str},
-    "optimizer": {"store": _int, "description": _flat},
+    "announce": {
+        "store": _int,
+        "name": _name,
+        "shape": _ints,
+        "dtype": _str,
+        "defaults": _strs,  # options of the store that this worker has not set, and from now on cannot set
+    },
+    "option": {"store": _int, "name": _str, "value": _flat},
     "order": {"store": _int, "names": _names},  # also from the scheduler to all workers
     "barrier": {"number": _int},
+    "count": {"number": _int},  # the worker's n-th wish for the servers' counters
     "defined": {"wire_key": _int},  # a server has done what `define` asked
-    "optimizer_set": {"store": _int},
+    "option_set": {"store": _int, "name": _str},
+    "counted": {"worker": _int, "number": _int, "counters": _flat},
     "failed": {"text": _str},
     "bye": {},
     # The scheduler to a node.
@@ -92,7 +108,8 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "first_slice": _int,
         "slice_elements": _int,
     },
-    "set_optimizer": {"store": _int, "description": _flat},
+    "set_option": {"store": _int, "name": _str, "value": _flat},
+    "count_for": {"worker": _int, "number": _int},
     "agreed": {
         "store": _int,
         "name": _name,
@@ -102,7 +119,8 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "first_slice": _int,
         "slice_elements": _int,
     },
-    "optimizer_agreed": {"store": _int, "description": _flat},
+    "option_agreed": {"store": _int, "name": _str, "value": _flat},
+    "counters": {"number": _int, "servers": _flats},  # by the servers' ranks
     "barrier_done": {"number": _int},
     "abort": {"text": _str},  # the job has failed
     "stop": {},  # to servers: every worker has left

@@ -32,7 +32,7 @@ log = logging.getLogger("p3.scheduler")
 _MAX_STRANGERS = 64  # connections at a time that have not proved themselves
 _FAREWELL_S = 2.0  # for nodes to take note of a failure and go
 _FIRST_MESSAGE = {auth.CONTROL: "join", auth.WATCH: "watch"}
-_WATCH_FRAME_BYTES = 64  # a sign of life of the core: one frame header
+_WATCH_FRAME_BYTES = 80  # a sign of life of the core: one frame header
 
 
 class _Member:

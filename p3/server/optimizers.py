@@ -17,15 +17,38 @@ from typing import Any, Dict, Tuple
 # MXNet's class -> our algorithm, and the attribute that holds each of its fields.
 _NATIVE: Dict[str, Tuple[str, Dict[str, str]]] = {
     "SGD": ("sgd", {"momentum": "momentum"}),
+    "ccSGD": ("sgd", {"momentum": "momentum"}),
     "NAG": ("nag", {"momentum": "momentum"}),
     "Adam": ("adam", {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon"}),
     "AdaGrad": ("adagrad", {"epsilon": "float_stable_eps"}),
     "RMSProp": ("rmsprop", {"gamma1": "gamma1", "epsilon": "epsilon", "clip_weights": "clip_weights"}),
+    "Signum": ("signum", {"momentum": "momentum", "wd_lh": "wd_lh"}),
+    "FTML": ("ftml", {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon"}),
+    "Ftrl": ("ftrl", {"lamda1": "lamda1", "beta": "beta"}),
+    "AdaDelta": ("adadelta", {"rho": "rho", "epsilon": "epsilon"}),
+    "Adamax": ("adamax", {"beta1": "beta1", "beta2": "beta2"}),
+    "Nadam": (
+        "nadam",
+        {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon", "schedule_decay": "schedule_decay"},
+    ),
+    "DCASGD": ("dcasgd", {"momentum": "momentum", "lamda": "lamda"}),
+    "Test": ("test", {}),
 }
 _CENTERED = ("rmsprop_centered", {**_NATIVE["RMSProp"][1], "gamma2": "gamma2"})
 _COMMON = ("clip_gradient", "multi_precision")  # in every description, named as in MXNet
 _FIELDS = {name: (*fields, *_COMMON) for name, fields in (*_NATIVE.values(), _CENTERED)}
-_NEED_WHOLE_TENSORS = ("LAMB", "LARS", "LBSGD")
+# Where MXNet asks clip_gradient "is not None", and elsewhere whether it is true: these clip to 0.
+_CLIP_TO_ZERO = ("adagrad", "adadelta", "adamax", "nadam", "dcasgd")
+
+# Why the others of MXNet's registry stay on the workers.
+_NOT_NATIVE = {
+    "LAMB": "LAMB needs whole tensors, and a server has only slices",
+    "LARS": "LARS needs whole tensors, and a server has only slices",
+    "LBSGD": "LBSGD needs whole tensors, and a server has only slices",
+    "GroupAdaGrad": "GroupAdaGrad needs whole rows, and a slice may end within one",
+    "SGLD": "SGLD draws random numbers from MXNet's generator; seed it alike on every worker, or their weights drift "
+    "apart",
+}
 
 
 class NotOnServer(Exception):
@@ -42,7 +65,7 @@ def describe(optimizer: Any) -> Dict[str, Any]:
     for field, attribute in attributes.items():
         if field != "clip_weights":
             description[field] = float(getattr(optimizer, attribute))
-    description["clip_gradient"] = _bound(optimizer.clip_gradient, zero_clips=algorithm == "adagrad")
+    description["clip_gradient"] = _clip_gradient(optimizer, algorithm)
     if "clip_weights" in attributes:
         description["clip_weights"] = _bound(optimizer.clip_weights)
     try:
@@ -72,18 +95,28 @@ def validate(description: Any) -> None:
             raise ValueError(f"optimizer {name}: {field} is {value!r}; it must be {wanted}")
 
 
-def round_scalars(optimizer: Any, index: Any) -> Tuple[float, float, float]:
-    """(lr, wd, rescale) of the next update of parameter `index`, as `optimizer.update` would compute them.
+def round_scalars(optimizer: Any, index: Any) -> Tuple[float, float, float, float, float]:
+    """(lr, wd, rescale, updates, schedule) of the next update of key `index`, as `optimizer.update` computes them.
 
-    Counts the update, so call it exactly once for each round of a key. Adam's bias correction is in lr.
+    Counts the update, so call it exactly once for each round of a key. The bias corrections of Adam and Adamax are in
+    lr; `updates` and `schedule` are in p3/optimizer.h.
     """
     algorithm, _ = _native_form(optimizer)
     optimizer._update_count(index)
-    lr = optimizer._get_lr(index)
+    updates = optimizer._index_update_count[index]
+    lr, schedule = optimizer._get_lr(index), 1.0
     if algorithm == "adam":
-        updates = optimizer._index_update_count[index]
         lr *= math.sqrt(1.0 - optimizer.beta2**updates) / (1.0 - optimizer.beta1**updates)
-    return float(lr), float(optimizer._get_wd(index)), float(optimizer.rescale_grad)
+    elif algorithm == "adamax":
+        lr /= 1.0 - optimizer.beta1**updates
+    elif algorithm == "nadam":
+        # As in MXNet, every update of any parameter counts; so it is kept in the optimizer.
+        optimizer.m_schedule *= optimizer.beta1 * (1.0 - 0.5 * 0.96 ** (updates * optimizer.schedule_decay))
+        schedule = optimizer.m_schedule
+    if algorithm not in ("ftml", "nadam"):
+        updates = 0  # all workers must send the same, so nothing is sent that no server reads
+    wd, rescale = optimizer._get_wd(index), optimizer.rescale_grad
+    return float(lr), float(wd), float(rescale), float(updates), float(schedule)
 
 
 def _native_form(optimizer: Any) -> Tuple[str, Dict[str, str]]:
@@ -92,20 +125,27 @@ def _native_form(optimizer: Any) -> Tuple[str, Dict[str, str]]:
     kind = type(optimizer)
     if not kind.__module__.startswith("mxnet.optimizer"):
         raise NotOnServer(f"{kind.__name__} is user-defined")
-    if kind.__name__ in _NEED_WHOLE_TENSORS:
-        raise NotOnServer(f"{kind.__name__} needs whole tensors, and a server has only slices")
+    if kind.__name__ in _NOT_NATIVE:
+        raise NotOnServer(_NOT_NATIVE[kind.__name__])
     if kind.__name__ not in _NATIVE or kind is not getattr(mx.optimizer, kind.__name__):
         raise NotOnServer(f"the servers have no {kind.__name__}, only {', '.join(sorted(_NATIVE))}")
+    if kind is mx.optimizer.Signum and optimizer.momentum == 0 and optimizer.wd_lh:
+        raise NotOnServer("Signum without momentum has no wd_lh in MXNet; set wd instead")
     return _CENTERED if kind is mx.optimizer.RMSProp and optimizer.centered else _NATIVE[kind.__name__]
 
 
-def _bound(clip: Any, zero_clips: bool = False) -> float:
-    """MXNet takes None for no clipping, and so 0 and negative numbers, save that AdaGrad clips to 0."""
-    if clip is None or (clip == 0 and not zero_clips):
-        return -1.0
-    if clip < 0 and zero_clips:
-        raise NotOnServer(f"AdaGrad with clip_gradient {clip} has no sensible meaning")
-    return float(clip)
+def _clip_gradient(optimizer: Any, algorithm: str) -> float:
+    clip = None if algorithm == "test" else optimizer.clip_gradient  # Test clips nothing
+    if clip is not None and algorithm in _CLIP_TO_ZERO:
+        if clip < 0:
+            raise NotOnServer(f"{type(optimizer).__name__} with clip_gradient {clip} has no sensible meaning")
+        return float(clip)
+    return _bound(clip)
+
+
+def _bound(clip: Any) -> float:
+    """None and 0 are no clipping for MXNet, as negative numbers are."""
+    return float(clip) if clip else -1.0
 
 
 def _is_number(value: Any) -> bool:
@@ -124,6 +164,12 @@ _RANGES = {
     "beta2": _FRACTION,
     "gamma1": _FRACTION,
     "gamma2": _AT_LEAST_0,
+    "rho": _FRACTION,
+    "beta": _AT_LEAST_0,
+    "lamda1": _AT_LEAST_0,
+    "lamda": _AT_LEAST_0,
+    "wd_lh": _AT_LEAST_0,
+    "schedule_decay": _AT_LEAST_0,
     "epsilon": _AT_LEAST_0,
     "clip_gradient": _CLIP,
     "clip_weights": _CLIP,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from typing import Optional
 
 from p3._core import DTYPES, P3Error, P3Server
@@ -16,13 +17,15 @@ from p3.cluster.member import Member
 from p3.cluster.node import Node
 from p3.cluster.vans import accept_workers
 from p3.errors import ConfigError, RendezvousError
+from p3.server.options import validate
 from p3.settings import Settings
 
 log = logging.getLogger("p3.server")
 
 
 def obey(core: P3Server, message: dict) -> Optional[dict]:
-    """Does what a `define` or `set_optimizer` message asks; returns the answer. ValueError if it makes no sense."""
+    """Does what a `define`, `set_option` or `count_for` message asks; returns the answer. ValueError if it makes no
+    sense."""
     if message["kind"] == "define":
         if message["dtype"] not in DTYPES:
             raise ValueError("key %r has the unknown type %r" % (message["name"], message["dtype"]))
@@ -36,9 +39,19 @@ def obey(core: P3Server, message: dict) -> Optional[dict]:
             message["store"],
         )
         return {"kind": "defined", "wire_key": message["wire_key"]}
-    if message["kind"] == "set_optimizer":
-        core.set_optimizer(message["store"], message["description"])
-        return {"kind": "optimizer_set", "store": message["store"]}
+    if message["kind"] == "set_option":
+        store, name, value = message["store"], message["name"], message["value"]
+        validate(name, value)
+        if name == "optimizer":
+            core.set_optimizer(store, value)
+        elif name == "compression":
+            core.set_compression(store, value)
+        else:
+            core.set_reduction(store, value["type"])
+        return {"kind": "option_set", "store": store, "name": name}
+    if message["kind"] == "count_for":
+        counters = dict(core.counters(), cpu_s=time.process_time())
+        return {"kind": "counted", "worker": message["worker"], "number": message["number"], "counters": counters}
     return None
 
 

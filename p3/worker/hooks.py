@@ -4,15 +4,22 @@
 - The order of the forward pass is noted (forward_order.py).
 - Gluon's Trainer may change its batch size and load new values while it trains with a P3 store; for all other stores
   it refuses as before.
+- With AMP's loss scaler and a P3 store, Trainer updates on the workers unless told otherwise: a step whose gradients
+  have overflowed must be left out, and MXNet looks for the overflow only after the gradients have been pushed.
+- Module synchronises its first weights also where the store does not update them.
 - In a distributed worker, operators are not bulked: a bulk of 15 waits for the weights of all its layers.
 
 Never in a server or scheduler of MXNet's or P3's: importing MXNet there starts MXNet's own server and never returns.
 """
 
 import functools
+import logging
 import os
 import sys
 
+log = logging.getLogger("p3")
+
+NAMES = ("p3_sync", "dist_p3_sync")
 BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
 
 
@@ -60,11 +67,14 @@ def _plug_into(mxnet):
     registry = mxnet.kvstore.KVStoreBase.kv_registry
     if registry.get("p3_sync") is P3KVStore:
         return
-    registry["p3_sync"] = registry["dist_p3_sync"] = P3KVStore
+    registry.update(dict.fromkeys(NAMES, P3KVStore))
     forward_order.watch(mxnet.gluon)
     _let_trainer_change(mxnet.gluon.Trainer, P3KVStore)
+    _let_steps_with_overflow_be_skipped(mxnet.gluon.Trainer, P3KVStore)
     for module in (mxnet.gluon.trainer, mxnet.module.module, mxnet.model):
         module._create_kvstore = _accepting_p3_sync(module._create_kvstore)
+    for module in (mxnet.module.module, mxnet.model):
+        module._initialize_kvstore = _giving_first_weights(module._initialize_kvstore, P3KVStore)
     if _is_distributed_worker():
         mxnet.ndarray.CachedOp = _unbulked(mxnet.ndarray.CachedOp)
 
@@ -82,12 +92,42 @@ def _let_trainer_change(trainer, store_type):
     @functools.wraps(reset)
     def _reset_kvstore(self):
         if isinstance(self._kvstore, store_type):
-            self._kvstore._forget_keys()
+            self._kvstore._expect_new_values()
             self._kvstore = None  # what MXNet refuses to reset; the next step sets it up again
         reset(self)
 
     trainer._check_and_rescale_grad = _check_and_rescale_grad
     trainer._reset_kvstore = _reset_kvstore
+
+
+def _let_steps_with_overflow_be_skipped(trainer, store_type):
+    init = trainer._init_kvstore
+
+    @functools.wraps(init)
+    def _init_kvstore(self):
+        config = self._kvstore_params
+        scaled = getattr(self, "_amp_loss_scaler", None) is not None
+        if scaled and config["update_on_kvstore"] is None and _is_p3(config["kvstore"], store_type):
+            log.warning("a loss scaler is in use: the workers update the weights, so that overflown steps are left out")
+            config["update_on_kvstore"] = False
+        init(self)
+
+    trainer._init_kvstore = _init_kvstore
+
+
+def _is_p3(kvstore, store_type):
+    return isinstance(kvstore, store_type) or (isinstance(kvstore, str) and kvstore.lower() in NAMES)
+
+
+def _giving_first_weights(initialize, store_type):
+    @functools.wraps(initialize)
+    def _initialize_kvstore(kvstore, param_arrays, arg_params, param_names, update_on_kvstore):
+        initialize(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
+        if isinstance(kvstore, store_type) and not update_on_kvstore:
+            for name, arrays in zip(param_names, param_arrays):
+                kvstore.pull(name, out=arrays)
+
+    return _initialize_kvstore
 
 
 def _accepting_p3_sync(create):

@@ -173,7 +173,7 @@ void MXNetEngine::run(void*, void* on_complete, void* param) {
   }
 
   // `done` must come last: it may release the operation.
-  const auto complete = [done](const Error* error) { done(error); };
+  const auto complete = [done](const Error* error, bool) { done(error); };
   if (operation->kind == Operation::Kind::kPush)
     operation->worker->push(operation->key, input, landing, operation->priority, operation->scalars, complete);
   else
@@ -189,6 +189,14 @@ void MXNetEngine::release(void* param) {
                                                        operation->name +
                                                        "' failed on this worker: the MXNet operation that computes it "
                                                        "raised an error, which MXNet reports at the next wait"));
+}
+
+void MXNetEngine::skip(Worker* worker, const Key& key, Worker::Done done) const {
+  void* landing = api_->address_of(key.landing);
+  if (!landing)
+    throw std::runtime_error("the landing array of key '" + key.name +
+                             "' was moved into a blocked oneDNN layout; only P3 may write it");
+  worker->skip(key.handle, landing, key.priority, std::move(done));
 }
 
 void MXNetEngine::copy(NDArrayHandle source, NDArrayHandle destination) const {

@@ -37,6 +37,9 @@ class MXNetEngine {
   // The key's next round. `gradient`: CPU memory, shape and type of the landing array.
   void push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars) const;
 
+  // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing array.
+  void skip(Worker* worker, const Key& key, Worker::Done done) const;
+
   // MXNet's own copy, as engine work. It alone knows how to write an array that is held in a blocked layout.
   void copy(NDArrayHandle source, NDArrayHandle destination) const;
 

@@ -8,6 +8,7 @@ cdef extern from "mxnet_engine.h" namespace "p3" nogil:
         CMXNetEngine(const string& library) except +
         void init(Worker* worker, const CMXNetKey& key) except +
         void push(Worker* worker, const CMXNetKey& key, void* gradient, const RoundScalars& scalars) except +
+        void skip(Worker* worker, const CMXNetKey& key, Done done) except +
         void copy(void* source, void* destination) except +
         bint alike(void* left, void* right) except +
         bint in_cpu_memory(void* array) except +
@@ -70,14 +71,19 @@ cdef class MXNetKey:
         with nogil:
             self.engine.engine.init(self.engine.worker.core, self.key)
 
-    def push(self, size_t gradient, double lr, double wd, double rescale):
-        """The next round: sends the array `gradient`, receives into the landing array."""
-        cdef RoundScalars scalars
-        scalars.lr = lr
-        scalars.wd = wd
-        scalars.rescale = rescale
+    def push(self, size_t gradient, scalars):
+        """The next round: sends the array `gradient`, receives into the landing array. `scalars`: RoundScalars' five."""
+        cdef RoundScalars round = round_scalars(scalars)
         with nogil:
-            self.engine.engine.push(self.engine.worker.core, self.key, <void*>gradient, scalars)
+            self.engine.engine.push(self.engine.worker.core, self.key, <void*>gradient, round)
+
+    def skip(self, Completions completions not None, int64_t token):
+        """The next round without a gradient, past the engine: nothing queued there may use the landing array.
+
+        `completions` gets `token` when it is complete.
+        """
+        with nogil:
+            self.engine.engine.skip(self.engine.worker.core, self.key, CCompletions.done_of(completions.queue, token))
 
     def takes(self, size_t array):
         """Whether an array has the key's shape and element type."""

@@ -5,7 +5,8 @@
         session.init(key, first_value if session.rank == 0 else None, landing).wait(60)
         session.pushpull(key, gradient, landing, priority=0, lr=0.1).wait(60)   # landing holds the new value
 
-What blocks: open(), set_optimizer(), barrier() and close(), each with a deadline. Everything else returns at once.
+What blocks: open(), set_option(), barrier(), server_counters() and close(), each with a deadline. Everything else
+returns at once.
 Threads: every method may be called from any thread. The control connection lives in a daemon thread of its own; the
 core's threads do the sending, so signs of life go on while Python's lock is held elsewhere.
 Errors: wrong use is ValueError. A failed job is P3Error, the same first failure in every later call; its text starts
@@ -24,7 +25,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from p3._core import DTYPES, P3Error
 from p3.cluster.messages import sendable
-from p3.server.optimizers import validate
+from p3.server.options import SETTLED_BY_FIRST_KEY, validate
 from p3.settings import Settings, in_job
 
 Name = Union[str, int]  # 1 and "1" are different keys
@@ -55,13 +56,15 @@ class Session:
         self._changed = threading.Condition()  # guards all below; notified when any of it, or the core's state, changes
         self._keys: Dict[Tuple[int, Name], Key] = {}
         self._plans: Dict[Tuple[int, Name], dict] = {}  # `agreed` messages, also of keys not yet declared here
-        self._optimizers: Dict[int, dict] = {}  # store -> what this worker asked for
-        self._optimizers_agreed: Dict[int, dict] = {}
+        self._options: Dict[Tuple[int, str], dict] = {}  # store and name -> what this worker asked for
+        self._options_agreed: Dict[Tuple[int, str], dict] = {}
         self._orders: Dict[int, List[Name]] = {}
         self._order_version = 0
         self._stores = 0
         self._barriers = 0
         self._barriers_done = 0
+        self._counts = 0
+        self._counters: Dict[int, Optional[List[dict]]] = {}  # of each count under way: what the servers said
         self._unusable: Optional[str] = None  # why no call is possible any more: closed, or a forked child
         self._failure_is_known = False  # to the script: it caused the job's failure, or has been told
         self._forked = False
@@ -126,11 +129,28 @@ class Session:
                     "%s: key %r was declared with shape %s and type %s; it cannot become %s and %s"
                     % (self.label, name, key.shape, key.dtype, shape, type_name)
                 )
-            handle = self.core.declare(str(name), elements, DTYPES[type_name])
+            reduction = self._options.get((store, "reduction"))
+            if reduction == {"type": "average"} and not type_name.startswith("float"):
+                raise ValueError(
+                    "%s: key %r is of type %s, but the gradients of store %d are averaged, which only floating point "
+                    "types can be; put it into another store" % (self.label, name, type_name, store)
+                )
+            compression = self._options.get((store, "compression"))
+            handle = self.core.declare(str(name), elements, DTYPES[type_name], compression)
             key = self._keys[store, name] = Key(store, name, shape, type_name, handle)
             plan = self._plans.get((store, name))
+            defaults = [option for option in SETTLED_BY_FIRST_KEY if (store, option) not in self._options]
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
-        self._link.send({"kind": "announce", "store": store, "name": name, "shape": list(shape), "dtype": type_name})
+        self._link.send(
+            {
+                "kind": "announce",
+                "store": store,
+                "name": name,
+                "shape": list(shape),
+                "dtype": type_name,
+                "defaults": defaults,
+            }
+        )
         if plan is not None:
             self._agree(key, plan)
         return key
@@ -139,6 +159,7 @@ class Session:
         """The key's first value: `value` on rank 0, None elsewhere. The Operation is done when `landing` holds it.
 
         Arrays are C-ordered buffers of the key's shape and type; they belong to the core until the operation is done.
+        Called again, by every worker at the same point, it gives the key a new value; an optimizer keeps its state.
         """
         self.check()
         return self.core.init(key.handle, value, landing, priority)
@@ -152,6 +173,8 @@ class Session:
         lr: float = 0.0,
         wd: float = 0.0,
         rescale: float = 1.0,
+        updates: float = 0.0,
+        schedule: float = 1.0,
     ):
         """One round: the gradient goes out, the new value (without an optimizer: the sum) comes into `landing`.
 
@@ -159,33 +182,79 @@ class Session:
         optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull.
         """
         self.check()
-        return self.core.push(key.handle, gradient, landing, priority, lr, wd, rescale)
+        return self.core.push(key.handle, gradient, landing, priority, (lr, wd, rescale, updates, schedule))
+
+    def skip(self, key: Key, landing: Any, priority: int = 0):
+        """One round without a gradient of this worker, which has taken its last step while others go on.
+
+        Their new value comes into `landing`. Once every worker skips, it stays as it is, and the Operation, when done, is
+        not `updated`: so a worker that has finished skips each key again and again until then.
+        """
+        self.check()
+        return self.core.skip(key.handle, landing, priority)
+
+    def fetch_state(self, key: Key, part: int, landing: Any):
+        """Copies one array of the optimizer's state on the servers to `landing`: 1, 2 ... or _core.MASTER.
+
+        As after this worker's last round of the key. The array has the key's shape, and its type (float32 for float16).
+        """
+        self.check()
+        return self.core.fetch(key.handle, part, landing)
+
+    def store_state(self, key: Key, part: int, content: Any):
+        """Gives that array another content, on rank 0, before its next round of the key."""
+        self.check()
+        return self.core.store(key.handle, part, content)
+
+    def wait(self, operations: Sequence[Any]) -> None:
+        """Until all are done; TimeoutError after P3_WAIT_TIMEOUT_S."""
+        deadline = time.monotonic() + self._link.wait_timeout_s
+        for operation in operations:
+            operation.wait(max(0.0, deadline - time.monotonic()))
 
     # What all workers agree on
 
-    def set_optimizer(self, store: int, description: dict) -> None:
-        """The servers update this store's keys from now on. Blocks until they have it, at most P3_WAIT_TIMEOUT_S.
+    def set_option(self, store: int, name: str, value: dict) -> None:
+        """Sets an option of p3.server.options. Blocks until all servers have it, at most P3_WAIT_TIMEOUT_S.
 
-        `description` is a name and numbers, as p3.server.optimizers.describe() makes it. Call it before the store's
-        first push. Workers that differ fail the job. ValueError if it makes no sense, or if this worker has set
-        another one before.
+        Set compression and reduction before the store's first key is declared, and an optimizer before its first push.
+        The same value again is fine. ValueError if the value makes no sense, if this worker has set another one
+        before, or if a key has settled the option. Workers that differ fail the job.
         """
         self.check()
-        description = dict(description)
-        validate(description)
+        validate(name, value)
+        value = dict(value)
         with self._changed:
-            before = self._optimizers.setdefault(store, description)
-        if before != description:
+            before = self._options.get((store, name))
+            if before is None:
+                if name in SETTLED_BY_FIRST_KEY and any(key.store == store for key in self._keys.values()):
+                    raise ValueError(
+                        "%s: store %d has keys already; its %s %s must be set before the first init"
+                        % (self.label, store, name, value)
+                    )
+                self._options[store, name] = value
+        if before is None:
+            self._link.send({"kind": "option", "store": store, "name": name, "value": value})
+        elif before != value:
             raise ValueError(
-                "%s: store %d has the optimizer %s already; it cannot become %s"
-                % (self.label, store, before, description)
+                "%s: store %d has the %s %s already; it cannot become %s: make a new store"
+                % (self.label, store, name, before, value)
             )
-        self._link.send({"kind": "optimizer", "store": store, "description": description})
         self._wait_until(
-            lambda: self._optimizers_agreed.get(store) == description,
+            lambda: self._options_agreed.get((store, name)) == value,
             self._link.wait_timeout_s,
-            "for the optimizer of store %d: worker 0 has not set it" % store,
+            "for the %s of store %d: worker 0 has not set it, or a server does not answer" % (name, store),
         )
+
+    def set_optimizer(self, store: int, description: dict) -> None:
+        """set_option() of what p3.server.optimizers.describe() makes of an optimizer."""
+        self.set_option(store, "optimizer", description)
+
+    def option(self, store: int, name: str) -> Optional[dict]:
+        """What this worker has set, or None."""
+        with self._changed:
+            value = self._options.get((store, name))
+            return None if value is None else dict(value)
 
     def announce_order(self, store: int, names: Sequence[Name]) -> None:
         """Rank 0 tells all workers in which order the forward pass uses the keys. Elsewhere it does nothing."""
@@ -213,6 +282,47 @@ class Session:
         timeout_s = self._link.wait_timeout_s if timeout_s is None else timeout_s
         self._wait_until(lambda: self._barriers_done >= number, timeout_s, "in barrier %d for other workers" % number)
 
+    # Counters
+
+    def counters(self) -> dict:
+        """What the core has sent and received so far: bytes_sent, bytes_received, slices_sent, ..., rounds."""
+        self._require_core()
+        return self.core.counters()
+
+    def traffic_with(self, server: int) -> dict:
+        """The same of one server, without `rounds`."""
+        self._require_core()
+        return self.core.traffic_with(server)
+
+    def key_counters(self, key: Key) -> dict:
+        """rounds, waited_s (from push to the landed value, added up), longest_wait_s, and the key's compression."""
+        self._require_core()
+        compression = self._options.get((key.store, "compression")) if key.dtype == "float32" else None
+        return dict(self.core.key_counters(key.handle), compression=compression and compression["type"])
+
+    def _require_core(self) -> None:
+        if self._forked:
+            self.check()
+
+    def server_counters(self, timeout_s: Optional[float] = None) -> List[dict]:
+        """The same of each server, by rank, with its `label` and the processor time of its process, `cpu_s`.
+
+        Asks over the control connections, so training goes on undisturbed. TimeoutError after P3_WAIT_TIMEOUT_S.
+        """
+        self.check()
+        with self._changed:
+            self._counts += 1
+            number = self._counts
+            self._counters[number] = None
+        try:
+            self._link.send({"kind": "count", "number": number})
+            timeout_s = self._link.wait_timeout_s if timeout_s is None else timeout_s
+            self._wait_until(lambda: self._counters[number] is not None, timeout_s, "for the counters of the servers")
+            return self._counters[number]
+        finally:
+            with self._changed:
+                del self._counters[number]
+
     # Failure and end
 
     def fail(self, text: str) -> None:
@@ -232,12 +342,6 @@ class Session:
         if error is not None:
             self._failure_is_known = True
             raise error
-
-    def counters(self) -> dict:
-        """What the core has sent and received so far: bytes_sent, bytes_received, slices_sent, ..., rounds."""
-        if self._forked:
-            self.check()
-        return self.core.counters()
 
     def close(self) -> None:
         """Leaves the job: waits for what is pending (at most P3_WAIT_TIMEOUT_S), says goodbye, stops the threads.
@@ -275,13 +379,15 @@ class Session:
             if kind == "agreed":
                 self._plans[message["store"], message["name"]] = message
                 key = self._keys.get((message["store"], message["name"]))
-            elif kind == "optimizer_agreed":
-                self._optimizers_agreed[message["store"]] = message["description"]
+            elif kind == "option_agreed":
+                self._options_agreed[message["store"], message["name"]] = message["value"]
             elif kind == "order":
                 self._orders[message["store"]] = message["names"]
                 self._order_version += 1
             elif kind == "barrier_done":
                 self._barriers_done = max(self._barriers_done, message["number"])
+            elif kind == "counters" and message["number"] in self._counters:  # else nobody waits any more
+                self._counters[message["number"]] = message["servers"]
             self._changed.notify_all()
         if kind == "agreed" and key is not None:
             self._agree(key, message)
@@ -327,6 +433,11 @@ def current() -> Session:
         if _current is None:
             _current = Session.open()
         return _current
+
+
+def opened() -> Optional[Session]:
+    """The process's session, or another one that is open, or None; opens none."""
+    return next((session for session in (_current, *_opened) if session is not None), None)
 
 
 def ever_opened() -> bool:

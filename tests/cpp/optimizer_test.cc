@@ -24,12 +24,21 @@ OptimizerSpec spec_of(Algorithm algorithm, double momentum = 0.9) {
   spec.beta2 = 0.999;
   spec.gamma1 = 0.9;
   spec.gamma2 = 0.9;
+  spec.rho = 0.9;
+  spec.beta = 1;
+  spec.lamda1 = 0.01;
+  spec.lamda = 0.04;
+  spec.wd_lh = 0.01;
+  spec.schedule_decay = 0.004;
   spec.epsilon = 1e-8;
   return spec;
 }
 
-const Algorithm kAll[] = {Algorithm::kSgd,     Algorithm::kNag,     Algorithm::kAdam,
-                          Algorithm::kAdaGrad, Algorithm::kRmsProp, Algorithm::kRmsPropCentered};
+const Algorithm kAll[] = {Algorithm::kSgd,      Algorithm::kNag,     Algorithm::kAdam,
+                          Algorithm::kAdaGrad,  Algorithm::kRmsProp, Algorithm::kRmsPropCentered,
+                          Algorithm::kSignum,   Algorithm::kFtml,    Algorithm::kFtrl,
+                          Algorithm::kAdaDelta, Algorithm::kAdamax,  Algorithm::kNadam,
+                          Algorithm::kDcAsgd,   Algorithm::kTest};
 
 // Several updates of random weights by random gradients; the weights, then the states.
 template <typename T>
@@ -39,7 +48,10 @@ std::vector<T> train(const Optimizer& optimizer, DType type, size_t n, size_t pi
   std::vector<T> weight(n), gradient(n);
   for (T& value : weight) value = uniform(random);
   std::vector<std::vector<T>> states(static_cast<size_t>(optimizer.state_count()), std::vector<T>(n));
-  const RoundScalars round{0.1, 0.01, 0.7};
+  std::vector<void*> whole;
+  for (auto& state : states) whole.push_back(state.data());
+  optimizer.start_state(type, weight.data(), whole.data(), n);
+  const RoundScalars round{0.1, 0.01, 0.7, 3, 0.2};
   for (int step = 0; step < 5; ++step) {
     for (T& value : gradient) value = uniform(random);
     for (size_t begin = 0; begin < n; begin += piece) {
@@ -78,11 +90,29 @@ TEST(Optimizer, NumbersOfMxnetsOperatorsAreFloatsInDoubleArithmeticToo) {
 }
 
 TEST(Optimizer, StatesPerAlgorithm) {
-  const int expected[] = {1, 1, 2, 1, 1, 3};
+  const int expected[] = {1, 1, 2, 1, 1, 3, 1, 3, 2, 2, 2, 2, 2, 1};
   for (Algorithm algorithm : kAll)
     EXPECT_EQ(Optimizer::make(spec_of(algorithm))->state_count(), expected[static_cast<int>(algorithm)]);
   EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kSgd, 0))->state_count(), 0);
   EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kNag, 0))->state_count(), 0);
+  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kSignum, 0))->state_count(), 0);
+  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kDcAsgd, 0))->state_count(), 1);
+}
+
+TEST(Optimizer, StatesStartAtZeroAndDcasgdsPreviousWeightAsTheWeight) {
+  const std::vector<half> weight(5, float_to_half(1.5f));
+  for (Algorithm algorithm : kAll) {
+    const auto optimizer = Optimizer::make(spec_of(algorithm));
+    std::vector<std::vector<float>> states(static_cast<size_t>(optimizer->state_count()), std::vector<float>(5, -7));
+    std::vector<void*> pointers;
+    for (auto& state : states) pointers.push_back(state.data());
+    optimizer->start_state(DType::kFloat16, weight.data(), pointers.data(), weight.size());
+    for (const auto& state : states) {
+      const bool previous = algorithm == Algorithm::kDcAsgd && &state == &states.back();
+      EXPECT_EQ(state, std::vector<float>(5, previous ? 1.5f : 0.0f)) << static_cast<int>(algorithm);
+    }
+    optimizer->start_state(DType::kFloat16, nullptr, std::vector<void*>(states.size()).data(), 0);
+  }
 }
 
 TEST(Optimizer, HalvesWithAMasterLoseNoSmallSteps) {
@@ -128,6 +158,12 @@ TEST(Optimizer, NonsenseIsRefusedAndTheFieldNamed) {
                {"epsilon", &OptimizerSpec::epsilon, {nan, -1e-8, infinity}},
                {"gamma1", &OptimizerSpec::gamma1, {nan, -0.1, 1.0}},
                {"gamma2", &OptimizerSpec::gamma2, {nan, -0.1, infinity}},
+               {"rho", &OptimizerSpec::rho, {nan, -0.1, 1.0}},
+               {"beta", &OptimizerSpec::beta, {nan, -0.1, infinity}},
+               {"lamda1", &OptimizerSpec::lamda1, {nan, -0.1, infinity}},
+               {"lamda", &OptimizerSpec::lamda, {nan, -0.1, infinity}},
+               {"wd_lh", &OptimizerSpec::wd_lh, {nan, -0.1, infinity}},
+               {"schedule_decay", &OptimizerSpec::schedule_decay, {nan, -0.1, infinity}},
                {"clip_gradient", &OptimizerSpec::clip_gradient, {nan, infinity}},
                {"clip_weights", &OptimizerSpec::clip_weights, {nan, infinity}}};
   for (const auto& one : cases)

@@ -7,93 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "raw_peer.h"
+#include "server_job.h"
 
 namespace p3 {
 namespace {
-
-constexpr uint32_t kSlice = 50000;
-
-ServerOptions options(SumOrder order = SumOrder::kRank, int threads = 0, double timeout_s = 10) {
-  ServerOptions made;
-  made.node.label = "server 0 (test)";
-  made.node.timeout_s = timeout_s;
-  made.node.heartbeat_s = timeout_s / 10;
-  made.sum_order = order;
-  made.threads = threads;
-  return made;
-}
-
-// One server; the workers are played by the test.
-struct Job {
-  explicit Job(int num_workers, ServerOptions with = options(), int buffer_bytes = -1)
-      : server(0, 1, num_workers, std::move(with)) {
-    for (int i = 0; i < num_workers; ++i) {
-      const auto [ours, its] = buffer_bytes < 0 ? unix_pair() : tcp_pair(buffer_bytes);
-      workers.emplace_back(ours);
-      server.add_worker(i, stream_of(its), "worker " + std::to_string(i) + " (there)");
-    }
-    server.start();
-  }
-
-  void define(uint32_t wire_key, uint64_t elements, DType dtype = DType::kFloat32) {
-    KeyPlan plan;
-    plan.wire_key = wire_key;
-    plan.elements = elements;
-    plan.dtype = dtype;
-    server.define(plan, "key" + std::to_string(wire_key), 0);
-  }
-
-  static Header header(FrameKind kind, uint32_t key, uint32_t slice, uint64_t round, size_t elements,
-                       int32_t priority = 0) {
-    Header made;
-    made.kind = kind;
-    made.key = key;
-    made.slice = slice;
-    made.round = round;
-    made.priority = priority;
-    made.payload_bytes = static_cast<uint32_t>(elements * sizeof(float));
-    return made;
-  }
-
-  void push(int worker, uint32_t key, uint64_t round, const std::vector<float>& gradient, uint32_t slice = 0,
-            int32_t priority = 0, double lr = 0) {
-    Header made = header(FrameKind::kPush, key, slice, round, gradient.size(), priority);
-    made.lr = lr;
-    made.rescale = 1;
-    workers[static_cast<size_t>(worker)].send(made, gradient.data());
-  }
-
-  // Round 0 of a slice on every worker, up to and including the value that each receives.
-  void initialise(uint32_t key, const std::vector<float>& value, uint32_t slice = 0) {
-    workers[0].send(header(FrameKind::kInit, key, slice, 0, value.size()), value.data());
-    for (size_t i = 1; i < workers.size(); ++i) workers[i].send(header(FrameKind::kInit, key, slice, 0, 0));
-    for (size_t i = 0; i < workers.size(); ++i) EXPECT_EQ(receive_value(static_cast<int>(i)), value);
-  }
-
-  std::vector<float> receive_value(int worker, Header* got = nullptr) {
-    RawPeer& peer = workers[static_cast<size_t>(worker)];
-    const Header header = peer.must_receive();
-    EXPECT_EQ(header.kind, FrameKind::kValue);
-    if (got != nullptr) *got = header;
-    std::vector<float> value(peer.payload.size() / sizeof(float));
-    if (!value.empty()) std::memcpy(value.data(), peer.payload.data(), peer.payload.size());
-    return value;
-  }
-
-  bool has_received(uint64_t slices) {
-    return eventually([&] { return server.counters().slices_received >= slices; });
-  }
-
-  std::string failure() {
-    EXPECT_TRUE(wait_readable(server.event_fd()));
-    const auto error = server.error();
-    return error ? error->what() : "";
-  }
-
-  std::vector<RawPeer> workers;
-  Server server;
-};
 
 TEST(Server, ALateWorkerStillGetsTheFirstValue) {
   Job job(2);
@@ -292,8 +209,19 @@ TEST(Server, NothingAWorkerSendsIsTrusted) {
       {"out of turn",
        [](Header& h) {
          h.kind = FrameKind::kInit;
-         h.round = 0;
+         h.round = 1;
        }},
+      {"another encoding", [](Header& h) { h.encoding = static_cast<uint8_t>(Encoding::kFloat16); }},
+      {"another encoding",
+       [](Header& h) {
+         h.kind = FrameKind::kInit;
+         h.round = 0;
+         h.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+         h.payload_bytes = 0;
+       }},
+      {"unknown encoding", [](Header& h) { h.encoding = 4; }},
+      {"absent slice", [](Header& h) { h.encoding = static_cast<uint8_t>(Encoding::kAbsent); }},
+      {"unexpected", [](Header& h) { h.kind = FrameKind::kPart; }},
       {"of no key", [](Header& h) { h.key = 8; }},
       {"of no key", [](Header& h) { h.slice = 1; }},
       {"of no key", [](Header& h) { h.slice = 0xffffffff; }},
@@ -302,7 +230,7 @@ TEST(Server, NothingAWorkerSendsIsTrusted) {
       {"another element type", [](Header& h) { h.dtype = 1; }},
       {"unexpected", [](Header& h) { h.kind = FrameKind::kValue; }},
       {"magic", [](Header& h) { h.magic = 0x20544547; }},
-      {"version", [](Header& h) { h.version = 2; }},
+      {"version", [](Header& h) { h.version = 9; }},
   };
   for (const Case& each : cases) {
     Job job(1);

@@ -67,7 +67,7 @@ class Node : public Transport::Handler {
       }
     if (on_slice) on_slice(van, header);
   }
-  void sent(int, void*) override { ++sent_frames; }
+  void sent(const Frame&) override { ++sent_frames; }
   void left(int) override { ++goodbyes; }
   std::string waiting_for(int) const override { return {}; }
   void failed(const Error&) override { ++failures; }
@@ -238,11 +238,7 @@ TEST(Transport, AnIdleVanGetsSignsOfLifeWhileAnotherIsBusy) {
   quiet.transport.start();
 
   std::vector<Transport::Outgoing> frames(100, {1, payloads.frame(0, 0, 8)});
-  const auto counted = [&quiet] {
-    Counters counters;
-    quiet.transport.add_to(counters);
-    return counters.bytes_received;
-  };
+  const auto counted = [&quiet] { return quiet.transport.traffic().bytes_received; };
   // Refills the queue faster than it drains.
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> pushed{0};

@@ -19,18 +19,18 @@ TEST(Wire, TheBytesOfAHeaderArePinned) {
   header.round = 417;
   header.priority = -2;
   header.payload_bytes = 200000;
-  header.lr = 1.0;
-  header.wd = 0.5;
-  header.rescale = 0.25;
+  header.scalars = {1.0, 0.5, 0.25, 3.0, 0.75};
   const std::vector<uint8_t> expected = {
-      0x50, 0x33, 0x64, 0x57, 0x01, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, flags
+      0x50, 0x33, 0x64, 0x57, 0x02, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, encoding
       0x04, 0x03, 0x02, 0x01, 0x0d, 0x0c, 0x0b, 0x0a,  // key, slice
       0xa1, 0x01, 0,    0,    0,    0,    0,    0,     // round
       0xfe, 0xff, 0xff, 0xff, 0x40, 0x0d, 0x03, 0x00,  // priority, payload bytes
-      0,    0,    0,    0,    0,    0,    0,    0,     // checksum, reserved
+      0,    0,    0,    0,    0,    0,    0,    0,     // checksum, part, reserved
       0,    0,    0,    0,    0,    0,    0xf0, 0x3f,  // lr
       0,    0,    0,    0,    0,    0,    0xe0, 0x3f,  // wd
       0,    0,    0,    0,    0,    0,    0xd0, 0x3f,  // rescale
+      0,    0,    0,    0,    0,    0,    0x08, 0x40,  // updates
+      0,    0,    0,    0,    0,    0,    0xe8, 0x3f,  // schedule
   };
   std::vector<uint8_t> bytes(sizeof(Header));
   std::memcpy(bytes.data(), &header, sizeof header);
@@ -38,7 +38,7 @@ TEST(Wire, TheBytesOfAHeaderArePinned) {
 }
 
 TEST(Wire, AHeaderOfEachKindIsWellFormed) {
-  for (uint8_t kind = 1; kind <= 6; ++kind) {
+  for (uint8_t kind = 1; kind <= 9; ++kind) {
     Header header;
     header.kind = static_cast<FrameKind>(kind);
     EXPECT_EQ(malformed(header), "") << int(kind);
@@ -55,9 +55,11 @@ TEST(Wire, EachForbiddenFieldIsNamed) {
   EXPECT_NE(reason([](Header& h) { h.magic = 0; }).find("magic"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.version = 9; }).find("version 9"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(0); }).find("kind 0"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(7); }).find("kind 7"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.flags = 1; }).find("reserved"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.reserved = 1; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(10); }).find("kind 10"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.reserved[2] = 1; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.reserved[0] = 1; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.reserved[1] = 1; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.encoding = 4; }).find("encoding 4"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.crc32c = 1; }).find("reserved"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.dtype = 99; }).find("type 99"), std::string::npos);
   const auto huge = [](FrameKind kind) {
@@ -69,6 +71,23 @@ TEST(Wire, EachForbiddenFieldIsNamed) {
   EXPECT_NE(reason(huge(FrameKind::kFail)).find("1073741824"), std::string::npos);
   EXPECT_NE(reason(huge(FrameKind::kPing)).find("1073741824"), std::string::npos);
   EXPECT_NE(reason(huge(FrameKind::kBye)).find("1073741824"), std::string::npos);
+}
+
+TEST(Wire, EveryKindThatCarriesASliceMayBeAbsentWithoutAnyPayload) {
+  using K = FrameKind;
+  for (K kind : {K::kPush, K::kInit, K::kValue, K::kFetch, K::kStore, K::kPart}) {
+    EXPECT_TRUE(carries_slice(kind));
+    Header header;
+    header.kind = kind;
+    header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    header.part = kMaster;
+    EXPECT_EQ(malformed(header), "");
+    header.payload_bytes = 4;
+    EXPECT_EQ(malformed(header), "an absent slice that announces 4 bytes");
+    header.encoding = static_cast<uint8_t>(Encoding::kTwoBit);
+    EXPECT_EQ(malformed(header), "");
+  }
+  for (K kind : {K::kPing, K::kFail, K::kBye}) EXPECT_FALSE(carries_slice(kind));
 }
 
 }  // namespace

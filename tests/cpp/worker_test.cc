@@ -2,95 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <condition_variable>
-#include <deque>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "raw_peer.h"
+#include "worker_job.h"
 
 namespace p3 {
 namespace {
-
-constexpr uint32_t kSlice = 50000;
-
-// Collects `done`s and lets the test wait for them.
-class Results {
- public:
-  Worker::Done expect(int id) {
-    return [this, id](const Error* error) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      finished_.push_back(id);
-      texts_.push_back(error == nullptr ? "" : error->what());
-      changed_.notify_all();
-    };
-  }
-  bool wait_for(size_t count) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::milliseconds(kDeadlineMs), [&] { return finished_.size() >= count; });
-  }
-  std::vector<int> finished() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return finished_;
-  }
-  std::string text(size_t i) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return texts_[i];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<int> finished_;
-  std::vector<std::string> texts_;
-};
-
-KeyPlan plan_of(uint32_t wire_key, uint64_t elements, uint64_t first_slice = 0) {
-  KeyPlan plan;
-  plan.wire_key = wire_key;
-  plan.elements = elements;
-  plan.first_slice = first_slice;
-  return plan;
-}
-
-NodeOptions options(double timeout_s = 10) {
-  NodeOptions made;
-  made.label = "worker 0 (test)";
-  made.timeout_s = timeout_s;
-  made.heartbeat_s = timeout_s / 10;
-  return made;
-}
-
-// One worker, one server played by the test.
-struct OneServer {
-  explicit OneServer(std::pair<int, int> ends, double timeout_s = 10)
-      : server(ends.first), worker(0, 1, options(timeout_s)) {
-    worker.add_server(0, stream_of(ends.second), "server 0 (there)");
-    worker.start();
-  }
-  // A key that all agree on.
-  int key(uint32_t wire_key, uint64_t elements) {
-    const int handle = worker.declare("key" + std::to_string(wire_key), elements, DType::kFloat32);
-    worker.agree(handle, plan_of(wire_key, elements));
-    return handle;
-  }
-  void answer(const Header& request, const std::vector<float>& value) {
-    Header header = request;
-    header.kind = FrameKind::kValue;
-    header.payload_bytes = static_cast<uint32_t>(value.size() * sizeof(float));
-    server.send(header, value.data());
-  }
-
-  // An array that outlives the worker, which may borrow it to its end.
-  std::vector<float>& array(size_t elements, float value = 0) { return arrays.emplace_back(elements, value); }
-
-  std::deque<std::vector<float>> arrays;
-  Results results;
-  RawPeer server;
-  Worker worker;
-};
 
 TEST(Worker, AThrottledVanSendsByPriorityAndTiesInSequence) {
   OneServer job(tcp_pair(4096));
@@ -136,9 +55,9 @@ TEST(Worker, EachSliceGoesToItsServer) {
     const Header header = server.must_receive();
     EXPECT_EQ(header.slice, slice);
     EXPECT_EQ(header.round, 1u);
-    EXPECT_EQ(header.lr, 0.5);
-    EXPECT_EQ(header.wd, 0.25);
-    EXPECT_EQ(header.rescale, 0.125);
+    EXPECT_EQ(header.scalars.lr, 0.5);
+    EXPECT_EQ(header.scalars.wd, 0.25);
+    EXPECT_EQ(header.scalars.rescale, 0.125);
     EXPECT_EQ(std::memcmp(server.payload.data(), gradient.data() + slice * kSlice, kSlice * sizeof(float)), 0);
   }
   worker.close(0);

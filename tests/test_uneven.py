@@ -1,0 +1,123 @@
+"""Workers that take different numbers of steps: those that have finished join, and all end with the same weights."""
+
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import plugin_jobs as jobs
+import pytest
+
+if find_spec("mxnet") is None:
+    pytest.skip("MXNet is not installed", allow_module_level=True)
+import mxnet as mx  # noqa: E402
+from mxnet import gluon  # noqa: E402
+
+sys.path.insert(0, str(jobs.SCRIPTS))
+import uneven  # noqa: E402
+
+
+def run(directory, update, reduction, steps, **variables):
+    command = jobs.python("uneven.py", directory, update, reduction, *steps)
+    status, output = jobs.run_p3(len(steps), 2, command, **variables)
+    assert status == 0, output
+    return [dict(np.load(directory / f"{rank}.npz")) for rank in range(len(steps))]
+
+
+def in_one_process(update, reduction, steps):
+    """The weights that the workers together should end with: each step joins the batches of those that take it."""
+    net = uneven.make_net(gluon, mx)
+    optimizer, _ = uneven.UPDATES[update]
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.01}, kvstore=None)
+    for epoch, counts in enumerate((steps, steps[::-1])):
+        for step in range(max(counts)):
+            present = [rank for rank, count in enumerate(counts) if step < count]
+            xs, ys = zip(*(uneven.batch(mx, rank, epoch, step) for rank in present))
+            uneven.gradients(mx, net, mx.nd.concat(*xs, dim=0), mx.nd.concat(*ys, dim=0))
+            trainer.step(uneven.BATCH * (len(present) if reduction == "average" else len(steps)))
+    return {name: parameter.data().asnumpy() for name, parameter in net.collect_params().items()}
+
+
+@pytest.mark.parametrize(
+    "update, reduction, steps",
+    [
+        ("servers", "sum", (2, 5, 3)),
+        ("servers", "average", (5, 1)),
+        ("workers", "sum", (1, 4)),
+        ("trainer", "sum", (2, 5, 3)),
+        ("trainer", "average", (4, 2)),
+        ("servers", "sum", (3, 3)),
+    ],
+)
+def test_all_end_with_the_weights_of_the_joined_batches(tmp_path, update, reduction, steps):
+    expected = in_one_process(update, reduction, steps)
+    results = run(tmp_path, update, reduction, steps)
+    for result in results:
+        assert result.pop("updates") == 2 * max(steps)  # also where a worker slept through them
+        for name, value in result.items():
+            assert np.allclose(value, expected[name.partition("-")[2]], rtol=1e-5, atol=1e-7), name
+            assert np.array_equal(value, results[0][name]), name
+
+
+def test_with_the_naive_engine_too(tmp_path):
+    steps = (1, 3)
+    expected = in_one_process("servers", "sum", steps)
+    for result in run(tmp_path, "servers", "sum", steps, MXNET_ENGINE_TYPE="NaiveEngine"):
+        assert np.allclose(result["0-net_dense0_weight"], expected["net_dense0_weight"], rtol=1e-5, atol=1e-7)
+
+
+def test_a_worker_that_dies_ends_the_wait(run_job):
+    script = """
+        import os, signal, p3, mxnet as mx
+        kv = mx.kv.create("p3_sync")
+        kv.init(0, mx.nd.ones(3))
+        if kv.rank == 1:
+            kv._barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        kv._barrier()
+        kv.join()
+    """
+    finished = run_job(script, workers=2)
+    assert finished.code != 0 and finished.seconds < 30
+    assert "worker 1 (127.0.0.1) closed its control connection" in finished.err
+
+
+def test_a_worker_that_leaves_without_join_is_named_and_told_how(run_job):
+    script = """
+        import p3, mxnet as mx
+        kv = mx.kv.create("p3_sync")
+        kv.init(0, mx.nd.ones(3))
+        for _ in range(1 + kv.rank):
+            kv.pushpull(0, mx.nd.ones(3), out=mx.nd.ones(3))
+        mx.nd.waitall()
+    """
+    finished = run_job(script, workers=2)
+    assert finished.code == 1 and "worker 0" in finished.err and "call join() after their last one" in finished.err
+
+
+def test_a_worker_without_keys_cannot_join(run_job):
+    script = """
+        import p3, mxnet as mx
+        kv = mx.kv.create("p3_sync")
+        if kv.rank == 0:
+            kv.init(0, mx.nd.ones(3))
+            mx.nd.waitall()
+        else:
+            kv.join()
+    """
+    finished = run_job(script, workers=2)
+    assert finished.code == 1 and "has no keys to serve the others' rounds with" in finished.err
+
+
+def test_sums_need_to_be_told_how_to_be_applied(run_job):
+    script = """
+        import p3, mxnet as mx
+        kv = mx.kv.create("p3_sync")
+        kv.init(0, mx.nd.ones(3))
+        kv.pushpull(0, mx.nd.ones(3), out=mx.nd.ones(3))
+        try:
+            kv.join()
+        except mx.base.MXNetError as error:
+            print(error)
+    """
+    finished = run_job(script, workers=2)
+    assert finished.code == 0 and finished.out.count("call join(update=lambda store: trainer.update(batch_size))") == 2
