@@ -5,7 +5,8 @@
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kv)
 
 Importing p3 imports neither MXNet nor the C++ core: the store registers itself when MXNet is imported, before or
-after p3. `P3Worker`, `P3Server`, `Session` and `P3Error` are loaded at first use and need no MXNet.
+after p3. `P3Worker`, `P3Server`, `Session`, `P3Error`, `shard` and `SplitSampler` are loaded at first use and need no
+MXNet.
 """
 
 import importlib
@@ -13,7 +14,7 @@ import importlib
 from p3.worker import hooks
 
 __version__ = "0.1.0"
-__all__ = ["P3Error", "P3KVStore", "P3Server", "P3Worker", "Session", "__version__"]
+__all__ = ["P3Error", "P3KVStore", "P3Server", "P3Worker", "Session", "SplitSampler", "__version__", "shard"]
 
 _LAZY = {
     "P3Error": "p3._core",
@@ -21,6 +22,8 @@ _LAZY = {
     "P3Server": "p3._core",
     "P3Worker": "p3._core",
     "Session": "p3.worker.session",
+    "SplitSampler": "p3.data",
+    "shard": "p3.data",
 }
 
 

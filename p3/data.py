@@ -1,0 +1,159 @@
+"""Sharing out data: each worker's part of it, with equally many samples on every worker unless told otherwise.
+
+    dataset = p3.shard(dataset)                                                    # fixed parts, or
+    batches = DataLoader(dataset, 32, sampler=p3.SplitSampler(len(dataset)))       # other parts in each epoch
+
+Workers take turns: of the samples in their common order, worker r of n has number r, r + n, r + 2n ... So n workers
+that take b samples a step see together what one process sees with batches of n * b.
+
+`even` says what happens if the workers do not divide the samples:
+    "pad"    samples from the start of the common order are used again, at most n - 1 of them unless there are fewer
+             samples than workers
+    "drop"   the last samples of the common order, at most n - 1, are left out
+    None     the first workers have one sample more; those that run out of batches first must then call kv.join()
+
+Without `rank` and `num_workers` they are those of the process's job: of its open session, else (P3_RANK and
+DMLC_NUM_WORKER) of the environment, else this process is alone. Wrong values are ValueError. MXNet is not needed; where
+it is installed, parts are a gluon.data.Dataset and samplers a gluon.data.Sampler.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Iterator, Optional, Tuple
+
+import numpy as np
+
+from p3.settings import Settings, in_job
+
+try:
+    from mxnet import gluon
+except ModuleNotFoundError as error:
+    if error.name != "mxnet":  # it is there, but broken
+        raise
+    Dataset = Sampler = object
+else:
+    Dataset, Sampler = gluon.data.Dataset, gluon.data.Sampler
+
+
+def shard(data: Any, rank: Optional[int] = None, num_workers: Optional[int] = None, even: Optional[str] = "pad"):
+    """This worker's part of a Dataset, list, array or other sequence, as a view that reads `data` when it is read."""
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, Mapping):
+        raise ValueError(
+            "p3.shard: a %s cannot be shared out, as it has no length and numbered items; "
+            "give a Dataset, list or array" % type(data).__name__
+        )
+    return _Part(data, _turns(len(data), *_worker(rank, num_workers), even))
+
+
+class _Part(Dataset):
+    def __init__(self, data, turns: range) -> None:
+        self._data = data
+        self._length = len(data)  # as it was when the parts were made
+        self._turns = turns
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __getitem__(self, index):
+        chosen = self._turns[index]  # IndexError where there is none, which also ends a loop
+        if isinstance(chosen, range):
+            return [self._data[turn % self._length] for turn in chosen]
+        return self._data[chosen % self._length]
+
+
+class SplitSampler(Sampler):
+    """This worker's indices of `length` samples, for gluon.data.DataLoader(sampler=...).
+
+    Each iteration is the next epoch, with an order made from `seed` and the epoch's number, on every worker the same:
+    give all workers the same `seed`, and begin equally many iterations on each (or call set_epoch).
+    """
+
+    def __init__(
+        self,
+        length: int,
+        rank: Optional[int] = None,
+        num_workers: Optional[int] = None,
+        even: Optional[str] = "pad",
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._length = _whole("p3.SplitSampler: length", length)
+        self._turns = _turns(self._length, *_worker(rank, num_workers), even)
+        self._shuffle = shuffle
+        self._seed = _whole("p3.SplitSampler: seed", seed, 1 << 32)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is that epoch, counted from 0: to resume a training."""
+        self._epoch = _whole("p3.SplitSampler: epoch", epoch, 1 << 32)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        if not self._shuffle:
+            return (turn % self._length for turn in self._turns)
+        # Of NumPy's generators this one gives the same numbers in every version, and workers may differ in theirs.
+        order = np.random.RandomState([self._seed, epoch]).permutation(self._length)
+        return (int(order[turn % self._length]) for turn in self._turns)
+
+
+def _turns(length: int, rank: int, num_workers: int, even: Optional[str]) -> range:
+    """This worker's places in the common order; those from `length` on mean that order from its start again."""
+    if even == "pad":
+        length = -(-length // num_workers) * num_workers
+    elif even == "drop":
+        length = length // num_workers * num_workers
+    elif even is not None:
+        raise ValueError("even is 'pad', 'drop' or None, not %r" % (even,))
+    return range(rank, length, num_workers)
+
+
+def _worker(rank: Optional[int], num_workers: Optional[int]) -> Tuple[int, int]:
+    if rank is None or num_workers is None:
+        rank_of_job, workers_of_job = _worker_of_job()
+        num_workers = workers_of_job if num_workers is None else num_workers
+        rank = rank_of_job if rank is None else rank
+    num_workers = _whole("num_workers", num_workers)
+    if num_workers == 0:
+        raise ValueError("num_workers is 0; a job has at least one worker")
+    if rank is None and num_workers == 1:
+        rank = 0
+    if rank is None:
+        raise ValueError(
+            "the rank of this worker, one of %d, is not known yet: create the store first, or pass rank=kv.rank"
+            % num_workers
+        )
+    rank = _whole("rank", rank)
+    if rank >= num_workers:
+        raise ValueError("rank %d is not below num_workers, which is %d: ranks count from 0" % (rank, num_workers))
+    return rank, num_workers
+
+
+def _worker_of_job() -> Tuple[Optional[int], int]:
+    """(rank, workers) of this process. Never opens a session, as that may wait for the whole job."""
+    sessions = sys.modules.get("p3.worker.session")
+    session = sessions and sessions.opened()
+    if session is not None:
+        return session.rank, session.num_workers
+    if not in_job(os.environ):
+        return 0, 1
+    settings = Settings.from_env(os.environ)
+    settings.require("role", "num_workers")
+    return settings.rank, settings.num_workers
+
+
+def _whole(what: str, number: Any, below: Optional[int] = None) -> int:
+    try:
+        value = operator.index(number)
+    except TypeError:
+        value = -1
+    if value < 0 or (below is not None and value >= below):
+        allowed = "from 0" if below is None else "from 0 to %d" % (below - 1)
+        raise ValueError("%s must be a whole number %s, not %r" % (what, allowed, number))
+    return value

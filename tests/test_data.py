@@ -1,0 +1,282 @@
+"""p3.shard and p3.SplitSampler: what each worker gets of the data."""
+
+import re
+import sys
+from collections import Counter
+
+import numpy as np
+import plugin_jobs as jobs
+import pytest
+
+import p3
+from p3.settings import Settings
+
+LENGTHS, WORKERS = range(51), range(1, 8)
+
+
+def epoch_of_all(length, workers, **options):
+    """The indices of each worker in its first epoch."""
+    return [list(p3.SplitSampler(length, rank, workers, **options)) for rank in range(workers)]
+
+
+def in_turn(parts):
+    """The samples in their common order, of which the workers took turns."""
+    return [part[turn] for turn in range(max(map(len, parts))) for part in parts if turn < len(part)]
+
+
+@pytest.fixture
+def no_job(monkeypatch):
+    """No variable of a job and no session in this process; returns monkeypatch, to set some."""
+    for name in ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "P3_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    sessions = sys.modules.get("p3.worker.session")
+    if sessions is not None:
+        monkeypatch.setattr(sessions, "_current", None)
+        monkeypatch.setattr(sessions, "_opened", [])
+    return monkeypatch
+
+
+# Parts of an epoch
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_padded_parts_are_equal_and_repeat_the_start_of_the_order(shuffle):
+    for length in LENGTHS:
+        order = in_turn(epoch_of_all(length, 1, shuffle=shuffle))
+        assert sorted(order) == list(range(length))
+        for workers in WORKERS:
+            parts = epoch_of_all(length, workers, shuffle=shuffle)
+            each = -(-length // workers)
+            assert [len(part) for part in parts] == [each] * workers, (length, workers)
+            missing = each * workers - length
+            assert in_turn(parts) == order + (order * workers)[:missing], (length, workers)
+
+
+def test_dropped_are_the_last_of_the_order():
+    for length in LENGTHS:
+        order = in_turn(epoch_of_all(length, 1))
+        for workers in WORKERS:
+            parts = epoch_of_all(length, workers, even="drop")
+            assert [len(part) for part in parts] == [length // workers] * workers, (length, workers)
+            assert in_turn(parts) == order[: length // workers * workers], (length, workers)
+
+
+def test_uneven_parts_hold_every_sample_once():
+    for length in LENGTHS:
+        order = in_turn(epoch_of_all(length, 1))
+        for workers in WORKERS:
+            parts = epoch_of_all(length, workers, even=None)
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1, (length, workers)
+            assert in_turn(parts) == order, (length, workers)
+
+
+def test_length_of_a_sampler_is_the_number_of_its_samples():
+    for length in LENGTHS:
+        for workers in WORKERS:
+            for even in ("pad", "drop", None):
+                for rank in range(workers):
+                    sampler = p3.SplitSampler(length, rank, workers, even)
+                    assert len(sampler) == len(list(sampler)), (length, workers, even, rank)
+
+
+def test_workers_together_see_the_batches_of_one_process():
+    whole = list(p3.SplitSampler(48, 0, 1))
+    parts = epoch_of_all(48, 3)
+    for step in range(4):
+        joined = [sample for part in parts for sample in part[4 * step : 4 * step + 4]]
+        assert set(joined) == set(whole[12 * step : 12 * step + 12])
+
+
+# Epochs
+
+
+def test_order_is_the_same_in_every_run_but_new_in_every_epoch():
+    sampler = p3.SplitSampler(50, 1, 3)
+    epochs = [list(sampler) for _ in range(4)]
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    again = p3.SplitSampler(50, 1, 3)
+    assert [list(again) for _ in range(4)] == epochs
+    assert list(p3.SplitSampler(50, 1, 3, seed=1)) not in epochs
+
+
+def test_order_is_the_same_with_every_version_of_numpy():
+    sampler = p3.SplitSampler(10, 0, 1, seed=7)
+    assert [list(sampler), list(sampler)] == [[0, 1, 5, 7, 6, 9, 4, 3, 2, 8], [9, 8, 5, 6, 2, 3, 7, 0, 1, 4]]
+
+
+def test_parts_are_disjoint_in_later_epochs_too():
+    samplers = [p3.SplitSampler(21, rank, 3) for rank in range(3)]
+    for _ in range(5):
+        assert sorted(index for sampler in samplers for index in sampler) == list(range(21))
+
+
+def test_set_epoch_resumes():
+    sampler = p3.SplitSampler(50, 1, 3)
+    epochs = [list(sampler) for _ in range(4)]
+    resumed = p3.SplitSampler(50, 1, 3)
+    resumed.set_epoch(2)
+    assert [list(resumed), list(resumed)] == epochs[2:]
+
+
+def test_without_shuffling_every_epoch_is_in_the_order_of_the_data():
+    sampler = p3.SplitSampler(7, 1, 2, shuffle=False)
+    assert [list(sampler), list(sampler)] == [[1, 3, 5, 0]] * 2
+
+
+# Parts of data
+
+
+def test_parts_of_a_sequence():
+    for length in LENGTHS:
+        data = [index * 10 for index in range(length)]
+        for workers in WORKERS:
+            for even in ("pad", "drop", None):
+                for rank in range(workers):
+                    indices = p3.SplitSampler(length, rank, workers, even, shuffle=False)
+                    part = p3.shard(data, rank, workers, even)
+                    assert list(part) == [index * 10 for index in indices], (length, workers, even, rank)
+                    assert len(part) == len(indices)
+
+
+def test_part_is_read_like_a_list():
+    part = p3.shard("abcdefg", 1, 3)
+    assert (part[0], part[-1], part[1:], list(reversed(part))) == ("b", "a", ["e", "a"], ["a", "e", "b"])
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            part[index]
+
+
+def test_part_of_an_array_is_a_view_that_numpy_can_copy():
+    array = np.arange(12.0).reshape(6, 2)
+    part = p3.shard(array, 1, 3)
+    assert np.asarray(part).tolist() == [[2, 3], [8, 9]]
+    array[1] = -1
+    assert part[0].tolist() == [-1, -1]
+
+
+# Who we are
+
+
+def test_alone_there_is_one_part(no_job):
+    assert list(p3.shard("abc")) == ["a", "b", "c"]
+    assert sorted(p3.SplitSampler(3)) == [0, 1, 2]
+
+
+def test_open_session_is_asked_first(no_job):
+    pytest.importorskip("p3._core", reason="the extension is not built")
+    no_job.setenv("DMLC_ROLE", "worker")
+    no_job.setenv("DMLC_NUM_WORKER", "3")
+    no_job.setenv("P3_RANK", "2")
+    with p3.Session.open(Settings()):  # embedded: rank 0 of 1
+        assert list(p3.shard("abc")) == ["a", "b", "c"]
+    assert list(p3.shard("abc")) == ["c"]
+
+
+def test_rank_and_workers_of_the_environment_and_of_the_caller(no_job):
+    no_job.setenv("DMLC_ROLE", "worker")
+    no_job.setenv("DMLC_NUM_WORKER", "3")
+    assert list(p3.shard("abc", rank=1)) == ["b"]
+    no_job.setenv("P3_RANK", "2")
+    assert list(p3.shard("abc")) == ["c"]
+    assert list(p3.shard("abc", rank=0)) == ["a"]
+    assert list(p3.shard("abcd", num_workers=4)) == ["c"]
+
+
+def test_only_worker_needs_no_rank(no_job):
+    no_job.setenv("DMLC_ROLE", "worker")
+    no_job.setenv("DMLC_NUM_WORKER", "1")
+    assert list(p3.shard("abc")) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("share_out", [p3.shard, lambda data: p3.SplitSampler(len(data))])
+def test_rank_that_is_not_known_yet_is_an_error_that_says_what_to_do(no_job, share_out):
+    no_job.setenv("DMLC_ROLE", "worker")
+    no_job.setenv("DMLC_NUM_WORKER", "3")
+    with pytest.raises(ValueError, match="one of 3, is not known yet: create the store first, or pass rank=kv.rank"):
+        share_out("abc")
+
+
+# Wrong use
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((5, 3, 3), "rank 3 is not below num_workers, which is 3"),
+        ((5, -1, 3), "rank must be a whole number from 0, not -1"),
+        ((5, 0, 0), "num_workers is 0"),
+        ((5, 0, 2.0), "num_workers must be a whole number from 0, not 2.0"),
+        ((-1, 0, 2), "length must be a whole number from 0, not -1"),
+        (("abc", 0, 2), "length must be a whole number from 0, not 'abc'"),
+        ((5, 0, 2, "padded"), "even is 'pad', 'drop' or None, not 'padded'"),
+        ((5, 0, 2, "pad", True, -1), "seed must be a whole number from 0 to 4294967295, not -1"),
+    ],
+)
+def test_wrong_values_are_named(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        p3.SplitSampler(*arguments)
+
+
+@pytest.mark.parametrize("data", [iter("abc"), {1: 2}, {1, 2}, 5])
+def test_what_has_no_numbered_items_cannot_be_shared_out(data):
+    with pytest.raises(ValueError, match="a %s cannot be shared out" % type(data).__name__):
+        p3.shard(data, 0, 2)
+
+
+def test_wrong_epoch_is_named():
+    with pytest.raises(ValueError, match="epoch must be a whole number from 0 to 4294967295, not -1"):
+        p3.SplitSampler(5, 0, 2).set_epoch(-1)
+
+
+# With MXNet and without
+
+
+def test_without_mxnet_data_is_shared_out_alike():
+    code = (
+        "import sys; sys.modules['mxnet'] = None\n"
+        "import p3; print(list(p3.shard('abcde', 1, 2)), list(p3.SplitSampler(5, 1, 2)))"
+    )
+    status, output = jobs.run([sys.executable, "-c", code])
+    assert status == 0, output
+    assert output.strip() == "%s %s" % (["b", "d", "a"], list(p3.SplitSampler(5, 1, 2)))
+
+
+def test_part_of_a_dataset_is_a_dataset():
+    gluon = pytest.importorskip("mxnet").gluon
+    dataset = gluon.data.ArrayDataset(np.arange(5), np.arange(5) * 2)
+    part = p3.shard(dataset, 1, 2)
+    assert isinstance(part, gluon.data.Dataset)
+    assert list(part.transform_first(lambda value: value + 100)) == [(101, 2), (103, 6), (100, 0)]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_data_loader_takes_the_samplers_order_of_each_epoch(processes):
+    gluon = pytest.importorskip("mxnet").gluon
+    sampler = p3.SplitSampler(23, 1, 3)
+    assert isinstance(sampler, gluon.data.Sampler)
+    data = gluon.data.ArrayDataset(np.arange(23, dtype="float32"))
+    loader = gluon.data.DataLoader(data, 3, sampler=sampler, num_workers=processes, timeout=60)
+    assert len(loader) == 3
+    expected = p3.SplitSampler(23, 1, 3)
+    for _ in range(2):
+        assert [int(value) for batch in loader for value in batch.asnumpy()] == list(expected)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_data_loader_reads_a_part(processes):
+    gluon = pytest.importorskip("mxnet").gluon
+    part = p3.shard(gluon.data.ArrayDataset(np.arange(23, dtype="float32")), 2, 3)
+    loader = gluon.data.DataLoader(part, 3, num_workers=processes, timeout=60)
+    assert [int(value) for batch in loader for value in batch.asnumpy()] == [2, 5, 8, 11, 14, 17, 20, 0]
+
+
+def test_job_of_three_workers_takes_equally_many_steps_on_a_hundred_samples():
+    pytest.importorskip("mxnet")
+    status, output = jobs.run_p3(3, 1, jobs.python("split_steps.py"))
+    assert status == 0, output
+    assert len(set(re.findall(r"rank \d weight (\S+)", output))) == 1, output
+    for epoch in range(3):
+        found = re.findall(r"epoch %d: rank (\d) took (\d+) steps with \[(.*)\]" % epoch, output)
+        assert sorted((rank, steps) for rank, steps, _ in found) == [("0", "5"), ("1", "5"), ("2", "5")], output
+        times = Counter(sample for _, _, samples in found for sample in samples.split(", "))
+        assert len(times) == 100 and sorted(times.values())[-3:] == [1, 2, 2], output
