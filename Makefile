@@ -1,5 +1,6 @@
 # make demo   sets everything up in .venv and trains on this machine with 2 workers and 2 servers
 # make test   the same set-up, then every test, C++ and Python
+# make compatibility   the same set-up, then docs/compatibility.md afresh: every case with MXNet's stores and with P3's
 # PYTHON=/path/to/python3.x chooses the Python that .venv is made from.
 
 VENV := .venv
@@ -10,7 +11,7 @@ unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_S
 
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*.h src/*.cc p3/*.pyx p3/*.pxi p3/worker/*.pxi p3/worker/*.h p3/worker/*.cc)
 
-.PHONY: all demo test test-cpp test-python clean
+.PHONY: all demo test test-cpp test-python compatibility clean
 
 all: $(VENV)/installed
 
@@ -26,6 +27,10 @@ test-cpp: $(VENV)/installed
 
 test-python: $(VENV)/installed
 	python -m pytest
+
+# CASES='--store p3_sync --case push_and_pull' runs these cells only; --help lists what else there is.
+compatibility: $(VENV)/installed
+	PYTHONPATH=tests python -m compatibility $(CASES)
 
 $(VENV)/ready:
 	@./tools/make-venv $(VENV) $(PYTHON)

@@ -1,0 +1,3 @@
+from compatibility.run import main
+
+main()
