@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence
 
 import usage
-from hosts import Host
+from p3.lab.hosts import Host
 from raw_tcp import SERVERS_VARIABLE
 
 HERE = Path(__file__).resolve().parent

@@ -39,7 +39,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Dict, List
 
-from hosts import LabError, lab
+from p3.lab.hosts import LabError, lab
 from jobs import STORES, Job, JobError, Setup, Turn
 from pushpull_worker import parse_sizes
 from usage import session_cpu_s

@@ -1,14 +1,16 @@
-"""The `p3` command: run a job, be one process of it, or look at this machine."""
+"""The `p3` command: run a job, be one process of it, look at this machine, or set up a lab on it."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
+import signal
 import sys
 from typing import List, Optional
 
 from p3.errors import ConfigError
+from p3.lab.command import add_parser as add_lab_parser
 from p3.settings import Settings
 
 
@@ -25,6 +27,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     except ConfigError as error:
         print("p3: %s" % error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _run(options, settings: Settings, command: List[str]) -> int:
@@ -112,4 +116,6 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="what is installed here, what is missing, and how to mend it")
     doctor.set_defaults(handler=_doctor)
+
+    add_lab_parser(commands)
     return parser

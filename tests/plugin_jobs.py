@@ -28,14 +28,15 @@ def run_p3(workers, servers, command, timeout_s=100, **variables):
     return run([*launcher, *command], timeout_s, **variables)
 
 
-def run_dist_sync(workers, servers, command, timeout_s=100):
-    """(exit status, output) of each worker of a job of MXNet's own."""
+def run_dist_sync(workers, servers, command, timeout_s=100, **variables):
+    """(exit status, output) of each worker of a job of MXNet's own; `variables` are set in all its processes."""
     job = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(_free_port()),
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
         "DMLC_NODE_HOST": "127.0.0.1",
+        **variables,
     }
     started = []
     try:

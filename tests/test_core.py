@@ -1,5 +1,6 @@
 """The binding: a job of P3Workers and P3Servers in one process, over real sockets, with NumPy alone."""
 
+import itertools
 import os
 import socket
 import threading
@@ -7,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from p3._core import NO_SCALARS, DTYPES, P3Error, P3Server, P3Worker, make_ring, slice_count
+from p3._core import MASTER, NO_SCALARS, DTYPES, P3Error, P3Server, P3Worker, make_ring, slice_count
 
 DEADLINE_S = 20
 
@@ -43,7 +44,7 @@ class Job:
         for node in self.servers:
             node.stop()
 
-    def key(self, elements, dtype="float32"):
+    def key(self, elements, dtype="float32", compression=None):
         """The handle of a new key, the same on every worker."""
         wire_key, first_slice = self.keys, self.slices
         self.keys += 1
@@ -52,7 +53,7 @@ class Job:
             server.define(wire_key, f"key{wire_key}", elements, DTYPES[dtype], first_slice, self.slice_elements)
         handles = set()
         for worker in self.workers:
-            handle = worker.declare(f"key{wire_key}", elements, DTYPES[dtype])
+            handle = worker.declare(f"key{wire_key}", elements, DTYPES[dtype], compression)
             worker.agree(handle, wire_key, first_slice, self.slice_elements)
             handles.add(handle)
         (handle,) = handles
@@ -74,6 +75,20 @@ class Job:
             for worker, gradient, landing in zip(self.workers, gradients, landings)
         ])
         return landings
+
+    def push_or_skip(self, key, gradients, like):
+        """A gradient of None is a skip. (landing, whether it was updated) of each worker."""
+        landings = [like.copy() for _ in gradients]
+        operations = [
+            worker.skip(key, landing) if gradient is None else worker.push(key, gradient, landing)
+            for worker, gradient, landing in zip(self.workers, gradients, landings)
+        ]
+        wait_all(operations)
+        return [(landing, operation.updated) for landing, operation in zip(landings, operations)]
+
+    def set_on_servers(self, method, *arguments):
+        for server in self.servers:
+            getattr(server, method)(0, *arguments)
 
 
 def wait_all(operations):
@@ -222,6 +237,167 @@ def test_an_orderly_end_finishes_the_servers():
 def test_impossible_times_are_refused(options):
     with pytest.raises(ValueError, match="timeout_s"):
         P3Worker(0, 1, "worker 0", **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("reduction", ["sum", "average"])
+def test_workers_may_skip_rounds_in_every_mixture(dtype, reduction):
+    random = np.random.RandomState(3)
+    with Job(num_workers=3) as job:
+        job.set_on_servers("set_reduction", reduction)
+        key = job.key(2500, dtype)
+        job.init(key, np.zeros(2500, dtype))
+        before = np.full(2500, 7, dtype)
+        for present in itertools.product([False, True], repeat=3):
+            gradients = [random.randn(2500).astype(dtype) if here else None for here in present]
+            expected = before
+            if any(present):
+                total = sum(gradient.astype("float32") for gradient in gradients if gradient is not None)
+                expected = (total / np.float32(sum(present) if reduction == "average" else 1)).astype(dtype)
+            for landing, updated in job.push_or_skip(key, gradients, before):
+                np.testing.assert_array_equal(landing, expected)
+                assert updated == any(present)
+
+
+class TwoBit:
+    """What one worker sends of each gradient, in NumPy."""
+
+    def __init__(self, threshold):
+        self.threshold = np.float32(threshold)
+        self.residual = np.float32(0)
+
+    def __call__(self, gradient):
+        value = self.residual + gradient
+        sent = self.threshold * ((value >= self.threshold).astype("float32") - (value <= -self.threshold))
+        self.residual = value - sent
+        return sent
+
+
+def half(gradient):
+    return gradient.astype("float16").astype("float32")
+
+
+@pytest.mark.parametrize("compression", [{"type": "2bit", "threshold": 0.3}, {"type": "fp16"}], ids=["2bit", "fp16"])
+@pytest.mark.parametrize("elements", [0, 1, 1003, 12345])
+@pytest.mark.parametrize("ring_bytes", [None, 4096])
+def test_sums_of_compressed_gradients_are_those_of_numpy(compression, elements, ring_bytes):
+    random = np.random.RandomState(elements)
+    with Job(ring_bytes=ring_bytes) as job:
+        job.set_on_servers("set_compression", compression)
+        key = job.key(elements, compression=compression)
+        first = random.randn(elements).astype("float32")
+        for landing in job.init(key, first):
+            np.testing.assert_array_equal(landing, first)
+        is_half = compression["type"] == "fp16"
+        sent = [half if is_half else TwoBit(compression["threshold"]) for _ in job.workers]
+        for _ in range(4):
+            gradients = [random.randn(elements).astype("float32") for _ in job.workers]
+            expected = sent[0](gradients[0]) + sent[1](gradients[1])
+            for landing in job.push(key, gradients):
+                np.testing.assert_array_equal(landing, half(expected) if is_half else expected)
+
+
+@pytest.mark.parametrize(
+    "compression, message",
+    [
+        ({"type": "1bit"}, "no type '1bit'"),
+        ({"type": "2bit", "threshold": 0.0}, "threshold"),
+        ({"type": "2bit", "threshold": float("nan")}, "threshold"),
+    ],
+)
+def test_an_impossible_compression_is_refused(compression, message):
+    with Job() as job:
+        with pytest.raises(ValueError, match=message):
+            job.set_on_servers("set_compression", compression)
+        with pytest.raises(ValueError, match=message):
+            job.workers[0].declare("x", 10, DTYPES["float32"], compression)
+
+
+def test_rank_zero_may_give_new_values_at_any_time():
+    with Job() as job:
+        key = job.key(2500)
+        for step in range(4):
+            for landing in job.init(key, np.full(2500, step, "float32")):
+                np.testing.assert_array_equal(landing, step)
+            for landing in job.push(key, [np.ones(2500, "float32")] * 2) if step % 2 else []:
+                np.testing.assert_array_equal(landing, 2)
+
+
+MOMENTUM = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precision": True}
+
+
+def test_state_of_the_optimizer_is_fetched_by_anyone_and_stored_by_rank_zero():
+    with Job() as job:
+        job.set_on_servers("set_optimizer", MOMENTUM)
+        key = job.key(2500, "float16")
+        job.init(key, np.full(2500, 1.5, "float16"))
+        ones = np.ones(2500, "float16")
+        job.push(key, [ones, ones], (1.0, 0.0, 1.0, 0, 1))
+
+        def fetched(part):
+            contents = [np.empty(2500, "float32") for _ in job.workers]
+            wait_all([worker.fetch(key, part, content) for worker, content in zip(job.workers, contents)])
+            np.testing.assert_array_equal(*contents)
+            return contents[0]
+
+        np.testing.assert_array_equal(fetched(1), -2)
+        np.testing.assert_array_equal(fetched(MASTER), -0.5)
+        content = np.arange(2500, dtype="float32")
+        content.flags.writeable = False  # it is only read
+        wait_all([job.workers[0].store(key, 1, content)])
+        np.testing.assert_array_equal(fetched(1), content)
+        landings = job.push(key, [ones, ones], (1.0, 0.0, 1.0, 0, 1))
+        np.testing.assert_array_equal(landings[1], (-0.5 + 0.5 * content - 2).astype("float16"))
+
+
+def test_what_cannot_be_fetched_or_stored_is_refused():
+    with Job() as job:
+        key = job.key(10, "float16")
+        wide, narrow = np.zeros(10, "float32"), np.zeros(10, "float16")
+        with pytest.raises(ValueError, match="landing array has 20 bytes; the key has 40"):
+            job.workers[0].fetch(key, 1, narrow)
+        with pytest.raises(ValueError, match="array has 20 bytes; the key has 40"):
+            job.workers[0].store(key, 1, narrow)
+        with pytest.raises(ValueError, match="store needs a content"):
+            job.workers[0].store(key, 1, None)
+        with pytest.raises(OverflowError):
+            job.workers[0].fetch(key, 257, wide)
+        with pytest.raises(TypeError):
+            job.workers[0].skip(key, None)
+        with pytest.raises(TypeError):
+            job.workers[0].fetch(key, 1, None)
+        assert job.workers[0].error is None
+
+
+@pytest.mark.parametrize(
+    "rank, part, message",
+    [(1, 1, "worker 1 .* sent a slice that is unexpected"), (0, 2, "of a state that its key's optimizer does not have")],
+)
+def test_a_store_that_the_server_refuses_fails_the_job(rank, part, message):
+    with Job() as job:
+        job.set_on_servers("set_optimizer", MOMENTUM)
+        key = job.key(10)
+        job.init(key, np.zeros(10, "float32"))
+        with pytest.raises(P3Error, match=message):
+            job.workers[rank].store(key, part, np.zeros(10, "float32")).wait(DEADLINE_S)
+
+
+def test_counters_tell_of_each_key_and_each_server():
+    with Job(num_workers=1) as job:
+        key, idle = job.key(2500), job.key(10)
+        zeros = np.zeros(2500, "float32")
+        job.init(key, zeros)
+        for _ in range(3):
+            job.push(key, [zeros])
+        (worker,) = job.workers
+        counters = worker.key_counters(key)
+        assert counters["rounds"] == 3 and 0 < counters["longest_wait_s"] <= counters["waited_s"]
+        assert worker.key_counters(idle) == {"rounds": 0, "waited_s": 0, "longest_wait_s": 0}
+        assert [worker.traffic_with(server)["slices_received"] for server in range(2)] == [8, 4]  # slices 0, 2 and 1
+        with pytest.raises(ValueError, match="no server 2"):
+            worker.traffic_with(2)
+        wait_until(lambda: worker.counters()["slices_sent"] == 12)
+        assert worker.counters()["queued_slices"] == 0
 
 
 def test_a_job_without_servers_is_refused():

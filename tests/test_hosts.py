@@ -6,16 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import hosts  # noqa: E402
-
-DEADLINE_S = 30
+from conftest import clean_environment
+from lab_traces import DEADLINE_S, needs_lab, traces
+from p3.lab import hosts, network
 
 # Listens on a free port, says which, reads one connection to its end, and tells how many bytes came in how many s.
 SINK = """
@@ -41,8 +37,6 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as co
     connection.sendall(bytes(int(sys.argv[3])))
 """
 
-needs_namespaces = pytest.mark.skipif(hosts.why_unavailable() is not None, reason=str(hosts.why_unavailable()))
-
 
 def start(host, script, *argv):
     return subprocess.Popen(
@@ -63,17 +57,7 @@ def transfer(source, sink, size):
     return received["bytes"], received["seconds"], connect_s
 
 
-def namespaces():
-    """Of labs made by this process or by its children; others may be at work on the same machine."""
-    listed = subprocess.check_output(["ip", "netns", "list"], universal_newlines=True, timeout=DEADLINE_S)
-    return {line.split()[0] for line in listed.splitlines() if line.startswith(hosts.PREFIX)}
-
-
-def of_process(pid):
-    return {name for name in namespaces() if name.startswith(f"{hosts.PREFIX}-{pid}-")}
-
-
-@needs_namespaces
+@needs_lab
 def test_every_host_reaches_every_other():
     with hosts.lab(3) as lab:
         for source in lab:
@@ -82,14 +66,14 @@ def test_every_host_reaches_every_other():
                     assert transfer(source, sink, 100_000)[0] == 100_000
 
 
-@needs_namespaces
+@needs_lab
 def test_hosts_are_not_on_the_real_network():
     with hosts.lab(1) as lab:
         routes = subprocess.check_output(lab[0].command("ip", "-j", "route"), timeout=DEADLINE_S)
         assert [route["dst"] for route in json.loads(routes)] == ["10.33.0.0/24"]
 
 
-@needs_namespaces
+@needs_lab
 @pytest.mark.parametrize("limited", ["up", "down"])
 def test_rate_bounds_each_direction(limited):
     # Not a test of speed: however slow the machine, it cannot be faster than the link.
@@ -97,17 +81,17 @@ def test_rate_bounds_each_direction(limited):
     try:
         with hosts.lab(2, rate_mbit=rate_mbit) as lab:
             # Lift the other end's limit, so that the one under test has to hold on its own.
-            switch = f"{hosts.PREFIX}-{os.getpid()}-switch"
-            namespace, device = (switch, "port1") if limited == "up" else (lab[0].namespace, "eth0")
-            subprocess.check_call(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"], timeout=DEADLINE_S)
+            folder = hosts.RUN / lab[0].lab / "lab"
+            namespace, device = (folder / "switch", "port1") if limited == "up" else (folder / "0", "eth0")
+            network.call("nsenter", f"--net={namespace}/net", "tc", "qdisc", "del", "dev", device, "root")
             received, seconds, _ = transfer(lab[0], lab[1], size)
     except hosts.MissingQdisc as missing:
         pytest.skip(str(missing))
     assert received == size
-    assert seconds >= (size - 2 * hosts.BURST_BYTES) * 8 / (rate_mbit * 1e6)
+    assert seconds >= (size - 2 * network.BURST_BYTES) * 8 / (rate_mbit * 1e6)
 
 
-@needs_namespaces
+@needs_lab
 def test_delay_is_paid_once_each_way():
     try:
         with hosts.lab(2, delay_ms=40) as lab:
@@ -117,78 +101,98 @@ def test_delay_is_paid_once_each_way():
     assert connect_s >= 0.080
 
 
-@needs_namespaces
-def test_error_inside_removes_namespaces_and_processes():
+@needs_lab
+@pytest.mark.parametrize("heeds", [True, False])
+def test_error_inside_removes_hosts_and_processes(monkeypatch, heeds):
+    monkeypatch.setattr(network, "TERMINATE_TIMEOUT_S", DEADLINE_S if heeds else 0.0)
     with pytest.raises(ZeroDivisionError):
         with hosts.lab(2) as lab:
-            forgotten = start(lab[1], SINK)
+            deafness = "" if heeds else "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            forgotten = start(lab[1], deafness + SINK)
             forgotten.stdout.readline()
-            assert len(of_process(os.getpid())) == 3
+            assert traces(lab[0].lab)
             1 / 0
-    assert forgotten.wait(DEADLINE_S) == -signal.SIGKILL
+    assert forgotten.wait(DEADLINE_S) == -(signal.SIGTERM if heeds else signal.SIGKILL)
     forgotten.stdout.close()
-    assert of_process(os.getpid()) == set()
+    assert traces(lab[0].lab) == []
 
 
 LAB_UNTIL_SIGNALLED = """
-import signal, sys
-sys.path.insert(0, sys.argv[1])
-import hosts
-with hosts.lab(2):
-    print("up", flush=True)
+import signal
+from p3.lab import hosts
+with hosts.lab(2) as lab:
+    print(lab[0].lab, flush=True)
     signal.pause()
 """
 
 
-@needs_namespaces
-def test_ctrl_c_removes_namespaces():
+@contextlib.contextmanager
+def program_with_a_lab():
+    """(its process, the name of its lab)"""
     with subprocess.Popen(
-        [sys.executable, "-c", LAB_UNTIL_SIGNALLED, str(BENCHMARKS)],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True,
+        [sys.executable, "-c", LAB_UNTIL_SIGNALLED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        universal_newlines=True, env=clean_environment(),
     ) as process:
-        assert process.stdout.readline() == "up\n"
-        assert len(of_process(process.pid)) == 3
+        name = process.stdout.readline().strip()
+        try:
+            assert traces(name)
+            yield process, name
+        finally:
+            process.kill()
+
+
+@needs_lab
+def test_ctrl_c_removes_hosts():
+    with program_with_a_lab() as (process, name):
         process.send_signal(signal.SIGINT)
         process.wait(DEADLINE_S)
-    assert of_process(process.pid) == set()
+    assert traces(name) == []
 
 
-@needs_namespaces
+@needs_lab
 def test_second_ctrl_c_does_not_cut_the_removal_in_two(monkeypatch):
-    call = hosts._call
+    call = network.call
 
     def interrupted(*argv):
-        if "delete" in argv:
+        if "umount" in argv:
             os.kill(os.getpid(), signal.SIGINT)
         return call(*argv)
 
     with pytest.raises(KeyboardInterrupt):
-        with hosts.lab(2):
-            monkeypatch.setattr(hosts, "_call", interrupted)
-    assert of_process(os.getpid()) == set()
+        with hosts.lab(2) as lab:
+            monkeypatch.setattr(network, "call", interrupted)
+    assert traces(lab[0].lab) == []
 
 
-@needs_namespaces
-def test_next_lab_removes_what_a_killed_process_left():
-    with subprocess.Popen(
-        [sys.executable, "-c", LAB_UNTIL_SIGNALLED, str(BENCHMARKS)], stdout=subprocess.PIPE, universal_newlines=True
-    ) as process:
-        assert process.stdout.readline() == "up\n"
+@needs_lab
+def test_next_lab_removes_what_a_killed_program_left():
+    with program_with_a_lab() as (process, name):
         process.kill()
         process.wait(DEADLINE_S)
-    assert len(of_process(process.pid)) == 3
-    with hosts.lab(1):
-        assert of_process(process.pid) == set()
-        assert len(of_process(os.getpid())) == 2
+        (left,) = [one for one in hosts.status() if one.name == name]
+        assert left.state == "left over"
+    with hosts.lab(1) as lab:
+        assert traces(name) == []
+        assert traces(lab[0].lab)
 
 
-@needs_namespaces
+@needs_lab
+def test_lab_in_use_cannot_be_taken_down_by_another():
+    with program_with_a_lab() as (process, name):
+        with pytest.raises(hosts.LabError, match="in use by the program that made it"):
+            hosts.down(name)
+        assert traces(name)
+        process.send_signal(signal.SIGINT)
+        process.wait(DEADLINE_S)
+
+
+@needs_lab
 def test_failed_command_is_told_with_what_it_printed(monkeypatch):
-    monkeypatch.setattr(hosts, "QUEUE_MS", -1e6)  # a negative queue, which tc refuses
-    with pytest.raises(hosts.LabError, match=r"'tc -n .* tbf .*' failed with status \d+: .+"):
+    monkeypatch.setattr(network, "QUEUE_MS", -1e6)  # a negative queue, which tc refuses
+    with pytest.raises(hosts.LabError, match=r"'nsenter .* tbf .*' failed with status \d+: .+"):
         with hosts.lab(1, rate_mbit=10):
             pass
-    assert of_process(os.getpid()) == set()
+    assert [one.name for one in hosts.status() if str(os.getpid()) in one.name] == []
 
 
 @pytest.mark.parametrize("arguments", [{"count": 0}, {"count": 2, "rate_mbit": 0}, {"count": 2, "delay_ms": -1}])

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from lab_traces import needs_lab
+from p3.lab import hosts
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import hosts  # noqa: E402
 import jobs  # noqa: E402
 import pushpull_worker  # noqa: E402
-
-needs_namespaces = pytest.mark.skipif(hosts.why_unavailable() is not None, reason=str(hosts.why_unavailable()))
 
 SETUP = jobs.Setup(workers=2, servers=2, keys="3x1000", elements=3000, omp_threads=1, timeout_s=20)
 
@@ -25,7 +25,7 @@ def job(tmp_path):
         yield job
 
 
-@needs_namespaces
+@needs_lab
 def test_raw_tcp_is_measured_from_the_command_line(tmp_path):
     result = tmp_path / "result.json"
     subprocess.run(
@@ -39,7 +39,7 @@ def test_raw_tcp_is_measured_from_the_command_line(tmp_path):
     assert document["results"]["raw_tcp"]["goodput_gbit_s"] > 0
 
 
-@needs_namespaces
+@needs_lab
 def test_turn_counts_rounds_of_every_worker(job):
     job.start()
     turn = job.turn(rounds=3)
@@ -49,7 +49,7 @@ def test_turn_counts_rounds_of_every_worker(job):
     job.stop()
 
 
-@needs_namespaces
+@needs_lab
 def test_wrong_values_are_told_with_worker_and_keys(job):
     job._command = lambda role, number: [sys.executable, "-c", LIAR] if role == "worker" else ["sleep", "1000"]
     job.start()
@@ -57,14 +57,14 @@ def test_wrong_values_are_told_with_worker_and_keys(job):
         job.check()
 
 
-@needs_namespaces
+@needs_lab
 def test_failed_process_is_told_with_its_log(job):
     job._command = lambda role, number: [sys.executable, "-c", "import sys; sys.exit('no such store')"]
     with pytest.raises(jobs.JobError, match=r"(?s)(server|worker) \d ended with status 1.*no such store"):
         job.start()
 
 
-@needs_namespaces
+@needs_lab
 def test_hanging_process_meets_the_deadline_and_is_killed(job, monkeypatch):
     monkeypatch.setattr(jobs, "START_TIMEOUT_S", 0.3)
     job._command = lambda role, number: ["sleep", "1000"]

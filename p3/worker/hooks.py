@@ -34,6 +34,13 @@ def install():
         sys.meta_path.insert(0, _MXNetFinder())
 
 
+def withdraw():
+    """Undoes install(), before MXNet is imported: MXNet stays as it is, without P3's stores."""
+    if "mxnet" in sys.modules:
+        raise RuntimeError("p3.worker.hooks.withdraw: MXNet is imported already; call it before")
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _MXNetFinder)]
+
+
 def _is_distributed_worker():
     return os.environ.get("DMLC_ROLE") == "worker"
 

@@ -50,7 +50,8 @@ TEST(WorkerSkip, OfAllLeavesTheLandingArrayAsItIs) {
   for (size_t i = 0; i < 3; ++i) EXPECT_FALSE(job.results.updated(i));
   EXPECT_EQ(landing, std::vector<float>(2 * kSlice, 7));
   // The next push is of the next round, and its result counts as one.
-  job.worker.push(key, landing.data(), landing.data(), 0, {}, job.results.expect(4));
+  const std::vector<float>& gradient = job.array(2 * kSlice);
+  job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(4));
   for (int slice = 0; slice < 2; ++slice) {
     const Header header = job.server.must_receive();
     EXPECT_EQ(header.round, 4u);

@@ -1,0 +1,223 @@
+"""What a lab is made of, as Linux sees it: namespaces kept alive by bind mounts, a bridge, and token buckets.
+
+A lab is one folder. On it a tmpfs is mounted, so that one unmount takes everything away:
+
+    lab.json            the lab is complete, and this is what was asked for (hosts.py)
+    hosts               names of the hosts, which is /etc/hosts on each of them
+    switch/net          network namespace with the bridge `bridge` and, for host N, the port `portN`
+    N/net uts ipc shm   namespaces of host N, with the interface `eth0`; and what is /dev/shm there
+
+Namespaces that are mounted need no process to hold them. A network namespace that nobody holds any more is destroyed
+by the kernel with its links.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Set, Tuple
+
+COMMAND_TIMEOUT_S = 20.0
+TERMINATE_TIMEOUT_S = 2.0  # between SIGTERM and SIGKILL
+KINDS = ("net", "uts", "ipc")
+
+# Token bucket: a TCP segment of 64 KiB, counted with a header for each packet it will become, must pass whole, or the
+# kernel cuts up every one in software. At 800 Mbit/s and 64 KiB bare TCP had 0.43 Gbit/s of goodput, with 96 KiB 0.75,
+# for a third of the CPU time.
+BURST_BYTES = 96 << 10
+# Queue in front of a slow link. Bounded by time, not bytes, so that a lab at any rate behaves like the same switch.
+QUEUE_MS = 20.0
+
+# Without IPv6 no address has to prove that it is unique before it can be used, and idle links stay silent.
+PREPARE_HOST = """
+echo "$0" > /proc/sys/kernel/hostname
+for setting in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e "$setting" ] || echo 1 > "$setting"; done
+ip link set dev lo up
+"""
+
+# Each process of a host gets a mount namespace of its own with the same three mounts, as `ip netns exec` does it: a
+# mount namespace that is kept would lose the working directory on entering.
+ENTER_HOST = (
+    'mount --bind "$0/shm" /dev/shm && mount --bind "$0/../hosts" /etc/hosts && mount -t sysfs sysfs /sys && exec "$@"'
+)
+
+# Descriptors of the locks on labs that this process is at work on. Commands inherit them, so that a lab stays locked
+# until the last command has ended, even when the process that started it has been killed.
+held_locks: Set[int] = set()
+
+
+class LabError(RuntimeError):
+    """A lab could not be set up, found or removed. The text says why; of a command that failed, what it printed."""
+
+
+class MissingQdisc(LabError):
+    """The kernel was built without what a rate (tbf) or a delay (netem) needs."""
+
+
+def enter(folder: Path, argv: Sequence[str]) -> List[str]:
+    """The argv that runs `argv` in the namespaces of one host, in the same working directory and process.
+
+    Mounts are slaves of the machine's, so that another lab's removal is seen here too and nothing holds it back.
+    """
+    spaces = [f"--{kind}={folder}/{kind}" for kind in KINDS]
+    return [
+        "nsenter", *spaces, "unshare", "--mount", "--propagation", "slave", "sh", "-c", ENTER_HOST, str(folder), *argv
+    ]
+
+
+def mount(folder: Path) -> None:
+    """The tmpfs that holds a lab. Shared, so that its unmounting reaches the mount namespaces of other processes."""
+    call("mount", "-t", "tmpfs", "-o", "mode=755", "p3lab", str(folder))
+    call("mount", "--make-shared", str(folder))
+
+
+def unmount(folder: Path) -> None:
+    """Takes everything away, also what somebody still looks at. Nothing mounted is fine."""
+    while os.path.ismount(folder):
+        call("umount", "--lazy", str(folder))
+
+
+def create_switch(lab: Path) -> None:
+    switch = lab / "switch"
+    switch.mkdir()
+    (switch / "net").touch()
+    call("unshare", f"--net={switch}/net", "true")
+    _ip(switch, "link", "add", "name", "bridge", "type", "bridge", "stp_state", "0")
+    _ip(switch, "link", "set", "dev", "bridge", "up")
+
+
+def create_host(lab: Path, node: int, name: str, address: str) -> None:
+    switch, host, port = lab / "switch", lab / str(node), f"port{node}"
+    (host / "shm").mkdir(parents=True)
+    call("mount", "-t", "tmpfs", "-o", "mode=1777", "p3lab", str(host / "shm"))
+    for kind in KINDS:
+        (host / kind).touch()
+    call("unshare", *(f"--{kind}={host}/{kind}" for kind in KINDS), "sh", "-ec", PREPARE_HOST, name)
+    _ip(switch, "link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", f"{host}/net")
+    _ip(switch, "link", "set", "dev", port, "master", "bridge", "up")
+    _ip(host, "address", "add", f"{address}/24", "dev", "eth0")
+    _ip(host, "link", "set", "dev", "eth0", "up")
+
+
+def delay(lab: Path, node: int, delay_ms: float) -> None:
+    """Delays what goes to a host, at the switch's port. To be called before `limit`, once.
+
+    Not at the host: netem takes packets off the sending socket's account, and TCP would then fill a queue in its own
+    host that no real machine has.
+    """
+    _tc("add", lab / "switch", f"port{node}", "root", "handle", "1:", "netem", "delay", f"{delay_ms}ms",
+        "limit", "1000000")
+
+
+def limit(lab: Path, node: int, rate_mbit: float, delayed: bool) -> None:
+    """Sets a host's rate, or changes it: up at its own interface, down at the switch's port behind the delay."""
+    queue_bytes = BURST_BYTES + int(rate_mbit * 1e6 / 8 * QUEUE_MS / 1e3)
+    bucket = ["tbf", "rate", f"{round(rate_mbit * 1e6)}bit", "burst", str(BURST_BYTES), "limit", str(queue_bytes)]
+    _tc("replace", lab / str(node), "eth0", "root", *bucket)
+    _tc("replace", lab / "switch", f"port{node}", *(["parent", "1:1"] if delayed else ["root"]), *bucket)
+
+
+def unlimit(lab: Path, node: int, delayed: bool) -> None:
+    """Takes the limits of a host that has them away."""
+    _tc("del", lab / str(node), "eth0", "root")
+    _tc("del", lab / "switch", f"port{node}", *(["parent", "1:1"] if delayed else ["root"]))
+
+
+def processes(lab: Path) -> Dict[int, str]:
+    """What runs on the hosts: process id -> folder of the host."""
+    owner: Dict[Tuple[int, int], str] = {}
+    for folder in _folders(lab):
+        for kind in KINDS:
+            space = _identity(folder / kind)
+            if space is not None:
+                owner[space] = folder.name
+    found: Dict[int, str] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            for space in _spaces(int(entry)) & owner.keys():
+                found[int(entry)] = owner[space]
+    return found
+
+
+def end_processes(lab: Path) -> None:
+    """SIGTERM for all that runs on the hosts, then SIGKILL. Returns when none is left."""
+    running = processes(lab)
+    if os.getpid() in running:
+        raise LabError("this process runs on a host of the lab itself: do that from outside")
+    _signal(running, signal.SIGTERM)
+    deadline = time.monotonic() + TERMINATE_TIMEOUT_S
+    while processes(lab) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    deadline = time.monotonic() + COMMAND_TIMEOUT_S
+    while True:
+        left = processes(lab)
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            raise LabError(f"processes {', '.join(map(str, left))} survive SIGKILL; the lab stays")
+        _signal(left, signal.SIGKILL)  # again and again: one may have had a child just before it died
+        time.sleep(0.01)
+
+
+def call(*argv: str) -> str:
+    """The output of a command; LabError if it fails."""
+    # In a session of its own, so that Ctrl-C on the terminal does not reach a half-done command.
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+            timeout=COMMAND_TIMEOUT_S, start_new_session=True, pass_fds=tuple(held_locks),
+        )
+    except subprocess.TimeoutExpired:
+        raise LabError(f"'{' '.join(argv)}' did not end in {COMMAND_TIMEOUT_S:.0f} s") from None
+    if done.returncode != 0:
+        raise LabError(f"'{' '.join(argv)}' failed with status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _folders(lab: Path) -> List[Path]:
+    try:
+        return [entry for entry in lab.iterdir() if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def _spaces(pid: int) -> Set[Tuple[int, int]]:
+    found = (_identity(Path(f"/proc/{pid}/ns/{kind}")) for kind in KINDS)
+    return {space for space in found if space is not None}
+
+
+def _identity(path: Path) -> Optional[Tuple[int, int]]:
+    """What two paths to one namespace have in common. None where there is none: the process has ended."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _signal(pids: Dict[int, str], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def _ip(folder: Path, *argv: str) -> None:
+    call("nsenter", f"--net={folder}/net", "ip", *argv)
+
+
+def _tc(action: str, folder: Path, device: str, *argv: str) -> None:
+    try:
+        call("nsenter", f"--net={folder}/net", "tc", "qdisc", action, "dev", device, *argv)
+    except LabError as error:
+        if "qdisc kind is unknown" not in str(error):
+            raise
+        kind = "netem" if "netem" in argv else "tbf"
+        raise MissingQdisc(
+            f"this kernel has no {kind} (CONFIG_NET_SCH_{kind.upper()}), which a "
+            f"{'delay' if kind == 'netem' else 'rate'} needs: load the module sch_{kind}, or do without"
+        ) from error

@@ -1,0 +1,125 @@
+"""A simulated job whose network does nothing but carry slices, the most urgent first; tests compare the bound with it.
+
+Most urgent is the oldest round, then the first layer. Without the round, the pushes of a worker that is a little ahead
+overtake the last values that the others still wait for, and workers drift apart by a whole backward pass.
+
+Each direction of each NIC carries one frame at a time, whole, at its rate; servers and workers take no time but the
+model's. So it leaves out all that makes a real job slower, and is as fast as slices of this size allow.
+"""
+
+import heapq
+from itertools import count
+from types import SimpleNamespace
+
+from p3.lab.models import FLOAT32_BYTES
+
+
+class _Link:
+    """One direction of a NIC."""
+
+    def __init__(self, simulation, mbit):
+        self._simulation = simulation
+        self._bytes_per_s = mbit * 1e6 / 8
+        self._waiting = []
+        self._is_busy = False
+
+    def send(self, urgency, wire_bytes, then):
+        heapq.heappush(self._waiting, (urgency, next(self._simulation.numbers), wire_bytes, then))
+        self._start()
+
+    def _start(self):
+        if self._is_busy or not self._waiting:
+            return
+        self._is_busy = True
+        _, _, wire_bytes, then = heapq.heappop(self._waiting)
+        self._simulation.after(wire_bytes / self._bytes_per_s, lambda: self._finish(then))
+
+    def _finish(self, then):
+        self._is_busy = False
+        then()
+        self._start()
+
+
+class _Simulation:
+    def __init__(self, model, compute_s, cluster, slice_elements, overhead, delay_s):
+        self.now, self.numbers, self._events = 0.0, count(), []
+        self._model, self._compute_s, self._cluster, self._delay_s = model, compute_s, cluster, delay_s
+        self._up = [_Link(self, mbit) for mbit in cluster.up_mbit]
+        self._down = [_Link(self, mbit) for mbit in cluster.down_mbit]
+        self._slices = [[] for _ in model.layers]
+        numbers = count()
+        for number, (layer, slices) in enumerate(zip(model.layers, self._slices)):
+            for tensor in layer.tensors:
+                for offset in range(0, tensor.elements, slice_elements):
+                    elements = min(slice_elements, tensor.elements - offset)
+                    home = cluster.servers[next(numbers) % len(cluster.servers)]
+                    wire_bytes = overhead.on_wire(elements * FLOAT32_BYTES)
+                    slices.append(SimpleNamespace(layer=number, home=home, wire_bytes=wire_bytes, pushes=0, round=0))
+        self._missing = [[0] * len(model.layers) for _ in cluster.workers]
+        self._waits_for = [None] * len(cluster.workers)
+        self.ends = [[] for _ in cluster.workers]
+
+    def run(self, iterations):
+        for worker in range(len(self.ends)):
+            self._forward(worker, 0)
+        while min(map(len, self.ends)) < iterations:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+
+    def after(self, seconds, action):
+        heapq.heappush(self._events, (self.now + seconds, next(self.numbers), action))
+
+    def _forward(self, worker, layer):
+        if layer == len(self._model.layers):
+            self._backward(worker, layer - 1)
+        elif self._missing[worker][layer]:
+            self._waits_for[worker] = layer
+        else:
+            self._waits_for[worker] = None
+            seconds = self._model.layers[layer].forward * self._compute_s
+            self.after(seconds, lambda: self._forward(worker, layer + 1))
+
+    def _backward(self, worker, layer):
+        seconds = self._model.layers[layer].backward * self._compute_s
+        self.after(seconds, lambda: self._gradient_is_ready(worker, layer))
+
+    def _gradient_is_ready(self, worker, layer):
+        self._missing[worker][layer] = len(self._slices[layer])
+        for one in self._slices[layer]:
+            source, round_ = self._cluster.workers[worker], len(self.ends[worker])
+            self._send(source, one.home, round_, one, lambda one=one: self._pushed(one))
+        if layer:
+            self._backward(worker, layer - 1)
+        else:
+            self.ends[worker].append(self.now)
+            self._forward(worker, 0)
+
+    def _pushed(self, one):
+        one.pushes += 1
+        if one.pushes < len(self.ends):
+            return
+        one.pushes = 0
+        for worker, host in enumerate(self._cluster.workers):
+            self._send(one.home, host, one.round, one, lambda worker=worker: self._landed(worker, one.layer))
+        one.round += 1
+
+    def _landed(self, worker, layer):
+        self._missing[worker][layer] -= 1
+        if self._waits_for[worker] == layer:
+            self._forward(worker, layer)
+
+    def _send(self, source, target, round_, one, then):
+        if source == target:
+            then()
+            return
+        up, down, urgency = self._up[source], self._down[target], (round_, one.layer)
+        up.send(
+            urgency, one.wire_bytes, lambda: self.after(self._delay_s, lambda: down.send(urgency, one.wire_bytes, then))
+        )
+
+
+def ends_of_iterations(model, compute_s, cluster, iterations, slice_elements, overhead, delay_s=0.0):
+    """When the last worker has ended each iteration. All start at 0, with their weights."""
+    simulation = _Simulation(model, compute_s, cluster, slice_elements, overhead, delay_s)
+    simulation.run(iterations)
+    return [max(ends[number] for ends in simulation.ends) for number in range(iterations)]

@@ -1,0 +1,122 @@
+"""Pushes the same random gradients through a store with gradient compression; checks them against NumPy, or saves them.
+
+    python compressed.py numpy             sums and weights of every worker, through p3_sync
+    python compressed.py save STORE FILE   the two-bit sums of a store, for one worker
+"""
+
+import sys
+
+import numpy as np
+
+MODE = sys.argv[1]
+STORE = sys.argv[2] if MODE == "save" else "p3_sync"
+if STORE == "p3_sync":
+    import p3  # noqa: F401
+import mxnet as mx  # noqa: E402
+
+SIZES = {0: 1, 1: 17, 2: 120_001}  # the last one is of three slices
+ROUNDS = 5
+
+
+def gradients(rank, size, dtype="float32"):
+    random = np.random.RandomState(1000 * size % 9973 + rank)
+    return [random.uniform(-1, 1, size).astype(dtype) for _ in range(ROUNDS)]
+
+
+class TwoBit:
+    """What one worker sends of each gradient of one key."""
+
+    def __init__(self, size):
+        self.residual = np.zeros(size, "float32")
+
+    def __call__(self, gradient):
+        self.residual += gradient
+        sent = 0.5 * ((self.residual >= 0.5).astype("float32") - (self.residual <= -0.5))
+        self.residual -= sent
+        return sent.astype("float32")
+
+
+def half(gradient):
+    return gradient.astype("float16").astype("float32")
+
+
+def sum_of(parts):
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def made_of_halves_or_two_bits(kind):
+    def make(size):
+        return TwoBit(size) if kind == "2bit" else half
+
+    return make
+
+
+def check_sums(kind):
+    kv = mx.kv.create("p3_sync")
+    kv.set_gradient_compression({"type": kind})
+    make = made_of_halves_or_two_bits(kind)
+    for key, size in SIZES.items():
+        first = np.full(size, 1.0001, "float32")  # no half
+        out = mx.nd.zeros(size)
+        kv.broadcast(key, mx.nd.array(first), out=out)
+        np.testing.assert_array_equal(out.asnumpy(), first)
+    kv.init("double", mx.nd.zeros(5, dtype="float64"))
+    sent = {key: [make(size) for _ in range(kv.num_workers)] for key, size in SIZES.items()}
+    for step in range(ROUNDS):
+        for key, size in SIZES.items():
+            out = mx.nd.zeros(size)
+            kv.pushpull(key, mx.nd.array(gradients(kv.rank, size)[step]), out=out)
+            expected = sum_of([sent[key][rank](gradients(rank, size)[step]) for rank in range(kv.num_workers)])
+            if kind == "fp16":
+                expected = half(expected)
+            np.testing.assert_array_equal(out.asnumpy(), expected)
+        parts = [gradients(rank, 5, "float64")[step] for rank in range(kv.num_workers)]
+        out = mx.nd.zeros(5, dtype="float64")
+        kv.pushpull("double", mx.nd.array(parts[kv.rank], dtype="float64"), out=out)
+        np.testing.assert_array_equal(out.asnumpy(), sum_of(parts))
+    print("rank %d: %s sums are those of NumPy" % (kv.rank, kind))
+
+
+def check_weights(kind):
+    """The servers update them, by sums of compressed gradients; they themselves come back as they are."""
+    kv = mx.kv.create("p3_sync")
+    kv.set_gradient_compression({"type": kind})
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.001, wd=0))
+    size = SIZES[2]
+    weight = np.random.RandomState(5).uniform(1, 2, size).astype("float32")
+    kv.init(7, mx.nd.array(weight))
+    make = made_of_halves_or_two_bits(kind)
+    sent = [make(size) for _ in range(kv.num_workers)]
+    out = mx.nd.zeros(size)
+    for step in range(ROUNDS):
+        kv.pushpull(7, mx.nd.array(gradients(kv.rank, size)[step]), out=out)
+        weight = weight - np.float32(0.001) * sum_of([sent[k](gradients(k, size)[step]) for k in range(kv.num_workers)])
+        np.testing.assert_allclose(out.asnumpy(), weight, rtol=3e-7)
+    assert not np.array_equal(out.asnumpy(), half(out.asnumpy()))
+    print("rank %d: %s weights are those of NumPy" % (kv.rank, kind))
+
+
+def save(path):
+    kv = mx.kv.create(STORE)
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.3})
+    sums = {}
+    for key, size in SIZES.items():
+        kv.init(key, mx.nd.zeros(size))
+    for step in range(ROUNDS):
+        for key, size in SIZES.items():
+            out = mx.nd.zeros(size)
+            kv.push(key, mx.nd.array(gradients(0, size)[step]))
+            kv.pull(key, out=out)
+            sums["%d of round %d" % (key, step)] = out.asnumpy()
+    np.savez(path, **sums)
+
+
+if MODE == "save":
+    save(sys.argv[3])
+else:
+    for KIND in ("2bit", "fp16"):
+        check_sums(KIND)
+        check_weights(KIND)

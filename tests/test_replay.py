@@ -1,0 +1,210 @@
+"""The replay drives every store by name alone, says what it has emulated, and notices wrong weights."""
+
+import json
+import sys
+
+import pytest
+
+from p3.lab import models, replay
+from plugin_jobs import run, run_dist_sync, run_p3
+
+MXNET_P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}
+TINY = ["--compute", "0.02", "--iterations", "3", "--warmup", "1"]
+
+
+def command(folder, store, *options, model="sockeye", size="0.005"):
+    return [sys.executable, "-m", "p3.lab.replay", "--store", store, "--model", model, "--size", size, *TINY,
+            "--out", str(folder / "worker{rank}.jsonl"), *options]  # fmt: skip
+
+
+def lines_of(folder, rank=0):
+    header, *iterations, result = map(json.loads, (folder / ("worker%d.jsonl" % rank)).read_text().splitlines())
+    return header, iterations, result
+
+
+def assert_replayed(folder, workers, updates):
+    for rank in range(workers):
+        header, iterations, result = lines_of(folder, rank)
+        assert header["computation"] == result["computation"] == "emulated"
+        assert (header["rank"], header["workers"], header["updates"]) == (rank, workers, updates)
+        assert [one["warmup"] for one in iterations] == [True, False, False, False]
+        assert (result["result"], result["wrong_keys"]) == ("right", [])
+
+
+@pytest.mark.parametrize("optimizer, updates", [("none", "none"), ("sgd", "server")])
+def test_p3_sync_alone_and_embedded(tmp_path, optimizer, updates):
+    status, output = run(command(tmp_path, "p3_sync", "--optimizer", optimizer))
+    assert status == 0, output
+    assert_replayed(tmp_path, 1, updates)
+
+
+@pytest.mark.parametrize("optimizer, updates", [("none", "none"), ("sgd", "server")])
+def test_p3_sync_of_two_workers(tmp_path, optimizer, updates):
+    status, output = run_p3(2, 2, command(tmp_path, "p3_sync", "--optimizer", optimizer))
+    assert status == 0, output
+    assert_replayed(tmp_path, 2, updates)
+
+
+@pytest.mark.parametrize("optimizer, updates", [("none", "none"), ("sgd", "server")])
+def test_dist_sync_of_two_workers(tmp_path, optimizer, updates):
+    for status, output in run_dist_sync(2, 2, command(tmp_path, "dist_sync", "--optimizer", optimizer)):
+        assert status == 0, output
+    assert_replayed(tmp_path, 2, updates)
+
+
+@pytest.mark.parametrize("optimizer, updates", [("none", "none"), ("sgd", "worker")])
+def test_mxnets_p3_of_two_workers(tmp_path, optimizer, updates):
+    for status, output in run_dist_sync(2, 2, command(tmp_path, "dist_sync", "--optimizer", optimizer), **MXNET_P3):
+        assert status == 0, output
+    assert_replayed(tmp_path, 2, updates)
+    assert lines_of(tmp_path)[0]["van"] == "p3"
+
+
+@pytest.mark.parametrize("model", [name for name in models.NAMES if name != "sockeye"])
+def test_other_models(tmp_path, model):
+    status, output = run(command(tmp_path, "p3_sync", model=model, size="0.002"))
+    assert status == 0, output
+    assert_replayed(tmp_path, 1, "none")
+
+
+def test_output_has_a_stall_for_each_layer_and_iterations_that_join(tmp_path):
+    status, output = run(command(tmp_path, "p3_sync"))
+    assert status == 0 and "emulated computation of 0.02 s" in output
+    header, iterations, _ = lines_of(tmp_path)
+    assert header["bytes"] == sum(size for _, size in header["layers"]) == models.load("sockeye", 0.005).bytes
+    for one in iterations:
+        assert len(one["stalls"]) == len(header["layers"])
+        assert one["stall_s"] == pytest.approx(sum(one["stalls"]), abs=1e-4)
+    for one, following in zip(iterations, iterations[1:]):
+        assert one["start"] + one["seconds"] == pytest.approx(following["start"])
+
+
+def test_other_stores_run_in_an_mxnet_that_p3_has_not_touched(tmp_path):
+    program = """
+import sys
+from p3.lab import replay
+status = replay.main(sys.argv[1:])
+import mxnet
+print(status, "p3_sync" in mxnet.kvstore.KVStoreBase.kv_registry, "p3.kvstore" in sys.modules)
+"""
+    arguments = command(tmp_path, "local")[3:]
+    assert "0 False False" in run([sys.executable, "-c", program, *arguments])[1]
+    arguments = command(tmp_path, "p3_sync")[3:]
+    assert "0 True True" in run([sys.executable, "-c", program, *arguments])[1]
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--size", "0"], "size is 0.0"),
+    (["--compute", "-1"], "--compute -1.0: must be seconds"),
+    (["--jitter", "-0.1"], "--jitter -0.1: must be from 0 to 2"),
+    (["--iterations", "0"], "--iterations must be at least 1"),
+])
+def test_wrong_options_are_refused(arguments, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        replay.main(["--store", "p3_sync", "--model", "vgg19", "--compute", "1", *arguments])
+    assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_jitter_is_the_same_in_every_run_and_differs_by_worker():
+    def some(seed, rank, jitter=0.3):
+        factors = replay._factors(jitter, seed, rank)
+        return [next(factors) for _ in range(2000)]
+
+    assert some(1, 0) == some(1, 0)
+    assert some(1, 0) != some(1, 1) != some(2, 1)
+    assert sum(some(1, 0)) / 2000 == pytest.approx(1, abs=0.03)
+    assert set(some(1, 0, jitter=0.0)) == {1.0}
+
+
+# Two tensors over several probes, in a store of this process alone.
+SMALL = models.Model("small", 1.0, (
+    models.Layer("first", (models.Tensor("weight", (3, 50000)), models.Tensor("bias", (3,))), 0.1, 0.2),
+    models.Layer("second", (models.Tensor("weight", (90000,)),), 0.2, 0.5),
+))  # fmt: skip
+
+
+@pytest.fixture(params=["none", "sgd"])
+def replayed(request):
+    import mxnet as mx
+
+    made = replay.Replay(mx, "local", SMALL, request.param)
+    clock = replay.Clock()
+    for _ in range(3):
+        replay.iterate(made, SMALL, 0.001, clock)
+    assert made.wrong_keys() == []
+    return made
+
+
+def test_lost_gradient_is_noticed(replayed):
+    replayed._weights[1][0] = 0
+    assert replayed.wrong_keys() == [1]
+
+
+def test_shifted_value_is_noticed(replayed):
+    values = replayed._weights[0].asnumpy()
+    replayed._weights[0][:] = values.reshape(-1)[::-1].reshape(values.shape)
+    assert replayed.wrong_keys() == [0]
+
+
+def test_value_of_another_key_is_noticed(replayed):
+    replayed._weights[2][:] = replayed._weights[0].reshape(-1)[:90000]
+    assert replayed.wrong_keys() == [2]
+
+
+def test_value_of_another_iteration_is_noticed(replayed):
+    replayed._iterations += 1
+    assert replayed.wrong_keys() == [0, 1, 2]
+
+
+def test_nan_is_noticed(replayed):
+    replayed._weights[2][5] = float("nan")
+    assert replayed.wrong_keys() == [2]
+
+
+class RecordingReplay:
+    """Stands for a Replay whose weights are always there."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *layer: self.calls.append((name, *layer))
+
+
+def test_iteration_walks_forward_then_backward_and_pushes_each_gradient_after_its_time():
+    recorded = RecordingReplay()
+    assert replay.iterate(recorded, SMALL, 0.0, replay.Clock()) != []
+    assert recorded.calls == [
+        ("wait_for_weights", 0), ("wait_for_weights", 1),
+        ("make_gradients", 1), ("push_gradients", 1), ("make_gradients", 0), ("push_gradients", 0),
+        ("finish_iteration",),
+    ]  # fmt: skip
+
+
+class FakeTime:
+    """A clock that moves only by sleeping, and oversleeps."""
+
+    def __init__(self, oversleep):
+        self.now, self._oversleep = 0.0, oversleep
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds + self._oversleep
+
+
+def test_late_wake_ups_do_not_add_up_and_stalls_do(monkeypatch):
+    fake = FakeTime(oversleep=0.01)
+    monkeypatch.setattr(replay, "time", fake)
+    clock = replay.Clock()
+    for _ in range(100):
+        clock.compute(0.05)
+    assert fake.now == pytest.approx(100 * 0.05 + 0.01)
+
+    assert clock.stall(lambda: fake.sleep(1.0)) == pytest.approx(1.01)
+    stalled_until = fake.now
+    clock.compute(0.05)
+    assert fake.now == pytest.approx(stalled_until + 0.05 + 0.01)
+    assert clock.stall(lambda: None) == 0
