@@ -37,7 +37,7 @@ $(VENV)/ready:
 	@touch $@
 
 $(VENV)/installed: $(VENV)/ready $(SOURCES)
-	python -m pip install --quiet --no-build-isolation -e '.[mxnet,examples,test]'
+	python -m pip install --quiet --no-build-isolation -e '.[mxnet,examples,lab,test]'
 	@touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""The `p3` command: run a job, be one process of it, look at this machine, or set up a lab on it."""
+"""The `p3` command: run a job, be one process of it, look at this machine, set up a lab on it, or plot results."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import List, Optional
 
 from p3.errors import ConfigError
 from p3.lab.command import add_parser as add_lab_parser
+from p3.lab.plot_command import add_parser as add_plot_parser
 from p3.settings import Settings
 
 
@@ -118,4 +119,5 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(handler=_doctor)
 
     add_lab_parser(commands)
+    add_plot_parser(commands)
     return parser
