@@ -42,6 +42,7 @@ class P3Worker:
         heartbeat_s: float = 1.0,
         timeout_s: float = 10.0,
         notsent_low_water_bytes: int = 131072,
+        trace_fd: int = -1,  # an empty file, opened for appending, that the core takes over (p3/trace.h)
     ) -> None: ...
     # A connected, proved, blocking or non-blocking stream socket; the core owns `fd` from here (use sock.detach()).
     # With `ring` (this worker's make_ring(), passed to the server over that AF_UNIX socket) slices go through memory.
@@ -70,6 +71,7 @@ class P3Worker:
     def traffic_with(self, server: int) -> dict: ...
     def counters(self) -> dict: ...  # the same of all servers together, and rounds
     def key_counters(self, key: int) -> dict: ...  # rounds, waited_s, longest_wait_s (p3/worker.h)
+    def mark_stall(self, key: int, begin_ns: int, end_ns: int) -> None: ...  # time.monotonic_ns(), for the trace
     def close(self, timeout_s: float) -> bool: ...
     def abandon_after_fork(self) -> None: ...
 
@@ -86,6 +88,7 @@ class P3Server:
         heartbeat_s: float = 1.0,
         timeout_s: float = 10.0,
         notsent_low_water_bytes: int = 131072,
+        trace_fd: int = -1,
     ) -> None: ...
     def add_worker(self, worker: int, fd: int, label: str, *, ring: Sequence[int] = ()) -> None: ...
     def add_watch(self, fd: int, label: str) -> None: ...

@@ -76,6 +76,7 @@ cdef extern from *:
     #include "p3/ring_stream.h"
     #include "p3/server.h"
     #include "p3/socket_stream.h"
+    #include "p3/trace.h"
     #include "p3/worker.h"
 
     namespace {
@@ -228,6 +229,11 @@ cdef extern from *:
 
     p3::Error remote_error(const std::string& text) { return p3::Error(p3::ErrorKind::kRemote, text); }
 
+    p3::NodeOptions traced(p3::NodeOptions options, int fd) {
+      if (fd >= 0) options.trace = std::make_shared<p3::Recorder>(fd);
+      return options;
+    }
+
     p3::ServerOptions server_options(p3::NodeOptions node, bool by_arrival, int threads) {
       p3::ServerOptions options;
       options.node = std::move(node);
@@ -257,6 +263,7 @@ cdef extern from *:
     CError remote_error(const string&) nogil
     unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool)
     vector[int] make_ring_descriptors(size_t) except +raise_as_python
+    NodeOptions traced(NodeOptions, int)
     ServerOptions server_options(NodeOptions, cbool, int)
 
 
@@ -304,6 +311,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         Counters counters()
         Traffic traffic_with(int) except +raise_as_python
         KeyCounters key_counters(int) except +raise_as_python
+        void mark_stall(int, int64_t, int64_t) except +raise_as_python
         cbool close(double)
         void abandon_after_fork()
 
@@ -334,14 +342,14 @@ cdef string utf8(text) except *:
     return (<str?>text).encode()
 
 
-cdef NodeOptions node_options(label, double heartbeat_s, double timeout_s) except *:
+cdef NodeOptions node_options(label, double heartbeat_s, double timeout_s, int trace_fd) except *:
     if not heartbeat_s > 0 or not timeout_s > heartbeat_s:
         raise ValueError(f"timeout_s ({timeout_s}) must be larger than heartbeat_s ({heartbeat_s}), and both positive")
     cdef NodeOptions options
     options.label = utf8(label)
     options.heartbeat_s = heartbeat_s
     options.timeout_s = timeout_s
-    return options
+    return traced(options, trace_fd)
 
 
 cdef KeyPlan key_plan(uint32_t wire_key, uint64_t elements, int dtype, uint64_t first_slice,
@@ -477,8 +485,8 @@ cdef class P3Worker:
     cdef list sizes         # bytes of each key, by handle
 
     def __cinit__(self, int rank, int num_servers, label, *, double heartbeat_s=1.0, double timeout_s=10.0,
-                  int notsent_low_water_bytes=131072):
-        self.core = new Worker(rank, num_servers, node_options(label, heartbeat_s, timeout_s))
+                  int notsent_low_water_bytes=131072, int trace_fd=-1):
+        self.core = new Worker(rank, num_servers, node_options(label, heartbeat_s, timeout_s, trace_fd))
         self.notsent_low_water_bytes = notsent_low_water_bytes
         self.unfinished = []
         self.sweep_at = 64
@@ -582,6 +590,9 @@ cdef class P3Worker:
         cdef KeyCounters counters = self.core.key_counters(key)
         return {"rounds": counters.rounds, "waited_s": counters.waited_s, "longest_wait_s": counters.longest_wait_s}
 
+    def mark_stall(self, int key, int64_t begin_ns, int64_t end_ns):
+        self.core.mark_stall(key, begin_ns, end_ns)
+
     def close(self, double timeout_s):
         cdef cbool orderly
         with nogil:
@@ -598,14 +609,15 @@ cdef class P3Server:
     cdef int notsent_low_water_bytes
 
     def __cinit__(self, int rank, int num_servers, int num_workers, label, *, sum_order="rank", int threads=0,
-                  double heartbeat_s=1.0, double timeout_s=10.0, int notsent_low_water_bytes=131072):
+                  double heartbeat_s=1.0, double timeout_s=10.0, int notsent_low_water_bytes=131072,
+                  int trace_fd=-1):
         if sum_order not in ("rank", "arrival"):
             raise ValueError(f"sum_order is 'rank' or 'arrival', not {sum_order!r}")
         if threads < 0:
             raise ValueError(f"threads must not be negative ({threads})")
         self.notsent_low_water_bytes = notsent_low_water_bytes
         self.core = new Server(rank, num_servers, num_workers,
-                               server_options(node_options(label, heartbeat_s, timeout_s),
+                               server_options(node_options(label, heartbeat_s, timeout_s, trace_fd),
                                               sum_order == "arrival", threads))
 
     def __dealloc__(self):

@@ -1,4 +1,4 @@
-"""The `p3` command: run a job, be one process of it, look at this machine, set up a lab on it, or plot results."""
+"""The `p3` command: run a job, be one process of it, look at this machine, or measure in a lab and read the results."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from p3.errors import ConfigError
 from p3.lab.command import add_parser as add_lab_parser
 from p3.lab.plot_command import add_parser as add_plot_parser
 from p3.settings import Settings
+from p3.trace.command import add_parser as add_trace_parser
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -120,4 +121,5 @@ def _parser() -> argparse.ArgumentParser:
 
     add_lab_parser(commands)
     add_plot_parser(commands)
+    add_trace_parser(commands)
     return parser

@@ -120,6 +120,10 @@ class P3KVStore(mx.kvstore.KVStore):
                     one["itself"] = itself
         return stats
 
+    def mark_stall(self, key, begin_ns, end_ns):
+        """For `p3 trace`: the training thread waited for the key's value between these times of time.monotonic_ns()."""
+        self._session.mark_stall(self._key(key).declared, begin_ns, end_ns)
+
     # Values in, values out. Each call may be about one key or about a list of keys with a list of values.
 
     def init(self, key, value):

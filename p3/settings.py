@@ -92,6 +92,12 @@ def _command(text: str) -> str:
     return text
 
 
+def _path(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a path")
+    return text
+
+
 def _secret(text: str) -> str:
     if len(text) < MIN_SECRET_CHARACTERS:
         raise ValueError("at least %d characters; `p3 run` makes one by itself" % MIN_SECRET_CHARACTERS)
@@ -154,6 +160,7 @@ class Settings:
     log_level: str = _setting(
         "P3_LOG", "warning", _choice("debug", "info", "warning", "error"), "least severity of what is logged"
     )
+    trace: Optional[str] = _setting("P3_TRACE", None, _path, "directory for a record of what happens to each slice")
     ssh: str = _setting("P3_SSH", "ssh -o BatchMode=yes", _command, "command by which `p3 run` reaches other hosts")
     python: Optional[str] = _setting("P3_PYTHON", None, _command, "Python on other hosts; unset: the same path as here")
 

@@ -151,7 +151,7 @@ class Server::Impl : public Transport::Handler {
   void add_worker(int worker, std::unique_ptr<Stream> stream, std::string peer) {
     if (worker < 0 || worker >= num_workers_)
       throw Error(ErrorKind::kUsage, label() + ": there is no worker " + std::to_string(worker) + ".");
-    van_of_worker_[static_cast<size_t>(worker)] = transport_.add_van(std::move(stream), std::move(peer));
+    van_of_worker_[static_cast<size_t>(worker)] = transport_.add_van(std::move(stream), std::move(peer), worker);
     worker_of_van_.push_back(worker);
     arriving_.push_back({nullptr, 0});
   }
@@ -222,6 +222,7 @@ class Server::Impl : public Transport::Handler {
   void stop() {
     transport_.finish(kGoodbyeTimeoutS);
     for (Summer& summer : summers_) summer.stop();
+    if (recorder() != nullptr) recorder()->close();
   }
 
   // --- Transport::Handler, on the receiver thread ------------------------------------------------------------------
@@ -306,6 +307,8 @@ class Server::Impl : public Transport::Handler {
   }
 
  private:
+  Recorder* recorder() const { return transport_.options().trace.get(); }
+
   void make_slices(KeyOnServer& entry) {
     entry.slices.resize(slice_count(entry.key.plan));
     for (uint32_t i = 0; i < entry.slices.size(); ++i) {
@@ -332,6 +335,7 @@ class Server::Impl : public Transport::Handler {
         case Task::Kind::kPush: {
           const int contradicts = slice.add(task.worker, task.header, task.payload);
           if (contradicts >= 0) throw scalars_differ(slice, task, contradicts);
+          trace(recorder(), TraceKind::kSummed, task.header, task.worker);
           if (slice.outstanding.fetch_sub(1) == 1) finish(slice);
           break;
         }
@@ -382,6 +386,7 @@ class Server::Impl : public Transport::Handler {
     slice.outstanding = 2 * num_workers_;  // pushes and sends
     ++slice.published;
     ++rounds_;
+    if (recorder() != nullptr) trace(recorder(), TraceKind::kUpdated, value_frame(slice).header);
     broadcast(slice, all_workers_);
   }
 

@@ -67,9 +67,9 @@ Transport::~Transport() {
   for (int fd : {event_fd_, send_wake_, receive_wake_, send_epoll_, receive_epoll_}) ::close(fd);
 }
 
-int Transport::add_van(std::unique_ptr<Stream> stream, std::string label) {
+int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer) {
   const int number = static_cast<int>(vans_.size());
-  vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label)));
+  vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_.trace.get()));
   return number;
 }
 

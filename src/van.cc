@@ -16,11 +16,12 @@ iovec rest_of(const void* base, size_t size, size_t done) {
 
 }  // namespace
 
-Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label)
-    : number(van_number), label_(std::move(label)), stream_(std::move(stream)) {}
+Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, Recorder* recorder)
+    : number(van_number), label_(std::move(label)), peer_(peer), recorder_(recorder), stream_(std::move(stream)) {}
 
 void Van::push(Frame frame, std::chrono::steady_clock::time_point now) {
   frame.queued_at = now;
+  if (carries_slice(frame.header.kind)) trace_at(recorder_, now, TraceKind::kQueued, frame.header, peer_);
   queue_.push(frame.header.priority, frame);
   peak_queued_ = std::max<uint64_t>(peak_queued_, queue_.size());
 }
@@ -30,7 +31,9 @@ void Van::begin_frame(std::chrono::steady_clock::time_point now) {
   current_ = queue_.pop();
   writing_ = true;
   written_ = 0;
-  if (carries_slice(current_.header.kind)) queued_for_ += now - current_.queued_at;
+  if (!carries_slice(current_.header.kind)) return;
+  queued_for_ += now - current_.queued_at;
+  trace_at(recorder_, now, TraceKind::kSendBegin, current_.header, peer_);
 }
 
 Van::Progress Van::write_some() {
@@ -52,7 +55,10 @@ Van::Progress Van::write_some() {
   bytes_sent_.fetch_add(result.bytes, std::memory_order_relaxed);
   if (written_ == sizeof(Header) + current_.header.payload_bytes) {
     writing_ = false;
-    if (carries_slice(current_.header.kind)) slices_sent_.fetch_add(1, std::memory_order_relaxed);
+    if (carries_slice(current_.header.kind)) {
+      slices_sent_.fetch_add(1, std::memory_order_relaxed);
+      trace(recorder_, TraceKind::kSendEnd, current_.header, peer_);
+    }
     return Progress::kFrameDone;
   }
   if (result.error == 0 || result.error == EAGAIN) return Progress::kBlocked;  // it took less than offered: it is full
@@ -108,11 +114,15 @@ Van::Event Van::next() {
   }
   if (reading_ == Reading::kHeader && in_header_bytes_ == sizeof(Header)) {
     reading_ = Reading::kHeaderReady;
+    if (carries_slice(in_header_.kind)) trace(recorder_, TraceKind::kReceiveBegin, in_header_, peer_);
     return Event::kHeader;
   }
   if (reading_ == Reading::kPayload && in_payload_bytes_ == in_header_.payload_bytes) {
     reading_ = Reading::kFrameReady;
-    if (carries_slice(in_header_.kind)) slices_received_.fetch_add(1, std::memory_order_relaxed);
+    if (carries_slice(in_header_.kind)) {
+      slices_received_.fetch_add(1, std::memory_order_relaxed);
+      trace(recorder_, TraceKind::kReceiveEnd, in_header_, peer_);
+    }
     return Event::kFrame;
   }
   return Event::kNothing;

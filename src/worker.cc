@@ -70,7 +70,7 @@ class Worker::Impl : public Transport::Handler {
   void add_server(int server, std::unique_ptr<Stream> stream, std::string peer) {
     if (server < 0 || server >= num_servers_)
       throw Error(ErrorKind::kUsage, label() + ": there is no server " + std::to_string(server) + ".");
-    van_of_server_[static_cast<size_t>(server)] = transport_.add_van(std::move(stream), std::move(peer));
+    van_of_server_[static_cast<size_t>(server)] = transport_.add_van(std::move(stream), std::move(peer), server);
     server_of_van_.push_back(server);
   }
 
@@ -136,6 +136,18 @@ class Worker::Impl : public Transport::Handler {
       transport_.send(frames);
   }
 
+  void mark_stall(int handle, int64_t begin_ns, int64_t end_ns) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Key& key = find(handle);
+    if (recorder() == nullptr || !key.plan) return;
+    Header header;
+    header.kind = FrameKind::kValue;
+    header.key = key.plan->wire_key;
+    header.round = key.round;
+    trace_at(recorder(), Clock::time_point(std::chrono::nanoseconds(begin_ns)), TraceKind::kStallBegin, header);
+    trace_at(recorder(), Clock::time_point(std::chrono::nanoseconds(end_ns)), TraceKind::kStallEnd, header);
+  }
+
   bool close(double timeout_s) {
     bool idle;
     {
@@ -149,6 +161,7 @@ class Worker::Impl : public Transport::Handler {
           Error(ErrorKind::kStopped, label() + ": closed with operations pending" + waiting_for_any() + "."));
     const bool orderly = transport_.finish(timeout_s) && idle;
     failed(Error(ErrorKind::kStopped, label() + " is closed."));  // for later calls, which no thread would answer
+    if (recorder() != nullptr) recorder()->close();
     return orderly;
   }
 
@@ -272,6 +285,8 @@ class Worker::Impl : public Transport::Handler {
   }
 
  private:
+  Recorder* recorder() const { return transport_.options().trace.get(); }
+
   Key& find(int handle) {
     if (handle < 0 || static_cast<size_t>(handle) >= keys_.size())
       throw Error(ErrorKind::kUsage, label() + ": there is no key with handle " + std::to_string(handle) + ".");
@@ -326,6 +341,7 @@ class Worker::Impl : public Transport::Handler {
     frame.header.round = key.round;
     frame.header.priority = operation.priority;
     frame.header.scalars = operation.scalars;
+    if (operation.is_round()) trace_at(recorder(), operation.asked_at, TraceKind::kReady, frame.header);
     for (uint32_t i = 0; i < count; ++i) {
       const Slice slice = slice_at(*key.plan, i);
       frame.header.slice = i;
@@ -422,6 +438,8 @@ void Worker::fetch(int key, uint8_t part, void* landing, Done done) {
 void Worker::store(int key, uint8_t part, const void* content, Done done) {
   impl_->submit(key, {Operation::Kind::kStore, std::move(done), content, nullptr, 0, {}, part});
 }
+
+void Worker::mark_stall(int key, int64_t begin_ns, int64_t end_ns) { impl_->mark_stall(key, begin_ns, end_ns); }
 
 void Worker::fail(const Error& error) { impl_->transport().fail(error); }
 std::optional<Error> Worker::error() const { return impl_->transport().error(); }

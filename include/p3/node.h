@@ -2,14 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace p3 {
+
+class Recorder;
 
 struct NodeOptions {
   std::string label;         // in messages: "worker 2 (10.0.0.5)"
   double heartbeat_s = 1.0;  // a sign of life leaves every van at least this often
   double timeout_s = 10.0;   // silence on a van for this long is a dead peer
+
+  std::shared_ptr<Recorder> trace;  // p3/trace.h; null: nothing is recorded
 };
 
 // Of one van, or of all vans of a node, since start. Bytes count whole frames, both data and signs of life.

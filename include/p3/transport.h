@@ -63,8 +63,8 @@ class Transport {
   Transport(NodeOptions options, Handler& handler);
   ~Transport();  // stop()
 
-  // Before start(). Returns the van's number.
-  int add_van(std::unique_ptr<Stream> stream, std::string label);
+  // Before start(). Returns the van's number. `peer`: its rank, for the trace.
+  int add_van(std::unique_ptr<Stream> stream, std::string label, int peer = -1);
   void start();
 
   // Queues frames; one lock for all of them. Ignored after a failure. kHere lets the caller, if it is a thread of the

@@ -15,6 +15,7 @@
 #include "p3/node.h"
 #include "p3/priority_queue.h"
 #include "p3/stream.h"
+#include "p3/trace.h"
 #include "p3/wire.h"
 
 namespace p3 {
@@ -38,7 +39,8 @@ class Van {
  public:
   enum class Progress { kMoved, kFrameDone, kBlocked, kEnd, kBroken };
 
-  Van(int number, std::unique_ptr<Stream> stream, std::string label);
+  // `peer`: rank of the node at the other end, for `recorder`, which may be null.
+  Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer = -1, Recorder* recorder = nullptr);
 
   const int number;
   const std::string& label() const { return label_; }
@@ -88,6 +90,8 @@ class Van {
 
  private:
   const std::string label_;
+  const int peer_;
+  Recorder* const recorder_;
   std::unique_ptr<Stream> stream_;
   int error_ = 0;
 

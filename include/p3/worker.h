@@ -76,6 +76,10 @@ class Worker {
   // Gives it another content. Rank 0 only; the rounds after it use it.
   void store(int key, uint8_t part, const void* content, Done done);
 
+  // For the trace, if there is one: the training thread waited for the value of the key's last round, from when to when
+  // on CLOCK_MONOTONIC.
+  void mark_stall(int key, int64_t begin_ns, int64_t end_ns);
+
   // The first failure wins: tells every server, completes everything pending with the error. Never throws.
   void fail(const Error& error);
   std::optional<Error> error() const;

@@ -45,6 +45,7 @@ class Replay:
         self.rank, self.num_workers, self.store_type = self._kv.rank, self._kv.num_workers, self._kv.type
         self.updates = self._choose_updates(optimizer)
         self._iterations = 0
+        self._mark_stall = getattr(self._kv, "mark_stall", None)  # for the trace of a store that keeps one
         self._keys = list(_keys_by_layer(model))
         shapes = [tensor.shape for tensor in model.tensors]
         self._weights = [mx.nd.zeros(shape) for shape in shapes]
@@ -56,7 +57,11 @@ class Replay:
 
     def wait_for_weights(self, layer: int) -> None:
         for key in self._keys[layer]:
+            begin_ns = time.monotonic_ns()
             self._weights[key].wait_to_read()
+            end_ns = time.monotonic_ns()
+            if self._mark_stall and end_ns - begin_ns >= READY_S * 1e9:
+                self._mark_stall(key, begin_ns, end_ns)
 
     def make_gradients(self, layer: int) -> None:
         """Queues this iteration's values of the layer's gradients; their zeros stay."""

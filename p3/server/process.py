@@ -19,6 +19,7 @@ from p3.cluster.vans import accept_workers
 from p3.errors import ConfigError, RendezvousError
 from p3.server.options import validate
 from p3.settings import Settings
+from p3.trace.recording import Recording, fd_of
 
 log = logging.getLogger("p3.server")
 
@@ -85,6 +86,7 @@ async def _serve(settings: Settings) -> None:
             heartbeat_s=settings.heartbeat_s,
             timeout_s=settings.timeout_s,
             notsent_low_water_bytes=settings.notsent_lowat_bytes,
+            trace_fd=fd_of(Recording.of(settings, member.node)),
         )
         vans = await member.unless_aborted(
             accept_workers(door[0], settings.job_secret(), label, len(member.workers))

@@ -16,6 +16,7 @@ from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.server.process import obey
 from p3.settings import Settings
+from p3.trace.recording import Recording, fd_of
 
 _WORKER = Node("worker", 0, "this process")
 _SERVER = Node("server", 0, "this process")
@@ -40,9 +41,17 @@ class EmbeddedLink:
             "timeout_s": settings.timeout_s,
             "notsent_low_water_bytes": settings.notsent_lowat_bytes,
         }
-        self.core = P3Worker(0, 1, str(_WORKER), **options)
+        self.recording = Recording.of(settings, _WORKER)
+        self.core = P3Worker(0, 1, str(_WORKER), trace_fd=fd_of(self.recording), **options)
         self._server = P3Server(
-            0, 1, 1, str(_SERVER), sum_order=settings.sum_order, threads=settings.server_threads, **options
+            0,
+            1,
+            1,
+            str(_SERVER),
+            sum_order=settings.sum_order,
+            threads=settings.server_threads,
+            trace_fd=fd_of(Recording.of(settings, _SERVER)),
+            **options,
         )
         worker_end, server_end = socket.socketpair()
         self.core.add_server(0, worker_end.detach(), str(_SERVER))

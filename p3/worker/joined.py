@@ -13,6 +13,7 @@ from p3.cluster.node import Node
 from p3.cluster.vans import connect_to_server
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
+from p3.trace.recording import Recording, fd_of
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -107,6 +108,7 @@ class JoinedLink:
         self.num_servers = len(member.servers)
         self.slice_elements = settings.slice_elements
         self.label = str(member.node)
+        self.recording = Recording.of(settings, member.node)
         self.core = P3Worker(
             self.rank,
             self.num_servers,
@@ -114,6 +116,7 @@ class JoinedLink:
             heartbeat_s=settings.heartbeat_s,
             timeout_s=settings.timeout_s,
             notsent_low_water_bytes=settings.notsent_lowat_bytes,
+            trace_fd=fd_of(self.recording),
         )
         secret = settings.job_secret()
         for rank, server in enumerate(member.servers):

@@ -16,6 +16,7 @@ with the node that reported it. Before the job runs: ConfigError, RendezvousErro
 from __future__ import annotations
 
 import atexit
+import math
 import operator
 import os
 import sys
@@ -23,7 +24,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from p3._core import DTYPES, P3Error
+from p3._core import DTYPES, P3Error, slice_count
 from p3.cluster.messages import sendable
 from p3.server.options import SETTLED_BY_FIRST_KEY, validate
 from p3.settings import Settings, in_job
@@ -300,6 +301,11 @@ class Session:
         compression = self._options.get((key.store, "compression")) if key.dtype == "float32" else None
         return dict(self.core.key_counters(key.handle), compression=compression and compression["type"])
 
+    def mark_stall(self, key: Key, begin_ns: int, end_ns: int) -> None:
+        """For the trace (P3_TRACE): the training thread waited for the key's value, in times of time.monotonic_ns()."""
+        self._require_core()
+        self.core.mark_stall(key.handle, begin_ns, end_ns)
+
     def _require_core(self) -> None:
         if self._forked:
             self.check()
@@ -406,6 +412,9 @@ class Session:
                 return
             plan["applied"] = True
         self.core.agree(key.handle, plan["wire_key"], plan["first_slice"], plan["slice_elements"])
+        if self._link.recording is not None:
+            slices = slice_count(math.prod(key.shape), plan["slice_elements"])
+            self._link.recording.note_key(plan["wire_key"], key.store, key.name, key.shape, key.dtype, slices)
 
     def _wait_until(self, condition, timeout_s: float, what: str) -> None:
         deadline = time.monotonic() + timeout_s

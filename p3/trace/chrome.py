@@ -1,0 +1,129 @@
+"""A trace as a Chrome trace file (Trace Event Format, JSON), which https://ui.perfetto.dev opens.
+
+Processes are nodes. Threads are what happens one after the other there: what leaves to each peer, what arrives from
+it, the waits of the forward pass, sums and updates. A key's round is an asynchronous bar from its ready gradient to its
+last landed slice. Arrows lead a slice from sender to receiver, as long as there are few enough to look at.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Iterator
+
+import numpy as np
+
+from p3.trace.lives import Trace
+
+MAX_ARROWS = 20000
+
+_MAIN = 0  # thread: waits of a worker, sums and updates of a server; then two for each peer
+
+
+def write(trace: Trace, path: str) -> int:
+    """Returns the number of events. OSError as open() gives it."""
+    count = 0
+    with open(path, "w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        for count, event in enumerate(events(trace), 1):
+            file.write(("\n" if count == 1 else ",\n") + json.dumps(event))
+        file.write("\n]}\n")
+    return count
+
+
+def events(trace: Trace) -> Iterator[dict]:
+    """One by one; times in microseconds."""
+    number_of = {(process.role, process.rank): number for number, process in enumerate(trace.processes)}
+    workers, servers = set(trace.lives["worker"].tolist()), set(trace.lives["server"].tolist())
+    for number, process in enumerate(trace.processes):
+        yield _meta("process_name", number, 0, name=process.label)
+        yield _meta("process_sort_index", number, 0, sort_index=number)
+        is_worker = process.role == "worker"
+        yield _meta("thread_name", number, _MAIN, name="forward waits" if is_worker else "sums and updates")
+        for peer in sorted(servers if is_worker else workers):
+            name = "%s %d" % ("server" if is_worker else "worker", peer)
+            yield _meta("thread_name", number, _to(peer), name="to " + name)
+            yield _meta("thread_name", number, _from(peer), name="from " + name)
+
+    with_arrows = 2 * len(trace.lives) <= MAX_ARROWS
+    for arrow, life in enumerate(trace.lives, 1):
+        worker = number_of.get(("worker", int(life["worker"])))
+        server = number_of.get(("server", int(life["server"])))
+        yield from _way(trace, life, 2 * arrow * with_arrows, "push", (worker, _to(life["server"]), "leaving", "sent"),
+                        (server, _from(life["worker"]), "arriving", "received"))  # fmt: skip
+        yield from _way(trace, life, (2 * arrow + 1) * with_arrows, "value",
+                        (server, _to(life["worker"]), "returning", "returned"),
+                        (worker, _from(life["server"]), "landing", "landed"))  # fmt: skip
+        if server is not None and np.isfinite(life["summed"]):
+            yield _instant(trace, life, "sum of worker %d" % life["worker"], server, life["summed"])
+        if server is not None and np.isfinite(life["updated"]) and life["worker"] == life["last_worker"]:
+            yield _instant(trace, life, "update", server, life["updated"])
+
+    yield from _rounds(trace, number_of)
+    for stall in trace.stalls:
+        name = "waits for " + _key_name(trace, stall.key)
+        yield _bar(name, "stall", number_of["worker", stall.worker], _MAIN, stall.begin, stall.end, round=stall.round)
+
+
+def _way(trace, life, arrow, category, sender, receiver) -> Iterator[dict]:
+    """A slice as it leaves one process and arrives at another, of which either may be unknown."""
+    name = "%s [%d]" % (_key_name(trace, life["key"]), life["slice"])
+    details = {column: int(life[column]) for column in ("round", "bytes", "priority")}
+    known = []
+    for process, thread, begin, end in (sender, receiver):
+        if process is None or not np.isfinite(life[begin]) or not np.isfinite(life[end]):
+            continue
+        known.append((process, thread, life[begin]))
+        yield _bar(name, category, process, thread, life[begin], life[end], **details)
+    if arrow and len(known) == 2:
+        for (process, thread, time), phase in zip(known, "sf"):
+            event = {"ph": phase, "id": arrow, "name": name, "cat": category, "pid": process, "tid": thread,
+                     "ts": _us(time)}  # fmt: skip
+            yield dict(event, bp="e") if phase == "f" else event
+
+
+def _rounds(trace, number_of) -> Iterator[dict]:
+    lives = trace.lives[np.isfinite(trace.lives["ready"])]
+    groups, first, numbers = np.unique(
+        np.column_stack([lives["worker"], lives["key"], lives["round"]]), axis=0, return_index=True, return_inverse=True
+    )
+    landed = np.full(len(groups), -np.inf)
+    np.maximum.at(landed, numbers.reshape(-1), np.nan_to_num(lives["landed"], nan=np.inf))
+    for (worker, key, round_number), ready, end in zip(groups.tolist(), lives["ready"][first], landed):
+        if not np.isfinite(end):
+            continue
+        common = {"cat": "round", "name": _key_name(trace, key), "id": key, "pid": number_of["worker", worker],
+                  "tid": _MAIN}  # fmt: skip
+        yield dict(common, ph="b", ts=_us(ready), args={"round": round_number})
+        yield dict(common, ph="e", ts=_us(end))
+
+
+def _instant(trace, life, what, process, time) -> dict:
+    name = "%s: %s [%d]" % (what, _key_name(trace, life["key"]), life["slice"])
+    return {"ph": "i", "s": "t", "name": name, "cat": "sum", "pid": process, "tid": _MAIN, "ts": _us(time),
+            "args": {"round": int(life["round"])}}  # fmt: skip
+
+
+def _bar(name, category, process, thread, begin, end, **details) -> dict:
+    return {"ph": "X", "name": name, "cat": category, "pid": process, "tid": thread, "ts": _us(begin),
+            "dur": _us(end - begin), "args": details}  # fmt: skip
+
+
+def _meta(what, process, thread, **args) -> dict:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
+
+
+def _key_name(trace, key) -> str:
+    known = trace.keys.get(int(key))
+    return known.name if known else "key %d" % key
+
+
+def _to(peer) -> int:
+    return 1 + 2 * int(peer)
+
+
+def _from(peer) -> int:
+    return 2 + 2 * int(peer)
+
+
+def _us(seconds) -> float:
+    return round(float(seconds) * 1e6, 3)

@@ -1,0 +1,46 @@
+"""`p3 trace`: what a job recorded with P3_TRACE=DIR, as a Chrome trace file and in words."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import List
+
+from p3.errors import ConfigError
+from p3.settings import Settings
+
+
+def add_parser(commands) -> None:
+    """Adds `trace` to the subparsers of `p3`."""
+    trace = commands.add_parser(
+        "trace",
+        help="put together what a job recorded with P3_TRACE=DIR, and say what training waited for",
+        description="Writes a Chrome trace file, which ui.perfetto.dev opens, and prints which keys the forward passes "
+        "waited for and why.",
+    )
+    trace.add_argument("folder", metavar="DIR", help="with the files of all processes of one job")
+    trace.add_argument("--out", metavar="FILE", help="of the Chrome trace (default: DIR/trace.json)")
+    trace.add_argument("--round", type=_round, metavar="N", help="explain the waits of this round, on each worker")
+    trace.set_defaults(handler=_trace)
+
+
+def _trace(options, _settings: Settings, _command: List[str]) -> int:
+    from p3.trace import chrome, report  # here, as they need NumPy
+    from p3.trace.lives import load
+
+    trace = load(options.folder)
+    for line in report.lines(trace, options.round):
+        print(line)
+    path = options.out or os.path.join(options.folder, "trace.json")
+    try:
+        count = chrome.write(trace, path)
+    except OSError as error:
+        raise ConfigError("--out %s cannot be written: %s" % (path, error.strerror)) from None
+    print("\n%s: %d events, for https://ui.perfetto.dev" % (path, count))
+    return 0
+
+
+def _round(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError("%r is not a round; they count from 1" % text)
+    return int(text)

@@ -1,0 +1,168 @@
+"""The life of each slice, put together from what the processes have recorded; all times in seconds on one clock.
+
+    trace = load("trace")
+    trace.lives            # a structured array: one row for each worker, key, slice and round that the worker pushed
+    trace.lives["landed"]  # NaN where it is not known, because a process was killed, say
+
+The moments of a life, in their order (`sent` and `returned` may be later than the moment that follows, by the time that
+a process takes to look at its clock):
+
+    ready      the gradient is there, the worker's core was given it
+    queued     a frame waits in the worker's queue
+    leaving    it is taken off the queue; nothing overtakes it any more
+    sent       its last byte is in the worker's socket or ring
+    arriving   the server has read its header
+    received   the server has read its last byte
+    summed     the server has added it, or put it aside until lower ranks have come
+    complete   the last worker's is summed: that of `last_worker`
+    updated    the new value is there, and no send of the last one borrows it any more
+    broadcast  the value waits in the server's queue for this worker
+    returning  it is taken off the queue
+    returned   its last byte is in the server's socket or ring
+    landing    the worker has read its header
+    landed     the worker has read its last byte
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple
+
+import numpy as np
+
+from p3.trace.clocks import Offset, offsets
+from p3.trace.reader import (
+    PUSH, QUEUED, READY, RECEIVE_BEGIN, RECEIVE_END, SEND_BEGIN, SEND_END, STALL_BEGIN, STALL_END, SUMMED, UPDATED,
+    VALUE, Key, Process, read,
+)  # fmt: skip
+
+MOMENTS = (
+    "ready", "queued", "leaving", "sent", "arriving", "received", "summed",
+    "complete", "updated", "broadcast", "returning", "returned", "landing", "landed",
+)  # fmt: skip
+
+LIFE = np.dtype(
+    [(name, "i8") for name in ("worker", "server", "key", "slice", "round", "bytes", "priority", "last_worker")]
+    + [(name, "f8") for name in MOMENTS]
+)
+
+
+class Stall(NamedTuple):
+    """The training thread of a worker waited for the value that a round of a key brings."""
+
+    worker: int
+    key: int
+    round: int
+    begin: float
+    end: float
+
+
+class Trace(NamedTuple):
+    processes: List[Process]
+    offsets: List[Offset]
+    start_ns: int  # of the first event, on the first process's clock: time 0
+    keys: Dict[int, Key]
+    lives: np.ndarray  # sorted by round, worker, key, slice
+    stalls: List[Stall]
+
+    def seconds(self, process: int, time_ns) -> np.ndarray:
+        """Times of that process on the common clock."""
+        return (np.asarray(time_ns) + (self.offsets[process].ns - self.start_ns)) * 1e-9
+
+
+def load(folder: str) -> Trace:
+    """ConfigError if the directory holds no trace, a damaged one, or several."""
+    processes = read(folder)
+    found = offsets(processes)
+    starts = [one.events["time_ns"][0] + offset.ns for one, offset in zip(processes, found) if len(one.events)]
+    keys = {number: key for process in processes for number, key in process.keys.items()}
+    trace = Trace(processes, found, int(min(starts, default=0)), keys, np.empty(0, LIFE), [])
+    return trace._replace(lives=_lives(trace), stalls=_stalls(trace))
+
+
+def _lives(trace: Trace) -> np.ndarray:
+    sent = _moments(trace, "worker", QUEUED, PUSH)
+    lives = np.zeros(len(sent["time"]), LIFE)
+    for name in MOMENTS:
+        lives[name] = np.nan
+    lives["worker"], lives["server"], lives["queued"] = sent["process"], sent["peer"], sent["time"]
+    for name in ("key", "slice", "round", "bytes", "priority"):
+        lives[name] = sent[name]
+    lives.sort(order=["round", "worker", "key", "slice"])
+
+    # (moment, whose events, which) where the life's worker is the process or its peer
+    for name, role, kind, frame in (
+        ("leaving", "worker", SEND_BEGIN, PUSH),
+        ("sent", "worker", SEND_END, PUSH),
+        ("arriving", "server", RECEIVE_BEGIN, PUSH),
+        ("received", "server", RECEIVE_END, PUSH),
+        ("summed", "server", SUMMED, PUSH),
+        ("broadcast", "server", QUEUED, VALUE),
+        ("returning", "server", SEND_BEGIN, VALUE),
+        ("returned", "server", SEND_END, VALUE),
+        ("landing", "worker", RECEIVE_BEGIN, VALUE),
+        ("landed", "worker", RECEIVE_END, VALUE),
+    ):
+        found = _moments(trace, role, kind, frame)
+        found["worker"] = found["process"] if role == "worker" else found["peer"]
+        _fill(lives, name, found, ("worker", "key", "slice", "round"))
+    ready = _moments(trace, "worker", READY, PUSH)
+    ready["worker"] = ready["process"]
+    _fill(lives, "ready", ready, ("worker", "key", "round"))
+    _fill(lives, "updated", _moments(trace, "server", UPDATED, VALUE), ("key", "slice", "round"))
+    _complete(lives)
+    return lives
+
+
+def _moments(trace, role, kind, frame) -> Dict[str, np.ndarray]:
+    """Columns of all events of that kind, in the order of time. `process`: the rank of who recorded it."""
+    parts = []
+    for number, process in enumerate(trace.processes):
+        if process.role != role:
+            continue
+        events = process.events[(process.events["kind"] == kind) & (process.events["frame"] == frame)]
+        events = events[events["round"] > 0]  # round 0 is the first value
+        columns = {name: events[name].astype("i8") for name in ("key", "slice", "round", "bytes", "priority", "peer")}
+        columns["process"] = np.full(len(events), process.rank)
+        columns["time"] = trace.seconds(number, events["time_ns"])
+        parts.append(columns)
+    names = ("key", "slice", "round", "bytes", "priority", "peer", "process", "time")
+    joined = {name: np.concatenate([part[name] for part in parts] or [np.empty(0)]) for name in names}
+    order = np.argsort(joined["time"], kind="stable")
+    return {name: column[order] for name, column in joined.items()}
+
+
+def _fill(lives, name, found, by) -> None:
+    """Gives each life the first of `found` that agrees with it in the columns `by`: a later one is a value set anew."""
+    both = np.concatenate([np.column_stack([found[column] for column in by]),
+                           np.column_stack([lives[column] for column in by])]).astype("i8")  # fmt: skip
+    _, numbers = np.unique(both, axis=0, return_inverse=True)
+    numbers = numbers.reshape(-1)
+    theirs, ours = numbers[: len(found["time"])], numbers[len(found["time"]):]
+    times = np.full(numbers.max(initial=-1) + 1, np.nan)
+    times[theirs[::-1]] = found["time"][::-1]  # of equals, the last assignment stays: the first event
+    lives[name] = times[ours]
+
+
+def _complete(lives) -> None:
+    """When the last worker's push was summed, and whose it was. Unknown if one of them is."""
+    slices, numbers = np.unique(np.column_stack([lives["key"], lives["slice"], lives["round"]]), axis=0,
+                                return_inverse=True)  # fmt: skip
+    numbers = numbers.reshape(-1)
+    order = np.argsort(np.nan_to_num(lives["summed"], nan=np.inf), kind="stable")
+    last = np.zeros(len(slices), "i8")
+    last[numbers[order]] = order  # the latest assignment stays
+    lives["complete"], lives["last_worker"] = lives["summed"][last[numbers]], lives["worker"][last[numbers]]
+
+
+def _stalls(trace) -> List[Stall]:
+    stalls = []
+    for number, process in enumerate(trace.processes):
+        begin = None
+        marks = process.events[np.isin(process.events["kind"], (STALL_BEGIN, STALL_END))]
+        for mark, time in zip(marks, trace.seconds(number, marks["time_ns"]).tolist()):
+            if mark["kind"] == STALL_BEGIN:
+                begin = time
+            elif begin is not None:
+                stalls.append(Stall(process.rank, int(mark["key"]), int(mark["round"]), begin, time))
+                begin = None
+    return stalls

@@ -1,0 +1,83 @@
+#include "p3/trace.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace p3 {
+namespace {
+
+std::atomic<uint64_t> next_id{1};
+
+}  // namespace
+
+Recorder::Recorder(int fd) : id_(next_id++), fd_(fd) { write_bytes(kTraceMagic, sizeof kTraceMagic); }
+
+Recorder::~Recorder() { close(); }
+
+void Recorder::record(const TraceEvent& event) {
+  Chunk& chunk = own_chunk();
+  const uint32_t count = chunk.count.load(std::memory_order_relaxed);
+  chunk.events[count] = event;
+  chunk.count.store(count + 1, std::memory_order_release);  // flush() may be reading what lies before
+  if (count + 1 < kChunkEvents) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  write_rest(chunk);
+  chunk.written = 0;
+  chunk.count.store(0, std::memory_order_relaxed);
+}
+
+void Recorder::flush() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [thread, chunk] : chunks_) write_rest(*chunk);
+}
+
+void Recorder::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [thread, chunk] : chunks_) write_rest(*chunk);
+  TraceEvent end;
+  end.time_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+  end.kind = TraceKind::kEnd;
+  write_bytes(&end, sizeof end);
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+Recorder::Chunk& Recorder::own_chunk() {
+  thread_local uint64_t owner = 0;
+  thread_local Chunk* own = nullptr;
+  if (owner != id_) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& chunk = chunks_[std::this_thread::get_id()];
+    if (chunk == nullptr) chunk = std::make_unique<Chunk>();
+    own = chunk.get();
+    owner = id_;
+  }
+  return *own;
+}
+
+// With the lock held.
+void Recorder::write_rest(Chunk& chunk) {
+  const uint32_t count = chunk.count.load(std::memory_order_acquire);
+  write_bytes(chunk.events + chunk.written, (count - chunk.written) * sizeof(TraceEvent));
+  chunk.written = count;
+}
+
+void Recorder::write_bytes(const void* data, size_t size) {
+  const char* next = static_cast<const char*>(data);
+  while (fd_ >= 0 && size > 0) {
+    const ssize_t written = ::write(fd_, next, size);
+    if (written >= 0) {
+      next += written;
+      size -= static_cast<size_t>(written);
+    } else if (errno != EINTR) {
+      std::fprintf(stderr, "p3: a file of P3_TRACE cannot be written: %s. The trace ends here.\n", strerror(errno));
+      ::close(fd_);
+      fd_ = -1;
+    }
+  }
+}
+
+}  // namespace p3
