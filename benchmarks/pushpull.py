@@ -29,18 +29,16 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Dict, List
 
+from jobs import STORES, JobError, PushPullJob, Setup, Turn
+from p3.lab import machine
 from p3.lab.hosts import LabError, lab
-from jobs import STORES, Job, JobError, Setup, Turn
 from pushpull_worker import parse_sizes
 from usage import session_cpu_s
 
@@ -70,7 +68,7 @@ def main() -> int:
         jobs = {}
         for number, store in enumerate(options.stores):
             port = FIRST_PORT + number * PORTS_PER_JOB
-            jobs[store] = stack.enter_context(Job(store, hosts, setup, port, folder))
+            jobs[store] = stack.enter_context(PushPullJob(store, hosts, setup, port, folder))
         alive = list(options.stores)
 
         def attempt(store: str, step) -> None:
@@ -83,18 +81,20 @@ def main() -> int:
                 jobs[store].kill()
                 print(f"FAILED {error}", file=sys.stderr)
 
-        def take_turn(job: Job) -> None:
+        def take_turn(job: PushPullJob) -> None:
             job.turn(WARM_UP_ROUNDS)
-            others = {store: session_cpu_s(jobs[store].sessions()) for store in alive if store != job.store}
+            others = {
+                store: session_cpu_s(jobs[store].sessions()) for store in alive if store != job.store.name
+            }
             turn = job.turn(options.rounds)
             for store, before_s in others.items():
                 waiting_cpu[store] += session_cpu_s(jobs[store].sessions()) - before_s
-            job.check()
-            turns[job.store].append(turn)
+            job.check_sums()
+            turns[job.store.name].append(turn)
 
         for store in options.stores:
             print(f"starting {store}", file=sys.stderr)
-            attempt(store, Job.start)
+            attempt(store, PushPullJob.start)
         for repeat in range(options.repeats):
             shift = repeat % max(1, len(alive))
             for store in alive[shift:] + alive[:shift]:
@@ -102,7 +102,7 @@ def main() -> int:
                 attempt(store, take_turn)
         for store in list(alive):
             server_peak[store] = jobs[store].server_peak_bytes()
-            attempt(store, Job.stop)
+            attempt(store, PushPullJob.stop)
 
     results = {
         store: summary(turns[store], setup, peak, waiting_cpu[store]) for store, peak in server_peak.items()
@@ -188,39 +188,17 @@ def print_table(results: Dict[str, Dict[str, float]]) -> None:
 
 
 def describe_machine(setup: Setup) -> Dict[str, str]:
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = [line.split(":")[1].strip() for line in cpuinfo if "model name" in line]
+    here = machine.machine()
     return {
         "command": " ".join(["pushpull.py", *sys.argv[1:]]),
-        "commit": commit(),
-        "machine": f"{len(cpu) or os.cpu_count()} x {cpu[0] if cpu else platform.machine()}",
-        "kernel": f"{platform.release()}, TCP {Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}",
-        "versions": f"Python {platform.python_version()}, " + ", ".join(
-            f"{name} {version(name)}" for name in ("mxnet", "numpy", "mxnet-p3")
-        ),
-        "load before": f"{os.getloadavg()[0]:.2f}",
+        "commit": machine.commit(),
+        "machine": f"{here['cores']} x {here['cpu']}",
+        "kernel": f"{here['kernel']}, TCP {here['tcp']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in machine.versions().items()),
+        "load before": f"{here['load_before']:.2f}",
         "model": f"{setup.keys} float32, {setup.model_bytes / 1e6:.0f} MB",
         "job": f"{setup.workers} workers, {setup.servers} servers, OMP_NUM_THREADS={setup.omp_threads}",
     }
-
-
-def version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def commit() -> str:
-    def git(*argv: str) -> str:
-        return subprocess.check_output(
-            ["git", *argv], cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, universal_newlines=True
-        ).strip()
-
-    try:
-        return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 from typing import List, Optional
 
 from p3.errors import ConfigError
+from p3.lab.bench import add_parser as add_bench_parser
 from p3.lab.command import add_parser as add_lab_parser
 from p3.lab.plot_command import add_parser as add_plot_parser
 from p3.settings import Settings
@@ -47,7 +48,7 @@ def _exec(options, settings: Settings, command: List[str]) -> int:
     from p3.cluster import execute
 
     if options.secret_stdin:
-        return execute.supervise(command)
+        return execute.supervise([sys.executable, "-m", "p3", "exec", "--"] + command)
     return execute.execute(settings, command)
 
 
@@ -122,4 +123,5 @@ def _parser() -> argparse.ArgumentParser:
     add_lab_parser(commands)
     add_plot_parser(commands)
     add_trace_parser(commands)
+    add_bench_parser(commands)
     return parser

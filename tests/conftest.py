@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -169,3 +170,37 @@ def make_cluster(tmp_path, processes):
     yield make
     for cluster in made:
         cluster.listener.close()
+
+
+@pytest.fixture
+def sshd(tmp_path, processes):
+    """A private sshd on a free port of 127.0.0.1; the ssh command that reaches it."""
+    program = shutil.which("sshd") or "/usr/sbin/sshd"
+    if not os.path.exists(program) or shutil.which("ssh-keygen") is None:
+        pytest.skip("no sshd here; install it with: apt-get install openssh-server")
+    if os.getuid() == 0:
+        os.makedirs("/run/sshd", exist_ok=True)  # where it drops privileges
+    for name in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+    (tmp_path / "config").write_text(
+        "HostKey %s\nAuthorizedKeysFile %s\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPidFile none\n"
+        "PermitRootLogin yes\n" % (tmp_path / "host_key", tmp_path / "user_key.pub")
+    )
+    # In inetd mode, sshd serves the socket that it is given: no port has to be guessed.
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = [program, "-i", "-f", str(tmp_path / "config"), "-E", str(tmp_path / "sshd.log")]
+    bridge = (
+        "import socket, subprocess, sys\n"
+        "listener = socket.socket(fileno=%d)\n"
+        "while True:\n"
+        "    sock, _ = listener.accept()\n"
+        "    subprocess.Popen(sys.argv[1:], stdin=sock, stdout=sock)\n"
+        "    sock.close()\n" % listener.fileno()
+    )
+    command = [sys.executable, "-c", bridge] + server
+    processes.append(Process(command, clean_environment(), tmp_path, (listener.fileno(),)))
+    options = ["BatchMode=yes", "LogLevel=ERROR", "HostName=127.0.0.1", "StrictHostKeyChecking=no"]
+    options.append("UserKnownHostsFile=%s" % (tmp_path / "known_hosts"))
+    command = ["ssh", "-F", "none", "-i", str(tmp_path / "user_key"), "-p", str(listener.getsockname()[1])]
+    yield " ".join(command + ["-o" + option for option in options])
+    listener.close()

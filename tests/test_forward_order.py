@@ -221,7 +221,7 @@ def test_other_ranks_follow_rank_0_as_soon_as_its_order_arrives():
     assert session.announced == []
 
 
-@pytest.mark.parametrize("mode, expected", [("caller", [3, 3, 8]), ("index", [0, -1, -2])])
+@pytest.mark.parametrize("mode, expected", [("caller", [3, 3, 8]), ("index", [0, -1, -2]), ("off", [0, 0, 0])])
 def test_settings_caller_and_index(mode, expected):
     layers = [dense("a"), dense("b"), dense("c")]
     use(*reversed(layers))

@@ -15,13 +15,14 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import jobs  # noqa: E402
 import pushpull_worker  # noqa: E402
+from p3.lab import hosts  # noqa: E402
 
 SETUP = jobs.Setup(workers=2, servers=2, keys="3x1000", elements=3000, omp_threads=1, timeout_s=20)
 
 
 @pytest.fixture
 def job(tmp_path):
-    with hosts.lab(2) as lab, jobs.Job("raw_tcp", lab, SETUP, port=9100, folder=tmp_path) as job:
+    with hosts.lab(2) as lab, jobs.PushPullJob("raw_tcp", lab, SETUP, port=9100, folder=tmp_path) as job:
         yield job
 
 
@@ -45,21 +46,21 @@ def test_turn_counts_rounds_of_every_worker(job):
     turn = job.turn(rounds=3)
     assert [len(seconds) for seconds in turn.round_s] == [3, 3]
     assert turn.moved_bytes == 2 * 2 * 3 * 3000 * 4  # both ways, two workers, three rounds
-    job.check()
+    job.check_sums()
     job.stop()
 
 
 @needs_lab
 def test_wrong_values_are_told_with_worker_and_keys(job):
-    job._command = lambda role, number: [sys.executable, "-c", LIAR] if role == "worker" else ["sleep", "1000"]
+    job.command = lambda role, number: [sys.executable, "-c", LIAR] if role == "worker" else ["sleep", "1000"]
     job.start()
     with pytest.raises(jobs.JobError, match=r"raw_tcp: worker \d has wrong sums in 2 keys: 7, 8"):
-        job.check()
+        job.check_sums()
 
 
 @needs_lab
 def test_failed_process_is_told_with_its_log(job):
-    job._command = lambda role, number: [sys.executable, "-c", "import sys; sys.exit('no such store')"]
+    job.command = lambda role, number: [sys.executable, "-c", "import sys; sys.exit('no such store')"]
     with pytest.raises(jobs.JobError, match=r"(?s)(server|worker) \d ended with status 1.*no such store"):
         job.start()
 
@@ -67,7 +68,7 @@ def test_failed_process_is_told_with_its_log(job):
 @needs_lab
 def test_hanging_process_meets_the_deadline_and_is_killed(job, monkeypatch):
     monkeypatch.setattr(jobs, "START_TIMEOUT_S", 0.3)
-    job._command = lambda role, number: ["sleep", "1000"]
+    job.command = lambda role, number: ["sleep", "1000"]
     with pytest.raises(jobs.JobError, match="did not end in time"):
         job.start()
     processes = list(job._processes.values())

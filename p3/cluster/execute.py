@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
 from typing import Dict, List, Mapping, Optional
 
@@ -59,21 +58,16 @@ def worker_environment(env: Mapping[str, str], local_workers: Optional[int]) -> 
     return made
 
 
-def supervise(arguments: List[str]) -> int:
-    """On a remote host: reads the secret from standard input, runs `p3 exec` with it, and ends it when the input ends.
+def supervise(command: List[str]) -> int:
+    """On a remote host: reads the secret from its input, runs a command with it, and ends that with the input.
 
-    The input is the ssh connection to `p3 run`; so nothing survives here when the launcher or its host goes away, and
-    the secret is on no command line.
+    The input is the ssh connection to the launcher; so nothing survives here when that or its host goes away, and the
+    secret is on no command line.
     """
     pipe = open(0, "rb", buffering=0, closefd=False)  # unbuffered: a buffer's lock would be held at our end
     secret = pipe.readline().strip().decode("ascii", "replace")
     env = dict(os.environ, P3_SECRET=secret, P3_LAUNCHER_PID=str(os.getpid()))
-    child = subprocess.Popen(
-        [sys.executable, "-m", "p3", "exec", "--"] + arguments,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def end_child(*_ignored) -> None:
         _signal_group(child.pid, signal.SIGTERM)

@@ -75,7 +75,7 @@ class Launcher:
         self._tasks = place(num_workers, num_servers, hosts)
         self._num_workers = num_workers
         self._num_servers = num_servers
-        self._root = _root_address(settings, hosts)
+        self._root = root_address(settings, hosts)
         self._secret = secrets.token_hex(32)
         self._output = Output()
         self._running: List[Running] = []
@@ -249,7 +249,7 @@ async def _pump(reader: asyncio.StreamReader, source: Source) -> None:
         source.end()
 
 
-def _root_address(settings: Settings, hosts: Sequence[Host]) -> str:
+def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
     """The address of this host that all others reach. ConfigError if it cannot be found."""
     remote = next((host for host in hosts if not host.is_local), None)
     if remote is None:

@@ -113,6 +113,16 @@ def remote_command(
     command: Sequence[str],
 ) -> List[str]:
     """The ssh command line for a process on another host; the secret follows on its standard input."""
+    env = forwarded_environment(own)
+    env.update(job)
+    env.update(task.env)
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    words = [settings.python or sys.executable, "-m", "p3", "exec", "--secret-stdin", "--"] + list(command)
+    return ssh_command(settings, task.host.name, env, directory, words)
+
+
+def forwarded_environment(own: Mapping[str, str]) -> Dict[str, str]:
+    """What processes on other hosts get of the launcher's environment; no secret."""
     env = {
         name: value
         for name, value in own.items()
@@ -121,13 +131,16 @@ def remote_command(
     path = source_path()
     if path is not None:
         env["PYTHONPATH"] = os.pathsep.join([value for value in (own.get("PYTHONPATH"), path) if value])
-    env.update(job)
-    env.update(task.env)
-    env.setdefault("PYTHONUNBUFFERED", "1")
-    words = ["env"] + ["%s=%s" % item for item in sorted(env.items())]
-    words += [settings.python or sys.executable, "-m", "p3", "exec", "--secret-stdin", "--"] + list(command)
+    return env
+
+
+def ssh_command(
+    settings: Settings, host: str, env: Mapping[str, str], directory: str, words: Sequence[str], *options: str
+) -> List[str]:
+    """The argv that runs `words` on another host, in `directory` and with `env` added to the environment there."""
+    words = ["env"] + ["%s=%s" % item for item in sorted(env.items())] + list(words)
     line = "cd %s && exec %s" % (shlex.quote(directory), " ".join(map(shlex.quote, words)))
-    return shlex.split(settings.ssh) + [task.host.name, line]
+    return shlex.split(settings.ssh) + list(options) + [host, line]
 
 
 def source_path() -> Optional[str]:

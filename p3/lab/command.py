@@ -41,9 +41,9 @@ def add_parser(commands) -> None:
 
     up = actions.add_parser("up", help="set up a lab, and check its rates by a short transfer on each link")
     up.add_argument("--nodes", type=_nodes, metavar="N", help="number of hosts (default 2, or as many as rates)")
-    up.add_argument("--rate", type=_rates, default=[None], metavar="R[,R...]",
+    up.add_argument("--rate", type=rates, default=[None], metavar="R[,R...]",
                     help="of each host's link, each way: one for all or one for each, as 800mbit (default: no limit)")
-    up.add_argument("--delay", type=_delay, default=0.0, metavar="D", help="one way between hosts, as 0.1ms (none)")
+    up.add_argument("--delay", type=delay, default=0.0, metavar="D", help="one way between hosts, as 0.1ms (none)")
     up.set_defaults(handler=_up)
 
     execute = actions.add_parser("exec", help="run a command on a host")
@@ -68,7 +68,7 @@ def _up(options, _settings: Settings, _command: List[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # to clean up as after Ctrl-C
     rates = options.rate
     count = options.nodes or (len(rates) if len(rates) > 1 else 2)
-    with _told():
+    with told():
         made = lab.up(options.name, count, rates if len(rates) > 1 else rates[0], options.delay)
         try:
             print("lab %s is up:" % options.name)
@@ -110,7 +110,7 @@ def _exec(options, _settings: Settings, command: List[str]) -> int:
         raise ConfigError("p3 lab exec needs the command to run, for example: p3 lab exec 0 -- ip address")
     if command[0].startswith("-"):
         raise ConfigError("p3 lab exec takes its options before NODE; %r stands where the command begins" % command[0])
-    with _told():
+    with told():
         hosts = lab.attach(options.name)
         if options.node >= len(hosts):
             raise lab.LabError("lab %s has no host %d, only 0 to %d" % (options.name, options.node, len(hosts) - 1))
@@ -121,7 +121,7 @@ def _exec(options, _settings: Settings, command: List[str]) -> int:
 def _status(options, _settings: Settings, _command: List[str]) -> int:
     from p3.lab import hosts as lab
 
-    with _told():
+    with told():
         labs = lab.status()
     if options.json:
         print(json.dumps([asdict(one) for one in labs]))
@@ -139,13 +139,13 @@ def _status(options, _settings: Settings, _command: List[str]) -> int:
 def _down(options, _settings: Settings, _command: List[str]) -> int:
     from p3.lab import hosts as lab
 
-    with _told():
+    with told():
         lab.down(options.name)
     return 0
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Turns what is wrong with a lab into the error that `p3` prints."""
     from p3.lab.hosts import LabError
 
@@ -167,7 +167,7 @@ def _node(text: str) -> int:
     return int(text)
 
 
-def _rates(text: str) -> List[Optional[float]]:
+def rates(text: str) -> List[Optional[float]]:
     return [_rate(part) for part in text.split(",")]
 
 
@@ -180,7 +180,7 @@ def _rate(text: str) -> float:
     return _quantity(text, _MBIT, "a rate such as 800mbit or 1.5gbit (units: bit, kbit, mbit, gbit)")
 
 
-def _delay(text: str) -> float:
+def delay(text: str) -> float:
     return _quantity(text, _MS, "a delay such as 0.1ms (units: us, ms, s)")
 
 

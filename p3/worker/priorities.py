@@ -5,12 +5,13 @@ Setting P3_PRIORITY:
           keys that no Gluon block uses come after, by the caller's priority. The caller's alone where nothing was seen.
   caller  what push and pushpull were given.
   index   the key's number, as the paper has it; keys that are strings, in the order in which they were initialised.
+  off     none: slices leave in the order of their pushes. To see what priorities are worth.
 Larger is sooner; equals leave in the order of their pushes.
 """
 
 from p3.worker import forward_order
 
-MODES = ("auto", "caller", "index")
+MODES = ("auto", "caller", "index", "off")
 
 # Ranges that keep every engine priority within 32 bits, and keys without a position behind all that have one.
 _CALLER_LIMIT = 1 << 19
@@ -63,10 +64,12 @@ class Priorities:
                 self._find_parameter(key, arrays)
             priority = self._found(key, caller)
         else:
-            priority = self._index_order(key) if self._mode == "index" else caller
+            priority = caller if self._mode == "caller" else self._index_order(key)
         return self._with_engine_priority(key, priority)
 
     def _index_order(self, key):
+        if self._mode == "off":
+            return 0
         number = key.index if isinstance(key.id, str) else key.id
         return -max(-_CALLER_LIMIT, min(number, _CALLER_LIMIT))
 
