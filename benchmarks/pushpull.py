@@ -36,9 +36,9 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List
 
-from jobs import STORES, JobError, PushPullJob, Setup, Turn
-from p3.lab import machine
+from p3.bench import machine
 from p3.lab.hosts import LabError, lab
+from pushpull_job import STORES, JobError, PushPullJob, Setup, Turn
 from pushpull_worker import parse_sizes
 from usage import session_cpu_s
 

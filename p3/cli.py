@@ -9,10 +9,10 @@ import signal
 import sys
 from typing import List, Optional
 
+from p3.bench.command import add_parser as add_bench_parser
+from p3.bench.plot_command import add_parser as add_plot_parser
 from p3.errors import ConfigError
-from p3.lab.bench import add_parser as add_bench_parser
 from p3.lab.command import add_parser as add_lab_parser
-from p3.lab.plot_command import add_parser as add_plot_parser
 from p3.settings import Settings
 from p3.trace.command import add_parser as add_trace_parser
 

@@ -63,10 +63,10 @@ class Summer {
     return more;
   }
 
-  void push(int32_t priority, const Task& task) {
+  void push(const Urgency& urgency, const Task& task) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      queue_.push(priority, task);
+      queue_.push(urgency, task);
       peak_ = std::max<uint64_t>(peak_, queue_.size());
     }
     if (thread_.joinable()) wake_.notify_one();
@@ -254,7 +254,7 @@ class Server::Impl : public Transport::Handler {
     uint32_t& inits = slice.inits[static_cast<size_t>(worker)];
     if (header.kind == FrameKind::kInit) ++inits;
     void* payload = std::exchange(arriving_[static_cast<size_t>(van)], {}).first;  // null: none, or the first value
-    queue(header.priority, {task_kind(header.kind), &slice, worker, header, payload, inits});
+    queue(urgency_of(header), {task_kind(header.kind), &slice, worker, header, payload, inits});
   }
 
   bool work() override {
@@ -285,7 +285,8 @@ class Server::Impl : public Transport::Handler {
 
   void sent(const Frame& frame) override {
     ServerSlice& slice = *static_cast<ServerSlice*>(frame.context);
-    if (slice.outstanding.fetch_sub(1) == 1) queue(slice.priority(), {Task::Kind::kFinish, &slice});
+    if (slice.outstanding.fetch_sub(1) == 1)
+      queue({frame.header.round + 1, slice.priority()}, {Task::Kind::kFinish, &slice});
   }
 
   Transport& transport() { return transport_; }
@@ -569,8 +570,8 @@ class Server::Impl : public Transport::Handler {
     return settings;
   }
 
-  void queue(int32_t priority, const Task& task) {
-    summers_[static_cast<size_t>(task.slice->thread)].push(priority, task);
+  void queue(const Urgency& urgency, const Task& task) {
+    summers_[static_cast<size_t>(task.slice->thread)].push(urgency, task);
     if (sums_in_receiver_) transport_.ask_for_work();
   }
 

@@ -117,7 +117,8 @@ Van* Transport::most_urgent_writable() {
   Van* best = nullptr;
   for (size_t i = 1; i <= vans_.size(); ++i) {
     Van* van = vans_[(last_written_ + i) % vans_.size()].get();
-    if (van->writable && van->has_work() && (best == nullptr || van->next_priority() > best->next_priority()))
+    if (van->writable && van->has_work() &&
+        (best == nullptr || van->next_urgency().is_sooner_than(best->next_urgency())))
       best = van;
   }
   return best;
@@ -371,7 +372,6 @@ bool Transport::finish(double timeout_s) {
   if (!started_) return true;
   Header bye;
   bye.kind = FrameKind::kBye;
-  bye.priority = std::numeric_limits<int32_t>::min();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!error_)

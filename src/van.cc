@@ -22,7 +22,7 @@ Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int 
 void Van::push(Frame frame, std::chrono::steady_clock::time_point now) {
   frame.queued_at = now;
   if (carries_slice(frame.header.kind)) trace_at(recorder_, now, TraceKind::kQueued, frame.header, peer_);
-  queue_.push(frame.header.priority, frame);
+  queue_.push(urgency_of(frame.header), frame);
   peak_queued_ = std::max<uint64_t>(peak_queued_, queue_.size());
 }
 

@@ -1,10 +1,11 @@
 """Runs the scripts of tests/scripts as jobs: real processes, a deadline, and nothing left behind."""
 
+import os
 import socket
 import sys
 from pathlib import Path
 
-from conftest import Process, clean_environment
+from conftest import QUICK_IMPORT, ROOT, Process, clean_environment
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -52,7 +53,8 @@ def run_dist_sync(workers, servers, command, timeout_s=100, **variables):
 
 def _start(command, **variables):
     # One OpenMP thread, as `p3 run` sets it: the machines that test have few cores.
-    return Process(command, clean_environment(OMP_NUM_THREADS="1", **variables), SCRIPTS)
+    quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(ROOT)])}
+    return Process(command, clean_environment(**{**quick, **variables}), SCRIPTS)
 
 
 def _status_and_output(process, timeout_s):

@@ -1,19 +1,22 @@
 """`p3 bench`: every experiment runs, what it writes is complete, and one store's failure is the others' no concern."""
 
+import importlib.util
 import itertools
 import json
+import os
 import signal
 import sys
 import time
 
 import pytest
+from conftest import QUICK_IMPORT, ROOT, Process, clean_environment
+from lab_traces import needs_lab
 
-from conftest import Process, clean_environment
 from p3 import cli
-from p3.lab import campaign, experiments, hosts, jobs, models, nic, runs, table
-from p3.lab.bench import fill_in_rate
-
-needs_lab = pytest.mark.skipif(hosts.why_unavailable() is not None, reason=str(hosts.why_unavailable()))
+from p3.bench import campaign, experiments, jobs, nic, results, runs, train
+from p3.bench.command import fill_in_rate
+from p3.lab import hosts
+from p3.replay import models
 
 TINY = ["--size", "0.01", "--iterations", "2", "--warmup", "1", "--repeats", "1"]
 EMULATED = [*TINY, "--models", "sockeye", "--rate", "400mbit"]
@@ -36,6 +39,7 @@ def bench(tmp_path, monkeypatch):
         return status, settings, records
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
     return run
 
 
@@ -52,82 +56,66 @@ def assert_right(record):
 
 
 @needs_lab
-def test_targets_compare_all_stores_with_the_bound(bench, capsys):
-    stores = "dist_sync,mxnet_p3,p3_slicing,p3_sync"
-    options = ["--regimes", "fast", "--compute", "0.02", "--stores", stores]
-    status, settings, records = bench("targets", *EMULATED, *options)
+def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(bench, capsys, tmp_path):
+    status, settings, records = bench("bandwidth", *EMULATED, "--compute", "0.02", "--hosts", "1")
     assert status == 0, records
-    assert [record["store"] for record in runs_of(records)] == stores.split(",")
+    assert [record["store"] for record in runs_of(records)] == list(results.STORES)
     for record in records:
         assert_right(record)
         assert (record["computation"], record["compute_s"], record["rate_mbit"]) == ("emulated", 0.02, 400)
         assert record["bytes"] == models.load("sockeye", 0.01).bytes
-        assert record["bound_s"] > 0.02 and "must be pushed" in record["bound_reason"]
+        assert record["bound_s"] >= 0.02 and record["bound_reason"]
+        assert record["slice_elements"] == (50000 if record["store"].startswith("p3") else None)
     assert settings["versions"]["mxnet"] == "1.9.1" and settings["options"]["repeats"] == 1
     printed = capsys.readouterr().out
-    assert "computation is emulated" in printed and "over mxnet_p3" in printed and "bound" in printed
+    assert "Computation is emulated" in printed and "paper's" in printed
+    if importlib.util.find_spec("matplotlib"):
+        assert cli.main(["plot", str(tmp_path / "results.jsonl"), "--out", str(tmp_path), "--format", "svg"]) == 0
+        assert capsys.readouterr().out == printed
 
 
 @needs_lab
-@pytest.mark.parametrize("experiment, options, differing", [
-    ("bandwidth", ["--compute", "0.02"], {"rate_mbit": 400}),
-    ("scale", ["--compute", "0.02", "--hosts", "1"], {"workers": 1, "servers": 1}),
-    ("slices", ["--compute", "0.02", "--slices", "7000"], {"slice_elements": 7000}),
-])  # fmt: skip
-def test_other_experiments(bench, experiment, options, differing):
-    status, _, records = bench(experiment, *EMULATED, "--stores", "p3_sync", *options)
-    assert status == 0, records
-    (record,) = runs_of(records)
-    assert_right(record)
-    assert {name: record[name] for name in differing} == differing
-
-
-@needs_lab
-def test_utilization_counts_the_bytes_of_every_network_card(bench, capsys):
-    status, _, records = bench("utilization", *EMULATED, "--stores", "p3_sync", "--compute", "0.02")
-    assert status == 0, records
-    run, *cards = records
-    assert_right(run)
+def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_concern_of_others(
+    bench, monkeypatch, capsys
+):
+    broken = jobs.Store("dist_sync", "p3_sync", {"P3_PRIORITY": "none"})  # fails sooner than MXNet's own would
+    monkeypatch.setitem(jobs.STORES, "dist_sync", broken)
+    status, _, records = bench("utilization", *EMULATED, "--stores", "dist_sync,p3_sync", "--compute", "0.02")
+    assert status == 1
+    failed, right, *cards = records
+    assert runs_of(records) == [failed, right]
+    assert failed["result"] == "failed" and failed["median_s"] is None and failed["iteration_s"] == []
+    assert "ended with status 1" in failed["error"] and "P3_PRIORITY='none': allowed is one of" in failed["error"]
+    assert_right(right)
+    assert right["bound_s"] > 0.02 and "must be pushed" in right["bound_reason"]
     assert [(card["kind"], card["host"]) for card in cards] == [("nic", 0), ("nic", 1)]
     for card in cards:
         # Of each iteration half of the pushes and half of the broadcasts cross each card, each way.
         for way in ("bytes_in", "bytes_out"):
-            assert sum(card[way]) > run["bytes"]
-            assert len(card[way]) == pytest.approx(sum(run["iteration_s"]) / card["interval_s"], abs=20)
-    assert "sockeye, p3_sync, host 1: idle" in capsys.readouterr().out
+            assert sum(card[way]) > right["bytes"]
+            assert len(card[way]) == pytest.approx(sum(right["iteration_s"]) / card["interval_s"], abs=20)
+    printed = capsys.readouterr().out
+    assert "1 of 1 runs failed: dist_sync:" in printed and "idle share of network cards" in printed
 
 
 @needs_lab
 def test_compute_trains_and_emulates_nothing(bench, capsys):
-    options = ["--iterations", "2", "--warmup", "10", "--repeats", "1", "--size", "0.01"]
-    status, _, records = bench("compute", *options, "--stores", "dist_sync,p3_sync")
+    options = ["--iterations", "2", "--warmup", "10", "--repeats", "1", "--size", "0.01", "--hosts", "1"]
+    status, _, records = bench("compute", *options, "--stores", "p3_sync")
     assert status == 0, records
-    for record in runs_of(records):
-        assert_right(record)
-        assert record["computation"] == "real" and record["compute_s"] is record["bound_s"] is None
-        assert record["bytes"] > 4 * 768 * 41
-    assert len(records) == 2 and "nothing is emulated" in capsys.readouterr().out
-
-
-@needs_lab
-def test_failing_store_is_recorded_and_the_others_go_on(bench, monkeypatch, capsys):
-    broken = jobs.Store("dist_sync", "p3_sync", {"P3_PRIORITY": "none"})  # fails sooner than MXNet's own would
-    monkeypatch.setitem(jobs.STORES, "dist_sync", broken)
-    status, _, records = bench("ratio", *EMULATED, "--ratios", "2", "--stores", "dist_sync,p3_sync")
-    assert status == 1
-    failed, right = runs_of(records)
-    assert_right(right)
-    assert right["compute_s"] == models.load("sockeye", 0.01).bytes * 8 / 400e6 / 2
-    assert failed["result"] == "failed" and failed["median_s"] is None and failed["iteration_s"] == []
-    assert "ended with status 1" in failed["error"] and "P3_PRIORITY='none': allowed is one of" in failed["error"]
-    assert "failed" in capsys.readouterr().out
-
-
-@needs_lab
-def test_hanging_job_meets_its_deadline_and_leaves_nothing(bench):
-    options = ["--stores", "p3_sync", "--slices", "9000", "--compute", "1000", "--timeout", "1"]
-    status, _, records = bench("slices", *EMULATED, *options)
     (record,) = runs_of(records)
+    assert_right(record)
+    assert record["bytes"] == train.model_bytes(0.01)  # of the net that was trained, and of one that fails
+    assert record["computation"] == "real" and record["compute_s"] is record["bound_s"] is None
+    assert "Nothing is emulated" in capsys.readouterr().out
+
+
+@needs_lab
+def test_hanging_job_meets_its_deadline_and_leaves_nothing(bench, capsys):
+    options = ["--stores", "p3_sync", "--hosts", "1", "--ratios", "0.01", "--timeout", "1"]
+    status, _, records = bench("ratio", *TINY, "--models", "sockeye", "--rate", "1mbit", *options)
+    (record,) = runs_of(records)
+    assert record["compute_s"] == pytest.approx(models.load("sockeye", 0.01).bytes * 8 / 1e6 / 0.01)
     assert status == 1 and record["result"] == "failed" and "the workers did not end in 1 s" in record["error"]
 
 
@@ -162,27 +150,25 @@ def test_real_hosts_over_ssh(bench, tmp_path, monkeypatch, sshd, capsys):
     monkeypatch.setenv("P3_SSH", sshd)
     monkeypatch.setenv("DMLC_NODE_HOST", "127.0.0.1")
     options = [*TINY, "--models", "sockeye", "--compute", "0.02", "--hostfile", str(hostfile)]
-    status, settings, records = bench("utilization", *options, "--stores", "dist_sync,p3_sync")
+    status, settings, records = bench("utilization", *options, "--stores", "p3_sync")
     assert status == 0, records
     assert not settings["options"]["throttled"]
-    assert [(one["kind"], one["store"]) for one in records] == [
-        (kind, store) for store in ("dist_sync", "p3_sync") for kind in ("run", "nic", "nic")
-    ]
-    for record in runs_of(records):
-        assert_right(record)
-        assert record["rate_mbit"] > 0 and record["bound_s"] > 0
+    assert [one["kind"] for one in records] == ["run", "nic", "nic"]
+    (record,) = runs_of(records)
+    assert_right(record)
+    assert record["rate_mbit"] > 0 and record["bound_s"] > 0
     assert "measured from localhost to 127.0.0.2" in capsys.readouterr().err
 
 
 def test_no_secret_is_on_a_command_line_to_another_host(monkeypatch):
-    from p3.lab.remote import SshHost
+    from p3.bench.remote import SshHost
     from p3.settings import Settings
 
     monkeypatch.setenv("P3_SECRET", "swordfish-swordfish")
     host = SshHost("far", "10.0.0.5", Settings(python="/opt/python"))
     line = " ".join(host.supervised([sys.executable, "-c", "import mxnet"], {"DMLC_ROLE": "server"}))
     assert "swordfish" not in line and "DMLC_ROLE=server" in line
-    assert "/opt/python -m p3.lab.remote /opt/python -c" in line
+    assert "/opt/python -m p3.bench.remote /opt/python -c" in line
 
 
 # Without running anything
@@ -299,43 +285,10 @@ def test_workers_that_trained_alone_are_wrong():
     assert found["result"] == "wrong"
 
 
-def some_run(store, median_s, result="right", label="400 Mbit/s", bound_s=1.0):
-    (made,) = configurations("utilization", "--models", "vgg19")
-    return {
-        "kind": "run", **made.identity(), "label": label, "store": store, "median_s": median_s, "bound_s": bound_s,
-        "result": result, "error": None,
-    }  # fmt: skip
-
-
-def test_table_has_medians_spreads_speedups_and_the_distance_to_the_bound():
-    records = [some_run("dist_sync", seconds) for seconds in (2.0, 2.4, 2.2)]
-    records += [some_run("p3_sync", seconds) for seconds in (1.1, 1.0, 1.3)] + [some_run("mxnet_p3", None, "failed")]
-    (row,) = table.summarize(records)
-    assert row.stores["p3_sync"] == table.Spread(1.1, 1.0, 1.3)
-    assert row.speedup("dist_sync") == pytest.approx(2.0) and row.over_bound == pytest.approx(0.1)
-    assert row.speedup("mxnet_p3") is None and row.failures == {"mxnet_p3": "failed"}
-    for cell in ("2.200 (2.000..2.400)", "failed", "2.00x", "+10.0%"):
-        assert cell in table.text([row])
-
-
-def test_wrong_runs_are_in_no_median():
-    (row,) = table.summarize([some_run("p3_sync", 0.1, "wrong"), some_run("p3_sync", 1.2)])
-    assert row.stores["p3_sync"] == table.Spread(1.2, 1.2, 1.2) and row.failures == {"p3_sync": "wrong"}
-
-
-def test_best_speedup_is_told_with_its_rate():
-    records = [some_run("dist_sync", 2.0), some_run("p3_sync", 1.6)]
-    records += [some_run("dist_sync", 3.0, label="200 Mbit/s"), some_run("p3_sync", 2.0, label="200 Mbit/s")]
-    assert "vgg19: p3_sync is at best 1.50x as fast as dist_sync, at 200 Mbit/s; the paper's best is 1.66x" == (
-        table.best_speedups(table.summarize(records))
-    )
-
-
 def test_bytes_of_an_interval_are_between_the_samples_next_to_its_edges():
     samples = {"times": [0.0, 1.0, 2.5], "bytes_in": [100, 200, 500], "bytes_out": [0, 0, 3]}
     found = nic.per_interval(samples, 0.5, 2.6, 1.0)
     assert found == {"bytes_in": [150, 200], "bytes_out": [1, 2]}
-    assert nic.idle_share([0, 100, 4], rate_mbit=8e-4, interval_s=1.0) == pytest.approx(2 / 3)
 
 
 def test_ports_of_this_machine_are_free_and_differ():

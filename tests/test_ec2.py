@@ -5,13 +5,14 @@ import subprocess
 
 import pytest
 from conftest import ROOT
+from lab_traces import needs_lab
 
 from p3.lab import hosts
 
 THROTTLE = str(ROOT / "examples" / "ec2" / "throttle.sh")
 DEADLINE_S = 30
 
-pytestmark = pytest.mark.skipif(hosts.why_unavailable() is not None, reason=str(hosts.why_unavailable()))
+pytestmark = needs_lab
 
 
 @pytest.fixture(scope="module")

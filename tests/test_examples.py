@@ -20,6 +20,7 @@ EXAMPLES = {
     "language_model.py": ("--steps 60", r"perplexity ([\d.]+) of unseen text", lambda perplexity: perplexity < 30),
     "gan.py": ("--steps 300", r"distance ([\d.]+) to the nearest centre", lambda distance: distance < 0.5),
 }
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}  # with scikit-learn
 RANK_0_ONLY = "train_digits.py"
 
 
@@ -38,7 +39,9 @@ def test_every_example_is_tested():
 def test_example_learns(name, workers):
     options, pattern, learned = EXAMPLES[name]
     command = [sys.executable, str(ROOT / "examples" / name), *options.split()]
-    status, output = jobs.run_p3(workers, 2, command) if workers > 1 else jobs.run(command, timeout_s=100)
+    status, output = (
+        jobs.run_p3(workers, 2, command, **ENVIRONMENT) if workers > 1 else jobs.run(command, 100, **ENVIRONMENT)
+    )
     assert status == 0, output
     if name == RANK_0_ONLY:
         (result,) = re.findall(r"loss .* " + pattern + r" .* on %d worker\(s\)" % workers, output)

@@ -9,8 +9,8 @@ from conftest import ROOT, Process, clean_environment
 
 pytest.importorskip("matplotlib", reason="p3 plot needs matplotlib: pip install matplotlib")
 
+from p3.bench import plot, results  # noqa: E402
 from p3.errors import ConfigError  # noqa: E402
-from p3.lab import plot, results  # noqa: E402
 
 STORES = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
 BLUE, GREEN = "#0072B2", "#009E73"
@@ -162,8 +162,14 @@ def test_command_prints_the_table_and_writes_where_it_is_told(p3, tmp_path):
     made.write(tmp_path / "results.jsonl", lines_of("targets"))
     ended = p3("plot", "results.jsonl", "--out", "new/figures", "--format", "svg")
     assert ended.code == 0, ended.err
-    assert "| vgg19, 86 MB |" in ended.out and "wrote new/figures/targets.svg" in ended.out
+    assert "\nVGG-19, 86 MB  " in ended.out and "wrote new/figures/targets.svg" in ended.err
     assert [path.name for path in (tmp_path / "new/figures").iterdir()] == ["targets.svg"]
+
+
+def test_command_prints_markdown(p3, tmp_path):
+    made.write(tmp_path / "results.jsonl", lines_of("targets"))
+    ended = p3("plot", "results.jsonl", "--markdown", "--format", "svg")
+    assert ended.code == 0 and "\n| VGG-19, 86 MB |" in ended.out, ended
 
 
 def test_command_says_what_is_wrong(p3, tmp_path):

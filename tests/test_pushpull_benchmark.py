@@ -6,16 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from lab_traces import needs_lab
+
 from p3.lab import hosts
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import jobs  # noqa: E402
+import pushpull_job as jobs  # noqa: E402
 import pushpull_worker  # noqa: E402
-from p3.lab import hosts  # noqa: E402
 
 SETUP = jobs.Setup(workers=2, servers=2, keys="3x1000", elements=3000, omp_threads=1, timeout_s=20)
 

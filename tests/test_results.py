@@ -1,12 +1,12 @@
-"""p3.lab.results: what a results file may hold, and what is made of it."""
+"""p3.bench.results: what a results file may hold, and what is made of it."""
 
 import json
 
 import lab_results as made
 import pytest
 
+from p3.bench import results
 from p3.errors import ConfigError
-from p3.lab import results
 
 
 @pytest.fixture
@@ -37,8 +37,7 @@ def test_only_right_runs_count_and_the_others_stay_in_sight(read):
     by_store = summaries(found)
     assert (by_store["p3_sync"].median_s, by_store["p3_sync"].runs, by_store["p3_sync"].failed) == (2, 2, 1)
     assert by_store["dist_sync"].median_s is None
-    text = results.table(results.summarise(found.runs))
-    assert "FAILED: server 1 / died" in text and "1 of 2" in text and "0 of 1" in text
+    assert by_store["dist_sync"].error == "server 1 | died"
 
 
 def test_speedup_compares_runs_of_the_same_setting_only(read):
@@ -54,22 +53,6 @@ def test_speedup_compares_runs_of_the_same_setting_only(read):
 def test_stores_keep_one_order_whatever_came_first(read):
     found = read(*(made.run("targets", store) for store in ("p3_sync", "another", "mxnet_p3", "dist_sync")))
     assert [one.store for one in results.summarise(found.runs)] == ["dist_sync", "mxnet_p3", "p3_sync", "another"]
-
-
-def test_table_tells_emulation_and_distance_to_the_bound(read):
-    text = results.table(results.summarise(read(made.run("targets", seconds=(1.0,), bound_s=0.8)).runs))
-    assert "+25.0%" in text and "Computation is emulated" in text and "(!)" not in text
-
-
-def test_result_below_the_bound_is_marked(read):
-    (one,) = results.summarise(read(made.run("targets", seconds=(1.0,), bound_s=1.1)).runs)
-    assert one.is_below_bound and "(!) Below the bound, which is impossible" in results.table([one])
-
-
-def test_real_training_has_neither_bound_nor_emulation(read):
-    real = made.run("targets", computation="real", compute_s=None, bound_s=None, bound_reason=None, size=None)
-    text = results.table(results.summarise(read(real).runs))
-    assert "bound" not in text and "emulated" not in text
 
 
 def test_idle_intervals_are_those_that_carry_less_than_a_twentieth_of_the_rate():

@@ -7,14 +7,15 @@
 #include <utility>
 #include <vector>
 
+#include "p3/urgency.h"
+
 namespace p3 {
 
 template <typename T>
 class PriorityQueue {
  public:
-  // A higher priority leaves sooner, as in MXNet's KVStore.
-  void push(int32_t priority, T value) {
-    heap_.push_back({priority, next_++, std::move(value)});
+  void push(const Urgency& urgency, T value) {
+    heap_.push_back({urgency, next_++, std::move(value)});
     size_t child = heap_.size() - 1;
     while (child > 0) {
       const size_t parent = (child - 1) / 2;
@@ -26,7 +27,7 @@ class PriorityQueue {
 
   bool empty() const { return heap_.empty(); }
   size_t size() const { return heap_.size(); }
-  int32_t top_priority() const { return heap_.front().priority; }
+  const Urgency& top_urgency() const { return heap_.front().urgency; }
 
   // Precondition: !empty().
   T pop() {
@@ -41,11 +42,12 @@ class PriorityQueue {
 
  private:
   struct Entry {
-    int32_t priority;
+    Urgency urgency;
     uint64_t sequence;
     T value;
     bool before(const Entry& other) const {
-      return priority != other.priority ? priority > other.priority : sequence < other.sequence;
+      if (urgency.is_sooner_than(other.urgency)) return true;
+      return !other.urgency.is_sooner_than(urgency) && sequence < other.sequence;
     }
   };
 

@@ -1,6 +1,12 @@
 // A Stream over a connected TCP or AF_UNIX socket.
+//
+// What the kernel and the network hold can no longer be overtaken, so on TCP it is kept small: bytes that are not yet
+// sent by TCP_NOTSENT_LOWAT, and all that are not yet acknowledged by a send buffer of about what keeps the path busy,
+// sized anew again and again from the delivery rate and round trip time that the kernel has measured. Equal buffers
+// also give the worker and the server of one host, which share a link, equal shares of it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 #include "p3/stream.h"
@@ -9,8 +15,7 @@ namespace p3 {
 
 class SocketStream : public Stream {
  public:
-  // Owns `fd`. Makes it non-blocking; on TCP sets TCP_NODELAY and TCP_NOTSENT_LOWAT, so that the kernel holds little
-  // that is not yet sent and a more urgent slice has little to overtake.
+  // Owns `fd`. Makes it non-blocking; on TCP sets TCP_NODELAY and TCP_NOTSENT_LOWAT.
   SocketStream(int fd, int notsent_low_water_bytes);
   ~SocketStream() override;
 
@@ -22,6 +27,11 @@ class SocketStream : public Stream {
   void end_writing() override;
   void close() override;
 
+  // How many bytes may be under way at a delivery rate in bytes per second. Always more than the path itself holds: a
+  // rate that is low because of this bound raises it. Powers of two, for connections that share a link to agree on one
+  // although each has measured something else.
+  static uint64_t bytes_under_way(uint64_t delivery_rate, uint32_t min_rtt_us);
+
   // Whether BBR, where it is the system's choice, shall stay or come back at a delivery rate in bytes per second.
   // BBR sends each segment by a timer of its own. On a slow link that keeps the queues short at no cost; at several
   // Gbit/s the timers take as much of the processor as the copies do (docs/decisions.md), and the queues are short
@@ -29,11 +39,18 @@ class SocketStream : public Stream {
   static bool should_pace(bool paces_now, uint64_t delivery_rate);
 
  private:
-  void choose_congestion_control();
+  void look_at_path();
+  void bound_send_buffer(uint64_t bytes);
+  void choose_congestion_control(uint64_t delivery_rate);
 
   int fd_;
+  bool is_tcp_ = false;
   bool bbr_is_default_ = false;
   bool paces_ = false;
+  std::chrono::steady_clock::time_point last_look_ = std::chrono::steady_clock::now();
+  uint64_t peak_rate_ = 0;  // bytes per second; of late, with the link to itself
+  uint64_t bound_ = 0;      // of the send buffer; 0: the kernel's own choice
+  uint64_t written_since_look_ = 0;
   uint64_t written_since_choice_ = 0;
 };
 

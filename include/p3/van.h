@@ -52,7 +52,7 @@ class Van {
   bool has_work() const { return writing_ || !queue_.empty(); }
   bool mid_frame() const { return writing_ && written_ > 0; }
   // Of the frame that would move next. Precondition: has_work().
-  int32_t next_priority() const { return writing_ ? current_.header.priority : queue_.top_priority(); }
+  Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
   // Takes the next frame off the queue unless one is half written.
   void begin_frame(std::chrono::steady_clock::time_point now);
   // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.

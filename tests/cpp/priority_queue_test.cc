@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -11,7 +12,7 @@ namespace {
 
 TEST(PriorityQueue, HigherPrioritiesLeaveFirst) {
   PriorityQueue<int> queue;
-  for (int priority : {-3, 0, -1, 7, -2}) queue.push(priority, priority);
+  for (int priority : {-3, 0, -1, 7, -2}) queue.push({0, priority}, priority);
   std::vector<int> order;
   while (!queue.empty()) order.push_back(queue.pop());
   EXPECT_EQ(order, (std::vector<int>{7, 0, -1, -2, -3}));
@@ -19,8 +20,27 @@ TEST(PriorityQueue, HigherPrioritiesLeaveFirst) {
 
 TEST(PriorityQueue, EqualPrioritiesLeaveInArrivalOrder) {
   PriorityQueue<int> queue;
-  for (int i = 0; i < 1000; ++i) queue.push(5, i);
+  for (int i = 0; i < 1000; ++i) queue.push({0, 5}, i);
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(queue.pop(), i);
+}
+
+TEST(PriorityQueue, OlderRoundsLeaveBeforeHigherPriorities) {
+  PriorityQueue<int> queue;
+  queue.push({8, 100}, 2);
+  queue.push({7, -5}, 1);
+  queue.push({7, 3}, 0);
+  queue.push({9, 100}, 3);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(queue.pop(), i);
+}
+
+TEST(PriorityQueue, SignsOfLifeGoFirstAndGoodbyesLast) {
+  Header ping, push, bye;
+  ping.priority = std::numeric_limits<int32_t>::max();
+  push.kind = FrameKind::kPush;
+  push.round = 1000;
+  bye.kind = FrameKind::kBye;
+  EXPECT_TRUE(urgency_of(ping).is_sooner_than(urgency_of(push)));
+  EXPECT_TRUE(urgency_of(push).is_sooner_than(urgency_of(bye)));
 }
 
 // Against the obvious model: a stable sort of what is inside.
@@ -29,17 +49,18 @@ TEST(PriorityQueue, AnyMixOfPushesAndPopsFollowsTheModel) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   PriorityQueue<int> queue;
-  std::vector<std::pair<int, int>> model;  // priority, value; in arrival order
+  std::vector<std::pair<std::pair<int, int>, int>> model;  // (-round, priority), value; in arrival order
   for (int step = 0; step < 20000; ++step) {
     ASSERT_EQ(queue.size(), model.size());
     if (model.empty() || random() % 5 < 3) {
       const int priority = static_cast<int>(random() % 8) - 4;
-      queue.push(priority, step);
-      model.push_back({priority, step});
+      const auto round = static_cast<int>(random() % 3);
+      queue.push({static_cast<uint64_t>(round), priority}, step);
+      model.push_back({{-round, priority}, step});
     } else {
       const auto first =
           std::max_element(model.begin(), model.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-      ASSERT_EQ(queue.top_priority(), first->first);
+      ASSERT_EQ(queue.top_urgency().priority, first->first.second);
       ASSERT_EQ(queue.pop(), first->second);
       model.erase(first);
     }

@@ -3,8 +3,10 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <cstring>
@@ -204,6 +206,70 @@ TEST(SocketStream, PacesSlowLinksOnlyAndKeepsItsChoiceInBetween) {
     EXPECT_EQ(SocketStream::should_pace(paces_now, 1500 * kMbit), paces_now);
     EXPECT_FALSE(SocketStream::should_pace(paces_now, 2500 * kMbit));
   }
+}
+
+// So that a rate which is low because of the bound raises it, up to that of the path.
+TEST(SocketStream, MoreMayBeUnderWayThanThePathHolds) {
+  for (uint64_t rate : {0ull, 1'000'000ull, 25'000'000ull, 100'000'000ull, 1'250'000'000ull}) {
+    for (uint32_t min_rtt_us : {0u, 50u, 1000u, 100'000u}) {
+      const uint64_t bytes = SocketStream::bytes_under_way(rate, min_rtt_us);
+      EXPECT_GE(bytes, 2 * rate * min_rtt_us / 1'000'000) << rate << " bytes/s, " << min_rtt_us << " us";
+      EXPECT_GE(bytes, 128u << 10);
+      EXPECT_EQ(bytes & (bytes - 1), 0u);
+    }
+  }
+}
+
+// All connections that share a link must agree, though none of them measures exactly its rate.
+TEST(SocketStream, OneLinkIsOneBoundForAllThatShareIt) {
+  constexpr uint64_t kMbit = 1000 * 1000 / 8;
+  for (uint64_t share : {25, 50, 100}) {
+    EXPECT_EQ(SocketStream::bytes_under_way(200 * share / 100 * kMbit, 50), 128u << 10);
+    EXPECT_LE(SocketStream::bytes_under_way(1000 * share / 100 * kMbit, 50), 256u << 10);
+  }
+}
+
+TEST(SocketStream, BoundsWhatIsUnderWayFromTheStartAndOnlyOnTcp) {
+  const auto send_buffer = [](const StreamPair& pair) {
+    int bytes = 0;
+    socklen_t length = sizeof bytes;
+    EXPECT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
+    return bytes;
+  };
+  EXPECT_EQ(send_buffer(socket_pair(tcp_pair())), 128 << 10);
+  const auto ends = unix_pair();
+  int before = 0;
+  socklen_t length = sizeof before;
+  ASSERT_EQ(getsockopt(ends.first, SOL_SOCKET, SO_SNDBUF, &before, &length), 0);
+  EXPECT_EQ(send_buffer(socket_pair(ends)), before);
+}
+
+// Loopback is a path of many Gbit/s: what has been written there must have raised the bound.
+TEST(SocketStream, AFastPathGetsALargerBound) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  std::thread reader([&] {
+    std::vector<char> buffer(1 << 20);
+    const iovec part{buffer.data(), buffer.size()};
+    IoResult result;
+    do {
+      pollfd readable{pair.second->read_fd(), POLLIN, 0};
+      ASSERT_GT(poll(&readable, 1, 10'000), 0);
+      result = pair.second->read(&part, 1);
+    } while (!result.end);
+  });
+  std::vector<char> zeros(1 << 20);
+  for (size_t left = 64 << 20; left > 0;) {
+    const iovec part{zeros.data(), std::min(left, zeros.size())};
+    pollfd writable{pair.first->write_fd(), POLLOUT, 0};
+    if (poll(&writable, 1, 10'000) <= 0) break;
+    left -= pair.first->write(&part, 1).bytes;
+  }
+  pair.first->end_writing();
+  reader.join();
+  int bytes = 0;
+  socklen_t length = sizeof bytes;
+  ASSERT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
+  EXPECT_GT(bytes, 128 << 10);
 }
 
 // The peer may write its last bytes and go between the reader's look at the ring and its look at the socket.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 from typing import Callable, List, Sequence
 
+from p3.bench import experiments
 from p3.errors import ConfigError
-from p3.lab import experiments, models
 from p3.lab.command import delay, rates, told
+from p3.replay import models
 from p3.settings import Settings
 
 
@@ -31,7 +32,8 @@ def add_parser(commands) -> None:
 
 def _add_experiment(names, experiment: experiments.Experiment) -> None:
     defaults = {**experiments.COMMON_DEFAULTS, **experiment.defaults}
-    parser = names.add_parser(experiment.name, help=experiment.help, description=experiment.help)
+    sentence = experiment.help[0].upper() + experiment.help[1:] + "."
+    parser = names.add_parser(experiment.name, help=experiment.help, description=sentence)
     is_emulated = experiment.name != "compute"
 
     def add(option: str, help: str, **how) -> None:
@@ -41,14 +43,15 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--models", "which, comma-separated (default %(default)s)", type=_names(models.NAMES))
         add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
             type=_number(0, 2), metavar="SIGMA", default=0.0)
-        add("--optimizer", "none: the stores only sum (default)", choices=("none", "sgd"), default="none")
+        add("--optimizer", "on the weights; none: the stores only sum (default none)", choices=("none", "sgd"),
+            default="none")
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
     if is_emulated and experiment.name != "ratio":
-        add("--compute", "emulated, of an iteration (default %s)" % (defaults["compute"] or "the regime's"),
+        add("--compute", "emulated, of an iteration (default%s)" % _told(defaults["compute"]),
             type=_number(0, 1e4), metavar="S")
     if experiment.name == "targets":
-        add("--regimes", "slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default both)",
+        add("--regimes", "slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default: both)",
             type=_names(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES))
     if experiment.name == "slices":
         add("--slices", "of a slice, at most (default %(default)s)",
@@ -64,20 +67,26 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=_number(1e-6, 1e3))
     add("--hosts", "each with one worker and one server (default %(default)s)",
         type=_list(int, 1, 200), metavar="N" + _more(experiment, "hosts"))
-    add("--rate", "of each host's link, each way, as 800mbit (default %s)" % (defaults["rate"] or "the regime's"),
+    add("--rate", "of each host's link, each way, as 800mbit (default%s)" % _told(defaults["rate"]),
         type=rates, metavar="R" + _more(experiment, "rate"))
-    add("--delay", "one way between hosts, as 0.1ms (none)", type=delay, metavar="D")
+    add("--delay", "one way between hosts, as 0.1ms (default: none)", type=delay, metavar="D")
     add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are (default: measured)",
         metavar="FILE")
     add("--iterations", "of a run, that count (default %(default)s)", type=_number(1, 10000, int), metavar="N")
-    add("--warmup", "iterations before them (default %(default)s)", type=_number(0, 10000, int), metavar="N")
+    # The first iteration waits for nothing, and would be shorter than the bound.
+    add("--warmup", "iterations before them, at least 1 (default %(default)s)",
+        type=_number(1, 10000, int), metavar="N")
     add("--repeats", "runs of each store in each configuration (default %(default)s)",
         type=_number(1, 10000, int), metavar="N")
-    add("--timeout", "of a run (by default long enough for slow machines)", type=_number(1, 1e6), metavar="S")
+    add("--timeout", "of a run (default: long enough for slow machines)", type=_number(1, 1e6), metavar="S")
     add("--out", "JSON lines are appended there", metavar="FILE")
     # With a hostfile, a rate that is not given is measured; so that is known only later.
     parser.set_defaults(**dict(defaults, rate=None, default_rate=defaults["rate"]))
     parser.set_defaults(experiment=experiment.name, handler=_bench)
+
+
+def _told(default) -> str:
+    return ": the regime's" if default is None else f" {default}"
 
 
 # Of which options an experiment takes several values.
@@ -89,7 +98,7 @@ def _more(experiment: experiments.Experiment, option: str) -> str:
 
 
 def _bench(options: argparse.Namespace, settings: Settings, _command: List[str]) -> int:
-    from p3.lab import campaign
+    from p3.bench import campaign
 
     fill_in_rate(options)
     for name, experiments_ in _SWEPT.items():

@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from p3.bench.remote import SshHost
 from p3.cluster.placement import source_path
-from p3.lab.remote import SshHost
 
 STOP_TIMEOUT_S = 15.0  # for servers and scheduler, after the workers
 LAST_WORDS_S = 5.0  # after a failure, for the others to end and say why

@@ -1,6 +1,6 @@
 """Derives the layers of Gluon's models for models.json. Needs MXNet; downloads nothing and computes no forward pass.
 
-    python -m p3.lab.zoo        writes p3/lab/models.json anew
+    python -m p3.replay.zoo        writes p3/replay/models.json anew
 
 A layer begins at each operator that has trainable parameters; the operators without any that follow belong to it. The
 order is that of MXNet's graph: the order in which a forward pass queues the operators.
@@ -9,7 +9,7 @@ order is that of MXNet's graph: the order in which a forward pass queues the ope
 import json
 from math import prod
 
-from p3.lab.models import JSON_PATH
+from p3.replay.models import JSON_PATH
 
 # Gluon's constructor and the input that the model is made for, without the batch.
 MODELS = {

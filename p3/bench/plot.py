@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from p3.bench.results import (
+    IDLE_SHARE, Nic, Results, Summary, idle_share, model_label, setting, store_label, store_rank, summarise,
+)  # fmt: skip
 from p3.errors import ConfigError
-from p3.lab.results import IDLE_SHARE, Nic, Results, Summary, idle_share, rate, store_label, store_rank, summarise
 
 FORMATS = ("png", "svg")
 
@@ -31,14 +33,6 @@ _STYLES = {
 _OTHER_STYLE = ("#56B4E9", "v")
 _BOUND_STYLE = {"color": "black", "linestyle": (0, (5, 2)), "linewidth": 1.3}
 _WARNING_COLOUR = "#B00000"
-
-_MODELS = {
-    "vgg19": "VGG-19",
-    "resnet50": "ResNet-50",
-    "inception_v3": "Inception V3",
-    "sockeye": "Sockeye-like",
-    "bert": "BERT-base-like",
-}
 
 # The same file from the same results: no date, and no random names in SVG.
 _SETTINGS = {
@@ -274,7 +268,7 @@ def _bars(results: Results, title: str) -> Figure:
     figure, grid = _figure(results, title, len(regimes), 1, width_inches)
     for (axes,), members in zip(grid, regimes.values()):
         emulated = members[0].computation == "emulated"
-        axes.set_title(_setting(members[0], ("rate", "compute", "delay", "hosts") if emulated else ("rate", "hosts")))
+        axes.set_title(setting(members[0], ("rate", "compute", "delay", "hosts") if emulated else ("rate", "hosts")))
         axes.set_ylabel("seconds for an iteration")
         _draw_bars(axes, members, stores)
     _legend(figure, summaries)
@@ -307,7 +301,7 @@ def _draw_bars(axes, members: Sequence[Summary], stores: Sequence[str]) -> None:
         if bounds:
             axes.hlines(min(bounds), group - 0.46, group + 0.46, zorder=4, **_hlines(_BOUND_STYLE))
     axes.set_xticks(range(len(models)))
-    axes.set_xticklabels(["%s, %.3g MB" % (_model(name), bytes_ / 1e6) for name, bytes_ in models])
+    axes.set_xticklabels(["%s, %.3g MB" % (model_label(name), bytes_ / 1e6) for name, bytes_ in models])
     axes.set_xlim(-0.55, len(models) - 0.45)
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
@@ -428,17 +422,7 @@ def _legend(figure: Figure, summaries: Sequence[Summary]) -> None:
 
 
 def _title(one, told: Sequence[str]) -> str:
-    return "%s, %.3g MB\n%s" % (_model(one.model), one.bytes / 1e6, _setting(one, told))
-
-
-def _setting(one, told: Sequence[str]) -> str:
-    parts = {
-        "rate": rate(one.rate_mbit),
-        "compute": "" if one.compute_s is None else "%g s of computation" % one.compute_s,
-        "delay": "%g ms delay" % one.delay_ms if one.delay_ms else "",
-        "hosts": "%d hosts" % one.hosts,
-    }
-    return ", ".join(parts[name] for name in told if parts[name])
+    return "%s, %.3g MB\n%s" % (model_label(one.model), one.bytes / 1e6, setting(one, told))
 
 
 def _stores(summaries: Sequence[Summary]) -> List[str]:
@@ -447,7 +431,3 @@ def _stores(summaries: Sequence[Summary]) -> List[str]:
 
 def _style(store: str) -> Tuple[str, str]:
     return _STYLES.get(store, _OTHER_STYLE)
-
-
-def _model(name: str) -> str:
-    return _MODELS.get(name, name)

@@ -1,6 +1,6 @@
 """One worker that trains a model of the lab with emulated computation, the same for every store: only the name differs.
 
-    python -m p3.lab.replay --store p3_sync --model vgg19 --compute 4.0 --iterations 12 --out worker{rank}.jsonl
+    python -m p3.replay --store p3_sync --model vgg19 --compute 4.0 --iterations 12 --out worker{rank}.jsonl
 
 Real tensors of the real shapes go through the store's public API, as Gluon's Trainer would send them. An iteration:
 
@@ -26,7 +26,7 @@ import time
 from typing import List, Optional, Sequence
 
 import p3
-from p3.lab import models
+from p3.replay import models
 from p3.worker import hooks
 
 # A shorter wait is no stall: reading the few weights of a layer that are there already takes up to 50 us after a sleep.
@@ -256,7 +256,7 @@ def _opener(path: str):
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m p3.lab.replay",
+        prog="python -m p3.replay",
         description="Train a model's shapes through a KVStore, with emulated computation. One worker; DMLC_* says of "
         "which job.",
     )
@@ -290,7 +290,3 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     return 0 if run(options, model, _opener(options.out)) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

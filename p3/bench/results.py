@@ -1,7 +1,8 @@
 """What `p3 bench` measured: reads the results file, and does all arithmetic that tables and figures show.
 
     results = read(["results.jsonl"])
-    print(table(summarise(results.runs)))
+    for one in summarise(results.runs):
+        print(one, one.median_s, one.above_bound)
 
 A results file holds one JSON object a line: `settings` (what was asked for, where and with what), then `run`s (one job
 of one store) and `nic`s (bytes that crossed one host's NIC in such a job). A run belongs to the last settings of its
@@ -17,7 +18,7 @@ import json
 import math
 import statistics
 from dataclasses import dataclass, fields
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from p3.errors import ConfigError
 
@@ -28,7 +29,17 @@ STORES = {
     "p3_slicing": "p3_sync, slicing only",
     "p3_sync": "p3_sync",
 }
+MODELS = {
+    "vgg19": "VGG-19",
+    "resnet50": "ResNet-50",
+    "inception_v3": "Inception V3",
+    "sockeye": "Sockeye-like",
+    "bert": "BERT-base-like",
+}
 RESULTS = ("right", "wrong", "failed")
+
+# Speedups over dist_sync that the paper reports: the best of its bandwidth sweep (section 5.3).
+PAPER_SPEEDUPS = {"resnet50": 1.26, "inception_v3": 1.18, "vgg19": 1.66, "sockeye": 1.38}
 
 # An interval in which a NIC carried less than this share of its rate is idle; signs of life stay below.
 IDLE_SHARE = 0.05
@@ -122,7 +133,7 @@ class Results(NamedTuple):
     def mixtures(self) -> List[str]:
         """Experiments that were not measured under one set of conditions, each with a line that says so."""
         found = []
-        for experiment in _unique(one.experiment for one in self.settings):
+        for experiment in unique(one.experiment for one in self.settings):
             conditions = {one.conditions for one in self.settings if one.experiment == experiment}
             if len(conditions) > 1:
                 found.append(
@@ -173,8 +184,8 @@ def summarise(runs: Iterable[Run]) -> List[Summary]:
     groups: Dict[Configuration, List[Run]] = {}
     for run in runs:
         groups.setdefault(run.configuration, []).append(run)
-    first = {_comparable(key): number for number, key in reversed(list(enumerate(groups)))}
-    ordered = sorted(groups, key=lambda key: (first[_comparable(key)], store_rank(key.store)))
+    first = {comparable(key): number for number, key in reversed(list(enumerate(groups)))}
+    ordered = sorted(groups, key=lambda key: (first[comparable(key)], store_rank(key.store)))
     return [_summary(configuration, groups[configuration]) for configuration in ordered]
 
 
@@ -196,7 +207,7 @@ def _summary(configuration: Configuration, runs: Sequence[Run]) -> Summary:
 
 def speedup(summary: Summary, store: str, among: Iterable[Summary]) -> Optional[float]:
     """How many times as fast as `store` in the same setting; None where one of both has no right run."""
-    others = [one for one in among if one.store == store and _comparable(one) == _comparable(summary)]
+    others = [one for one in among if one.store == store and comparable(one) == comparable(summary)]
     others.sort(key=lambda one: one.slice_elements != summary.slice_elements)
     if not others or not others[0].median_s or not summary.median_s:
         return None
@@ -226,84 +237,26 @@ def rate(mbit: Optional[float]) -> str:
     return "%.4g Gbit/s" % (mbit / 1000) if mbit >= 1000 else "%.4g Mbit/s" % mbit
 
 
-def _comparable(one: Configuration) -> Configuration:
-    values = dict(vars(one.configuration), store="", slice_elements=None)
-    return Configuration(**values)
+def model_label(model: str) -> str:
+    return MODELS.get(model, model)
 
 
-# Tables
+def setting(one: Configuration, told: Sequence[str]) -> str:
+    """In words: those of model, rate, compute, delay, hosts and slice that are to be told and say something."""
+    parts = {
+        "model": "%s, %.3g MB" % (model_label(one.model), one.bytes / 1e6),
+        "rate": rate(one.rate_mbit),
+        "compute": "" if one.compute_s is None else "%.4g s of computation" % one.compute_s,
+        "delay": "%g ms delay" % one.delay_ms if one.delay_ms else "",
+        "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
+        "slice": "" if one.slice_elements is None else "slices of %d" % one.slice_elements,
+    }
+    return ", ".join(parts[name] for name in told if parts[name])
 
 
-def table(summaries: Sequence[Summary]) -> str:
-    """Markdown that reads as well on a terminal; a table for each experiment."""
-    parts = []
-    for experiment in _unique(one.experiment for one in summaries):
-        chosen = [one for one in summaries if one.experiment == experiment]
-        parts += [_markdown(_rows(chosen)), *_notes(chosen)]
-    return "\n\n".join(parts)
-
-
-def _rows(summaries: Sequence[Summary]) -> List[List[str]]:
-    columns: List[Tuple[str, Callable[[Summary], str]]] = [
-        ("model", lambda one: "%s, %.3g MB" % (one.model, one.bytes / 1e6)),
-        ("rate", lambda one: rate(one.rate_mbit)),
-        ("computation", lambda one: "%g s" % one.compute_s if one.compute_s is not None else one.computation),
-        ("hosts", lambda one: str(one.hosts)),
-        ("delay", lambda one: "%g ms" % one.delay_ms),
-        ("slice", lambda one: "-" if one.slice_elements is None else str(one.slice_elements)),
-        ("store", lambda one: store_label(one.store)),
-        ("iteration: median (min..max)", _time),
-        ("runs", lambda one: str(one.runs) if not one.failed else "%d of %d" % (one.runs - one.failed, one.runs)),
-    ]
-    # Neither MXNet's stores nor a setting that never changes has anything to say in a column of its own.
-    for name, field in (("delay", "delay_ms"), ("slice", "slice_elements"), ("hosts", "hosts")):
-        if len({getattr(one, field) for one in summaries if one.store.startswith("p3")}) < 2:
-            columns = [column for column in columns if column[0] != name]
-    for store in ("dist_sync", "mxnet_p3"):
-        if any(one.store == store for one in summaries):
-            columns.append(("over " + store, _over(store, summaries)))
-    if any(one.bound_s for one in summaries):
-        columns += [("bound", lambda one: _seconds(one.bound_s)), ("above it", _above)]
-    return [[name for name, _ in columns], *([cell(one) for _, cell in columns] for one in summaries)]
-
-
-def _time(one: Summary) -> str:
-    if one.median_s is None:
-        return "FAILED: " + " ".join((one.error or "").replace("|", "/").split())[:80]
-    return "%s (%.4g..%.4g)" % (_seconds(one.median_s), one.low_s, one.high_s)
-
-
-def _seconds(value: Optional[float]) -> str:
-    return "-" if value is None else "%.4g s" % value
-
-
-def _over(store: str, summaries: Sequence[Summary]) -> Callable[[Summary], str]:
-    def cell(one: Summary) -> str:
-        times = speedup(one, store, summaries) if one.store != store else None
-        return "-" if times is None else "%.2fx" % times
-
-    return cell
-
-
-def _above(one: Summary) -> str:
-    if one.above_bound is None:
-        return "-"
-    return "%+.1f%%%s" % (100 * one.above_bound, " (!)" if one.is_below_bound else "")
-
-
-def _notes(summaries: Sequence[Summary]) -> List[str]:
-    notes = []
-    if any(one.computation == "emulated" for one in summaries):
-        notes.append("Computation is emulated: a timed wait for each layer.")
-    if any(one.is_below_bound for one in summaries):
-        notes.append("(!) Below the bound, which is impossible: check the rate of the network, and the bound.")
-    return notes
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["| %s |" % " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in rows]
-    return "\n".join([lines[0], "|%s|" % "|".join("-" * (width + 2) for width in widths), *lines[1:]])
+def comparable(one: Configuration) -> Configuration:
+    """What is alike in a fair comparison of stores."""
+    return Configuration(**dict(vars(one.configuration), store="", slice_elements=None))
 
 
 # Reading
@@ -312,13 +265,13 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 def read(paths: Sequence[str]) -> Results:
     """All lines of the files. ConfigError names the file and the line of what is wrong."""
     results = Results([], [], [])
-    for path in _unique(map(str, paths)):
+    for path in unique(map(str, paths)):
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("results %s cannot be read: %s" % (path, error)) from None
-        announced = set()
+        announced: Set[str] = set()
         for number, line in enumerate(text.splitlines(), 1):
             try:
                 _take(results, announced, _object(line))
@@ -326,6 +279,15 @@ def read(paths: Sequence[str]) -> Results:
                 raise ConfigError("%s, line %d: %s" % (path, number, error)) from None
     if not results.runs:
         raise ConfigError("no run in %s: `p3 bench EXPERIMENT --out FILE` writes them" % ", ".join(map(str, paths)))
+    return results
+
+
+def of_records(records: Iterable[Dict[str, Any]]) -> Results:
+    """Of lines that were not written, or not yet. ValueError says what is wrong with one."""
+    results = Results([], [], [])
+    announced: Set[str] = set()
+    for record in records:
+        _take(results, announced, record)
     return results
 
 
@@ -342,7 +304,7 @@ def _object(line: str) -> Dict[str, Any]:
     return found
 
 
-def _take(results: Results, announced: set, found: Dict[str, Any]) -> None:
+def _take(results: Results, announced: Set[str], found: Dict[str, Any]) -> None:
     kind = found.get("kind")
     if kind == "settings":
         results.settings.append(_make(Settings, found))
@@ -424,5 +386,5 @@ _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _unique(values: Iterable) -> List:
+def unique(values: Iterable) -> List:
     return list(dict.fromkeys(values))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from pathlib import Path
 from typing import List
 
@@ -25,29 +26,31 @@ def add_parser(commands) -> None:
     )
     plot.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="what `p3 bench --out` wrote")
     plot.add_argument("--out", default=".", metavar="DIR", help="folder for the figures (default: this one)")
-    plot.add_argument("--format", type=_formats, default=list(_FORMATS), metavar="F[,F]", help="default png,svg")
+    plot.add_argument("--format", type=_formats, default=list(_FORMATS), metavar="F[,F]",
+                      help="of the figures (default png,svg)")
+    plot.add_argument("--markdown", action="store_true", help="tables for GitHub instead of for a terminal")
     plot.set_defaults(handler=_plot)
 
 
 def _plot(options, _settings: Settings, _command: List[str]) -> int:
-    from p3.lab import results
+    from p3.bench import results, tables
 
     try:
-        from p3.lab import plot
+        from p3.bench import plot
     except ImportError as error:
         raise ConfigError("p3 plot needs matplotlib (%s): pip install matplotlib" % error) from None
 
     found = results.read(options.results)
     for mixture in found.mixtures():
-        logging.getLogger("p3.lab").warning(mixture)
+        logging.getLogger("p3.bench").warning(mixture)
     folder = Path(options.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = plot.save(found, folder, options.format)
     except OSError as error:
         raise ConfigError("--out %s: %s" % (options.out, error)) from None
-    print(results.table(results.summarise(found.runs)))
-    print("\nwrote " + ", ".join(map(str, written)))
+    print((tables.markdown if options.markdown else tables.text)(tables.tables(found)))
+    print("wrote " + ", ".join(map(str, written)), file=sys.stderr)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Bytes in and out of a host's network card, every few milliseconds.
 
-    python -m p3.lab.nic PEER 0.01   until SIGTERM; then prints {"times": [...], "bytes_in": [...], "bytes_out": [...]}
+    python -m p3.bench.nic PEER 0.01  until SIGTERM; then prints {"times": [...], "bytes_in": [...], "bytes_out": [...]}
 
 The card is the one by which the host reaches PEER. Times are those of the monotonic clock, which all processes of a
 machine share; counters are the kernel's, and only what changed between two samples means something.
@@ -46,12 +46,6 @@ def per_interval(samples: Dict[str, list], begin: float, end: float, interval_s:
         name: np.diff(np.interp(edges, samples["times"], samples[name])).round().astype(int).tolist()
         for name in ("bytes_in", "bytes_out")
     }
-
-
-def idle_share(bytes_: List[int], rate_mbit: float, interval_s: float) -> float:
-    """Of the time, how much of it the card had less than a twentieth of what it can carry to carry."""
-    full = rate_mbit * 1e6 / 8 * interval_s
-    return float(np.mean(np.asarray(bytes_) < 0.05 * full)) if bytes_ else 0.0
 
 
 def _interface(peer: str) -> str:

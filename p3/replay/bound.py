@@ -1,6 +1,6 @@
 """The goal line: no schedule makes an iteration of synchronous training shorter than this. docs/replay.md proves it.
 
-    python -m p3.lab.bound --model vgg19 --compute 4.0 --hosts 2 --rate 200
+    python -m p3.replay.bound --model vgg19 --compute 4.0 --hosts 2 --rate 200
 
 For each layer: when its gradient is ready, so are those of all later layers, but none of earlier ones; and until its
 weight is used again, those of all earlier layers must have arrived as well. So the values of this layer and the earlier
@@ -18,7 +18,7 @@ import argparse
 import sys
 from typing import List, NamedTuple, Optional, Sequence
 
-from p3.lab import models
+from p3.replay import models
 
 DEFAULT_SLICE_ELEMENTS = 50000
 
@@ -225,7 +225,7 @@ def _check(model, compute_s, cluster, slice_elements, delay_s):
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m p3.lab.bound", description="A lower bound of the iteration time.")
+    parser = argparse.ArgumentParser(prog="python -m p3.replay.bound", description="A bound of the iteration time.")
     parser.add_argument("--model", required=True, choices=models.NAMES)
     parser.add_argument("--size", type=float, help="fraction of the model's parameters (default: the lab's)")
     parser.add_argument("--compute", type=float, required=True, metavar="SECONDS", help="of forward and backward pass")

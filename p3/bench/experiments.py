@@ -9,8 +9,9 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from p3.lab import models
-from p3.lab.bound import DEFAULT_SLICE_ELEMENTS
+from p3.errors import ConfigError
+from p3.replay import models
+from p3.replay.bound import DEFAULT_SLICE_ELEMENTS
 
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
@@ -106,6 +107,8 @@ def slices(options: Namespace) -> List[Configuration]:
 
 def ratio(options: Namespace) -> List[Configuration]:
     """Communication is what the values alone take in one direction."""
+    if options.rate[0] is None:
+        raise ConfigError("p3 bench ratio needs a --rate: on one host there is none to measure")
     made = []
     for model in options.models:
         communication_s = models.load(model, _size(options, model)).bytes * 8 / (options.rate[0] * 1e6)

@@ -16,14 +16,15 @@ import sys
 import time
 from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
+from p3.bench import experiments, jobs, machine, results, runs, tables
+from p3.bench.experiments import Configuration
+from p3.bench.remote import SshHost
+from p3.bench.runs import Course, Site
 from p3.cluster.launch import root_address
 from p3.cluster.placement import read_hostfile
 from p3.errors import ConfigError
-from p3.lab import experiments, jobs, machine, nic, runs, table, transfer
-from p3.lab.experiments import Configuration
+from p3.lab import transfer
 from p3.lab.hosts import why_unavailable
-from p3.lab.remote import SshHost
-from p3.lab.runs import Course, Site
 from p3.settings import Settings
 
 RATE_CHECK_S = 1.0
@@ -44,10 +45,10 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
         options.iterations, options.warmup, options.jitter, options.optimizer, _omp_threads(options),
         options.timeout, experiment.samples_nics,
     )  # fmt: skip
-    records: List[Dict] = []
+    records = [_settings_record(options, course)]
     total = len(configurations) * len(options.stores) * options.repeats
     with _output(options.out) as write, tqdm(total=total, unit="run", disable=None) as progress, _sigterm_raises():
-        write(_settings_record(options, course))
+        write(records[0])
         try:
             with contextlib.closing(_turns(configurations, options.stores, options.repeats, site_of)) as turns:
                 for store, configuration, repeat, site in turns:
@@ -61,11 +62,12 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
                     progress.update()
         except KeyboardInterrupt:
             progress.close()
-            print("p3 bench: interrupted; this is what had ended:", file=sys.stderr)
-            _show(experiment, records)
-            return INTERRUPTED
-    _show(experiment, records)
-    return 0 if all(record.get("result", "right") == "right" for record in records) else 1
+            print("p3 bench: interrupted; what had ended:", file=sys.stderr)
+            status = INTERRUPTED
+        else:
+            status = 0 if all(record.get("result", "right") == "right" for record in records) else 1
+    print(tables.text(tables.tables(results.of_records(records))) or "no run has ended")
+    return status
 
 
 def _turns(
@@ -77,20 +79,6 @@ def _turns(
             with site_of(configuration) as site:
                 for store in stores[shift:] + stores[:shift]:
                     yield jobs.STORES[store], configuration, repeat, site
-
-
-def _show(experiment, records: List[Dict]) -> None:
-    rows = table.summarize(records)
-    print(table.text(rows))
-    if experiment.name == "bandwidth":
-        print(table.best_speedups(rows))
-    for record in records:
-        if record["kind"] == "nic" and record["rate_mbit"] is not None:
-            shares = [
-                f"{nic.idle_share(record[way], record['rate_mbit'], record['interval_s']):.0%} {way[6:]}"
-                for way in ("bytes_in", "bytes_out")
-            ]
-            print(f"{record['model']}, {record['store']}, host {record['host']}: idle " + ", ".join(shares))
 
 
 # Where: a lab for each configuration, or the hosts of a hostfile for all.

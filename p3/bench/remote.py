@@ -1,7 +1,7 @@
 """Hosts behind ssh, for the lab's experiments on real machines.
 
 What is started there through `SshHost.supervised` lives as long as its standard input, which is the ssh connection: so
-nothing stays behind when the program that started it ends, however it ends. `python -m p3.lab.remote COMMAND ...` is
+nothing stays behind when the program that started it ends, however it ends. `python -m p3.bench.remote COMMAND ...` is
 the other end; it reads the job's secret from the first line of its input, as `p3 exec --secret-stdin` does.
 """
 
@@ -30,7 +30,7 @@ class SshHost(NamedTuple):
 
     def supervised(self, argv: Sequence[str], environment: Mapping[str, str]) -> List[str]:
         env = dict(forwarded_environment(os.environ), PYTHONUNBUFFERED="1", **environment)
-        words = self._there([sys.executable, "-m", "p3.lab.remote", *argv])
+        words = self._there([sys.executable, "-m", "p3.bench.remote", *argv])
         return ssh_command(self.settings, self.name, env, os.getcwd(), words)
 
     def _there(self, argv: Sequence[str]) -> List[str]:

@@ -1,6 +1,6 @@
 """One worker that trains a small convolutional net with Gluon, nothing emulated; only the name of the store differs.
 
-    python -m p3.lab.train --store p3_sync --iterations 20
+    python -m p3.bench.train --store p3_sync --iterations 20
 
 The pictures are ten random patterns under noise, other noise on every worker. An iteration lasts from one loss that can
 be read to the next, so the next forward pass has begun while weights still arrive. It writes the lines of replay.py:
@@ -23,21 +23,32 @@ from p3.worker import hooks
 BATCH = 32
 SIDE = 16
 CLASSES = 10
+FEATURES = 48 * (SIDE // 4) ** 2  # that the convolutions give to the dense layers
 NOISE = 0.5
 
 
+def model_bytes(size: float) -> int:
+    """12.9 MB for a size of 1, nearly all of them in the first dense layer, as in VGG."""
+    hidden = _hidden(size)
+    weights_and_biases = (32 * 9 + 32, 48 * 32 * 9 + 48, (FEATURES + 1) * hidden, (hidden + 1) * CLASSES)
+    return 4 * sum(weights_and_biases)
+
+
 def make_net(gluon, size: float):
-    """12.9 MB of weights for a size of 1, nearly all of them in the first dense layer, as in VGG."""
     net = gluon.nn.HybridSequential(prefix="")
     net.add(
         gluon.nn.Conv2D(32, 3, padding=1, activation="relu", in_channels=1),
         gluon.nn.MaxPool2D(2),
         gluon.nn.Conv2D(48, 3, padding=1, activation="relu", in_channels=32),
         gluon.nn.MaxPool2D(2),
-        gluon.nn.Dense(max(1, round(4096 * size)), activation="relu", in_units=48 * (SIDE // 4) ** 2),
-        gluon.nn.Dense(CLASSES, in_units=max(1, round(4096 * size))),
+        gluon.nn.Dense(_hidden(size), activation="relu", in_units=FEATURES),
+        gluon.nn.Dense(CLASSES, in_units=_hidden(size)),
     )
     return net
+
+
+def _hidden(size: float) -> int:
+    return max(1, round(4096 * size))
 
 
 def run(options, out) -> bool:
@@ -87,7 +98,7 @@ def run(options, out) -> bool:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m p3.lab.train", description="Train a small net through a KVStore.")
+    parser = argparse.ArgumentParser(prog="python -m p3.bench.train", description="Trains a small net on a KVStore.")
     parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync")
     parser.add_argument("--size", type=float, default=1.0, help="of the first dense layer (default 1: 12.9 MB)")
     parser.add_argument("--iterations", type=int, default=20, help="that count (default 20)")

@@ -14,8 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from p3.lab import bound, hosts, jobs, models, nic
-from p3.lab.experiments import Configuration
+from p3.bench import jobs, nic, train
+from p3.bench.experiments import Configuration
+from p3.lab import hosts
+from p3.replay import bound, models
 
 START_TIMEOUT_S = 60.0
 START_TIMEOUT_PER_HOST_S = 15.0  # importing MXNet twice on a core that is shared
@@ -53,12 +55,16 @@ def lab_site(configuration: Configuration) -> Iterator[Site]:
 def run(store: jobs.Store, configuration: Configuration, course: Course, site: Site, repeat: int) -> List[Dict]:
     """The record of the run and, if asked for, one of each network card. Never raises for what a job does wrong."""
     limit = goal(configuration)
-    record = {
-        "kind": "run",
+    identity = {
         "store": store.name,
         **configuration.identity(),
+        "slice_elements": configuration.slice_elements if store.is_p3 else None,
         "bytes": _model_bytes(configuration),
         "repeat": repeat,
+    }
+    record = {
+        "kind": "run",
+        **identity,
         "iteration_s": [],
         "median_s": None,
         "bound_s": limit.seconds if limit else None,
@@ -90,7 +96,6 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
         if record["result"] == "right":
             record["result"] = "failed"  # at its end
         return [record]
-    identity = {"store": store.name, **configuration.identity(), "bytes": record["bytes"], "repeat": repeat}
     return [record, *({"kind": "nic", **identity, **card} for card in _cards(workers, samples))]
 
 
@@ -111,15 +116,17 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
     common = ["--store", store.kvstore, "--size", repr(configuration.size), "--iterations", str(course.iterations),
               "--warmup", str(course.warmup)]  # fmt: skip
     if not configuration.is_emulated:
-        return [sys.executable, "-m", "p3.lab.train", *common]
+        return [sys.executable, "-m", "p3.bench.train", *common]
     return [
-        sys.executable, "-m", "p3.lab.replay", *common, "--model", configuration.model,
+        sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
     ]  # fmt: skip
 
 
-def _model_bytes(configuration: Configuration) -> Optional[int]:
-    return models.load(configuration.model, configuration.size).bytes if configuration.is_emulated else None
+def _model_bytes(configuration: Configuration) -> int:
+    if not configuration.is_emulated:
+        return train.model_bytes(configuration.size)
+    return models.load(configuration.model, configuration.size).bytes
 
 
 def _why_no_bound(configuration: Configuration) -> str:
@@ -132,7 +139,7 @@ def _timeout_s(configuration: Configuration, course: Course) -> float:
     """Generous: a slow machine is no failure, a hanging one is."""
     start_s = START_TIMEOUT_S + START_TIMEOUT_PER_HOST_S * configuration.hosts
     rate = configuration.rate_mbit or 100.0
-    transfer_s = 4 * (_model_bytes(configuration) or 100e6 * configuration.size) * 8 / (rate * 1e6)
+    transfer_s = 4 * _model_bytes(configuration) * 8 / (rate * 1e6)
     iteration_s = (configuration.compute_s or 5.0) + transfer_s
     return start_s + PATIENCE * (course.iterations + course.warmup) * iteration_s
 
@@ -171,7 +178,7 @@ def _sampled_nics(sampled: Sequence, folder: Path) -> Iterator[List[Dict]]:
     try:
         for number, host in enumerate(sampled):
             peer = sampled[1 if number == 0 else 0].address
-            command = [sys.executable, "-m", "p3.lab.nic", peer, repr(NIC_INTERVAL_S)]
+            command = [sys.executable, "-m", "p3.bench.nic", peer, repr(NIC_INTERVAL_S)]
             with open(folder / f"nic-{number}.out", "wb") as out, open(folder / f"nic-{number}.log", "wb") as log:
                 running.append(jobs.start(host, command, {}, "", out, log))
         yield samples
@@ -190,4 +197,5 @@ def _cards(workers: List[List[dict]], samples: List[Dict]) -> Iterator[Dict]:
         if counted:
             end = counted[-1]["start"] + counted[-1]["seconds"]
             intervals = nic.per_interval(sampled, counted[0]["start"], end, NIC_INTERVAL_S)
-            yield {"host": host, "interval_s": NIC_INTERVAL_S, **intervals}
+            if intervals["bytes_in"]:
+                yield {"host": host, "interval_s": NIC_INTERVAL_S, **intervals}
