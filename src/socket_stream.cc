@@ -22,9 +22,10 @@ namespace {
 constexpr uint64_t kBytesPerLook = 1 << 20;
 
 // What lies in front of a slow link: a few full segments, without which TCP cannot keep it busy, and 1 ms more.
-constexpr uint64_t kLeastUnderWay = 64 << 10;
+constexpr uint64_t kLeastOfLink = 64 << 10;
 constexpr uint64_t kQueuedMicroseconds = 1000;
-constexpr uint64_t kFirstBound = 128 << 10;
+constexpr uint64_t kLeastBound = 32 << 10;
+constexpr uint64_t kYieldingShare = 4;
 
 constexpr uint64_t kFastBytesPerSecond = 250'000'000;  // 2 Gbit/s
 // Between two choices of the congestion control; it takes a while to settle.
@@ -46,7 +47,7 @@ SocketStream::SocketStream(int fd, int notsent_low_water_bytes) : fd_(fd) {
   socklen_t length = sizeof name - 1;
   is_tcp_ = getsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0;
   bbr_is_default_ = paces_ = is_tcp_ && std::strcmp(name, "bbr") == 0;
-  if (is_tcp_) bound_send_buffer(kFirstBound);
+  share_link(1);
 }
 
 SocketStream::~SocketStream() { SocketStream::close(); }
@@ -77,30 +78,46 @@ void SocketStream::look_at_path() {
   // Not the kernel's delivery rate, which takes what a token bucket lets pass at once for the rate of the path.
   const auto rate = static_cast<uint64_t>(static_cast<double>(written) / seconds);
   peak_rate_ = std::max(rate, peak_rate_ - peak_rate_ / 64);
-  const uint64_t bound = bytes_under_way(peak_rate_, info.tcpi_min_rtt);
+  const uint64_t bound = bytes_under_way(peak_rate_, info.tcpi_min_rtt, connections_);
   if (bound > bound_ || bound < bound_ / 2) bound_send_buffer(bound);
   if (bbr_is_default_ && written_since_choice_ >= kBytesPerChoice) choose_congestion_control(info.tcpi_delivery_rate);
 }
 
-uint64_t SocketStream::bytes_under_way(uint64_t delivery_rate, uint32_t min_rtt_us) {
-  const uint64_t bytes =
-      kLeastUnderWay + delivery_rate * (kQueuedMicroseconds + 5 * uint64_t{min_rtt_us} / 2) / 1'000'000;
-  uint64_t power = kFirstBound;
-  while (power < bytes) power *= 2;
+uint64_t SocketStream::bytes_under_way(uint64_t delivery_rate, uint32_t min_rtt_us, int connections) {
+  const uint64_t path = delivery_rate * (kQueuedMicroseconds + 5 * uint64_t{min_rtt_us} / 2) / 1'000'000;
+  uint64_t power = kLeastBound;
+  // Not a share of it for each: seldom do all have something to send.
+  while (power <= 2 * kLeastOfLink / static_cast<uint64_t>(connections + 1) + path) power *= 2;
   return power;
 }
 
-// The kernel takes half of a send buffer for its own records, so it doubles what it is asked for.
+void SocketStream::share_link(int connections) {
+  connections_ = connections;
+  if (is_tcp_) bound_send_buffer(bytes_under_way(0, 0, connections));
+}
+
 void SocketStream::bound_send_buffer(uint64_t bytes) {
+  bound_ = bytes;
+  is_bounded_ = set_send_buffer(yields_ ? bytes / kYieldingShare : bytes);
+  if (is_bounded_) return;
+  // More than a process may ask for (net.core.wmem_max) is more than needs a bound: the kernel's own choice again.
+  const int unlocked = 0;
+  setsockopt(fd_, SOL_SOCKET, SO_BUF_LOCK, &unlocked, sizeof unlocked);
+}
+
+// The kernel takes half of a send buffer for its own records, so it doubles what it is asked for. False: less was had.
+bool SocketStream::set_send_buffer(uint64_t bytes) {
   const int wanted = static_cast<int>(std::min<uint64_t>(bytes / 2, std::numeric_limits<int>::max() / 2));
   int got = 0;
   socklen_t length = sizeof got;
   setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof wanted);
-  bound_ = bytes;
-  if (getsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &got, &length) != 0 || got >= 2 * wanted) return;
-  // More than a process may ask for (net.core.wmem_max) is more than needs a bound: the kernel's own choice again.
-  const int unlocked = 0;
-  setsockopt(fd_, SOL_SOCKET, SO_BUF_LOCK, &unlocked, sizeof unlocked);
+  return getsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &got, &length) != 0 || got >= 2 * wanted;
+}
+
+void SocketStream::yield(bool yields) {
+  if (yields == yields_ || !is_tcp_) return;
+  yields_ = yields;
+  if (is_bounded_) set_send_buffer(yields ? bound_ / kYieldingShare : bound_);
 }
 
 bool SocketStream::should_pace(bool paces_now, uint64_t delivery_rate) {

@@ -75,7 +75,10 @@ int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int pe
 
 void Transport::start() {
   const auto now = Clock::now();
+  const auto connections = std::count_if(
+      vans_.begin(), vans_.end(), [](const auto& van) { return van->stream().leaves_machine() && !van->is_watch(); });
   for (auto& van : vans_) {
+    van->stream().share_link(std::max(1, static_cast<int>(connections)));
     van->last_read = van->last_write = now;
     add_to_epoll(send_epoll_, van->stream().write_fd(), van->stream().write_event() | EPOLLET, van.get());
     add_to_epoll(receive_epoll_, van->stream().read_fd(), EPOLLIN | EPOLLRDHUP, van.get());
@@ -96,6 +99,7 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
     const auto now = Clock::now();
     for (const Outgoing& out : frames) vans_[static_cast<size_t>(out.van)]->push(out.frame, now);
     if (sending_) return;  // who sends will find them
+    most_urgent_waiting();
     if (write == Write::kHere) {
       here = sending_ = true;
     } else {
@@ -122,6 +126,18 @@ Van* Transport::most_urgent_writable() {
       best = van;
   }
   return best;
+}
+
+// Of all frames that wait to leave this machine, here or in a process that shares memory with this one; tells those of
+// this node's. With the lock held, and nobody else sending.
+uint64_t Transport::most_urgent_waiting() {
+  uint64_t own = 0, all = 0;
+  for (const auto& van : vans_) {
+    own = std::max(own, van->waiting_to_leave());
+    all = std::max(all, van->stream().peer_waiting());
+  }
+  for (const auto& van : vans_) van->stream().tell_waiting(own);
+  return std::max(own, all);
 }
 
 bool Transport::nothing_to_send() const {
@@ -187,8 +203,10 @@ bool Transport::write_frames(int limit) {
   for (int i = 0;; ++i) {
     Van* van;
     uint64_t edges = 0;
+    bool yields = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      const uint64_t most_urgent = most_urgent_waiting();
       const auto now = Clock::now();
       queue_pings(now);  // an idle van must not look dead because another one is busy
       van = most_urgent_writable();
@@ -201,7 +219,9 @@ bool Transport::write_frames(int limit) {
       van->begin_frame(now);
       van->last_write = now;
       edges = van->edges;
+      yields = van->stream().leaves_machine() && van->waiting_to_leave() < most_urgent;
     }
+    van->stream().yield(yields);
     switch (van->write_some()) {
       case Van::Progress::kFrameDone:
         if (van->sent_frame().context != nullptr) handler_.sent(van->sent_frame());

@@ -24,13 +24,17 @@ class SocketStream : public Stream {
   int read_fd() const override { return fd_; }
   int write_fd() const override { return fd_; }
   uint32_t write_event() const override;
+  bool leaves_machine() const override { return is_tcp_; }
+  void share_link(int connections) override;
+  void yield(bool yields) override;
   void end_writing() override;
   void close() override;
 
   // How many bytes may be under way at a delivery rate in bytes per second. Always more than the path itself holds: a
   // rate that is low because of this bound raises it. Powers of two, for connections that share a link to agree on one
   // although each has measured something else.
-  static uint64_t bytes_under_way(uint64_t delivery_rate, uint32_t min_rtt_us);
+  // `connections` of this process share the least that a link needs.
+  static uint64_t bytes_under_way(uint64_t delivery_rate, uint32_t min_rtt_us, int connections);
 
   // Whether BBR, where it is the system's choice, shall stay or come back at a delivery rate in bytes per second.
   // BBR sends each segment by a timer of its own. On a slow link that keeps the queues short at no cost; at several
@@ -41,6 +45,7 @@ class SocketStream : public Stream {
  private:
   void look_at_path();
   void bound_send_buffer(uint64_t bytes);
+  bool set_send_buffer(uint64_t bytes);
   void choose_congestion_control(uint64_t delivery_rate);
 
   int fd_;
@@ -48,8 +53,11 @@ class SocketStream : public Stream {
   bool bbr_is_default_ = false;
   bool paces_ = false;
   std::chrono::steady_clock::time_point last_look_ = std::chrono::steady_clock::now();
-  uint64_t peak_rate_ = 0;  // bytes per second; of late, with the link to itself
-  uint64_t bound_ = 0;      // of the send buffer; 0: the kernel's own choice
+  uint64_t peak_rate_ = 0;   // bytes per second; of late, with the link to itself
+  uint64_t bound_ = 0;       // of the send buffer
+  bool is_bounded_ = false;  // no: the kernel's own choice
+  bool yields_ = false;
+  int connections_ = 1;
   uint64_t written_since_look_ = 0;
   uint64_t written_since_choice_ = 0;
 };

@@ -32,6 +32,16 @@ class Stream {
   virtual int write_fd() const = 0;
   virtual uint32_t write_event() const = 0;
 
+  // Of streams that leave the machine and share its link: while it yields, little of it is under way, so that the link
+  // is left to what is more urgent; where the link is idle, little is enough to use it. By the writer.
+  virtual bool leaves_machine() const { return false; }
+  // Before the first write: how many streams of this process do, this one included.
+  virtual void share_link(int) {}
+  virtual void yield(bool) {}
+  // Between two processes of one machine: rank_of() the most urgent frame that waits there to leave the machine, or 0.
+  virtual void tell_waiting(uint64_t) {}
+  virtual uint64_t peer_waiting() const { return 0; }
+
   // No more writes; the peer reads what was written, then the end.
   virtual void end_writing() = 0;
   // Closes the descriptors and nothing else. Safe in the child of a fork.

@@ -63,7 +63,7 @@ class Transport {
   Transport(NodeOptions options, Handler& handler);
   ~Transport();  // stop()
 
-  // Before start(). Returns the van's number. `peer`: its rank, for the trace.
+  // Before start(). Returns the van's number. `peer`: its rank; -1: no slices go there.
   int add_van(std::unique_ptr<Stream> stream, std::string label, int peer = -1);
   void start();
 
@@ -98,6 +98,7 @@ class Transport {
   bool write_frames(int limit);
   void receive_loop();
   Van* most_urgent_writable();
+  uint64_t most_urgent_waiting();
   bool nothing_to_send() const;
   void queue_pings(Clock::time_point now);
   void announce_failure();

@@ -45,6 +45,7 @@ class Van {
   const int number;
   const std::string& label() const { return label_; }
   Stream& stream() { return *stream_; }
+  bool is_watch() const { return peer_ < 0; }  // no slices come or go here
 
   // --- sending -----------------------------------------------------------------------------------------------------
   void push(Frame frame, std::chrono::steady_clock::time_point now);
@@ -53,6 +54,10 @@ class Van {
   bool mid_frame() const { return writing_ && written_ > 0; }
   // Of the frame that would move next. Precondition: has_work().
   Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
+  // Of that frame, if it is to leave the machine; otherwise 0. A van without work has none.
+  uint64_t waiting_to_leave() const {
+    return stream_->leaves_machine() && has_work() && !broken ? rank_of(next_urgency()) : 0;
+  }
   // Takes the next frame off the queue unless one is half written.
   void begin_frame(std::chrono::steady_clock::time_point now);
   // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.

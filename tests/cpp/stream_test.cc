@@ -212,10 +212,11 @@ TEST(SocketStream, PacesSlowLinksOnlyAndKeepsItsChoiceInBetween) {
 TEST(SocketStream, MoreMayBeUnderWayThanThePathHolds) {
   for (uint64_t rate : {0ull, 1'000'000ull, 25'000'000ull, 100'000'000ull, 1'250'000'000ull}) {
     for (uint32_t min_rtt_us : {0u, 50u, 1000u, 100'000u}) {
-      const uint64_t bytes = SocketStream::bytes_under_way(rate, min_rtt_us);
-      EXPECT_GE(bytes, 2 * rate * min_rtt_us / 1'000'000) << rate << " bytes/s, " << min_rtt_us << " us";
-      EXPECT_GE(bytes, 128u << 10);
-      EXPECT_EQ(bytes & (bytes - 1), 0u);
+      for (int connections : {1, 3, 100}) {
+        const uint64_t bytes = SocketStream::bytes_under_way(rate, min_rtt_us, connections);
+        EXPECT_GE(bytes, 2 * rate * min_rtt_us / 1'000'000) << rate << " bytes/s, " << min_rtt_us << " us";
+        EXPECT_EQ(bytes & (bytes - 1), 0u);
+      }
     }
   }
 }
@@ -224,9 +225,15 @@ TEST(SocketStream, MoreMayBeUnderWayThanThePathHolds) {
 TEST(SocketStream, OneLinkIsOneBoundForAllThatShareIt) {
   constexpr uint64_t kMbit = 1000 * 1000 / 8;
   for (uint64_t share : {25, 50, 100}) {
-    EXPECT_EQ(SocketStream::bytes_under_way(200 * share / 100 * kMbit, 50), 128u << 10);
-    EXPECT_LE(SocketStream::bytes_under_way(1000 * share / 100 * kMbit, 50), 256u << 10);
+    EXPECT_EQ(SocketStream::bytes_under_way(200 * share / 100 * kMbit, 50, 1), 128u << 10);
+    EXPECT_LE(SocketStream::bytes_under_way(1000 * share / 100 * kMbit, 50, 1), 256u << 10);
   }
+}
+
+TEST(SocketStream, ConnectionsShareWhatALinkNeeds) {
+  EXPECT_EQ(SocketStream::bytes_under_way(0, 0, 1), 128u << 10);
+  EXPECT_EQ(SocketStream::bytes_under_way(25 * 1000 * 1000 / 2, 50, 3), 64u << 10);
+  EXPECT_EQ(SocketStream::bytes_under_way(0, 0, 30), 32u << 10);
 }
 
 TEST(SocketStream, BoundsWhatIsUnderWayFromTheStartAndOnlyOnTcp) {
@@ -242,6 +249,36 @@ TEST(SocketStream, BoundsWhatIsUnderWayFromTheStartAndOnlyOnTcp) {
   socklen_t length = sizeof before;
   ASSERT_EQ(getsockopt(ends.first, SOL_SOCKET, SO_SNDBUF, &before, &length), 0);
   EXPECT_EQ(send_buffer(socket_pair(ends)), before);
+}
+
+TEST(SocketStream, HasLittleUnderWayWhileItYields) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  const std::vector<char> zeros(4 << 20);
+  const iovec part{const_cast<char*>(zeros.data()), zeros.size()};
+  const auto take_all = [&] {
+    std::vector<char> buffer(1 << 20);
+    const iovec room{buffer.data(), buffer.size()};
+    while (pair.second->read(&room, 1).bytes > 0) {
+    }
+  };
+  pair.first->yield(true);
+  int yielding = 0, not_yielding = 0;
+  socklen_t length = sizeof yielding;
+  ASSERT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &yielding, &length), 0);
+  EXPECT_GT(pair.first->write(&part, 1).bytes, 0u);
+  take_all();
+  pair.first->yield(false);
+  ASSERT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &not_yielding, &length), 0);
+  EXPECT_EQ(not_yielding, 4 * yielding);
+}
+
+TEST(Ring, EachSideKnowsWhatWaitsAtTheOther) {
+  const StreamPair pair = ring_pair(4096);
+  EXPECT_EQ(pair.first->peer_waiting(), 0u);
+  pair.first->tell_waiting(7);
+  pair.second->tell_waiting(9);
+  EXPECT_EQ(pair.first->peer_waiting(), 9u);
+  EXPECT_EQ(pair.second->peer_waiting(), 7u);
 }
 
 // Loopback is a path of many Gbit/s: what has been written there must have raised the bound.
