@@ -127,7 +127,7 @@ class Settings:
     # How tensors travel.
     slice_elements: int = _setting("P3_SLICE_ELEMENTS", 50000, _integer(1, 1 << 28), "elements of a slice, at most")
     priority: str = _setting(
-        "P3_PRIORITY", "auto", _choice("auto", "caller", "index", "off"), "by first use, the caller's, the key's number, none"
+        "P3_PRIORITY", "auto", _choice("auto", "caller", "index", "off"), "by first use, caller's, number, or none"
     )
     sum_order: str = _setting(
         "P3_SUM_ORDER", "rank", _choice("rank", "arrival"), "rank: reproducible; arrival: less memory on the server"

@@ -164,7 +164,9 @@ def test_a_failure_after_the_last_wait_of_a_script_is_still_told(make_cluster):
     unfinished = TRAIN.replace("session.barrier()", "session.pushpull(key, landing.copy(), landing)")
     killed = TRAIN.replace("session.barrier()", "import os; os._exit(7)")
     last = all_ended(started(make_cluster(), [unfinished, killed]))[2]
-    assert "p3: the job failed: " in last.err and "worker 1 (127.0.0.1)" in last.err, last
+    # On a slow machine the failure may come before the push, which then raises it.
+    assert "p3: the job failed: " in last.err or "P3Error: " in last.err, last
+    assert "worker 1 (127.0.0.1)" in last.err, last
 
 
 def test_an_exception_in_one_script_is_told_to_all(make_cluster):

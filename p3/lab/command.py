@@ -43,7 +43,7 @@ def add_parser(commands) -> None:
     up.add_argument("--nodes", type=_nodes, metavar="N", help="number of hosts (default 2, or as many as rates)")
     up.add_argument("--rate", type=rates, default=[None], metavar="R[,R...]",
                     help="of each host's link, each way: one for all or one for each, as 800mbit (default: no limit)")
-    up.add_argument("--delay", type=delay, default=0.0, metavar="D", help="one way between hosts, as 0.1ms (default: none)")
+    up.add_argument("--delay", type=delay, default=0.0, metavar="D", help="one way between hosts, as 0.1ms (none)")
     up.set_defaults(handler=_up)
 
     execute = actions.add_parser("exec", help="run a command on a host")
