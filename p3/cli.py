@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import signal
 import sys
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
-from p3.bench.command import add_parser as add_bench_parser
-from p3.bench.plot_command import add_parser as add_plot_parser
 from p3.errors import ConfigError
-from p3.lab.command import add_parser as add_lab_parser
 from p3.settings import Settings
-from p3.trace.command import add_parser as add_trace_parser
+
+# Modules that add a command each. The processes of a job start without them.
+_MEASURING = ("p3.lab.command", "p3.bench.plot_command", "p3.trace.command", "p3.bench.command")
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(() if arguments[:1] in (["run"], ["exec"]) else _MEASURING).parse_args(arguments)
     command = getattr(options, "command", [])
     if command[:1] == ["--"]:
         command = command[1:]
@@ -87,7 +88,7 @@ def _timeout(text: str) -> float:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(measuring: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="p3", description="Data-parallel MXNet training that stays fast on slow networks."
     )
@@ -120,8 +121,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what is installed here, what is missing, and how to mend it")
     doctor.set_defaults(handler=_doctor)
 
-    add_lab_parser(commands)
-    add_plot_parser(commands)
-    add_trace_parser(commands)
-    add_bench_parser(commands)
+    for module in measuring:
+        importlib.import_module(module).add_parser(commands)
     return parser

@@ -83,8 +83,8 @@ void SocketStream::look_at_path() {
   if (bbr_is_default_ && written_since_choice_ >= kBytesPerChoice) choose_congestion_control(info.tcpi_delivery_rate);
 }
 
-uint64_t SocketStream::bytes_under_way(uint64_t delivery_rate, uint32_t min_rtt_us, int connections) {
-  const uint64_t path = delivery_rate * (kQueuedMicroseconds + 5 * uint64_t{min_rtt_us} / 2) / 1'000'000;
+uint64_t SocketStream::bytes_under_way(uint64_t rate, uint32_t min_rtt_us, int connections) {
+  const uint64_t path = rate * (kQueuedMicroseconds + 5 * uint64_t{min_rtt_us} / 2) / 1'000'000;
   uint64_t power = kLeastBound;
   // Not a share of it for each: seldom do all have something to send.
   while (power <= 2 * kLeastOfLink / static_cast<uint64_t>(connections + 1) + path) power *= 2;
@@ -98,7 +98,7 @@ void SocketStream::share_link(int connections) {
 
 void SocketStream::bound_send_buffer(uint64_t bytes) {
   bound_ = bytes;
-  is_bounded_ = set_send_buffer(yields_ ? bytes / kYieldingShare : bytes);
+  is_bounded_ = set_send_buffer();
   if (is_bounded_) return;
   // More than a process may ask for (net.core.wmem_max) is more than needs a bound: the kernel's own choice again.
   const int unlocked = 0;
@@ -106,7 +106,8 @@ void SocketStream::bound_send_buffer(uint64_t bytes) {
 }
 
 // The kernel takes half of a send buffer for its own records, so it doubles what it is asked for. False: less was had.
-bool SocketStream::set_send_buffer(uint64_t bytes) {
+bool SocketStream::set_send_buffer() {
+  const uint64_t bytes = yields_ ? bound_ / kYieldingShare : bound_;
   const int wanted = static_cast<int>(std::min<uint64_t>(bytes / 2, std::numeric_limits<int>::max() / 2));
   int got = 0;
   socklen_t length = sizeof got;
@@ -115,9 +116,9 @@ bool SocketStream::set_send_buffer(uint64_t bytes) {
 }
 
 void SocketStream::yield(bool yields) {
-  if (yields == yields_ || !is_tcp_) return;
+  if (yields == yields_) return;
   yields_ = yields;
-  if (is_bounded_) set_send_buffer(yields ? bound_ / kYieldingShare : bound_);
+  if (is_bounded_) set_send_buffer();
 }
 
 bool SocketStream::should_pace(bool paces_now, uint64_t delivery_rate) {

@@ -2,8 +2,8 @@
 //
 // What the kernel and the network hold can no longer be overtaken, so on TCP it is kept small: bytes that are not yet
 // sent by TCP_NOTSENT_LOWAT, and all that are not yet acknowledged by a send buffer of about what keeps the path busy,
-// sized anew again and again from the delivery rate and round trip time that the kernel has measured. Equal buffers
-// also give the worker and the server of one host, which share a link, equal shares of it.
+// sized anew again and again from the rate at which it empties and the round trip time of the kernel. Equal buffers also
+// give the worker and the server of one host, which share a link, equal shares of it.
 #pragma once
 
 #include <chrono>
@@ -30,11 +30,10 @@ class SocketStream : public Stream {
   void end_writing() override;
   void close() override;
 
-  // How many bytes may be under way at a delivery rate in bytes per second. Always more than the path itself holds: a
-  // rate that is low because of this bound raises it. Powers of two, for connections that share a link to agree on one
-  // although each has measured something else.
-  // `connections` of this process share the least that a link needs.
-  static uint64_t bytes_under_way(uint64_t delivery_rate, uint32_t min_rtt_us, int connections);
+  // How many bytes may be under way at a rate in bytes per second, where `connections` of this process share the least
+  // that a link needs. Always more than the path itself holds: a rate that is low because of this bound raises it.
+  // Powers of two, for connections that share a link to agree on one although each has measured something else.
+  static uint64_t bytes_under_way(uint64_t rate, uint32_t min_rtt_us, int connections);
 
   // Whether BBR, where it is the system's choice, shall stay or come back at a delivery rate in bytes per second.
   // BBR sends each segment by a timer of its own. On a slow link that keeps the queues short at no cost; at several
@@ -45,7 +44,7 @@ class SocketStream : public Stream {
  private:
   void look_at_path();
   void bound_send_buffer(uint64_t bytes);
-  bool set_send_buffer(uint64_t bytes);
+  bool set_send_buffer();
   void choose_congestion_control(uint64_t delivery_rate);
 
   int fd_;

@@ -117,7 +117,7 @@ class _Job:
         kind = "p3_sync" if store == "p3_sync" else "dist_sync"
         env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_", "MXNET_"))}
         env.update(
-            PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+            PYTHONPATH=os.pathsep.join([str(ROOT / "tests" / "quick_import"), str(ROOT), str(ROOT / "tests")]),
             PYTHONUNBUFFERED="1",
             OMP_NUM_THREADS="1",
             TMPDIR=str(folder),
@@ -131,7 +131,7 @@ class _Job:
             env["DMLC_PS_VAN_TYPE"] = "p3"
         worker = [sys.executable, "-m", "compatibility.worker"]
         # In these roles, importing MXNet is running its node.
-        node = [sys.executable, "-c", "from compatibility import quick_import; import mxnet"]
+        node = [sys.executable, "-c", "import mxnet"]
         if store == "p3_sync":
             env["P3_SECRET"] = "known to the tests alone"
             node = [sys.executable, "-m", "p3", "exec"]

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 
-from compatibility import quick_import  # noqa: F401
 from compatibility.cases import CASES
 from compatibility.registry import WrongResult
 

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "p3/half.h"
 #include "p3/server.h"
 #include "raw_peer.h"
 
@@ -90,6 +92,20 @@ struct Job {
     std::vector<float> value(peer.payload.size() / sizeof(float));
     if (!value.empty()) std::memcpy(value.data(), peer.payload.data(), peer.payload.size());
     return value;
+  }
+
+  // Sends one element of the float16 key 1 as worker 0, with a learning rate of 1, and returns the element that comes.
+  float exchange_half(FrameKind kind, uint64_t round, float value) {
+    Header made = header(kind, 1, 0, round, 1);
+    made.dtype = static_cast<uint8_t>(DType::kFloat16);
+    made.payload_bytes = sizeof(half);
+    made.scalars.lr = 1;
+    const half bits = float_to_half(value);
+    workers[0].send(made, &bits);
+    EXPECT_EQ(workers[0].must_receive().kind, FrameKind::kValue);
+    half answer;
+    std::memcpy(&answer, workers[0].payload.data(), sizeof answer);
+    return half_to_float(answer);
   }
 
   bool has_received(uint64_t slices) {

@@ -296,22 +296,10 @@ TEST(ServerInit, OfAFloat16KeyRenewsItsMasterAndKeepsTheMomentum) {
   Job job(1);
   job.server.set_optimizer(0, sgd(0.5, true));
   job.define(1, 1, DType::kFloat16);
-  const auto exchange = [&job](FrameKind kind, uint64_t round, float value) {
-    Header header = Job::header(kind, 1, 0, round, 1);
-    header.dtype = static_cast<uint8_t>(DType::kFloat16);
-    header.payload_bytes = sizeof(half);
-    header.scalars.lr = 1;
-    const half bits = float_to_half(value);
-    job.workers[0].send(header, &bits);
-    EXPECT_EQ(job.workers[0].must_receive().kind, FrameKind::kValue);
-    half answer;
-    std::memcpy(&answer, job.workers[0].payload.data(), sizeof answer);
-    return half_to_float(answer);
-  };
-  EXPECT_EQ(exchange(FrameKind::kInit, 0, 10), 10);
-  EXPECT_EQ(exchange(FrameKind::kPush, 1, 2), 8);
-  EXPECT_EQ(exchange(FrameKind::kInit, 1, 100), 100);
-  EXPECT_EQ(exchange(FrameKind::kPush, 2, 2), 97);  // 100 + 0.5 * -2 - 2
+  EXPECT_EQ(job.exchange_half(FrameKind::kInit, 0, 10), 10);
+  EXPECT_EQ(job.exchange_half(FrameKind::kPush, 1, 2), 8);
+  EXPECT_EQ(job.exchange_half(FrameKind::kInit, 1, 100), 100);
+  EXPECT_EQ(job.exchange_half(FrameKind::kPush, 2, 2), 97);  // 100 + 0.5 * -2 - 2
 }
 
 TEST(ServerInit, NobodyWaitsForTheValueOfARankZeroThatHasLeft) {

@@ -106,19 +106,10 @@ TEST_P(ServerState, OfAFloat16KeyIsFloat32AndHasAMaster) {
   StateJob job(1, with());
   job.server.set_optimizer(0, momentum(true));
   job.define(1, 1, DType::kFloat16);
-  const auto exchange = [&job](FrameKind kind, uint64_t round, float value) {
-    Header header = Job::header(kind, 1, 0, round, 1);
-    header.dtype = static_cast<uint8_t>(DType::kFloat16);
-    header.payload_bytes = sizeof(half);
-    header.scalars.lr = 1;
-    const half bits = float_to_half(value);
-    job.workers[0].send(header, &bits);
-    job.workers[0].must_receive();
-  };
-  exchange(FrameKind::kInit, 0, 3);
+  job.exchange_half(FrameKind::kInit, 0, 3);
   EXPECT_EQ(job.fetch(0, kMaster, 0), std::vector<float>{3});
   job.store(kMaster, 0, {2.00001f});
-  exchange(FrameKind::kPush, 1, 1);
+  job.exchange_half(FrameKind::kPush, 1, 1);
   EXPECT_EQ(job.fetch(0, kMaster, 1), std::vector<float>{2.00001f - 1});
   EXPECT_EQ(job.fetch(0, 1, 1), std::vector<float>{-1});
 }
