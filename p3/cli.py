@@ -88,7 +88,7 @@ def _timeout(text: str) -> float:
     return value
 
 
-def _parser(measuring: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="p3", description="Data-parallel MXNet training that stays fast on slow networks."
     )
