@@ -39,6 +39,10 @@ class BuildWithCore(build_ext):
         subprocess.run([cmake, "--build", str(build_dir), "--parallel", str(os.cpu_count() or 1)], check=True)
 
 
+def sources_in(folder: str):
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob("*.cc"))]
+
+
 def extension(name: str, *sources: str) -> Extension:
     headers = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "include" / "p3").glob("*.h"))]
     return Extension(
@@ -57,7 +61,7 @@ setup(
     ext_modules=cythonize(
         [
             extension("p3._kernels", "p3/_kernels.pyx"),
-            extension("p3._core", "p3/_core.pyx", "p3/worker/mxnet_engine.cc"),
+            extension("p3._core", "p3/_core.pyx", *sources_in("p3/worker")),
         ],
         compiler_directives={"language_level": 3, "binding": True, "embedsignature": True},
     ),

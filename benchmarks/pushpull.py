@@ -2,11 +2,13 @@
 
     sudo python benchmarks/pushpull.py                                        # everything, unthrottled
     sudo python benchmarks/pushpull.py --stores dist_sync,p3_sync --rate 800 --json result.json
+    sudo python benchmarks/pushpull.py --stores p3_apart,p3_sync --workers 8 --hosts 2 --rate 800
 
-Every host runs one worker and one server; each round all keys are pushed and the sums of all workers pulled, on
+Every host runs one worker and one server, unless there are fewer --hosts than workers; each round all keys are pushed and the sums of all workers pulled, on
     dist_sync   MXNet's default store
     mxnet_p3    MXNet's own P3 (DMLC_PS_VAN_TYPE=p3, DMLC_PS_WATER_MARK=10)
     p3_sync     this project
+    p3_apart    the same without local aggregation; it differs where a host has several workers (--hosts)
     raw_tcp     no store: the same bytes over bare TCP, the ceiling (raw_tcp.py)
 
 All jobs are started once and stay alive; then they take turns, a warm-up round and some timed ones each, in an order
@@ -18,6 +20,7 @@ goodput         of one worker, each way: bytes of all keys / time from the first
 CPU s/GB        CPU seconds over the timed rounds per 10^9 bytes moved, which are those pushed and those received by
                 all workers: of the job's processes (user + system), and of the whole machine (interrupts included,
                 and whatever else runs, so leave it alone). Median over turns.
+round, network  median time of a round of the slowest worker; and what a round brings in and out of a host's card.
 memory          peak resident size of the largest server; and by how much the largest worker, in the timed rounds,
                 exceeded what it held before it opened the store (MXNet, gradients, outputs). Both in sizes of the
                 model, of which each server keeps a part.
@@ -63,7 +66,9 @@ def main() -> int:
     failures: Dict[str, str] = {}
     waiting_cpu: Dict[str, float] = {store: 0.0 for store in options.stores}
     with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(lab(max(setup.workers, setup.servers), options.rate, options.delay))
+        hosts = stack.enter_context(
+            lab(options.hosts or max(setup.workers, setup.servers), options.rate, options.delay)
+        )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pushpull-")))
         jobs = {}
         for number, store in enumerate(options.stores):
@@ -120,10 +125,11 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stores", default=",".join(STORES), help="which, comma-separated (default: %(default)s)")
+    parser.add_argument("--stores", default="dist_sync,mxnet_p3,p3_sync,raw_tcp", help="which, comma-separated (default: %(default)s)")
     parser.add_argument("--keys", default="20x1000000,400x50000", help="COUNTxELEMENTS,... of float32 (%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--hosts", type=int, help="that they share in turn (default: one for each)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds in a turn (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each store (%(default)s)")
     parser.add_argument("--rate", type=float, metavar="MBIT", help="rate of every host's link, each way (no limit)")
@@ -158,6 +164,9 @@ def summary(turns: List[Turn], setup: Setup, server_peak: int, waiting_cpu_s: fl
         "goodput_max": max(goodput),
         "job_cpu_s_per_gb": statistics.median(turn.job_cpu_s / (turn.moved_bytes / 1e9) for turn in turns),
         "machine_cpu_s_per_gb": statistics.median(turn.machine_cpu_s / (turn.moved_bytes / 1e9) for turn in turns),
+        "round_s": statistics.median(max(same) for turn in turns for same in zip(*turn.round_s)),
+        "network_models": statistics.median(turn.network_bytes / len(turn.round_s[0]) for turn in turns)
+        / setup.model_bytes,
         "server_peak_models": server_peak / setup.model_bytes,
         "worker_added_models": max(turn.worker_added_bytes for turn in turns) / setup.model_bytes,
         "waiting_cpu_s": waiting_cpu_s,
@@ -175,7 +184,10 @@ def print_table(results: Dict[str, Dict[str, float]]) -> None:
             f"{r['machine_cpu_s_per_gb']:<9.2f}{r['server_peak_models']:<9.2f}{r['worker_added_models']:<9.2f}"
             f"{r['waiting_cpu_s']:.2f}"
         )
-    for base in ("dist_sync", "mxnet_p3"):
+    print(f"\n{'':12}{'round, s':10}network, models a round and host")
+    for store, r in results.items():
+        print(f"{store:12}{r['round_s']:<10.3f}{r['network_models']:.2f}")
+    for base in ("dist_sync", "mxnet_p3", "p3_apart"):
         if base not in results:
             continue
         print(f"\nagainst {base}: goodput, job CPU, machine CPU")

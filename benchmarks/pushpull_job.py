@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ START_TIMEOUT_S = 60.0
 
 STORES: Dict[str, jobs.Store] = {
     **{name: jobs.STORES[name] for name in ("dist_sync", "mxnet_p3", "p3_sync")},
+    "p3_apart": jobs.Store("p3_apart", "p3_sync", {"P3_LOCAL_AGGREGATION": "0"}),
     "raw_tcp": jobs.Store("raw_tcp", "raw_tcp"),
 }
 
@@ -57,6 +59,7 @@ class Turn:
     moved_bytes: int  # pushed and received, all workers and rounds
     job_cpu_s: float
     machine_cpu_s: float
+    network_bytes: int  # in and out of each host's card, on average
     worker_added_bytes: int  # peak resident size over what the worker held before it opened the store; the largest
 
 
@@ -88,6 +91,7 @@ class PushPullJob(jobs.Job):
 
     def turn(self, rounds: int) -> Turn:
         sessions = self.sessions()
+        network = self._card_bytes()
         job_s, machine_s = usage.session_cpu_s(sessions), usage.machine_busy_s()
         replies = self._ask({"rounds": rounds}, f"{rounds} rounds")
         return Turn(
@@ -95,8 +99,14 @@ class PushPullJob(jobs.Job):
             moved_bytes=2 * self._setup.workers * rounds * self._setup.model_bytes,
             machine_cpu_s=usage.machine_busy_s() - machine_s,
             job_cpu_s=usage.session_cpu_s(sessions) - job_s,
+            network_bytes=self._card_bytes() - network,
             worker_added_bytes=max(reply["added_bytes"] for reply in replies),
         )
+
+    def _card_bytes(self) -> int:
+        files = [f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("rx", "tx")]
+        counts = [subprocess.check_output(host.command("cat", *files), timeout=START_TIMEOUT_S) for host in self._hosts]
+        return sum(sum(map(int, count.split())) for count in counts) // len(counts)
 
     def check_sums(self) -> None:
         """One untimed round; raises JobError unless every worker gets the right sums."""

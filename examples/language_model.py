@@ -1,14 +1,18 @@
-"""Trains a recurrent network to predict the next character of Python's own documentation.
+"""Trains a recurrent network to predict the next word of Python's own documentation.
 
     python examples/language_model.py                      # alone, in one process
     p3 run -n 2 -s 2 python examples/language_model.py     # two workers and two servers
 
-Gradients of recurrent nets explode now and then, so they are clipped by their global norm. That norm is of the joined
-batch: the workers sum the gradients first, then each clips and updates.
+The vocabulary is large, and a batch holds few of its words. So the words' vectors, and those that score the next word,
+are `row_sparse`: each worker fetches the rows that its batch needs and sends the gradients of those alone, while the
+recurrent layer's weights are synchronised whole. The next word is scored against a sample of others only (sampled
+softmax), or all rows would be needed.
 """
 
 import argparse
+import collections
 import math
+import re
 from pydoc_data.topics import topics
 
 import p3
@@ -17,85 +21,142 @@ import numpy as np
 from mxnet import autograd, gluon
 
 SEED = 1  # all workers start with the same weights
-STREAMS = 32  # read in parallel, by all workers together
-SEGMENT = 32  # characters that back-propagation looks back
-LARGEST_NORM = 1.0  # of the gradient per character
+STREAMS = 16  # read in parallel, by all workers together
+SEGMENT = 16  # words that back-propagation looks back
+SAMPLES = 128  # other words that the next one is scored against
 
 
-class LanguageModel(gluon.HybridBlock):
-    def __init__(self, characters, hidden=128):
-        super().__init__()
-        with self.name_scope():
-            self.embedding = gluon.nn.Embedding(characters, 32)
-            self.lstm = gluon.rnn.LSTM(hidden, input_size=32)
-            self.output = gluon.nn.Dense(characters, flatten=False, in_units=hidden)
+class Text:
+    """The words as numbers, the most frequent first, in rows: each row a continuous piece."""
 
-    def forward(self, text, state):
-        """`text` is time x streams."""
-        hidden, state = self.lstm(self.embedding(text), state)
-        return self.output(hidden), state
-
-
-def read_streams():
-    """The text as rows of character numbers, each row a continuous piece, and how many characters there are."""
-    text = "".join(topics[name] for name in sorted(topics))
-    alphabet = sorted(set(text))
-    numbers = np.array([alphabet.index(character) for character in text], dtype="float32")
-    length = len(numbers) // (STREAMS + 1)
-    return numbers[: length * (STREAMS + 1)].reshape(STREAMS + 1, length), len(alphabet)
+    def __init__(self, streams):
+        words = re.findall(r"\w+|[^\w\s]", "\n".join(topics[name] for name in sorted(topics)).lower())
+        counts = collections.Counter(words)
+        numbers = {word: number for number, (word, _) in enumerate(sorted(counts.items(), key=lambda one: (-one[1], one)))}
+        length = len(words) // streams
+        self.words = len(numbers)
+        self.streams = np.array([numbers[word] for word in words[: length * streams]], "int32").reshape(streams, length)
 
 
 def segments(streams):
-    """(characters, the characters after them), each time x streams, one segment after the other."""
-    streams = mx.nd.array(streams).T
-    for start in range(0, len(streams) - SEGMENT, SEGMENT):
-        yield streams[start : start + SEGMENT], streams[start + 1 : start + 1 + SEGMENT]
+    """(words, the words after them), each time x streams, one segment after the other."""
+    for start in range(0, streams.shape[1] - SEGMENT, SEGMENT):
+        piece = streams[:, start : start + SEGMENT + 1].T
+        yield piece[:-1], piece[1:]
 
 
-def perplexity(net, loss_of, stream):
+class Words(gluon.Block):
+    """A vector per word. `sparse`: a row_sparse weight, of which a worker holds the rows that it uses."""
+
+    def __init__(self, vocabulary, size, sparse):
+        super().__init__()
+        self.vocabulary, self.size, self.sparse = vocabulary, size, sparse
+        stype = "row_sparse" if sparse else "default"
+        with self.name_scope():
+            self.weight = self.params.get(
+                "weight", shape=(vocabulary, size), init=mx.init.Normal(0.1), stype=stype, grad_stype=stype
+            )
+
+    def forward(self, words):
+        weight = self.weight.row_sparse_data(words) if self.sparse else self.weight.data()
+        return mx.nd.Embedding(
+            words, weight, input_dim=self.vocabulary, output_dim=self.size, sparse_grad=self.sparse
+        )
+
+
+class LanguageModel(gluon.Block):
+    def __init__(self, vocabulary, size=64, hidden=64, sparse=True):
+        super().__init__()
+        with self.name_scope():
+            self.embedding = Words(vocabulary, size, sparse)
+            self.lstm = gluon.rnn.LSTM(hidden, input_size=size)
+            self.output = Words(vocabulary, hidden, sparse)
+
+    def forward(self, words, following, others, state):
+        """`words` and `following` are time x streams. Scores: of the following word first, then of the others."""
+        hidden, state = self.lstm(self.embedding(words), state)
+        hidden = hidden.reshape((-1, hidden.shape[-1]))
+        following = following.reshape((-1,))
+        scoring = self.output(mx.nd.concat(following, others, dim=0))  # one look-up: it fetches rows
+        right, wrong = scoring[: following.size], scoring[following.size :]
+        right = (hidden * right).sum(axis=1, keepdims=True)
+        return mx.nd.concat(right, mx.nd.dot(hidden, wrong, transpose_b=True), dim=1), state
+
+
+def log_expected(words, vocabulary, samples):
+    """How often a word is expected in a sample, as a logarithm: word n is drawn with log((n+2)/(n+1))/log(vocabulary+1)."""
+    chance = np.log((words + 2.0) / (words + 1.0)) / math.log(vocabulary + 1)
+    return np.log(samples * chance)
+
+
+def draw(random, vocabulary, samples):
+    """Words to score against, by a numpy.random.RandomState."""
+    return (np.exp(random.uniform(0, math.log(vocabulary + 1), samples)) - 1).astype("int32").clip(0, vocabulary - 1)
+
+
+def sampled_loss(net, words, following, others, state, vocabulary):
+    """The loss of each following word against the others, and the new state."""
+    samples = len(others)
+    scores, state = net(*(mx.nd.array(one, dtype="int32") for one in (words, following, others)), state)
+    correction = np.concatenate(
+        [
+            log_expected(following.reshape(-1, 1), vocabulary, samples),
+            np.where(  # a sample that is the right word is none
+                others == following.reshape(-1, 1), 1e4, log_expected(others, vocabulary, samples)
+            ),
+        ],
+        axis=1,
+    )
+    chances = mx.nd.log_softmax(scores - mx.nd.array(correction))
+    return -chances[:, 0], state
+
+
+def perplexity(net, stream, words):
+    """Of one stream, against all words of the text."""
     state = net.lstm.begin_state(1)
-    losses = []
+    everything = np.arange(words)
+    total = count = 0
     for text, following in segments(stream[np.newaxis]):
-        output, state = net(text, state)
-        losses.append(loss_of(output, following).mean())
-    return math.exp(mx.nd.concat(*losses, dim=0).mean().asscalar())
+        scores, state = net(*(mx.nd.array(one, dtype="int32") for one in (text, following, everything)), state)
+        chances = mx.nd.log_softmax(scores[:, 1:])
+        total -= mx.nd.pick(chances, mx.nd.array(following.reshape(-1))).sum().asscalar()
+        count += following.size
+    return math.exp(total / count)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--vocabulary", type=int, default=50000, help="rows; the text has fewer words, the rest is room")
+    parser.add_argument("--dense", action="store_true", help="synchronise every row in every step")
     options = parser.parse_args()
 
     kv = mx.kv.create("p3_sync")
-    streams, characters = read_streams()
-    mine, unseen = np.asarray(p3.shard(streams[:-1])), streams[-1]
+    text = Text(STREAMS + 1)
+    mine, unseen = np.asarray(p3.shard(text.streams[:-1])), text.streams[-1]
     mx.random.seed(SEED)
-    net = LanguageModel(characters)
+    random = np.random.RandomState(SEED)
+    net = LanguageModel(options.vocabulary, sparse=not options.dense)
     net.initialize(mx.init.Xavier())
-    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    parameters = net.collect_params()
-    trainer = gluon.Trainer(parameters, "adam", {"learning_rate": 0.004}, kvstore=kv, update_on_kvstore=False)
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=kv, update_on_kvstore=True)
 
-    characters_of_all = SEGMENT * len(mine) * kv.num_workers
     step = 0
     while step < options.steps:
         state = net.lstm.begin_state(len(mine))
-        for text, following in segments(mine):
+        for words, following in segments(mine):
             state = [part.detach() for part in state]  # back-propagation ends here; what the state tells goes on
             with autograd.record():
-                output, state = net(text, state)
-                loss = loss_of(output, following).mean() * text.size
-            loss.backward()
-            trainer.allreduce_grads()
-            gradients = [parameter.grad() for parameter in parameters.values()]
-            gluon.utils.clip_global_norm(gradients, LARGEST_NORM * characters_of_all)
-            trainer.update(characters_of_all)
+                others = draw(random, options.vocabulary, SAMPLES)
+                losses, state = sampled_loss(net, words, following, others, state, options.vocabulary)
+            losses.backward()
+            trainer.step(losses.size * kv.num_workers)
             if step % 50 == 0 and kv.rank == 0:
-                print(f"step {step}: perplexity {math.exp(loss.asscalar() / text.size):.2f} while learning")
+                print(f"step {step}: loss {losses.mean().asscalar():.2f} against {SAMPLES} other words")
             step += 1
             if step == options.steps:
                 break
-    print(f"worker {kv.rank} of {kv.num_workers}: perplexity {perplexity(net, loss_of, unseen):.4f} of unseen text")
+    result = perplexity(net, unseen, text.words)
+    print(f"worker {kv.rank} of {kv.num_workers}: perplexity {result:.4f} of unseen text")
 
 
 if __name__ == "__main__":

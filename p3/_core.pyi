@@ -25,6 +25,8 @@ class Operation:
     def done(self) -> bool: ...
     @property
     def updated(self) -> bool: ...  # once done: False if every worker skipped this round
+    @property
+    def changed(self) -> Optional[Any]: ...  # of push_rows, once done: int64 ids of the rows that changed, ascending
 
 class Completions:
     """Where operations given the same one are announced when they complete, in that order."""
@@ -47,11 +49,20 @@ class P3Worker:
     # A connected, proved, blocking or non-blocking stream socket; the core owns `fd` from here (use sock.detach()).
     # With `ring` (this worker's make_ring(), passed to the server over that AF_UNIX socket) slices go through memory.
     def add_server(self, server: int, fd: int, label: str, *, ring: Sequence[int] = ()) -> None: ...
+    # As add_server, to another worker of this machine: its leader, or if this one leads each of the others (p3/worker.h).
+    # `made_ring`: whether the ring is of this worker's making.
+    def add_local(
+        self, worker: int, fd: int, label: str, *, ring: Sequence[int] = (), made_ring: bool = False
+    ) -> None: ...
     def add_watch(self, fd: int, label: str) -> None: ...
     def start(self) -> None: ...
     # A handle, local to this worker. `compression` is the store's: {"type": "2bit", "threshold": 0.5} or {"type": "fp16"}.
     def declare(self, name: str, elements: int, dtype: int, compression: Optional[dict] = None) -> int: ...
-    def agree(self, key: int, wire_key: int, first_slice: int, slice_elements: int) -> None: ...
+    # A key of rows, each of `row_elements`: the methods whose names end in _rows are for such keys, and no others.
+    def declare_rows(self, name: str, rows: int, row_elements: int, dtype: int) -> int: ...
+    def agree(
+        self, key: int, wire_key: int, first_slice: int, slice_elements: int, partitions: int = 0  # of a key of rows
+    ) -> None: ...
     def init(self, key: int, value: Optional[Any], landing: Any, priority: int = 0) -> Operation: ...
     # `scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars).
     def push(
@@ -62,6 +73,37 @@ class P3Worker:
     # One part of the optimizer's state on the servers: 1, 2 ... or MASTER; elements of the type in which sums are made.
     def fetch(self, key: int, part: int, landing: Any) -> Operation: ...
     def store(self, key: int, part: int, content: Any) -> Operation: ...  # rank 0 only
+    # `landing` None: this worker keeps no copy of the whole value. `ids`: a contiguous array of int64.
+    def init_rows(self, key: int, value: Optional[Any], landing: Optional[Any], priority: int = 0) -> Operation: ...
+    def push_rows(
+        self,
+        key: int,
+        ids: Any,
+        values: Any,
+        landing: Optional[Any],
+        priority: int = 0,
+        scalars: Sequence[float] = NO_SCALARS,
+    ) -> Operation: ...
+    def skip_rows(self, key: int, landing: Optional[Any], priority: int = 0) -> Operation: ...
+    # `part` 0 is the value; others as for fetch().
+    def fetch_rows(self, key: int, part: int, ids: Any, landing: Any, priority: int = 0) -> Operation: ...
+    def store_rows(self, key: int, part: int, ids: Any, content: Any) -> Operation: ...
+    # Another plan for the rounds after rank 0's next push; every worker takes over rows first_row .. + rows. The Operation is
+    # done when the key has gone over; never if it does not come to that.
+    def move_rows(
+        self,
+        key: int,
+        wire_key: int,
+        first_slice: int,
+        slice_elements: int,
+        partitions: int,
+        parts: Sequence[int],  # of state_parts()
+        first_row: int,
+        rows: int,
+    ) -> Operation: ...
+    # How gradients travel from the next push on: as blocks of all rows with a bitmap, or as the rows touched.
+    def route_rows(self, key: int, as_slices: bool) -> None: ...
+    def choose_route(self, key: int, num_workers: int) -> None: ...  # by the bytes, before each round; alike on all workers
     def fail(self, text: str) -> None: ...  # first failure wins; told to every server
     @property
     def error(self) -> Optional[P3Error]: ...
@@ -69,8 +111,11 @@ class P3Worker:
     def event_fd(self) -> int: ...  # readable once failed; for loop.add_reader
     # bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices, queued_s (p3/node.h)
     def traffic_with(self, server: int) -> dict: ...
-    def counters(self) -> dict: ...  # the same of all servers together, and rounds
-    def key_counters(self, key: int) -> dict: ...  # rounds, waited_s, longest_wait_s (p3/worker.h)
+    # The same of all servers together, and rounds; `local`: the same of the other workers of this machine together.
+    def counters(self) -> dict: ...
+    # rounds, waited_s, longest_wait_s; of a key of rows also own_rows, pushed_rows, touched_rows, row_bytes_sent,
+    # row_bytes_received (p3/worker.h)
+    def key_counters(self, key: int) -> dict: ...
     def mark_stall(self, key: int, begin_ns: int, end_ns: int) -> None: ...  # time.monotonic_ns(), for the trace
     def close(self, timeout_s: float) -> bool: ...
     def abandon_after_fork(self) -> None: ...
@@ -85,6 +130,8 @@ class P3Server:
         *,
         sum_order: str = "rank",  # or "arrival"
         threads: int = 0,  # that only sum; 0: the receiver does
+        machines: Optional[Sequence[int]] = None,  # of each worker; None: each has one of its own
+        local_aggregation: bool = True,
         heartbeat_s: float = 1.0,
         timeout_s: float = 10.0,
         notsent_low_water_bytes: int = 131072,
@@ -94,8 +141,30 @@ class P3Server:
     def add_watch(self, fd: int, label: str) -> None: ...
     def start(self) -> None: ...
     def define(
-        self, wire_key: int, name: str, elements: int, dtype: int, first_slice: int, slice_elements: int, store: int = 0
+        self,
+        wire_key: int,
+        name: str,
+        elements: int,
+        dtype: int,
+        first_slice: int,
+        slice_elements: int,
+        store: int = 0,
+        row_elements: int = 0,  # 0: a dense key
+        partitions: int = 0,
     ) -> None: ...
+    # Another plan of a key of rows, which fills it from the workers (move_rows); and the end of the one before.
+    def define_successor(
+        self,
+        predecessor: int,  # wire key
+        wire_key: int,
+        elements: int,
+        dtype: int,
+        first_slice: int,
+        slice_elements: int,
+        row_elements: int,
+        partitions: int,
+    ) -> None: ...
+    def drop(self, wire_key: int) -> None: ...
     # `description` as made by p3.server.optimizers.describe(): {"name": "sgd", "momentum": 0.9, ...}
     def set_optimizer(self, store: int, description: dict) -> None: ...
     # Both before the store's first define(); the description as P3Worker.declare's, the reduction "sum" or "average".
@@ -115,3 +184,6 @@ class P3Server:
 
 def make_ring(bytes_each_way: int) -> List[int]: ...  # a power of two, at least 4096
 def slice_count(elements: int, slice_elements: int) -> int: ...
+
+# What moves with the rows of a key: 0, the value, and the parts of the optimizer's state; `description` None: no optimizer.
+def state_parts(description: Optional[dict], dtype: int) -> List[int]: ...

@@ -5,7 +5,10 @@ This file converts, checks and releases the GIL; it decides nothing. Each buffer
 with the memory: an Operation that is dropped early lives on in its worker until then.
 """
 
-from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS, PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
@@ -30,6 +33,8 @@ class P3Error(RuntimeError):
 cdef extern from "p3/worker.h" namespace "p3" nogil:
     cdef cppclass Done "p3::Worker::Done":
         pass
+    cdef cppclass RowsDone "p3::Worker::RowsDone":
+        pass
     cdef cppclass optional_error "std::optional<p3::Error>":
         pass
 
@@ -43,7 +48,7 @@ cdef extern from "p3/node.h" namespace "p3" nogil:
         uint64_t bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices
         double queued_s
     cdef cppclass Counters:
-        Traffic traffic
+        Traffic traffic, local
         uint64_t rounds, received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes
 
 
@@ -73,6 +78,7 @@ cdef extern from *:
     #include <string>
 
     #include "p3/error.h"
+    #include "p3/machines.h"
     #include "p3/ring_stream.h"
     #include "p3/server.h"
     #include "p3/socket_stream.h"
@@ -142,10 +148,19 @@ cdef extern from *:
           self->changed_.notify_all();
         };
       }
+      // Of an operation on rows: also keeps which rows have changed.
+      static p3::Worker::RowsDone rows_done_of(std::shared_ptr<Completion> self) {
+        return [self](const p3::Error* error, const p3::RowsView& changed) {
+          self->changed_rows_.assign(changed.ids, changed.ids + changed.count);  // before anybody may look
+          done_of(self)(error, true);
+        };
+      }
       bool done() const {
         std::lock_guard<std::mutex> lock(mutex_);
         return done_;
       }
+      // Once it is done.
+      const std::vector<int64_t>& changed_rows() const { return changed_rows_; }
       bool updated() const {
         std::lock_guard<std::mutex> lock(mutex_);
         return updated_;
@@ -164,6 +179,7 @@ cdef extern from *:
       std::condition_variable changed_;
       bool done_ = false;
       bool updated_ = false;
+      std::vector<int64_t> changed_rows_;
       std::optional<p3::Error> error_;
     };
 
@@ -227,6 +243,19 @@ cdef extern from *:
       return compression;
     }
 
+    p3::Worker::MoveDone moved(std::shared_ptr<Completion> completion) {
+      return [done = Completion::done_of(completion)](uint32_t) { done(nullptr, true); };
+    }
+
+    // The parts of a value of that type and of the state that the optimizer keeps for it.
+    std::vector<uint8_t> parts_of(const p3::OptimizerSpec& spec, p3::DType dtype) {
+      const auto optimizer = p3::Optimizer::make(spec);
+      std::vector<uint8_t> parts{0};
+      for (int i = 1; i <= optimizer->state_count(); ++i) parts.push_back(static_cast<uint8_t>(i));
+      if (optimizer->needs_master(dtype)) parts.push_back(p3::kMaster);
+      return parts;
+    }
+
     p3::Error remote_error(const std::string& text) { return p3::Error(p3::ErrorKind::kRemote, text); }
 
     p3::NodeOptions traced(p3::NodeOptions options, int fd) {
@@ -234,11 +263,14 @@ cdef extern from *:
       return options;
     }
 
-    p3::ServerOptions server_options(p3::NodeOptions node, bool by_arrival, int threads) {
+    p3::ServerOptions server_options(p3::NodeOptions node, bool by_arrival, int threads,
+                                     const std::vector<int>& machines, bool local_aggregation) {
       p3::ServerOptions options;
       options.node = std::move(node);
       options.sum_order = by_arrival ? p3::SumOrder::kArrival : p3::SumOrder::kRank;
       options.threads = threads;
+      options.machines = p3::Machines(machines);
+      options.local_aggregation = local_aggregation;
       return options;
     }
 
@@ -250,7 +282,10 @@ cdef extern from *:
     cppclass Completion:
         @staticmethod
         Done done_of(shared_ptr[Completion]) nogil
+        @staticmethod
+        RowsDone rows_done_of(shared_ptr[Completion]) nogil
         cbool done() nogil
+        const vector[int64_t]& changed_rows() nogil
         cbool updated() nogil
         cbool wait(double) except +raise_as_python nogil
     cppclass CCompletions "Completions":
@@ -261,10 +296,14 @@ cdef extern from *:
     cdef cppclass CError "p3::Error":
         pass
     CError remote_error(const string&) nogil
+    cdef cppclass MoveDone "p3::Worker::MoveDone":
+        pass
+    MoveDone moved(shared_ptr[Completion]) nogil
+    vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
     unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool)
     vector[int] make_ring_descriptors(size_t) except +raise_as_python
     NodeOptions traced(NodeOptions, int)
-    ServerOptions server_options(NodeOptions, cbool, int)
+    ServerOptions server_options(NodeOptions, cbool, int, const vector[int]&, cbool)
 
 
 cdef extern from "p3/dtype.h" namespace "p3" nogil:
@@ -286,16 +325,30 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         uint64_t elements
         uint32_t slice_elements
         uint64_t first_slice
+        uint32_t row_elements, partitions
     uint32_t core_slice_count "p3::slice_count"(const KeyPlan&)
+
+
+cdef extern from "p3/rows.h" namespace "p3" nogil:
+    cdef cppclass RowRange:
+        uint64_t first
+        uint64_t count
+    cdef cppclass RowsView:
+        const int64_t* ids
+        uint64_t count
+        const void* values
 
 
 cdef extern from "p3/worker.h" namespace "p3" nogil:
     cdef cppclass KeyCounters:
         uint64_t rounds
-        double waited_s, longest_wait_s
+        double completed_s, waited_s, longest_wait_s
+        cbool as_slices
+        uint64_t own_rows, pushed_rows, touched_rows, row_bytes_sent, row_bytes_received
     cdef cppclass Worker:
         Worker(int, int, NodeOptions) except +raise_as_python
         void add_server(int, unique_ptr[Stream], string) except +raise_as_python
+        void add_local(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void start() except +raise_as_python
         int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
@@ -305,6 +358,15 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void skip(int, void*, int32_t, Done) except +raise_as_python
         void fetch(int, uint8_t, void*, Done) except +raise_as_python
         void store(int, uint8_t, const void*, Done) except +raise_as_python
+        int declare_rows(string, uint64_t, uint64_t, DType) except +raise_as_python
+        void init_rows(int, const void*, void*, int32_t, Done) except +raise_as_python
+        void push_rows(int, const RowsView&, void*, int32_t, const RoundScalars&, RowsDone) except +raise_as_python
+        void skip_rows(int, void*, int32_t, Done) except +raise_as_python
+        void fetch_rows(int, uint8_t, const int64_t*, uint64_t, void*, int32_t, Done) except +raise_as_python
+        void store_rows(int, uint8_t, const RowsView&, Done) except +raise_as_python
+        void choose_route(int, int) except +raise_as_python
+        void move_rows(int, const KeyPlan&, vector[uint8_t], const RowRange&, MoveDone) except +raise_as_python
+        void route_rows(int, cbool) except +raise_as_python
         void fail(const CError&)
         optional_error error()
         int event_fd()
@@ -323,6 +385,8 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void start() except +raise_as_python
         void define(const KeyPlan&, string, int) except +raise_as_python
+        void define_successor(const KeyPlan&, uint32_t) except +raise_as_python
+        void drop(uint32_t)
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         void set_compression(int, const Compression&) except +raise_as_python
         void set_average(int, cbool) except +raise_as_python
@@ -352,8 +416,8 @@ cdef NodeOptions node_options(label, double heartbeat_s, double timeout_s, int t
     return traced(options, trace_fd)
 
 
-cdef KeyPlan key_plan(uint32_t wire_key, uint64_t elements, int dtype, uint64_t first_slice,
-                      uint32_t slice_elements) except *:
+cdef KeyPlan key_plan(uint32_t wire_key, uint64_t elements, int dtype, uint64_t first_slice, uint32_t slice_elements,
+                      uint32_t row_elements=0, uint32_t partitions=0) except *:
     if slice_elements == 0:
         raise ValueError("slice_elements must be at least 1")
     cdef KeyPlan plan
@@ -362,6 +426,8 @@ cdef KeyPlan key_plan(uint32_t wire_key, uint64_t elements, int dtype, uint64_t 
     plan.elements = elements
     plan.slice_elements = slice_elements
     plan.first_slice = first_slice
+    plan.row_elements = row_elements
+    plan.partitions = partitions
     return plan
 
 
@@ -404,38 +470,67 @@ def make_ring(bytes_each_way):
     return list(make_ring_descriptors(bytes_each_way))
 
 
+def state_parts(description, int dtype):
+    """The parts that move with the rows of a key of that type: 0, the value; and what the optimizer keeps for them."""
+    if description is None:
+        return [0]
+    return list(parts_of(optimizer_spec(description), dtype_of(dtype)))
+
+
 def slice_count(elements, slice_elements):
     """How many slices a key of `elements` has."""
     return core_slice_count(key_plan(0, elements, 0, 0, slice_elements))
 
 
+cdef check_size(name, size_t nbytes, size_t expected, rows):
+    if nbytes == expected:
+        return
+    whole = "the key has" if rows is None else f"{rows} rows have"
+    raise ValueError(f"the {name} array has {nbytes} bytes; {whole} {expected}")
+
+
 cdef class Operation:
-    """One round of one key under way. Holds its arrays until the core is done with them."""
+    """Something under way on one key. Holds its arrays until the core is done with them."""
 
     cdef shared_ptr[Completion] completion
     cdef Py_buffer source
     cdef Py_buffer landing
-    cdef cbool holds_source, holds_landing
+    cdef Py_buffer ids
+    cdef cbool holds_source, holds_landing, holds_ids
+    cdef cbool tells_changed
 
     def __cinit__(self):
         self.completion = make_shared[Completion]()
-        self.holds_source = self.holds_landing = False
+        self.holds_source = self.holds_landing = self.holds_ids = self.tells_changed = False
 
-    # Either may be None, and is null to the core then.
-    cdef take_views(self, source, landing, size_t nbytes):
-        if landing is not None:
-            PyObject_GetBuffer(landing, &self.landing, PyBUF_WRITABLE)
-            self.holds_landing = True
-            if <size_t>self.landing.len != nbytes:
-                raise ValueError(f"the landing array has {self.landing.len} bytes; the key has {nbytes}")
-        if source is not None:
-            PyObject_GetBuffer(source, &self.source, PyBUF_SIMPLE)
-            self.holds_source = True
-            if <size_t>self.source.len != nbytes:
-                raise ValueError(f"the value or gradient array has {self.source.len} bytes; the key has {nbytes}")
+    # Either may be None, and is null to the core then. `rows`: how many the array has, if it is not the whole key.
+    cdef take_landing(self, landing, size_t nbytes, rows=None):
+        if landing is None:
+            return
+        PyObject_GetBuffer(landing, &self.landing, PyBUF_WRITABLE)
+        self.holds_landing = True
+        check_size("landing", self.landing.len, nbytes, rows)
+
+    cdef take_source(self, source, size_t nbytes, rows=None):
+        if source is None:
+            return
+        PyObject_GetBuffer(source, &self.source, PyBUF_SIMPLE)
+        self.holds_source = True
+        check_size("value or gradient", self.source.len, nbytes, rows)
+
+    # Of rows; returns how many.
+    cdef uint64_t take_ids(self, ids) except? 0:
+        PyObject_GetBuffer(ids, &self.ids, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+        self.holds_ids = True
+        if self.ids.itemsize != 8 or self.ids.format == NULL or self.ids.format[0] not in b"lq":
+            raise ValueError("row ids must be int64, in one contiguous array")
+        return self.ids.len // 8
 
     cdef const void* source_address(self):
         return self.source.buf if self.holds_source else NULL
+
+    cdef void* landing_address(self):
+        return self.landing.buf if self.holds_landing else NULL
 
     def __dealloc__(self):
         # The worker keeps unfinished operations alive, so nothing is borrowed any more.
@@ -443,6 +538,8 @@ cdef class Operation:
             PyBuffer_Release(&self.landing)
         if self.holds_source:
             PyBuffer_Release(&self.source)
+        if self.holds_ids:
+            PyBuffer_Release(&self.ids)
 
     @property
     def done(self):
@@ -451,6 +548,17 @@ cdef class Operation:
     @property
     def updated(self):
         return self.completion.get().updated()
+
+    @property
+    def changed(self):
+        if not self.tells_changed or not self.completion.get().done():
+            return None
+        import numpy  # not at the top: a server has no need of it
+
+        cdef const vector[int64_t]* rows = &self.completion.get().changed_rows()
+        if rows.empty():
+            return numpy.empty(0, numpy.int64)
+        return numpy.frombuffer((<const char*>rows.data())[: rows.size() * 8], numpy.int64).copy()
 
     def wait(self, double timeout_s):
         cdef Completion* completion = self.completion.get()
@@ -479,10 +587,12 @@ cdef class Completions:
 
 cdef class P3Worker:
     cdef Worker* core
+    cdef int rank
     cdef int notsent_low_water_bytes
     cdef list unfinished  # operations that the core may still borrow from
     cdef Py_ssize_t sweep_at
-    cdef list sizes         # bytes of each key, by handle
+    # Of each key, by handle: elements, type, bytes, bytes of a state, elements of a row (0: a dense key).
+    cdef list sizes
 
     def __cinit__(self, int rank, int num_servers, label, *, double heartbeat_s=1.0, double timeout_s=10.0,
                   int notsent_low_water_bytes=131072, int trace_fd=-1):
@@ -491,6 +601,7 @@ cdef class P3Worker:
         self.unfinished = []
         self.sweep_at = 64
         self.sizes = []
+        self.rank = rank
 
     def __dealloc__(self):
         cdef Worker* core = self.core
@@ -499,6 +610,9 @@ cdef class P3Worker:
 
     def add_server(self, int server, int fd, label, *, ring=()):
         self.core.add_server(server, stream_of(fd, self.notsent_low_water_bytes, ring, True), utf8(label))
+
+    def add_local(self, int worker, int fd, label, *, ring=(), cbool made_ring=False):
+        self.core.add_local(worker, stream_of(fd, self.notsent_low_water_bytes, ring, made_ring), utf8(label))
 
     def add_watch(self, int fd, label):
         self.core.add_watch(stream_of(fd, self.notsent_low_water_bytes, (), False), utf8(label))
@@ -509,12 +623,23 @@ cdef class P3Worker:
     def declare(self, name, uint64_t elements, int dtype, compression=None):
         cdef DType type = dtype_of(dtype)
         cdef int key = self.core.declare(utf8(name), elements, type, compression_from(compression))
-        self.sizes.append((elements, dtype, elements * size_of(type), elements * size_of(sum_type(type))))
+        self.sizes.append((elements, dtype, elements * size_of(type), elements * size_of(sum_type(type)), 0))
         return key
 
-    def agree(self, int key, uint32_t wire_key, uint64_t first_slice, uint32_t slice_elements):
-        elements, dtype, *_ = self.sizes[key]
-        cdef KeyPlan plan = key_plan(wire_key, elements, dtype, first_slice, slice_elements)
+    def declare_rows(self, name, uint64_t rows, uint64_t row_elements, int dtype):
+        cdef DType type = dtype_of(dtype)
+        cdef int key = self.core.declare_rows(utf8(name), rows, row_elements, type)
+        cdef uint64_t elements = rows * row_elements
+        self.sizes.append(
+            (elements, dtype, elements * size_of(type), elements * size_of(sum_type(type)), row_elements)
+        )
+        return key
+
+    def agree(self, int key, uint32_t wire_key, uint64_t first_slice, uint32_t slice_elements, uint32_t partitions=0):
+        elements, dtype, _, _, row_elements = self.sizes[key]
+        cdef KeyPlan plan = key_plan(
+            wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
+        )
         with nogil:
             self.core.agree(key, plan)
 
@@ -555,16 +680,109 @@ cdef class P3Worker:
             self.core.store(key, part, operation.source.buf, Completion.done_of(operation.completion))
         return operation
 
-    cdef Operation begin(self, int key, source, landing, int size):
+    def init_rows(self, int key, value, landing, int32_t priority=0):
+        cdef Operation operation = self.begin(key, value, landing, 2)
+        cdef const void* source = operation.source_address()
+        cdef void* target = operation.landing_address()
+        if source == NULL and self.rank == 0:
+            raise ValueError("init_rows needs a value on rank 0")
+        with nogil:
+            self.core.init_rows(key, source, target, priority, Completion.done_of(operation.completion))
+        return operation
+
+    def push_rows(self, int key, ids not None, values not None, landing, int32_t priority=0, scalars=NO_SCALARS):
+        cdef Operation operation = Operation()
+        cdef RowsView rows
+        rows.count = operation.take_ids(ids)
+        operation.take_source(values, rows.count * self.row_bytes(key, 0), rows.count)
+        operation.take_landing(landing, self.sizes[key][2])
+        operation.tells_changed = True
+        rows.ids = <const int64_t*>operation.ids.buf
+        rows.values = operation.source_address()
+        cdef RoundScalars round = round_scalars(scalars)
+        cdef void* target = operation.landing_address()
+        self.keep(operation)
+        with nogil:
+            self.core.push_rows(key, rows, target, priority, round, Completion.rows_done_of(operation.completion))
+        return operation
+
+    def skip_rows(self, int key, landing, int32_t priority=0):
+        cdef Operation operation = self.begin(key, None, landing, 2)
+        cdef void* target = operation.landing_address()
+        with nogil:
+            self.core.skip_rows(key, target, priority, Completion.done_of(operation.completion))
+        return operation
+
+    def fetch_rows(self, int key, uint8_t part, ids not None, landing not None, int32_t priority=0):
+        cdef Operation operation = Operation()
+        cdef uint64_t count = operation.take_ids(ids)
+        operation.take_landing(landing, count * self.row_bytes(key, part), count)
+        cdef const int64_t* wished = <const int64_t*>operation.ids.buf
+        self.keep(operation)
+        with nogil:
+            self.core.fetch_rows(key, part, wished, count, operation.landing.buf, priority,
+                                 Completion.done_of(operation.completion))
+        return operation
+
+    def store_rows(self, int key, uint8_t part, ids not None, content not None):
+        cdef Operation operation = Operation()
+        cdef RowsView rows
+        rows.count = operation.take_ids(ids)
+        operation.take_source(content, rows.count * self.row_bytes(key, part), rows.count)
+        rows.ids = <const int64_t*>operation.ids.buf
+        rows.values = operation.source_address()
+        self.keep(operation)
+        with nogil:
+            self.core.store_rows(key, part, rows, Completion.done_of(operation.completion))
+        return operation
+
+    def move_rows(self, int key, uint32_t wire_key, uint64_t first_slice, uint32_t slice_elements, uint32_t partitions,
+                  parts, uint64_t first_row, uint64_t rows):
+        self.row_bytes(key, 0)
+        elements, dtype, _, _, row_elements = self.sizes[key]
+        cdef KeyPlan plan = key_plan(
+            wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
+        )
+        cdef vector[uint8_t] moving = parts
+        cdef RowRange share
+        share.first = first_row
+        share.count = rows
+        cdef Operation operation = Operation()
+        with nogil:
+            self.core.move_rows(key, plan, moving, share, moved(operation.completion))
+        return operation
+
+    def route_rows(self, int key, cbool as_slices):
+        self.core.route_rows(key, as_slices)
+
+    def choose_route(self, int key, int num_workers):
+        self.core.choose_route(key, num_workers)
+
+    cdef size_t row_bytes(self, int key, int part) except? 0:
+        self.check_handle(key)
+        _, dtype, _, _, row_elements = self.sizes[key]
+        if row_elements == 0:
+            raise ValueError(f"the key with handle {key} is no key of rows; declare it as such")
+        cdef DType type = dtype_of(dtype)
+        return row_elements * size_of(type if part == 0 else sum_type(type))
+
+    cdef check_handle(self, int key):
         if not 0 <= key < len(self.sizes):
             raise ValueError(f"there is no key with handle {key}")
+
+    cdef Operation begin(self, int key, source, landing, int size):
+        self.check_handle(key)
         cdef Operation operation = Operation()
-        operation.take_views(source, landing, self.sizes[key][size])
+        operation.take_landing(landing, self.sizes[key][size])
+        operation.take_source(source, self.sizes[key][size])
+        self.keep(operation)
+        return operation
+
+    cdef keep(self, Operation operation):
         if len(self.unfinished) >= self.sweep_at:  # seldom enough that it costs nothing per operation
             self.unfinished = [one for one in self.unfinished if not one.done]
             self.sweep_at = 2 * len(self.unfinished) + 64
         self.unfinished.append(operation)
-        return operation
 
     def fail(self, text):
         cdef string told = utf8(text)
@@ -581,14 +799,25 @@ cdef class P3Worker:
 
     def counters(self):
         cdef Counters counters = self.core.counters()
-        return dict(traffic_dict(counters.traffic), rounds=counters.rounds)
+        return dict(traffic_dict(counters.traffic), rounds=counters.rounds, local=traffic_dict(counters.local))
 
     def traffic_with(self, int server):
         return traffic_dict(self.core.traffic_with(server))
 
     def key_counters(self, int key):
         cdef KeyCounters counters = self.core.key_counters(key)
-        return {"rounds": counters.rounds, "waited_s": counters.waited_s, "longest_wait_s": counters.longest_wait_s}
+        result = {"rounds": counters.rounds, "waited_s": counters.waited_s, "longest_wait_s": counters.longest_wait_s}
+        if self.sizes[key][4] > 0:
+            result.update(
+                completed_s=counters.completed_s,
+                as_slices=counters.as_slices,
+                own_rows=counters.own_rows,
+                pushed_rows=counters.pushed_rows,
+                touched_rows=counters.touched_rows,
+                row_bytes_sent=counters.row_bytes_sent,
+                row_bytes_received=counters.row_bytes_received,
+            )
+        return result
 
     def mark_stall(self, int key, int64_t begin_ns, int64_t end_ns):
         self.core.mark_stall(key, begin_ns, end_ns)
@@ -609,8 +838,8 @@ cdef class P3Server:
     cdef int notsent_low_water_bytes
 
     def __cinit__(self, int rank, int num_servers, int num_workers, label, *, sum_order="rank", int threads=0,
-                  double heartbeat_s=1.0, double timeout_s=10.0, int notsent_low_water_bytes=131072,
-                  int trace_fd=-1):
+                  machines=None, cbool local_aggregation=True, double heartbeat_s=1.0, double timeout_s=10.0,
+                  int notsent_low_water_bytes=131072, int trace_fd=-1):
         if sum_order not in ("rank", "arrival"):
             raise ValueError(f"sum_order is 'rank' or 'arrival', not {sum_order!r}")
         if threads < 0:
@@ -618,7 +847,9 @@ cdef class P3Server:
         self.notsent_low_water_bytes = notsent_low_water_bytes
         self.core = new Server(rank, num_servers, num_workers,
                                server_options(node_options(label, heartbeat_s, timeout_s, trace_fd),
-                                              sum_order == "arrival", threads))
+                                              sum_order == "arrival", threads,
+                                              range(max(num_workers, 0)) if machines is None else machines,
+                                              local_aggregation))
 
     def __dealloc__(self):
         cdef Server* core = self.core
@@ -635,11 +866,25 @@ cdef class P3Server:
         self.core.start()
 
     def define(self, uint32_t wire_key, name, uint64_t elements, int dtype, uint64_t first_slice,
-               uint32_t slice_elements, int store=0):
-        cdef KeyPlan plan = key_plan(wire_key, elements, dtype, first_slice, slice_elements)
+               uint32_t slice_elements, int store=0, uint32_t row_elements=0, uint32_t partitions=0):
+        cdef KeyPlan plan = key_plan(
+            wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
+        )
         cdef string text = utf8(name)
         with nogil:
             self.core.define(plan, text, store)
+
+    def define_successor(self, uint32_t predecessor, uint32_t wire_key, uint64_t elements, int dtype,
+                         uint64_t first_slice, uint32_t slice_elements, uint32_t row_elements, uint32_t partitions):
+        cdef KeyPlan plan = key_plan(
+            wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
+        )
+        with nogil:
+            self.core.define_successor(plan, predecessor)
+
+    def drop(self, uint32_t wire_key):
+        with nogil:
+            self.core.drop(wire_key)
 
     def set_optimizer(self, int store, description):
         self.core.set_optimizer(store, optimizer_spec(description))
@@ -689,3 +934,4 @@ cdef class P3Server:
 
 
 include "worker/mxnet_engine.pxi"
+include "worker/mxnet_rows.pxi"

@@ -7,6 +7,9 @@ reads, so every call returns at once, and a layer's weight is readable as soon a
 
 Not straight into the weight: MXNet may hold it in a blocked oneDNN layout, and a raw write would scramble it.
 
+Of a key with row_sparse gradients only the touched rows travel, and a pull into a dense array changes only rows that
+rounds have changed since the pull before (p3/worker/row_keys.py).
+
 The servers update the weights, if they know the optimizer; else the sum lands and is updated here: in a weight that the
 store keeps (`set_optimizer` with an optimizer that the servers lack), or by the caller, to whom the sum is copied.
 
@@ -34,11 +37,13 @@ from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
 from p3 import _core
-from p3.server.optimizers import NotOnServer, describe, round_scalars
+from p3.server.optimizers import NotOnServer, describe, round_scalars, updates_rows_alone
 from p3.settings import Settings
-from p3.worker import joining, optimizer_states
+from p3.worker import joining, optimizer_states, partitions
 from p3.worker import session as sessions
+from p3.worker.keys import DenseKey, checked, is_sparse
 from p3.worker.priorities import Priorities
+from p3.worker.row_keys import RowKey, ServerRowKey, pull_rows
 from p3.worker.server_states import ServerStates
 
 log = logging.getLogger("p3")
@@ -67,7 +72,9 @@ class P3KVStore(mx.kvstore.KVStore):
         self._keys = {}
         self._outdated = set()  # keys that take a new value at their next init
         self._priorities = Priorities(self._session, self._store, settings.priority)
+        self._partitions = partitions.of(self._session)
         self._server_optimizer = None  # the one whose description the servers have
+        self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind (on rank 0)
         self._updates_here = False  # whether _updater updates the store's own weights
         _stores.add(self)
 
@@ -103,8 +110,12 @@ class P3KVStore(mx.kvstore.KVStore):
         bytes_sent, bytes_received, slices_sent, slices_received; queued_slices and peak_queued_slices (of one
         connection) that wait to be sent; queued_s, how long all sent ones have waited, added up; rounds of keys.
         servers: the same per server, in a list.
+        local: the same with the other workers of this machine (P3_LOCAL_AGGREGATION), which the first leave out.
         keys: for each key of this store its rounds, waited_s (from the ready gradient to the landed value, added up),
-        longest_wait_s (of one round) and compression.
+        longest_wait_s (of one round), compression, and route: how its gradients travel, "dense", or if they are
+        row_sparse, "rows" or "slices". Of these also partitions: into how many the rows are cut; and of the last round,
+        alpha: the share of all rows that a worker pushed, on average; union_density: the share that any worker pushed;
+        and the counters behind them (p3/worker.h).
         With servers=True each server is asked for its own counters (p3/node.h, and cpu_s), under servers[n]["itself"];
         that takes a round trip through the scheduler.
         """
@@ -112,7 +123,8 @@ class P3KVStore(mx.kvstore.KVStore):
         stats = session.counters()
         stats["servers"] = [session.traffic_with(server) for server in range(session.num_servers)]
         stats["keys"] = {
-            key: session.key_counters(entry.declared) for key, entry in self._keys.items()
+            key: entry.stats(session.key_counters(entry.declared), self.num_workers)
+            for key, entry in self._keys.items()
         }
         if servers:
             with _mxnet_errors():
@@ -157,20 +169,38 @@ class P3KVStore(mx.kvstore.KVStore):
             raise MXNetError(f"pull of key {key!r}: no `out` to pull into was given")
         with _paused():
             for one_key, outs in _each(key, out):
-                dense = [one for one in outs if not (ignore_sparse and _is_sparse(one))]
-                self._copy_out(self._key(one_key), dense)
+                wanted = [one for one in outs if not (ignore_sparse and is_sparse(checked(one, one_key)))]
+                self._copy_out(self._key(one_key), wanted)
 
     def pushpull(self, key, value, out=None, priority=0):
         """push, then pull to `out`, or to `value` itself where there is no `out`."""
         self._check()
         with _paused():
             for one_key, values, outs in _each(key, value, value if out is None else out):
-                entry = self._key(one_key)
-                self._push(entry, values, outs, priority)
+                entry = self._push(self._key(one_key), values, outs, priority)
                 self._copy_out(entry, outs)
 
     def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
-        raise MXNetError(f"row_sparse_pull of key {key!r}: {_NO_SPARSE}")
+        """Copies the rows `row_ids` of what the pushes so far have led to into the row_sparse arrays `out`.
+
+        Afterwards `out` has just those rows. `row_ids`: whole numbers of any type, in any order; one array for each of
+        `out`, or one for all. Waits until they are computed, but not for the network. A row that does not exist is
+        MXNetError at once.
+        """
+        self._check()
+        if out is None or row_ids is None:
+            raise MXNetError(f"row_sparse_pull of key {key!r} needs `out` and `row_ids`")
+        if isinstance(key, (list, tuple)):
+            each_ids = _as_list(row_ids)
+            row_ids = each_ids * len(key) if len(each_ids) == 1 else each_ids
+        with _paused():
+            for one_key, outs, ids in _each(key, out, row_ids):
+                entry = self._key(one_key)
+                if len(ids) not in (1, len(outs)):
+                    raise MXNetError(f"row_sparse_pull of key {one_key!r}: {len(ids)} row_ids for {len(outs)} arrays")
+                entry.operations.set_priority(*self._priorities.of(entry, priority, outs))
+                pull_rows(entry, [checked(one, one_key) for one in outs], [checked(one, one_key) for one in ids])
+                self._after_operation()
 
     def join(self, update=None):
         """For a worker that has taken its last step: returns when every worker has called it. So steps may be uneven.
@@ -281,14 +311,15 @@ class P3KVStore(mx.kvstore.KVStore):
             raise MXNetError(f"{fname} holds the state of another model: this store has no key {', '.join(unknown)}")
         anew = {entry.id for entry in self._pushed_keys()} - states.keys()  # as MXNet would begin them
         arrays = {
-            key: optimizer_states.from_mxnet(optimizer, key, self._keys[key].landing, states[key]) for key in states
+            key: optimizer_states.from_mxnet(optimizer, key, self._keys[key].template(), states[key]) for key in states
         }
         if self._server_optimizer is None:
             self._updater.states, self._updater.states_synced = states, dict.fromkeys(states, False)
         elif self.rank == 0:
-            arrays.update((key, optimizer_states.fresh(optimizer, key, self._keys[key].landing)) for key in anew)
+            arrays.update((key, optimizer_states.fresh(optimizer, key, self._keys[key].template())) for key in anew)
             with _mxnet_errors():
                 ServerStates(self._session, optimizer).store(self._keys, arrays)
+            self._loaded_states = {key: arrays[key] for key in arrays if not self._keys[key].pushed}
         if saved_optimizer is not None:
             saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
             self._updater.optimizer = saved_optimizer
@@ -356,7 +387,7 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _init(self, key, values, outs=()):
         key = key if isinstance(key, str) else _as_index(key)
-        value = _dense(values[0], key)
+        value = checked(values[0], key)
         entry = self._keys.get(key)
         if entry is not None:
             entry.require_alike(value, "initialised again with")
@@ -364,55 +395,88 @@ class P3KVStore(mx.kvstore.KVStore):
                 return entry
             self._outdated.remove(key)
         else:
-            with _mxnet_errors():
-                declared = self._session.declare(key, value.shape, value.dtype, self._store)
-            entry = self._keys[key] = _Key(self._engine, key, declared)
-            self._priorities.add(entry, (*values, *outs))
+            arrays = (*values, *outs)
+            parameter = self._priorities.parameter_of(key, arrays)
+            sparse_gradient = getattr(parameter, "_grad_stype", "default") == "row_sparse"
+            kind = self._kind_of_key(is_sparse(value), sparse_gradient, value.dtype)
+            entry = self._declare(kind, key, value.shape, value.dtype, is_sparse(value))
+            self._priorities.add(entry, arrays)
+        self._give_first_value(entry, value)
+        return entry
+
+    def _declare(self, kind, key, shape, dtype, sparse_weight, name=None, landing=None):
+        with _mxnet_errors():
+            declared = self._session.declare(name or key, shape, dtype, self._store, sparse=kind is not DenseKey)
+        entry = self._keys[key] = kind(self._engine, key, declared, sparse_weight, landing)
+        return entry
+
+    def _give_first_value(self, entry, value):
         entry.operations.set_priority(*self._priorities.at_init(entry))
-        if self.rank == 0:
-            # By MXNet, because inference may have left the weight itself in a layout that only MXNet can read.
-            _classic(value).copyto(entry.landing)
-        entry.operations.init()
+        entry.init(value if self.rank == 0 else None)
         if self._updates_here:
             entry.keep_weight()
         self._after_operation()
-        return entry
+
+    def _kind_of_key(self, sparse_weight, sparse_gradient, dtype):
+        """Which kind of key suits the arrays and, as far as it is known, the optimizer."""
+        if not sparse_weight and not sparse_gradient:
+            return DenseKey
+        optimizer = self._server_optimizer or getattr(self._updater, "optimizer", None)
+        if optimizer is not None and not updates_rows_alone(optimizer, dtype):
+            return DenseKey
+        on_servers = sparse_weight and not self._updates_here
+        return ServerRowKey if on_servers else RowKey
+
+    def _settle_kind(self, entry, gradients):
+        """Before a key's first push, when the storage of its gradients and the optimizer are known.
+
+        If another kind suits them, the key is declared anew as that, with the value that it has. Every worker does so.
+        """
+        sparse_gradient = is_sparse(gradients[0])
+        kind = self._kind_of_key(entry.sparse_weight, sparse_gradient, entry.dtype)
+        if kind is ServerRowKey and self._server_optimizer is None:
+            kind = RowKey  # sums go to the workers
+        if type(entry) is kind or (kind is DenseKey and not sparse_gradient):
+            return entry
+        name = f"{entry.id} ({kind.route})"
+        settled = self._declare(kind, entry.id, entry.shape, entry.dtype, entry.sparse_weight, name, entry.landing)
+        self._priorities.replace(entry, settled)
+        self._give_first_value(settled, entry.value() if self.rank == 0 else None)
+        settled.outs = entry.outs
+        if entry.id in self._loaded_states:
+            with _mxnet_errors():
+                ServerStates(self._session, self._server_optimizer).store(
+                    self._keys, {entry.id: self._loaded_states.pop(entry.id)}
+                )
+        return settled
 
     def _expect_new_values(self):
         """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker."""
         self._outdated = set(self._keys)
 
     def _push(self, entry, values, outs, priority):
-        gradient = self._sum_devices(entry, values)
+        for value in values:
+            entry.require_alike(checked(value, entry.id), "pushed with")
+        if not entry.pushed:
+            entry = self._settle_kind(entry, values)
+        gradient = entry.gradient(values, self._stage_gradients)
         scalars = _core.NO_SCALARS
         if self._server_optimizer is not None:
             scalars = round_scalars(self._server_optimizer, entry.id)
         entry.operations.set_priority(*self._priorities.of(entry, priority, (*outs, *values)))
-        entry.operations.push(gradient.handle.value, scalars)
+        if self._partitions is not None and entry.declared.sparse:
+            self._partitions.pushed(entry.declared)
+        entry.push(gradient, scalars)
         entry.pushed = True
         if self._updates_here:
-            self._updater(entry.id, entry.landing, entry.weight)
+            self._updater(entry.id, entry.sum_for_updater(), entry.weight)
         self._after_operation()
-
-    def _sum_devices(self, entry, values):
-        """The sum over this worker's devices, in the order given and on the first device; then in CPU memory."""
-        for value in values:
-            entry.require_alike(_dense(value, entry.id), "pushed with")
-        total = _classic(values[0])
-        if len(values) > 1:
-            device = total.context
-            total = mx.nd.elemwise_add(total, _classic(values[1]).as_in_context(device))
-            for value in values[2:]:
-                mx.nd.elemwise_add(total, _classic(value).as_in_context(device), out=total)
-        if self._stage_gradients or not self._engine.in_cpu_memory(total.handle.value):
-            total = total.copyto(mx.cpu())
-        return total
+        return entry
 
     def _copy_out(self, entry, outs):
-        source = entry.landing if entry.weight is None else entry.weight
         for out in outs:
-            entry.require_alike(_dense(out, entry.id), "pulled into an array of")
-            self._engine.copy(source.handle.value, out.handle.value)
+            entry.require_alike(checked(out, entry.id), "pulled into an array of")
+        entry.copy_out(outs)
         entry.outs = outs
 
     # What joining.py asks of a store
@@ -425,7 +489,7 @@ class P3KVStore(mx.kvstore.KVStore):
         if self._server_optimizer is not None:
             round_scalars(self._server_optimizer, entry.id)  # counts the update here as elsewhere
         elif self._updates_here:
-            self._updater(entry.id, entry.landing, entry.weight)
+            self._updater(entry.id, entry.sum_for_updater(), entry.weight)
         elif entry.parameter is not None:
             for array in entry.parameter.list_data():
                 array._fresh_grad = True  # or Trainer.update would take the sum for a stale gradient
@@ -434,35 +498,6 @@ class P3KVStore(mx.kvstore.KVStore):
     def _after_operation(self):
         if self._engine_is_naive:
             self._check()  # this engine waits for the operation, but drops its error
-
-
-class _Key:
-    """One key of a store: its arrays, its operations, and what Priorities notes about it."""
-
-    __slots__ = (
-        "id", "declared", "landing", "weight", "outs", "pushed", "operations", "index", "parameter", "searched"
-    )  # fmt: skip
-
-    def __init__(self, engine, key, declared):
-        self.id = key
-        self.declared = declared  # the session's Key
-        self.outs = ()  # where its value was copied to last
-        self.pushed = False  # whether this worker has ever pushed it
-        with mx.util.np_shape(True):  # or MXNet takes a length of 0 for "not known yet"
-            self.landing = mx.nd.empty(declared.shape, mx.cpu(), declared.dtype)
-        self.weight = None  # only where this worker updates
-        self.operations = _core.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
-
-    def keep_weight(self):
-        self.weight = self.landing.copy()
-
-    def require_alike(self, array, action):
-        """MXNetError unless `array` has the key's shape and type."""
-        if not self.operations.takes(array.handle.value):
-            raise MXNetError(
-                f"key {self.id!r} has shape {self.landing.shape} and type {_type_name(self.landing)}; it cannot be "
-                f"{action} shape {array.shape} and type {_type_name(array)}"
-            )
 
 
 def _each(keys, *values):
@@ -488,32 +523,6 @@ def _as_index(key):
         return operator.index(key)
     except TypeError:
         raise MXNetError(f"a key is a string or a whole number, not {key!r}") from None
-
-
-_NO_SPARSE = "p3_sync synchronises dense arrays only; create the Parameter or Embedding without sparse storage"
-
-
-def _is_sparse(array):
-    return isinstance(array, NDArray) and array.stype != "default"
-
-
-def _dense(array, key):
-    if type(array) is NDArray:  # the usual case, and never sparse
-        return array
-    if not isinstance(array, NDArray):
-        raise MXNetError(f"key {key!r}: an NDArray or a list of them is wanted, not {type(array).__name__}")
-    if array.stype != "default":
-        raise MXNetError(f"key {key!r}: got a {array.stype} array; {_NO_SPARSE}")
-    return array
-
-
-def _classic(array):
-    """MXNet's legacy operators take its NumPy-like arrays only under their classic type; the memory is the same."""
-    return array if type(array) is NDArray else array.as_nd_ndarray()
-
-
-def _type_name(array):
-    return getattr(array.dtype, "__name__", str(array.dtype))
 
 
 def _paused():

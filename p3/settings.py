@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 from dataclasses import dataclass, field, fields
-from typing import Callable, Mapping, Optional
+from typing import Callable, Mapping, Optional, Union
 
 from p3.errors import ConfigError
 
@@ -36,6 +36,16 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
         if not low <= value <= high:
             raise ValueError("a whole number from %d to %d" % (low, high))
         return value
+
+    return parse
+
+
+def _auto_or(parse_number: Callable[[str], int]) -> Callable[[str], Union[int, str]]:
+    def parse(text: str) -> Union[int, str]:
+        try:
+            return text if text == "auto" else parse_number(text)
+        except ValueError as error:
+            raise ValueError("auto, or %s" % error) from None
 
     return parse
 
@@ -121,11 +131,18 @@ class Settings:
     node_host: Optional[str] = _setting("DMLC_NODE_HOST", None, _text, "address at which others reach this node")
     rank: Optional[int] = _setting("P3_RANK", None, _integer(0, 9999), "rank in its role; unset: given on joining")
     local_rank: Optional[int] = _setting("P3_LOCAL_RANK", None, _integer(0, 9999), "rank among this host's workers")
+    local_size: Optional[int] = _setting("P3_LOCAL_SIZE", None, _integer(1, 10000), "workers on this host")
     secret: Optional[str] = _setting("P3_SECRET", None, _secret, "the job's secret", secret=True)
     secret_file: Optional[str] = _setting("P3_SECRET_FILE", None, _command, "file that holds the job's secret")
 
     # How tensors travel.
     slice_elements: int = _setting("P3_SLICE_ELEMENTS", 50000, _integer(1, 1 << 28), "elements of a slice, at most")
+    partitions: Union[int, str] = _setting(
+        "P3_PARTITIONS", "auto", _auto_or(_integer(1, 1 << 20)), "parts of each sparse key, at most one for each row"
+    )
+    route: str = _setting(
+        "P3_ROUTE", "auto", _choice("auto", "rows", "slices"), "of sparse keys: what is fewer bytes, or always the one"
+    )
     priority: str = _setting(
         "P3_PRIORITY", "auto", _choice("auto", "caller", "index", "off"), "by first use, caller's, number, or none"
     )
@@ -138,6 +155,9 @@ class Settings:
     )
     local: str = _setting(
         "P3_LOCAL", "shm", _choice("shm", "unix", "tcp"), "to a server of the same machine: shared memory, or a socket"
+    )
+    local_aggregation: bool = _setting(
+        "P3_LOCAL_AGGREGATION", True, _flag, "1: workers of one machine add up their gradients before they leave it"
     )
     ring_bytes: int = _setting(
         "P3_RING_BYTES", 512 << 10, _power_of_two(4096, 1 << 30), "shared memory of a van, each way; a power of two"
@@ -167,7 +187,6 @@ class Settings:
     # Set by `p3 run` for the processes it starts; not meant for people.
     listen_fd: Optional[int] = _setting("P3_LISTEN_FD", None, _integer(3, 1 << 20), "scheduler: its listening socket")
     status_fd: Optional[int] = _setting("P3_STATUS_FD", None, _integer(3, 1 << 20), "scheduler: where it reports to")
-    local_workers: Optional[int] = _setting("P3_LOCAL_WORKERS", None, _integer(1, 10000), "workers on this host")
     launcher_pid: Optional[int] = _setting("P3_LAUNCHER_PID", None, _integer(1, 1 << 30), "whom to die with")
 
     @classmethod

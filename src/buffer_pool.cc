@@ -34,6 +34,12 @@ void BufferPool::give_back(void* buffer, size_t bytes) {
   in_use_ -= bytes;
 }
 
+size_t BufferPool::roomy(size_t bytes) {
+  size_t step = kAlignment;
+  while (bytes > 8 * step) step *= 2;
+  return (bytes + step - 1) / step * step;
+}
+
 uint64_t BufferPool::bytes_in_use() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return in_use_;

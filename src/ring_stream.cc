@@ -24,7 +24,7 @@ constexpr size_t kControlBytes = 4096;
 constexpr size_t kGrainBytes = 64 << 10;
 
 Error system_error(ErrorKind kind, const char* call) {
-  return Error(kind, std::string("shared memory between worker and server: ") + call + ": " + strerror(errno));
+  return Error(kind, std::string("shared memory between two processes: ") + call + ": " + strerror(errno));
 }
 
 void close_if_open(int& fd) {

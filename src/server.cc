@@ -1,107 +1,25 @@
 #include "p3/server.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <sstream>
-#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "p3/disagreement.h"
 #include "p3/transport.h"
+#include "server_partition.h"
 #include "server_slice.h"
+#include "summer.h"
 
 namespace p3 {
 namespace {
 
 constexpr double kGoodbyeTimeoutS = 1.0;  // for peers that still read; the job is over either way
-
-struct Task {
-  enum class Kind { kInit, kPush, kFinish, kFetch, kStore } kind;
-  ServerSlice* slice;
-  int worker = -1;
-  Header header{};
-  void* payload = nullptr;  // from the pool of gradients; null: none
-  uint32_t inits = 0;       // kInit: of this worker, this one included
-};
-
-// The server's own prioritised receive queue: what was received and not yet summed, most urgent slice first. Worked off
-// by a thread of its own, or, one task at a time, by the receiver.
-class Summer {
- public:
-  template <typename Run>
-  void start_thread(Run run) {
-    thread_ = std::thread([this, run] {
-      while (true) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-        if (stopping_) return;
-        const Task task = queue_.pop();
-        lock.unlock();
-        run(task);
-      }
-    });
-    pthread_setname_np(thread_.native_handle(), "p3-summer");
-  }
-
-  // True if there is more.
-  template <typename Run>
-  bool run_one(Run run) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (queue_.empty()) return false;
-    const Task task = queue_.pop();
-    const bool more = !queue_.empty();
-    lock.unlock();
-    run(task);
-    return more;
-  }
-
-  void push(const Urgency& urgency, const Task& task) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      queue_.push(urgency, task);
-      peak_ = std::max<uint64_t>(peak_, queue_.size());
-    }
-    if (thread_.joinable()) wake_.notify_one();
-  }
-
-  void stop() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_one();
-    if (thread_.joinable()) thread_.join();
-  }
-
-  // How many tasks wait, and the most that ever did.
-  std::pair<uint64_t, uint64_t> depth() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return {queue_.size(), peak_};
-  }
-
-  // After stop(): what was never run.
-  std::vector<Task> leftover() {
-    std::vector<Task> tasks;
-    while (!queue_.empty()) tasks.push_back(queue_.pop());
-    return tasks;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  PriorityQueue<Task> queue_;
-  uint64_t peak_ = 0;
-  bool stopping_ = false;
-  std::thread thread_;
-};
 
 // What the keys of one store have in common.
 struct Store {
@@ -113,7 +31,7 @@ struct Store {
 
 struct KeyOnServer {
   ServerKey key;
-  std::vector<std::unique_ptr<ServerSlice>> slices;  // null where another server owns the slice
+  std::vector<std::unique_ptr<ServerShard>> shards;  // slices or partitions; null where another server owns it
 };
 
 }  // namespace
@@ -125,6 +43,8 @@ class Server::Impl : public Transport::Handler {
         num_servers_(num_servers),
         num_workers_(num_workers),
         sum_order_(options.sum_order),
+        machines_(options.machines.value_or(Machines(std::max(num_workers, 0)))),
+        aggregates_(options.local_aggregation && machines_.count() < machines_.num_workers()),
         sums_in_receiver_(options.threads == 0),
         van_of_worker_(static_cast<size_t>(std::max(num_workers, 0)), -1),
         all_workers_(van_of_worker_.size()),
@@ -135,17 +55,22 @@ class Server::Impl : public Transport::Handler {
       throw Error(ErrorKind::kUsage, label() + ": server " + std::to_string(rank) + " of " +
                                          std::to_string(num_servers) + " with " + std::to_string(num_workers) +
                                          " workers makes no job.");
+    if (machines_.num_workers() != num_workers)
+      throw Error(ErrorKind::kUsage, label() + ": the machines of " + std::to_string(machines_.num_workers()) +
+                                         " workers are known, but there are " + std::to_string(num_workers) + ".");
     std::iota(all_workers_.begin(), all_workers_.end(), 0);
+    for (int machine = 0; machine < machines_.count(); ++machine) leaders_.push_back(machines_.leader(machine));
   }
 
   ~Impl() override {
     stop();
     for (Summer& summer : summers_)
       for (const Task& task : summer.leftover())
-        if (task.payload != nullptr) gradients_.give_back(task.payload, payload_bytes(*task.slice, task.header));
+        if (task.payload != nullptr) gradients_.give_back(task.payload, buffer_bytes(*task.shard, task.header));
     for (const auto& [buffer, bytes] : arriving_)
       if (buffer != nullptr) gradients_.give_back(buffer, bytes);
     keys_.clear();
+    dropped_.clear();
   }
 
   void add_worker(int worker, std::unique_ptr<Stream> stream, std::string peer) {
@@ -172,31 +97,60 @@ class Server::Impl : public Transport::Handler {
   }
 
   void define(const KeyPlan& plan, std::string name, int store) {
-    if (plan.slice_elements == 0 || !is_known(plan.dtype) ||
-        plan.slice_elements * size_of(sum_type(plan.dtype)) > std::numeric_limits<uint32_t>::max())
+    if (!makes_sense(plan))
       throw Error(ErrorKind::kUsage, label() + ": the plan of key '" + name + "' makes no sense.");
     auto entry = std::make_unique<KeyOnServer>();
-    entry->key = {plan, std::move(name), store, {}, false};
+    entry->key.machines = &machines_;
+    entry->key.plan = plan;
+    entry->key.name = std::move(name);
+    entry->key.store = store;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       Store& settings = stores_[store];
       settings.has_keys = true;
       entry->key.compression = {settings.compression.of(plan.dtype), settings.compression.threshold};
       entry->key.average = settings.average;
+      entry->key.aggregated = aggregates_ && entry->key.compression.encoding == Encoding::kPlain && !plan.has_rows();
     }
     if (entry->key.average && !is_float(plan.dtype))
       throw Error(ErrorKind::kUsage, label() + ": key '" + entry->key.name + "' is of type " + name_of(plan.dtype) +
                                          "; only floating point keys can be averaged.");
-    try {
-      make_slices(*entry);
-    } catch (const std::bad_alloc&) {
-      throw Error(ErrorKind::kUsage, label() + ": no memory for this server's part of key '" + entry->key.name +
-                                         "', which has " + std::to_string(plan.elements) + " elements of type " +
-                                         name_of(plan.dtype) + ". Use more servers.");
+    add_key(std::move(entry), 1);
+  }
+
+  void define_successor(const KeyPlan& plan, uint32_t predecessor) {
+    auto entry = std::make_unique<KeyOnServer>();
+    int parts = 1;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = keys_.find(predecessor);
+      if (found == keys_.end() || !makes_sense(plan) || !plan.has_rows() ||
+          plan.elements != found->second->key.plan.elements ||
+          plan.row_elements != found->second->key.plan.row_elements || plan.dtype != found->second->key.plan.dtype)
+        throw Error(ErrorKind::kUsage,
+                    label() + ": key " + std::to_string(predecessor) + " can have no such successor.");
+      entry->key = found->second->key;
+      if (const Optimizer* optimizer = stores_.at(entry->key.store).optimizer.get())
+        parts += optimizer->state_count() + optimizer->needs_master(plan.dtype);
     }
+    entry->key.plan = plan;
+    entry->key.is_successor = true;
+    add_key(std::move(entry), parts);
+  }
+
+  // Frames that its partitions have lent may still be in the hands of a sender, though all have come to their receivers.
+  void drop(uint32_t wire_key) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!keys_.emplace(plan.wire_key, std::move(entry)).second)
-      throw Error(ErrorKind::kUsage, label() + ": key " + std::to_string(plan.wire_key) + " is defined already.");
+    const auto found = keys_.find(wire_key);
+    if (found == keys_.end()) return;
+    dropped_.push_back(std::move(found->second));
+    keys_.erase(found);
+    const auto is_idle = [](const auto& key) {
+      return std::all_of(key->shards.begin(), key->shards.end(), [](const auto& shard) {
+        return shard == nullptr || static_cast<ServerPartition&>(*shard).is_idle();
+      });
+    };
+    dropped_.erase(std::remove_if(dropped_.begin(), dropped_.end(), is_idle), dropped_.end());
   }
 
   void set_optimizer(int store, const OptimizerSpec& spec) {
@@ -229,32 +183,44 @@ class Server::Impl : public Transport::Handler {
 
   void* receive_into(int van, const Header& header) override {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
-    ServerSlice& slice = checked_slice(van, worker, header);
-    if (header.kind == FrameKind::kPush)
+    ServerShard& shard = checked_shard(van, worker, header);
+    if (shard.key.is_successor && shard.published == 0) shard.published = header.round;
+    if (is_push(header.kind))
       for (size_t other = 0; other < departed_.size(); ++other)
-        if (departed_[other]) throw left_too_early(static_cast<int>(other), push_of(slice, header.round));
-    if (header.kind == FrameKind::kInit && departed_[0] && slice.inits[static_cast<size_t>(worker)] >= slice.inits[0])
-      throw left_too_early(0, init_of(slice));
+        if (departed_[other]) throw too_early(static_cast<int>(other), push_of(shard.key.name, header.round));
+    if (header.kind == FrameKind::kInit)
+      for (int needed : {0, shard.key.leader_of(worker)})
+        if (departed_[static_cast<size_t>(needed)] &&
+            shard.inits[static_cast<size_t>(worker)] >= shard.inits[static_cast<size_t>(needed)])
+          throw too_early(needed, init_of(shard));
     if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
-    if (header.kind == FrameKind::kInit && !slice.has_value) {
-      slice.has_value = true;
-      return slice.value();
+    if (header.kind == FrameKind::kInit) {
+      auto& slice = static_cast<ServerSlice&>(shard);  // a partition's is absent
+      if (!std::exchange(slice.has_value, true)) return slice.value();
     }
     auto& arriving = arriving_[static_cast<size_t>(van)];
-    const size_t bytes = payload_bytes(slice, header);
+    const size_t bytes = buffer_bytes(shard, header);
     arriving = {gradients_.take(bytes), bytes};
     return arriving.first;
   }
 
   void received(int van, const Header& header, void*) override {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
-    ServerSlice& slice = *find(header);
-    uint64_t& next_round = slice.next_round[static_cast<size_t>(worker)];
-    if (header.kind == FrameKind::kPush || next_round == 0) ++next_round;
-    uint32_t& inits = slice.inits[static_cast<size_t>(worker)];
-    if (header.kind == FrameKind::kInit) ++inits;
+    ServerShard& shard = *find(header);
     void* payload = std::exchange(arriving_[static_cast<size_t>(van)], {}).first;  // null: none, or the first value
-    queue(urgency_of(header), {task_kind(header.kind), &slice, worker, header, payload, inits});
+    uint64_t& next_round = shard.next_round[static_cast<size_t>(worker)];
+    uint32_t& inits = shard.inits[static_cast<size_t>(worker)];
+    const bool ends_round = header.kind == FrameKind::kPush ||
+                            (header.kind == FrameKind::kPushRows && (payload == nullptr || is_last(payload)));
+    if (header.of_machine != 0)
+      for (int pushed_for : machines_.workers(machines_.of(worker)))
+        ++shard.next_round[static_cast<size_t>(pushed_for)];
+    else if (ends_round)
+      ++next_round;
+    else if (header.kind == FrameKind::kInit && next_round == 0)
+      next_round = shard.published + 1;
+    if (header.kind == FrameKind::kInit) ++inits;
+    queue(urgency_of(header), {task_kind(header.kind), &shard, worker, header, payload, inits});
   }
 
   bool work() override {
@@ -266,7 +232,7 @@ class Server::Impl : public Transport::Handler {
     if (worker < 0) return;
     departed_[static_cast<size_t>(worker)] = true;
     const std::string waiting = what_waits_for(worker);
-    if (!waiting.empty()) throw left_too_early(worker, waiting);
+    if (!waiting.empty()) throw too_early(worker, waiting);
     if (std::find(departed_.begin(), departed_.end(), false) == departed_.end()) {
       finished_ = true;
       transport_.signal();
@@ -284,9 +250,8 @@ class Server::Impl : public Transport::Handler {
   // --- while sending -----------------------------------------------------------------------------------------------
 
   void sent(const Frame& frame) override {
-    ServerSlice& slice = *static_cast<ServerSlice*>(frame.context);
-    if (slice.outstanding.fetch_sub(1) == 1)
-      queue({frame.header.round + 1, slice.priority()}, {Task::Kind::kFinish, &slice});
+    if (ServerSlice* slice = static_cast<Lender*>(frame.context)->taken_back())
+      queue({frame.header.round + 1, slice->priority()}, {Task::Kind::kFinish, slice});
   }
 
   Transport& transport() { return transport_; }
@@ -310,46 +275,78 @@ class Server::Impl : public Transport::Handler {
  private:
   Recorder* recorder() const { return transport_.options().trace.get(); }
 
-  void make_slices(KeyOnServer& entry) {
-    entry.slices.resize(slice_count(entry.key.plan));
-    for (uint32_t i = 0; i < entry.slices.size(); ++i) {
-      if (server_of(entry.key.plan, i, num_servers_) != rank_) continue;
+  // `parts`: see ServerPartition.
+  void add_key(std::unique_ptr<KeyOnServer> entry, int parts) {
+    const KeyPlan plan = entry->key.plan;
+    try {
+      make_shards(*entry, parts);
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorKind::kUsage, label() + ": no memory for this server's part of key '" + entry->key.name +
+                                         "', which has " + std::to_string(plan.elements) + " elements of type " +
+                                         name_of(plan.dtype) + ". Use more servers.");
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!keys_.emplace(plan.wire_key, std::move(entry)).second)
+      throw Error(ErrorKind::kUsage, label() + ": key " + std::to_string(plan.wire_key) + " is defined already.");
+  }
+
+  void make_shards(KeyOnServer& entry, int parts) {
+    const ServerKey& key = entry.key;
+    entry.shards.resize(slice_count(key.plan));
+    for (uint32_t i = 0; i < entry.shards.size(); ++i) {
+      if (server_of(key.plan, i, num_servers_) != rank_) continue;
       const int thread = static_cast<int>(next_thread_++ % summers_.size());
-      entry.slices[i] =
-          std::make_unique<ServerSlice>(entry.key, i, num_workers_, sum_order_, thread, values_, gradients_);
+      if (key.plan.has_rows())
+        entry.shards[i] = std::make_unique<ServerPartition>(key, i, sum_order_, thread, values_, gradients_, parts);
+      else
+        entry.shards[i] = std::make_unique<ServerSlice>(key, i, sum_order_, thread, values_, gradients_);
     }
   }
 
-  // --- where slices are summed -------------------------------------------------------------------------------------
+  // --- where shards are worked on ----------------------------------------------------------------------------------
 
   void run(const Task& task) {
     try {
-      ServerSlice& slice = *task.slice;
       switch (task.kind) {
         case Task::Kind::kInit:
-          answer_init(slice, task);
+          if (task.shard->key.plan.has_rows())
+            answer_wishes(task.partition(), task.partition().init(task.worker, task.inits));
+          else
+            answer_init(task.slice(), task);
           break;
         case Task::Kind::kFetch:
         case Task::Kind::kStore:
-          answer_about_state(slice, task);
+          answer_about_state(task.slice(), task);
           break;
-        case Task::Kind::kPush: {
-          const int contradicts = slice.add(task.worker, task.header, task.payload);
-          if (contradicts >= 0) throw scalars_differ(slice, task, contradicts);
-          trace(recorder(), TraceKind::kSummed, task.header, task.worker);
-          if (slice.outstanding.fetch_sub(1) == 1) finish(slice);
+        case Task::Kind::kPush:
+          add(task.slice(), task);
           break;
-        }
         case Task::Kind::kFinish:
-          finish(slice);
+          finish(task.slice());
+          break;
+        case Task::Kind::kPushRows:
+          add_rows(task.partition(), task);
+          break;
+        case Task::Kind::kFetchRows:
+          answer_fetch(task.partition(), task);
+          break;
+        case Task::Kind::kStoreRows:
+          answer_store(task.partition(), task);
           break;
       }
     } catch (const Error& error) {
       transport_.fail(error);
     } catch (const std::exception& error) {
       transport_.fail(Error(ErrorKind::kStopped,
-                            label() + ": " + error.what() + " while working on key '" + task.slice->key.name + "'."));
+                            label() + ": " + error.what() + " while working on key '" + task.shard->key.name + "'."));
     }
+  }
+
+  void add(ServerSlice& slice, const Task& task) {
+    const int contradicts = slice.add(task.worker, task.header, task.payload);
+    if (contradicts >= 0) throw differ(slice, task, contradicts);
+    trace(recorder(), TraceKind::kSummed, task.header, task.worker);
+    if (slice.outstanding.fetch_sub(1) == 1) finish(slice);
   }
 
   void answer_init(ServerSlice& slice, const Task& task) {
@@ -371,7 +368,7 @@ class Server::Impl : public Transport::Handler {
       frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
       frame.header.payload_bytes = static_cast<uint32_t>(slice.state_bytes());
       frame.payload = slice.state(optimizer, task.header.part);
-      frame.context = &slice;
+      frame.context = static_cast<Lender*>(&slice);
       ++slice.outstanding;  // before it can be zero, as above
     } else {
       frame.header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
@@ -384,18 +381,82 @@ class Server::Impl : public Transport::Handler {
 
   void finish(ServerSlice& slice) {
     slice.finish(optimizer_of(slice));
-    slice.outstanding = 2 * num_workers_;  // pushes and sends
+    const std::vector<int>& workers = slice.key.aggregated ? leaders_ : all_workers_;
+    slice.outstanding = 2 * static_cast<int>(workers.size());  // pushes and sends
     ++slice.published;
     ++rounds_;
     if (recorder() != nullptr) trace(recorder(), TraceKind::kUpdated, value_frame(slice).header);
-    broadcast(slice, all_workers_);
+    broadcast(slice, workers, slice.key.aggregated);
   }
 
-  void broadcast(ServerSlice& slice, const std::vector<int>& workers) {
-    const Frame frame = value_frame(slice);
+  // --- the same of keys of rows ------------------------------------------------------------------------------------
+
+  void add_rows(ServerPartition& partition, const Task& task) {
+    const ServerPartition::Outcome outcome = partition.push(task.worker, task.header, task.payload);
+    if (outcome.problem != nullptr)
+      throw refused(van_of_worker_[static_cast<size_t>(task.worker)], outcome.problem, task.header, &partition);
+    if (outcome.contradicts >= 0) throw differ(partition, task, outcome.contradicts);
+    trace(recorder(), TraceKind::kSummed, task.header, task.worker);
+    if (!outcome.complete) return;
+    ++partition.published;
+    ++rounds_;
+    const ServerPartition::Published published = partition.finish(optimizer_of(partition));
+    std::vector<Transport::Outgoing> frames;
+    for (int worker : all_workers_)
+      for (const Frame& frame : partition.wants_rows(worker) ? published.rows : published.nothing)
+        frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
+    trace(recorder(), TraceKind::kUpdated, frames.front().frame.header);
+    transport_.send(frames, Transport::Write::kHere);
+  }
+
+  void answer_fetch(ServerPartition& partition, const Task& task) {
+    Frame answer;
+    const char* problem = partition.fetch(task.header, task.payload, optimizer_of(partition), answer);
+    gradients_.give_back(task.payload, buffer_bytes(partition, task.header));
+    if (problem != nullptr)
+      throw refused(van_of_worker_[static_cast<size_t>(task.worker)], problem, task.header, &partition);
+    transport_.send({{van_of_worker_[static_cast<size_t>(task.worker)], answer}}, Transport::Write::kHere);
+  }
+
+  void answer_store(ServerPartition& partition, const Task& task) {
+    bool last = false;
+    const char* problem = partition.store(task.header, task.payload, optimizer_of(partition), last);
+    gradients_.give_back(task.payload, buffer_bytes(partition, task.header));
+    if (problem != nullptr)
+      throw refused(van_of_worker_[static_cast<size_t>(task.worker)], problem, task.header, &partition);
+    if (!last) return;
+    send_without_payload(task.header, FrameKind::kPart, {task.worker});
+    answer_wishes(partition, partition.newly_answerable());
+  }
+
+  void answer_wishes(ServerPartition& partition, const std::vector<int>& workers) {
+    Header header;
+    header.dtype = static_cast<uint8_t>(partition.key.plan.dtype);
+    header.key = partition.key.plan.wire_key;
+    header.slice = partition.index;
+    header.round = partition.published;
+    header.priority = partition.priority();
+    send_without_payload(header, FrameKind::kValue, workers);
+  }
+
+  void send_without_payload(Header header, FrameKind kind, const std::vector<int>& workers) {
+    header.kind = kind;
+    header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    header.payload_bytes = 0;
+    std::vector<Transport::Outgoing> frames;
+    for (int worker : workers) frames.push_back({van_of_worker_[static_cast<size_t>(worker)], {header}});
+    transport_.send(frames, Transport::Write::kHere);
+  }
+
+  // `to_machines`: those who share a machine with others get the value for all of them.
+  void broadcast(ServerSlice& slice, const std::vector<int>& workers, bool to_machines = false) {
+    Frame frame = value_frame(slice);
     std::vector<Transport::Outgoing> frames;
     frames.reserve(workers.size());
-    for (int worker : workers) frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
+    for (int worker : workers) {
+      frame.header.of_machine = to_machines && !machines_.is_alone(worker);
+      frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
+    }
     transport_.send(frames, Transport::Write::kHere);
   }
 
@@ -411,54 +472,46 @@ class Server::Impl : public Transport::Handler {
     frame.header.payload_bytes =
         static_cast<uint32_t>(encoded_bytes(slice.published_encoding(), slice.key.plan.dtype, slice.elements));
     frame.payload = slice.published_payload();
-    frame.context = &slice;
+    frame.context = static_cast<Lender*>(&slice);
     return frame;
   }
 
-  const Optimizer* optimizer_of(const ServerSlice& slice) const {
+  const Optimizer* optimizer_of(const ServerShard& shard) const {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Optimizer* optimizer = stores_.at(slice.key.store).optimizer.get();
+    const Optimizer* optimizer = stores_.at(shard.key.store).optimizer.get();
     if (optimizer == nullptr) return nullptr;
-    if (!is_float(slice.key.plan.dtype))
-      throw Error(ErrorKind::kUsage, label() + ": key '" + slice.key.name + "' is of type " +
-                                         name_of(slice.key.plan.dtype) +
+    if (!is_float(shard.key.plan.dtype))
+      throw Error(ErrorKind::kUsage, label() + ": key '" + shard.key.name + "' is of type " +
+                                         name_of(shard.key.plan.dtype) +
                                          "; an optimizer updates floating point keys only.");
     return optimizer;
   }
 
   // --- checks ------------------------------------------------------------------------------------------------------
 
-  ServerSlice* find(const Header& header) const {
+  ServerShard* find(const Header& header) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = keys_.find(header.key);
-    if (found == keys_.end() || header.slice >= found->second->slices.size()) return nullptr;
-    return found->second->slices[header.slice].get();
+    if (found == keys_.end() || header.slice >= found->second->shards.size()) return nullptr;
+    return found->second->shards[header.slice].get();
   }
 
-  ServerSlice& checked_slice(int van, int worker, const Header& header) const {
-    ServerSlice* slice = find(header);
-    const char* problem = nullptr;
-    if (worker < 0 || header.kind == FrameKind::kValue || header.kind == FrameKind::kPart ||
-        (header.kind == FrameKind::kStore && worker != 0)) {
-      problem = "unexpected";
-    } else if (slice == nullptr) {
-      problem = "of no key, or of another server's";
-    } else if (static_cast<DType>(header.dtype) != element_type(*slice, header.kind)) {
-      problem = "of another element type than agreed";
-    } else if (is_about_state(header.kind) && !has_state(*slice, header.part)) {
-      problem = "of a state that its key's optimizer does not have";
-    } else if (!may_come(static_cast<Encoding>(header.encoding), *slice, header.kind, worker)) {
-      problem = "in another encoding than agreed";
-    } else if (header.payload_bytes != payload_bytes(*slice, header)) {
-      problem = "of another size than agreed";
-    } else if (!in_turn(*slice, header, worker)) {
-      problem = "out of turn";
-    }
-    if (problem == nullptr) return *slice;
-    throw Error(ErrorKind::kProtocol,
-                label() + ": " + transport_.label(van) + " sent a slice that is " + problem + " (key " +
-                    (slice == nullptr ? std::to_string(header.key) : "'" + slice->key.name + "'") + ", slice " +
-                    std::to_string(header.slice) + ", round " + std::to_string(header.round) + ").");
+  ServerShard& checked_shard(int van, int worker, const Header& header) const {
+    ServerShard* shard = find(header);
+    if (worker < 0) throw refused(van, "unexpected", header, shard);
+    if (shard == nullptr) throw refused(van, "of no key, or of another server's", header, shard);
+    const Optimizer* optimizer = about_state(header) ? optimizer_of(*shard) : nullptr;
+    if (const char* problem = shard->problem_with(header, worker, optimizer))
+      throw refused(van, problem, header, shard);
+    return *shard;
+  }
+
+  // That of the frame's sender.
+  Error refused(int van, const char* problem, const Header& header, const ServerShard* shard) const {
+    return Error(ErrorKind::kProtocol,
+                 label() + ": " + transport_.label(van) + " sent a slice that is " + problem + " (key " +
+                     (shard == nullptr ? std::to_string(header.key) : "'" + shard->key.name + "'") + ", slice " +
+                     std::to_string(header.slice) + ", round " + std::to_string(header.round) + ").");
   }
 
   static Task::Kind task_kind(FrameKind kind) {
@@ -469,92 +522,63 @@ class Server::Impl : public Transport::Handler {
         return Task::Kind::kFetch;
       case FrameKind::kStore:
         return Task::Kind::kStore;
+      case FrameKind::kPushRows:
+        return Task::Kind::kPushRows;
+      case FrameKind::kFetchRows:
+        return Task::Kind::kFetchRows;
+      case FrameKind::kStoreRows:
+        return Task::Kind::kStoreRows;
       default:
         return Task::Kind::kPush;
     }
   }
 
-  static DType element_type(const ServerSlice& slice, FrameKind kind) {
-    return is_about_state(kind) ? sum_type(slice.key.plan.dtype) : slice.key.plan.dtype;
+  static bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
+
+  static bool about_state(const Header& header) {
+    return header.kind == FrameKind::kFetch || header.kind == FrameKind::kStore ||
+           header.kind == FrameKind::kFetchRows || header.kind == FrameKind::kStoreRows;
   }
 
-  static bool is_about_state(FrameKind kind) { return kind == FrameKind::kFetch || kind == FrameKind::kStore; }
-
-  bool has_state(const ServerSlice& slice, uint8_t part) const {
-    const Optimizer* optimizer = optimizer_of(slice);
-    if (optimizer == nullptr) return false;
-    if (part == kMaster) return optimizer->needs_master(slice.key.plan.dtype);
-    return part >= 1 && part <= optimizer->state_count();
+  // Of the buffer in which a frame's payload is received.
+  static size_t buffer_bytes(const ServerShard& shard, const Header& header) {
+    return shard.key.plan.has_rows() ? BufferPool::roomy(header.payload_bytes) : header.payload_bytes;
   }
 
-  // For a header that was checked so far, or is about to be.
-  static size_t payload_bytes(const ServerSlice& slice, const Header& header) {
-    return encoded_bytes(static_cast<Encoding>(header.encoding), element_type(slice, header.kind), slice.elements);
+  // The payload is at least a RowsHeader: ServerPartition::problem_with().
+  static bool is_last(const void* payload) {
+    RowsHeader header;
+    std::memcpy(&header, payload, sizeof header);
+    return header.last != 0;
   }
 
-  static bool may_come(Encoding encoding, const ServerSlice& slice, FrameKind kind, int worker) {
-    switch (kind) {
-      case FrameKind::kInit:
-        return encoding == (worker == 0 ? Encoding::kPlain : Encoding::kAbsent);
-      case FrameKind::kPush:
-        return encoding == Encoding::kAbsent || encoding == slice.key.compression.encoding;
-      case FrameKind::kFetch:
-        return encoding == Encoding::kAbsent;
-      default:
-        return encoding == Encoding::kPlain;
-    }
-  }
-
-  // A push is for the round after the last one. All else is about the value or state that the last one left.
-  static bool in_turn(const ServerSlice& slice, const Header& header, int worker) {
-    const uint64_t next = slice.next_round[static_cast<size_t>(worker)];
-    if (next == 0) return header.kind == FrameKind::kInit && header.round == 0;
-    if (next != slice.published + 1) return false;
-    return header.round == (header.kind == FrameKind::kPush ? next : next - 1);
-  }
-
-  static std::string push_of(const ServerSlice& slice, uint64_t round) {
-    return "push round " + std::to_string(round) + " of key '" + slice.key.name + "'";
-  }
-  static std::string init_of(const ServerSlice& slice) { return "wait for its value of key '" + slice.key.name + "'"; }
+  static std::string init_of(const ServerShard& shard) { return "wait for its value of key '" + shard.key.name + "'"; }
 
   // What others do that needs this worker too, and it has not done: empty if nothing.
   std::string what_waits_for(int worker) const {
     const auto rank = static_cast<size_t>(worker);
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [wire_key, key] : keys_) {
-      for (const auto& slice : key->slices) {
-        if (slice == nullptr) continue;
-        const auto& [rounds, inits] = std::tie(slice->next_round, slice->inits);
+      for (const auto& shard : key->shards) {
+        if (shard == nullptr) continue;
+        const auto& [rounds, inits] = std::tie(shard->next_round, shard->inits);
         if (*std::max_element(rounds.begin(), rounds.end()) > std::max<uint64_t>(rounds[rank], 1))
-          return push_of(*slice, slice->published + 1);
-        if (worker == 0 && *std::max_element(inits.begin(), inits.end()) > inits[0]) return init_of(*slice);
+          return push_of(shard->key.name, shard->published + 1);
+        for (int other = 0; other < num_workers_; ++other)
+          if ((worker == 0 || shard->key.leader_of(other) == worker) && inits[static_cast<size_t>(other)] > inits[rank])
+            return init_of(*shard);
       }
     }
     return {};
   }
 
-  Error left_too_early(int worker, const std::string& waiting) const {
-    return Error(ErrorKind::kDisagreement,
-                 label() + ": " + worker_label(worker) + " ended, but others still " + waiting +
-                     ". All workers must take the same number of steps, or call join() after their last one.");
+  Error too_early(int worker, const std::string& waiting) const {
+    return left_too_early(label(), worker_label(worker), waiting);
   }
 
-  Error scalars_differ(const ServerSlice& slice, const Task& task, int other) const {
-    const auto described = [this](int worker, const RoundScalars& scalars) {
-      std::ostringstream text;
-      text << worker_label(worker) << " (lr " << scalars.lr << ", wd " << scalars.wd << ", rescale_grad "
-           << scalars.rescale;
-      if (scalars.updates != 0) text << ", update " << scalars.updates;
-      if (scalars.schedule != 1) text << ", schedule " << scalars.schedule;
-      text << ")";
-      return text.str();
-    };
-    return Error(ErrorKind::kDisagreement,
-                 label() + ": " + described(other, slice.scalars()) + " and " +
-                     described(task.worker, task.header.scalars) + " disagree in round " +
-                     std::to_string(task.header.round) + " of key '" + slice.key.name +
-                     "'. All workers must use the same learning rate, weight decay and batch size.");
+  Error differ(const ServerShard& shard, const Task& task, int other) const {
+    return scalars_differ(label(), worker_label(other), shard.scalars(), worker_label(task.worker), task.header.scalars,
+                          task.header.round, shard.key.name);
   }
 
   const std::string& worker_label(int worker) const {
@@ -571,16 +595,19 @@ class Server::Impl : public Transport::Handler {
   }
 
   void queue(const Urgency& urgency, const Task& task) {
-    summers_[static_cast<size_t>(task.slice->thread)].push(urgency, task);
+    summers_[static_cast<size_t>(task.shard->thread)].push(urgency, task);
     if (sums_in_receiver_) transport_.ask_for_work();
   }
 
   const int rank_, num_servers_, num_workers_;
   const SumOrder sum_order_;
+  const Machines machines_;
+  const bool aggregates_;  // some leader pushes for others
   const bool sums_in_receiver_;
   std::vector<int> van_of_worker_;
   std::vector<int> worker_of_van_;                  // -1: only watched
   std::vector<int> all_workers_;                    // 0, 1, 2, ...
+  std::vector<int> leaders_;                        // by machine
   std::vector<bool> departed_;                      // receiver thread
   std::vector<std::pair<void*, size_t>> arriving_;  // receiver thread: by van, the gradient being received
   size_t next_thread_ = 0;
@@ -588,6 +615,7 @@ class Server::Impl : public Transport::Handler {
   BufferPool values_, gradients_;
   mutable std::mutex mutex_;  // the two maps and the stores; their elements stay where they are
   std::unordered_map<uint32_t, std::unique_ptr<KeyOnServer>> keys_;
+  std::vector<std::unique_ptr<KeyOnServer>> dropped_;  // not idle yet when they were
   std::map<int, Store> stores_;
 
   std::atomic<uint64_t> rounds_{0};
@@ -608,6 +636,8 @@ void Server::add_watch(std::unique_ptr<Stream> stream, std::string label) {
 }
 void Server::start() { impl_->start(); }
 void Server::define(const KeyPlan& plan, std::string name, int store) { impl_->define(plan, std::move(name), store); }
+void Server::define_successor(const KeyPlan& plan, uint32_t predecessor) { impl_->define_successor(plan, predecessor); }
+void Server::drop(uint32_t wire_key) { impl_->drop(wire_key); }
 void Server::set_optimizer(int store, const OptimizerSpec& spec) { impl_->set_optimizer(store, spec); }
 void Server::set_compression(int store, const Compression& compression) { impl_->set_compression(store, compression); }
 void Server::set_average(int store, bool average) { impl_->set_average(store, average); }

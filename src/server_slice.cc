@@ -8,36 +8,84 @@
 
 namespace p3 {
 
-ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int num_workers, SumOrder order, int its_thread,
+namespace {
+
+int pushes_of(const ServerKey& key) { return key.aggregated ? key.machines->count() : key.machines->num_workers(); }
+
+bool is_about_state(FrameKind kind) { return kind == FrameKind::kFetch || kind == FrameKind::kStore; }
+
+}  // namespace
+
+ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, SumOrder order, int its_thread,
                          BufferPool& values, BufferPool& gradients)
-    : key(its_key),
-      index(its_index),
+    : ServerShard(its_key, its_index, its_thread),
       elements(slice_at(its_key.plan, its_index).elements),
       bytes(elements * size_of(its_key.plan.dtype)),
       pushed_bytes(encoded_bytes(its_key.compression.encoding, its_key.plan.dtype, elements)),
-      thread(its_thread),
-      next_round(static_cast<size_t>(num_workers), 0),
-      inits(static_cast<size_t>(num_workers), 0),
-      outstanding(num_workers),
-      num_workers_(num_workers),
-      order_(order),
+      outstanding(pushes_of(its_key)),
       values_(values),
       gradients_(gradients),
       dtype_(its_key.plan.dtype),
       sum_dtype_(sum_type(dtype_)),
       sum_bytes_(elements * size_of(sum_dtype_)),
       value_(values.take(bytes)),
-      arrived_(static_cast<size_t>(num_workers)) {}
+      in_order_(order == SumOrder::kRank),
+      pushes_(pushes_of(its_key)),
+      total_(key.machines->count(), dtype_, elements, gradients, in_order_) {
+  const Machines& machines = *key.machines;
+  if (!in_order_ || pushes_ == machines.count()) return;
+  for (int machine = 0; machine < machines.count(); ++machine)
+    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), dtype_, elements, gradients);
+}
 
 ServerSlice::~ServerSlice() {
   values_.give_back(value_, bytes);
   drop_replaced();
   if (wire_value_ != nullptr) values_.give_back(wire_value_, pushed_bytes);
-  if (accumulator_ != nullptr) gradients_.give_back(accumulator_, sum_bytes_);
   if (master_ != nullptr) values_.give_back(master_, sum_bytes_);
   for (void* state : state_) values_.give_back(state, sum_bytes_);
-  for (const Arrived& arrived : arrived_)
-    if (arrived.gradient != nullptr) gradients_.give_back(arrived.gradient, pushed_bytes);
+}
+
+const char* ServerSlice::problem_with(const Header& header, int worker, const Optimizer* optimizer) const {
+  const bool is_known =
+      header.kind == FrameKind::kPush || header.kind == FrameKind::kInit || is_about_state(header.kind);
+  if (!is_known || (header.kind == FrameKind::kStore && worker != 0)) return "unexpected";
+  if (static_cast<DType>(header.dtype) != element_type(header.kind)) return "of another element type than agreed";
+  if (is_about_state(header.kind) && !has_state(header.part, optimizer))
+    return "of a state that its key's optimizer does not have";
+  if (!may_come(header, worker)) return "in another encoding than agreed";
+  if (header.payload_bytes != payload_bytes(header)) return "of another size than agreed";
+  if (!is_its_to_send(header, worker)) return "another worker's to send";
+  return in_turn(header, worker) ? nullptr : "out of turn";
+}
+
+// Of an aggregated key the leader pushes, for all workers of its machine.
+bool ServerSlice::is_its_to_send(const Header& header, int worker) const {
+  const Machines& machines = *key.machines;
+  const bool for_machine = header.kind == FrameKind::kPush && key.aggregated && !machines.is_alone(worker);
+  if (!for_machine) return header.of_machine == 0;
+  return header.of_machine != 0 && machines.leader_of(worker) == worker &&
+         header.contributors <= machines.workers(machines.of(worker)).size();
+}
+
+DType ServerSlice::element_type(FrameKind kind) const { return is_about_state(kind) ? sum_dtype_ : dtype_; }
+
+size_t ServerSlice::payload_bytes(const Header& header) const {
+  return encoded_bytes(static_cast<Encoding>(header.encoding), element_type(header.kind), elements);
+}
+
+bool ServerSlice::may_come(const Header& header, int worker) const {
+  const auto encoding = static_cast<Encoding>(header.encoding);
+  switch (header.kind) {
+    case FrameKind::kInit:
+      return encoding == (worker == 0 ? Encoding::kPlain : Encoding::kAbsent);
+    case FrameKind::kPush:
+      return encoding == Encoding::kAbsent || encoding == key.compression.encoding;
+    case FrameKind::kFetch:
+      return encoding == Encoding::kAbsent;
+    default:
+      return encoding == Encoding::kPlain;
+  }
 }
 
 void ServerSlice::replace_value(const void* value) {
@@ -57,7 +105,7 @@ void ServerSlice::replace_state(const Optimizer& optimizer, uint8_t part, const 
 
 // Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.
 void ServerSlice::make_writable(void*& array, size_t size) {
-  const int pushes_to_come = num_workers_ - pushed_;
+  const int pushes_to_come = pushes_ - pushed_;
   if (outstanding == pushes_to_come)
     drop_replaced();
   else
@@ -69,89 +117,57 @@ void ServerSlice::drop_replaced() {
 }
 
 std::vector<int> ServerSlice::init(int worker, uint32_t n) {
-  if (worker == 0) inits_of_rank_0_ = n;
-  waiting_for_init_.push_back({worker, n});
-  const auto ready = std::stable_partition(waiting_for_init_.begin(), waiting_for_init_.end(),
-                                           [this](const auto& waiting) { return waiting.second > inits_of_rank_0_; });
-  std::vector<int> answered;
-  for (auto it = ready; it != waiting_for_init_.end(); ++it) answered.push_back(it->first);
-  waiting_for_init_.erase(ready, waiting_for_init_.end());
-  return answered;
+  note_init(worker, n);
+  return take_answerable();
 }
 
 int ServerSlice::add(int worker, const Header& header, void* gradient) {
-  const RoundScalars& scalars = header.scalars;
-  int contradicts = -1;
   ++pushed_;
-  if (gradient != nullptr) {
-    ++present_;
-    if (first_worker_ < 0) {
-      first_worker_ = worker;
-      scalars_ = scalars;
-    } else if (std::memcmp(&scalars, &scalars_, sizeof scalars) != 0) {
-      contradicts = first_worker_;
-    }
-  }
+  present_ += gradient == nullptr ? 0 : header.of_machine != 0 ? header.contributors : 1;
+  const int contradicts = gradient == nullptr ? -1 : note_scalars(worker, header.scalars);
   if (worker == 0) priority_ = header.priority;
-
-  if (order_ == SumOrder::kArrival) {
-    sum(gradient);
-    return contradicts;
-  }
-  arrived_[static_cast<size_t>(worker)] = {true, gradient};
-  while (summed_ < num_workers_ && arrived_[static_cast<size_t>(summed_)].here)
-    sum(std::exchange(arrived_[static_cast<size_t>(summed_++)], {}).gradient);
+  sum(worker, gradient);
   return contradicts;
 }
 
-// The first gradient becomes the accumulator itself where the types allow, so that one worker's copy is all there is.
-void ServerSlice::sum(void* gradient) {
-  if (gradient == nullptr) return;
-  const Compression& compression = key.compression;
-  const bool plain = compression.encoding == Encoding::kPlain;
-  const bool first = accumulator_ == nullptr;
-  if (first && plain && sum_dtype_ == dtype_) {
-    accumulator_ = gradient;
-    return;
-  }
-  if (first) accumulator_ = gradients_.take(sum_bytes_);
-  if (plain)
-    (first ? start_sum : add_to_sum)(dtype_, accumulator_, gradient, elements);
-  else
-    (first ? start_encoded_sum : add_encoded_to_sum)(compression, static_cast<float*>(accumulator_), gradient,
-                                                     elements);
-  gradients_.give_back(gradient, pushed_bytes);
+void ServerSlice::sum(int worker, void* gradient) {
+  const int machine = key.machines->of(worker);
+  if (!in_order_) return total_.add(0, gradient, key.compression);
+  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, gradient, key.compression);
+  RankSum& sum = machine_[static_cast<size_t>(machine)];
+  sum.add(key.machines->place(worker), gradient, key.compression);
+  if (sum.complete()) total_.add(machine, sum.take_rounded());
 }
 
 void ServerSlice::finish(const Optimizer* optimizer) {
   drop_replaced();
   published_encoding_ = Encoding::kPlain;
-  if (present_ == 0) {
+  void* sum = total_.take();
+  if (sum == nullptr) {
     published_encoding_ = Encoding::kAbsent;
   } else if (optimizer == nullptr) {
-    if (key.average) divide_sum(dtype_, accumulator_, present_, elements);
-    publish_sum();
+    if (key.average) divide_sum(dtype_, sum, present_, elements);
+    publish_sum(sum);
   } else {
     make_state(*optimizer);
     if (key.average) scalars_.rescale /= present_;
-    optimizer->update(dtype_, value_, master_, state_.data(), accumulator_, elements, scalars_);
+    optimizer->update(dtype_, value_, master_, state_.data(), sum, elements, scalars_);
   }
-  if (accumulator_ != nullptr) gradients_.give_back(std::exchange(accumulator_, nullptr), sum_bytes_);
+  if (sum != nullptr) gradients_.give_back(sum, sum_bytes_);
   pushed_ = 0;
-  summed_ = 0;
   present_ = 0;
   first_worker_ = -1;
 }
 
-void ServerSlice::publish_sum() {
+void ServerSlice::publish_sum(void*& sum) {
   if (key.compression.encoding == Encoding::kFloat16) {
     if (wire_value_ == nullptr) wire_value_ = values_.take(pushed_bytes);
-    finish_sum(DType::kFloat16, wire_value_, accumulator_, elements);
+    finish_sum(DType::kFloat16, wire_value_, sum, elements);
     published_encoding_ = Encoding::kFloat16;
   } else if (sum_dtype_ == dtype_) {
-    std::swap(value_, accumulator_);
+    std::swap(value_, sum);
   } else {
-    finish_sum(dtype_, value_, accumulator_, elements);
+    finish_sum(dtype_, value_, sum, elements);
   }
 }
 

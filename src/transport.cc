@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "event.h"
@@ -313,9 +314,8 @@ void Transport::read_from(Van& van) {
         van.read_closed = true;
         epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
         if (van.peer_left || finishing_) return;
-        throw Error(ErrorKind::kPeerLost,
-                    options_.label + ": lost " + van.label() + cause(van.error()) + handler_.waiting_for(van.number) +
-                        ". Its process ended or its host became unreachable; see its log for the cause.");
+        lose(van);
+        return;
       default:
         break;
     }
@@ -344,7 +344,18 @@ void Transport::read_from(Van& van) {
   }
 }
 
+// A peer that has failed cannot say why behind half a frame, but it tells others, who pass it on. So where one ends in the
+// middle of a frame, the cause has a moment to come from elsewhere before the loss itself counts as the cause.
+void Transport::lose(const Van& van) {
+  const Error loss(ErrorKind::kPeerLost,
+                   options_.label + ": lost " + van.label() + cause(van.error()) + handler_.waiting_for(van.number) +
+                       ". Its process ended or its host became unreachable; see its log for the cause.");
+  if (!van.mid_receive()) throw loss;
+  if (!loss_) loss_ = {loss, Clock::now() + seconds(std::min(options_.heartbeat_s, options_.timeout_s / 4))};
+}
+
 void Transport::accuse_silent_peers(Clock::time_point now) {
+  if (loss_ && now >= loss_->second) throw loss_->first;
   for (const auto& van : vans_) {
     if (van->peer_left || van->read_closed || now - van->last_read <= seconds(options_.timeout_s)) continue;
     throw Error(ErrorKind::kPeerSilent,
@@ -431,8 +442,14 @@ Traffic Transport::traffic_with(int van) const {
 }
 
 Traffic Transport::traffic() const {
+  std::vector<int> all(vans_.size());
+  std::iota(all.begin(), all.end(), 0);
+  return traffic_with(all);
+}
+
+Traffic Transport::traffic_with(const std::vector<int>& vans) const {
   Traffic total;
-  for (int van = 0; van < static_cast<int>(vans_.size()); ++van) {
+  for (int van : vans) {
     const Traffic one = traffic_with(van);
     total.bytes_sent += one.bytes_sent;
     total.bytes_received += one.bytes_received;

@@ -4,55 +4,34 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <limits>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "p3/disagreement.h"
+#include "p3/routing.h"
 #include "p3/transport.h"
+#include "worker_operation.h"
 
 namespace p3 {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Something asked for about one key, and not yet complete.
-struct Operation {
-  enum class Kind { kInit, kPush, kSkip, kFetch, kStore } kind;
-  Worker::Done done;
-  const void* data = nullptr;  // what goes out
-  void* landing = nullptr;     // where the answer comes in
-  int32_t priority = 0;
-  RoundScalars scalars{};
-  uint8_t part = 0;
-  Clock::time_point asked_at = Clock::now();
-
-  bool is_round() const { return kind == Kind::kPush || kind == Kind::kSkip; }
-  bool is_about_a_part() const { return kind == Kind::kFetch || kind == Kind::kStore; }
-  DType type(DType of_key) const { return is_about_a_part() ? sum_type(of_key) : of_key; }
+// A push of one worker of this machine, for its leader to add.
+struct LocalPush {
+  Key* key = nullptr;
+  int place = 0;
+  Header header{};
+  const void* own = nullptr;  // the leader's: its gradient, or null
 };
 
-struct Key final : Encoder {
-  std::string name;
-  uint64_t elements = 0;
-  DType dtype = DType::kFloat32;
-  Compression compression;
-  std::vector<float> residual;  // what compression has left out so far
-  std::optional<KeyPlan> plan;
-  uint64_t round = 0;                // the last one begun
-  std::deque<Operation> operations;  // the front one is under way if `active`
-  bool active = false;
-  bool updated = false;  // a slice of the front one has come with a value
-  uint32_t slices_to_land = 0;
-  std::vector<bool> landed;
-  KeyCounters counters;
-
-  // On the thread that sends; the slices of one round are apart, and rounds follow each other.
-  void encode(const Header& header, const void* source, void* payload) override {
-    const Slice slice = slice_at(*plan, header.slice);
-    float* left_out = residual.empty() ? nullptr : residual.data() + slice.offset;
-    p3::encode(compression, static_cast<const float*>(source), left_out, payload, slice.elements);
-  }
+struct Awaited {
+  const Key* key;
+  uint64_t round;
 };
 
 }  // namespace
@@ -72,11 +51,27 @@ class Worker::Impl : public Transport::Handler {
       throw Error(ErrorKind::kUsage, label() + ": there is no server " + std::to_string(server) + ".");
     van_of_server_[static_cast<size_t>(server)] = transport_.add_van(std::move(stream), std::move(peer), server);
     server_of_van_.push_back(server);
+    arriving_rows_.emplace_back();
+  }
+
+  void add_local(int worker, std::unique_ptr<Stream> stream, std::string peer) {
+    if (worker < 0 || worker == rank_ || leader_van_ >= 0 || (worker < rank_ && leads()))
+      throw Error(ErrorKind::kUsage, label() + ": worker " + std::to_string(worker) + " cannot be a neighbour.");
+    const int van = transport_.add_van(std::move(stream), std::move(peer), local_peer(worker));
+    server_of_van_.push_back(-1);
+    arriving_rows_.emplace_back();
+    if (worker < rank_)
+      leader_van_ = van;
+    else
+      members_.push_back({worker, van});
+    std::sort(members_.begin(), members_.end(),
+              [](const auto& one, const auto& other) { return one.rank < other.rank; });
   }
 
   void add_watch(std::unique_ptr<Stream> stream, std::string peer) {
     transport_.add_van(std::move(stream), std::move(peer));
     server_of_van_.push_back(-1);
+    arriving_rows_.emplace_back();
   }
 
   void start() {
@@ -100,40 +95,114 @@ class Worker::Impl : public Transport::Handler {
     return static_cast<int>(keys_.size()) - 1;
   }
 
+  int declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype) {
+    if (row_elements == 0 || row_elements > std::numeric_limits<uint32_t>::max())
+      throw Error(ErrorKind::kUsage, label() + ": key '" + name + "' has rows of " + std::to_string(row_elements) +
+                                         " elements; a row has at least one, and less than 2^32.");
+    std::lock_guard<std::mutex> lock(mutex_);
+    Key& key = keys_.emplace_back();
+    key.name = std::move(name);
+    key.elements = rows * row_elements;
+    key.dtype = dtype;
+    key.row_elements = static_cast<uint32_t>(row_elements);
+    return static_cast<int>(keys_.size()) - 1;
+  }
+
   void agree(int handle, const KeyPlan& plan) {
     std::vector<Transport::Outgoing> frames;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       Key& key = find(handle);
       if (key.plan) throw Error(ErrorKind::kUsage, label() + ": key '" + key.name + "' was agreed already.");
-      if (plan.elements != key.elements || plan.dtype != key.dtype || plan.slice_elements == 0)
+      if (plan.elements != key.elements || plan.dtype != key.dtype || plan.row_elements != key.row_elements ||
+          !makes_sense(plan))
         throw Error(ErrorKind::kUsage, label() + ": the plan of key '" + key.name + "' does not fit its declaration.");
       key.plan = plan;
+      const bool aggregated = key.compression.encoding == Encoding::kPlain && !plan.has_rows();
+      key.by_leader = aggregated && leader_van_ >= 0;
+      if (aggregated && leads())
+        key.machine_sum = std::make_unique<MachineSum>(plan, static_cast<int>(members_.size()) + 1, gradients_);
       handle_of_wire_key_[plan.wire_key] = handle;
       begin_next(key, frames);
     }
     transport_.send(frames);
   }
 
-  void submit(int handle, Operation operation) {
-    if (operation.kind == Operation::Kind::kInit && rank_ != 0)
-      operation.data = nullptr;  // rank 0's value is the job's
+  // One after the other; `done` is only that of the last one.
+  void submit(int handle, std::vector<Operation> operations) {
     std::vector<Transport::Outgoing> frames;
     std::optional<Error> failure;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       Key& key = find(handle);
+      if ((operations.front().rows != nullptr) != (key.row_elements > 0))
+        throw Error(ErrorKind::kUsage, label() + ": key '" + key.name + "' is " +
+                                           (key.row_elements > 0 ? "a key of rows; use init_rows and its like."
+                                                                 : "no key of rows; declare it as such."));
       failure = failure_;
       if (!failure) {
-        key.operations.push_back(std::move(operation));
-        ++pending_;
+        pending_ += operations.size();
+        for (Operation& operation : operations) key.operations.push_back(std::move(operation));
         begin_next(key, frames);
       }
     }
     if (failure)
-      operation.done(&*failure, false);
+      operations.back().done(&*failure, false);
     else
       transport_.send(frames);
+  }
+
+  // --- keys of rows ------------------------------------------------------------------------------------------------
+
+  // Throws Error(kUsage) if it is none.
+  RowsShape rows_shape(int handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Key& key = find(handle);
+    if (key.row_elements == 0)
+      throw Error(ErrorKind::kUsage, label() + ": key '" + key.name + "' is no key of rows; declare it as such.");
+    return {key.name, key.elements / key.row_elements, key.row_elements, key.dtype};
+  }
+
+  // Fails the job if the key has no row of such an id.
+  void check_ids(const RowsShape& shape, const int64_t* ids, uint64_t count) {
+    const int64_t* const wrong =
+        std::find_if(ids, ids + count, [&](int64_t id) { return id < 0 || static_cast<uint64_t>(id) >= shape.rows; });
+    if (wrong == ids + count) return;
+    transport_.fail(
+        Error(ErrorKind::kDisagreement, label() + ": key '" + shape.name + "' has no row " + std::to_string(*wrong) +
+                                            ": it has " + std::to_string(shape.rows) +
+                                            " rows, which count from 0. Check the indices that the script uses."));
+  }
+
+  void route_rows(int handle, bool as_slices) {
+    rows_shape(handle);
+    std::lock_guard<std::mutex> lock(mutex_);
+    Key& key = find(handle);
+    key.as_blocks = key.counters.as_slices = as_slices;
+    key.chooses_among = 0;
+  }
+
+  void choose_route(int handle, int num_workers) {
+    rows_shape(handle);
+    std::lock_guard<std::mutex> lock(mutex_);
+    find(handle).chooses_among = num_workers;
+  }
+
+  void move_rows(int handle, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, MoveDone done) {
+    std::vector<Transport::Outgoing> frames;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      Key& key = find(handle);
+      if (key.row_elements == 0 || plan.elements != key.elements || plan.dtype != key.dtype ||
+          plan.row_elements != key.row_elements || plan.wire_key == 0 || !makes_sense(plan) ||
+          share.first + share.count > row_count(plan))
+        throw Error(ErrorKind::kUsage, label() + ": the rows of key '" + key.name + "' cannot move to such a plan.");
+      key.successors[plan.wire_key] = {plan, std::move(parts), share, std::move(done)};
+      handle_of_wire_key_[plan.wire_key] = handle;
+      if (rank_ == 0) key.announced = plan.wire_key;
+      begin_next(key, frames);
+    }
+    transport_.send(frames);
   }
 
   void mark_stall(int handle, int64_t begin_ns, int64_t end_ns) {
@@ -172,14 +241,17 @@ class Worker::Impl : public Transport::Handler {
     const auto known = handle_of_wire_key_.find(header.key);
     if (known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
     Key& key = keys_[static_cast<size_t>(known->second)];
-    if (!key.active || header.round != key.round) refuse(van, header, "out of turn");
+    if (header.kind == FrameKind::kPush) return receive_push_into(van, key, header);
+    if (!key.active || header.round != key.round || header.key != key.plan_in_use().wire_key)
+      refuse(van, header, "out of turn");
     const Operation& operation = key.operations.front();
+    if (operation.rows != nullptr) return place_of_rows(van, header, key);
     if (header.kind != (operation.is_about_a_part() ? FrameKind::kPart : FrameKind::kValue) ||
         header.part != operation.part)
       refuse(van, header, "unexpected");
-    if (header.slice >= slice_count(*key.plan) || key.landed[header.slice] ||
-        van_of_server_[static_cast<size_t>(server_of(*key.plan, header.slice, num_servers_))] != van)
-      refuse(van, header, "misplaced");
+    check_place(van, header, key);
+    if ((header.of_machine != 0) != (operation.is_round() && key.machine_sum != nullptr))
+      refuse(van, header, "for another number of workers than agreed");
     const Slice slice = slice_at(*key.plan, header.slice);
     const DType type = operation.type(key.dtype);
     const auto encoding = static_cast<Encoding>(header.encoding);
@@ -193,29 +265,59 @@ class Worker::Impl : public Transport::Handler {
                                           : landing;  // the second half: widen_in_place
   }
 
-  void received(int, const Header& header, void* payload) override {
+  void received(int van, const Header& header, void* payload) override {
+    if (header.kind == FrameKind::kPush) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      Key& key = keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
+      pushes_.push(urgency_of(header), {&key, place_of(van), header});
+      return;
+    }
     const auto encoding = static_cast<Encoding>(header.encoding);
     if (encoding == Encoding::kFloat16)
       widen_in_place(reinterpret_cast<float*>(static_cast<char*>(payload) - header.payload_bytes),
                      header.payload_bytes / sizeof(uint16_t));
+    const auto [active, rows] = under_way(header);
+    Key& key = *active;
+    bool updated = encoding != Encoding::kAbsent;
+    if (rows != nullptr) {
+      bool complete = false;
+      const char* problem = rows->land(header, payload, complete);
+      if (problem != nullptr) refuse(van, header, problem);
+      if (!complete) return;
+      if (key.outstanding == 1) rows->finish(key.left_over);
+      updated = rows->updated();
+    }
+    std::vector<Transport::Outgoing> frames;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      key.landed[header.slice] = true;
+      key.updated |= updated;
+      if (header.of_machine != 0) pass_on(key, header, payload, frames);
+    }
+    if (!frames.empty()) transport_.send(frames, Transport::Write::kHere);
+    count_down(key);
+  }
+
+  // One slice of the key's operation has landed, or one frame that it waits for has left.
+  void count_down(Key& key) {
     std::vector<Transport::Outgoing> frames;
     Done done;
     bool updated;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      Key& key = keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
-      key.landed[header.slice] = true;
-      key.updated |= encoding != Encoding::kAbsent;
-      if (--key.slices_to_land > 0) return;
+      if (--key.outstanding > 0) return;
       complete_front(key);
       updated = key.updated;
+      const Operation& operation = key.operations.front();
       done = std::move(key.operations.front().done);
+      if (operation.successor != nullptr && operation.kind == Operation::Kind::kInit)
+        done = adopt(key, *operation.successor);
       key.operations.pop_front();
       key.active = false;
       begin_next(key, frames);
     }
     transport_.send(frames);
-    done(nullptr, updated);
+    if (done) done(nullptr, updated);
     {
       // Only now: close() must not return before the last `done` has.
       std::lock_guard<std::mutex> lock(mutex_);
@@ -224,24 +326,45 @@ class Worker::Impl : public Transport::Handler {
     idle_.notify_all();
   }
 
-  void sent(const Frame&) override {}
+  // On the leader of a machine: the machine's pushes, and the values that it passes on.
+  void sent(const Frame& frame) override {
+    Key& key = *static_cast<Key*>(frame.context);
+    if (frame.header.kind == FrameKind::kPush) key.machine_sum->left(frame.header.slice);
+    count_down(key);
+  }
+
+  // Adds one push to its machine's sum.
+  bool work() override {
+    LocalPush push;
+    bool more;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (leader_left_) check_that_nothing_waits_for(leader_van_);
+      if (pushes_.empty()) return false;
+      push = pushes_.pop();
+      more = !pushes_.empty();
+    }
+    add_to_machine(push);
+    return more;
+  }
 
   void left(int van) override {
+    if (van == leader_van_ || place_of(van) > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      leader_left_ = van == leader_van_;
+      if (!leader_left_) members_[static_cast<size_t>(place_of(van)) - 1].left = true;
+      check_that_nothing_waits_for(van);
+    }
     if (server_of_van_[static_cast<size_t>(van)] < 0) return;
     throw Error(ErrorKind::kPeerLost, label() + ": " + transport_.label(van) + " left the job" + waiting_for(van) +
                                           " while this worker still runs.");
   }
 
   std::string waiting_for(int van) const override {
-    const int server = server_of_van_[static_cast<size_t>(van)];
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const Key& key : keys_) {
-      if (!key.active) continue;
-      for (uint32_t i = 0; i < slice_count(*key.plan); ++i)
-        if (!key.landed[i] && server_of(*key.plan, i, num_servers_) == server)
-          return " while waiting for round " + std::to_string(key.round) + " of key '" + key.name + "'";
-    }
-    return {};
+    const auto awaited = awaited_from(van);
+    if (!awaited) return {};
+    return " while waiting for round " + std::to_string(awaited->round) + " of key '" + awaited->key->name + "'";
   }
 
   void failed(const Error& error) override {
@@ -252,10 +375,12 @@ class Worker::Impl : public Transport::Handler {
       for (Key& key : keys_) {
         for (Operation& operation : key.operations) pending.push_back(std::move(operation.done));
         key.operations.clear();
+        pending_ -= std::exchange(key.next_plan, 0) != 0;  // a move that waits for its plan
         key.active = false;
       }
     }
-    for (const Done& done : pending) done(&*failure_, false);
+    for (const Done& done : pending)
+      if (done) done(&*failure_, false);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       pending_ -= pending.size();
@@ -263,12 +388,19 @@ class Worker::Impl : public Transport::Handler {
     idle_.notify_all();
   }
 
+  int rank() const { return rank_; }
   Transport& transport() { return transport_; }
   const std::string& label() const { return transport_.options().label; }
 
   Counters counters() const {
     Counters counters;
-    counters.traffic = transport_.traffic();
+    std::vector<int> away, near;
+    for (int van = 0; van < static_cast<int>(server_of_van_.size()); ++van)
+      (van == leader_van_ || place_of(van) > 0 ? near : away).push_back(van);
+    counters.traffic = transport_.traffic_with(away);
+    counters.local = transport_.traffic_with(near);
+    counters.buffer_bytes = gradients_.bytes_in_use();
+    counters.peak_buffer_bytes = gradients_.peak_bytes();
     counters.rounds = rounds_;
     return counters;
   }
@@ -293,6 +425,30 @@ class Worker::Impl : public Transport::Handler {
     return keys_[static_cast<size_t>(handle)];
   }
 
+  // The key of an answer, and what it answers to if that is about rows. They stay while the receiver works on the answer.
+  std::pair<Key*, RowsTransfer*> under_way(const Header& header) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Key& key = keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
+    return {&key, key.operations.front().rows.get()};
+  }
+
+  void check_place(int van, const Header& header, const Key& key) const {
+    if (header.slice >= slice_count(key.plan_in_use()) || key.landed[header.slice] ||
+        van_of(key, key.operations.front(), header.slice) != van)
+      refuse(van, header, "misplaced");
+  }
+
+  // With the lock held.
+  void* place_of_rows(int van, const Header& header, const Key& key) {
+    check_place(van, header, key);
+    RowsTransfer& rows = *key.operations.front().rows;
+    if (const char* problem = rows.problem_with(header)) refuse(van, header, problem);
+    if (void* place = rows.place_of(header)) return place;
+    std::vector<char>& arriving = arriving_rows_[static_cast<size_t>(van)];
+    arriving.resize(header.payload_bytes);
+    return arriving.data();
+  }
+
   static bool may_come(Encoding encoding, const Operation& operation, const Key& key) {
     switch (encoding) {
       case Encoding::kPlain:
@@ -309,39 +465,63 @@ class Worker::Impl : public Transport::Handler {
   void complete_front(Key& key) {
     const Operation& operation = key.operations.front();
     ++rounds_;
+    if (operation.rows != nullptr && operation.is_round()) {
+      note_rows(*operation.rows, key.counters);
+      key.next_plan = operation.rows->round().next_plan;
+      if (key.next_plan != 0) ++pending_;  // the move, until its operations are there
+      const RowsOfRound& round = operation.rows->round();
+      if (key.chooses_among > 0 && operation.rows->updated())
+        key.as_blocks = key.counters.as_slices = slices_are_cheaper(
+            *key.plan, key.chooses_among, {round.pushed, round.touched}, operation.rows->holds_value());
+    }
     if (operation.kind != Operation::Kind::kPush) return;
     const double waited_s = std::chrono::duration<double>(Clock::now() - operation.asked_at).count();
     ++key.counters.rounds;
+    key.counters.completed_s = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
     key.counters.waited_s += waited_s;
     key.counters.longest_wait_s = std::max(key.counters.longest_wait_s, waited_s);
   }
 
+  static void note_rows(const RowsTransfer& rows, KeyCounters& counters) {
+    counters.own_rows = rows.own_rows();
+    counters.pushed_rows = rows.round().pushed;
+    counters.touched_rows = rows.round().touched;
+    counters.row_bytes_sent += rows.bytes_sent();
+    counters.row_bytes_received += rows.bytes_received();
+  }
+
   // Cuts the key's next operation into frames, unless one is under way or the plan is not known yet.
   void begin_next(Key& key, std::vector<Transport::Outgoing>& frames) {
-    if (key.active || !key.plan || key.operations.empty() || failure_) return;
+    if (key.active || !key.plan || failure_) return;
+    if (key.next_plan != 0 && !begin_to_move(key)) return;
+    if (key.operations.empty()) return;
     const Operation& operation = key.operations.front();
-    const uint32_t count = slice_count(*key.plan);
     key.active = true;
+    const KeyPlan& plan = key.plan_in_use();
+    const uint32_t count = slice_count(plan);
     key.updated = false;
     if (operation.is_round()) ++key.round;
-    key.slices_to_land = count;
+    const bool sums_here = operation.is_round() && key.machine_sum != nullptr;
+    key.outstanding = count;
+    if (sums_here) key.outstanding += count * static_cast<uint32_t>(1 + members_.size());
     key.landed.assign(count, false);
-    frames.reserve(count);
 
     const DType type = operation.type(key.dtype);
     Encoding encoding = operation.data == nullptr ? Encoding::kAbsent : Encoding::kPlain;
     if (operation.kind == Operation::Kind::kPush) encoding = key.compression.encoding;
 
     Frame frame;
-    frame.header.kind = frame_kind(operation.kind);
+    frame.header.kind = frame_kind(operation.kind, operation.rows != nullptr);
     frame.header.dtype = static_cast<uint8_t>(type);
     frame.header.encoding = static_cast<uint8_t>(encoding);
     frame.header.part = operation.part;
-    frame.header.key = key.plan->wire_key;
+    frame.header.key = plan.wire_key;
     frame.header.round = key.round;
     frame.header.priority = operation.priority;
     frame.header.scalars = operation.scalars;
     if (operation.is_round()) trace_at(recorder(), operation.asked_at, TraceKind::kReady, frame.header);
+    if (operation.rows != nullptr) return begin_rows(key, frame.header, frames);
+    frames.reserve(count);
     for (uint32_t i = 0; i < count; ++i) {
       const Slice slice = slice_at(*key.plan, i);
       frame.header.slice = i;
@@ -349,20 +529,145 @@ class Worker::Impl : public Transport::Handler {
       if (operation.data != nullptr)
         frame.payload = static_cast<const char*>(operation.data) + slice.offset * size_of(type);
       if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = &key;
-      frames.push_back({van_of_server_[static_cast<size_t>(server_of(*key.plan, i, num_servers_))], frame});
+      if (sums_here)
+        pushes_.push(urgency_of(frame.header), {&key, 0, frame.header, frame.payload});
+      else
+        frames.push_back({van_of(key, operation, i), frame});
+    }
+    if (sums_here || leader_left_) transport_.ask_for_work();
+  }
+
+  // Where a slice of the operation goes, and its answer comes from.
+  int van_of(const Key& key, const Operation& operation, uint32_t slice) const {
+    if (operation.is_round() && key.by_leader) return leader_van_;
+    return van_of_server_[static_cast<size_t>(server_of(key.plan_in_use(), slice, num_servers_))];
+  }
+
+  // --- the leader of a machine --------------------------------------------------------------------------------------
+
+  bool leads() const { return !members_.empty(); }
+
+  // Of the worker at the other end, among this machine's; 0: it is none that this one leads.
+  int place_of(int van) const {
+    for (size_t i = 0; i < members_.size(); ++i)
+      if (members_[i].van == van) return static_cast<int>(i) + 1;
+    return 0;
+  }
+
+  const std::string& label_of(int place) const {
+    return place == 0 ? label() : transport_.label(members_[static_cast<size_t>(place) - 1].van);
+  }
+
+  void* receive_push_into(int van, Key& key, const Header& header) {
+    const int place = place_of(van);
+    if (place == 0 || key.machine_sum == nullptr) refuse(van, header, "unexpected");
+    if (const char* problem = key.machine_sum->problem_with(place, header)) refuse(van, header, problem);
+    check_that_nobody_left(key, header.round);
+    return key.machine_sum->room_for(place, header);
+  }
+
+  void add_to_machine(const LocalPush& push) {
+    MachineSum& sum = *push.key->machine_sum;
+    const Header& header = push.header;
+    if (push.place == 0) {
+      check_that_nobody_left(*push.key, header.round);
+      sum.bring(header, push.own);
+    }
+    const int other = sum.add(push.place, header);
+    if (other >= 0)
+      throw scalars_differ(label(), label_of(other), sum.scalars(header.slice), label_of(push.place), header.scalars,
+                           header.round, push.key->name);
+    const int rank = push.place == 0 ? rank_ : members_[static_cast<size_t>(push.place) - 1].rank;
+    trace(recorder(), TraceKind::kSummed, header, local_peer(rank));
+    if (!sum.complete(header.slice)) return;
+    Frame frame = sum.take(header.slice);
+    frame.context = push.key;
+    const int server = server_of(*push.key->plan, header.slice, num_servers_);
+    transport_.send({{van_of_server_[static_cast<size_t>(server)], frame}}, Transport::Write::kHere);
+  }
+
+  // The value of a slice, from where it has landed.
+  void pass_on(Key& key, const Header& header, const void* value, std::vector<Transport::Outgoing>& frames) {
+    Frame frame;
+    frame.header = header;
+    frame.header.of_machine = 0;
+    frame.payload = value;
+    frame.context = &key;
+    for (const Member& member : members_) frames.push_back({member.van, frame});
+  }
+
+  void check_that_nobody_left(const Key& key, uint64_t round) const {
+    for (const Member& member : members_)
+      if (member.left) throw left_too_early(label(), transport_.label(member.van), push_of(key.name, round));
+  }
+
+  // With the lock held.
+  void check_that_nothing_waits_for(int van) const {
+    if (const auto awaited = awaited_from(van))
+      throw left_too_early(label(), transport_.label(van), push_of(awaited->key->name, awaited->round));
+  }
+
+  // What this worker needs of that peer, if anything. With the lock held.
+  std::optional<Awaited> awaited_from(int van) const {
+    const int place = place_of(van);
+    for (const Key& key : keys_) {
+      if (place > 0 && key.machine_sum != nullptr)
+        if (const auto round = key.machine_sum->waits_for(place)) return Awaited{&key, *round};
+      if (place > 0 || !key.active) continue;
+      for (uint32_t i = 0; i < slice_count(key.plan_in_use()); ++i)
+        if (!key.landed[i] && van_of(key, key.operations.front(), i) == van) return Awaited{&key, key.round};
+    }
+    return {};
+  }
+
+  // False if the plan that the key goes over to is not known here yet.
+  bool begin_to_move(Key& key) {
+    const auto found = key.successors.find(key.next_plan);
+    if (found == key.successors.end()) return false;
+    const RowsShape shape{key.name, key.elements / key.row_elements, key.row_elements, key.dtype};
+    std::vector<Operation> moving = p3::move_rows(shape, found->second);
+    pending_ += moving.size() - 1;  // the move itself was pending
+    key.operations.insert(key.operations.begin(), std::make_move_iterator(moving.begin()),
+                          std::make_move_iterator(moving.end()));
+    key.next_plan = 0;
+    return true;
+  }
+
+  // The last operation of a move is complete. Returns what tells the caller.
+  Done adopt(Key& key, const Successor& successor) {
+    const uint32_t former = key.plan->wire_key;
+    handle_of_wire_key_.erase(former);
+    key.plan = successor.plan;
+    Done told = [done = successor.done, former](const Error*, bool) { done(former); };
+    key.successors.erase(key.plan->wire_key);
+    return told;
+  }
+
+  void begin_rows(Key& key, const Header& header, std::vector<Transport::Outgoing>& frames) {
+    RowsTransfer& rows = *key.operations.front().rows;
+    const bool tells = header.kind == FrameKind::kPushRows && key.operations.front().kind == Operation::Kind::kPush;
+    const uint32_t next_plan = tells ? std::exchange(key.announced, 0) : 0;
+    for (const Frame& frame : rows.begin(key.plan_in_use(), header, key.as_blocks, next_plan)) {
+      const int server = server_of(key.plan_in_use(), frame.header.slice, num_servers_);
+      frames.push_back({van_of_server_[static_cast<size_t>(server)], frame});
+    }
+    for (uint32_t i = 0; i < key.landed.size(); ++i) {
+      if (rows.asks(i)) continue;
+      key.landed[i] = true;
+      --key.outstanding;
     }
   }
 
-  static FrameKind frame_kind(Operation::Kind kind) {
+  static FrameKind frame_kind(Operation::Kind kind, bool of_rows) {
     switch (kind) {
       case Operation::Kind::kInit:
         return FrameKind::kInit;
       case Operation::Kind::kFetch:
-        return FrameKind::kFetch;
+        return of_rows ? FrameKind::kFetchRows : FrameKind::kFetch;
       case Operation::Kind::kStore:
-        return FrameKind::kStore;
+        return of_rows ? FrameKind::kStoreRows : FrameKind::kStore;
       default:
-        return FrameKind::kPush;
+        return of_rows ? FrameKind::kPushRows : FrameKind::kPush;
     }
   }
 
@@ -374,7 +679,9 @@ class Worker::Impl : public Transport::Handler {
   }
 
   std::string waiting_for_any() const {
-    for (int van : van_of_server_) {
+    std::vector<int> vans = van_of_server_;
+    if (leader_van_ >= 0) vans.push_back(leader_van_);
+    for (int van : vans) {
       const std::string text = waiting_for(van);
       if (!text.empty()) return text;
     }
@@ -384,12 +691,24 @@ class Worker::Impl : public Transport::Handler {
   const int rank_;
   const int num_servers_;
   std::vector<int> van_of_server_;
-  std::vector<int> server_of_van_;  // -1: only watched
+  std::vector<int> server_of_van_;  // -1: only watched, or a worker of this machine
+
+  struct Member {
+    int rank;
+    int van;
+    bool left = false;  // receiver thread
+  };
+  std::vector<Member> members_;  // whom this worker leads, by rank
+  int leader_van_ = -1;          // to the leader of this machine, if that is another worker
+  BufferPool gradients_;         // of this machine's sums
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;
-  std::deque<Key> keys_;  // a deque: keys stay where they are
+  std::vector<std::vector<char>> arriving_rows_;  // receiver thread: by van, the payload being received
+  std::deque<Key> keys_;                          // a deque: keys stay where they are
   std::unordered_map<uint32_t, int> handle_of_wire_key_;
+  PriorityQueue<LocalPush> pushes_;  // to be added to this machine's sums
+  bool leader_left_ = false;
   size_t pending_ = 0;  // operations whose `done` has not returned
   std::optional<Error> failure_;
   std::atomic<uint64_t> rounds_{0};
@@ -410,6 +729,9 @@ void Worker::add_server(int server, std::unique_ptr<Stream> stream, std::string 
 void Worker::add_watch(std::unique_ptr<Stream> stream, std::string label) {
   impl_->add_watch(std::move(stream), std::move(label));
 }
+void Worker::add_local(int worker, std::unique_ptr<Stream> stream, std::string label) {
+  impl_->add_local(worker, std::move(stream), std::move(label));
+}
 void Worker::start() { impl_->start(); }
 
 int Worker::declare(std::string name, uint64_t elements, DType dtype, const Compression& compression) {
@@ -419,24 +741,67 @@ int Worker::declare(std::string name, uint64_t elements, DType dtype, const Comp
 void Worker::agree(int key, const KeyPlan& plan) { impl_->agree(key, plan); }
 
 void Worker::init(int key, const void* value, void* landing, int32_t priority, Done done) {
-  impl_->submit(key, {Operation::Kind::kInit, std::move(done), value, landing, priority});
+  const void* const data = impl_->rank() == 0 ? value : nullptr;  // rank 0's value is the job's
+  impl_->submit(key, {{Operation::Kind::kInit, std::move(done), data, landing, priority}});
 }
 
 void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars,
                   Done done) {
-  impl_->submit(key, {Operation::Kind::kPush, std::move(done), gradient, landing, priority, scalars});
+  impl_->submit(key, {{Operation::Kind::kPush, std::move(done), gradient, landing, priority, scalars}});
 }
 
 void Worker::skip(int key, void* landing, int32_t priority, Done done) {
-  impl_->submit(key, {Operation::Kind::kSkip, std::move(done), nullptr, landing, priority});
+  impl_->submit(key, {{Operation::Kind::kSkip, std::move(done), nullptr, landing, priority}});
 }
 
+int Worker::declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype) {
+  return impl_->declare_rows(std::move(name), rows, row_elements, dtype);
+}
+
+void Worker::init_rows(int key, const void* value, void* landing, int32_t priority, Done done) {
+  const RowsShape shape = impl_->rows_shape(key);
+  impl_->submit(key, p3::init_rows(shape, impl_->rank() == 0, value, landing, priority, std::move(done)));
+}
+
+void Worker::push_rows(int key, const RowsView& gradient, void* landing, int32_t priority, const RoundScalars& scalars,
+                       RowsDone done) {
+  const RowsShape shape = impl_->rows_shape(key);
+  impl_->check_ids(shape, gradient.ids, gradient.count);
+  impl_->submit(key, {p3::push_rows(shape, gradient, landing, priority, scalars, std::move(done))});
+}
+
+void Worker::skip_rows(int key, void* landing, int32_t priority, Done done) {
+  impl_->submit(key, {p3::skip_rows(landing, priority, std::move(done))});
+}
+
+void Worker::fetch_rows(int key, uint8_t part, const int64_t* ids, uint64_t count, void* landing, int32_t priority,
+                        Done done) {
+  impl_->check_ids(impl_->rows_shape(key), ids, count);
+  impl_->submit(key, {p3::fetch_rows(part, {ids, count, nullptr}, landing, priority, std::move(done))});
+}
+
+void Worker::store_rows(int key, uint8_t part, const RowsView& content, Done done) {
+  const RowsShape shape = impl_->rows_shape(key);
+  impl_->check_ids(shape, content.ids, content.count);
+  if (!is_ascending(content.ids, content.count))
+    throw Error(ErrorKind::kUsage,
+                impl_->label() + ": key '" + shape.name + "': the ids of rows to store must ascend, each once.");
+  impl_->submit(key, {p3::store_rows(part, content, std::move(done))});
+}
+
+void Worker::move_rows(int key, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, MoveDone done) {
+  impl_->move_rows(key, plan, std::move(parts), share, std::move(done));
+}
+
+void Worker::route_rows(int key, bool as_slices) { impl_->route_rows(key, as_slices); }
+void Worker::choose_route(int key, int num_workers) { impl_->choose_route(key, num_workers); }
+
 void Worker::fetch(int key, uint8_t part, void* landing, Done done) {
-  impl_->submit(key, {Operation::Kind::kFetch, std::move(done), nullptr, landing, 0, {}, part});
+  impl_->submit(key, {{Operation::Kind::kFetch, std::move(done), nullptr, landing, 0, {}, part}});
 }
 
 void Worker::store(int key, uint8_t part, const void* content, Done done) {
-  impl_->submit(key, {Operation::Kind::kStore, std::move(done), content, nullptr, 0, {}, part});
+  impl_->submit(key, {{Operation::Kind::kStore, std::move(done), content, nullptr, 0, {}, part}});
 }
 
 void Worker::mark_stall(int key, int64_t begin_ns, int64_t end_ns) { impl_->mark_stall(key, begin_ns, end_ns); }

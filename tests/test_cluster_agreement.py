@@ -16,18 +16,17 @@ SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
 class Job:
     """An Agreement whose servers answer when told to, and what each node was sent."""
 
-    def __init__(self, slice_elements=10):
-        self.agreement = Agreement(WORKERS, SERVERS, slice_elements)
+    def __init__(self, slice_elements=10, partitions="auto"):
+        self.agreement = Agreement(WORKERS, SERVERS, slice_elements, partitions)
         self.sent = {node: [] for node in WORKERS + SERVERS}
 
     def say(self, node, kind, **fields):
         for receiver, message in self.agreement.receive(node, messages.check(dict(fields, kind=kind))):
             self.sent[receiver].append(messages.check(message))
 
-    def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=()):
-        self.say(
-            WORKERS[rank], "announce", store=store, name=name, shape=list(shape), dtype=dtype, defaults=list(defaults)
-        )
+    def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=(), sparse=False):
+        fields = dict(store=store, name=name, shape=list(shape), dtype=dtype, defaults=list(defaults), sparse=sparse)
+        self.say(WORKERS[rank], "announce", **fields)
 
     def set_option(self, rank, option, store=0, **value):
         self.say(WORKERS[rank], "option", store=store, name=option, value=value)
@@ -66,6 +65,68 @@ def test_slices_are_counted_over_all_keys():
         job.announce(0, name, shape)
     assert [m["first_slice"] for m in job.sent[SERVERS[0]]] == [0, 3, 4, 5, 6]
     assert [m["wire_key"] for m in job.sent[SERVERS[0]]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("partitions, counts", [("auto", [2, 1, 1]), (5, [4, 1, 1])])
+def test_a_sparse_key_has_partitions_for_slices_at_most_one_for_each_row(partitions, counts):
+    job = Job(10, partitions)
+    for name, shape in (("a", (4, 2, 5)), ("b", (1, 7)), ("c", (0, 2))):
+        job.announce(0, name, shape, sparse=True)
+    job.announce(0, "dense", (25,))
+    defines = job.sent[SERVERS[0]]
+    assert [m["partitions"] for m in defines] == counts + [0]
+    assert [m["row_elements"] for m in defines] == [10, 7, 2, 0]
+    assert [m["first_slice"] for m in defines] == [sum(counts[:i]) for i in range(4)]
+
+
+def test_sparse_and_dense_contradict():
+    job = Job()
+    job.announce(0, "w")
+    with pytest.raises(DisagreementError, match="key 'w': sparse is False on the first and True on the second"):
+        job.announce(1, "w", sparse=True)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 0)])
+def test_a_sparse_key_has_rows(shape):
+    with pytest.raises(ProtocolError, match="without rows"):
+        Job().announce(0, "w", shape, sparse=True)
+
+
+def test_a_sparse_key_is_cut_anew_and_its_former_plan_dropped_when_all_have_left_it():
+    job = Job(10)
+    job.announce(0, "dense", (25,))
+    job.announce(0, "w", (8, 2), sparse=True)
+    job.answer_all()
+    job.say(WORKERS[0], "repartition", store=0, name="w", partitions=5)
+    define = job.sent[SERVERS[1]][-1]
+    assert (define["wire_key"], define["predecessor"], define["first_slice"]) == (2, 1, 3 + 2)
+    assert (define["partitions"], define["row_elements"], define["elements"]) == (5, 2, 16)
+    with pytest.raises(ProtocolError, match="5 partitions of key 'w' now"):  # before the servers have answered
+        job.say(WORKERS[0], "repartition", store=0, name="w", partitions=5)
+    job.answer_all()
+    for worker in WORKERS:
+        assert job.sent[worker][-1]["kind"] == "repartitioned" and job.sent[worker][-1]["wire_key"] == 2
+    with pytest.raises(ProtocolError, match="4 partitions of key 'w' now"):  # before all have moved
+        job.say(WORKERS[0], "repartition", store=0, name="w", partitions=4)
+    for worker in WORKERS[:-1]:
+        job.say(worker, "moved", wire_key=1)
+    with pytest.raises(ProtocolError, match="did not use"):
+        job.say(WORKERS[0], "moved", wire_key=1)
+    assert not job.sent[SERVERS[0]]
+    job.say(WORKERS[-1], "moved", wire_key=1)
+    assert job.sent[SERVERS[0]] == [{"kind": "drop", "wire_key": 1}]
+    assert {job.kinds(worker)[-1] for worker in WORKERS} == {"settled"}
+    job.say(WORKERS[0], "repartition", store=0, name="w", partitions=1)
+
+
+@pytest.mark.parametrize("rank, name, partitions", [(1, "w", 2), (0, "w", 0), (0, "w", 9), (0, "dense", 2), (0, "?", 2)])
+def test_only_rank_0_cuts_anew_and_only_sparse_keys_and_their_rows(rank, name, partitions):
+    job = Job(10)
+    job.announce(0, "dense", (25,))
+    job.announce(0, "w", (8, 2), sparse=True)
+    job.answer_all()
+    with pytest.raises(ProtocolError, match="partitions of key"):
+        job.say(WORKERS[rank], "repartition", store=0, name=name, partitions=partitions)
 
 
 def test_slice_count_is_the_cores():
@@ -287,7 +348,7 @@ def test_nobody_waits_for_an_option_that_rank_0_left_without():
         (WORKERS[0], "counted", {"worker": 0, "number": 1, "counters": {}}),
         (WORKERS[0], "abort", {"text": "x"}),
         (WORKERS[0], "agreed", {"store": 0, "name": "w", "shape": [], "dtype": "float32", "wire_key": 0,
-                                "first_slice": 0, "slice_elements": 1}),
+                                "first_slice": 0, "slice_elements": 1, "row_elements": 0, "partitions": 0}),
     ],
 )
 def test_what_a_node_may_not_say_is_refused(node, kind, fields):

@@ -10,6 +10,7 @@ from p3.errors import ProtocolError
 
 EXAMPLES = {
     "int": 3,
+    "bool": True,
     "none": None,
     "str": "a",
     "ints": [2, 3],
@@ -17,6 +18,7 @@ EXAMPLES = {
     "names": ["a", 1],
     "flat": {"momentum": 0.9, "name": "sgd", "centered": True, "clip": None},
     "flats": [{"rounds": 3, "cpu_s": 0.5}, {}],
+    "workers": [{"host": "10.0.0.8", "machine": 0, "local": ""}],
     "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m"}],
 }
 

@@ -123,9 +123,8 @@ def test_a_member_that_reads_nothing_holds_up_nobody():
         await job.start()
         for turn in range(200):  # 40 MB for a worker that reads none of them, more than any socket buffers
             job.worker.send({"kind": "order", "store": 0, "names": ["x" * 200000]})
-        job.worker.send(
-            {"kind": "announce", "store": 0, "name": "w", "shape": [3], "dtype": "float32", "defaults": []}
-        )
+        key = {"store": 0, "name": "w", "shape": [3], "dtype": "float32", "sparse": False, "defaults": []}
+        job.worker.send(dict(key, kind="announce"))
         assert (await job.server.receive("define"))["name"] == "w"
         job.worker.send({"kind": "failed", "text": "that will do"})
         await job.server.close()

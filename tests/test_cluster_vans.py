@@ -8,7 +8,7 @@ import pytest
 
 from p3.cluster import auth, channel
 from p3.cluster.node import Node, machine_id
-from p3.cluster.vans import DoorStep, accept_workers, connect_to_server
+from p3.cluster.vans import DoorStep, accept_workers, connect_to_leader, connect_to_server
 from p3.errors import RendezvousError
 from p3.settings import Settings
 
@@ -24,7 +24,7 @@ def run(test, num_workers=1):
     async def main():
         door = DoorStep.open(Settings(), "127.0.0.1")
         address = {"host": "127.0.0.1", "port": door.port, "local": door.local, "machine": machine_id()}
-        accepting = asyncio.ensure_future(accept_workers(door, SECRET, "server 0", num_workers))
+        accepting = asyncio.ensure_future(accept_workers(door, SECRET, "server 0", range(num_workers)))
         try:
             await asyncio.wait_for(test(address, accepting), 20)
         finally:
@@ -134,3 +134,24 @@ def test_descriptors_are_only_taken_over_a_local_socket_and_in_full():
         assert not accepting.done()
 
     run(test)
+
+
+@pytest.mark.parametrize("local, descriptors", [("shm", 5), ("unix", 0), ("tcp", 0)])
+def test_workers_reach_the_leader_of_their_machine_through_its_local_door_alone(local, descriptors):
+    async def main():
+        door = DoorStep.open(Settings(), None)
+        assert door.port == 0
+        leader = {"host": "127.0.0.1", "machine": 0, "local": door.local}
+        accepting = asyncio.ensure_future(accept_workers(door, SECRET, "worker 0", [2, 5], "worker"))
+        nobody = Node("worker", 3, "127.0.0.1")
+        with pytest.raises(RendezvousError, match="cannot connect to worker 0 .*, its local socket: "):
+            await connect_to_leader(Settings(local=local), SECRET, nobody, 0, leader)
+        workers = [Node("worker", rank, "127.0.0.1") for rank in (5, 2)]
+        ours = [await connect_to_leader(Settings(local=local), SECRET, worker, 0, leader) for worker in workers]
+        theirs = await accepting
+        assert sorted(theirs) == [2, 5]
+        for van in ours + list(theirs.values()):
+            assert van.socket.family == socket.AF_UNIX and len(van.ring) == descriptors
+            van.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # Set by `p3 run` for the processes it starts; nobody else should.
-NOT_FOR_PEOPLE = {"P3_LISTEN_FD", "P3_STATUS_FD", "P3_LOCAL_WORKERS", "P3_LAUNCHER_PID"}
+NOT_FOR_PEOPLE = {"P3_LISTEN_FD", "P3_STATUS_FD", "P3_LAUNCHER_PID"}
 
 
 def blocks(language):
@@ -153,14 +153,15 @@ PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 
 def test_header_table_and_example_are_one_frame():
-    codes = {"u8": "B", "u32": "I", "i32": "i", "u64": "Q", "f64": "d"}
+    codes = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "f64": "d"}
     values = {
-        "magic": 0x57643350, "version": 2, "kind": 1, "dtype": 2, "encoding": 0, "key": 0x01020304, "slice": 0x0A0B0C0D,
-        "round": 417, "priority": -2, "payload_bytes": 200000, "crc32c": 0, "part": 0, "lr": 1.0, "wd": 0.5,
-        "rescale": 0.25, "updates": 3.0, "schedule": 0.75,
+        "magic": 0x57643350, "version": 3, "kind": 1, "dtype": 2, "encoding": 0, "key": 0x01020304, "slice": 0x0A0B0C0D,
+        "round": 417, "priority": -2, "payload_bytes": 200000, "crc32c": 0, "part": 0,
+        "of_machine": 1, "contributors": 260, "lr": 1.0, "wd": 0.5, "rescale": 0.25, "updates": 3.0, "schedule": 0.75,
     }
     header = bytearray(80)
-    rows = re.findall(r"^\| (\d+) \| (\d) \| (\w+) \| `(\w+)` \|", PROTOCOL, re.M)
+    table = PROTOCOL.partition("## Data plane: encodings")[0]  # the rows' own header has a table further below
+    rows = re.findall(r"^\| (\d+) \| (\d) \| (\w+) \| `(\w+)` \|", table, re.M)
     for offset, size, code, field in rows:
         assert struct.calcsize(codes[code]) == int(size), field
         struct.pack_into("<" + codes[code], header, int(offset), values.pop(field))
@@ -173,22 +174,22 @@ def test_header_table_and_example_are_one_frame():
     assert bytes(int(number, 0) for number in numbers if number.strip()) == bytes(header)
 
 
-def _enum(name):
-    header = (ROOT / "include" / "p3" / "wire.h").read_text()
+def _enum(name, header="wire.h"):
+    header = (ROOT / "include" / "p3" / header).read_text()
     return header.partition("enum class %s " % name)[2].partition("};")[0]
 
 
 def test_encodings_are_those_of_the_code():
-    in_code = re.findall(r"^  (k\w+) = (\d),", _enum("Encoding"), re.M)
+    in_code = re.findall(r"^  (k\w+) = (\d),", _enum("Encoding") + _enum("IdCoding", "rows.h"), re.M)
     assert re.findall(r"^\| (\d) \| `(k\w+)` \|", PROTOCOL.partition("## Data plane: encodings")[2], re.M) == [
         (number, name) for name, number in in_code
     ]
 
 
 def test_frame_kinds_are_those_of_the_code():
-    in_code = re.findall(r"^  (k\w+) = (\d),", _enum("FrameKind"), re.M)
+    in_code = re.findall(r"^  (k\w+) = (\d+),", _enum("FrameKind"), re.M)
     frames = PROTOCOL.partition("## Data plane: encodings")[0]
-    assert re.findall(r"^\| (\d) \| `(k\w+)` \|", frames, re.M) == [(number, name) for name, number in in_code]
+    assert re.findall(r"^\| (\d+) \| `(k\w+)` \|", frames, re.M) == [(number, name) for name, number in in_code]
 
 
 def test_control_messages_are_those_of_the_code():

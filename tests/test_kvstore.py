@@ -227,7 +227,7 @@ def test_join_of_the_only_worker_returns_at_once(kv):
 
 
 def wrong_uses(kv):
-    sparse = zeros(2, 3).tostype("row_sparse")
+    sparse = zeros(2, 3).tostype("csr")
     yield "key 'unknown' was not initialised", lambda: kv.pull("unknown", zeros(2, 3))
     yield "key 7 was not initialised", lambda: kv.pushpull(7, zeros(2, 3))
     yield r"key 'key' has shape \(2, 3\) and type float32.*initialised again with shape \(3, 2\) and type float32", (
@@ -243,8 +243,7 @@ def wrong_uses(kv):
     yield "an NDArray or a list of them is wanted, not ndarray", lambda: kv.push("key", np.zeros((2, 3)))
     yield "a key is a string or a whole number", lambda: kv.init(1.5, zeros(2))
     yield "type bool cannot be synchronised", lambda: kv.init("flags", mx.np.zeros((2,), dtype="bool"))
-    yield "row_sparse array.*dense arrays only", lambda: kv.push("key", sparse)
-    yield "dense arrays only", lambda: kv.row_sparse_pull("key", out=sparse, row_ids=zeros(1))
+    yield "csr array.*dense and row_sparse arrays only", lambda: kv.push("key", sparse)
     yield "must be set before the first init", lambda: kv.set_gradient_compression({"type": "2bit"})
     yield "must be set before the first init", lambda: kv.set_reduction("average")
     yield "must be a dict", lambda: kv.set_gradient_compression("2bit")

@@ -78,7 +78,7 @@ def test_workers_and_servers_go_round_robin():
         ("worker 2", "a"),
     ]
     assert [task.env["P3_LOCAL_RANK"] for task in tasks[2:]] == ["0", "0", "1"]
-    assert [task.env["P3_LOCAL_WORKERS"] for task in tasks[2:]] == ["2", "1", "2"]
+    assert [task.env["P3_LOCAL_SIZE"] for task in tasks[2:]] == ["2", "1", "2"]
 
 
 def test_a_host_takes_no_more_workers_than_its_slots():

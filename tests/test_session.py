@@ -156,7 +156,7 @@ def test_the_servers_counters_tell_what_they_did(session):
     assert after["label"] == "server 0 (this process)"
     assert after["bytes_received"] - before["bytes_received"] >= 8000  # the first value, a gradient
     assert after["cpu_s"] >= before["cpu_s"] > 0
-    assert after.keys() == before.keys() > session.counters().keys()
+    assert after.keys() == before.keys() > session.counters().keys() - {"local"}
 
 
 def test_an_order_arrives_with_a_new_version(session):
@@ -349,8 +349,8 @@ def test_every_worker_reads_the_servers_counters_while_it_trains(run_job):
             for servers in seen + [last]:
                 assert [server["label"] for server in servers] == ["server 0 (127.0.0.1)", "server 1 (127.0.0.1)"]
             for rank in range(2):
-                # Half of the 4 slices, from 2 workers, in 10 rounds.
-                assert last[rank]["bytes_received"] >= 2 * 2 * 200000 * 10, last
+                # Half of the 4 slices, once for the 2 workers of this machine, in 10 rounds.
+                assert last[rank]["bytes_received"] >= 2 * 200000 * 10, last
                 assert all(0 < servers[rank]["cpu_s"] <= last[rank]["cpu_s"] for servers in seen)
             session.barrier()
             print("fine")

@@ -22,7 +22,7 @@ IN_ORDER = [moment for moment in lives.MOMENTS if moment not in ("sent", "return
 
 
 def record(folder, *arguments, **settings):
-    job = dict(settings, P3_TRACE=str(folder), P3_SLICE_ELEMENTS="20000")
+    job = dict({"P3_LOCAL_AGGREGATION": "0"}, P3_TRACE=str(folder), P3_SLICE_ELEMENTS="20000", **settings)
     status, output = run_p3(WORKERS, SERVERS, python("traced.py", *arguments), **job)
     assert status == 0, output
     return folder

@@ -1,4 +1,5 @@
-// Reused, aligned buffers, by exact size: slices have one size but for the last of each key.
+// Reused, aligned buffers, by exact size: slices have one size but for the last of each key. What may have any size is
+// taken with room to spare, roomy(), so that few sizes come up.
 // Threads: any. Memory: what was given back is kept for the next round and freed with the pool.
 #pragma once
 
@@ -22,6 +23,9 @@ class BufferPool {
   // Never null, also for 0 bytes. Contents are undefined. Throws std::bad_alloc.
   void* take(size_t bytes);
   void give_back(void* buffer, size_t bytes);
+
+  // At least so many bytes, and less than a quarter more: four sizes between a power of two and the next.
+  static size_t roomy(size_t bytes);
 
   uint64_t bytes_in_use() const;
   uint64_t peak_bytes() const;

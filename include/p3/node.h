@@ -30,11 +30,12 @@ struct Traffic {
 
 struct Counters {
   Traffic traffic;
+  Traffic local;                      // worker: with the other workers of its machine, which `traffic` leaves out
   uint64_t rounds = 0;                // worker: keys' rounds completed; server: slices' rounds completed
   uint64_t received_slices = 0;       // server: received and not yet looked at, now
   uint64_t peak_received_slices = 0;  // server: the most there ever were
-  uint64_t buffer_bytes = 0;          // server: received slices of incomplete rounds, now
-  uint64_t peak_buffer_bytes = 0;     // server: the most there ever were
+  uint64_t buffer_bytes = 0;          // server, leader of a machine: received slices of incomplete rounds, now
+  uint64_t peak_buffer_bytes = 0;     // the most there ever were
 };
 
 }  // namespace p3

@@ -14,6 +14,7 @@
 
 #include "p3/compression.h"
 #include "p3/error.h"
+#include "p3/machines.h"
 #include "p3/node.h"
 #include "p3/optimizer.h"
 #include "p3/slicing.h"
@@ -32,6 +33,11 @@ struct ServerOptions {
   // Summing threads. 0: the receiver sums between two looks at its vans, which saves wake-ups; good for some
   // 10 Gbit/s. More where one core cannot both receive and sum.
   int threads = 0;
+  // Of the job's workers; unset: each on one of its own.
+  std::optional<Machines> machines;
+  // The leader of a machine with several workers pushes for all of them, and gets the value for them; but of compressed
+  // keys, whose residuals are each worker's own.
+  bool local_aggregation = true;
 };
 
 class Server {
@@ -47,6 +53,11 @@ class Server {
   // What rank 0 announced, before any worker is told. `store` groups the keys that share an optimizer.
   // Throws Error(kUsage) if the wire key is defined already or the plan makes no sense.
   void define(const KeyPlan& plan, std::string name, int store);
+  // Another plan of a key of rows that is defined already, with a wire key of its own. It gets its rows, and what the
+  // optimizer keeps for them, from the workers, before the first of them is answered.
+  void define_successor(const KeyPlan& plan, uint32_t predecessor);
+  // A key that has a successor, and that every worker has left for it.
+  void drop(uint32_t wire_key);
   // The optimizer of a store's keys, once, before their first push; without one their sums are broadcast.
   void set_optimizer(int store, const OptimizerSpec& spec);
   // Before the store's first define(): how its float32 gradients come, and whether they are averaged over the workers

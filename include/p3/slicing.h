@@ -17,6 +17,11 @@ struct KeyPlan {
   uint64_t elements = 0;
   uint32_t slice_elements = kDefaultSliceElements;
   uint64_t first_slice = 0;
+  // Of a key of rows (rows.h): elements of a row, and how many partitions take the place of slices. 0: a dense key.
+  uint32_t row_elements = 0;
+  uint32_t partitions = 0;
+
+  bool has_rows() const { return row_elements > 0; }
 };
 
 struct Slice {
@@ -24,10 +29,13 @@ struct Slice {
   uint32_t elements = 0;  // 0 only for the single slice of an empty key
 };
 
-// An empty key has one empty slice, so that its rounds complete like any other's.
+// Whether a key can be cut so, and a frame of it be sent.
+bool makes_sense(const KeyPlan& plan);
+
+// Of a key of rows: its partitions. An empty key has one empty slice, so that its rounds complete like any other's.
 uint32_t slice_count(const KeyPlan& plan);
 
-// index < slice_count(plan).
+// index < slice_count(plan); not of a key of rows, whose parts partition_at() tells.
 Slice slice_at(const KeyPlan& plan, uint32_t index);
 
 // The server (0 .. num_servers-1) that owns the slice.

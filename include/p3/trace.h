@@ -38,6 +38,10 @@ enum class TraceKind : uint8_t {
   kEnd = 11,          // the recording was closed: nothing is missing
 };
 
+// Not a worker's server or a server's worker, but another worker of the same machine.
+constexpr int kNoPeer = -1;
+constexpr int local_peer(int rank) { return -2 - rank; }
+
 // As it lies in the file, behind kTraceMagic.
 struct TraceEvent {
   int64_t time_ns = 0;  // CLOCK_MONOTONIC
@@ -46,7 +50,7 @@ struct TraceEvent {
   uint32_t round = 0;  // its low 32 bits
   uint32_t bytes = 0;  // of the payload, as it is sent
   int32_t priority = 0;
-  int16_t peer = -1;  // rank of the node at the other end; -1: none
+  int16_t peer = kNoPeer;  // rank of the node at the other end, or local_peer()
   TraceKind kind{};
   FrameKind frame{};
 };
@@ -89,7 +93,7 @@ class Recorder {
 };
 
 inline void trace_at(Recorder* recorder, std::chrono::steady_clock::time_point when, TraceKind kind,
-                     const Header& header, int peer = -1) {
+                     const Header& header, int peer = kNoPeer) {
   if (recorder == nullptr) return;
   TraceEvent event;
   event.time_ns = std::chrono::nanoseconds(when.time_since_epoch()).count();
@@ -104,7 +108,7 @@ inline void trace_at(Recorder* recorder, std::chrono::steady_clock::time_point w
   recorder->record(event);
 }
 
-inline void trace(Recorder* recorder, TraceKind kind, const Header& header, int peer = -1) {
+inline void trace(Recorder* recorder, TraceKind kind, const Header& header, int peer = kNoPeer) {
   if (recorder != nullptr) trace_at(recorder, Recorder::Clock::now(), kind, header, peer);
 }
 

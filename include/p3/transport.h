@@ -23,6 +23,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "p3/error.h"
@@ -63,8 +64,8 @@ class Transport {
   Transport(NodeOptions options, Handler& handler);
   ~Transport();  // stop()
 
-  // Before start(). Returns the van's number. `peer`: its rank; -1: no slices go there.
-  int add_van(std::unique_ptr<Stream> stream, std::string label, int peer = -1);
+  // Before start(). Returns the van's number. `peer`: as in the trace (trace.h); kNoPeer: no slices go there.
+  int add_van(std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer);
   void start();
 
   // Queues frames; one lock for all of them. Ignored after a failure. kHere lets the caller, if it is a thread of the
@@ -90,6 +91,7 @@ class Transport {
   const NodeOptions& options() const { return options_; }
   Traffic traffic() const;  // of all vans
   Traffic traffic_with(int van) const;
+  Traffic traffic_with(const std::vector<int>& vans) const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -102,6 +104,7 @@ class Transport {
   bool nothing_to_send() const;
   void queue_pings(Clock::time_point now);
   void announce_failure();
+  void lose(const Van& van);
   void accuse_silent_peers(Clock::time_point now);
   void read_from(Van& van);
   void release();
@@ -126,6 +129,7 @@ class Transport {
   std::atomic<bool> stopping_{false};
   std::atomic<int> threads_holding_{2};
   std::atomic<std::thread::id> receiver_id_{};
+  std::optional<std::pair<Error, Clock::time_point>> loss_;  // receiver: of a peer, and when to fail of it
   std::thread sender_, receiver_;
 };
 

@@ -40,12 +40,12 @@ class Van {
   enum class Progress { kMoved, kFrameDone, kBlocked, kEnd, kBroken };
 
   // `peer`: rank of the node at the other end, for `recorder`, which may be null.
-  Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer = -1, Recorder* recorder = nullptr);
+  Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, Recorder* recorder = nullptr);
 
   const int number;
   const std::string& label() const { return label_; }
   Stream& stream() { return *stream_; }
-  bool is_watch() const { return peer_ < 0; }  // no slices come or go here
+  bool is_watch() const { return peer_ == kNoPeer; }  // no slices come or go here
 
   // --- sending -----------------------------------------------------------------------------------------------------
   void push(Frame frame, std::chrono::steady_clock::time_point now);

@@ -21,12 +21,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "p3/compression.h"
 #include "p3/dtype.h"
 #include "p3/error.h"
 #include "p3/node.h"
 #include "p3/optimizer.h"
+#include "p3/rows.h"
 #include "p3/slicing.h"
 #include "p3/stream.h"
 
@@ -34,9 +36,17 @@ namespace p3 {
 
 // Of one key, since start.
 struct KeyCounters {
-  uint64_t rounds = 0;  // completed
-  double waited_s = 0;  // from when the gradient was ready to when the last slice of the value had landed, added up
+  uint64_t rounds = 0;     // completed
+  double completed_s = 0;  // when the last one was, on CLOCK_MONOTONIC
+  double waited_s = 0;     // from when the gradient was ready to when the last slice of the value had landed, added up
   double longest_wait_s = 0;  // of one round
+  // Of a key of rows.
+  bool as_slices = false;           // the route of the next round
+  uint64_t own_rows = 0;            // that this worker pushed in the last round completed
+  uint64_t pushed_rows = 0;         // that all workers pushed in it, added up
+  uint64_t touched_rows = 0;        // the union of those
+  uint64_t row_bytes_sent = 0;      // of gradients, with their ids
+  uint64_t row_bytes_received = 0;  // of what became of them
 };
 
 class Worker {
@@ -52,6 +62,11 @@ class Worker {
   void add_server(int server, std::unique_ptr<Stream> stream, std::string label);
   // Before start(): a stream to the scheduler, which carries nothing but signs of life.
   void add_watch(std::unique_ptr<Stream> stream, std::string label);
+  // Before start(): a stream to another worker of this machine, of rank `worker`. The worker of lowest rank leads: it
+  // takes one to each of the others, and the others one to it. In rounds of keys without compression the others then push
+  // to their leader, which adds up, pushes once for all, and passes the value on: its own operation is complete when the
+  // value has left to all of them. Init, fetch and store stay between each worker and the servers.
+  void add_local(int worker, std::unique_ptr<Stream> stream, std::string label);
   // Throws Error(kUsage) if a server is missing.
   void start();
 
@@ -69,6 +84,39 @@ class Worker {
   // The key's next round without a gradient of this worker, which has taken its last step while others go on: their new
   // value lands as ever. Once every worker skips, the round completes with `updated` false and the landing array as it is.
   void skip(int key, void* landing, int32_t priority, Done done);
+
+  // Keys of rows (rows.h): a row_sparse gradient's. `rows` and `row_elements` never change.
+  int declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype);
+  // The first value of all rows, which is rank 0's, also when all workers call it again. `landing` holds it when it is
+  // done; null: the rows stay on the servers, and this worker fetches those that it wants.
+  void init_rows(int key, const void* value, void* landing, int32_t priority, Done done);
+  // The key's next round. The new values of all rows that any worker touched are written to their places in `landing`
+  // (a whole key); without an optimizer their sums, and zeros where the round before had left sums. Null: they stay on
+  // the servers. `done` is told which rows of `landing` have changed: borrowed, ascending, for the call.
+  using RowsDone = std::function<void(const Error* error, const RowsView& changed)>;
+  // Ids may come in any order and more than once; the values of a repeated one are added up. An id that the key does not
+  // have fails the job.
+  void push_rows(int key, const RowsView& gradient, void* landing, int32_t priority, const RoundScalars& scalars,
+                 RowsDone done);
+  void skip_rows(int key, void* landing, int32_t priority, Done done);
+  // From the next push on: as blocks of all rows with a bitmap of those touched, which is fewer bytes for dense gradients.
+  // The servers answer in the same way if rank 0 does. Values and updates are the same.
+  void route_rows(int key, bool as_slices);
+  // Instead: before each round the route that would have cost fewer bytes in the round before (routing.h). All workers know
+  // the same of that round, so they change at the same one.
+  void choose_route(int key, int num_workers);
+  // Another plan of the key, which the job has agreed on; every worker calls this. Rank 0's next push tells all that it is
+  // for the rounds after that one. Between the two rounds each worker takes its share of the rows over, with the `parts` of
+  // the optimizer's state: rows `share.first` and `share.count` behind it; all shares are all rows. `done`, with the wire
+  // key that the key had before: it has gone over. Never called if it does not come to that.
+  using MoveDone = std::function<void(uint32_t former_wire_key)>;
+  void move_rows(int key, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, MoveDone done);
+  // Rows of part 0, the value, or of a part of the optimizer's state, as they are after this worker's last round, into
+  // `landing`, one after the other in the order of the ids.
+  void fetch_rows(int key, uint8_t part, const int64_t* ids, uint64_t count, void* landing, int32_t priority,
+                  Done done);
+  // Gives rows of such a part another content; ids ascend, each once. Between rounds.
+  void store_rows(int key, uint8_t part, const RowsView& content, Done done);
 
   // One part of the optimizer's state on the servers, of sum_type(dtype): state 1 .. Optimizer::state_count(), or kMaster.
   // As it is after this worker's last round of the key; needs an optimizer.

@@ -8,7 +8,7 @@ where a store's first key settles an option, announcing the key is a word on tha
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, Hashable, List, NamedTuple, Sequence, Set, Tuple, Union
 
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
@@ -23,6 +23,13 @@ def slice_count(elements: int, slice_elements: int) -> int:
     return max(1, -(-elements // slice_elements))
 
 
+def _product(lengths: Sequence[int]) -> int:
+    product = 1
+    for length in lengths:
+        product *= length
+    return product
+
+
 class _Question(NamedTuple):
     """What servers have been asked, and who hears of it when they all have answered."""
 
@@ -32,15 +39,24 @@ class _Question(NamedTuple):
 
 
 class Agreement:
-    def __init__(self, workers: Sequence[Node], servers: Sequence[Node], slice_elements: int) -> None:
-        """Nodes by rank."""
+    def __init__(
+        self,
+        workers: Sequence[Node],
+        servers: Sequence[Node],
+        slice_elements: int,
+        partitions: Union[int, str] = "auto",
+    ) -> None:
+        """Nodes by rank. `partitions` of a key of rows: "auto" begins with as many as there are servers."""
         self._workers = list(workers)
         self._servers = list(servers)
         self._slice_elements = slice_elements
+        self._partitions: int = len(self._servers) if partitions == "auto" else partitions
         self._keys: Claims = {}  # what each worker announced
         self._options: Claims = {}  # what each worker asked for; {} if it goes without
         self._slices = 0  # of all keys so far
         self._wire_keys = 0
+        self._plans: Dict[Identity, dict] = {}  # of each decided key, the latest
+        self._leaving: Dict[int, Tuple[Identity, Set[Node]]] = {}  # former plans of sparse keys: who still uses them
         self._questions: Dict[Hashable, _Question] = {}
         self._barriers: Dict[int, Set[Node]] = {}  # of those under way: who has arrived
         self._barriers_entered: Dict[Node, int] = {}
@@ -53,6 +69,8 @@ class Agreement:
             "option": "worker",
             "order": "worker",
             "barrier": "worker",
+            "repartition": "worker",
+            "moved": "worker",
             "count": "worker",
             "bye": "worker",
             "defined": "server",
@@ -67,28 +85,66 @@ class Agreement:
 
     def _on_announce(self, node: Node, message: dict) -> Sent:
         identity = (message["store"], message["name"])
-        value = {"shape": message["shape"], "dtype": message["dtype"]}
+        shape, is_sparse = message["shape"], message["sparse"]
+        if is_sparse and (not shape or 0 in shape[1:]):
+            raise ProtocolError("%s announced the sparse key %r without rows" % (node, message["name"]))
+        value = {"shape": shape, "dtype": message["dtype"], "sparse": is_sparse}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
         for option in message["defaults"]:
             self._claim_option(message["store"], option, node, {})
         if not decided:
             return []
-        elements = 1
-        for length in message["shape"]:
-            elements *= length
+        elements = _product(shape)
         plan = {
             "wire_key": self._wire_keys,
             "first_slice": self._slices,
             "slice_elements": self._slice_elements,
+            "row_elements": _product(shape[1:]) if is_sparse else 0,
+            "partitions": max(1, min(self._partitions, shape[0])) if is_sparse else 0,
             "store": message["store"],
             "name": message["name"],
             "dtype": message["dtype"],
         }
-        self._wire_keys += 1
-        self._slices += slice_count(elements, self._slice_elements)
         agreed = dict(plan, kind="agreed", shape=message["shape"])
-        self._questions["defined", plan["wire_key"]] = _Question(set(self._servers), self._workers, agreed)
-        return self._to(self._servers, dict(plan, kind="define", elements=elements))
+        self._plans[identity] = dict(plan, elements=elements)
+        return self._define(identity, agreed, predecessor=plan["wire_key"])
+
+    def _define(self, identity: Identity, outcome: dict, predecessor: int) -> Sent:
+        """Has the servers define the latest plan of a key; then the workers get the outcome."""
+        plan = self._plans[identity]
+        self._wire_keys += 1
+        self._slices += plan["partitions"] or slice_count(plan["elements"], self._slice_elements)
+        self._questions["defined", plan["wire_key"]] = _Question(set(self._servers), self._workers, outcome)
+        return self._to(self._servers, dict(plan, kind="define", predecessor=predecessor))
+
+    def _on_repartition(self, node: Node, message: dict) -> Sent:
+        """Another number of partitions, once all workers have done with the plan before."""
+        identity, partitions = (message["store"], message["name"]), message["partitions"]
+        plan = self._plans.get(identity)
+        if node.rank != 0 or plan is None or not plan["row_elements"]:
+            raise ProtocolError("%s wants other partitions of key %r, which it may not" % (node, message["name"]))
+        rows = plan["elements"] // plan["row_elements"]
+        former = plan["wire_key"]
+        is_moving = any(identity == moving for moving, _ in self._leaving.values())
+        if not 1 <= partitions <= rows or is_moving or ("defined", former) in self._questions:
+            raise ProtocolError("%s wants %d partitions of key %r now" % (node, partitions, message["name"]))
+        self._leaving[former] = identity, set(self._workers)
+        successor = {"wire_key": self._wire_keys, "first_slice": self._slices, "partitions": partitions}
+        self._plans[identity] = dict(plan, **successor)
+        outcome = dict(successor, kind="repartitioned", slice_elements=plan["slice_elements"])
+        return self._define(identity, dict(outcome, store=message["store"], name=message["name"]), former)
+
+    def _on_moved(self, node: Node, message: dict) -> Sent:
+        identity, staying = self._leaving.get(message["wire_key"], (None, set()))
+        if node not in staying:
+            raise ProtocolError("%s left a plan (%d) that it did not use" % (node, message["wire_key"]))
+        staying.remove(node)
+        if staying:
+            return []
+        del self._leaving[message["wire_key"]]
+        settled = {"kind": "settled", "store": identity[0], "name": identity[1]}
+        dropped = {"kind": "drop", "wire_key": message["wire_key"]}
+        return self._to(self._servers, dropped) + self._to(self._workers, settled)
 
     def _on_option(self, node: Node, message: dict) -> Sent:
         store, name, value = message["store"], message["name"], message["value"]

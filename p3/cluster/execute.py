@@ -41,17 +41,17 @@ def execute(settings: Settings, command: List[str]) -> int:
     if not command:
         raise ConfigError("worker: p3 exec needs the command to run, for example: p3 exec python train.py")
     try:
-        os.execvpe(command[0], command, worker_environment(os.environ, settings.local_workers))
+        os.execvpe(command[0], command, worker_environment(os.environ, settings.local_size))
     except OSError as error:
         raise ConfigError("worker: cannot run %r: %s" % (command[0], error.strerror)) from None
 
 
-def worker_environment(env: Mapping[str, str], local_workers: Optional[int]) -> Dict[str, str]:
+def worker_environment(env: Mapping[str, str], local_size: Optional[int]) -> Dict[str, str]:
     """`env` as the worker's command gets it. Where the number of this host's workers is known, its cores are shared
     out among them: threads beyond that would starve the network's, and change the order of sums."""
     made = dict(_WORKER_DEFAULTS, **env)
-    if local_workers is not None:
-        made.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // local_workers)))
+    if local_size is not None:
+        made.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // local_size)))
     autoload = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_autoload")
     made["PYTHONPATH"] = os.pathsep.join([autoload] + [path for path in [env.get("PYTHONPATH")] if path])
     made.pop("P3_LAUNCHER_PID", None)  # the command's own children live as long as it wants

@@ -32,12 +32,12 @@ class Member:
         self.host = host
         self.node: Node  # set by the welcome
         self.servers: List[dict] = []  # host, port, local, machine; by rank
-        self.workers: List[str] = []  # hosts, by rank
+        self.workers: List[dict] = []  # host, machine, local; by rank
 
     @classmethod
     async def join(cls, settings: Settings, door: Optional[List[DoorStep]] = None) -> Member:
-        """Connects, proves itself, and waits until all nodes are there. A server passes an empty list as `door` and
-        finds the DoorStep that it announced in it.
+        """Connects, proves itself, and waits until all nodes are there. Who is to be connected to passes an empty list
+        as `door` and finds the DoorStep that it announced in it.
 
         Raises ConfigError, AuthenticationError, or RendezvousError: the scheduler's own words where it has any.
         """
@@ -48,7 +48,7 @@ class Member:
             host = _own_host(settings, sock)
             port, local = 0, ""
             if door is not None:
-                door.append(DoorStep.open(settings, host))
+                door.append(DoorStep.open(settings, host if settings.role == "server" else None))
                 port, local = door[0].port, door[0].local
             await channel.send_message(sock, _join_message(settings, host, port, local))
             member = cls(settings, secret, host, await Stream.over(sock))
@@ -68,6 +68,11 @@ class Member:
         member.servers = welcome["servers"]
         member.workers = welcome["workers"]
         return member
+
+    def neighbours(self) -> List[int]:
+        """The ranks of the workers on this worker's machine, itself included."""
+        here = self.workers[self.node.rank]["machine"]
+        return [rank for rank, worker in enumerate(self.workers) if worker["machine"] == here]
 
     async def open_watch(self) -> socket.socket:
         """A proved connection to the scheduler for the core's signs of life."""
@@ -153,8 +158,10 @@ def _common_settings(settings: Settings) -> Dict[str, object]:
     """What must be equal on all nodes, or they would cut, add or order tensors differently."""
     return {
         "P3_SLICE_ELEMENTS": settings.slice_elements,
+        "P3_PARTITIONS": settings.partitions,
         "P3_SUM_ORDER": settings.sum_order,
         "P3_PRIORITY": settings.priority,
+        "P3_LOCAL_AGGREGATION": int(settings.local_aggregation),
     }
 
 

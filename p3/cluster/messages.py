@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict
 
 from p3.errors import ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 
@@ -31,6 +31,10 @@ def _int_or_none(value: Any) -> bool:
 
 def _str(value: Any) -> bool:
     return type(value) is str
+
+
+def _bool(value: Any) -> bool:
+    return type(value) is bool
 
 
 def _name(value: Any) -> bool:
@@ -58,11 +62,12 @@ def _flats(value: Any) -> bool:
     return type(value) is list and all(map(_flat, value))
 
 
-def _servers(value: Any) -> bool:
-    return type(value) is list and all(type(server) is dict and _fits(_SERVER, server) for server in value)
+def _list_of(fields: Dict[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is list and all(type(item) is dict and _fits(fields, item) for item in value)
 
 
 _SERVER = {"host": _str, "port": _int, "local": _str, "machine": _str}
+_WORKER = {"host": _str, "machine": _int, "local": _str}  # machine: equal for workers of one machine
 
 FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     # A node to the scheduler.
@@ -70,7 +75,7 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "role": _str,
         "host": _str,  # where others reach this node
         "port": _int,  # server: its data port
-        "local": _str,  # server: its abstract AF_UNIX name, without the leading zero byte
+        "local": _str,  # its abstract AF_UNIX name, without the leading zero byte; empty: it has none
         "machine": _str,  # equal on nodes that can share memory and AF_UNIX sockets
         "pid": _int,
         "rank": _int_or_none,
@@ -85,19 +90,22 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "name": _name,
         "shape": _ints,
         "dtype": _str,
+        "sparse": _bool,  # a key of rows
         "defaults": _strs,  # options of the store that this worker has not set, and from now on cannot set
     },
     "option": {"store": _int, "name": _str, "value": _flat},
     "order": {"store": _int, "names": _names},  # also from the scheduler to all workers
     "barrier": {"number": _int},
     "count": {"number": _int},  # the worker's n-th wish for the servers' counters
+    "repartition": {"store": _int, "name": _name, "partitions": _int},  # of a sparse key; rank 0
+    "moved": {"wire_key": _int},  # this worker has done with that plan of a sparse key
     "defined": {"wire_key": _int},  # a server has done what `define` asked
     "option_set": {"store": _int, "name": _str},
     "counted": {"worker": _int, "number": _int, "counters": _flat},
     "failed": {"text": _str},
     "bye": {},
     # The scheduler to a node.
-    "welcome": {"rank": _int, "servers": _servers, "workers": _names},  # workers: their hosts, by rank
+    "welcome": {"rank": _int, "servers": _list_of(_SERVER), "workers": _list_of(_WORKER)},  # both by rank
     "start": {},
     "define": {
         "wire_key": _int,
@@ -107,7 +115,11 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "dtype": _str,
         "first_slice": _int,
         "slice_elements": _int,
+        "row_elements": _int,  # 0: a dense key
+        "partitions": _int,
+        "predecessor": _int,  # the key whose other plan this is; wire_key itself: none
     },
+    "drop": {"wire_key": _int},  # no worker uses it any more
     "set_option": {"store": _int, "name": _str, "value": _flat},
     "count_for": {"worker": _int, "number": _int},
     "agreed": {
@@ -118,7 +130,18 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "wire_key": _int,
         "first_slice": _int,
         "slice_elements": _int,
+        "row_elements": _int,
+        "partitions": _int,
     },
+    "repartitioned": {
+        "store": _int,
+        "name": _name,
+        "wire_key": _int,
+        "first_slice": _int,
+        "slice_elements": _int,
+        "partitions": _int,
+    },
+    "settled": {"store": _int, "name": _name},  # all workers use the sparse key's other plan
     "option_agreed": {"store": _int, "name": _str, "value": _flat},
     "counters": {"number": _int, "servers": _flats},  # by the servers' ranks
     "barrier_done": {"number": _int},

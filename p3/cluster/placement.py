@@ -80,7 +80,7 @@ def place(num_workers: int, num_servers: int, hosts: Sequence[Host]) -> List[Tas
             worker_hosts.append(host)
     tasks = [Task("server", rank, hosts[rank % len(hosts)], {}) for rank in range(num_servers)]
     for rank, host in enumerate(worker_hosts):
-        env = {"P3_LOCAL_RANK": str(worker_hosts[:rank].count(host)), "P3_LOCAL_WORKERS": str(taken[host])}
+        env = {"P3_LOCAL_RANK": str(worker_hosts[:rank].count(host)), "P3_LOCAL_SIZE": str(taken[host])}
         tasks.append(Task("worker", rank, host, env))
     return [
         task._replace(env=dict(task.env, DMLC_ROLE=task.role, P3_RANK=str(task.rank))) for task in tasks

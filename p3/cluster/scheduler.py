@@ -198,22 +198,21 @@ class Scheduler:
             self._by_node[node] = self._members[identity]
         workers = sorted(node for node in self._by_node if node.role == "worker")
         servers = sorted(node for node in self._by_node if node.role == "server")
-        slice_elements = self._by_node[workers[0]].join["settings"]["P3_SLICE_ELEMENTS"]
-        self._agreement = Agreement(workers, servers, slice_elements)
+        common = self._by_node[workers[0]].join["settings"]
+        self._agreement = Agreement(workers, servers, common["P3_SLICE_ELEMENTS"], common["P3_PARTITIONS"])
         addresses = [
             {field: self._by_node[server].join[field] for field in ("host", "port", "local", "machine")}
             for server in servers
         ]
+        machines: Dict[str, int] = {}  # numbered by the first worker on each
+        places = []
+        for worker in workers:
+            join = self._by_node[worker].join
+            machine = machines.setdefault(join["machine"], len(machines))
+            places.append({"host": worker.host, "machine": machine, "local": join["local"]})
         for node, member in self._by_node.items():
-            self._tell(
-                member,
-                {
-                    "kind": "welcome",
-                    "rank": node.rank,
-                    "servers": addresses,
-                    "workers": [worker.host for worker in workers],
-                },
-            )
+            welcome = {"kind": "welcome", "rank": node.rank, "servers": addresses, "workers": places}
+            self._tell(member, welcome)
 
     def _on_message(self, member: _Member, message: dict) -> None:
         kind = message["kind"]

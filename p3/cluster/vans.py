@@ -1,6 +1,7 @@
-"""Opens the data connections: every worker to every server, proved at both ends, ready to be handed to the core.
+"""Opens the data connections: every worker to every server, and the workers of one machine to its leader, the worker of
+lowest rank there (P3_LOCAL_AGGREGATION). Proved at both ends, ready to be handed to the core.
 
-On one machine the connection is an AF_UNIX socket, and over it the worker passes the descriptors of a shared memory
+On one machine the connection is an AF_UNIX socket, and over it who connects passes the descriptors of a shared memory
 ring, through which the core then moves its slices (P3_LOCAL=shm); the socket stays, to tell the end of the peer.
 """
 
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import os
 import socket
-from typing import Dict, List, NamedTuple
+from typing import Collection, Dict, List, NamedTuple, Optional
 
 from p3.cluster import auth, channel
 from p3.cluster.node import Node, listen, machine_id, resolve
@@ -21,6 +22,9 @@ log = logging.getLogger("p3.vans")
 
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_STRANGERS = 64
+_SEVERAL_ADDRESSES = (
+    ". If it has several addresses, set DMLC_NODE_HOST or DMLC_INTERFACE there to one that this host reaches."
+)
 _RING_DESCRIPTORS = 5  # of a core's ring: its memory and four eventfds
 
 
@@ -37,36 +41,43 @@ class Van(NamedTuple):
 
 
 class DoorStep(NamedTuple):
-    """Where a server can be reached: a TCP port, and for workers of the same machine an abstract AF_UNIX name."""
+    """Where a node can be reached: a server at a TCP port; both, for workers of the same machine, at an abstract AF_UNIX
+    name."""
 
     listeners: List[socket.socket]
     port: int
     local: str
 
     @classmethod
-    def open(cls, settings: Settings, host: str) -> DoorStep:
+    def open(cls, settings: Settings, host: Optional[str]) -> DoorStep:
         """Listens on a free port of `host`, the server's own address; on all addresses if DMLC_NODE_HOST names one
-        that is only translated to ours."""
-        try:
-            tcp = listen(host)
-        except OSError as error:
-            if settings.node_host is None:
-                raise ConfigError("server (%s): cannot listen there: %s" % (host, error.strerror)) from None
-            tcp = listen("0.0.0.0")
+        that is only translated to ours. None: at the AF_UNIX name alone."""
+        listeners, port = [], 0
+        if host is not None:
+            try:
+                tcp = listen(host)
+            except OSError as error:
+                if settings.node_host is None:
+                    raise ConfigError("server (%s): cannot listen there: %s" % (host, error.strerror)) from None
+                tcp = listen("0.0.0.0")
+            listeners, port = [tcp], tcp.getsockname()[1]
         local = "p3-" + os.urandom(16).hex()
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix.bind("\0" + local)
         unix.listen(1024)
         unix.setblocking(False)
-        return cls([tcp, unix], tcp.getsockname()[1], local)
+        return cls([*listeners, unix], port, local)
 
     def close(self) -> None:
         for listener in self.listeners:
             listener.close()
 
 
-async def accept_workers(door: DoorStep, secret: bytes, label: str, num_workers: int) -> Dict[int, Van]:
-    """One van per worker, by rank. Never returns if one stays away: the caller holds the deadline."""
+async def accept_workers(
+    door: DoorStep, secret: bytes, label: str, ranks: Collection[int], role: str = "server"
+) -> Dict[int, Van]:
+    """One van per worker of those ranks, accepted by a node of `role`. Never returns if one stays away: the caller holds
+    the deadline."""
     loop = asyncio.get_running_loop()
     found: Dict[int, Van] = {}
     complete = asyncio.Event()
@@ -77,12 +88,12 @@ async def accept_workers(door: DoorStep, secret: bytes, label: str, num_workers:
         kept = False
         try:
             sock.setblocking(False)
-            peer = await channel.prove_to_connector(sock, secret, "server")
+            peer = await channel.prove_to_connector(sock, secret, role)
             if peer.role != "worker" or peer.purpose != auth.DATA:
                 raise ProtocolError("it is no worker's data connection")
             hello = await channel.read_message(sock, "van")
             rank, ring = hello["rank"], []
-            if rank >= num_workers or rank in found:
+            if rank not in ranks or rank in found:
                 raise ProtocolError("there is no need of a worker %d" % rank)
             if hello["ring"]:
                 if sock.family != socket.AF_UNIX or hello["ring"] != _RING_DESCRIPTORS:
@@ -91,7 +102,7 @@ async def accept_workers(door: DoorStep, secret: bytes, label: str, num_workers:
             found[rank] = Van(sock, ring)
             kept = True
             await channel.send_message(sock, {"kind": "accepted"})
-            if len(found) == num_workers:
+            if len(found) == len(ranks):
                 complete.set()
         except (AuthenticationError, ProtocolError, OSError) as error:
             log.warning("%s: refused a data connection: %s", label, error)
@@ -125,18 +136,27 @@ async def connect_to_server(settings: Settings, secret: bytes, node: Node, rank:
     Local if both are on one machine, unless P3_LOCAL=tcp. RendezvousError names both nodes.
     """
     peer = Node("server", rank, server["host"])
-    ring: List[int] = []
     if settings.local != "tcp" and server["machine"] == machine_id():
-        if settings.local == "shm":
-            ring = _make_ring(settings)
-        family, address = socket.AF_UNIX, "\0" + server["local"]
-    else:
-        family, address = resolve(server["host"], server["port"], "the address of server %d" % rank)[0]
+        return await _connect(settings, secret, node, peer, socket.AF_UNIX, "\0" + server["local"])
+    family, address = resolve(server["host"], server["port"], "the address of server %d" % rank)[0]
+    return await _connect(settings, secret, node, peer, family, address)
+
+
+async def connect_to_leader(settings: Settings, secret: bytes, node: Node, rank: int, leader: dict) -> Van:
+    """The same to worker `rank` of the same machine, whose door is the one that the scheduler told."""
+    peer = Node("worker", rank, leader["host"])
+    return await _connect(settings, secret, node, peer, socket.AF_UNIX, "\0" + leader["local"])
+
+
+async def _connect(settings: Settings, secret: bytes, node: Node, peer: Node, family: int, address) -> Van:
+    ring: List[int] = []
+    if family == socket.AF_UNIX and settings.local == "shm":
+        ring = _make_ring(settings)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, address), _CONNECT_TIMEOUT_S)
-        await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, "server")
+        await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, peer.role)
         await channel.send_message(sock, {"kind": "van", "rank": node.rank, "ring": len(ring)})
         if ring:
             await channel.send_descriptors(sock, ring)
@@ -148,8 +168,12 @@ async def connect_to_server(settings: Settings, secret: bytes, node: Node, rank:
         if isinstance(error, OSError) and error.errno:
             reason = os.strerror(error.errno)
         raise RendezvousError(
-            "%s: cannot connect to %s, port %d: %s. If it has several addresses, set DMLC_NODE_HOST or DMLC_INTERFACE "
-            "there to one that this host reaches." % (node, peer, server["port"], reason)
+            "%s: cannot connect to %s, %s: %s%s"
+            % (
+                (node, peer, "its local socket", reason, ".")
+                if family == socket.AF_UNIX
+                else (node, peer, "port %d" % address[1], reason, _SEVERAL_ADDRESSES)
+            )
         ) from None
 
 
@@ -159,5 +183,5 @@ def _make_ring(settings: Settings) -> List[int]:
     try:
         return make_ring(settings.ring_bytes)
     except ValueError as error:
-        log.warning("no shared memory with servers of this machine, a socket serves instead: %s", error)
+        log.warning("no shared memory with processes of this machine, a socket serves instead: %s", error)
         return []

@@ -119,6 +119,23 @@ def round_scalars(optimizer: Any, index: Any) -> Tuple[float, float, float, floa
     return float(lr), float(wd), float(rescale), float(updates), float(schedule)
 
 
+def updates_rows_alone(optimizer: Any, dtype: Any) -> bool:
+    """Whether MXNet updates only the rows that a row_sparse gradient has: its lazy update. Others need every row.
+
+    AdaGrad's decays them alone too, where MXNet's operator knows no decay.
+    """
+    import mxnet as mx
+
+    kind = type(optimizer)
+    if kind is mx.optimizer.AdaGrad:
+        return True
+    if kind not in (mx.optimizer.SGD, mx.optimizer.Adam) or not optimizer.lazy_update:
+        return False
+    # MXNet's operator for a float16 weight with a float32 master copy updates all rows.
+    has_master = optimizer.multi_precision and str(getattr(dtype, "__name__", dtype)) == "float16"
+    return not (kind is mx.optimizer.SGD and has_master)
+
+
 def _native_form(optimizer: Any) -> Tuple[str, Dict[str, str]]:
     import mxnet as mx
 

@@ -25,11 +25,23 @@ log = logging.getLogger("p3.server")
 
 
 def obey(core: P3Server, message: dict) -> Optional[dict]:
-    """Does what a `define`, `set_option` or `count_for` message asks; returns the answer. ValueError if it makes no
-    sense."""
+    """Does what a `define`, `drop`, `set_option` or `count_for` message asks; returns the answer, if there is one.
+    ValueError if it makes no sense."""
     if message["kind"] == "define":
         if message["dtype"] not in DTYPES:
             raise ValueError("key %r has the unknown type %r" % (message["name"], message["dtype"]))
+        if message["predecessor"] != message["wire_key"]:
+            core.define_successor(
+                message["predecessor"],
+                message["wire_key"],
+                message["elements"],
+                DTYPES[message["dtype"]],
+                message["first_slice"],
+                message["slice_elements"],
+                message["row_elements"],
+                message["partitions"],
+            )
+            return {"kind": "defined", "wire_key": message["wire_key"]}
         core.define(
             message["wire_key"],
             str(message["name"]),
@@ -38,6 +50,8 @@ def obey(core: P3Server, message: dict) -> Optional[dict]:
             message["first_slice"],
             message["slice_elements"],
             message["store"],
+            message["row_elements"],
+            message["partitions"],
         )
         return {"kind": "defined", "wire_key": message["wire_key"]}
     if message["kind"] == "set_option":
@@ -50,6 +64,9 @@ def obey(core: P3Server, message: dict) -> Optional[dict]:
         else:
             core.set_reduction(store, value["type"])
         return {"kind": "option_set", "store": store, "name": name}
+    if message["kind"] == "drop":
+        core.drop(message["wire_key"])
+        return None
     if message["kind"] == "count_for":
         counters = dict(core.counters(), cpu_s=time.process_time())
         return {"kind": "counted", "worker": message["worker"], "number": message["number"], "counters": counters}
@@ -83,16 +100,19 @@ async def _serve(settings: Settings) -> None:
             label,
             sum_order=settings.sum_order,
             threads=settings.server_threads,
+            machines=[worker["machine"] for worker in member.workers],
+            local_aggregation=settings.local_aggregation,
             heartbeat_s=settings.heartbeat_s,
             timeout_s=settings.timeout_s,
             notsent_low_water_bytes=settings.notsent_lowat_bytes,
             trace_fd=fd_of(Recording.of(settings, member.node)),
         )
         vans = await member.unless_aborted(
-            accept_workers(door[0], settings.job_secret(), label, len(member.workers))
+            accept_workers(door[0], settings.job_secret(), label, range(len(member.workers)))
         )
         for rank, van in sorted(vans.items()):
-            core.add_worker(rank, van.socket.detach(), str(Node("worker", rank, member.workers[rank])), ring=van.ring)
+            worker = Node("worker", rank, member.workers[rank]["host"])
+            core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring)
         watch = await member.open_watch()
         core.add_watch(watch.detach(), "the scheduler (%s)" % settings.root_host)
         await member.start()

@@ -13,6 +13,7 @@ from typing import Iterator
 import numpy as np
 
 from p3.trace.lives import Trace
+from p3.trace.reader import local_peer
 
 MAX_ARROWS = 20000
 
@@ -33,25 +34,30 @@ def write(trace: Trace, path: str) -> int:
 def events(trace: Trace) -> Iterator[dict]:
     """One by one; times in microseconds."""
     number_of = {(process.role, process.rank): number for number, process in enumerate(trace.processes)}
-    workers, servers = set(trace.lives["worker"].tolist()), set(trace.lives["server"].tolist())
+    peers = {node: set() for node in number_of}
+    for worker, server in np.unique(np.column_stack([trace.lives["worker"], trace.lives["server"]]), axis=0).tolist():
+        for node, peer in ((("worker", worker), server), _other_end(worker, server)):
+            if node in peers:
+                peers[node].add(peer)
     for number, process in enumerate(trace.processes):
         yield _meta("process_name", number, 0, name=process.label)
         yield _meta("process_sort_index", number, 0, sort_index=number)
         is_worker = process.role == "worker"
         yield _meta("thread_name", number, _MAIN, name="forward waits" if is_worker else "sums and updates")
-        for peer in sorted(servers if is_worker else workers):
-            name = "%s %d" % ("server" if is_worker else "worker", peer)
+        for peer in sorted(peers[process.role, process.rank]):
+            name = "server %d" % peer if is_worker and peer >= 0 else "worker %d" % max(peer, local_peer(peer))
             yield _meta("thread_name", number, _to(peer), name="to " + name)
             yield _meta("thread_name", number, _from(peer), name="from " + name)
 
     with_arrows = 2 * len(trace.lives) <= MAX_ARROWS
     for arrow, life in enumerate(trace.lives, 1):
         worker = number_of.get(("worker", int(life["worker"])))
-        server = number_of.get(("server", int(life["server"])))
+        node, peer = _other_end(int(life["worker"]), int(life["server"]))
+        server = number_of.get(node)
         yield from _way(trace, life, 2 * arrow * with_arrows, "push", (worker, _to(life["server"]), "leaving", "sent"),
-                        (server, _from(life["worker"]), "arriving", "received"))  # fmt: skip
+                        (server, _from(peer), "arriving", "received"))  # fmt: skip
         yield from _way(trace, life, (2 * arrow + 1) * with_arrows, "value",
-                        (server, _to(life["worker"]), "returning", "returned"),
+                        (server, _to(peer), "returning", "returned"),
                         (worker, _from(life["server"]), "landing", "landed"))  # fmt: skip
         if server is not None and np.isfinite(life["summed"]):
             yield _instant(trace, life, "sum of worker %d" % life["worker"], server, life["summed"])
@@ -117,12 +123,18 @@ def _key_name(trace, key) -> str:
     return known.name if known else "key %d" % key
 
 
+def _other_end(worker, server):
+    """The node at the other end of a life, and how that calls the worker: a server, or the leader of its machine."""
+    return (("server", server), worker) if server >= 0 else (("worker", local_peer(server)), local_peer(worker))
+
+
 def _to(peer) -> int:
-    return 1 + 2 * int(peer)
+    peer = int(peer)
+    return 1 + 4 * peer if peer >= 0 else 3 + 4 * local_peer(peer)
 
 
 def _from(peer) -> int:
-    return 2 + 2 * int(peer)
+    return 1 + _to(peer)
 
 
 def _us(seconds) -> float:

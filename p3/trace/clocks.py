@@ -54,7 +54,7 @@ def _bounds(processes) -> Dict[Tuple[str, str], int]:
     bounds: Dict[Tuple[str, str], int] = {}
     at = {(process.role, process.rank): process for process in processes}
     for sender in processes:
-        for rank in set(sender.events["peer"].tolist()) - {-1}:
+        for rank in {peer for peer in sender.events["peer"].tolist() if peer >= 0}:
             receiver = at.get(("server" if sender.role == "worker" else "worker", rank))
             if receiver is None or receiver.boot == sender.boot:
                 continue

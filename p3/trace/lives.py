@@ -21,6 +21,9 @@ a process takes to look at its clock):
     returned   its last byte is in the server's socket or ring
     landing    the worker has read its header
     landed     the worker has read its last byte
+
+Where the workers of a machine add up their gradients, their leader stands for the server in the lives of the others:
+`server` is then local_peer(its rank). The leader's own slice is queued once the others' are in.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import numpy as np
 from p3.trace.clocks import Offset, offsets
 from p3.trace.reader import (
     PUSH, QUEUED, READY, RECEIVE_BEGIN, RECEIVE_END, SEND_BEGIN, SEND_END, STALL_BEGIN, STALL_END, SUMMED, UPDATED,
-    VALUE, Key, Process, read,
+    VALUE, Key, Process, local_peer, read,
 )  # fmt: skip
 
 MOMENTS = (
@@ -80,52 +83,51 @@ def load(folder: str) -> Trace:
 
 
 def _lives(trace: Trace) -> np.ndarray:
-    sent = _moments(trace, "worker", QUEUED, PUSH)
+    sent = _moments(trace, QUEUED, PUSH, at_worker=True)
     lives = np.zeros(len(sent["time"]), LIFE)
     for name in MOMENTS:
         lives[name] = np.nan
-    lives["worker"], lives["server"], lives["queued"] = sent["process"], sent["peer"], sent["time"]
+    lives["worker"], lives["server"], lives["queued"] = sent["worker"], sent["peer"], sent["time"]
     for name in ("key", "slice", "round", "bytes", "priority"):
         lives[name] = sent[name]
     lives.sort(order=["round", "worker", "key", "slice"])
 
-    # (moment, whose events, which) where the life's worker is the process or its peer
-    for name, role, kind, frame in (
-        ("leaving", "worker", SEND_BEGIN, PUSH),
-        ("sent", "worker", SEND_END, PUSH),
-        ("arriving", "server", RECEIVE_BEGIN, PUSH),
-        ("received", "server", RECEIVE_END, PUSH),
-        ("summed", "server", SUMMED, PUSH),
-        ("broadcast", "server", QUEUED, VALUE),
-        ("returning", "server", SEND_BEGIN, VALUE),
-        ("returned", "server", SEND_END, VALUE),
-        ("landing", "worker", RECEIVE_BEGIN, VALUE),
-        ("landed", "worker", RECEIVE_END, VALUE),
+    for name, at_worker, kind, frame in (
+        ("leaving", True, SEND_BEGIN, PUSH),
+        ("sent", True, SEND_END, PUSH),
+        ("arriving", False, RECEIVE_BEGIN, PUSH),
+        ("received", False, RECEIVE_END, PUSH),
+        ("summed", False, SUMMED, PUSH),
+        ("broadcast", False, QUEUED, VALUE),
+        ("returning", False, SEND_BEGIN, VALUE),
+        ("returned", False, SEND_END, VALUE),
+        ("landing", True, RECEIVE_BEGIN, VALUE),
+        ("landed", True, RECEIVE_END, VALUE),
     ):
-        found = _moments(trace, role, kind, frame)
-        found["worker"] = found["process"] if role == "worker" else found["peer"]
-        _fill(lives, name, found, ("worker", "key", "slice", "round"))
-    ready = _moments(trace, "worker", READY, PUSH)
-    ready["worker"] = ready["process"]
-    _fill(lives, "ready", ready, ("worker", "key", "round"))
-    _fill(lives, "updated", _moments(trace, "server", UPDATED, VALUE), ("key", "slice", "round"))
+        _fill(lives, name, _moments(trace, kind, frame, at_worker), ("worker", "key", "slice", "round"))
+    _fill(lives, "ready", _moments(trace, READY, PUSH, at_worker=True), ("worker", "key", "round"))
+    _fill(lives, "updated", _moments(trace, UPDATED, VALUE, at_worker=False), ("key", "slice", "round"))
     _complete(lives)
     return lives
 
 
-def _moments(trace, role, kind, frame) -> Dict[str, np.ndarray]:
-    """Columns of all events of that kind, in the order of time. `process`: the rank of who recorded it."""
+def _moments(trace, kind, frame, at_worker) -> Dict[str, np.ndarray]:
+    """Columns of all events of that kind, in the order of time. `worker`: whose life they belong to. Recorded by that
+    worker, or at the other end: by a server, or the leader of its machine."""
     parts = []
     for number, process in enumerate(trace.processes):
-        if process.role != role:
-            continue
         events = process.events[(process.events["kind"] == kind) & (process.events["frame"] == frame)]
         events = events[events["round"] > 0]  # round 0 is the first value
+        if process.role == "server":
+            events = events[:0] if at_worker else events
+        elif not at_worker:
+            events = events[(events["peer"] < -1) & (events["peer"] != local_peer(process.rank))]
         columns = {name: events[name].astype("i8") for name in ("key", "slice", "round", "bytes", "priority", "peer")}
-        columns["process"] = np.full(len(events), process.rank)
+        peers = columns["peer"]
+        columns["worker"] = np.full(len(events), process.rank) if at_worker else np.where(peers < -1, -2 - peers, peers)
         columns["time"] = trace.seconds(number, events["time_ns"])
         parts.append(columns)
-    names = ("key", "slice", "round", "bytes", "priority", "peer", "process", "time")
+    names = ("key", "slice", "round", "bytes", "priority", "peer", "worker", "time")
     joined = {name: np.concatenate([part[name] for part in parts] or [np.empty(0)]) for name in names}
     order = np.argsort(joined["time"], kind="stable")
     return {name: column[order] for name, column in joined.items()}

@@ -37,6 +37,11 @@ EVENT = np.dtype(
 (
     READY, QUEUED, SEND_BEGIN, SEND_END, RECEIVE_BEGIN, RECEIVE_END, SUMMED, UPDATED, STALL_BEGIN, STALL_END, END
 ) = range(1, 12)  # fmt: skip
+# A peer that is another worker of the same machine; -1 is no peer
+def local_peer(rank):
+    return -2 - rank
+
+
 # FrameKind, as far as rounds go
 PUSH, VALUE = 1, 3
 

@@ -57,7 +57,7 @@ def _who(trace) -> Iterator[str]:
     known = {(process.role, process.rank) for process in trace.processes}
     for process in trace.processes:
         other = "server" if process.role == "worker" else "worker"
-        for rank in sorted(set(process.events["peer"].tolist()) - {-1}):
+        for rank in sorted({peer for peer in process.events["peer"].tolist() if peer >= 0}):
             if (other, rank) not in known:
                 known.add((other, rank))
                 yield "%s %d has left no trace here: bring its files, or what follows is wrong" % (other, rank)

@@ -28,12 +28,17 @@ class EmbeddedLink:
     rank = 0
     num_workers = 1
     num_servers = 1
+    local_rank = 0
+    local_size = 1
+    aggregates = False
     label = str(_WORKER)
 
     def __init__(self, settings: Settings) -> None:
         self.slice_elements = settings.slice_elements
+        self.route = settings.route
+        self.searches_partitions = settings.partitions == "auto"
         self.wait_timeout_s = settings.wait_timeout_s
-        self._agreement = Agreement([_WORKER], [_SERVER], settings.slice_elements)
+        self._agreement = Agreement([_WORKER], [_SERVER], settings.slice_elements, settings.partitions)
         self._lock = threading.RLock()  # messages are delivered in the order in which they were decided
         self._closed = False
         options = {

@@ -1,13 +1,15 @@
 """The order in which the forward pass first uses each parameter.
 
 This is the order in which the next forward pass will wait for them, so it is the order of their priorities.
-`watch()` wraps `gluon.Parameter.data`, through which every block, hybridized or not, fetches its parameters; the
-first access of each while autograd records is noted. So the order is complete before the first gradient is pushed.
+`watch()` wraps `gluon.Parameter.data` and `row_sparse_data`, through which every block, hybridized or not, fetches its
+parameters; the first access of each while autograd records is noted. So the order is complete before the first gradient
+is pushed.
 
 Counted at the first use: a parameter that several layers share. Appended: one that is used for the first time in a
 later iteration. Known limit: parameters registered on a parent block count as used before its children's.
 """
 
+import functools
 from weakref import WeakSet, WeakValueDictionary
 
 # How many parameters were noted so far: the position of the next one, and a sign that the order has grown.
@@ -26,16 +28,19 @@ def watch(gluon):
     if hasattr(parameter, "_p3_position"):
         return
     parameter._p3_position = None
-    data = parameter.data
+    for name in ("data", "row_sparse_data"):
+        setattr(parameter, name, _noting(getattr(parameter, name), autograd))
 
-    def noting_data(self, ctx=None):
-        array = data(self, ctx)
+
+def _noting(access, autograd):
+    @functools.wraps(access)
+    def noting_access(self, *arguments, **settings):
+        array = access(self, *arguments, **settings)
         if self._p3_position is None and autograd.is_recording():
             _note(self)
         return array
 
-    noting_data.__doc__ = data.__doc__
-    parameter.data = noting_data
+    return noting_access
 
 
 def _note(parameter):

@@ -6,6 +6,8 @@
   it refuses as before.
 - With AMP's loss scaler and a P3 store, Trainer updates on the workers unless told otherwise: a step whose gradients
   have overflowed must be left out, and MXNet looks for the overflow only after the gradients have been pushed.
+- With a P3 store Trainer also updates on the workers where gradients are row_sparse; for other distributed stores it
+  refuses as before.
 - Module synchronises its first weights also where the store does not update them.
 - In a distributed worker, operators are not bulked: a bulk of 15 waits for the weights of all its layers.
 
@@ -77,6 +79,7 @@ def _plug_into(mxnet):
     registry.update(dict.fromkeys(NAMES, P3KVStore))
     forward_order.watch(mxnet.gluon)
     _let_trainer_change(mxnet.gluon.Trainer, P3KVStore)
+    _let_workers_update_by_sparse_gradients(mxnet.gluon.Trainer, P3KVStore)
     _let_steps_with_overflow_be_skipped(mxnet.gluon.Trainer, P3KVStore)
     for module in (mxnet.gluon.trainer, mxnet.module.module, mxnet.model):
         module._create_kvstore = _accepting_p3_sync(module._create_kvstore)
@@ -105,6 +108,26 @@ def _let_trainer_change(trainer, store_type):
 
     trainer._check_and_rescale_grad = _check_and_rescale_grad
     trainer._reset_kvstore = _reset_kvstore
+
+
+def _let_workers_update_by_sparse_gradients(trainer, store_type):
+    init = trainer._init_kvstore
+
+    @functools.wraps(init)
+    def _init_kvstore(self):
+        config = self._kvstore_params
+        summed = config["update_on_kvstore"] is False and _is_p3(config["kvstore"], store_type)
+        if not summed or not self._contains_sparse_grad or self._contains_sparse_weight:
+            init(self)
+            return
+        self._contains_sparse_grad = False  # for which MXNet would refuse
+        try:
+            init(self)
+        finally:
+            self._contains_sparse_grad = True
+        self._distributed = False  # as which it would not pull row_sparse sums
+
+    trainer._init_kvstore = _init_kvstore
 
 
 def _let_steps_with_overflow_be_skipped(trainer, store_type):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Callable, Optional
+from typing import Callable, List, Optional
 
 from p3._core import P3Worker
 from p3.cluster import messages
 from p3.cluster.member import Member
 from p3.cluster.node import Node
-from p3.cluster.vans import connect_to_server
+from p3.cluster.vans import DoorStep, accept_workers, connect_to_leader, connect_to_server
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
@@ -89,9 +89,15 @@ class JoinedLink:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
-        self._member = await Member.join(self._settings)
+        door: Optional[List[DoorStep]] = [] if self._settings.local_aggregation else None
         try:
-            await self._member.unless_aborted(self._open_vans())
+            self._member = await Member.join(self._settings, door)
+        except BaseException:
+            for opened in door or ():
+                opened.close()
+            raise
+        try:
+            await self._member.unless_aborted(self._open_vans(door))
             await self._member.start()
             self.core.start()
             self._opened.set()
@@ -101,12 +107,17 @@ class JoinedLink:
         finally:
             await self._member.close()
 
-    async def _open_vans(self) -> None:
+    async def _open_vans(self, door: Optional[List[DoorStep]]) -> None:
         settings, member = self._settings, self._member
         self.rank = member.node.rank
         self.num_workers = len(member.workers)
         self.num_servers = len(member.servers)
+        neighbours = member.neighbours()
+        self.local_rank, self.local_size = neighbours.index(self.rank), len(neighbours)
+        self.aggregates = settings.local_aggregation and self.local_size > 1
         self.slice_elements = settings.slice_elements
+        self.route = settings.route
+        self.searches_partitions = settings.partitions == "auto"
         self.label = str(member.node)
         self.recording = Recording.of(settings, member.node)
         self.core = P3Worker(
@@ -119,12 +130,31 @@ class JoinedLink:
             trace_fd=fd_of(self.recording),
         )
         secret = settings.job_secret()
+        if door is not None:
+            await self._open_local_vans(door[0], secret, neighbours)
         for rank, server in enumerate(member.servers):
             van = await connect_to_server(settings, secret, member.node, rank, server)
             label = str(Node("server", rank, server["host"]))
             self.core.add_server(rank, van.socket.detach(), label, ring=van.ring)
         watch = await member.open_watch()
         self.core.add_watch(watch.detach(), "the scheduler (%s)" % settings.root_host)
+
+    async def _open_local_vans(self, door: DoorStep, secret: bytes, neighbours: List[int]) -> None:
+        """Between the leader of this machine, the worker of lowest rank, and the others."""
+        workers, leader, is_leader = self._member.workers, neighbours[0], self.rank == neighbours[0]
+        try:
+            if self.local_size == 1:
+                vans = {}
+            elif is_leader:
+                vans = await accept_workers(door, secret, self.label, neighbours[1:], "worker")
+            else:
+                node = self._member.node
+                vans = {leader: await connect_to_leader(self._settings, secret, node, leader, workers[leader])}
+        finally:
+            door.close()
+        for rank, van in sorted(vans.items()):
+            label = str(Node("worker", rank, workers[rank]["host"]))
+            self.core.add_local(rank, van.socket.detach(), label, ring=van.ring, made_ring=not is_leader)
 
     def _begin_to_listen(self) -> None:
         self._listening = self._loop.create_task(self._listen())

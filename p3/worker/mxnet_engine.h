@@ -1,27 +1,26 @@
 // Rounds of P3 as operations of MXNet's dependency engine: a push runs when its gradient is ready, and whatever reads
-// the landing array waits for the round. Nothing here links to MXNet: its C API is looked up in the library that
-// Python has loaded.
+// the landing array waits for the round. Dense keys' here, those of keys of rows in mxnet_rows.h.
 //
-// Threads: push() and init() from one thread at a time (the engine asks this of operations on several variables);
+// Threads: every method from one thread at a time (the engine asks this of operations on several variables);
 //          they return at once. The engine calls back on its own threads, the core on its own.
 // Memory:  an operation keeps both NDArrays alive by handles of its own; the worker must outlive the engine's queue.
 // Errors:  MXNet's own come as std::runtime_error. What fails later is told to the worker (Worker::fail) and to
-//          whatever waits for the landing array.
+//          whatever waits for the output.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
+#include "mxnet_api.h"
 #include "p3/worker.h"
 
 namespace p3 {
 
-using NDArrayHandle = void*;
-
 class MXNetEngine {
  public:
   // `library` is the path of the libmxnet that this process has loaded.
-  explicit MXNetEngine(const std::string& library);
+  explicit MXNetEngine(const std::string& library) : api_(MXNetApi::find(library)) {}
 
   // What the operations of one key have in common.
   struct Key {
@@ -47,15 +46,59 @@ class MXNetEngine {
   bool alike(NDArrayHandle left, NDArrayHandle right) const;
   bool in_cpu_memory(NDArrayHandle array) const;
 
- private:
-  struct Api;  // MXNet's functions
-  struct Operation;
+  // For mxnet_rows.cc: one operation, from enqueue() to the engine's deleter.
+  class Operation;
+  // What it does when it runs, on a thread of the engine: hands work to the core and returns. It ends with exactly one
+  // completion() or fail(), here or on another thread, after which the operation may be gone.
+  using Work = std::function<void(const Operation&)>;
+  // `work` runs when `input` (may be null) is ready and nobody uses `output`.
+  void enqueue(Worker* worker, const Key& key, const char* input_word, NDArrayHandle input, NDArrayHandle output,
+               Work work) const;
+  const MXNetApi& api() const { return *api_; }
 
-  void enqueue(Operation* operation, NDArrayHandle input) const;
+ private:
+  const MXNetApi* api_;
+};
+
+class MXNetEngine::Operation {
+ public:
+  Operation(const MXNetApi* api, Worker* worker, const Key& key, const char* input_word, Work work)
+      : api_(api), worker_(worker), key_(key), input_word_(input_word), work_(std::move(work)) {}
+  ~Operation();
+
+  NDArrayHandle input() const { return input_; }
+  NDArrayHandle output() const { return output_; }
+  // Of dense arrays. Throw Error(kUsage) if they are held in a blocked layout.
+  const void* input_address() const;
+  void* output_address() const;
+
+  // To be called once, with null or what went wrong. May be kept after the operation is gone.
+  std::function<void(const Error* error)> completion() const;
+  // As completion(), of an error that the whole job must hear of.
+  void fail(const Error& error) const;
+
+ private:
+  friend class MXNetEngine;
+
+  // Copied by value: the one that the engine hands out is gone when the callback returns.
+  struct OnComplete {
+    void (*call)(void* engine, void* param, const std::runtime_error* error);
+    void* engine;
+    void* param;
+  };
+
   static void run(void* run_context, void* on_complete, void* operation);
   static void release(void* operation);
 
-  const Api* api_;  // one per process, never freed
+  const MXNetApi* api_;
+  Worker* worker_;
+  Key key_;                 // its landing array is not the operation's own
+  const char* input_word_;  // for messages
+  Work work_;
+  NDArrayHandle input_ = nullptr;
+  NDArrayHandle output_ = nullptr;
+  OnComplete on_complete_{};
+  bool has_run_ = false;
 };
 
 }  // namespace p3

@@ -3,6 +3,10 @@
 
 from cpython.ref cimport Py_INCREF
 
+cdef extern from "mxnet_api.h" namespace "p3" nogil:
+    cdef cppclass MXNetApi:
+        pass
+
 cdef extern from "mxnet_engine.h" namespace "p3" nogil:
     cdef cppclass CMXNetEngine "p3::MXNetEngine":
         CMXNetEngine(const string& library) except +
@@ -12,6 +16,7 @@ cdef extern from "mxnet_engine.h" namespace "p3" nogil:
         void copy(void* source, void* destination) except +
         bint alike(void* left, void* right) except +
         bint in_cpu_memory(void* array) except +
+        const MXNetApi& api()
 
     cdef cppclass CMXNetKey "p3::MXNetEngine::Key":
         int handle
@@ -84,7 +89,3 @@ cdef class MXNetKey:
         """
         with nogil:
             self.engine.engine.skip(self.engine.worker.core, self.key, CCompletions.done_of(completions.queue, token))
-
-    def takes(self, size_t array):
-        """Whether an array has the key's shape and element type."""
-        return self.engine.engine.alike(self.key.landing, <void*>array)

@@ -13,6 +13,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
 
+from p3.worker.keys import classic
+
 # np_shape in this file: or MXNet takes a length of 0, and the empty shape, for "not known yet". Not around files, which
 # MXNet loads only under the setting that they were saved under: that one is the script's.
 
@@ -39,7 +41,8 @@ def to_mxnet(optimizer, index, weight, arrays, master):
         if part is None:
             return None
         values = np.asarray(next(remaining)).reshape(part.shape)
-        return mx.nd.array(values, ctx=part.context, dtype=_dtype(part, weight))
+        array = mx.nd.array(values, ctx=part.context, dtype=_dtype(part, weight))
+        return array if part.stype == "default" else array.tostype(part.stype)
 
     with mx.util.np_shape(True):
         return fill(template)
@@ -118,7 +121,7 @@ def read(path):
 
 def _template(optimizer, index, weight):
     with mx.util.np_shape(True):
-        return optimizer.create_state_multi_precision(index, weight.as_nd_ndarray())
+        return optimizer.create_state_multi_precision(index, classic(weight))
 
 
 def _has_master(optimizer, weight):

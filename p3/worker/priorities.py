@@ -32,15 +32,22 @@ class Priorities:
         self._seen = None  # forward_order.noted and order_version at the last look; None: look again
         self._parameters = {}
 
+    def parameter_of(self, name, arrays):
+        """The Parameter of the key that the caller names so, if it is known; `arrays` may be the Parameter's."""
+        return self._parameters.get(name) or _owner_of(arrays)
+
     def add(self, key, arrays):
-        """One more key of the store, with the caller's name for it in `id`. `arrays` may be its Parameter's."""
+        """One more key of the store, with the caller's name for it in `id`."""
         key.index = len(self._keys)
-        key.parameter = self._parameters.get(key.id)
-        key.searched = None
+        key.parameter = self.parameter_of(key.id, arrays)
+        key.searched = forward_order.noted
         self._keys.append(key)
-        if key.parameter is None:
-            self._find_parameter(key, arrays)
         self._seen = None
+
+    def replace(self, key, successor):
+        """Another object takes the place of `key`, under the same `id`."""
+        successor.index, successor.parameter, successor.searched = key.index, key.parameter, key.searched
+        self._keys[key.index] = successor
 
     def at_init(self, key):
         """As of(), for the key's first value."""
@@ -78,8 +85,7 @@ class Priorities:
 
     def _find_parameter(self, key, arrays):
         key.searched = forward_order.noted
-        owners = (forward_order.owner_of(array) for array in arrays)
-        key.parameter = next((owner for owner in owners if owner is not None), None)
+        key.parameter = _owner_of(arrays)
         if key.parameter is not None:
             self._seen = None
 
@@ -104,3 +110,8 @@ class Priorities:
         else:
             order = self._session.order(self._store) or order
         self._positions = {name: position for position, name in enumerate(order[:_CALLER_LIMIT])}
+
+
+def _owner_of(arrays):
+    owners = (forward_order.owner_of(array) for array in arrays)
+    return next((owner for owner in owners if owner is not None), None)

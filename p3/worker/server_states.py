@@ -23,16 +23,16 @@ class ServerStates:
         under_way = []
         for entry in entries:
             key = entry.declared
-            entry.landing.wait_to_read()  # MXNet's engine has handed its rounds to the core
+            entry.wait()
             arrays = {part: np.empty(key.shape, _state_type(key)) for part in self._parts(key)}
-            operations = [self._session.fetch_state(key, part, array) for part, array in arrays.items()]
+            operations = [entry.fetch_part(self._session, part, array) for part, array in arrays.items()]
             under_way.append((entry, arrays, operations))
         states = {}
         for entry, arrays, operations in under_way:
             self._session.wait(operations)
             master = arrays.pop(MASTER, None)
             states[entry.id] = optimizer_states.to_mxnet(
-                self._optimizer, entry.id, entry.landing, list(arrays.values()), master
+                self._optimizer, entry.id, entry.template(), list(arrays.values()), master
             )
         return states
 
@@ -41,13 +41,13 @@ class ServerStates:
         operations = []
         for name, (arrays, master) in states.items():
             entry = entries[name]
-            entry.landing.wait_to_read()
+            entry.wait()
             contents = dict(enumerate(arrays, 1))
             if master is not None:
                 contents[MASTER] = master
             for part, content in contents.items():
                 content = np.ascontiguousarray(content)
-                operations.append(self._session.store_state(entry.declared, part, content))
+                operations.append(entry.store_part(self._session, part, content))
         self._session.wait(operations)
 
     def _parts(self, key):

@@ -16,20 +16,26 @@ with the node that reported it. Before the job runs: ConfigError, RendezvousErro
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import math
 import operator
 import os
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from p3._core import DTYPES, P3Error, slice_count
+from p3._core import DTYPES, P3Error, slice_count, state_parts
 from p3.cluster.messages import sendable
 from p3.server.options import SETTLED_BY_FIRST_KEY, validate
 from p3.settings import Settings, in_job
 
+log = logging.getLogger("p3")
+
 Name = Union[str, int]  # 1 and "1" are different keys
+
+_MOVE_POLL_S = 1.0  # how soon the end of the session is noticed; that of the move, at once
 
 
 class Key(NamedTuple):
@@ -40,6 +46,7 @@ class Key(NamedTuple):
     shape: Tuple[int, ...]
     dtype: str
     handle: int  # what the core calls it, here only
+    sparse: bool = False  # a key of rows: its gradients touch few of them
 
 
 class Session:
@@ -51,6 +58,8 @@ class Session:
         self.rank: int = link.rank
         self.num_workers: int = link.num_workers
         self.num_servers: int = link.num_servers
+        self.local_rank: int = link.local_rank  # among the workers of this machine, by rank
+        self.local_size: int = link.local_size
         self.label: str = link.label  # "worker 2 (10.0.0.5)", as messages name this node
         self.slice_elements: int = link.slice_elements
         self._link = link
@@ -61,6 +70,8 @@ class Session:
         self._options_agreed: Dict[Tuple[int, str], dict] = {}
         self._orders: Dict[int, List[Name]] = {}
         self._order_version = 0
+        self._partitions: Dict[Tuple[int, Name], int] = {}  # of sparse keys
+        self._moving: Set[Tuple[int, Name]] = set()  # those that are on their way to other partitions
         self._stores = 0
         self._barriers = 0
         self._barriers_done = 0
@@ -106,9 +117,10 @@ class Session:
             self._stores += 1
             return self._stores - 1
 
-    def declare(self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0) -> Key:
+    def declare(self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0, sparse: bool = False) -> Key:
         """Makes a key known and starts its agreement; returns at once. The same key again returns the same Key.
 
+        A `sparse` key is one of rows, which its first dimension counts: use init_rows(), pushpull_rows() and their like.
         `dtype` is a name of _core.DTYPES, or a NumPy type. ValueError if this worker declared the key with another
         shape or type. Another worker's contradiction fails the job, with an error that names both workers.
         """
@@ -121,11 +133,18 @@ class Session:
             if length < 0:
                 raise ValueError("%s: key %r: shape %s has a negative length" % (self.label, name, shape))
             elements *= length
+        if sparse and (not shape or 0 in shape[1:]):
+            raise ValueError("%s: key %r: shape %s has no rows to be sparse in" % (self.label, name, shape))
         with self._changed:
             key = self._keys.get((store, name))
             if key is not None:
-                if (key.shape, key.dtype) == (shape, type_name):
+                if (key.shape, key.dtype, key.sparse) == (shape, type_name, sparse):
                     return key
+                if key.sparse != sparse:
+                    raise ValueError(
+                        "%s: key %r was declared %s; it cannot become %s"
+                        % (self.label, name, *(("sparse", "dense") if key.sparse else ("dense", "sparse")))
+                    )
                 raise ValueError(
                     "%s: key %r was declared with shape %s and type %s; it cannot become %s and %s"
                     % (self.label, name, key.shape, key.dtype, shape, type_name)
@@ -137,8 +156,16 @@ class Session:
                     "types can be; put it into another store" % (self.label, name, type_name, store)
                 )
             compression = self._options.get((store, "compression"))
-            handle = self.core.declare(str(name), elements, DTYPES[type_name], compression)
-            key = self._keys[store, name] = Key(store, name, shape, type_name, handle)
+            if sparse:
+                row_elements = math.prod(shape[1:])
+                handle = self.core.declare_rows(str(name), shape[0], row_elements, DTYPES[type_name])
+                if self._link.route == "auto":
+                    self.core.choose_route(handle, self.num_workers)
+                else:
+                    self.core.route_rows(handle, self._link.route == "slices")
+            else:
+                handle = self.core.declare(str(name), elements, DTYPES[type_name], compression)
+            key = self._keys[store, name] = Key(store, name, shape, type_name, handle, sparse)
             plan = self._plans.get((store, name))
             defaults = [option for option in SETTLED_BY_FIRST_KEY if (store, option) not in self._options]
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
@@ -149,6 +176,7 @@ class Session:
                 "name": name,
                 "shape": list(shape),
                 "dtype": type_name,
+                "sparse": sparse,
                 "defaults": defaults,
             }
         )
@@ -207,11 +235,95 @@ class Session:
         self.check()
         return self.core.store(key.handle, part, content)
 
+    # Keys of rows, declared as sparse
+
+    def init_rows(self, key: Key, value: Optional[Any], landing: Optional[Any], priority: int = 0):
+        """As init(). `landing` None: this worker keeps no copy of the value, and fetches the rows that it wants."""
+        self.check()
+        return self.core.init_rows(key.handle, value, landing, priority)
+
+    def pushpull_rows(
+        self,
+        key: Key,
+        ids: Any,
+        values: Any,
+        landing: Optional[Any],
+        priority: int = 0,
+        lr: float = 0.0,
+        wd: float = 0.0,
+        rescale: float = 1.0,
+        updates: float = 0.0,
+        schedule: float = 1.0,
+    ):
+        """One round, as pushpull(), of a gradient that is zero but for some rows: `ids` (int64) and `values`, row by row.
+
+        Ids may come in any order; what comes for one id more than once is added up. No rows at all are fine. The
+        optimizer updates the rows that any worker touched, and no others: those are written to `landing`, an array of the
+        whole key, and listed by the Operation's `changed` when it is done. Without an optimizer they become the sums, and
+        the rows that held sums of the round before become zero. `landing` None: the rows stay on the servers.
+        An id that the key does not have fails the job.
+        """
+        self.check()
+        scalars = (lr, wd, rescale, updates, schedule)
+        return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
+
+    def skip_rows(self, key: Key, landing: Optional[Any], priority: int = 0):
+        """As skip()."""
+        self.check()
+        return self.core.skip_rows(key.handle, landing, priority)
+
+    def fetch_rows(self, key: Key, ids: Any, landing: Any, part: int = 0, priority: int = 0):
+        """Copies rows of the value, or of a part of the optimizer's state, to `landing`, in the order of `ids` (int64).
+
+        As after this worker's last round of the key; parts as in fetch_state(). Ids may repeat.
+        """
+        self.check()
+        return self.core.fetch_rows(key.handle, part, ids, landing, priority)
+
+    def store_rows(self, key: Key, ids: Any, content: Any, part: int = 0):
+        """Gives those rows another content, between rounds. `ids` (int64) ascend, each once."""
+        self.check()
+        return self.core.store_rows(key.handle, part, ids, content)
+
     def wait(self, operations: Sequence[Any]) -> None:
         """Until all are done; TimeoutError after P3_WAIT_TIMEOUT_S."""
         deadline = time.monotonic() + self._link.wait_timeout_s
         for operation in operations:
             operation.wait(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def searches_partitions(self) -> bool:
+        """P3_PARTITIONS=auto; and this is rank 0, which searches."""
+        return self._link.searches_partitions and self.rank == 0
+
+    def partitions(self, key: Key) -> int:
+        """Into how many the rows of a sparse key are cut now; 0 before it is agreed."""
+        with self._changed:
+            return self._partitions.get((key.store, key.name), 0)
+
+    def repartition(self, key: Key, partitions: int) -> None:
+        """Cuts the rows of a sparse key anew, while the job trains; rank 0 only. Returns at once.
+
+        The next round that rank 0 pushes after all servers have agreed is the last one of the old partitions; then each
+        worker takes a share of the rows, with the optimizer's state, from their old servers to their new ones, and the
+        rounds go on. Values and sums stay the same to the bit. One change of a key at a time: see is_moving().
+        """
+        self.check()
+        if self.rank != 0 or not key.sparse or not 1 <= partitions <= key.shape[0]:
+            raise ValueError(
+                "%s: key %r cannot get %r partitions: only rank 0 cuts sparse keys anew, into at most their rows"
+                % (self.label, key.name, partitions)
+            )
+        if self.is_moving(key):
+            raise ValueError("%s: key %r is on its way to other partitions already" % (self.label, key.name))
+        with self._changed:
+            self._moving.add((key.store, key.name))
+        self._link.send({"kind": "repartition", "store": key.store, "name": key.name, "partitions": partitions})
+
+    def is_moving(self, key: Key) -> bool:
+        """Whether other partitions were wished for, and not all workers have gone over to them yet."""
+        with self._changed:
+            return (key.store, key.name) in self._moving
 
     # What all workers agree on
 
@@ -235,6 +347,8 @@ class Session:
                     )
                 self._options[store, name] = value
         if before is None:
+            if name == "compression" and self._link.aggregates and self.local_rank == 0:
+                log.info("%s: store %d is compressed, so each worker of this machine pushes on its own", self.label, store)
             self._link.send({"kind": "option", "store": store, "name": name, "value": value})
         elif before != value:
             raise ValueError(
@@ -299,7 +413,8 @@ class Session:
         """rounds, waited_s (from push to the landed value, added up), longest_wait_s, and the key's compression."""
         self._require_core()
         compression = self._options.get((key.store, "compression")) if key.dtype == "float32" else None
-        return dict(self.core.key_counters(key.handle), compression=compression and compression["type"])
+        counters = dict(self.core.key_counters(key.handle), compression=compression and compression["type"])
+        return dict(counters, partitions=self.partitions(key)) if key.sparse else counters
 
     def mark_stall(self, key: Key, begin_ns: int, end_ns: int) -> None:
         """For the trace (P3_TRACE): the training thread waited for the key's value, in times of time.monotonic_ns()."""
@@ -385,6 +500,8 @@ class Session:
             if kind == "agreed":
                 self._plans[message["store"], message["name"]] = message
                 key = self._keys.get((message["store"], message["name"]))
+            elif kind == "settled":
+                self._moving.discard((message["store"], message["name"]))
             elif kind == "option_agreed":
                 self._options_agreed[message["store"], message["name"]] = message["value"]
             elif kind == "order":
@@ -397,6 +514,8 @@ class Session:
             self._changed.notify_all()
         if kind == "agreed" and key is not None:
             self._agree(key, message)
+        elif kind == "repartitioned":
+            self._move(message)
         elif kind == "abort":
             self.core.fail(sendable(message["text"]))
             self._wake()
@@ -408,13 +527,56 @@ class Session:
     def _agree(self, key: Key, plan: dict) -> None:
         """Gives the core the job's plan, once; never a plan that contradicts what was declared here."""
         with self._changed:
-            if plan.get("applied") or (tuple(plan["shape"]), plan["dtype"]) != (key.shape, key.dtype):
+            declared = (key.shape, key.dtype, key.sparse)
+            if plan.get("applied") or (tuple(plan["shape"]), plan["dtype"], plan["row_elements"] > 0) != declared:
                 return
             plan["applied"] = True
-        self.core.agree(key.handle, plan["wire_key"], plan["first_slice"], plan["slice_elements"])
+        with self._changed:
+            self._partitions[key.store, key.name] = plan["partitions"]
+        self.core.agree(
+            key.handle, plan["wire_key"], plan["first_slice"], plan["slice_elements"], plan["partitions"]
+        )
         if self._link.recording is not None:
-            slices = slice_count(math.prod(key.shape), plan["slice_elements"])
+            slices = plan["partitions"] or slice_count(math.prod(key.shape), plan["slice_elements"])
             self._link.recording.note_key(plan["wire_key"], key.store, key.name, key.shape, key.dtype, slices)
+
+    def _move(self, plan: dict) -> None:
+        """This worker's share of a sparse key's rows is to go to other partitions, once rank 0's next round has told all."""
+        identity = plan["store"], plan["name"]
+        with self._changed:
+            key, optimizer = self._keys[identity], self._options.get((plan["store"], "optimizer"))
+            former, rows = self._plans[identity]["wire_key"], self._keys[identity].shape[0]
+        first, end = (rows * rank // self.num_workers for rank in (self.rank, self.rank + 1))
+        operation = self.core.move_rows(
+            key.handle,
+            plan["wire_key"],
+            plan["first_slice"],
+            plan["slice_elements"],
+            plan["partitions"],
+            state_parts(optimizer, DTYPES[key.dtype]),
+            first,
+            end - first,
+        )
+        with self._changed:
+            self._plans[identity]["wire_key"] = plan["wire_key"]
+            self._moving.add(identity)
+        report = threading.Thread(target=self._report_move, args=(operation, former, plan), name="p3-move", daemon=True)
+        report.start()
+        if self._link.recording is not None:
+            self._link.recording.note_key(
+                plan["wire_key"], key.store, key.name, key.shape, key.dtype, plan["partitions"]
+            )
+
+    def _report_move(self, operation, former: int, plan: dict) -> None:
+        """A thread of its own: the core tells of the end, the control thread is for messages."""
+        while not operation.done:
+            if self._unusable is not None or self.core.error is not None:
+                return
+            with contextlib.suppress(TimeoutError):
+                operation.wait(_MOVE_POLL_S)
+        with self._changed:
+            self._partitions[plan["store"], plan["name"]] = plan["partitions"]
+        self._link.send({"kind": "moved", "wire_key": former})
 
     def _wait_until(self, condition, timeout_s: float, what: str) -> None:
         deadline = time.monotonic() + timeout_s

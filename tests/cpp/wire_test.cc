@@ -19,13 +19,15 @@ TEST(Wire, TheBytesOfAHeaderArePinned) {
   header.round = 417;
   header.priority = -2;
   header.payload_bytes = 200000;
+  header.of_machine = 1;
+  header.contributors = 260;
   header.scalars = {1.0, 0.5, 0.25, 3.0, 0.75};
   const std::vector<uint8_t> expected = {
-      0x50, 0x33, 0x64, 0x57, 0x02, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, encoding
+      0x50, 0x33, 0x64, 0x57, 0x03, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, encoding
       0x04, 0x03, 0x02, 0x01, 0x0d, 0x0c, 0x0b, 0x0a,  // key, slice
       0xa1, 0x01, 0,    0,    0,    0,    0,    0,     // round
       0xfe, 0xff, 0xff, 0xff, 0x40, 0x0d, 0x03, 0x00,  // priority, payload bytes
-      0,    0,    0,    0,    0,    0,    0,    0,     // checksum, part, reserved
+      0,    0,    0,    0,    0,    0x01, 0x04, 0x01,  // checksum, part, of a machine, contributors
       0,    0,    0,    0,    0,    0,    0xf0, 0x3f,  // lr
       0,    0,    0,    0,    0,    0,    0xe0, 0x3f,  // wd
       0,    0,    0,    0,    0,    0,    0xd0, 0x3f,  // rescale
@@ -38,7 +40,7 @@ TEST(Wire, TheBytesOfAHeaderArePinned) {
 }
 
 TEST(Wire, AHeaderOfEachKindIsWellFormed) {
-  for (uint8_t kind = 1; kind <= 9; ++kind) {
+  for (uint8_t kind = 1; kind <= 13; ++kind) {
     Header header;
     header.kind = static_cast<FrameKind>(kind);
     EXPECT_EQ(malformed(header), "") << int(kind);
@@ -55,10 +57,18 @@ TEST(Wire, EachForbiddenFieldIsNamed) {
   EXPECT_NE(reason([](Header& h) { h.magic = 0; }).find("magic"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.version = 9; }).find("version 9"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(0); }).find("kind 0"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(10); }).find("kind 10"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.reserved[2] = 1; }).find("reserved"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.reserved[0] = 1; }).find("reserved"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.reserved[1] = 1; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(14); }).find("kind 14"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.of_machine = 2; }).find("reserved"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.contributors = 1; }).find("counts workers"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.of_machine = 1; }).find("sum of 0 workers"), std::string::npos);
+  const auto of_machine_in = [](FrameKind kind) {
+    return [kind](Header& h) {
+      h.kind = kind;
+      h.of_machine = 1;
+    };
+  };
+  EXPECT_NE(reason(of_machine_in(FrameKind::kInit)).find("whole machine"), std::string::npos);
+  EXPECT_EQ(reason(of_machine_in(FrameKind::kValue)), "");
   EXPECT_NE(reason([](Header& h) { h.encoding = 4; }).find("encoding 4"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.crc32c = 1; }).find("reserved"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.dtype = 99; }).find("type 99"), std::string::npos);

@@ -1,0 +1,23 @@
+// What workers that are not in step are told, by whoever sees it first: a server, or the leader of their machine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "p3/error.h"
+#include "p3/optimizer.h"
+
+namespace p3 {
+
+// "push round 3 of key 'w'"
+std::string push_of(const std::string& key, uint64_t round);
+
+// `label` sees that `worker` has ended while others do what `waiting` says.
+Error left_too_early(const std::string& label, const std::string& worker, const std::string& waiting);
+
+// `label` sees that two workers gave the round different numbers.
+Error scalars_differ(const std::string& label, const std::string& worker, const RoundScalars& scalars,
+                     const std::string& other, const RoundScalars& other_scalars, uint64_t round,
+                     const std::string& key);
+
+}  // namespace p3

@@ -1,0 +1,180 @@
+"""The keys of a store: what each kind does for `init`, `push` and `pull`. Here what they share, and dense keys.
+
+A DenseKey sends its whole gradient, cut into slices. Keys that send rows only are in row_keys.py; they have the same
+methods, so that kvstore.py need not tell them apart.
+
+Every method returns at once: it queues work in MXNet's engine.
+"""
+
+import logging
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import MXNetError
+from mxnet.ndarray import NDArray
+
+from p3 import _core
+
+log = logging.getLogger("p3")
+
+
+class Key:
+    """One key of a store, and what Priorities notes about it."""
+
+    __slots__ = (
+        "id", "declared", "shape", "dtype", "sparse_weight", "landing", "weight", "outs", "pushed", "operations",
+        "index", "parameter", "searched", "engine",
+    )  # fmt: skip
+    route = None  # how its gradients travel
+
+    def __init__(self, engine, key, declared, sparse_weight, landing):
+        self.id = key
+        self.engine = engine
+        self.declared = declared  # the session's Key
+        self.shape, self.dtype = declared.shape, declared.dtype
+        self.sparse_weight = sparse_weight  # whether the script's own arrays of the weight are row_sparse
+        self.landing = landing
+        self.weight = None  # only where this worker updates
+        self.outs = ()  # where its value was copied to last
+        self.pushed = False  # whether this worker has ever pushed it
+
+    # `landing` is None on keys whose rows stay on the servers; each such key overrides what uses it.
+
+    def keep_weight(self):
+        self.weight = self.landing.copy()
+
+    def value(self):
+        """The value (or sum) as a dense array; perhaps the key's own."""
+        return self.landing if self.weight is None else self.weight
+
+    def template(self):
+        """A weight for which an optimizer makes its state."""
+        return self.landing
+
+    def sum_for_updater(self):
+        return self.landing
+
+    def read_rows(self, ids):
+        """A new row_sparse array, in CPU memory, of the value's rows `ids`: ascending, each once, at least one."""
+        rows = self.new_rows(ids)
+        source = self.value().handle.value
+        _core.gather_rows(self.engine, str(self.id), source, self.row_bytes, ids, rows.handle.value)
+        return rows
+
+    def stats(self, counters, num_workers):
+        """What the store's stats() say of the key. `counters`: the session's."""
+        return dict(counters, route=self.route)
+
+    def wait(self):
+        """Until MXNet's engine has handed the key's rounds to the core, and they are done."""
+        self.landing.wait_to_read()
+
+    def require_alike(self, array, action):
+        """MXNetError unless `array` has the key's shape and type."""
+        if not self.engine.alike(self.template().handle.value, array.handle.value):
+            raise MXNetError(
+                f"key {self.id!r} has shape {self.shape} and type {self.dtype}; it cannot be "
+                f"{action} shape {array.shape} and type {type_name(array)}"
+            )
+
+    def copy_to(self, out, source):
+        """A whole copy by MXNet, also to another device or storage type."""
+        if source.stype != out.stype:
+            source = source.tostype(out.stype)
+        self.engine.copy(source.handle.value, out.handle.value)
+
+    @property
+    def row_bytes(self):
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+    def new_rows(self, ids):
+        handle = _core.new_rows(self.engine, _core.DTYPES[self.dtype], self.shape, ids)
+        return mx.nd.sparse.RowSparseNDArray(mx.base.NDArrayHandle(handle))
+
+    def sum_devices(self, values):
+        """The sum over this worker's devices, in the order given and on the first device."""
+        total = classic(values[0])
+        for value in values[1:]:
+            total = mx.nd.elemwise_add(total, classic(value).as_in_context(total.context))
+        return total
+
+
+class DenseKey(Key):
+    __slots__ = ("densifies",)
+    route = "dense"
+
+    def __init__(self, engine, key, declared, sparse_weight=False, landing=None):
+        super().__init__(engine, key, declared, sparse_weight, new_landing(declared) if landing is None else landing)
+        self.densifies = False  # whether a log line has said so
+        self.operations = _core.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
+
+    def init(self, value):
+        """`value` is dense; None on all ranks but 0."""
+        if value is not None and value is not self.landing:
+            # By MXNet, because inference may have left the weight itself in a layout that only MXNet can read.
+            to_dense(classic(value)).copyto(self.landing)
+        self.operations.init()
+
+    def gradient(self, values, stage):
+        """What push() sends: the sum over this worker's devices, in CPU memory. `stage`: copied by MXNet in any case."""
+        if any(map(is_sparse, values)):
+            self._say_that_it_densifies()
+            values = [to_dense(value) for value in values]
+        total = self.sum_devices(values)
+        if stage or not self.engine.in_cpu_memory(total.handle.value):
+            total = total.copyto(mx.cpu())
+        return total
+
+    def push(self, gradient, scalars):
+        self.operations.push(gradient.handle.value, scalars)
+
+    def copy_out(self, outs):
+        for out in outs:
+            self.copy_to(out, self.value())
+
+    def skip(self, completions, token):
+        self.operations.skip(completions, token)
+
+    def fetch_part(self, session, part, array):
+        return session.fetch_state(self.declared, part, array)
+
+    def store_part(self, session, part, content):
+        return session.store_state(self.declared, part, content)
+
+    def _say_that_it_densifies(self):
+        if not self.densifies:
+            self.densifies = True
+            log.warning("key %r: its row_sparse gradients are made dense, and all of its rows travel", self.id)
+
+
+def new_landing(declared):
+    with mx.util.np_shape(True):  # or MXNet takes a length of 0 for "not known yet"
+        return mx.nd.empty(declared.shape, mx.cpu(), declared.dtype)
+
+
+def is_sparse(array):
+    return type(array) is not NDArray and array.stype != "default"
+
+
+def to_dense(array):
+    return array.tostype("default") if is_sparse(array) else array
+
+
+def checked(array, key):
+    """`array`, if it is one that a key can take."""
+    if type(array) is NDArray:  # the usual case
+        return array
+    if not isinstance(array, NDArray):
+        raise MXNetError(f"key {key!r}: an NDArray or a list of them is wanted, not {type(array).__name__}")
+    if array.stype not in ("default", "row_sparse"):
+        raise MXNetError(f"key {key!r}: got a {array.stype} array; p3_sync takes dense and row_sparse arrays only")
+    return array
+
+
+def classic(array):
+    """MXNet's legacy operators take its NumPy-like arrays only under their classic type; the memory is the same."""
+    return array if type(array) is NDArray or is_sparse(array) else array.as_nd_ndarray()
+
+
+def type_name(array):
+    return getattr(array.dtype, "__name__", str(array.dtype))

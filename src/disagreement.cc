@@ -1,0 +1,38 @@
+#include "p3/disagreement.h"
+
+#include <sstream>
+
+namespace p3 {
+namespace {
+
+std::string described(const std::string& worker, const RoundScalars& scalars) {
+  std::ostringstream text;
+  text << worker << " (lr " << scalars.lr << ", wd " << scalars.wd << ", rescale_grad " << scalars.rescale;
+  if (scalars.updates != 0) text << ", update " << scalars.updates;
+  if (scalars.schedule != 1) text << ", schedule " << scalars.schedule;
+  text << ")";
+  return text.str();
+}
+
+}  // namespace
+
+std::string push_of(const std::string& key, uint64_t round) {
+  return "push round " + std::to_string(round) + " of key '" + key + "'";
+}
+
+Error left_too_early(const std::string& label, const std::string& worker, const std::string& waiting) {
+  return Error(ErrorKind::kDisagreement,
+               label + ": " + worker + " ended, but others still " + waiting +
+                   ". All workers must take the same number of steps, or call join() after their last one.");
+}
+
+Error scalars_differ(const std::string& label, const std::string& worker, const RoundScalars& scalars,
+                     const std::string& other, const RoundScalars& other_scalars, uint64_t round,
+                     const std::string& key) {
+  return Error(ErrorKind::kDisagreement,
+               label + ": " + described(worker, scalars) + " and " + described(other, other_scalars) +
+                   " disagree in round " + std::to_string(round) + " of key '" + key +
+                   "'. All workers must use the same learning rate, weight decay and batch size.");
+}
+
+}  // namespace p3

@@ -1,0 +1,150 @@
+// One partition of a key of rows on its server, through a round: each worker's rows come in, are summed in order, update
+// the rows that anybody touched, and those go out. All of it where the partition is summed, except where a member says
+// otherwise.
+//
+// Memory: the whole value, and with an optimizer its state, of every row; a slot for each row (RowSum); between a
+//         worker's turn and its coming, what it sent; and copies of the rows that are on their way out, so that nothing
+//         waits for a slow worker.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "p3/buffer_pool.h"
+#include "p3/optimizer.h"
+#include "p3/rows.h"
+#include "p3/server.h"
+#include "p3/van.h"
+#include "row_sum.h"
+#include "server_shard.h"
+
+namespace p3 {
+
+// A payload in a buffer of its own, lent to a number of frames. The last one to leave gives the memory back.
+class LentBuffer final : public Lender {
+ public:
+  LentBuffer(BufferPool& pool, size_t bytes, int borrowers)
+      : pool_(pool), bytes_(BufferPool::roomy(bytes)), borrowers_(borrowers), data_(pool.take(bytes_)) {}
+  ~LentBuffer() {
+    if (!returned()) pool_.give_back(data_, bytes_);
+  }
+  void* data() const { return data_; }
+  bool returned() const { return returned_; }  // it may be destroyed
+
+  ServerSlice* taken_back() override {
+    if (borrowers_.fetch_sub(1) == 1) {
+      pool_.give_back(data_, bytes_);
+      returned_ = true;
+    }
+    return nullptr;
+  }
+
+ private:
+  BufferPool& pool_;
+  const size_t bytes_;
+  std::atomic<int> borrowers_;
+  void* const data_;
+  std::atomic<bool> returned_{false};
+};
+
+class ServerPartition final : public ServerShard {
+ public:
+  // `values` holds what stays (value, state), `transient` what was received or goes out. `parts`: how many a first value
+  // has; 1: the value alone.
+  ServerPartition(const ServerKey& key, uint32_t index, SumOrder order, int thread, BufferPool& values,
+                  BufferPool& transient, int parts = 1);
+  ~ServerPartition() override;
+
+  const RowRange range;
+
+  // --- the receiver thread -----------------------------------------------------------------------------------------
+  const char* problem_with(const Header& header, int worker, const Optimizer* optimizer) const override;
+
+  // --- where it is summed ------------------------------------------------------------------------------------------
+  // As ServerSlice's, but nobody is answered before each row has been stored once; a successor's with its state.
+  std::vector<int> init(int worker, uint32_t n);
+
+  // What a frame brought. `problem`: what is wrong with it; null if nothing. `contradicts`: a worker whose scalars differ
+  // from this one's, or -1.
+  struct Outcome {
+    const char* problem = nullptr;
+    int contradicts = -1;
+    bool complete = false;  // every worker's rows of this round are in
+  };
+  // Takes over the payload (from the transient pool, of roomy(header.payload_bytes)); null if the worker has none.
+  Outcome push(int worker, const Header& header, void* payload);
+  // The rows of one part (0: the value) get another content. Returns what is wrong with the payload, or null. `last`: of
+  // this worker's frames.
+  const char* store(const Header& header, const void* payload, const Optimizer* optimizer, bool& last);
+  // The frame that answers a wish for rows, or what is wrong with the wish.
+  const char* fetch(const Header& header, const void* payload, const Optimizer* optimizer, Frame& answer);
+  // After a store: the workers who can be answered now.
+  std::vector<int> newly_answerable() { return missing_ == 0 ? take_answerable() : std::vector<int>(); }
+
+  // All are in, and `published` counts the round: updates what was touched, and tells it.
+  struct Published {
+    std::vector<Frame> rows;     // in this order, for each worker that wants the rows
+    std::vector<Frame> nothing;  // for each of the others
+  };
+  Published finish(const Optimizer* optimizer);
+  // Nothing that this partition owns is on its way.
+  bool is_idle() {
+    drop_returned();
+    return lent_.empty();
+  }
+  bool wants_rows(int worker) const { return wants_rows_[static_cast<size_t>(worker)]; }
+
+ private:
+  struct Waiting {
+    void* payload;
+    size_t bytes;
+    ReceivedRows rows;
+  };
+  struct Arrived {
+    std::vector<Waiting> frames;  // received, checked, and not yet summed
+    uint64_t next_row = 0;
+    bool last = false;  // all have come
+  };
+
+  void take_turns();
+  void note_stored(uint8_t part, int64_t row);
+  void update(const Optimizer& optimizer, const std::vector<int64_t>& touched);
+  void make_state(const Optimizer& optimizer);
+  char* part_at(uint8_t part, const Optimizer* optimizer);
+  void give_back(void* payload, size_t bytes) { transient_.give_back(payload, BufferPool::roomy(bytes)); }
+  DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
+  size_t offset_of(int64_t row) const { return (static_cast<uint64_t>(row) - range.first) * key.plan.row_elements; }
+  Frame lent_frame(const Header& header, size_t bytes, int borrowers);
+  void drop_returned();
+
+  const int num_workers_;
+  const SumOrder order_;
+  BufferPool& values_;
+  BufferPool& transient_;
+  const DType dtype_, sum_dtype_;
+  const size_t row_bytes_, bytes_, sum_bytes_;
+
+  char* value_;
+  char* master_ = nullptr;    // float32 copy of a float16 value
+  std::vector<void*> state_;  // the optimizer's
+  // Until none is missing: which rows have been stored, of each part that a first value has.
+  std::vector<bool> stored_;
+  uint64_t missing_;
+
+  RowSum sum_;
+  ReceivedRows received_;
+  std::vector<Arrived> arrived_;  // by rank
+  std::vector<bool> wants_rows_;  // by rank
+  int pushed_ = 0;                // workers all of whose frames are in
+  int summed_ = 0;                // ranks below this one are in the sum (SumOrder::kRank)
+  int present_ = 0;               // workers that took part
+  uint64_t pushed_rows_ = 0;
+  bool as_blocks_ = false;  // worker 0's rows came as blocks
+  uint32_t next_plan_ = 0;  // that worker 0 has told of
+  std::vector<std::unique_ptr<LentBuffer>> lent_;
+};
+
+}  // namespace p3

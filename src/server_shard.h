@@ -1,0 +1,102 @@
+// What one server owns of a key and works on by itself: a slice of a dense key, or a partition of a key of rows. Here is
+// what the two have in common: whose turn it is, and who waits for the first value.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "p3/compression.h"
+#include "p3/machines.h"
+#include "p3/optimizer.h"
+#include "p3/slicing.h"
+#include "p3/wire.h"
+
+namespace p3 {
+
+// What the shards of one key share. Immutable after define().
+struct ServerKey {
+  KeyPlan plan;
+  std::string name;
+  int store = 0;
+  Compression compression;             // of what is pushed; and float16 sums are sent as such
+  bool average = false;                // of the gradients of those that took part, instead of their sum
+  const Machines* machines = nullptr;  // the server's
+  // Whether the leader of each machine pushes for all its workers, and gets the value for them.
+  bool aggregated = false;
+  // Another plan of a key that trains already: its rows and their state come from there, and its rounds go on.
+  bool is_successor = false;
+
+  // Whose first value a worker waits for, besides rank 0's: who pushes for others must know the key before they push.
+  int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : 0; }
+};
+
+class ServerSlice;
+
+// Who lent a frame its payload; the frame's context.
+class Lender {
+ public:
+  // The frame has left. Any thread. Returns the slice whose round can finish now, or null.
+  virtual ServerSlice* taken_back() = 0;
+
+ protected:
+  ~Lender() = default;
+};
+
+class ServerShard {
+ public:
+  ServerShard(const ServerKey& its_key, uint32_t its_index, int its_thread)
+      : key(its_key),
+        index(its_index),
+        thread(its_thread),
+        next_round(static_cast<size_t>(key.machines->num_workers()), 0),
+        inits(next_round.size(), 0),
+        inits_here_(next_round.size(), 0) {}
+  virtual ~ServerShard() = default;
+
+  const ServerKey& key;
+  const uint32_t index;
+  const int thread;  // which of the summing threads, if there are any
+
+  // --- the receiver thread -----------------------------------------------------------------------------------------
+  // The round that each worker pushes next; 0: its first init is still to come.
+  std::vector<uint64_t> next_round;
+  std::vector<uint32_t> inits;  // received from each worker
+
+  // What is wrong with a frame of a known worker, regardless of its payload; null if nothing. `optimizer`: the store's.
+  virtual const char* problem_with(const Header& header, int worker, const Optimizer* optimizer) const = 0;
+
+  // --- any thread --------------------------------------------------------------------------------------------------
+  // The round of the value that was broadcast last; of a successor at first: that its predecessor broadcast last.
+  std::atomic<uint64_t> published{0};
+
+  // --- where it is summed ------------------------------------------------------------------------------------------
+  // Of this round, as its first push brought them.
+  const RoundScalars& scalars() const { return scalars_; }
+  // Of this round, as rank 0 pushed it.
+  int32_t priority() const { return priority_; }
+
+ protected:
+  // Notes the n-th init of a worker.
+  void note_init(int worker, uint32_t n);
+  // The workers who can be answered now: the n-th init of each gets what rank 0's n-th brought, or a later one, once its
+  // leader's n-th is in as well.
+  std::vector<int> take_answerable();
+  // Notes the numbers of a push with a gradient. Returns the rank of a worker whose numbers differ, or -1.
+  int note_scalars(int worker, const RoundScalars& scalars);
+
+  // A push is for the round after the last one. All else is about the value or state that the last one left.
+  bool in_turn(const Header& header, int worker) const;
+  bool has_state(uint8_t part, const Optimizer* optimizer) const;
+
+  int first_worker_ = -1;  // of this round: whose numbers the others' are compared with
+  RoundScalars scalars_;
+  int32_t priority_ = 0;
+
+ private:
+  std::vector<uint32_t> inits_here_;                        // of each worker, as far as note_init() was told
+  std::vector<std::pair<int, uint32_t>> waiting_for_init_;  // worker, and the how manieth init of its
+};
+
+}  // namespace p3

@@ -1,0 +1,62 @@
+"""Rounds of every kind in several stores, without MXNet; prints what landed and what was sent: aggregated.py [STEPS ...].
+
+STEPS: of each rank, in the store whose workers join; all take as many by default.
+"""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+from p3.worker.session import Session
+
+ROUNDS = 3
+ELEMENTS = 45_001  # three slices of 20,000, the last one short
+SGD = {"name": "sgd", "momentum": 0.9, "clip_gradient": -1.0, "multi_precision": False}
+STORES = [  # what they are for, type, options
+    ("optimizer", "float32", {"optimizer": SGD}),
+    ("sum", "float32", {}),
+    ("halves", "float16", {}),
+    ("average", "float32", {"reduction": {"type": "average"}}),
+    ("joined", "float32", {"reduction": {"type": "average"}, "optimizer": SGD}),
+    ("compressed", "float32", {"compression": {"type": "2bit", "threshold": 0.5}}),
+]
+
+
+def gradient(rank, step, dtype):
+    random = np.random.RandomState(1000 * rank + step)
+    return (random.randn(ELEMENTS) * 2.0 ** random.randint(-6, 6, ELEMENTS)).astype(dtype)
+
+
+with Session.open() as session:
+    landed, sent = {}, {}
+    for store, (what, dtype, options) in enumerate(STORES):
+        for option, value in options.items():
+            session.set_option(store, option, value)
+        key = session.declare("w", (ELEMENTS,), dtype, store)
+        landing = np.zeros(ELEMENTS, dtype)
+        session.init(key, landing if session.rank == 0 else None, landing).wait(60)
+        session.barrier(60)
+        before = session.counters()
+        digest = hashlib.md5()
+        steps = ROUNDS
+        if what == "joined" and sys.argv[1:]:
+            steps = int(sys.argv[1 + session.rank])
+        for step in range(steps):
+            session.pushpull(key, gradient(session.rank, step, dtype), landing, 3, lr=0.1).wait(60)
+            digest.update(landing.tobytes())
+        updated = what == "joined"
+        while updated:
+            skip = session.skip(key, landing)
+            skip.wait(60)
+            updated = skip.updated
+        if what != "joined":  # there, each worker sees other values on the way
+            landed[what] = digest.hexdigest()
+        landed[what + ", last"] = hashlib.md5(landing.tobytes()).hexdigest()
+        session.barrier(60)
+        after = session.counters()
+        sent[what] = [after["bytes_sent"] - before["bytes_sent"],
+                      after["local"]["bytes_sent"] - before["local"]["bytes_sent"]]  # fmt: skip
+    result = {"rank": session.rank, "local": [session.local_rank, session.local_size], "landed": landed, "sent": sent}
+    sys.stdout.write(json.dumps(result) + "\n")  # in one piece: neighbours may share the pipe

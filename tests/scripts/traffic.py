@@ -1,0 +1,59 @@
+"""A worker that counts the bytes through its host's network card over some rounds of one key: KIND ALPHA ROUNDS.
+
+KIND: `dense`; `whole`, a dense weight with row_sparse gradients; `rows`, a row_sparse weight whose rows are fetched.
+Prints JSON: bytes of the value, in and out of the card, and how many rows were pushed by this worker and by all.
+"""
+
+import json
+import sys
+
+import numpy as np
+
+from p3.worker.session import Session
+
+ROWS, LENGTH = 20000, 64
+TIMEOUT_S = 60
+
+
+def card_bytes():
+    return sum(int(open("/sys/class/net/eth0/statistics/%s_bytes" % way).read()) for way in ("rx", "tx"))
+
+
+def rows_of(rank, workers, round_, alpha):
+    """Half of what each worker touches is touched by all."""
+    count = round(ROWS * alpha)
+    common = np.random.RandomState(round_).permutation(ROWS)
+    own = common[count // 2 :][rank * (count - count // 2) :][: count - count // 2]
+    return np.sort(np.concatenate([common[: count // 2], own]))
+
+
+def main(kind, alpha, rounds):
+    with Session.open() as session:
+        key = session.declare("w", (ROWS, LENGTH), "float32", sparse=kind != "dense")
+        first = np.zeros((ROWS, LENGTH), "float32")
+        landing = None if kind == "rows" else np.empty((ROWS, LENGTH), "float32")
+        if kind == "dense":
+            session.init(key, first if session.rank == 0 else None, landing).wait(TIMEOUT_S)
+        else:
+            session.init_rows(key, first if session.rank == 0 else None, landing).wait(TIMEOUT_S)
+        session.set_optimizer(0, {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision": False})
+        session.barrier()
+        before, pushed, union = card_bytes(), 0, 0
+        session.barrier()  # nobody's first round before everybody has looked
+        for round_ in range(rounds):
+            everyone = [rows_of(rank, session.num_workers, round_, alpha) for rank in range(session.num_workers)]
+            mine = everyone[session.rank]
+            values = np.ones((len(mine), LENGTH), "float32")
+            if kind == "dense":
+                session.pushpull(key, np.ones((ROWS, LENGTH), "float32"), landing, lr=1.0).wait(TIMEOUT_S)
+            else:
+                session.pushpull_rows(key, mine, values, landing, lr=1.0).wait(TIMEOUT_S)
+            if kind == "rows":
+                session.fetch_rows(key, mine, values).wait(TIMEOUT_S)
+            pushed += len(mine)
+            union += len(np.unique(np.concatenate(everyone)))
+        session.barrier()
+        print(json.dumps({"value": 4 * ROWS * LENGTH, "card": card_bytes() - before, "pushed": pushed, "union": union}))
+
+
+main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
