@@ -755,8 +755,8 @@ cdef class P3Worker:
     def route_rows(self, int key, cbool as_slices):
         self.core.route_rows(key, as_slices)
 
-    def choose_route(self, int key, int num_workers):
-        self.core.choose_route(key, num_workers)
+    def choose_route(self, int key, int pushes):
+        self.core.choose_route(key, pushes)
 
     cdef size_t row_bytes(self, int key, int part) except? 0:
         self.check_handle(key)

@@ -30,8 +30,11 @@ void* BufferPool::take(size_t bytes) {
 
 void BufferPool::give_back(void* buffer, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  free_[bytes].push_back(buffer);
   in_use_ -= bytes;
+  if (reuses_)
+    free_[bytes].push_back(buffer);
+  else
+    std::free(buffer);
 }
 
 size_t BufferPool::roomy(size_t bytes) {

@@ -6,100 +6,67 @@
 
 namespace p3 {
 
-MachineSum::MachineSum(const KeyPlan& plan, int workers, BufferPool& buffers) : plan_(plan), buffers_(buffers) {
-  const auto places = static_cast<size_t>(workers);
-  for (uint32_t i = 0; i < slice_count(plan); ++i)
-    slices_.push_back({RankSum(workers, plan.dtype, slice_at(plan, i).elements, buffers),
-                       std::vector<uint64_t>(places, 0),
-                       std::vector<void*>(places, nullptr),
-                       1,
-                       {},
-                       -1,
-                       nullptr});
-}
-
-MachineSum::~MachineSum() {
-  for (SliceSum& slice : slices_) {
-    if (slice.leaving != nullptr) buffers_.give_back(slice.leaving, slice.sum.bytes());
-    for (void* gradient : slice.gradient)
-      if (gradient != nullptr) buffers_.give_back(gradient, slice.sum.bytes());
-  }
-}
+MachineSum::MachineSum(const KeyPlan& its_plan, int workers, uint64_t next_round)
+    : plan(its_plan),
+      shards_(slice_count(plan), {std::vector<uint64_t>(static_cast<size_t>(workers), 0), next_round, {}, -1, false}) {}
 
 const char* MachineSum::problem_with(int place, const Header& push) const {
-  if (push.slice >= slices_.size()) return "of no slice of its key";
-  const SliceSum& slice = slices_[push.slice];
-  const auto encoding = static_cast<Encoding>(push.encoding);
+  if (push.key != plan.wire_key) return "of a plan that its key no longer has";
+  if ((push.kind == FrameKind::kPushRows) != plan.has_rows()) return "unexpected";
+  if (push.slice >= shards_.size()) return "of no slice of its key";
   if (push.of_machine != 0) return "marked as a whole machine's";
-  if (static_cast<DType>(push.dtype) != plan_.dtype) return "of another element type than agreed";
-  if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) return "in another encoding than agreed";
-  if (push.payload_bytes != (encoding == Encoding::kAbsent ? 0 : slice.sum.bytes()))
-    return "of another size than agreed";
-  if (push.round != slice.round || slice.came[static_cast<size_t>(place)] >= push.round) return "out of turn";
-  return nullptr;
-}
-
-void* MachineSum::room_for(int place, const Header& push) {
-  SliceSum& slice = slices_[push.slice];
-  slice.came[static_cast<size_t>(place)] = push.round;
-  if (static_cast<Encoding>(push.encoding) == Encoding::kAbsent) return nullptr;
-  return slice.gradient[static_cast<size_t>(place)] = buffers_.take(slice.sum.bytes());
-}
-
-void MachineSum::bring(const Header& push, const void* gradient) {
-  void* room = room_for(0, push);
-  if (room != nullptr) std::memcpy(room, gradient, push.payload_bytes);
+  if (static_cast<DType>(push.dtype) != plan.dtype) return "of another element type than agreed";
+  if (const char* problem = problem_with_payload(push)) return problem;
+  const Shard& shard = shards_[push.slice];
+  const bool in_turn =
+      push.round == shard.round && shard.came[static_cast<size_t>(place)] < push.round && !shard.awaiting;
+  return in_turn ? nullptr : "out of turn";
 }
 
 std::optional<uint64_t> MachineSum::waits_for(int place) const {
-  for (const SliceSum& slice : slices_) {
-    const uint64_t last = *std::max_element(slice.came.begin(), slice.came.end());
-    if (slice.came[static_cast<size_t>(place)] < last) return last;
+  for (const Shard& shard : shards_) {
+    const uint64_t last = *std::max_element(shard.came.begin(), shard.came.end());
+    if (shard.came[static_cast<size_t>(place)] < last) return last;
   }
   return {};
 }
 
-int MachineSum::add(int place, const Header& push) {
-  SliceSum& slice = slices_[push.slice];
-  void* gradient = std::exchange(slice.gradient[static_cast<size_t>(place)], nullptr);
+int MachineSum::note(int place, const Header& push, bool has_gradient) {
+  Shard& shard = shards_[push.slice];
   int contradicts = -1;
   if (place == 0) {  // the leader's, but for the scalars if it has no gradient
-    const RoundScalars scalars = slice.push.scalars;
-    const uint16_t contributors = slice.push.contributors;
-    slice.push = push;
-    slice.push.contributors = contributors;
-    if (slice.first >= 0) slice.push.scalars = scalars;
+    const RoundScalars scalars = shard.push.scalars;
+    const uint16_t contributors = shard.push.contributors;
+    shard.push = push;
+    shard.push.contributors = contributors;
+    if (shard.first >= 0) shard.push.scalars = scalars;
   }
-  if (gradient != nullptr) {
-    ++slice.push.contributors;
-    if (slice.first < 0) {
-      slice.first = place;
-      slice.push.scalars = push.scalars;
-    } else if (std::memcmp(&push.scalars, &slice.push.scalars, sizeof push.scalars) != 0) {
-      contradicts = slice.first;
-    }
+  if (!has_gradient) return contradicts;
+  ++shard.push.contributors;
+  if (shard.first < 0) {
+    shard.first = place;
+    shard.push.scalars = push.scalars;
+  } else if (std::memcmp(&push.scalars, &shard.push.scalars, sizeof push.scalars) != 0) {
+    contradicts = shard.first;
   }
-  slice.sum.add(place, gradient);
   return contradicts;
 }
 
-Frame MachineSum::take(uint32_t index) {
-  SliceSum& slice = slices_[index];
-  slice.leaving = slice.sum.take_rounded();
-  Frame frame;
-  frame.header = std::exchange(slice.push, {});
-  frame.header.of_machine = 1;
-  frame.header.encoding = static_cast<uint8_t>(slice.leaving == nullptr ? Encoding::kAbsent : Encoding::kPlain);
-  frame.header.payload_bytes = slice.leaving == nullptr ? 0 : static_cast<uint32_t>(slice.sum.bytes());
-  frame.payload = slice.leaving;
-  slice.first = -1;
-  ++slice.round;
-  return frame;
+Header MachineSum::take_header(uint32_t index) {
+  Shard& shard = shards_[index];
+  Header header = std::exchange(shard.push, {});
+  const Encoding encoding = header.contributors == 0 ? Encoding::kAbsent : Encoding::kPlain;
+  header.encoding = static_cast<uint8_t>(encoding);
+  header.payload_bytes = 0;
+  header.of_machine = 1;
+  shard.first = -1;
+  shard.awaiting = true;
+  return header;
 }
 
-void MachineSum::left(uint32_t index) {
-  SliceSum& slice = slices_[index];
-  if (slice.leaving != nullptr) buffers_.give_back(std::exchange(slice.leaving, nullptr), slice.sum.bytes());
+void MachineSum::answered(uint32_t index) {
+  shards_[index].awaiting = false;
+  ++shards_[index].round;
 }
 
 }  // namespace p3

@@ -1,8 +1,9 @@
-// One key on the leader of its machine: the gradients of the machine's workers come in, each slice's sum is made in the
-// order of ranks, and leaves as one push. Workers count by their place on the machine; the leader's is 0.
+// One key on the leader of its machine: what the machine's workers push comes in, is summed in the order of ranks, and
+// leaves as one push. Workers count by their place on the machine; the leader's is 0. A shard is a slice, or a
+// partition of a key of rows.
 //
-// Threads: the receiver's alone, but left(): who holds the sending role.
-// Memory:  at most one copy per worker of slices whose sum is incomplete, and the sums that have not left.
+// Threads: the receiver's alone.
+// Memory:  at most one push per worker of shards whose sum is incomplete, and the sums that have not left.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,6 @@
 #include <vector>
 
 #include "p3/buffer_pool.h"
-#include "p3/rank_sum.h"
 #include "p3/slicing.h"
 #include "p3/van.h"
 #include "p3/wire.h"
@@ -19,40 +19,52 @@ namespace p3 {
 
 class MachineSum {
  public:
-  MachineSum(const KeyPlan& plan, int workers, BufferPool& buffers);
-  ~MachineSum();
+  // `next_round`: the first that is to be summed.
+  MachineSum(const KeyPlan& plan, int workers, uint64_t next_round);
+  virtual ~MachineSum() = default;
 
-  // What is wrong with a push that another worker announces, or null. Then where its payload goes: null if it has none.
+  const KeyPlan plan;
+
+  // What is wrong with a push that another worker announces, or null.
   const char* problem_with(int place, const Header& push) const;
-  void* room_for(int place, const Header& push);
-  // The leader's own: copied from `gradient`; null: it has none.
-  void bring(const Header& push, const void* gradient);
+  // Notes a push, or the last frame of one, that has come or is the leader's own.
+  void note_arrival(int place, const Header& push) { came(place, push.slice) = push.round; }
   // Whose push of which round is missing where others' is in.
   std::optional<uint64_t> waits_for(int place) const;
 
-  // Adds what came of this worker. Returns the place of one whose scalars differ from this one's, or -1.
-  int add(int place, const Header& push);
-  const RoundScalars& scalars(uint32_t slice) const { return slices_[slice].push.scalars; }
-  bool complete(uint32_t slice) const { return slices_[slice].sum.complete(); }
-  // Once complete: the machine's push, with the leader's priority. The next round of the slice begins.
-  Frame take(uint32_t slice);
-  // That push is no longer borrowed.
-  void left(uint32_t slice);
+  struct Outcome {
+    const char* problem = nullptr;  // what is wrong with the payload
+    int contradicts = -1;           // the place of one whose scalars differ from this one's
+    std::vector<Frame> push;        // the machine's, with the leader's priority, once all are in
+  };
+  // Adds what came of this worker; the payload is empty if it has no gradient.
+  virtual Outcome add(int place, const Header& push, PooledBuffer payload) = 0;
+  const RoundScalars& scalars(uint32_t shard) const { return shards_[shard].push.scalars; }
+
+  // Whether the machine's push has been made, and not answered: then nobody may push.
+  bool is_awaiting(uint32_t shard) const { return shards_[shard].awaiting; }
+  void answered(uint32_t shard);
+
+ protected:
+  // What is wrong with the encoding or the size of a push, or null.
+  virtual const char* problem_with_payload(const Header& push) const = 0;
+  // Notes the header of a push, or of the last frame of one. Returns who contradicts it, or -1.
+  int note(int place, const Header& push, bool has_gradient);
+  // The header of the machine's push, which waits for an answer from now on.
+  Header take_header(uint32_t shard);
 
  private:
-  struct SliceSum {
-    RankSum sum;
-    std::vector<uint64_t> came;   // by place: the last round that was announced
-    std::vector<void*> gradient;  // by place: received and not yet given to `sum`
-    uint64_t round = 1;           // that is being summed
-    Header push;                  // of the machine
-    int first = -1;               // whose scalars the others are compared with
-    void* leaving = nullptr;      // the sum, while it is borrowed
+  struct Shard {
+    std::vector<uint64_t> came;  // by place: the last round whose push is in
+    uint64_t round;              // that is being summed
+    Header push;                 // of the machine
+    int first = -1;              // whose scalars the others are compared with
+    bool awaiting = false;
   };
 
-  const KeyPlan plan_;
-  BufferPool& buffers_;
-  std::vector<SliceSum> slices_;
+  uint64_t& came(int place, uint32_t shard) { return shards_[shard].came[static_cast<size_t>(place)]; }
+
+  std::vector<Shard> shards_;
 };
 
 }  // namespace p3

@@ -1,5 +1,7 @@
 #include "p3/routing.h"
 
+#include <algorithm>
+
 #include "p3/dtype.h"
 #include "p3/rows.h"
 
@@ -16,11 +18,11 @@ double id_bytes(double rows, double count) {
 
 }  // namespace
 
-RouteBytes bytes_of_routes(const KeyPlan& plan, int workers, const RowCounts& counts, bool holds_value) {
+RouteBytes bytes_of_routes(const KeyPlan& plan, int pushes, const RowCounts& counts, bool holds_value) {
   const auto rows = static_cast<double>(row_count(plan));
   const double row_bytes = static_cast<double>(plan.row_elements) * static_cast<double>(size_of(plan.dtype));
-  const double own = static_cast<double>(counts.pushed_rows) / workers;
   const double all = static_cast<double>(counts.touched_rows);
+  const double own = std::min(static_cast<double>(counts.pushed_rows) / pushes, all);
   const double asked_for = own * row_bytes + id_bytes(rows, own);
 
   RouteBytes bytes;
@@ -31,8 +33,8 @@ RouteBytes bytes_of_routes(const KeyPlan& plan, int workers, const RowCounts& co
   return bytes;
 }
 
-bool slices_are_cheaper(const KeyPlan& plan, int workers, const RowCounts& counts, bool holds_value) {
-  const RouteBytes bytes = bytes_of_routes(plan, workers, counts, holds_value);
+bool slices_are_cheaper(const KeyPlan& plan, int pushes, const RowCounts& counts, bool holds_value) {
+  const RouteBytes bytes = bytes_of_routes(plan, pushes, counts, holds_value);
   return bytes.slices < bytes.rows;
 }
 

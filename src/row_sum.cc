@@ -13,11 +13,11 @@ RowSum::RowSum(DType type, uint32_t row_elements, const RowRange& range, BufferP
       row_elements_(row_elements),
       row_bytes_(row_elements * size_of(sum_type(type))),
       range_(range),
-      pool_(pool),
-      slots_(range.count, kNone) {}
+      pool_(pool) {}
 
 void RowSum::add(const ReceivedRows& rows) {
   const size_t count = rows.ids.size();
+  if (slots_.empty()) slots_.assign(range_.count, kNone);
   reserve(rows_.size() + count);
   // In runs as long as possible: rows new or known alike, that follow each other both where they come from and here.
   for (size_t begin = 0, end; begin < count; begin = end) {
@@ -45,6 +45,10 @@ std::vector<int64_t> RowSum::ids() const {
   else if (!is_ascending(sorted.data(), sorted.size()))
     std::sort(sorted.begin(), sorted.end());
   return sorted;
+}
+
+void RowSum::write_row(int64_t row, void* destination) const {
+  finish_sum(type_, destination, sum_of(row), row_elements_);
 }
 
 void RowSum::clear() {

@@ -1,8 +1,8 @@
 // The sum of several senders' rows: each row that anybody touched, in the order in which the caller adds.
 //
-// A slot map tells where the sum of a row is, so that memory follows the rows that are touched, not those of the key; it
-// is one number for each row of the range. The sums are kept in one array, which grows and goes back to the pool in
-// clear().
+// A slot map tells where the sum of a row is, so that memory follows the rows that are touched, not those of the key;
+// it is one number for each row of the range, once there was one to add. The sums are kept in one array, which grows
+// and goes back to the pool in clear().
 // Threads: none of its own.
 #pragma once
 
@@ -34,6 +34,8 @@ class RowSum {
   // The sum of one of them, in the type in which sums are made. Sums of neighbours may follow each other in memory.
   char* sum_of(int64_t row) const { return sums_ + slot_of(row) * row_bytes_; }
   size_t row_bytes() const { return row_bytes_; }
+  // Writes one of them in the element type: float16 is rounded.
+  void write_row(int64_t row, void* destination) const;
   void clear();
 
  private:
@@ -47,7 +49,7 @@ class RowSum {
   const size_t row_bytes_;  // of a sum
   const RowRange range_;
   BufferPool& pool_;
-  std::vector<uint32_t> slots_;  // of each row of the range
+  std::vector<uint32_t> slots_;  // of each row of the range; empty before the first
   std::vector<int64_t> rows_;    // of each slot
   char* sums_ = nullptr;
   size_t bytes_ = 0;       // of that buffer

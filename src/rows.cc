@@ -172,6 +172,13 @@ const char* read_rows(const KeyPlan& plan, const RowRange& range, size_t row_byt
   return nullptr;
 }
 
+bool ends_round(const Header& header, const void* payload) {
+  if (payload == nullptr || (header.kind != FrameKind::kPushRows && header.kind != FrameKind::kRows)) return true;
+  RowsHeader rows;
+  std::memcpy(&rows, payload, sizeof rows);
+  return rows.last != 0;
+}
+
 bool is_ascending(const int64_t* ids, uint64_t count) {
   return std::adjacent_find(ids, ids + count, [](int64_t one, int64_t next) { return one >= next; }) == ids + count;
 }

@@ -70,7 +70,7 @@ class Server::Impl : public Transport::Handler {
     for (const auto& [buffer, bytes] : arriving_)
       if (buffer != nullptr) gradients_.give_back(buffer, bytes);
     keys_.clear();
-    dropped_.clear();
+    still_lent_.clear();
   }
 
   void add_worker(int worker, std::unique_ptr<Stream> stream, std::string peer) {
@@ -110,7 +110,7 @@ class Server::Impl : public Transport::Handler {
       settings.has_keys = true;
       entry->key.compression = {settings.compression.of(plan.dtype), settings.compression.threshold};
       entry->key.average = settings.average;
-      entry->key.aggregated = aggregates_ && entry->key.compression.encoding == Encoding::kPlain && !plan.has_rows();
+      entry->key.aggregated = aggregates_ && (plan.has_rows() || entry->key.compression.encoding == Encoding::kPlain);
     }
     if (entry->key.average && !is_float(plan.dtype))
       throw Error(ErrorKind::kUsage, label() + ": key '" + entry->key.name + "' is of type " + name_of(plan.dtype) +
@@ -138,19 +138,17 @@ class Server::Impl : public Transport::Handler {
     add_key(std::move(entry), parts);
   }
 
-  // Frames that its partitions have lent may still be in the hands of a sender, though all have come to their receivers.
+  // Buffers that its partitions have lent may still be in the hands of a sender, though all have come to their receivers.
   void drop(uint32_t wire_key) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = keys_.find(wire_key);
-    if (found == keys_.end()) return;
-    dropped_.push_back(std::move(found->second));
+    if (found == keys_.end() || !found->second->key.plan.has_rows()) return;
+    for (const auto& shard : found->second->shards)
+      if (shard != nullptr) still_lent_.push_back(static_cast<ServerPartition&>(*shard).hand_over_lent());
     keys_.erase(found);
-    const auto is_idle = [](const auto& key) {
-      return std::all_of(key->shards.begin(), key->shards.end(), [](const auto& shard) {
-        return shard == nullptr || static_cast<ServerPartition&>(*shard).is_idle();
-      });
-    };
-    dropped_.erase(std::remove_if(dropped_.begin(), dropped_.end(), is_idle), dropped_.end());
+    still_lent_.erase(
+        std::remove_if(still_lent_.begin(), still_lent_.end(), [](LentBuffers& lent) { return lent.is_idle(); }),
+        still_lent_.end());
   }
 
   void set_optimizer(int store, const OptimizerSpec& spec) {
@@ -208,18 +206,14 @@ class Server::Impl : public Transport::Handler {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
     ServerShard& shard = *find(header);
     void* payload = std::exchange(arriving_[static_cast<size_t>(van)], {}).first;  // null: none, or the first value
-    uint64_t& next_round = shard.next_round[static_cast<size_t>(worker)];
     uint32_t& inits = shard.inits[static_cast<size_t>(worker)];
-    const bool ends_round = header.kind == FrameKind::kPush ||
-                            (header.kind == FrameKind::kPushRows && (payload == nullptr || is_last(payload)));
-    if (header.of_machine != 0)
-      for (int pushed_for : machines_.workers(machines_.of(worker)))
-        ++shard.next_round[static_cast<size_t>(pushed_for)];
-    else if (ends_round)
-      ++next_round;
-    else if (header.kind == FrameKind::kInit && next_round == 0)
-      next_round = shard.published + 1;
-    if (header.kind == FrameKind::kInit) ++inits;
+    if (is_push(header.kind) && ends_round(header, payload)) {
+      shard.note_push(worker, header.of_machine != 0);
+    } else if (header.kind == FrameKind::kInit) {
+      uint64_t& next_round = shard.next_round[static_cast<size_t>(worker)];
+      if (next_round == 0) next_round = shard.published + 1;
+      ++inits;
+    }
     queue(urgency_of(header), {task_kind(header.kind), &shard, worker, header, payload, inits});
   }
 
@@ -250,8 +244,10 @@ class Server::Impl : public Transport::Handler {
   // --- while sending -----------------------------------------------------------------------------------------------
 
   void sent(const Frame& frame) override {
-    if (ServerSlice* slice = static_cast<Lender*>(frame.context)->taken_back())
-      queue({frame.header.round + 1, slice->priority()}, {Task::Kind::kFinish, slice});
+    auto* lender = static_cast<Lender*>(frame.context);
+    if (!lender->taken_back()) return;
+    auto* slice = static_cast<ServerSlice*>(lender);  // buffers of rows have nothing to go on with
+    queue({frame.header.round + 1, slice->priority()}, {Task::Kind::kFinish, slice});
   }
 
   Transport& transport() { return transport_; }
@@ -392,19 +388,26 @@ class Server::Impl : public Transport::Handler {
   // --- the same of keys of rows ------------------------------------------------------------------------------------
 
   void add_rows(ServerPartition& partition, const Task& task) {
-    const ServerPartition::Outcome outcome = partition.push(task.worker, task.header, task.payload);
+    PooledBuffer payload(gradients_, task.payload, buffer_bytes(partition, task.header));
+    const ServerPartition::Outcome outcome = partition.push(task.worker, task.header, std::move(payload));
     if (outcome.problem != nullptr)
       throw refused(van_of_worker_[static_cast<size_t>(task.worker)], outcome.problem, task.header, &partition);
     if (outcome.contradicts >= 0) throw differ(partition, task, outcome.contradicts);
+    if (partition.next_plan() != 0 && !can_move(partition, partition.next_plan()))
+      throw refused(van_of_worker_[static_cast<size_t>(task.worker)], "telling of a plan that the key does not have",
+                    task.header, &partition);
     trace(recorder(), TraceKind::kSummed, task.header, task.worker);
     if (!outcome.complete) return;
     ++partition.published;
     ++rounds_;
     const ServerPartition::Published published = partition.finish(optimizer_of(partition));
+    const bool to_machines = partition.key.aggregated;
     std::vector<Transport::Outgoing> frames;
-    for (int worker : all_workers_)
-      for (const Frame& frame : partition.wants_rows(worker) ? published.rows : published.nothing)
+    for (int worker : to_machines ? leaders_ : all_workers_)
+      for (Frame frame : partition.wants_rows(worker) ? published.rows : published.nothing) {
+        frame.header.of_machine = to_machines && !machines_.is_alone(worker);
         frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
+      }
     trace(recorder(), TraceKind::kUpdated, frames.front().frame.header);
     transport_.send(frames, Transport::Write::kHere);
   }
@@ -506,6 +509,14 @@ class Server::Impl : public Transport::Handler {
     return *shard;
   }
 
+  bool can_move(const ServerPartition& partition, uint32_t plan) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = keys_.find(plan);
+    if (found == keys_.end() || plan == partition.key.plan.wire_key) return false;
+    const ServerKey& to = found->second->key;
+    return to.is_successor && to.store == partition.key.store && to.name == partition.key.name;
+  }
+
   // That of the frame's sender.
   Error refused(int van, const char* problem, const Header& header, const ServerShard* shard) const {
     return Error(ErrorKind::kProtocol,
@@ -533,8 +544,6 @@ class Server::Impl : public Transport::Handler {
     }
   }
 
-  static bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
-
   static bool about_state(const Header& header) {
     return header.kind == FrameKind::kFetch || header.kind == FrameKind::kStore ||
            header.kind == FrameKind::kFetchRows || header.kind == FrameKind::kStoreRows;
@@ -543,13 +552,6 @@ class Server::Impl : public Transport::Handler {
   // Of the buffer in which a frame's payload is received.
   static size_t buffer_bytes(const ServerShard& shard, const Header& header) {
     return shard.key.plan.has_rows() ? BufferPool::roomy(header.payload_bytes) : header.payload_bytes;
-  }
-
-  // The payload is at least a RowsHeader: ServerPartition::problem_with().
-  static bool is_last(const void* payload) {
-    RowsHeader header;
-    std::memcpy(&header, payload, sizeof header);
-    return header.last != 0;
   }
 
   static std::string init_of(const ServerShard& shard) { return "wait for its value of key '" + shard.key.name + "'"; }
@@ -612,10 +614,11 @@ class Server::Impl : public Transport::Handler {
   std::vector<std::pair<void*, size_t>> arriving_;  // receiver thread: by van, the gradient being received
   size_t next_thread_ = 0;
 
-  BufferPool values_, gradients_;
+  BufferPool values_{/*reuses=*/false};  // and states
+  BufferPool gradients_;
   mutable std::mutex mutex_;  // the two maps and the stores; their elements stay where they are
   std::unordered_map<uint32_t, std::unique_ptr<KeyOnServer>> keys_;
-  std::vector<std::unique_ptr<KeyOnServer>> dropped_;  // not idle yet when they were
+  std::vector<LentBuffers> still_lent_;  // by keys that were dropped
   std::map<int, Store> stores_;
 
   std::atomic<uint64_t> rounds_{0};

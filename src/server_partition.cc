@@ -2,25 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
+#include <utility>
 
 #include "p3/sum.h"
 
 namespace p3 {
-namespace {
-
-uint32_t saturated(uint64_t count) {
-  return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
-}
-
-}  // namespace
 
 ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, SumOrder order, int its_thread,
                                  BufferPool& values, BufferPool& transient, int parts)
     : ServerShard(its_key, its_index, its_thread),
       range(partition_at(its_key.plan, its_index)),
-      num_workers_(its_key.machines->num_workers()),
-      order_(order),
+      pushes_(its_key.pushes()),
+      in_order_(order == SumOrder::kRank),
       values_(values),
       transient_(transient),
       dtype_(its_key.plan.dtype),
@@ -31,35 +24,38 @@ ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, S
       value_(static_cast<char*>(values.take(bytes_))),
       stored_(range.count * static_cast<uint64_t>(parts), false),
       missing_(stored_.size()),
-      sum_(dtype_, its_key.plan.row_elements, range, transient),
-      arrived_(static_cast<size_t>(num_workers_)),
-      wants_rows_(arrived_.size(), false) {}
+      total_(in_order_ ? key.machines->count() : key.machines->num_workers(), key.plan, range, transient, in_order_),
+      wants_rows_(static_cast<size_t>(key.machines->num_workers()), false) {
+  const Machines& machines = *key.machines;
+  if (!in_order_ || pushes_ == machines.count()) return;
+  for (int machine = 0; machine < machines.count(); ++machine)
+    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), key.plan, range, transient);
+}
 
 ServerPartition::~ServerPartition() {
   values_.give_back(value_, bytes_);
   if (master_ != nullptr) values_.give_back(master_, sum_bytes_);
   for (void* state : state_) values_.give_back(state, sum_bytes_);
-  for (const Arrived& arrived : arrived_)
-    for (const Waiting& frame : arrived.frames) give_back(frame.payload, frame.bytes);
 }
 
 const char* ServerPartition::problem_with(const Header& header, int worker, const Optimizer* optimizer) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
   const bool about_a_part = header.kind == FrameKind::kFetchRows || header.kind == FrameKind::kStoreRows;
-  const bool is_push = header.kind == FrameKind::kPushRows;
-  if (header.kind != FrameKind::kInit && !is_push && !about_a_part) return "unexpected";
+  const bool pushes = header.kind == FrameKind::kPushRows;
+  if (header.kind != FrameKind::kInit && !pushes && !about_a_part) return "unexpected";
   if (about_a_part && header.part != 0 && !has_state(header.part, optimizer))
     return "of a state that its key's optimizer does not have";
   const DType type = about_a_part ? type_of(header.part) : dtype_;
   if (static_cast<DType>(header.dtype) != type) return "of another element type than agreed";
-  if (is_push && header.part > 1) return "malformed";
+  if (pushes && header.part > 1) return "malformed";
   if (header.kind == FrameKind::kInit ? encoding != Encoding::kAbsent
-                                      : encoding != Encoding::kPlain && !(is_push && encoding == Encoding::kAbsent))
+                                      : encoding != Encoding::kPlain && !(pushes && encoding == Encoding::kAbsent))
     return "in another encoding than agreed";
   const size_t element_bytes = header.kind == FrameKind::kFetchRows ? 0 : size_of(type);
   if (encoding == Encoding::kPlain &&
       (header.payload_bytes < sizeof(RowsHeader) || header.payload_bytes > max_rows_payload(key.plan, element_bytes)))
     return "of another size than agreed";
+  if (!is_its_to_send(header, worker)) return "another worker's to send";
   return in_turn(header, worker) ? nullptr : "out of turn";
 }
 
@@ -70,62 +66,58 @@ std::vector<int> ServerPartition::init(int worker, uint32_t n) {
 
 // --- a round -------------------------------------------------------------------------------------------------------
 
-ServerPartition::Outcome ServerPartition::push(int worker, const Header& header, void* payload) {
-  Arrived& arrived = arrived_[static_cast<size_t>(worker)];
+ServerPartition::Outcome ServerPartition::push(int worker, const Header& header, PooledBuffer payload) {
+  const Machines& machines = *key.machines;
+  const int machine = machines.of(worker);
+  const bool on_its_own = !machine_.empty() && !machines.is_alone(worker);
+  RankRowSum& sum = on_its_own ? machine_[static_cast<size_t>(machine)] : total_;
+  const int place = on_its_own ? machines.place(worker) : in_order_ ? machine : worker;
+
   Outcome outcome;
   wants_rows_[static_cast<size_t>(worker)] = header.part == 1;
   if (worker == 0) priority_ = header.priority;
-  arrived.last = true;
-  if (payload != nullptr) {
-    Waiting frame{payload, header.payload_bytes, {}};
-    outcome.problem =
-        read_rows(key.plan, range, row_bytes_, payload, header.payload_bytes, arrived.next_row, frame.rows);
+  if (payload) {
+    RankRowSum::Frame frame;
+    outcome.problem = sum.read(place, std::move(payload), header.payload_bytes, frame);
+    if (outcome.problem == nullptr)
+      outcome.problem = note_rows(worker, header, frame.rows.header, sum.rows_of(place) + frame.rows.ids.size());
     outcome.contradicts = note_scalars(worker, header.scalars);
-    arrived.last = frame.rows.header.last == 1;
-    if (worker == 0) {
-      as_blocks_ = frame.rows.header.coding == IdCoding::kBitmap;
-      next_plan_ = frame.rows.header.next_plan;
-    } else if (frame.rows.header.next_plan != 0 && outcome.problem == nullptr) {
-      outcome.problem = "telling of another plan, which only worker 0 may";
-    }
-    present_ += arrived.last;
-    pushed_rows_ += frame.rows.ids.size();
-    arrived.frames.push_back(std::move(frame));
     if (outcome.problem != nullptr || outcome.contradicts >= 0) return outcome;
+    sum.add(place, std::move(frame));
+  } else {
+    sum.add_nothing(place);
   }
-  pushed_ += arrived.last;
-  take_turns();
-  outcome.complete = pushed_ == num_workers_;
+  pushed_ += sum.has_all_of(place);
+  if (on_its_own && sum.complete()) total_.add(machine, sum.take_rounded());
+  outcome.complete = pushed_ == pushes_;
   return outcome;
 }
 
-// Adds what can be added now: in the order of ranks, all frames of one worker before the next one's first.
-void ServerPartition::take_turns() {
-  const auto add_all = [this](Arrived& arrived) {
-    for (const Waiting& frame : arrived.frames) {
-      sum_.add(frame.rows);
-      give_back(frame.payload, frame.bytes);
-    }
-    arrived.frames.clear();
-  };
-  if (order_ == SumOrder::kArrival) {
-    for (Arrived& arrived : arrived_) add_all(arrived);
-    return;
+// `union_of_frames`: rows of this push so far. Returns what is wrong with the frame, or null.
+const char* ServerPartition::note_rows(int worker, const Header& header, const RowsHeader& rows,
+                                       uint64_t union_of_frames) {
+  if (worker == 0) {
+    as_blocks_ = rows.coding == IdCoding::kBitmap;
+    next_plan_ = rows.next_plan;
+  } else if (rows.next_plan != 0) {
+    return "telling of another plan, which only worker 0 may";
   }
-  while (summed_ < num_workers_) {
-    Arrived& next = arrived_[static_cast<size_t>(summed_)];
-    add_all(next);
-    if (!next.last) return;
-    ++summed_;
-  }
+  if (rows.last == 0) return nullptr;
+  const int contributors = header.of_machine != 0 ? header.contributors : 1;
+  const uint64_t pushed = header.of_machine != 0 ? rows.pushed_rows : union_of_frames;
+  if (pushed < union_of_frames || pushed > union_of_frames * static_cast<uint64_t>(contributors))
+    return "of more or fewer rows than its machine can have pushed";
+  present_ += contributors;
+  pushed_rows_ += pushed;
+  return nullptr;
 }
 
 ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
-  drop_returned();
-  const std::vector<int64_t> touched = sum_.ids();
+  RowSum& sum = total_.sum();
+  const std::vector<int64_t> touched = sum.ids();
   if (present_ > 0 && key.average) {
     if (optimizer == nullptr)
-      sum_.divide(present_);
+      sum.divide(present_);
     else
       scalars_.rescale /= present_;
   }
@@ -141,29 +133,30 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
   header.encoding = static_cast<uint8_t>(present_ == 0 ? Encoding::kAbsent : Encoding::kPlain);
   header.part = optimizer == nullptr && present_ > 0;
   const int wanting = static_cast<int>(std::count(wants_rows_.begin(), wants_rows_.end(), true));
-  const auto told = [&](int workers, uint64_t count, bool as_blocks) {
+  const auto told = [&](int receivers, uint64_t count, bool as_blocks) {
     std::vector<Frame> frames;
-    if (workers == 0) return frames;
+    if (receivers == 0) return frames;
     if (present_ == 0) return std::vector<Frame>{{header}};
     for (RowsPiece& piece : cut_rows(key.plan, range, touched.data(), 0, count, as_blocks)) {
       piece.header.next_plan = next_plan_;
-      piece.header.pushed_rows = saturated(pushed_rows_);
+      piece.header.pushed_rows = RowsHeader::saturated(pushed_rows_);
       piece.header.touched_rows = static_cast<uint32_t>(touched.size());
-      frames.push_back(lent_frame(header, piece.payload_bytes(row_bytes_), workers));
-      write_rows(piece, touched.data(), row_bytes_, lent_.back()->data(), [&](void* destination, uint64_t i) {
+      const size_t bytes = piece.payload_bytes(row_bytes_);
+      PooledBuffer payload(transient_, BufferPool::roomy(bytes));
+      write_rows(piece, touched.data(), row_bytes_, payload.data(), [&](void* destination, uint64_t i) {
         if (optimizer != nullptr)
           std::memcpy(destination, value_ + offset_of(touched[i]) * size_of(dtype_), row_bytes_);
         else
-          finish_sum(dtype_, destination, sum_.sum_of(touched[i]), key.plan.row_elements);
+          sum.write_row(touched[i], destination);
       });
+      frames.push_back(lent_.lend(header, std::move(payload), bytes, receivers));
     }
     return frames;
   };
-  Published published_frames{told(wanting, touched.size(), as_blocks_), told(num_workers_ - wanting, 0, false)};
+  Published published_frames{told(wanting, touched.size(), as_blocks_), told(pushes_ - wanting, 0, false)};
 
-  sum_.clear();
-  for (Arrived& arrived : arrived_) arrived = {};
-  pushed_ = summed_ = present_ = 0;
+  total_.clear();
+  pushed_ = present_ = 0;
   pushed_rows_ = 0;
   first_worker_ = -1;
   as_blocks_ = false;
@@ -175,11 +168,12 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
 void ServerPartition::update(const Optimizer& optimizer, const std::vector<int64_t>& touched) {
   if (touched.empty()) return;
   make_state(optimizer);
+  const RowSum& sum = total_.sum();
   std::vector<void*> state(state_.size());
   for (size_t begin = 0, end; begin < touched.size(); begin = end) {
-    char* const sums = sum_.sum_of(touched[begin]);
+    char* const sums = sum.sum_of(touched[begin]);
     for (end = begin + 1; end < touched.size() && touched[end] == touched[end - 1] + 1 &&
-                          sum_.sum_of(touched[end]) == sums + (end - begin) * sum_.row_bytes();)
+                          sum.sum_of(touched[end]) == sums + (end - begin) * sum.row_bytes();)
       ++end;
     const size_t offset = offset_of(touched[begin]), sum_offset = offset * size_of(sum_dtype_);
     for (size_t s = 0; s < state.size(); ++s) state[s] = static_cast<char*>(state_[s]) + sum_offset;
@@ -235,36 +229,22 @@ void ServerPartition::note_stored(uint8_t part, int64_t row) {
 const char* ServerPartition::fetch(const Header& header, const void* payload, const Optimizer* optimizer,
                                    Frame& answer) {
   if (missing_ > 0) return "out of turn";
-  drop_returned();
   const size_t row_bytes = key.plan.row_elements * size_of(type_of(header.part));
   uint64_t next_row = range.first;
   const char* problem = read_rows(key.plan, range, 0, payload, header.payload_bytes, next_row, received_);
   if (problem != nullptr) return problem;
   Header answered = header;
   answered.kind = FrameKind::kPart;
-  answer = lent_frame(answered, received_.ids.size() * row_bytes, 1);
-  char* destination = static_cast<char*>(lent_.back()->data());
+  const size_t bytes = received_.ids.size() * row_bytes;
+  PooledBuffer content(transient_, BufferPool::roomy(bytes));
+  char* destination = static_cast<char*>(content.data());
   const char* const place = part_at(header.part, optimizer);
   for (int64_t row : received_.ids) {
     std::memcpy(destination, place + offset_of(row) * size_of(type_of(header.part)), row_bytes);
     destination += row_bytes;
   }
+  answer = lent_.lend(answered, std::move(content), bytes, 1);
   return nullptr;
-}
-
-Frame ServerPartition::lent_frame(const Header& header, size_t bytes, int borrowers) {
-  lent_.push_back(std::make_unique<LentBuffer>(transient_, bytes, borrowers));
-  Frame frame;
-  frame.header = header;
-  frame.header.payload_bytes = static_cast<uint32_t>(bytes);
-  frame.payload = lent_.back()->data();
-  frame.context = static_cast<Lender*>(lent_.back().get());
-  return frame;
-}
-
-void ServerPartition::drop_returned() {
-  lent_.erase(std::remove_if(lent_.begin(), lent_.end(), [](const auto& buffer) { return buffer->returned(); }),
-              lent_.end());
 }
 
 }  // namespace p3

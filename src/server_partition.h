@@ -1,15 +1,14 @@
-// One partition of a key of rows on its server, through a round: each worker's rows come in, are summed in order, update
-// the rows that anybody touched, and those go out. All of it where the partition is summed, except where a member says
-// otherwise.
+// One partition of a key of rows on its server, through a round: each worker's rows come in, or each machine's, are
+// summed in order, update the rows that anybody touched, and those go out. All of it where the partition is summed,
+// except where a member says otherwise.
 //
-// Memory: the whole value, and with an optimizer its state, of every row; a slot for each row (RowSum); between a
-//         worker's turn and its coming, what it sent; and copies of the rows that are on their way out, so that nothing
-//         waits for a slow worker.
+// Memory: the whole value, and with an optimizer its state, of every row; a slot for each row (RowSum), and one more
+//         for each machine whose workers push on their own; between a push's turn and its coming, what came; and
+//         copies of the rows that are on their way out, so that nothing waits for a slow worker.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -18,37 +17,10 @@
 #include "p3/rows.h"
 #include "p3/server.h"
 #include "p3/van.h"
-#include "row_sum.h"
+#include "rank_row_sum.h"
 #include "server_shard.h"
 
 namespace p3 {
-
-// A payload in a buffer of its own, lent to a number of frames. The last one to leave gives the memory back.
-class LentBuffer final : public Lender {
- public:
-  LentBuffer(BufferPool& pool, size_t bytes, int borrowers)
-      : pool_(pool), bytes_(BufferPool::roomy(bytes)), borrowers_(borrowers), data_(pool.take(bytes_)) {}
-  ~LentBuffer() {
-    if (!returned()) pool_.give_back(data_, bytes_);
-  }
-  void* data() const { return data_; }
-  bool returned() const { return returned_; }  // it may be destroyed
-
-  ServerSlice* taken_back() override {
-    if (borrowers_.fetch_sub(1) == 1) {
-      pool_.give_back(data_, bytes_);
-      returned_ = true;
-    }
-    return nullptr;
-  }
-
- private:
-  BufferPool& pool_;
-  const size_t bytes_;
-  std::atomic<int> borrowers_;
-  void* const data_;
-  std::atomic<bool> returned_{false};
-};
 
 class ServerPartition final : public ServerShard {
  public:
@@ -72,10 +44,10 @@ class ServerPartition final : public ServerShard {
   struct Outcome {
     const char* problem = nullptr;
     int contradicts = -1;
-    bool complete = false;  // every worker's rows of this round are in
+    bool complete = false;  // all of this round are in
   };
-  // Takes over the payload (from the transient pool, of roomy(header.payload_bytes)); null if the worker has none.
-  Outcome push(int worker, const Header& header, void* payload);
+  // `payload`: from the transient pool, of roomy(header.payload_bytes); empty if the worker has none.
+  Outcome push(int worker, const Header& header, PooledBuffer payload);
   // The rows of one part (0: the value) get another content. Returns what is wrong with the payload, or null. `last`: of
   // this worker's frames.
   const char* store(const Header& header, const void* payload, const Optimizer* optimizer, bool& last);
@@ -86,42 +58,26 @@ class ServerPartition final : public ServerShard {
 
   // All are in, and `published` counts the round: updates what was touched, and tells it.
   struct Published {
-    std::vector<Frame> rows;     // in this order, for each worker that wants the rows
-    std::vector<Frame> nothing;  // for each of the others
+    std::vector<Frame> rows;     // in this order, for each who pushes and wants the rows
+    std::vector<Frame> nothing;  // for each of the others who push
   };
   Published finish(const Optimizer* optimizer);
-  // Nothing that this partition owns is on its way.
-  bool is_idle() {
-    drop_returned();
-    return lent_.empty();
-  }
+  // The end of this partition, of which something may still be on its way.
+  LentBuffers hand_over_lent() { return std::exchange(lent_, {}); }
+  uint32_t next_plan() const { return next_plan_; }  // that worker 0 has told of in this round
   bool wants_rows(int worker) const { return wants_rows_[static_cast<size_t>(worker)]; }
 
  private:
-  struct Waiting {
-    void* payload;
-    size_t bytes;
-    ReceivedRows rows;
-  };
-  struct Arrived {
-    std::vector<Waiting> frames;  // received, checked, and not yet summed
-    uint64_t next_row = 0;
-    bool last = false;  // all have come
-  };
-
-  void take_turns();
+  const char* note_rows(int worker, const Header& header, const RowsHeader& rows, uint64_t union_of_frames);
   void note_stored(uint8_t part, int64_t row);
   void update(const Optimizer& optimizer, const std::vector<int64_t>& touched);
   void make_state(const Optimizer& optimizer);
   char* part_at(uint8_t part, const Optimizer* optimizer);
-  void give_back(void* payload, size_t bytes) { transient_.give_back(payload, BufferPool::roomy(bytes)); }
   DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
   size_t offset_of(int64_t row) const { return (static_cast<uint64_t>(row) - range.first) * key.plan.row_elements; }
-  Frame lent_frame(const Header& header, size_t bytes, int borrowers);
-  void drop_returned();
 
-  const int num_workers_;
-  const SumOrder order_;
+  const int pushes_;  // of a round
+  const bool in_order_;
   BufferPool& values_;
   BufferPool& transient_;
   const DType dtype_, sum_dtype_;
@@ -134,17 +90,16 @@ class ServerPartition final : public ServerShard {
   std::vector<bool> stored_;
   uint64_t missing_;
 
-  RowSum sum_;
+  RankRowSum total_;                // of the machines' sums; of all who push if they are added as they come
+  std::deque<RankRowSum> machine_;  // by machine, if several workers of one push on their own and are added in order
   ReceivedRows received_;
-  std::vector<Arrived> arrived_;  // by rank
   std::vector<bool> wants_rows_;  // by rank
-  int pushed_ = 0;                // workers all of whose frames are in
-  int summed_ = 0;                // ranks below this one are in the sum (SumOrder::kRank)
-  int present_ = 0;               // workers that took part
+  int pushed_ = 0;                // pushes all of whose frames are in
+  int present_ = 0;               // workers with a gradient in this round
   uint64_t pushed_rows_ = 0;
   bool as_blocks_ = false;  // worker 0's rows came as blocks
   uint32_t next_plan_ = 0;  // that worker 0 has told of
-  std::vector<std::unique_ptr<LentBuffer>> lent_;
+  LentBuffers lent_;
 };
 
 }  // namespace p3

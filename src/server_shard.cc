@@ -5,6 +5,14 @@
 
 namespace p3 {
 
+void ServerShard::note_push(int worker, bool of_machine) {
+  if (!of_machine) {
+    ++next_round[static_cast<size_t>(worker)];
+    return;
+  }
+  for (int each : key.machines->workers(key.machines->of(worker))) ++next_round[static_cast<size_t>(each)];
+}
+
 void ServerShard::note_init(int worker, uint32_t n) {
   inits_here_[static_cast<size_t>(worker)] = n;
   waiting_for_init_.push_back({worker, n});
@@ -29,8 +37,14 @@ int ServerShard::note_scalars(int worker, const RoundScalars& scalars) {
   return std::memcmp(&scalars, &scalars_, sizeof scalars) == 0 ? -1 : first_worker_;
 }
 
+bool ServerShard::is_its_to_send(const Header& header, int worker) const {
+  const Machines& machines = *key.machines;
+  if (!is_push(header.kind) || !key.aggregated || machines.is_alone(worker)) return header.of_machine == 0;
+  return header.of_machine != 0 && machines.leader_of(worker) == worker &&
+         header.contributors <= machines.workers(machines.of(worker)).size();
+}
+
 bool ServerShard::in_turn(const Header& header, int worker) const {
-  const bool is_push = header.kind == FrameKind::kPush || header.kind == FrameKind::kPushRows;
   const uint64_t next = next_round[static_cast<size_t>(worker)];
   if (header.of_machine != 0)
     for (int other : key.machines->workers(key.machines->of(worker)))
@@ -40,7 +54,7 @@ bool ServerShard::in_turn(const Header& header, int worker) const {
                           (header.kind == FrameKind::kStoreRows && (header.part == 0 || key.is_successor));
     return is_value && (header.round == published || (key.is_successor && published == 0));
   }
-  return next == published + 1 && header.round == (is_push ? next : next - 1);
+  return next == published + 1 && header.round == (is_push(header.kind) ? next : next - 1);
 }
 
 bool ServerShard::has_state(uint8_t part, const Optimizer* optimizer) const {

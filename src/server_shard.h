@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lent_buffers.h"
 #include "p3/compression.h"
 #include "p3/machines.h"
 #include "p3/optimizer.h"
@@ -30,18 +31,8 @@ struct ServerKey {
 
   // Whose first value a worker waits for, besides rank 0's: who pushes for others must know the key before they push.
   int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : 0; }
-};
-
-class ServerSlice;
-
-// Who lent a frame its payload; the frame's context.
-class Lender {
- public:
-  // The frame has left. Any thread. Returns the slice whose round can finish now, or null.
-  virtual ServerSlice* taken_back() = 0;
-
- protected:
-  ~Lender() = default;
+  // Pushes of each round.
+  int pushes() const { return aggregated ? machines->count() : machines->num_workers(); }
 };
 
 class ServerShard {
@@ -63,6 +54,8 @@ class ServerShard {
   // The round that each worker pushes next; 0: its first init is still to come.
   std::vector<uint64_t> next_round;
   std::vector<uint32_t> inits;  // received from each worker
+  // A push of this worker, or of its machine, is in.
+  void note_push(int worker, bool of_machine);
 
   // What is wrong with a frame of a known worker, regardless of its payload; null if nothing. `optimizer`: the store's.
   virtual const char* problem_with(const Header& header, int worker, const Optimizer* optimizer) const = 0;
@@ -88,6 +81,8 @@ class ServerShard {
 
   // A push is for the round after the last one. All else is about the value or state that the last one left.
   bool in_turn(const Header& header, int worker) const;
+  // Of an aggregated key the leader pushes, for all workers of its machine.
+  bool is_its_to_send(const Header& header, int worker) const;
   bool has_state(uint8_t part, const Optimizer* optimizer) const;
 
   int first_worker_ = -1;  // of this round: whose numbers the others' are compared with

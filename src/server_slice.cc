@@ -10,8 +10,6 @@ namespace p3 {
 
 namespace {
 
-int pushes_of(const ServerKey& key) { return key.aggregated ? key.machines->count() : key.machines->num_workers(); }
-
 bool is_about_state(FrameKind kind) { return kind == FrameKind::kFetch || kind == FrameKind::kStore; }
 
 }  // namespace
@@ -22,7 +20,7 @@ ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, SumOrder 
       elements(slice_at(its_key.plan, its_index).elements),
       bytes(elements * size_of(its_key.plan.dtype)),
       pushed_bytes(encoded_bytes(its_key.compression.encoding, its_key.plan.dtype, elements)),
-      outstanding(pushes_of(its_key)),
+      outstanding(its_key.pushes()),
       values_(values),
       gradients_(gradients),
       dtype_(its_key.plan.dtype),
@@ -30,7 +28,7 @@ ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, SumOrder 
       sum_bytes_(elements * size_of(sum_dtype_)),
       value_(values.take(bytes)),
       in_order_(order == SumOrder::kRank),
-      pushes_(pushes_of(its_key)),
+      pushes_(its_key.pushes()),
       total_(key.machines->count(), dtype_, elements, gradients, in_order_) {
   const Machines& machines = *key.machines;
   if (!in_order_ || pushes_ == machines.count()) return;
@@ -57,15 +55,6 @@ const char* ServerSlice::problem_with(const Header& header, int worker, const Op
   if (header.payload_bytes != payload_bytes(header)) return "of another size than agreed";
   if (!is_its_to_send(header, worker)) return "another worker's to send";
   return in_turn(header, worker) ? nullptr : "out of turn";
-}
-
-// Of an aggregated key the leader pushes, for all workers of its machine.
-bool ServerSlice::is_its_to_send(const Header& header, int worker) const {
-  const Machines& machines = *key.machines;
-  const bool for_machine = header.kind == FrameKind::kPush && key.aggregated && !machines.is_alone(worker);
-  if (!for_machine) return header.of_machine == 0;
-  return header.of_machine != 0 && machines.leader_of(worker) == worker &&
-         header.contributors <= machines.workers(machines.of(worker)).size();
 }
 
 DType ServerSlice::element_type(FrameKind kind) const { return is_about_state(kind) ? sum_dtype_ : dtype_; }

@@ -40,7 +40,7 @@ class ServerSlice final : public ServerShard, public Lender {
   // one count for all of what is still to come, and whoever brings it to zero lets the round finish. So nothing changes
   // under a send.
   std::atomic<int> outstanding;
-  ServerSlice* taken_back() override { return outstanding.fetch_sub(1) == 1 ? this : nullptr; }
+  bool taken_back() override { return outstanding.fetch_sub(1) == 1; }
 
   // --- where it is summed ------------------------------------------------------------------------------------------
   // The place of the value; rank 0's first init is received straight into it.
@@ -69,7 +69,6 @@ class ServerSlice final : public ServerShard, public Lender {
   void publish_sum(void*& sum);
   DType element_type(FrameKind kind) const;
   bool may_come(const Header& header, int worker) const;
-  bool is_its_to_send(const Header& header, int worker) const;
   void make_state(const Optimizer& optimizer);
   void*& state_at(const Optimizer& optimizer, uint8_t part);
   void make_writable(void*& array, size_t size);

@@ -16,17 +16,17 @@ std::string malformed(const Header& header) {
            std::to_string(Header::kVersion) + " (install the same mxnet-p3 on all nodes)";
   if (!is_known(header.kind)) return "a frame of unknown kind " + std::to_string(static_cast<int>(header.kind));
   if (header.crc32c != 0 || header.of_machine > 1) return "a frame with reserved bits set";
-  if (header.of_machine != 0 && header.kind != FrameKind::kPush && header.kind != FrameKind::kValue)
+  if (header.of_machine != 0 && !is_push(header.kind) && header.kind != FrameKind::kValue &&
+      header.kind != FrameKind::kRows)
     return "a frame for a whole machine that can only be one worker's";
-  if (header.contributors != 0 && (header.of_machine == 0 || header.kind != FrameKind::kPush))
+  if (header.contributors != 0 && (header.of_machine == 0 || !is_push(header.kind)))
     return "a frame that counts workers where there are none to count";
   if (carries_slice(header.kind)) {
     const auto encoding = static_cast<Encoding>(header.encoding);
     if (!is_known(static_cast<DType>(header.dtype)))
       return "a slice of unknown element type " + std::to_string(header.dtype);
     if (encoding > Encoding::kAbsent) return "a slice of unknown encoding " + std::to_string(header.encoding);
-    if (header.of_machine != 0 && header.kind == FrameKind::kPush &&
-        (encoding == Encoding::kAbsent) != (header.contributors == 0))
+    if (header.of_machine != 0 && is_push(header.kind) && (encoding == Encoding::kAbsent) != (header.contributors == 0))
       return "a machine's sum of " + std::to_string(header.contributors) + " workers";
     if (encoding == Encoding::kAbsent && header.payload_bytes != 0)
       return "an absent slice that announces " + std::to_string(header.payload_bytes) + " bytes";

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "machine_leader.h"
+#include "machine_rows.h"
 #include "p3/disagreement.h"
 #include "p3/routing.h"
 #include "p3/transport.h"
@@ -20,14 +22,6 @@ namespace p3 {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// A push of one worker of this machine, for its leader to add.
-struct LocalPush {
-  Key* key = nullptr;
-  int place = 0;
-  Header header{};
-  const void* own = nullptr;  // the leader's: its gradient, or null
-};
 
 struct Awaited {
   const Key* key;
@@ -39,7 +33,10 @@ struct Awaited {
 class Worker::Impl : public Transport::Handler {
  public:
   Impl(int rank, int num_servers, NodeOptions options)
-      : rank_(rank), num_servers_(num_servers), transport_(std::move(options), *this) {
+      : rank_(rank),
+        num_servers_(num_servers),
+        leader_(rank, transport_, van_of_server_),
+        transport_(std::move(options), *this) {
     if (num_servers < 1)
       throw Error(ErrorKind::kUsage,
                   label() + ": a job needs at least one server, not " + std::to_string(num_servers) + ".");
@@ -55,7 +52,7 @@ class Worker::Impl : public Transport::Handler {
   }
 
   void add_local(int worker, std::unique_ptr<Stream> stream, std::string peer) {
-    if (worker < 0 || worker == rank_ || leader_van_ >= 0 || (worker < rank_ && leads()))
+    if (worker < 0 || worker == rank_ || leader_van_ >= 0 || (worker < rank_ && leader_.leads()))
       throw Error(ErrorKind::kUsage, label() + ": worker " + std::to_string(worker) + " cannot be a neighbour.");
     const int van = transport_.add_van(std::move(stream), std::move(peer), local_peer(worker));
     server_of_van_.push_back(-1);
@@ -63,9 +60,7 @@ class Worker::Impl : public Transport::Handler {
     if (worker < rank_)
       leader_van_ = van;
     else
-      members_.push_back({worker, van});
-    std::sort(members_.begin(), members_.end(),
-              [](const auto& one, const auto& other) { return one.rank < other.rank; });
+      leader_.add_member(worker, van);
   }
 
   void add_watch(std::unique_ptr<Stream> stream, std::string peer) {
@@ -118,10 +113,9 @@ class Worker::Impl : public Transport::Handler {
           !makes_sense(plan))
         throw Error(ErrorKind::kUsage, label() + ": the plan of key '" + key.name + "' does not fit its declaration.");
       key.plan = plan;
-      const bool aggregated = key.compression.encoding == Encoding::kPlain && !plan.has_rows();
+      const bool aggregated = key.compression.encoding == Encoding::kPlain;
       key.by_leader = aggregated && leader_van_ >= 0;
-      if (aggregated && leads())
-        key.machine_sum = std::make_unique<MachineSum>(plan, static_cast<int>(members_.size()) + 1, gradients_);
+      if (aggregated && leader_.leads()) key.machine_sum = leader_.sum_of(plan, 1);
       handle_of_wire_key_[plan.wire_key] = handle;
       begin_next(key, frames);
     }
@@ -179,13 +173,13 @@ class Worker::Impl : public Transport::Handler {
     std::lock_guard<std::mutex> lock(mutex_);
     Key& key = find(handle);
     key.as_blocks = key.counters.as_slices = as_slices;
-    key.chooses_among = 0;
+    key.pushes = 0;
   }
 
-  void choose_route(int handle, int num_workers) {
+  void choose_route(int handle, int pushes) {
     rows_shape(handle);
     std::lock_guard<std::mutex> lock(mutex_);
-    find(handle).chooses_among = num_workers;
+    find(handle).pushes = pushes;
   }
 
   void move_rows(int handle, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, MoveDone done) {
@@ -241,17 +235,17 @@ class Worker::Impl : public Transport::Handler {
     const auto known = handle_of_wire_key_.find(header.key);
     if (known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
     Key& key = keys_[static_cast<size_t>(known->second)];
-    if (header.kind == FrameKind::kPush) return receive_push_into(van, key, header);
+    if (is_push(header.kind)) return receive_push_into(van, key, header);
     if (!key.active || header.round != key.round || header.key != key.plan_in_use().wire_key)
       refuse(van, header, "out of turn");
     const Operation& operation = key.operations.front();
+    if ((header.of_machine != 0) != (operation.is_round() && key.machine_sum != nullptr))
+      refuse(van, header, "for another number of workers than agreed");
     if (operation.rows != nullptr) return place_of_rows(van, header, key);
     if (header.kind != (operation.is_about_a_part() ? FrameKind::kPart : FrameKind::kValue) ||
         header.part != operation.part)
       refuse(van, header, "unexpected");
     check_place(van, header, key);
-    if ((header.of_machine != 0) != (operation.is_round() && key.machine_sum != nullptr))
-      refuse(van, header, "for another number of workers than agreed");
     const Slice slice = slice_at(*key.plan, header.slice);
     const DType type = operation.type(key.dtype);
     const auto encoding = static_cast<Encoding>(header.encoding);
@@ -266,12 +260,7 @@ class Worker::Impl : public Transport::Handler {
   }
 
   void received(int van, const Header& header, void* payload) override {
-    if (header.kind == FrameKind::kPush) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      Key& key = keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
-      pushes_.push(urgency_of(header), {&key, place_of(van), header});
-      return;
-    }
+    if (is_push(header.kind)) return leader_.received(van);
     const auto encoding = static_cast<Encoding>(header.encoding);
     if (encoding == Encoding::kFloat16)
       widen_in_place(reinterpret_cast<float*>(static_cast<char*>(payload) - header.payload_bytes),
@@ -280,8 +269,14 @@ class Worker::Impl : public Transport::Handler {
     Key& key = *active;
     bool updated = encoding != Encoding::kAbsent;
     if (rows != nullptr) {
+      Frame own{header, payload};
+      if (header.of_machine != 0) {
+        const auto left = leader_.pass_on_rows(key, header, payload);
+        if (!left) return;
+        own = *left;
+      }
       bool complete = false;
-      const char* problem = rows->land(header, payload, complete);
+      const char* problem = rows->land(own.header, own.payload, complete);
       if (problem != nullptr) refuse(van, header, problem);
       if (!complete) return;
       if (key.outstanding == 1) rows->finish(key.left_over);
@@ -292,13 +287,13 @@ class Worker::Impl : public Transport::Handler {
       std::lock_guard<std::mutex> lock(mutex_);
       key.landed[header.slice] = true;
       key.updated |= updated;
-      if (header.of_machine != 0) pass_on(key, header, payload, frames);
+      if (header.of_machine != 0 && rows == nullptr) frames = leader_.pass_on_slice(key, header, payload);
     }
     if (!frames.empty()) transport_.send(frames, Transport::Write::kHere);
     count_down(key);
   }
 
-  // One slice of the key's operation has landed, or one frame that it waits for has left.
+  // One slice of the key's operation has landed, or one value that it waits for has left.
   void count_down(Key& key) {
     std::vector<Transport::Outgoing> frames;
     Done done;
@@ -326,33 +321,27 @@ class Worker::Impl : public Transport::Handler {
     idle_.notify_all();
   }
 
-  // On the leader of a machine: the machine's pushes, and the values that it passes on.
+  // On the leader of a machine: the values that it passes on from its landing arrays; all else is lent.
   void sent(const Frame& frame) override {
-    Key& key = *static_cast<Key*>(frame.context);
-    if (frame.header.kind == FrameKind::kPush) key.machine_sum->left(frame.header.slice);
-    count_down(key);
+    if (frame.header.kind == FrameKind::kValue)
+      count_down(*static_cast<Key*>(frame.context));
+    else
+      static_cast<Lender*>(frame.context)->taken_back();
   }
 
-  // Adds one push to its machine's sum.
   bool work() override {
-    LocalPush push;
-    bool more;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (leader_left_) check_that_nothing_waits_for(leader_van_);
-      if (pushes_.empty()) return false;
-      push = pushes_.pop();
-      more = !pushes_.empty();
     }
-    add_to_machine(push);
-    return more;
+    return leader_.work();
   }
 
   void left(int van) override {
-    if (van == leader_van_ || place_of(van) > 0) {
+    if (van == leader_van_ || leader_.place_of(van) > 0) {
       std::lock_guard<std::mutex> lock(mutex_);
       leader_left_ = van == leader_van_;
-      if (!leader_left_) members_[static_cast<size_t>(place_of(van)) - 1].left = true;
+      if (!leader_left_) leader_.note_departure(van);
       check_that_nothing_waits_for(van);
     }
     if (server_of_van_[static_cast<size_t>(van)] < 0) return;
@@ -396,11 +385,11 @@ class Worker::Impl : public Transport::Handler {
     Counters counters;
     std::vector<int> away, near;
     for (int van = 0; van < static_cast<int>(server_of_van_.size()); ++van)
-      (van == leader_van_ || place_of(van) > 0 ? near : away).push_back(van);
+      (van == leader_van_ || leader_.place_of(van) > 0 ? near : away).push_back(van);
     counters.traffic = transport_.traffic_with(away);
     counters.local = transport_.traffic_with(near);
-    counters.buffer_bytes = gradients_.bytes_in_use();
-    counters.peak_buffer_bytes = gradients_.peak_bytes();
+    counters.buffer_bytes = leader_.pool().bytes_in_use();
+    counters.peak_buffer_bytes = leader_.pool().peak_bytes();
     counters.rounds = rounds_;
     return counters;
   }
@@ -436,6 +425,8 @@ class Worker::Impl : public Transport::Handler {
     if (header.slice >= slice_count(key.plan_in_use()) || key.landed[header.slice] ||
         van_of(key, key.operations.front(), header.slice) != van)
       refuse(van, header, "misplaced");
+    if (header.of_machine != 0 && !key.machine_sum->is_awaiting(header.slice))
+      refuse(van, header, "an answer to no push");
   }
 
   // With the lock held.
@@ -466,13 +457,13 @@ class Worker::Impl : public Transport::Handler {
     const Operation& operation = key.operations.front();
     ++rounds_;
     if (operation.rows != nullptr && operation.is_round()) {
-      note_rows(*operation.rows, key.counters);
+      note_rows(*operation.rows, key);
       key.next_plan = operation.rows->round().next_plan;
       if (key.next_plan != 0) ++pending_;  // the move, until its operations are there
       const RowsOfRound& round = operation.rows->round();
-      if (key.chooses_among > 0 && operation.rows->updated())
-        key.as_blocks = key.counters.as_slices = slices_are_cheaper(
-            *key.plan, key.chooses_among, {round.pushed, round.touched}, operation.rows->holds_value());
+      if (key.pushes > 0 && operation.rows->updated())
+        key.as_blocks = key.counters.as_slices =
+            slices_are_cheaper(*key.plan, key.pushes, {round.pushed, round.touched}, operation.rows->holds_value());
     }
     if (operation.kind != Operation::Kind::kPush) return;
     const double waited_s = std::chrono::duration<double>(Clock::now() - operation.asked_at).count();
@@ -482,11 +473,14 @@ class Worker::Impl : public Transport::Handler {
     key.counters.longest_wait_s = std::max(key.counters.longest_wait_s, waited_s);
   }
 
-  static void note_rows(const RowsTransfer& rows, KeyCounters& counters) {
+  static void note_rows(const RowsTransfer& rows, Key& key) {
+    KeyCounters& counters = key.counters;
     counters.own_rows = rows.own_rows();
     counters.pushed_rows = rows.round().pushed;
     counters.touched_rows = rows.round().touched;
-    counters.row_bytes_sent += rows.bytes_sent();
+    counters.row_bytes_sent += key.machine_sum == nullptr
+                                   ? rows.bytes_sent()
+                                   : static_cast<MachineRows&>(*key.machine_sum).take_pushed_bytes();
     counters.row_bytes_received += rows.bytes_received();
   }
 
@@ -503,38 +497,51 @@ class Worker::Impl : public Transport::Handler {
     if (operation.is_round()) ++key.round;
     const bool sums_here = operation.is_round() && key.machine_sum != nullptr;
     key.outstanding = count;
-    if (sums_here) key.outstanding += count * static_cast<uint32_t>(1 + members_.size());
+    if (sums_here && operation.rows == nullptr) key.outstanding += count * static_cast<uint32_t>(leader_.members());
     key.landed.assign(count, false);
 
+    Header header;
+    header.kind = frame_kind(operation.kind, operation.rows != nullptr);
+    header.dtype = static_cast<uint8_t>(operation.type(key.dtype));
+    header.part = operation.part;
+    header.key = plan.wire_key;
+    header.round = key.round;
+    header.priority = operation.priority;
+    header.scalars = operation.scalars;
+    if (operation.is_round()) trace_at(recorder(), operation.asked_at, TraceKind::kReady, header);
+    if (operation.rows != nullptr)
+      begin_rows(key, header, frames);
+    else
+      begin_slices(key, header, frames);
+    if (sums_here || leader_left_) transport_.ask_for_work();
+  }
+
+  void begin_slices(Key& key, const Header& header, std::vector<Transport::Outgoing>& frames) {
+    const Operation& operation = key.operations.front();
     const DType type = operation.type(key.dtype);
     Encoding encoding = operation.data == nullptr ? Encoding::kAbsent : Encoding::kPlain;
     if (operation.kind == Operation::Kind::kPush) encoding = key.compression.encoding;
-
     Frame frame;
-    frame.header.kind = frame_kind(operation.kind, operation.rows != nullptr);
-    frame.header.dtype = static_cast<uint8_t>(type);
+    frame.header = header;
     frame.header.encoding = static_cast<uint8_t>(encoding);
-    frame.header.part = operation.part;
-    frame.header.key = plan.wire_key;
-    frame.header.round = key.round;
-    frame.header.priority = operation.priority;
-    frame.header.scalars = operation.scalars;
-    if (operation.is_round()) trace_at(recorder(), operation.asked_at, TraceKind::kReady, frame.header);
-    if (operation.rows != nullptr) return begin_rows(key, frame.header, frames);
-    frames.reserve(count);
-    for (uint32_t i = 0; i < count; ++i) {
+    if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = &key;
+    for (uint32_t i = 0; i < slice_count(*key.plan); ++i) {
       const Slice slice = slice_at(*key.plan, i);
       frame.header.slice = i;
       frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type, slice.elements));
       if (operation.data != nullptr)
         frame.payload = static_cast<const char*>(operation.data) + slice.offset * size_of(type);
-      if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = &key;
-      if (sums_here)
-        pushes_.push(urgency_of(frame.header), {&key, 0, frame.header, frame.payload});
-      else
-        frames.push_back({van_of(key, operation, i), frame});
+      begin_frame(key, frame, frames);
     }
-    if (sums_here || leader_left_) transport_.ask_for_work();
+  }
+
+  // Sends a frame of the operation under way, or adds it to this machine's sum.
+  void begin_frame(const Key& key, const Frame& frame, std::vector<Transport::Outgoing>& frames) {
+    const Operation& operation = key.operations.front();
+    if (operation.is_round() && key.machine_sum != nullptr)
+      leader_.bring(key, frame);
+    else
+      frames.push_back({van_of(key, operation, frame.header.slice), frame});
   }
 
   // Where a slice of the operation goes, and its answer comes from.
@@ -543,62 +550,15 @@ class Worker::Impl : public Transport::Handler {
     return van_of_server_[static_cast<size_t>(server_of(key.plan_in_use(), slice, num_servers_))];
   }
 
-  // --- the leader of a machine --------------------------------------------------------------------------------------
+  // --- the leader of a machine, and who follows it ------------------------------------------------------------------
 
-  bool leads() const { return !members_.empty(); }
-
-  // Of the worker at the other end, among this machine's; 0: it is none that this one leads.
-  int place_of(int van) const {
-    for (size_t i = 0; i < members_.size(); ++i)
-      if (members_[i].van == van) return static_cast<int>(i) + 1;
-    return 0;
-  }
-
-  const std::string& label_of(int place) const {
-    return place == 0 ? label() : transport_.label(members_[static_cast<size_t>(place) - 1].van);
-  }
-
-  void* receive_push_into(int van, Key& key, const Header& header) {
-    const int place = place_of(van);
+  // With the lock held.
+  void* receive_push_into(int van, const Key& key, const Header& header) {
+    const int place = leader_.place_of(van);
     if (place == 0 || key.machine_sum == nullptr) refuse(van, header, "unexpected");
     if (const char* problem = key.machine_sum->problem_with(place, header)) refuse(van, header, problem);
-    check_that_nobody_left(key, header.round);
-    return key.machine_sum->room_for(place, header);
-  }
-
-  void add_to_machine(const LocalPush& push) {
-    MachineSum& sum = *push.key->machine_sum;
-    const Header& header = push.header;
-    if (push.place == 0) {
-      check_that_nobody_left(*push.key, header.round);
-      sum.bring(header, push.own);
-    }
-    const int other = sum.add(push.place, header);
-    if (other >= 0)
-      throw scalars_differ(label(), label_of(other), sum.scalars(header.slice), label_of(push.place), header.scalars,
-                           header.round, push.key->name);
-    const int rank = push.place == 0 ? rank_ : members_[static_cast<size_t>(push.place) - 1].rank;
-    trace(recorder(), TraceKind::kSummed, header, local_peer(rank));
-    if (!sum.complete(header.slice)) return;
-    Frame frame = sum.take(header.slice);
-    frame.context = push.key;
-    const int server = server_of(*push.key->plan, header.slice, num_servers_);
-    transport_.send({{van_of_server_[static_cast<size_t>(server)], frame}}, Transport::Write::kHere);
-  }
-
-  // The value of a slice, from where it has landed.
-  void pass_on(Key& key, const Header& header, const void* value, std::vector<Transport::Outgoing>& frames) {
-    Frame frame;
-    frame.header = header;
-    frame.header.of_machine = 0;
-    frame.payload = value;
-    frame.context = &key;
-    for (const Member& member : members_) frames.push_back({member.van, frame});
-  }
-
-  void check_that_nobody_left(const Key& key, uint64_t round) const {
-    for (const Member& member : members_)
-      if (member.left) throw left_too_early(label(), transport_.label(member.van), push_of(key.name, round));
+    leader_.check_that_nobody_left(key, header.round);
+    return leader_.room_for(van, key, header);
   }
 
   // With the lock held.
@@ -609,7 +569,7 @@ class Worker::Impl : public Transport::Handler {
 
   // What this worker needs of that peer, if anything. With the lock held.
   std::optional<Awaited> awaited_from(int van) const {
-    const int place = place_of(van);
+    const int place = leader_.place_of(van);
     for (const Key& key : keys_) {
       if (place > 0 && key.machine_sum != nullptr)
         if (const auto round = key.machine_sum->waits_for(place)) return Awaited{&key, *round};
@@ -624,6 +584,7 @@ class Worker::Impl : public Transport::Handler {
   bool begin_to_move(Key& key) {
     const auto found = key.successors.find(key.next_plan);
     if (found == key.successors.end()) return false;
+    if (key.machine_sum != nullptr) key.machine_sum = leader_.sum_of(found->second.plan, key.round + 1);
     const RowsShape shape{key.name, key.elements / key.row_elements, key.row_elements, key.dtype};
     std::vector<Operation> moving = p3::move_rows(shape, found->second);
     pending_ += moving.size() - 1;  // the move itself was pending
@@ -647,10 +608,8 @@ class Worker::Impl : public Transport::Handler {
     RowsTransfer& rows = *key.operations.front().rows;
     const bool tells = header.kind == FrameKind::kPushRows && key.operations.front().kind == Operation::Kind::kPush;
     const uint32_t next_plan = tells ? std::exchange(key.announced, 0) : 0;
-    for (const Frame& frame : rows.begin(key.plan_in_use(), header, key.as_blocks, next_plan)) {
-      const int server = server_of(key.plan_in_use(), frame.header.slice, num_servers_);
-      frames.push_back({van_of_server_[static_cast<size_t>(server)], frame});
-    }
+    for (const Frame& frame : rows.begin(key.plan_in_use(), header, key.as_blocks, next_plan))
+      begin_frame(key, frame, frames);
     for (uint32_t i = 0; i < key.landed.size(); ++i) {
       if (rows.asks(i)) continue;
       key.landed[i] = true;
@@ -672,10 +631,7 @@ class Worker::Impl : public Transport::Handler {
   }
 
   [[noreturn]] void refuse(int van, const Header& header, const char* what) const {
-    throw Error(ErrorKind::kProtocol, label() + ": " + transport_.label(van) + " sent a slice that is " + what +
-                                          " (key " + std::to_string(header.key) + ", slice " +
-                                          std::to_string(header.slice) + ", round " + std::to_string(header.round) +
-                                          ").");
+    throw slice_refused(label(), transport_.label(van), header, what);
   }
 
   std::string waiting_for_any() const {
@@ -693,21 +649,14 @@ class Worker::Impl : public Transport::Handler {
   std::vector<int> van_of_server_;
   std::vector<int> server_of_van_;  // -1: only watched, or a worker of this machine
 
-  struct Member {
-    int rank;
-    int van;
-    bool left = false;  // receiver thread
-  };
-  std::vector<Member> members_;  // whom this worker leads, by rank
-  int leader_van_ = -1;          // to the leader of this machine, if that is another worker
-  BufferPool gradients_;         // of this machine's sums
+  int leader_van_ = -1;   // to the leader of this machine, if that is another worker
+  MachineLeader leader_;  // if it is this one
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   std::vector<std::vector<char>> arriving_rows_;  // receiver thread: by van, the payload being received
   std::deque<Key> keys_;                          // a deque: keys stay where they are
   std::unordered_map<uint32_t, int> handle_of_wire_key_;
-  PriorityQueue<LocalPush> pushes_;  // to be added to this machine's sums
   bool leader_left_ = false;
   size_t pending_ = 0;  // operations whose `done` has not returned
   std::optional<Error> failure_;
@@ -794,7 +743,7 @@ void Worker::move_rows(int key, const KeyPlan& plan, std::vector<uint8_t> parts,
 }
 
 void Worker::route_rows(int key, bool as_slices) { impl_->route_rows(key, as_slices); }
-void Worker::choose_route(int key, int num_workers) { impl_->choose_route(key, num_workers); }
+void Worker::choose_route(int key, int pushes) { impl_->choose_route(key, pushes); }
 
 void Worker::fetch(int key, uint8_t part, void* landing, Done done) {
   impl_->submit(key, {{Operation::Kind::kFetch, std::move(done), nullptr, landing, 0, {}, part}});

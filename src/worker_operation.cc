@@ -79,17 +79,22 @@ Operation store_rows(uint8_t part, const RowsView& content, Worker::Done done) {
 
 std::vector<Operation> move_rows(const RowsShape& shape, const Successor& successor) {
   using Kind = RowsTransfer::Kind;
-  std::vector<int64_t> ids(successor.share.count);
-  std::iota(ids.begin(), ids.end(), static_cast<int64_t>(successor.share.first));
+  struct Share {
+    std::vector<int64_t> ids;
+    std::vector<char> rows;  // of one part after the other
+  };
+  const auto share = std::make_shared<Share>();
+  share->ids.resize(successor.share.count);
+  std::iota(share->ids.begin(), share->ids.end(), static_cast<int64_t>(successor.share.first));
+  share->rows.resize(share->ids.size() * shape.row_elements * size_of(sum_type(shape.dtype)));
+  const RowsView rows{share->ids.data(), share->ids.size(), share->rows.data()};
+  const auto keeps_share = [share](const Error*, bool) {};
   std::vector<Operation> operations;
   for (uint8_t part : successor.parts) {
-    const DType type = part == 0 ? shape.dtype : sum_type(shape.dtype);
-    auto rows = std::make_shared<std::vector<char>>(ids.size() * shape.row_elements * size_of(type));
-    const auto fetch = std::make_shared<RowsTransfer>(Kind::kFetch, ids, nullptr, rows->data(), part);
-    const auto store = std::make_shared<RowsTransfer>(Kind::kStore, ids, rows->data(), nullptr, part);
-    operations.push_back(operation_of(Operation::Kind::kFetch, nullptr, 0, part, fetch));
-    auto stored = [rows](const Error*, bool) {};  // holds them until then
-    operations.push_back(operation_of(Operation::Kind::kStore, std::move(stored), 0, part, store));
+    const auto fetch = std::make_shared<RowsTransfer>(Kind::kFetch, rows, share->rows.data(), part);
+    const auto store = std::make_shared<RowsTransfer>(Kind::kStore, rows, nullptr, part);
+    operations.push_back(operation_of(Operation::Kind::kFetch, keeps_share, 0, part, fetch));
+    operations.push_back(operation_of(Operation::Kind::kStore, keeps_share, 0, part, store));
     operations.back().successor = &successor;
   }
   const auto wish = std::make_shared<RowsTransfer>(Kind::kWish, RowsView{}, nullptr, uint8_t{0});

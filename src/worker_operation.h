@@ -55,7 +55,7 @@ struct Key final : Encoder {
   Compression compression;
   std::vector<float> residual;     // what compression has left out so far
   bool as_blocks = false;          // route_rows
-  int chooses_among = 0;           // choose_route: the workers; 0: the route is fixed
+  int pushes = 0;                  // choose_route; 0: the route is fixed
   std::vector<int64_t> left_over;  // receiver thread: RowsTransfer::finish
   std::optional<KeyPlan> plan;
   std::map<uint32_t, Successor> successors;  // by wire key
@@ -65,10 +65,10 @@ struct Key final : Encoder {
   std::deque<Operation> operations;          // the front one is under way if `active`
   bool active = false;
   bool updated = false;      // a slice of the front one has come with a value
-  uint32_t outstanding = 0;  // slices that must land, and on a leader frames that must leave, before it is complete
+  uint32_t outstanding = 0;  // slices that must land, and on a leader values that must leave, before it is complete
   std::vector<bool> landed;
   bool by_leader = false;                   // its rounds go through the leader of this machine, another worker
-  std::unique_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds
+  std::shared_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds
   KeyCounters counters;
 
   // Of the operation under way.

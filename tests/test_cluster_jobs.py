@@ -149,7 +149,7 @@ def test_a_key_too_large_for_the_server_is_named_on_every_process(make_cluster):
         'session.declare("vast", (1 << 45,), "float32")\n'
         "    while True: session.pushpull(key, landing.copy(), landing).wait(30)",
     )
-    finished = all_ended(started(make_cluster(), [vast, vast], P3_SLICE_ELEMENTS=str(1 << 28)))
+    finished = all_ended(started(make_cluster(), [vast, vast], P3_SLICE_ELEMENTS=str(1 << 28)), 60)
     assert_every_process_says(finished, "server 0 (127.0.0.1): no memory for this server's part of key 'vast'")
     assert "server 0 (127.0.0.1): server 0" not in finished[1].err
 

@@ -16,15 +16,19 @@ DEADLINE_S = 20
 class Job:
     """Workers and servers joined by socket pairs. Keys are agreed at once, round robin as the scheduler would."""
 
-    def __init__(self, num_workers=2, num_servers=2, slice_elements=1000, ring_bytes=None, **server_options):
+    def __init__(self, num_workers=2, num_servers=2, slice_elements=1000, ring_bytes=None, machines=None,
+                 local_aggregation=True, **server_options):  # fmt: skip
         self.slice_elements = slice_elements
         self.keys = 0
         self.slices = 0
         self.workers = [P3Worker(rank, num_servers, f"worker {rank} (here)") for rank in range(num_workers)]
         self.servers = [
-            P3Server(rank, num_servers, num_workers, f"server {rank} (here)", **server_options)
+            P3Server(rank, num_servers, num_workers, f"server {rank} (here)", machines=machines,
+                     local_aggregation=local_aggregation, **server_options)  # fmt: skip
             for rank in range(num_servers)
         ]
+        if machines and local_aggregation:
+            self._join_neighbours(machines)
         for rank, worker in enumerate(self.workers):
             for number, server in enumerate(self.servers):
                 ours, its = socket.socketpair()
@@ -34,6 +38,15 @@ class Job:
                 server.add_worker(rank, its.detach(), f"worker {rank} (here)", ring=passed)
         for node in self.servers + self.workers:
             node.start()
+
+    def _join_neighbours(self, machines):
+        for rank, worker in enumerate(self.workers):
+            leader = machines.index(machines[rank])
+            if leader == rank:
+                continue
+            ours, its = socket.socketpair()
+            worker.add_local(leader, ours.detach(), f"worker {leader} (here)")
+            self.workers[leader].add_local(rank, its.detach(), f"worker {rank} (here)")
 
     def __enter__(self):
         return self

@@ -6,13 +6,17 @@ import re
 import signal
 import sys
 
+import numpy as np
 import plugin_jobs as jobs
 import pytest
 
 pytest.importorskip("p3._core", reason="the extension is not built")
 
+from test_rows import ADAM, HALF, MOMENTUM, SKIP, RowsJob, random_gradient  # noqa: E402
+
 DEADLINE_S = 60
 SLICES = {"P3_SLICE_ELEMENTS": "20000"}
+SUMMED = ("optimizer", "sum", "halves", "average", "rows", "row halves", "rows as slices")
 
 
 def results(output):
@@ -36,7 +40,7 @@ def test_four_workers_of_one_machine_get_the_same_bits_for_a_fourth_of_the_bytes
     together, apart = (run(4, *steps, P3_LOCAL_AGGREGATION=setting) for setting in "10")
     assert together[0]["landed"] == apart[0]["landed"]
     assert [result["local"] for result in together] == [[rank, 4] for rank in range(4)]
-    for store in ("optimizer", "sum", "halves", "average"):
+    for store in SUMMED:
         sent, sent_apart = (sum(result["sent"][store][0] for result in job) for job in (together, apart))
         assert sent_apart / 4 * 0.95 < sent < sent_apart / 4 * 1.05, store
         near = sum(result["sent"][store][1] for result in together)
@@ -44,6 +48,33 @@ def test_four_workers_of_one_machine_get_the_same_bits_for_a_fourth_of_the_bytes
         assert all(result["sent"][store][1] == 0 for result in apart), store
     # Residuals are each worker's own, so compressed keys go their own way.
     assert all(result["sent"]["compressed"][1] < 2000 for result in together)  # signs of life
+
+
+@pytest.mark.parametrize("machines", [[0, 0, 0, 0], [0, 1, 0, 1], [1, 0, 0]])
+@pytest.mark.parametrize(
+    "dtype, optimizer, average",
+    [("float32", None, False), ("float32", MOMENTUM, True), ("float32", ADAM, False), ("float16", HALF, True)],
+)
+def test_rows_are_the_same_bits_with_and_without(machines, dtype, optimizer, average):
+    """Unsorted and repeated ids, empty gradients, skips of some and of all, both codings."""
+    random = np.random.RandomState(len(machines))
+    value = random.randn(23, 3).astype(dtype)
+    options = {"machines": machines, "optimizer": optimizer, "average": average, "partitions": 3}
+    with RowsJob(value, len(machines), 2, local_aggregation=True, **options) as together, RowsJob(
+        value, len(machines), 2, local_aggregation=False, **options
+    ) as apart:
+        for number in range(12):
+            gradients = [random_gradient(random, value.shape, dtype) for _ in machines]
+            for skipping in ((), (number % len(machines),), (0, 1), range(len(machines)))[number % 4]:
+                gradients[skipping] = SKIP
+            for worker in together.workers + apart.workers:
+                worker.route_rows(0, number % 3 == 2)
+            assert together.round(gradients) == apart.round(gradients)
+            for landing, other in zip(together.landings, apart.landings):
+                np.testing.assert_array_equal(landing, apart.landings[0])
+                np.testing.assert_array_equal(other, apart.landings[0])
+            counters = [worker.key_counters(0) for worker in together.workers + apart.workers]
+            assert len({(one["pushed_rows"], one["touched_rows"]) for one in counters}) == 1
 
 
 def test_a_local_socket_does_where_there_is_no_ring():
@@ -82,16 +113,17 @@ def test_two_machines_of_two_workers_get_the_same_bits_with_and_without(make_clu
     assert [result["local"] for result in together] == [[0, 2], [0, 2], [1, 2], [1, 2]]
     for result in together + apart:
         assert result["landed"] == together[0]["landed"]
-    for store in ("optimizer", "sum", "halves", "average"):
+    for store in SUMMED:
         sent, sent_apart = (sum(result["sent"][store][0] for result in job) for job in (together, apart))
         assert sent_apart / 2 * 0.95 < sent < sent_apart / 2 * 1.05, store
 
 
+@pytest.mark.parametrize("kind", ["dense", "rows"])
 @pytest.mark.parametrize("victim", [0, 2], ids=["leader", "member"])
-def test_a_worker_killed_in_a_round_is_an_error_on_all_others_and_leaves_nothing(make_cluster, victim):
+def test_a_worker_killed_in_a_round_is_an_error_on_all_others_and_leaves_nothing(make_cluster, victim, kind):
     shared_memory = os.listdir("/dev/shm")
     cluster = make_cluster(3, 1)
-    script = (jobs.SCRIPTS / "killed.py").read_text().replace("sys.argv[1]", '"%d"' % victim)
+    script = (jobs.SCRIPTS / "killed.py").read_text().replace("sys.argv", repr(["", str(victim), kind]))
     others = [cluster.start("scheduler"), cluster.start("server")]
     workers = [cluster.start("worker", script, P3_RANK=str(rank)) for rank in range(3)]
     ended = [worker.wait(DEADLINE_S) for worker in workers]

@@ -1,14 +1,15 @@
 """Rows move between servers while a job trains, and nobody can tell from the values."""
 
+import resource
+
 import numpy as np
+import plugin_jobs as jobs
 import pytest
 
 from p3._core import DTYPES, state_parts
 from p3.worker.session import Session
 from test_core import DEADLINE_S
-from test_rows import ADAM, LR, MOMENTUM, SGD, RowsJob, random_gradient, rows_of
-
-HALF = dict(MOMENTUM, multi_precision=True)
+from test_rows import ADAM, HALF, LR, MOMENTUM, SGD, RowsJob, random_gradient, rows_of
 
 
 class MovingJob(RowsJob):
@@ -16,7 +17,7 @@ class MovingJob(RowsJob):
 
     def move(self, value, partitions, optimizer, before_round):
         """All workers go over to so many partitions behind the round that `before_round` runs."""
-        key, slice_elements, code = self.wire_keys, 8, DTYPES[value.dtype.name]
+        key, slice_elements, code = self.wire_keys, self.slice_elements, DTYPES[value.dtype.name]
         first_slice = 100 * key + 1  # not the servers' former order
         for server in self.servers:
             server.define_successor(key - 1, key, value.size, code, first_slice, slice_elements, value.shape[1], partitions)
@@ -35,16 +36,20 @@ class MovingJob(RowsJob):
         self.wire_keys += 1
 
 
-@pytest.mark.parametrize("workers, servers", [(1, 1), (1, 3), (2, 2), (4, 3)])
+@pytest.mark.parametrize(
+    "machines, servers", [([0], 1), ([0], 3), ([0, 1], 2), ([0, 1, 2, 3], 3), ([0, 0, 0], 2), ([0, 1, 0, 1], 3)]
+)
 @pytest.mark.parametrize("optimizer, dtype", [(SGD, "float32"), (ADAM, "float32"), (HALF, "float16")])
-def test_values_and_state_are_the_same_to_the_bit_as_without_moving(workers, servers, optimizer, dtype):
+def test_values_and_state_are_the_same_to_the_bit_as_without_moving(machines, servers, optimizer, dtype):
+    """And without local aggregation."""
+    workers = len(machines)
     random = np.random.RandomState(1)
     value = random.randn(23, 5).astype(dtype)
     rounds = [[random_gradient(random, value.shape, dtype) for _ in range(workers)] for _ in range(12)]
     partitions_after = {2: 7, 4: 1, 7: 23, 9: 2}
-    with RowsJob(value, workers, servers, optimizer=optimizer) as still, MovingJob(
-        value, workers, servers, optimizer=optimizer
-    ) as moving:
+    with RowsJob(
+        value, workers, servers, optimizer=optimizer, machines=machines, local_aggregation=False
+    ) as still, MovingJob(value, workers, servers, optimizer=optimizer, machines=machines) as moving:
         for number, gradients in enumerate(rounds):
             still.round(gradients)
             if number in partitions_after:
@@ -60,11 +65,12 @@ def test_values_and_state_are_the_same_to_the_bit_as_without_moving(workers, ser
             )
 
 
-def test_rounds_asked_for_in_advance_wait_for_the_rows():
+@pytest.mark.parametrize("machines", [[0, 1], [0, 0]])
+def test_rounds_asked_for_in_advance_wait_for_the_rows(machines):
     """Operations queue behind a move that is not even known of when they are asked for."""
     value = np.zeros((10, 2), "float32")
     ids, ones = rows_of(range(10)), np.ones((10, 2), "float32")
-    with MovingJob(value, 2, 2, optimizer=SGD) as job:
+    with MovingJob(value, 2, 2, optimizer=SGD, machines=machines) as job:
         operations = []
 
         def rounds():
@@ -79,14 +85,19 @@ def test_rounds_asked_for_in_advance_wait_for_the_rows():
             np.testing.assert_array_equal(landing, value - 5 * 2 * 0.5)
 
 
-def test_a_worker_that_does_not_know_the_plan_yet_waits_for_it():
+@pytest.mark.parametrize("machines", [[0, 1], [0, 0], [0, 1, 1]])
+def test_a_worker_that_does_not_know_the_plan_yet_waits_for_it(machines):
+    """Worker 1, which leads worker 2 in the last case. There the others wait, too."""
     value = np.zeros((10, 2), "float32")
-    with MovingJob(value, 2, 2, optimizer=SGD) as job:
+    workers = len(machines)
+    with MovingJob(value, workers, 2, optimizer=SGD, machines=machines) as job:
         for server in job.servers:
             server.define_successor(0, 1, 20, 0, 7, 8, 2, 5)
         plan = (0, 1, 7, 8, 5, [0])
         leads = job.workers[0].move_rows(*plan, 0, 5)
-        job.round([(rows_of([1]), value[:1] + 1)] * 2)
+        for member in job.workers[2:]:
+            member.move_rows(*plan, 10, 0)
+        job.round([(rows_of([1]), value[:1] + 1)] * workers)
         late = [worker.push_rows(0, rows_of([1]), value[:1] + 1, landing, 0, LR)
                 for worker, landing in zip(job.workers, job.landings)]
         assert not leads.done
@@ -94,7 +105,7 @@ def test_a_worker_that_does_not_know_the_plan_yet_waits_for_it():
         for operation in late:
             operation.wait(DEADLINE_S)
         assert leads.done
-        assert job.landings[1][1].tolist() == [-2.0, -2.0]
+        assert job.landings[1][1].tolist() == [-workers, -workers]
 
 
 def test_a_session_cuts_its_key_anew():
@@ -122,3 +133,45 @@ def test_a_session_cuts_its_key_anew():
         for wrong in (0, 10):
             with pytest.raises(ValueError, match="rank 0 cuts sparse keys"):
                 session.repartition(key, wrong)
+
+
+def test_an_optimizer_that_comes_while_rows_move_is_refused():
+    with Session.open() as session:
+        key = session.declare("emb", (9, 2), "float32", sparse=True)
+        landing = np.zeros((9, 2), "float32")
+        with pytest.raises(ValueError, match="key 'new' is not agreed yet"):
+            session.repartition(key._replace(name="new"), 4)
+        session.init_rows(key, landing, landing).wait(DEADLINE_S)
+        session.repartition(key, 4)
+        with pytest.raises(ValueError, match="rows of key 'emb' of store 0 are on their way"):
+            session.set_optimizer(0, SGD)
+        session.set_optimizer(1, SGD)
+
+
+def test_moves_in_the_midst_of_all_else_change_nothing():
+    """First values set anew, states fetched and stored, skips, forks, late keys, and the end of the job."""
+    workers, outputs = 3, []
+    for how in ("move", "stay"):
+        status, output = jobs.run_p3(workers, 2, jobs.python("moving.py", how))
+        assert status == 0, output
+        outputs.append(sorted(output.splitlines()))
+    assert len(outputs[0]) == 6 * workers
+    assert outputs[0] == outputs[1]
+
+
+def test_the_memory_of_former_plans_is_given_back():
+    value = np.zeros((20000, 100), "float32")
+    of_a_plan = 2 * value.nbytes  # with the momentum
+    ids = rows_of(range(0, len(value), 50))
+    gradient = ids, np.ones((len(ids), 100), "float32")
+    with MovingJob(value, 1, 2, optimizer=MOMENTUM, slice_elements=50000) as job:
+        used = []
+        for partitions in (3, 7, 11, 5, 9, 6, 10, 4):
+            job.move(value, partitions, MOMENTUM, lambda: job.round([gradient]))
+            used.append(resident_bytes())
+        assert max(used[2:]) - used[1] < 3 * of_a_plan  # six further plans
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()

@@ -1,9 +1,13 @@
 """Keys of rows against NumPy: jobs of workers and servers in one process, and sessions."""
 
 import itertools
+import os
+import signal
 
 import numpy as np
+import plugin_jobs as jobs
 import pytest
+from conftest import QUICK_IMPORT, ROOT
 
 from p3._core import DTYPES, MASTER, P3Error
 from p3.settings import Settings
@@ -12,6 +16,7 @@ from test_core import DEADLINE_S, Job, wait_all
 
 SGD = {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision": False}
 MOMENTUM = dict(SGD, momentum=0.9)
+HALF = dict(MOMENTUM, multi_precision=True)
 ADAM = {"name": "adam", "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "clip_gradient": -1.0, "multi_precision": False}
 LR = (0.5, 0.0, 1.0, 0.0, 1.0)
 SKIP = None
@@ -437,9 +442,8 @@ def test_rows_are_synchronised_in_a_real_job(run_job, partitions):
     assert sorted(finished.out.splitlines()) == ["[worker %d] fine" % rank for rank in range(3)]
 
 
-def test_a_row_that_is_not_there_is_told_on_every_worker(run_job):
-    finished = run_job(
-        """
+def test_a_row_that_is_not_there_is_told_on_every_worker(make_cluster):
+    script = """
         import numpy as np
         from p3.worker.session import Session
 
@@ -447,13 +451,48 @@ def test_a_row_that_is_not_there_is_told_on_every_worker(run_job):
         key = session.declare("emb", (8, 2), "float32", sparse=True)
         value, landing = np.zeros((8, 2), np.float32), np.zeros((8, 2), np.float32)
         session.init_rows(key, value if session.rank == 0 else None, landing).wait(30)
-        try:
-            session.pushpull_rows(key, np.array([7 + session.rank]), value[:1], landing).wait(30)
-        except Exception as error:
-            print(error)
+        session.pushpull_rows(key, np.array([7 + session.rank]), value[:1], landing).wait(30)
         """
-    )
+    cluster = make_cluster(2, 1)
+    nodes = [cluster.start(role) for role in ("scheduler", "server")]
+    workers = [cluster.start("worker", script, P3_RANK=str(rank)) for rank in range(2)]
     text = "worker 1 (127.0.0.1): key 'emb' has no row 8: it has 8 rows, which count from 0."
-    assert finished.code != 0
-    for rank in range(2):
-        assert "[worker %d] %s" % (rank, text) in finished.out, finished
+    for worker in workers:
+        finished = worker.wait(60)
+        assert finished.code != 0 and text in finished.err, finished
+    for node in nodes:
+        assert node.wait(60).code != 0
+
+
+SOURCE_OF_KILLED_ROWS = (jobs.SCRIPTS / "killed_rows.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "case, victim",
+    [
+        ("session", "worker 0"),
+        ("session", "server 1"),
+        ("session-on-servers", "worker 2"),
+        ("gluon", "worker 1"),
+        ("gluon-on-servers", "worker 0"),
+    ],
+)
+def test_whoever_is_killed_in_a_sparse_round_is_named_on_all_others(make_cluster, case, victim):
+    if case.startswith("gluon"):
+        pytest.importorskip("mxnet")
+    shared_memory = os.listdir("/dev/shm")
+    cluster = make_cluster(3, 2)
+    script = SOURCE_OF_KILLED_ROWS.replace("sys.argv[1]", '"%s"' % case)
+    quick = {"PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    started = {"scheduler": cluster.start("scheduler")}
+    started.update(("server %d" % rank, cluster.start("server", P3_RANK=str(rank))) for rank in range(2))
+    workers = ["worker %d" % rank for rank in range(3)]
+    started.update((name, cluster.start("worker", script, P3_RANK=name[-1], **quick)) for name in workers)
+    assert [started[name].read_line() for name in workers] == ["under way"] * 3
+    started[victim].signal(signal.SIGKILL)
+    ended = {name: process.wait(DEADLINE_S) for name, process in started.items()}
+    assert ended.pop(victim).code == -signal.SIGKILL
+    for name, end in ended.items():
+        assert victim + " (127.0.0.1)" in end.out + end.err, (name, end)
+        assert name in workers or end.code == 1
+    assert os.listdir("/dev/shm") == shared_memory

@@ -79,6 +79,34 @@ def test_every_slice_of_every_round_has_a_whole_life_in_order(request, job):
     assert [trace.keys[key].slices for key in sorted(trace.keys)] == list(SLICES.values())
 
 
+def test_a_partition_of_a_key_of_rows_lives_as_a_slice_does_also_after_it_moved(tmp_path):
+    settings = dict(P3_TRACE=str(tmp_path), P3_SLICE_ELEMENTS="20000", P3_LOCAL_AGGREGATION="0")  # 20 rows to a frame
+    status, output = run_p3(WORKERS, SERVERS, python("traced_rows.py"), **settings)
+    assert status == 0, output
+    trace = lives.load(str(tmp_path))
+    assert sorted(key.name for key in trace.keys.values()) == ["table", "w"]
+    of_table = trace.lives[[name_of(trace, life["key"]) == "table" for life in trace.lives]]
+    assert [(life["round"], life["worker"], life["slice"]) for life in of_table] == [
+        (number, worker, index)
+        for number in range(1, 5)
+        for worker in range(WORKERS)
+        for index in range(2 if number <= 2 else 5)
+    ]
+    assert_in_order(of_table)
+    values = 50 * 1000 * 4
+    for number in range(1, 5):
+        pushed = of_table["bytes"][(of_table["round"] == number) & (of_table["worker"] == 0)].sum()
+        assert values < pushed < 1.01 * values
+    (events,) = [process.events for process in trace.processes if process.label.startswith("worker 1")]
+    arrived = events[(events["frame"] == reader.ROWS) & (events["round"] == 1) & (events["slice"] == 0)]
+    landed = of_table[(of_table["round"] == 1) & (of_table["worker"] == 1) & (of_table["slice"] == 0)]["landed"]
+    ends = trace.seconds(1, arrived["time_ns"][arrived["kind"] == reader.RECEIVE_END])
+    assert len(ends) == 3 and landed == ends.max()  # 50 rows
+    assert {(stall.key, stall.round) for stall in trace.stalls} == {(of_table["key"][0], number) for number in range(1, 5)}
+    assert " of 2 landed last" in "\n".join(report.lines(trace, only_round=1))
+    assert chrome.write(trace, str(tmp_path / "out.json")) > 0
+
+
 def test_an_embedded_job_records_both_of_its_halves(tmp_path):
     with session_module.Session.open(Settings(trace=str(tmp_path))) as session:
         key, landing = session.declare("w", (3,), "float32"), np.zeros(3, "float32")

@@ -1,12 +1,14 @@
 // Reused, aligned buffers, by exact size: slices have one size but for the last of each key. What may have any size is
 // taken with room to spare, roomy(), so that few sizes come up.
-// Threads: any. Memory: what was given back is kept for the next round and freed with the pool.
+// Threads: any. Memory: what was given back is kept for the next round and freed with the pool, unless it is not to be
+//         reused, as what stays for long has sizes of its own.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace p3 {
@@ -15,7 +17,7 @@ class BufferPool {
  public:
   static constexpr size_t kAlignment = 64;  // a cache line and the widest vector
 
-  BufferPool() = default;
+  explicit BufferPool(bool reuses = true) : reuses_(reuses) {}
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
@@ -31,9 +33,41 @@ class BufferPool {
   uint64_t peak_bytes() const;
 
  private:
+  const bool reuses_;
   mutable std::mutex mutex_;
   std::unordered_map<size_t, std::vector<void*>> free_;
   uint64_t in_use_ = 0, peak_ = 0;
+};
+
+// A buffer that goes back to its pool by itself, or none.
+class PooledBuffer {
+ public:
+  PooledBuffer() = default;
+  PooledBuffer(BufferPool& pool, size_t bytes) : PooledBuffer(pool, pool.take(bytes), bytes) {}
+  // Takes over a buffer of the pool; null: none.
+  PooledBuffer(BufferPool& pool, void* data, size_t bytes) : pool_(&pool), data_(data), bytes_(bytes) {}
+  PooledBuffer(PooledBuffer&& other) noexcept : pool_(other.pool_), data_(other.release()), bytes_(other.bytes_) {}
+  PooledBuffer& operator=(PooledBuffer&& other) noexcept {
+    give_back();
+    pool_ = other.pool_;
+    data_ = other.release();
+    bytes_ = other.bytes_;
+    return *this;
+  }
+  ~PooledBuffer() { give_back(); }
+
+  explicit operator bool() const { return data_ != nullptr; }
+  void* data() const { return data_; }
+  // The caller's from now on.
+  void* release() { return std::exchange(data_, nullptr); }
+  void give_back() {
+    if (data_ != nullptr) pool_->give_back(release(), bytes_);
+  }
+
+ private:
+  BufferPool* pool_ = nullptr;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
 };
 
 }  // namespace p3

@@ -1,4 +1,4 @@
-// What workers that are not in step are told, by whoever sees it first: a server, or the leader of their machine.
+// What nodes that are not in step are told, by whoever sees it first: a server, or the leader of their machine.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 
 #include "p3/error.h"
 #include "p3/optimizer.h"
+#include "p3/wire.h"
 
 namespace p3 {
 
@@ -19,5 +20,8 @@ Error left_too_early(const std::string& label, const std::string& worker, const 
 Error scalars_differ(const std::string& label, const std::string& worker, const RoundScalars& scalars,
                      const std::string& other, const RoundScalars& other_scalars, uint64_t round,
                      const std::string& key);
+
+// `label` was sent a frame by `peer` that it does not take.
+Error slice_refused(const std::string& label, const std::string& peer, const Header& header, const std::string& what);
 
 }  // namespace p3

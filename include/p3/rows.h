@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "p3/slicing.h"
+#include "p3/wire.h"
 
 namespace p3 {
 
@@ -39,9 +40,14 @@ struct RowsHeader {
   IdCoding coding = IdCoding::kRange;
   uint8_t last = 0;  // of this sender's frames of the partition and round
   uint16_t reserved = 0;
-  uint32_t next_plan = 0;     // kPushRows of rank 0, and kRows: another plan of the key begins after this round; 0: no
-  uint32_t pushed_rows = 0;   // kRows: rows of the partition that were pushed this round, added up over the workers
+  uint32_t next_plan = 0;  // kPushRows of rank 0, and kRows: another plan of the key begins after this round; 0: no
+  // Of the partition in this round, added up over the workers: kRows; and kPushRows of a machine, its last frame.
+  uint32_t pushed_rows = 0;
   uint32_t touched_rows = 0;  // kRows: the union of those
+
+  static constexpr uint32_t saturated(uint64_t rows) {
+    return rows < ~uint32_t{0} ? static_cast<uint32_t>(rows) : ~uint32_t{0};
+  }
 };
 static_assert(sizeof(RowsHeader) == 32, "it is a part of the wire format");
 
@@ -103,6 +109,10 @@ struct ReceivedRows {
 // and then the first behind this frame. Returns what is wrong with it, or null. `row_bytes`: 0 if only ids come.
 const char* read_rows(const KeyPlan& plan, const RowRange& range, size_t row_bytes, const void* payload, size_t bytes,
                       uint64_t& next_row, ReceivedRows& rows);
+
+// Whether a frame of a round, a slice or rows, is the sender's last of its slice or partition. `payload`: null if it
+// has none; of rows it begins with a RowsHeader.
+bool ends_round(const Header& header, const void* payload);
 
 // Whether the ids ascend and each comes once.
 bool is_ascending(const int64_t* ids, uint64_t count);

@@ -98,7 +98,7 @@ class Van {
   const int peer_;
   Recorder* const recorder_;
   std::unique_ptr<Stream> stream_;
-  int error_ = 0;
+  std::atomic<int> error_{0};  // written by the sender and the receiver
 
   // Since the start; written by one thread each.
   std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0}, slices_sent_{0}, slices_received_{0};

@@ -24,12 +24,13 @@ enum class FrameKind : uint8_t {
   kStore = 8,  // worker 0 to server: a new content of that part
   kPart = 9,   // server to worker: the part that was fetched; without payload: it was stored
   // Of keys of rows; their payload begins with a RowsHeader (rows.h), and Header::slice is the partition.
-  kPushRows = 10,   // worker to server: rows of a gradient. Header::part 1: send me what becomes of them
+  kPushRows = 10,   // worker to server: rows of a gradient. Header::part 1: send what becomes of them
   kRows = 11,       // server to worker: rows after a round; to who wants none: none, the last frame alone
   kFetchRows = 12,  // worker to server: the wish for rows of a part; answered by kPart frames, values alone, in order
   kStoreRows = 13,  // worker to server: a new content of rows of a part; answered by kPart without payload
 };
 
+constexpr bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
 constexpr bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue || kind >= FrameKind::kFetch; }
 
 // How the elements of a payload are written. Never another type than agreed on: docs/protocol.md.
@@ -51,10 +52,10 @@ struct Header {
   uint64_t round = 0;    // 0 is the first value
   int32_t priority = 0;  // higher is sooner
   uint32_t payload_bytes = 0;
-  uint32_t crc32c = 0;        // reserved; must be zero
-  uint8_t part = 0;           // kFetch, kStore, kPart: which array of the slice
-  uint8_t of_machine = 0;     // 1: kPush: the sum of all workers of the sender's machine; kValue: for all of them
-  uint16_t contributors = 0;  // of_machine, kPush: how many of them had a gradient
+  uint32_t crc32c = 0;     // reserved; must be zero
+  uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice
+  uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kRows: for all of them
+  uint16_t contributors = 0;  // of_machine, pushes: how many of them had a gradient
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round
 
   static constexpr uint32_t kMagic = 0x57643350;  // "P3dW"

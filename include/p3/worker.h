@@ -45,7 +45,7 @@ struct KeyCounters {
   uint64_t own_rows = 0;            // that this worker pushed in the last round completed
   uint64_t pushed_rows = 0;         // that all workers pushed in it, added up
   uint64_t touched_rows = 0;        // the union of those
-  uint64_t row_bytes_sent = 0;      // of gradients, with their ids
+  uint64_t row_bytes_sent = 0;      // of gradients, with their ids; of a leader: for its machine
   uint64_t row_bytes_received = 0;  // of what became of them
 };
 
@@ -63,9 +63,10 @@ class Worker {
   // Before start(): a stream to the scheduler, which carries nothing but signs of life.
   void add_watch(std::unique_ptr<Stream> stream, std::string label);
   // Before start(): a stream to another worker of this machine, of rank `worker`. The worker of lowest rank leads: it
-  // takes one to each of the others, and the others one to it. In rounds of keys without compression the others then push
-  // to their leader, which adds up, pushes once for all, and passes the value on: its own operation is complete when the
-  // value has left to all of them. Init, fetch and store stay between each worker and the servers.
+  // takes one to each of the others, and the others one to it. In rounds of keys without compression the others then
+  // push to their leader, which adds up, pushes once for all, and passes the value on, or rows to those who want them:
+  // its own operation on a dense key is complete when the value has left to all of them. Init, fetch, store and the
+  // move to another plan stay between each worker and the servers.
   void add_local(int worker, std::unique_ptr<Stream> stream, std::string label);
   // Throws Error(kUsage) if a server is missing.
   void start();
@@ -103,8 +104,9 @@ class Worker {
   // The servers answer in the same way if rank 0 does. Values and updates are the same.
   void route_rows(int key, bool as_slices);
   // Instead: before each round the route that would have cost fewer bytes in the round before (routing.h). All workers know
-  // the same of that round, so they change at the same one.
-  void choose_route(int key, int num_workers);
+  // the same of that round, so they change at the same one. `pushes`: of each round, that reach the servers: of all
+  // workers, or of all machines if those with several workers have leaders.
+  void choose_route(int key, int pushes);
   // Another plan of the key, which the job has agreed on; every worker calls this. Rank 0's next push tells all that it is
   // for the rounds after that one. Between the two rounds each worker takes its share of the rows over, with the `parts` of
   // the optimizer's state: rows `share.first` and `share.count` behind it; all shares are all rows. `done`, with the wire

@@ -2,7 +2,8 @@
 
 Processes are nodes. Threads are what happens one after the other there: what leaves to each peer, what arrives from
 it, the waits of the forward pass, sums and updates. A key's round is an asynchronous bar from its ready gradient to its
-last landed slice. Arrows lead a slice from sender to receiver, as long as there are few enough to look at.
+last landed slice. Arrows lead a slice from sender to receiver, as long as there are few enough to look at. The bars of
+partitions that take several frames may overlap with those of more urgent slices.
 """
 
 from __future__ import annotations

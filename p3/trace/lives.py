@@ -22,6 +22,10 @@ a process takes to look at its clock):
     landing    the worker has read its header
     landed     the worker has read its last byte
 
+Of a key of rows, each partition is such a slice, whichever partitions the key has in that round. It may be several
+frames each way: then queued, leaving, arriving, broadcast, returning and landing are moments of the first one, and
+sent, received, summed, returned and landed of the last one. `bytes` are those of the push.
+
 Where the workers of a machine add up their gradients, their leader stands for the server in the lives of the others:
 `server` is then local_peer(its rank). The leader's own slice is queued once the others' are in.
 """
@@ -34,8 +38,8 @@ import numpy as np
 
 from p3.trace.clocks import Offset, offsets
 from p3.trace.reader import (
-    PUSH, QUEUED, READY, RECEIVE_BEGIN, RECEIVE_END, SEND_BEGIN, SEND_END, STALL_BEGIN, STALL_END, SUMMED, UPDATED,
-    VALUE, Key, Process, local_peer, read,
+    PUSH, PUSH_ROWS, QUEUED, READY, RECEIVE_BEGIN, RECEIVE_END, ROWS, SEND_BEGIN, SEND_END, STALL_BEGIN, STALL_END,
+    SUMMED, UPDATED, VALUE, Key, Process, local_peer, read,
 )  # fmt: skip
 
 MOMENTS = (
@@ -63,7 +67,7 @@ class Trace(NamedTuple):
     processes: List[Process]
     offsets: List[Offset]
     start_ns: int  # of the first event, on the first process's clock: time 0
-    keys: Dict[int, Key]
+    keys: Dict[int, Key]  # as first planned: one that got other partitions keeps its number here
     lives: np.ndarray  # sorted by round, worker, key, slice
     stalls: List[Stall]
 
@@ -77,37 +81,60 @@ def load(folder: str) -> Trace:
     processes = read(folder)
     found = offsets(processes)
     starts = [one.events["time_ns"][0] + offset.ns for one, offset in zip(processes, found) if len(one.events)]
-    keys = {number: key for process in processes for number, key in process.keys.items()}
+    keys = _one_number_each(processes)
     trace = Trace(processes, found, int(min(starts, default=0)), keys, np.empty(0, LIFE), [])
     return trace._replace(lives=_lives(trace), stalls=_stalls(trace))
 
 
+def _one_number_each(processes) -> Dict[int, Key]:
+    """The keys by number. Events of a key that got other partitions, and so another number, are given its first one."""
+    keys = {number: key for process in processes for number, key in process.keys.items()}
+    first: Dict[tuple, int] = {}
+    for number, key in sorted(keys.items()):
+        first.setdefault((key.store, key.name), number)
+    for number, key in keys.items():
+        if first[key.store, key.name] != number:
+            for process in processes:
+                process.events["key"][process.events["key"] == number] = first[key.store, key.name]
+    return {number: keys[number] for number in first.values()}
+
+
 def _lives(trace: Trace) -> np.ndarray:
-    sent = _moments(trace, QUEUED, PUSH, at_worker=True)
-    lives = np.zeros(len(sent["time"]), LIFE)
+    lives = np.concatenate([_lives_of(trace, PUSH, VALUE), _lives_of(trace, PUSH_ROWS, ROWS)])
+    lives.sort(order=["round", "worker", "key", "slice"])
+    _complete(lives)
+    return lives
+
+
+def _lives_of(trace: Trace, push: int, value: int) -> np.ndarray:
+    sent = _moments(trace, QUEUED, push, at_worker=True)
+    names = np.column_stack([sent[name] for name in ("worker", "key", "slice", "round")]).astype("i8")
+    _, first, numbers = np.unique(names, axis=0, return_index=True, return_inverse=True)
+    lives = np.zeros(len(first), LIFE)
     for name in MOMENTS:
         lives[name] = np.nan
-    lives["worker"], lives["server"], lives["queued"] = sent["worker"], sent["peer"], sent["time"]
-    for name in ("key", "slice", "round", "bytes", "priority"):
-        lives[name] = sent[name]
-    lives.sort(order=["round", "worker", "key", "slice"])
+    lives["server"], lives["queued"] = sent["peer"][first], sent["time"][first]
+    for name in ("worker", "key", "slice", "round", "priority"):
+        lives[name] = sent[name][first]
+    np.add.at(lives["bytes"], numbers.reshape(-1), sent["bytes"].astype("i8"))
 
-    for name, at_worker, kind, frame in (
-        ("leaving", True, SEND_BEGIN, PUSH),
-        ("sent", True, SEND_END, PUSH),
-        ("arriving", False, RECEIVE_BEGIN, PUSH),
-        ("received", False, RECEIVE_END, PUSH),
-        ("summed", False, SUMMED, PUSH),
-        ("broadcast", False, QUEUED, VALUE),
-        ("returning", False, SEND_BEGIN, VALUE),
-        ("returned", False, SEND_END, VALUE),
-        ("landing", True, RECEIVE_BEGIN, VALUE),
-        ("landed", True, RECEIVE_END, VALUE),
+    last = value == ROWS  # of several frames; a later kValue of a slice is a value set anew
+    for name, at_worker, kind, frame, takes_last in (
+        ("leaving", True, SEND_BEGIN, push, False),
+        ("sent", True, SEND_END, push, last),
+        ("arriving", False, RECEIVE_BEGIN, push, False),
+        ("received", False, RECEIVE_END, push, last),
+        ("summed", False, SUMMED, push, last),
+        ("broadcast", False, QUEUED, value, False),
+        ("returning", False, SEND_BEGIN, value, False),
+        ("returned", False, SEND_END, value, last),
+        ("landing", True, RECEIVE_BEGIN, value, False),
+        ("landed", True, RECEIVE_END, value, last),
     ):
-        _fill(lives, name, _moments(trace, kind, frame, at_worker), ("worker", "key", "slice", "round"))
-    _fill(lives, "ready", _moments(trace, READY, PUSH, at_worker=True), ("worker", "key", "round"))
-    _fill(lives, "updated", _moments(trace, UPDATED, VALUE, at_worker=False), ("key", "slice", "round"))
-    _complete(lives)
+        found = _moments(trace, kind, frame, at_worker)
+        _fill(lives, name, found, ("worker", "key", "slice", "round"), takes_last)
+    _fill(lives, "ready", _moments(trace, READY, push, at_worker=True), ("worker", "key", "round"))
+    _fill(lives, "updated", _moments(trace, UPDATED, value, at_worker=False), ("key", "slice", "round"))
     return lives
 
 
@@ -133,15 +160,16 @@ def _moments(trace, kind, frame, at_worker) -> Dict[str, np.ndarray]:
     return {name: column[order] for name, column in joined.items()}
 
 
-def _fill(lives, name, found, by) -> None:
-    """Gives each life the first of `found` that agrees with it in the columns `by`: a later one is a value set anew."""
+def _fill(lives, name, found, by, takes_last=False) -> None:
+    """Gives each life the first, or the last, of `found` that agrees with it in the columns `by`."""
     both = np.concatenate([np.column_stack([found[column] for column in by]),
                            np.column_stack([lives[column] for column in by])]).astype("i8")  # fmt: skip
     _, numbers = np.unique(both, axis=0, return_inverse=True)
     numbers = numbers.reshape(-1)
     theirs, ours = numbers[: len(found["time"])], numbers[len(found["time"]):]
+    order = slice(None, None, 1 if takes_last else -1)
     times = np.full(numbers.max(initial=-1) + 1, np.nan)
-    times[theirs[::-1]] = found["time"][::-1]  # of equals, the last assignment stays: the first event
+    times[theirs[order]] = found["time"][order]  # of equals, the last assignment stays
     lives[name] = times[ours]
 
 

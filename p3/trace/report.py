@@ -91,7 +91,7 @@ def _explain(trace, wait) -> Iterator[str]:
     life, stages = wait.life, wait.stages
     yield "round %d, worker %d: %s %.2f ms for %s; its slice %d of %d landed last" % (
         wait.round, wait.worker, "waited" if wait.marked else "would have stood", wait.wait_s * 1e3,
-        name_of(trace, wait.key), life["slice"] + 1, _slices(trace, wait.key),
+        name_of(trace, wait.key), life["slice"] + 1, _slices(trace, wait),
     )  # fmt: skip
     for name in waits.STAGE_NAMES:
         yield ("  %9.2f ms  %-30s %s" % (stages[name] * 1e3, name, _why(trace, wait, name))).rstrip()
@@ -132,5 +132,7 @@ def name_of(trace: Trace, key: int) -> str:
     return known.name if known.store == 0 else "%s (store %d)" % (known.name, known.store)
 
 
-def _slices(trace, key) -> int:
-    return 1 + int(trace.lives["slice"][trace.lives["key"] == key].max())
+def _slices(trace, wait) -> int:
+    """In that round: a key of rows may have had other partitions before."""
+    of_round = trace.lives[(trace.lives["key"] == wait.key) & (trace.lives["round"] == wait.round)]
+    return 1 + int(of_round["slice"].max())

@@ -31,6 +31,7 @@ class EmbeddedLink:
     local_rank = 0
     local_size = 1
     aggregates = False
+    pushes = 1
     label = str(_WORKER)
 
     def __init__(self, settings: Settings) -> None:

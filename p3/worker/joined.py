@@ -115,6 +115,9 @@ class JoinedLink:
         neighbours = member.neighbours()
         self.local_rank, self.local_size = neighbours.index(self.rank), len(neighbours)
         self.aggregates = settings.local_aggregation and self.local_size > 1
+        machines = {worker["machine"] for worker in member.workers}
+        # That reach the servers in a round.
+        self.pushes = len(machines) if settings.local_aggregation else self.num_workers
         self.slice_elements = settings.slice_elements
         self.route = settings.route
         self.searches_partitions = settings.partitions == "auto"

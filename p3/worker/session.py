@@ -160,7 +160,7 @@ class Session:
                 row_elements = math.prod(shape[1:])
                 handle = self.core.declare_rows(str(name), shape[0], row_elements, DTYPES[type_name])
                 if self._link.route == "auto":
-                    self.core.choose_route(handle, self.num_workers)
+                    self.core.choose_route(handle, self._link.pushes)
                 else:
                     self.core.route_rows(handle, self._link.route == "slices")
             else:
@@ -316,6 +316,8 @@ class Session:
             )
         if self.is_moving(key):
             raise ValueError("%s: key %r is on its way to other partitions already" % (self.label, key.name))
+        if self.partitions(key) == 0:
+            raise ValueError("%s: key %r is not agreed yet; wait for its first value" % (self.label, key.name))
         with self._changed:
             self._moving.add((key.store, key.name))
         self._link.send({"kind": "repartition", "store": key.store, "name": key.name, "partitions": partitions})
@@ -344,6 +346,12 @@ class Session:
                     raise ValueError(
                         "%s: store %d has keys already; its %s %s must be set before the first init"
                         % (self.label, store, name, value)
+                    )
+                moving = next((key for number, key in self._moving if number == store), None)
+                if name == "optimizer" and moving is not None:  # its state could not go with the rows
+                    raise ValueError(
+                        "%s: the rows of key %r of store %d are on their way to other partitions; set the optimizer before "
+                        "the first push" % (self.label, moving, store)
                     )
                 self._options[store, name] = value
         if before is None:
@@ -500,6 +508,11 @@ class Session:
             if kind == "agreed":
                 self._plans[message["store"], message["name"]] = message
                 key = self._keys.get((message["store"], message["name"]))
+            elif kind == "repartitioned":
+                plan = self._plans[message["store"], message["name"]]
+                may_move = plan.get("applied", False)
+                if not may_move:  # this worker has not declared the key yet
+                    plan["successor"] = message
             elif kind == "settled":
                 self._moving.discard((message["store"], message["name"]))
             elif kind == "option_agreed":
@@ -514,7 +527,7 @@ class Session:
             self._changed.notify_all()
         if kind == "agreed" and key is not None:
             self._agree(key, message)
-        elif kind == "repartitioned":
+        elif kind == "repartitioned" and may_move:
             self._move(message)
         elif kind == "abort":
             self.core.fail(sendable(message["text"]))
@@ -531,20 +544,23 @@ class Session:
             if plan.get("applied") or (tuple(plan["shape"]), plan["dtype"], plan["row_elements"] > 0) != declared:
                 return
             plan["applied"] = True
-        with self._changed:
             self._partitions[key.store, key.name] = plan["partitions"]
+            plan = dict(plan)  # a move changes it
         self.core.agree(
             key.handle, plan["wire_key"], plan["first_slice"], plan["slice_elements"], plan["partitions"]
         )
         if self._link.recording is not None:
             slices = plan["partitions"] or slice_count(math.prod(key.shape), plan["slice_elements"])
             self._link.recording.note_key(plan["wire_key"], key.store, key.name, key.shape, key.dtype, slices)
+        if "successor" in plan:
+            self._move(plan["successor"])
 
     def _move(self, plan: dict) -> None:
         """This worker's share of a sparse key's rows is to go to other partitions, once rank 0's next round has told all."""
         identity = plan["store"], plan["name"]
         with self._changed:
-            key, optimizer = self._keys[identity], self._options.get((plan["store"], "optimizer"))
+            # As agreed by now, not as this worker has asked: the servers expect the same parts.
+            key, optimizer = self._keys[identity], self._options_agreed.get((plan["store"], "optimizer"))
             former, rows = self._plans[identity]["wire_key"], self._keys[identity].shape[0]
         first, end = (rows * rank // self.num_workers for rank in (self.rank, self.rank + 1))
         operation = self.core.move_rows(
@@ -560,6 +576,7 @@ class Session:
         with self._changed:
             self._plans[identity]["wire_key"] = plan["wire_key"]
             self._moving.add(identity)
+            self._changed.notify_all()
         report = threading.Thread(target=self._report_move, args=(operation, former, plan), name="p3-move", daemon=True)
         report.start()
         if self._link.recording is not None:
@@ -576,6 +593,7 @@ class Session:
                 operation.wait(_MOVE_POLL_S)
         with self._changed:
             self._partitions[plan["store"], plan["name"]] = plan["partitions"]
+            self._changed.notify_all()
         self._link.send({"kind": "moved", "wire_key": former})
 
     def _wait_until(self, condition, timeout_s: float, what: str) -> None:

@@ -21,6 +21,13 @@ TEST(Routing, CountsTheRowsOfBothWaysAndTheirIds) {
   EXPECT_DOUBLE_EQ(bytes.slices, 2 * (1000 * 400 + 125));
 }
 
+TEST(Routing, AMachinePushesAtMostWhatAnybodyTouched) {
+  const KeyPlan plan = rows_of(1000, 100);
+  // The same 4 workers on 2 machines, and on one.
+  EXPECT_DOUBLE_EQ(bytes_of_routes(plan, 2, {200, 120}, true).rows, (100 + 120) * 401);
+  EXPECT_DOUBLE_EQ(bytes_of_routes(plan, 1, {200, 120}, true).rows, (120 + 120) * 401);
+}
+
 TEST(Routing, LongGapsTakeMoreBytes) {
   const KeyPlan plan = rows_of(1000000, 1);
   EXPECT_DOUBLE_EQ(bytes_of_routes(plan, 1, {1000, 1000}, true).rows, 2 * 1000 * (4 + 2));

@@ -284,6 +284,19 @@ TEST_F(Refused, RowsThatComeTwiceInOneRound) {
             }));
 }
 
+TEST_F(Refused, APlanThatTheKeyDoesNotHave) {
+  for (uint32_t plan : {1, 77}) {  // its own, and none
+    expect_in("telling of a plan that the key does not have (key 'emb', slice 0, round 1)", reason([=](RowsJob& job) {
+                RowsHeader rows;
+                rows.last = 1;
+                rows.next_plan = plan;
+                std::vector<char> payload(sizeof rows);
+                std::memcpy(payload.data(), &rows, sizeof rows);
+                job.send_payload(FrameKind::kPushRows, 0, 0, 1, 1, payload);
+              }));
+  }
+}
+
 TEST_F(Refused, AFetchOfWhatWasNeverStored) {
   RowsJob job(2);
   job.peer(1).send(Job::header(FrameKind::kInit, 1, 0, 0, 0));

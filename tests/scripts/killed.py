@@ -1,4 +1,7 @@
-"""Workers of which one kills itself in the middle of a round; the others print what they get: killed.py RANK."""
+"""Workers of which one kills itself in the middle of a round; the others print what they get: killed.py RANK KIND.
+
+KIND: of the key, "dense" or "rows".
+"""
 
 import os
 import signal
@@ -9,9 +12,8 @@ import numpy as np
 from p3._core import P3Error
 from p3.worker.session import Session
 
-ELEMENTS = 4_000_000
-
-
+ROWS = (40_000, 100)
+gradient = np.ones(ROWS, "float32")
 
 def slices_sent():
     counters = session.counters()
@@ -19,15 +21,25 @@ def slices_sent():
 
 
 session = Session.open()
-key = session.declare("w", (ELEMENTS,), "float32")
-landing = np.zeros(ELEMENTS, "float32")
-session.init(key, landing if session.rank == 0 else None, landing).wait(60)
+sparse = sys.argv[2] == "rows"
+key = session.declare("w", ROWS, "float32", sparse=sparse)
+landing = np.zeros(ROWS, "float32")
+init = session.init_rows if sparse else session.init
+init(key, landing if session.rank == 0 else None, landing).wait(60)
+
+
+def start_round():
+    if sparse:
+        return session.pushpull_rows(key, np.arange(ROWS[0]), gradient, landing)
+    return session.pushpull(key, gradient, landing)
+
+
 for _ in range(2):
-    session.pushpull(key, np.ones(ELEMENTS, "float32"), landing).wait(60)
+    start_round().wait(60)
 try:
     session.barrier()
     before = slices_sent()
-    operation = session.pushpull(key, np.ones(ELEMENTS, "float32"), landing)
+    operation = start_round()
     while session.rank == int(sys.argv[1]):
         if slices_sent() > before + 20:  # of 80 at least
             os.kill(os.getpid(), signal.SIGKILL)
