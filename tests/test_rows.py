@@ -91,7 +91,7 @@ def random_gradient(random, shape, dtype="float32"):
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 5, 23])
-@pytest.mark.parametrize("workers, servers", [(1, 1), (2, 1), (1, 3), (2, 2), (4, 3)])
+@pytest.mark.parametrize("workers, servers", [(1, 1), (2, 1), (1, 3), (2, 2), (3, 2), (4, 3)])
 def test_the_union_of_rows_is_updated_and_lands_everywhere(workers, servers, partitions):
     random = np.random.RandomState(workers * 100 + servers * 10 + partitions)
     value = random.randn(23, 3).astype(np.float32)
