@@ -1,5 +1,7 @@
 # make demo   sets everything up in .venv and trains on this machine with 2 workers and 2 servers
 # make test   the same set-up, then every test, C++ and Python
+# make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
+# make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, then the control messages; needs clang
 # make compatibility   the same set-up, then docs/compatibility.md afresh: every case with MXNet's stores and with P3's
 # PYTHON=/path/to/python3.x chooses the Python that .venv is made from.
 
@@ -11,7 +13,7 @@ unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_S
 
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*.h src/*.cc p3/*.pyx p3/*.pxi p3/worker/*.pxi p3/worker/*.h p3/worker/*.cc)
 
-.PHONY: all demo test test-cpp test-python compatibility clean
+.PHONY: all demo test test-cpp test-python sanitize sanitize-address sanitize-thread sanitize-short fuzz compatibility clean
 
 all: $(VENV)/installed
 
@@ -27,6 +29,30 @@ test-cpp: $(VENV)/installed
 
 test-python: $(VENV)/installed
 	python -m pytest
+
+# A build of its own for each: they cannot be mixed. A leak, a race or an undefined operation is a failed test.
+sanitize: sanitize-address sanitize-thread
+sanitize-address: SANITIZERS := address,undefined
+sanitize-thread: SANITIZERS := thread
+sanitize-address sanitize-thread: $(VENV)/installed
+	cmake -S . -B build/$@ -G Ninja -DP3_SANITIZE=$(SANITIZERS)
+	cmake --build build/$@
+	ctest --test-dir build/$@ --output-on-failure --no-tests=error
+
+# What CI has the time for: the corpus of the fuzzers, under AddressSanitizer + UndefinedBehaviorSanitizer.
+sanitize-short: $(VENV)/installed
+	cmake -S . -B build/sanitize-address -G Ninja -DP3_SANITIZE=address,undefined
+	cmake --build build/sanitize-address --target fuzz_replays
+	ctest --test-dir build/sanitize-address --output-on-failure --no-tests=error -R '^Fuzz'
+
+# Adds what it finds to the corpus that is kept; an input that fails is left in build/fuzz.
+TIME := 60
+TARGETS := $(patsubst tests/fuzz/%_fuzz.cc,%,$(wildcard tests/fuzz/*_fuzz.cc))
+fuzz: $(VENV)/installed
+	CXX=$${CXX:-clang++} cmake -S . -B build/fuzz -G Ninja -DP3_FUZZ=ON -DP3_SANITIZE=address,undefined
+	cmake --build build/fuzz
+	tools/fuzz build/fuzz $(TIME) $(TARGETS)
+	python tests/fuzz/control.py --seconds $(TIME)
 
 # CASES='--store p3_sync --case push_and_pull' runs these cells only; --help lists what else there is.
 compatibility: $(VENV)/installed

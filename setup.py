@@ -24,7 +24,7 @@ class BuildWithCore(build_ext):
         core = ROOT / "build" / "core"
         self._build_core(core)
         for extension in self.extensions:
-            extension.extra_objects = [str(core / "libp3core.a")]
+            extension.extra_objects = [str(core / "libp3core.a"), *(core / "links").read_text().split()]
             extension.depends = [*extension.depends, str(core / "libp3core.a")]
         super().build_extensions()
 

@@ -3,12 +3,16 @@
     sudo python benchmarks/pushpull.py                                        # everything, unthrottled
     sudo python benchmarks/pushpull.py --stores dist_sync,p3_sync --rate 800 --json result.json
     sudo python benchmarks/pushpull.py --stores p3_apart,p3_sync --workers 8 --hosts 2 --rate 800
+    sudo python benchmarks/pushpull.py --checksum                             # p3_sync against p3_checksum
+    sudo python benchmarks/pushpull.py --stores p3_sync,p3_tls                # what encryption costs
 
 Every host runs one worker and one server, unless there are fewer --hosts than workers; each round all keys are pushed and the sums of all workers pulled, on
     dist_sync   MXNet's default store
     mxnet_p3    MXNet's own P3 (DMLC_PS_VAN_TYPE=p3, DMLC_PS_WATER_MARK=10)
     p3_sync     this project
     p3_apart    the same without local aggregation; it differs where a host has several workers (--hosts)
+    p3_checksum the same with P3_CHECKSUM=1
+    p3_tls      p3_sync with P3_TLS=1
     raw_tcp     no store: the same bytes over bare TCP, the ceiling (raw_tcp.py)
 
 All jobs are started once and stay alive; then they take turns, a warm-up round and some timed ones each, in an order
@@ -126,6 +130,7 @@ def parse_options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stores", default="dist_sync,mxnet_p3,p3_sync,raw_tcp", help="which, comma-separated (default: %(default)s)")
+    parser.add_argument("--checksum", action="store_const", dest="stores", const="p3_sync,p3_checksum", help="--stores %(const)s")
     parser.add_argument("--keys", default="20x1000000,400x50000", help="COUNTxELEMENTS,... of float32 (%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")
@@ -187,8 +192,8 @@ def print_table(results: Dict[str, Dict[str, float]]) -> None:
     print(f"\n{'':12}{'round, s':10}network, models a round and host")
     for store, r in results.items():
         print(f"{store:12}{r['round_s']:<10.3f}{r['network_models']:.2f}")
-    for base in ("dist_sync", "mxnet_p3", "p3_apart"):
-        if base not in results:
+    for base in ("dist_sync", "mxnet_p3", "p3_apart", "p3_sync"):
+        if base not in results or (base == "p3_sync" and not {"p3_checksum", "p3_tls"} & set(results)):
             continue
         print(f"\nagainst {base}: goodput, job CPU, machine CPU")
         for store, r in results.items():

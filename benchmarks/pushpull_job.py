@@ -33,6 +33,8 @@ START_TIMEOUT_S = 60.0
 STORES: Dict[str, jobs.Store] = {
     **{name: jobs.STORES[name] for name in ("dist_sync", "mxnet_p3", "p3_sync")},
     "p3_apart": jobs.Store("p3_apart", "p3_sync", {"P3_LOCAL_AGGREGATION": "0"}),
+    "p3_checksum": jobs.Store("p3_checksum", "p3_sync", {"P3_CHECKSUM": "1"}),
+    "p3_tls": jobs.Store("p3_tls", "p3_sync", {"P3_TLS": "1"}),
     "raw_tcp": jobs.Store("raw_tcp", "raw_tcp"),
 }
 

@@ -8,6 +8,7 @@ and may be made from any thread. Errors of use are `ValueError`; a failed job is
 from typing import Any, List, Optional, Sequence, Tuple
 
 DTYPES: dict  # {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
+DTYPE_NAMES: dict  # the same the other way round
 
 MASTER: int  # the part of a slice's state that is the float32 master of its float16 value
 NO_SCALARS: Tuple[float, ...]  # those of a round without an optimizer
@@ -28,11 +29,31 @@ class Operation:
     @property
     def changed(self) -> Optional[Any]: ...  # of push_rows, once done: int64 ids of the rows that changed, ascending
 
+class CoreArray:
+    """An array of the core's, which lives as long as this or the core needs it: read it with memoryview or NumPy."""
+
 class Completions:
     """Where operations given the same one are announced when they complete, in that order."""
 
     # (token, updated) of the next one; None after timeout_s. P3Error if the job failed.
     def next(self, timeout_s: float) -> Optional[Tuple[int, bool]]: ...
+
+TLS_BUILT_IN: bool  # whether this build has OpenSSL
+
+class Tls:
+    """A TLS connection before the core takes it over (include/p3/tls_stream.h), or one that Python keeps. Not blocking."""
+
+    # Owns `fd`. `key`: 32 bytes that the other end has, too. `connects`: the client of the two.
+    def __init__(self, fd: int, key: bytes, connects: bool, *, notsent_low_water_bytes: int = 131072) -> None: ...
+    read_fd: int  # readable while read() may move bytes or tell the end
+    write_fd: int
+    def handshake(self) -> str: ...  # "done", or what to wait for: "read", "write". P3Error: not the same key
+    def read(self, size: int) -> Optional[bytes]: ...  # None: nothing now; b"": the end. P3Error: altered, or lost
+    def write(self, data: Any) -> int: ...  # how much was taken; the rest must be offered next
+    def end_writing(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def writes_in_kernel(self) -> bool: ...
 
 class P3Worker:
     def __init__(
@@ -45,16 +66,20 @@ class P3Worker:
         timeout_s: float = 10.0,
         notsent_low_water_bytes: int = 131072,
         trace_fd: int = -1,  # an empty file, opened for appending, that the core takes over (p3/trace.h)
+        checksums: bool = False,  # CRC32C on every slice; the same on all nodes
     ) -> None: ...
     # A connected, proved, blocking or non-blocking stream socket; the core owns `fd` from here (use sock.detach()).
     # With `ring` (this worker's make_ring(), passed to the server over that AF_UNIX socket) slices go through memory.
-    def add_server(self, server: int, fd: int, label: str, *, ring: Sequence[int] = ()) -> None: ...
+    # With `tls`, its handshake done, that is the connection, and `fd` is not looked at.
+    def add_server(
+        self, server: int, fd: int, label: str, *, ring: Sequence[int] = (), tls: Optional[Tls] = None
+    ) -> None: ...
     # As add_server, to another worker of this machine: its leader, or if this one leads each of the others (p3/worker.h).
     # `made_ring`: whether the ring is of this worker's making.
     def add_local(
         self, worker: int, fd: int, label: str, *, ring: Sequence[int] = (), made_ring: bool = False
     ) -> None: ...
-    def add_watch(self, fd: int, label: str) -> None: ...
+    def add_watch(self, fd: int, label: str, *, tls: Optional[Tls] = None) -> None: ...
     def start(self) -> None: ...
     # A handle, local to this worker. `compression` is the store's: {"type": "2bit", "threshold": 0.5} or {"type": "fp16"}.
     def declare(self, name: str, elements: int, dtype: int, compression: Optional[dict] = None) -> int: ...
@@ -104,15 +129,26 @@ class P3Worker:
     # How gradients travel from the next push on: as blocks of all rows with a bitmap, or as the rows touched.
     def route_rows(self, key: int, as_slices: bool) -> None: ...
     def choose_route(self, key: int, pushes: int) -> None: ...  # by the bytes, before each round; alike on all workers
+    # For a snapshot, of any key and called by every worker at the same point: rank 0's is done when the servers hold a
+    # copy of the key as this worker's last round left it (take_captured), the others' at once, in turn. `residual`: an
+    # array of the key's elements in float32, for what compression has left out so far; of a key that keeps_residual().
+    def capture(self, key: int, residual: Optional[Any] = None) -> Operation: ...
+    def keeps_residual(self, key: int) -> bool: ...
+    def restore_residual(self, key: int, residual: Any) -> None: ...  # before the key's first push; copied at once
+    # Of the last capture: wire_key, first_slice, slice_elements, row_elements, partitions. None if there was none. A
+    # key of rows that moves to other partitions has another one afterwards, also another wire_key.
+    def captured_plan(self, key: int) -> Optional[dict]: ...
     def fail(self, text: str) -> None: ...  # first failure wins; told to every server
     @property
     def error(self) -> Optional[P3Error]: ...
     @property
     def event_fd(self) -> int: ...  # readable once failed; for loop.add_reader
-    # bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices, queued_s (p3/node.h)
+    # bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices, queued_s,
+    # held_bytes, peak_held_bytes (p3/node.h)
     def traffic_with(self, server: int) -> dict: ...
     # The same of all servers together, and rounds; `local`: the same of the other workers of this machine together.
     def counters(self) -> dict: ...
+    def late(self) -> List[dict]: ...
     # rounds, waited_s, longest_wait_s; of a key of rows also own_rows, pushed_rows, touched_rows, row_bytes_sent,
     # row_bytes_received (p3/worker.h)
     def key_counters(self, key: int) -> dict: ...
@@ -136,9 +172,12 @@ class P3Server:
         timeout_s: float = 10.0,
         notsent_low_water_bytes: int = 131072,
         trace_fd: int = -1,
+        checksums: bool = False,
     ) -> None: ...
-    def add_worker(self, worker: int, fd: int, label: str, *, ring: Sequence[int] = ()) -> None: ...
-    def add_watch(self, fd: int, label: str) -> None: ...
+    def add_worker(
+        self, worker: int, fd: int, label: str, *, ring: Sequence[int] = (), tls: Optional[Tls] = None
+    ) -> None: ...
+    def add_watch(self, fd: int, label: str, *, tls: Optional[Tls] = None) -> None: ...
     def start(self) -> None: ...
     def define(
         self,
@@ -177,8 +216,12 @@ class P3Server:
     def event_fd(self) -> int: ...  # readable once failed or finished
     @property
     def finished(self) -> bool: ...  # every worker said goodbye
+    # What rank 0 has had captured since the last call, ordered: (wire_key, slice or partition, part, type's name,
+    # elements, memory). Part 0 is the value; 1, 2 ... and MASTER are the optimizer's state, as far as there is any.
+    def take_captured(self) -> List[Tuple[int, int, int, str, int, CoreArray]]: ...
     # As P3Worker's, and received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes (p3/node.h)
     def counters(self) -> dict: ...
+    def late(self) -> List[dict]: ...
     def stop(self) -> None: ...
     def abandon_after_fork(self) -> None: ...
 

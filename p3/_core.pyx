@@ -6,9 +6,10 @@ with the memory: an Operation that is dropped early lives on in its worker until
 """
 
 from cpython.buffer cimport (
-    PyBUF_ANY_CONTIGUOUS, PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release,
-    PyObject_GetBuffer,
+    PyBUF_ANY_CONTIGUOUS, PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo,
+    PyBuffer_Release, PyObject_GetBuffer,
 )
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
@@ -20,6 +21,7 @@ from libcpp.vector cimport vector
 include "_optimizer_spec.pxi"
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
+DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
 
 
 class P3Error(RuntimeError):
@@ -42,10 +44,12 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
 cdef extern from "p3/node.h" namespace "p3" nogil:
     cdef cppclass NodeOptions:
         string label
+        cbool checksums
         double heartbeat_s
         double timeout_s
     cdef cppclass Traffic:
         uint64_t bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices
+        uint64_t held_bytes, peak_held_bytes
         double queued_s
     cdef cppclass Counters:
         Traffic traffic, local
@@ -62,9 +66,24 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         pass
 
 
+cdef extern from "p3/tls_stream.h" namespace "p3" nogil:
+    cdef cppclass TlsStream
+
+
 cdef extern from "p3/stream.h" namespace "p3" nogil:
     cdef cppclass Stream:
-        pass
+        int read_fd()
+        int write_fd()
+
+
+cdef extern from "p3/captured.h" namespace "p3" nogil:
+    shared_ptr[char] new_bytes(size_t) except +
+    cdef cppclass CapturedArray:
+        uint32_t wire_key, slice
+        uint8_t part
+        DType dtype
+        uint64_t elements
+        shared_ptr[char] data
 
 
 cdef extern from *:
@@ -82,6 +101,7 @@ cdef extern from *:
     #include "p3/ring_stream.h"
     #include "p3/server.h"
     #include "p3/socket_stream.h"
+    #include "p3/tls_stream.h"
     #include "p3/trace.h"
     #include "p3/worker.h"
 
@@ -214,9 +234,10 @@ cdef extern from *:
       std::optional<p3::Error> error_;
     };
 
-    // The core's end of a van: a bare socket, or shared memory that a socket keeps watch over.
+    // The core's end of a van: a TLS connection, a bare socket, or shared memory that a socket keeps watch over.
     std::unique_ptr<p3::Stream> stream_of(int fd, int notsent_low_water_bytes, const std::vector<int>& ring,
-                                          bool is_maker) {
+                                          bool is_maker, p3::TlsStream* tls) {
+      if (tls != nullptr) return std::unique_ptr<p3::Stream>(tls);
       if (ring.empty()) return std::make_unique<p3::SocketStream>(fd, notsent_low_water_bytes);
       p3::RingStream::Descriptors descriptors;
       if (ring.size() != descriptors.size())
@@ -254,6 +275,13 @@ cdef extern from *:
       for (int i = 1; i <= optimizer->state_count(); ++i) parts.push_back(static_cast<uint8_t>(i));
       if (optimizer->needs_master(dtype)) parts.push_back(p3::kMaster);
       return parts;
+    }
+
+    // False if the key was never captured.
+    bool captured_plan_of(const p3::Worker& worker, int key, p3::KeyPlan* plan) {
+      const auto captured = worker.captured_plan(key);
+      if (captured) *plan = *captured;
+      return captured.has_value();
     }
 
     p3::Error remote_error(const std::string& text) { return p3::Error(p3::ErrorKind::kRemote, text); }
@@ -299,8 +327,9 @@ cdef extern from *:
     cdef cppclass MoveDone "p3::Worker::MoveDone":
         pass
     MoveDone moved(shared_ptr[Completion]) nogil
+    cbool captured_plan_of(const Worker&, int, KeyPlan*) except +raise_as_python
     vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
-    unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool)
+    unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool, TlsStream*)
     vector[int] make_ring_descriptors(size_t) except +raise_as_python
     NodeOptions traced(NodeOptions, int)
     ServerOptions server_options(NodeOptions, cbool, int, const vector[int]&, cbool)
@@ -339,6 +368,16 @@ cdef extern from "p3/rows.h" namespace "p3" nogil:
         const void* values
 
 
+cdef extern from "p3/lateness.h" namespace "p3" nogil:
+    cdef cppclass Late:
+        int worker
+        cbool of_machine
+        string key
+        uint64_t round
+        double waited_s
+        int waiting
+
+
 cdef extern from "p3/worker.h" namespace "p3" nogil:
     cdef cppclass KeyCounters:
         uint64_t rounds
@@ -367,10 +406,14 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void choose_route(int, int) except +raise_as_python
         void move_rows(int, const KeyPlan&, vector[uint8_t], const RowRange&, MoveDone) except +raise_as_python
         void route_rows(int, cbool) except +raise_as_python
+        void capture(int, float*, Done) except +raise_as_python
+        cbool keeps_residual(int) except +raise_as_python
+        void restore_residual(int, const float*) except +raise_as_python
         void fail(const CError&)
         optional_error error()
         int event_fd()
         Counters counters()
+        vector[Late] late()
         Traffic traffic_with(int) except +raise_as_python
         KeyCounters key_counters(int) except +raise_as_python
         void mark_stall(int, int64_t, int64_t) except +raise_as_python
@@ -394,7 +437,10 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         optional_error error()
         int event_fd()
         cbool finished()
+        vector[CapturedArray] take_captured() except +raise_as_python
         Counters counters()
+        vector[Late] late()
+        vector[double] mean_lateness_s()
         void stop()
         void abandon_after_fork()
 
@@ -406,13 +452,14 @@ cdef string utf8(text) except *:
     return (<str?>text).encode()
 
 
-cdef NodeOptions node_options(label, double heartbeat_s, double timeout_s, int trace_fd) except *:
+cdef NodeOptions node_options(label, double heartbeat_s, double timeout_s, int trace_fd, cbool checksums) except *:
     if not heartbeat_s > 0 or not timeout_s > heartbeat_s:
         raise ValueError(f"timeout_s ({timeout_s}) must be larger than heartbeat_s ({heartbeat_s}), and both positive")
     cdef NodeOptions options
     options.label = utf8(label)
     options.heartbeat_s = heartbeat_s
     options.timeout_s = timeout_s
+    options.checksums = checksums
     return traced(options, trace_fd)
 
 
@@ -453,6 +500,14 @@ cdef Compression compression_from(description) except *:
     return compression_of(utf8(description["type"]), description.get("threshold", 0.5))
 
 
+cdef list late_list(vector[Late] all):
+    return [
+        {"worker": late.worker, "of_machine": late.of_machine, "key": late.key.decode("utf-8", "replace"),
+         "round": late.round, "waited_s": late.waited_s, "waiting": late.waiting}
+        for late in all
+    ]
+
+
 cdef dict traffic_dict(const Traffic& traffic):
     return {
         "bytes_sent": traffic.bytes_sent,
@@ -461,8 +516,13 @@ cdef dict traffic_dict(const Traffic& traffic):
         "slices_received": traffic.slices_received,
         "queued_slices": traffic.queued_slices,
         "peak_queued_slices": traffic.peak_queued_slices,
+        "held_bytes": traffic.held_bytes,
+        "peak_held_bytes": traffic.peak_held_bytes,
         "queued_s": traffic.queued_s,
     }
+
+
+include "_tls.pxi"
 
 
 def make_ring(bytes_each_way):
@@ -487,6 +547,33 @@ cdef check_size(name, size_t nbytes, size_t expected, rows):
         return
     whole = "the key has" if rows is None else f"{rows} rows have"
     raise ValueError(f"the {name} array has {nbytes} bytes; {whole} {expected}")
+
+
+cdef class CoreArray:
+    """An array of the core's, which lives as long as this or the core needs it: read it with memoryview or NumPy."""
+
+    cdef shared_ptr[char] data
+    cdef Py_ssize_t elements, itemsize
+    cdef bytes format
+
+    @staticmethod
+    cdef CoreArray over(shared_ptr[char] data, Py_ssize_t elements, DType dtype):
+        cdef CoreArray array = CoreArray.__new__(CoreArray)
+        array.data = data
+        array.elements = elements
+        array.itemsize = size_of(dtype)
+        array.format = b"fdeBibq"[<int>dtype : <int>dtype + 1]
+        return array
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data.get(), self.elements * self.itemsize, 1, flags)
+        view.itemsize = self.itemsize
+        if flags & PyBUF_FORMAT:
+            view.format = self.format
+        if view.shape != NULL:
+            view.shape = &self.elements
+        if view.strides != NULL:
+            view.strides = &self.itemsize
 
 
 cdef class Operation:
@@ -595,8 +682,8 @@ cdef class P3Worker:
     cdef list sizes
 
     def __cinit__(self, int rank, int num_servers, label, *, double heartbeat_s=1.0, double timeout_s=10.0,
-                  int notsent_low_water_bytes=131072, int trace_fd=-1):
-        self.core = new Worker(rank, num_servers, node_options(label, heartbeat_s, timeout_s, trace_fd))
+                  int notsent_low_water_bytes=131072, int trace_fd=-1, cbool checksums=False):
+        self.core = new Worker(rank, num_servers, node_options(label, heartbeat_s, timeout_s, trace_fd, checksums))
         self.notsent_low_water_bytes = notsent_low_water_bytes
         self.unfinished = []
         self.sweep_at = 64
@@ -608,14 +695,16 @@ cdef class P3Worker:
         with nogil:
             del core
 
-    def add_server(self, int server, int fd, label, *, ring=()):
-        self.core.add_server(server, stream_of(fd, self.notsent_low_water_bytes, ring, True), utf8(label))
+    def add_server(self, int server, int fd, label, *, ring=(), Tls tls=None):
+        cdef string text = utf8(label)
+        self.core.add_server(server, stream_of(fd, self.notsent_low_water_bytes, ring, True, released(tls)), text)
 
     def add_local(self, int worker, int fd, label, *, ring=(), cbool made_ring=False):
-        self.core.add_local(worker, stream_of(fd, self.notsent_low_water_bytes, ring, made_ring), utf8(label))
+        self.core.add_local(worker, stream_of(fd, self.notsent_low_water_bytes, ring, made_ring, NULL), utf8(label))
 
-    def add_watch(self, int fd, label):
-        self.core.add_watch(stream_of(fd, self.notsent_low_water_bytes, (), False), utf8(label))
+    def add_watch(self, int fd, label, *, Tls tls=None):
+        cdef string text = utf8(label)
+        self.core.add_watch(stream_of(fd, self.notsent_low_water_bytes, (), False, released(tls)), text)
 
     def start(self):
         self.core.start()
@@ -758,6 +847,40 @@ cdef class P3Worker:
     def choose_route(self, int key, int pushes):
         self.core.choose_route(key, pushes)
 
+    def capture(self, int key, residual=None):
+        self.check_handle(key)
+        cdef Operation operation = Operation()
+        operation.take_landing(residual, self.residual_bytes(key))
+        cdef float* target = <float*>operation.landing_address()
+        self.keep(operation)
+        with nogil:
+            self.core.capture(key, target, Completion.done_of(operation.completion))
+        return operation
+
+    def keeps_residual(self, int key):
+        return self.core.keeps_residual(key)
+
+    def restore_residual(self, int key, residual not None):
+        self.check_handle(key)
+        cdef Operation holder = Operation()
+        holder.take_source(residual, self.residual_bytes(key))
+        self.core.restore_residual(key, <const float*>holder.source.buf)
+
+    def captured_plan(self, int key):
+        cdef KeyPlan plan
+        if not captured_plan_of(self.core[0], key, &plan):
+            return None
+        return {
+            "wire_key": plan.wire_key,
+            "first_slice": plan.first_slice,
+            "slice_elements": plan.slice_elements,
+            "row_elements": plan.row_elements,
+            "partitions": plan.partitions,
+        }
+
+    cdef size_t residual_bytes(self, int key):
+        return self.sizes[key][0] * sizeof(float)
+
     cdef size_t row_bytes(self, int key, int part) except? 0:
         self.check_handle(key)
         _, dtype, _, _, row_elements = self.sizes[key]
@@ -819,6 +942,10 @@ cdef class P3Worker:
             )
         return result
 
+    def late(self):
+        """Who of this machine keeps the others of it waiting: see p3/lateness.h."""
+        return late_list(self.core.late())
+
     def mark_stall(self, int key, int64_t begin_ns, int64_t end_ns):
         self.core.mark_stall(key, begin_ns, end_ns)
 
@@ -839,14 +966,14 @@ cdef class P3Server:
 
     def __cinit__(self, int rank, int num_servers, int num_workers, label, *, sum_order="rank", int threads=0,
                   machines=None, cbool local_aggregation=True, double heartbeat_s=1.0, double timeout_s=10.0,
-                  int notsent_low_water_bytes=131072, int trace_fd=-1):
+                  int notsent_low_water_bytes=131072, int trace_fd=-1, cbool checksums=False):
         if sum_order not in ("rank", "arrival"):
             raise ValueError(f"sum_order is 'rank' or 'arrival', not {sum_order!r}")
         if threads < 0:
             raise ValueError(f"threads must not be negative ({threads})")
         self.notsent_low_water_bytes = notsent_low_water_bytes
         self.core = new Server(rank, num_servers, num_workers,
-                               server_options(node_options(label, heartbeat_s, timeout_s, trace_fd),
+                               server_options(node_options(label, heartbeat_s, timeout_s, trace_fd, checksums),
                                               sum_order == "arrival", threads,
                                               range(max(num_workers, 0)) if machines is None else machines,
                                               local_aggregation))
@@ -856,11 +983,13 @@ cdef class P3Server:
         with nogil:
             del core
 
-    def add_worker(self, int worker, int fd, label, *, ring=()):
-        self.core.add_worker(worker, stream_of(fd, self.notsent_low_water_bytes, ring, False), utf8(label))
+    def add_worker(self, int worker, int fd, label, *, ring=(), Tls tls=None):
+        cdef string text = utf8(label)
+        self.core.add_worker(worker, stream_of(fd, self.notsent_low_water_bytes, ring, False, released(tls)), text)
 
-    def add_watch(self, int fd, label):
-        self.core.add_watch(stream_of(fd, self.notsent_low_water_bytes, (), False), utf8(label))
+    def add_watch(self, int fd, label, *, Tls tls=None):
+        cdef string text = utf8(label)
+        self.core.add_watch(stream_of(fd, self.notsent_low_water_bytes, (), False, released(tls)), text)
 
     def start(self):
         self.core.start()
@@ -914,6 +1043,17 @@ cdef class P3Server:
     def finished(self):
         return self.core.finished()
 
+    def take_captured(self):
+        cdef vector[CapturedArray] taken = self.core.take_captured()
+        cdef CapturedArray* array
+        cdef size_t i
+        arrays = []
+        for i in range(taken.size()):
+            array = &taken[i]
+            arrays.append((array.wire_key, array.slice, array.part, DTYPE_NAMES[<int>array.dtype], array.elements,
+                           CoreArray.over(array.data, array.elements, array.dtype)))
+        return arrays
+
     def counters(self):
         cdef Counters counters = self.core.counters()
         return dict(
@@ -923,7 +1063,12 @@ cdef class P3Server:
             peak_received_slices=counters.peak_received_slices,
             buffer_bytes=counters.buffer_bytes,
             peak_buffer_bytes=counters.peak_buffer_bytes,
+            late_s=list(self.core.mean_lateness_s()),
         )
+
+    def late(self):
+        """Who keeps others waiting: see p3/lateness.h."""
+        return late_list(self.core.late())
 
     def stop(self):
         with nogil:

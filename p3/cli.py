@@ -14,7 +14,8 @@ from p3.errors import ConfigError
 from p3.settings import Settings
 
 # Modules that add a command each. The processes of a job start without them.
-_MEASURING = ("p3.lab.command", "p3.bench.plot_command", "p3.trace.command", "p3.bench.command")
+_MEASURING = ("p3.lab.command", "p3.bench.plot_command", "p3.trace.command", "p3.bench.command",
+              "p3.chaos.command")
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -42,7 +43,16 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     if not command:
         raise ConfigError("p3 run needs the command to run, for example: p3 run -n 2 -s 2 python train.py")
     hosts = read_hostfile(options.hostfile) if options.hostfile else [Host("localhost")]
-    return launch.run(settings, hosts, options.workers, options.servers, command, options.timeout)
+    chosen = {
+        "P3_SNAPSHOT_DIR": options.snapshot_dir,
+        "P3_SNAPSHOT_EVERY": options.snapshot_every,
+        "P3_TLS": "1" if options.tls else None,
+    }
+    # All processes of the job get them.
+    os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
+    settings = Settings.from_env(os.environ)
+    arguments = (hosts, options.workers, options.servers, command, options.timeout, options.restarts)
+    return launch.run(settings, *arguments)
 
 
 def _exec(options, settings: Settings, command: List[str]) -> int:
@@ -104,7 +114,15 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     run.add_argument("-n", "--workers", type=_count, required=True, help="number of workers")
     run.add_argument("-s", "--servers", type=_count, default=1, help="number of servers (default 1)")
     run.add_argument("--hostfile", metavar="FILE", help="lines `host [slots=N]`: where to run, round robin")
+    run.add_argument("--tls", action="store_true", help="encrypt what crosses the network, as P3_TLS=1 does")
     run.add_argument("--timeout", type=_timeout, metavar="S", help="end the job with code 124 after S seconds")
+    run.add_argument(
+        "--restarts", type=_count, default=0, metavar="K", help="start a job that failed again, K times at most"
+    )
+    run.add_argument(
+        "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory of snapshots: P3_SNAPSHOT_DIR"
+    )
+    run.add_argument("--snapshot-every", metavar="N", help="steps of the script between two: P3_SNAPSHOT_EVERY")
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
     run.set_defaults(handler=_run)
 

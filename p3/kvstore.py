@@ -39,7 +39,7 @@ from mxnet.ndarray import NDArray
 from p3 import _core
 from p3.server.optimizers import NotOnServer, describe, round_scalars, updates_rows_alone
 from p3.settings import Settings
-from p3.worker import joining, optimizer_states, partitions
+from p3.worker import joining, optimizer_states, partitions, store_snapshots
 from p3.worker import session as sessions
 from p3.worker.keys import DenseKey, checked, is_sparse
 from p3.worker.priorities import Priorities
@@ -75,6 +75,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._partitions = partitions.of(self._session)
         self._server_optimizer = None  # the one whose description the servers have
         self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind (on rank 0)
+        self._resuming = set()  # keys that take back what a snapshot has of them before their first push
         self._updates_here = False  # whether _updater updates the store's own weights
         _stores.add(self)
 
@@ -116,8 +117,10 @@ class P3KVStore(mx.kvstore.KVStore):
         row_sparse, "rows" or "slices". Of these also partitions: into how many the rows are cut; and of the last round,
         alpha: the share of all rows that a worker pushed, on average; union_density: the share that any worker pushed;
         and the counters behind them (p3/worker.h).
-        With servers=True each server is asked for its own counters (p3/node.h, and cpu_s), under servers[n]["itself"];
-        that takes a round trip through the scheduler.
+        With servers=True each server is asked for its own counters (p3/node.h, and cpu_s), under servers[n]["itself"],
+        and for late_s: of each worker, how long after the first push of a round its last one came, in the mean of the
+        last rounds (workers of one machine, who push as one, are equally late). That takes a round trip through the
+        scheduler.
         """
         session = self._session
         stats = session.counters()
@@ -218,7 +221,39 @@ class P3KVStore(mx.kvstore.KVStore):
                 "every worker must take at least one; or call init"
             )
         with _paused(), _mxnet_errors():
-            joining.serve_others(sorted(_stores, key=lambda store: store._store), self._check, update)
+            self._session.snapshots.join_began()
+            joining.serve_others(_all_stores(self._session), self._check, update)
+            self._session.snapshots.join_ended()
+
+    def snapshot(self, round, state=None, trainer=None):
+        """Takes a snapshot of the whole job, if P3_SNAPSHOT_DIR is set and this round is due (P3_SNAPSHOT_EVERY).
+
+        Every worker calls it after each step, with the number of steps taken so far. It is of all stores of this process;
+        `trainer`, or a list of all Trainers, adds what Trainers know themselves: running statistics, and if they update,
+        weights and states. `state` is what this worker alone needs to go on: a dict of names to arrays, numbers, strings,
+        None, and lists and dicts of these (position in the data, random states ...); ValueError names what cannot be in it.
+        Waits for nothing; but a round that is due while the snapshot before is still being written waits for that.
+        """
+        self._check()
+        with _paused(), _job_errors():
+            store_snapshots.take(_all_stores(self._session), round, state, _as_trainers(trainer))
+
+    def resume(self, trainer=None):
+        """Brings the job back to its newest valid snapshot. On every worker, before the first init of any store.
+
+        Returns (round, state): how many steps were taken, and this worker's own state; (0, {}) where there is none. Each
+        key then begins with the snapshot's value instead of the script's. `trainer`: as for snapshot; its weights have the
+        snapshot's values when this returns. Create all Trainers before. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if
+        the snapshot does not fit this job; a damaged one is logged, and the one before it taken.
+        """
+        self._check()
+        with _paused(), _job_errors():
+            resumed = self._session.resume()
+            if self._session.snapshots.own is not None:
+                for store in _all_stores(self._session):
+                    store_snapshots.restore_optimizer(store)
+                store_snapshots.restore_trainers(self, _as_trainers(trainer))
+        return resumed
 
     # Settings of the store, before its first init, the same on every worker
 
@@ -266,6 +301,7 @@ class P3KVStore(mx.kvstore.KVStore):
                 self._session.set_optimizer(self._store, description)
             self._server_optimizer = optimizer
             self._updater = mx.optimizer.get_updater(optimizer)  # Trainer looks for its `optimizer`
+            store_snapshots.restore_optimizer(self)
         self._priorities.know_parameters(getattr(optimizer, "param_dict", None) or {})
 
     def _set_updater(self, updater):
@@ -281,6 +317,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._updates_here = True
         for entry in self._keys.values():
             entry.keep_weight()
+        store_snapshots.restore_optimizer(self)
 
     def save_optimizer_states(self, fname, dump_optimizer=False):
         """Writes the optimizer's state, as of this worker's last round, to one file that MXNet's Updater can load.
@@ -313,6 +350,7 @@ class P3KVStore(mx.kvstore.KVStore):
         arrays = {
             key: optimizer_states.from_mxnet(optimizer, key, self._keys[key].template(), states[key]) for key in states
         }
+        self._resuming.clear()  # the file's word comes later than the snapshot's
         if self._server_optimizer is None:
             self._updater.states, self._updater.states_synced = states, dict.fromkeys(states, False)
         elif self.rank == 0:
@@ -401,6 +439,10 @@ class P3KVStore(mx.kvstore.KVStore):
             kind = self._kind_of_key(is_sparse(value), sparse_gradient, value.dtype)
             entry = self._declare(kind, key, value.shape, value.dtype, is_sparse(value))
             self._priorities.add(entry, arrays)
+            resumed = store_snapshots.value_of(self, entry, arrays)
+            if resumed is not None:
+                value = resumed
+            self._resuming.add(key)
         self._give_first_value(entry, value)
         return entry
 
@@ -459,6 +501,10 @@ class P3KVStore(mx.kvstore.KVStore):
             entry.require_alike(checked(value, entry.id), "pushed with")
         if not entry.pushed:
             entry = self._settle_kind(entry, values)
+            if entry.id in self._resuming:
+                self._resuming.remove(entry.id)
+                with _mxnet_errors():
+                    store_snapshots.restore_key(self, entry)
         gradient = entry.gradient(values, self._stage_gradients)
         scalars = _core.NO_SCALARS
         if self._server_optimizer is not None:
@@ -536,6 +582,26 @@ def _mxnet_errors():
         yield
     except (_core.P3Error, ValueError, TimeoutError) as error:
         raise MXNetError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _job_errors():
+    """As _mxnet_errors, but wrong arguments stay ValueError."""
+    try:
+        yield
+    except (_core.P3Error, TimeoutError) as error:
+        raise MXNetError(str(error)) from error
+
+
+def _all_stores(session):
+    """Of this process, in the order in which they were made."""
+    return sorted((store for store in _stores if store._session is session), key=lambda store: store._store)
+
+
+def _as_trainers(trainer):
+    if trainer is None:
+        return []
+    return list(trainer) if isinstance(trainer, (list, tuple)) else [trainer]
 
 
 _process_is_prepared = False

@@ -134,6 +134,7 @@ class Settings:
     local_size: Optional[int] = _setting("P3_LOCAL_SIZE", None, _integer(1, 10000), "workers on this host")
     secret: Optional[str] = _setting("P3_SECRET", None, _secret, "the job's secret", secret=True)
     secret_file: Optional[str] = _setting("P3_SECRET_FILE", None, _command, "file that holds the job's secret")
+    tls: bool = _setting("P3_TLS", False, _flag, "1: what crosses the network is encrypted; the same on all nodes")
 
     # How tensors travel.
     slice_elements: int = _setting("P3_SLICE_ELEMENTS", 50000, _integer(1, 1 << 28), "elements of a slice, at most")
@@ -162,6 +163,7 @@ class Settings:
     ring_bytes: int = _setting(
         "P3_RING_BYTES", 512 << 10, _power_of_two(4096, 1 << 30), "shared memory of a van, each way; a power of two"
     )
+    checksum: bool = _setting("P3_CHECKSUM", False, _flag, "1: CRC32C on every slice; an altered one ends the job")
     stage_gradients: bool = _setting(
         "P3_STAGE_GRADIENTS", False, _flag, "1: MXNet copies each gradient before it is sent"
     )
@@ -175,12 +177,25 @@ class Settings:
     wait_timeout_s: float = _setting(
         "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000), "barrier, set_optimizer and the like wait for living workers"
     )
+    straggler_s: float = _setting(
+        "P3_STRAGGLER_S", 30.0, _seconds(0.1, 864000), "a worker keeps others waiting before the log names it"
+    )
+    stuck_s: float = _setting(
+        "P3_STUCK_S", 3600.0, _seconds(0, 864000), "a living worker keeps others waiting before the job fails; 0: never"
+    )
 
     # How P3 is run.
     log_level: str = _setting(
         "P3_LOG", "warning", _choice("debug", "info", "warning", "error"), "least severity of what is logged"
     )
     trace: Optional[str] = _setting("P3_TRACE", None, _path, "directory for a record of what happens to each slice")
+    snapshot_dir: Optional[str] = _setting(
+        "P3_SNAPSHOT_DIR", None, _path, "directory, shared by all nodes, of snapshots to resume from; unset: none"
+    )
+    snapshot_every: int = _setting(
+        "P3_SNAPSHOT_EVERY", 100, _integer(1, 1 << 31), "of the rounds given to kv.snapshot, each so-many-th is taken"
+    )
+    snapshot_keep: int = _setting("P3_SNAPSHOT_KEEP", 2, _integer(1, 10000), "snapshots that stay, the newest")
     ssh: str = _setting("P3_SSH", "ssh -o BatchMode=yes", _command, "command by which `p3 run` reaches other hosts")
     python: Optional[str] = _setting("P3_PYTHON", None, _command, "Python on other hosts; unset: the same path as here")
 

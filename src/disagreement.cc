@@ -1,5 +1,6 @@
 #include "p3/disagreement.h"
 
+#include <cstring>
 #include <sstream>
 
 namespace p3 {
@@ -15,6 +16,14 @@ std::string described(const std::string& worker, const RoundScalars& scalars) {
 }
 
 }  // namespace
+
+int RoundNumbers::note(int who, const RoundScalars& its) {
+  if (first < 0) {
+    first = who;
+    scalars = its;
+  }
+  return std::memcmp(&its, &scalars, sizeof its) == 0 ? -1 : first;
+}
 
 std::string push_of(const std::string& key, uint64_t round) {
   return "push round " + std::to_string(round) + " of key '" + key + "'";

@@ -36,6 +36,7 @@ class LentBuffers {
     frame.header.payload_bytes = static_cast<uint32_t>(bytes);
     frame.payload = lent_.back()->content.data();
     frame.context = static_cast<Lender*>(lent_.back().get());
+    frame.copied_bytes = static_cast<uint32_t>(bytes);
     return frame;
   }
 

@@ -49,6 +49,7 @@ void MachineLeader::received(int van) {
   LocalPush& push = member(place_of(van)).arriving;
   const Header& header = push.frame.header;
   if (ends_round(header, push.payload.data())) push.sum->note_arrival(push.place, header);
+  transport_.hold(van, held_by(push));
   std::lock_guard<std::mutex> lock(mutex_);
   pushes_.push(urgency_of(header), std::move(push));
 }
@@ -62,7 +63,10 @@ bool MachineLeader::work() {
     push = pushes_.pop();
     more = !pushes_.empty();
   }
+  const uint64_t held = held_by(push);
+  const int van = push.place == 0 ? -1 : member(push.place).van;
   add(std::move(push));
+  if (van >= 0) transport_.let_go(van, held);
   return more;
 }
 
@@ -106,6 +110,16 @@ PooledBuffer MachineLeader::copy_of(const Key& key, const Frame& own) {
 void MachineLeader::check_that_nobody_left(const Key& key, uint64_t round) const {
   for (const Member& member : members_)
     if (member.left) throw left_too_early(label(), transport_.label(member.van), push_of(key.name, round));
+}
+
+void MachineLeader::note_late(const Key& key, std::chrono::steady_clock::time_point now, LateWorkers& late) const {
+  const int workers = static_cast<int>(members_.size()) + 1;
+  for (int place = 0; place < workers; ++place)
+    if (auto found = key.machine_sum->late(place, now)) {
+      found->worker = place == 0 ? rank_ : members_[static_cast<size_t>(place) - 1].rank;
+      found->key = key.name;
+      late.note(std::move(*found));
+    }
 }
 
 // --- answers -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 //          each.
 #pragma once
 
+#include <chrono>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "lent_buffers.h"
 #include "machine_sum.h"
 #include "p3/buffer_pool.h"
+#include "p3/lateness.h"
 #include "p3/priority_queue.h"
 #include "p3/rows.h"
 #include "p3/transport.h"
@@ -51,6 +53,8 @@ class MachineLeader {
   std::optional<Frame> pass_on_rows(const Key& key, const Header& header, const void* payload);
 
   void note_departure(int van) { member(place_of(van)).left = true; }
+  // Who of this machine has not pushed a round that another one has.
+  void note_late(const Key& key, std::chrono::steady_clock::time_point now, LateWorkers& late) const;
   void check_that_nobody_left(const Key& key, uint64_t round) const;
 
   const BufferPool& pool() const { return pool_; }
@@ -74,6 +78,7 @@ class MachineLeader {
   Member& member(int place) { return members_[static_cast<size_t>(place) - 1]; }
   const std::string& label() const { return transport_.options().label; }
   const std::string& label_of(int place) { return place == 0 ? label() : transport_.label(member(place).van); }
+  static uint64_t held_by(const LocalPush& push) { return sizeof push + push.frame.header.payload_bytes; }
   // Of a received payload.
   static size_t room_bytes(const Key& key, const Header& push);
   PooledBuffer copy_of(const Key& key, const Frame& own);

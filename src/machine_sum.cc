@@ -1,14 +1,21 @@
 #include "machine_sum.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace p3 {
 
 MachineSum::MachineSum(const KeyPlan& its_plan, int workers, uint64_t next_round)
     : plan(its_plan),
-      shards_(slice_count(plan), {std::vector<uint64_t>(static_cast<size_t>(workers), 0), next_round, {}, -1, false}) {}
+      shards_(slice_count(plan),
+              {std::vector<uint64_t>(static_cast<size_t>(workers), 0), next_round, {}, {}, {}, false}) {}
+
+void MachineSum::note_arrival(int place, const Header& push) {
+  Shard& shard = shards_[push.slice];
+  if (*std::max_element(shard.came.begin(), shard.came.end()) < push.round)
+    shard.first_came = std::chrono::steady_clock::now();
+  came(place, push.slice) = push.round;
+}
 
 const char* MachineSum::problem_with(int place, const Header& push) const {
   if (push.key != plan.wire_key) return "of a plan that its key no longer has";
@@ -31,25 +38,26 @@ std::optional<uint64_t> MachineSum::waits_for(int place) const {
   return {};
 }
 
+std::optional<Late> MachineSum::late(int place, std::chrono::steady_clock::time_point now) const {
+  std::optional<Late> longest;
+  for (const Shard& shard : shards_) {
+    const uint64_t last = *std::max_element(shard.came.begin(), shard.came.end());
+    const double waited_s = seconds_since(shard.first_came, now);
+    if (shard.came[static_cast<size_t>(place)] >= last || (longest && longest->waited_s >= waited_s)) continue;
+    longest.emplace();
+    longest->round = last;
+    longest->waited_s = waited_s;
+    longest->waiting = static_cast<int>(std::count(shard.came.begin(), shard.came.end(), last));
+  }
+  return longest;
+}
+
 int MachineSum::note(int place, const Header& push, bool has_gradient) {
   Shard& shard = shards_[push.slice];
-  int contradicts = -1;
-  if (place == 0) {  // the leader's, but for the scalars if it has no gradient
-    const RoundScalars scalars = shard.push.scalars;
-    const uint16_t contributors = shard.push.contributors;
-    shard.push = push;
-    shard.push.contributors = contributors;
-    if (shard.first >= 0) shard.push.scalars = scalars;
-  }
-  if (!has_gradient) return contradicts;
-  ++shard.push.contributors;
-  if (shard.first < 0) {
-    shard.first = place;
-    shard.push.scalars = push.scalars;
-  } else if (std::memcmp(&push.scalars, &shard.push.scalars, sizeof push.scalars) != 0) {
-    contradicts = shard.first;
-  }
-  return contradicts;
+  const auto contributors = static_cast<uint16_t>(shard.push.contributors + has_gradient);
+  if (place == 0) shard.push = push;
+  shard.push.contributors = contributors;
+  return has_gradient ? shard.numbers.note(place, push.scalars) : -1;
 }
 
 Header MachineSum::take_header(uint32_t index) {
@@ -59,7 +67,8 @@ Header MachineSum::take_header(uint32_t index) {
   header.encoding = static_cast<uint8_t>(encoding);
   header.payload_bytes = 0;
   header.of_machine = 1;
-  shard.first = -1;
+  if (shard.numbers.first >= 0) header.scalars = shard.numbers.scalars;  // else the leader's own
+  shard.numbers = {};
   shard.awaiting = true;
   return header;
 }

@@ -6,11 +6,14 @@
 // Memory:  at most one push per worker of shards whose sum is incomplete, and the sums that have not left.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "p3/buffer_pool.h"
+#include "p3/disagreement.h"
+#include "p3/lateness.h"
 #include "p3/slicing.h"
 #include "p3/van.h"
 #include "p3/wire.h"
@@ -28,9 +31,11 @@ class MachineSum {
   // What is wrong with a push that another worker announces, or null.
   const char* problem_with(int place, const Header& push) const;
   // Notes a push, or the last frame of one, that has come or is the leader's own.
-  void note_arrival(int place, const Header& push) { came(place, push.slice) = push.round; }
+  void note_arrival(int place, const Header& push);
   // Whose push of which round is missing where others' is in.
   std::optional<uint64_t> waits_for(int place) const;
+  // The same, where others have waited longest; without worker and key.
+  std::optional<Late> late(int place, std::chrono::steady_clock::time_point now) const;
 
   struct Outcome {
     const char* problem = nullptr;  // what is wrong with the payload
@@ -39,7 +44,7 @@ class MachineSum {
   };
   // Adds what came of this worker; the payload is empty if it has no gradient.
   virtual Outcome add(int place, const Header& push, PooledBuffer payload) = 0;
-  const RoundScalars& scalars(uint32_t shard) const { return shards_[shard].push.scalars; }
+  const RoundScalars& scalars(uint32_t shard) const { return shards_[shard].numbers.scalars; }
 
   // Whether the machine's push has been made, and not answered: then nobody may push.
   bool is_awaiting(uint32_t shard) const { return shards_[shard].awaiting; }
@@ -55,10 +60,11 @@ class MachineSum {
 
  private:
   struct Shard {
-    std::vector<uint64_t> came;  // by place: the last round whose push is in
-    uint64_t round;              // that is being summed
-    Header push;                 // of the machine
-    int first = -1;              // whose scalars the others are compared with
+    std::vector<uint64_t> came;                        // by place: the last round whose push is in
+    uint64_t round;                                    // that is being summed
+    std::chrono::steady_clock::time_point first_came;  // of the round that came last
+    Header push;                                       // of the machine
+    RoundNumbers numbers;                              // by place
     bool awaiting = false;
   };
 

@@ -43,7 +43,7 @@ T sign(T value) {
 // Where a is NaN, the result is; a NaN in b loses to no number, as in MXNet.
 template <typename T>
 T maximum(T a, T b) {
-  return (a > b) | (a != a) ? a : b;
+  return ((a > b) | (a != a)) ? a : b;
 }
 
 // What nearly every rule needs, rounded as MXNet's fused operators round it.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "p3/disagreement.h"
+#include "p3/lateness.h"
 #include "p3/transport.h"
 #include "server_partition.h"
 #include "server_slice.h"
@@ -49,6 +50,7 @@ class Server::Impl : public Transport::Handler {
         van_of_worker_(static_cast<size_t>(std::max(num_workers, 0)), -1),
         all_workers_(van_of_worker_.size()),
         departed_(van_of_worker_.size(), false),
+        lateness_(van_of_worker_.size()),
         summers_(static_cast<size_t>(std::max(options.threads, 1))),
         transport_(std::move(options.node), *this) {
     if (num_workers < 1 || rank < 0 || rank >= num_servers)
@@ -76,7 +78,8 @@ class Server::Impl : public Transport::Handler {
   void add_worker(int worker, std::unique_ptr<Stream> stream, std::string peer) {
     if (worker < 0 || worker >= num_workers_)
       throw Error(ErrorKind::kUsage, label() + ": there is no worker " + std::to_string(worker) + ".");
-    van_of_worker_[static_cast<size_t>(worker)] = transport_.add_van(std::move(stream), std::move(peer), worker);
+    van_of_worker_[static_cast<size_t>(worker)] =
+        transport_.add_van(std::move(stream), std::move(peer), worker, /*is_bounded=*/true);
     worker_of_van_.push_back(worker);
     arriving_.push_back({nullptr, 0});
   }
@@ -202,19 +205,26 @@ class Server::Impl : public Transport::Handler {
     return arriving.first;
   }
 
+  [[noreturn]] void refuse(int van, const Header& header, const char* what) const override {
+    throw refused(van, what, header, find(header));
+  }
+
   void received(int van, const Header& header, void*) override {
     const int worker = worker_of_van_[static_cast<size_t>(van)];
     ServerShard& shard = *find(header);
     void* payload = std::exchange(arriving_[static_cast<size_t>(van)], {}).first;  // null: none, or the first value
     uint32_t& inits = shard.inits[static_cast<size_t>(worker)];
     if (is_push(header.kind) && ends_round(header, payload)) {
-      shard.note_push(worker, header.of_machine != 0);
+      note_lateness(worker, header, shard.note_push(worker, header.of_machine != 0, std::chrono::steady_clock::now()));
     } else if (header.kind == FrameKind::kInit) {
       uint64_t& next_round = shard.next_round[static_cast<size_t>(worker)];
       if (next_round == 0) next_round = shard.published + 1;
       ++inits;
     }
-    queue(urgency_of(header), {task_kind(header.kind), &shard, worker, header, payload, inits});
+    Task task{task_kind(header.kind), &shard, worker, header, payload, inits};
+    task.held_bytes = sizeof task + shard.answer_bytes(header) + (payload == nullptr ? 0 : buffer_bytes(shard, header));
+    transport_.hold(van, task.held_bytes);
+    queue(urgency_of(header), task);
   }
 
   bool work() override {
@@ -239,6 +249,29 @@ class Server::Impl : public Transport::Handler {
     return waiting.empty() ? "" : " while others " + waiting;
   }
 
+  uint64_t last_round() const override { return last_round_; }
+
+  void look(std::chrono::steady_clock::time_point now) override {
+    LateWorkers late;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [wire_key, key] : keys_)
+      for (const auto& shard : key->shards)
+        if (shard != nullptr && shard->waited_s(now) > 0) note_late(*shard, shard->waited_s(now), late);
+    late_ = late.take();
+  }
+
+  std::vector<Late> late() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return late_;
+  }
+
+  std::vector<double> mean_lateness_s() const {
+    std::lock_guard<std::mutex> lock(lateness_mutex_);
+    std::vector<double> means;
+    for (const Lateness& lateness : lateness_) means.push_back(lateness.mean_s());
+    return means;
+  }
+
   void failed(const Error&) override {}
 
   // --- while sending -----------------------------------------------------------------------------------------------
@@ -253,6 +286,7 @@ class Server::Impl : public Transport::Handler {
   Transport& transport() { return transport_; }
   const std::string& label() const { return transport_.options().label; }
   bool finished() const { return finished_; }
+  std::vector<CapturedArray> take_captured() { return captured_.take(); }
 
   Counters counters() const {
     Counters counters;
@@ -305,6 +339,8 @@ class Server::Impl : public Transport::Handler {
     try {
       switch (task.kind) {
         case Task::Kind::kInit:
+          if (task.shard->waits_for_init(task.worker))
+            throw refused(van_of_worker_[static_cast<size_t>(task.worker)], "out of turn", task.header, task.shard);
           if (task.shard->key.plan.has_rows())
             answer_wishes(task.partition(), task.partition().init(task.worker, task.inits));
           else
@@ -329,6 +365,9 @@ class Server::Impl : public Transport::Handler {
         case Task::Kind::kStoreRows:
           answer_store(task.partition(), task);
           break;
+        case Task::Kind::kCapture:
+          answer_capture(*task.shard, task);
+          break;
       }
     } catch (const Error& error) {
       transport_.fail(error);
@@ -336,6 +375,7 @@ class Server::Impl : public Transport::Handler {
       transport_.fail(Error(ErrorKind::kStopped,
                             label() + ": " + error.what() + " while working on key '" + task.shard->key.name + "'."));
     }
+    if (task.held_bytes > 0) transport_.let_go(van_of_worker_[static_cast<size_t>(task.worker)], task.held_bytes);
   }
 
   void add(ServerSlice& slice, const Task& task) {
@@ -352,7 +392,7 @@ class Server::Impl : public Transport::Handler {
     }
     const std::vector<int> workers = slice.init(task.worker, task.inits);
     slice.outstanding += static_cast<int>(workers.size());  // before it can be zero: who waits here has not pushed yet
-    broadcast(slice, workers);
+    broadcast(slice, workers, false, /*as_asked=*/true);
   }
 
   void answer_about_state(ServerSlice& slice, const Task& task) {
@@ -364,6 +404,7 @@ class Server::Impl : public Transport::Handler {
       frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
       frame.header.payload_bytes = static_cast<uint32_t>(slice.state_bytes());
       frame.payload = slice.state(optimizer, task.header.part);
+      frame.copied_bytes = frame.header.payload_bytes;
       frame.context = static_cast<Lender*>(&slice);
       ++slice.outstanding;  // before it can be zero, as above
     } else {
@@ -379,8 +420,7 @@ class Server::Impl : public Transport::Handler {
     slice.finish(optimizer_of(slice));
     const std::vector<int>& workers = slice.key.aggregated ? leaders_ : all_workers_;
     slice.outstanding = 2 * static_cast<int>(workers.size());  // pushes and sends
-    ++slice.published;
-    ++rounds_;
+    note_round(++slice.published);
     if (recorder() != nullptr) trace(recorder(), TraceKind::kUpdated, value_frame(slice).header);
     broadcast(slice, workers, slice.key.aggregated);
   }
@@ -398,8 +438,7 @@ class Server::Impl : public Transport::Handler {
                     task.header, &partition);
     trace(recorder(), TraceKind::kSummed, task.header, task.worker);
     if (!outcome.complete) return;
-    ++partition.published;
-    ++rounds_;
+    note_round(++partition.published);
     const ServerPartition::Published published = partition.finish(optimizer_of(partition));
     const bool to_machines = partition.key.aggregated;
     std::vector<Transport::Outgoing> frames;
@@ -432,6 +471,19 @@ class Server::Impl : public Transport::Handler {
     answer_wishes(partition, partition.newly_answerable());
   }
 
+  void answer_capture(const ServerShard& shard, const Task& task) {
+    const char* problem = nullptr;
+    try {
+      problem = shard.capture(captured_);
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorKind::kStopped, label() + ": no memory for a snapshot's copy of key '" + shard.key.name +
+                                           "'. Use more servers, or go without snapshots.");
+    }
+    if (problem != nullptr)
+      throw refused(van_of_worker_[static_cast<size_t>(task.worker)], problem, task.header, &shard);
+    send_without_payload(task.header, FrameKind::kPart, {task.worker});
+  }
+
   void answer_wishes(ServerPartition& partition, const std::vector<int>& workers) {
     Header header;
     header.dtype = static_cast<uint8_t>(partition.key.plan.dtype);
@@ -452,8 +504,10 @@ class Server::Impl : public Transport::Handler {
   }
 
   // `to_machines`: those who share a machine with others get the value for all of them.
-  void broadcast(ServerSlice& slice, const std::vector<int>& workers, bool to_machines = false) {
+  // `as_asked`: what is asked for can be asked for again, so it counts as kept for who asks; a round cannot.
+  void broadcast(ServerSlice& slice, const std::vector<int>& workers, bool to_machines = false, bool as_asked = false) {
     Frame frame = value_frame(slice);
+    if (as_asked) frame.copied_bytes = frame.header.payload_bytes;
     std::vector<Transport::Outgoing> frames;
     frames.reserve(workers.size());
     for (int worker : workers) {
@@ -539,6 +593,8 @@ class Server::Impl : public Transport::Handler {
         return Task::Kind::kFetchRows;
       case FrameKind::kStoreRows:
         return Task::Kind::kStoreRows;
+      case FrameKind::kCapture:
+        return Task::Kind::kCapture;
       default:
         return Task::Kind::kPush;
     }
@@ -596,6 +652,32 @@ class Server::Impl : public Transport::Handler {
     return settings;
   }
 
+  // Of a shard; where it is summed.
+  void note_round(uint64_t round) {
+    ++rounds_;
+    uint64_t last = last_round_;
+    while (last < round && !last_round_.compare_exchange_weak(last, round)) {
+    }
+  }
+
+  void note_lateness(int worker, const Header& push, double late_s) {
+    std::lock_guard<std::mutex> lock(lateness_mutex_);
+    if (push.of_machine == 0) return lateness_[static_cast<size_t>(worker)].note(push.round, late_s);
+    for (int each : machines_.workers(machines_.of(worker)))
+      lateness_[static_cast<size_t>(each)].note(push.round, late_s);
+  }
+
+  // For those of a machine who push as one, their leader stands.
+  void note_late(const ServerShard& shard, double waited_s, LateWorkers& late) const {
+    const auto& rounds = shard.next_round;
+    const uint64_t next = *std::max_element(rounds.begin(), rounds.end());
+    const auto waiting = std::count(rounds.begin(), rounds.end(), next);
+    for (int worker : shard.key.aggregated ? leaders_ : all_workers_)
+      if (rounds[static_cast<size_t>(worker)] < next)
+        late.note({worker, shard.key.aggregated && !machines_.is_alone(worker), shard.key.name, next - 1, waited_s,
+                   static_cast<int>(waiting)});
+  }
+
   void queue(const Urgency& urgency, const Task& task) {
     summers_[static_cast<size_t>(task.shard->thread)].push(urgency, task);
     if (sums_in_receiver_) transport_.ask_for_work();
@@ -621,7 +703,13 @@ class Server::Impl : public Transport::Handler {
   std::vector<LentBuffers> still_lent_;  // by keys that were dropped
   std::map<int, Store> stores_;
 
+  std::vector<Late> late_;  // with the lock of the keys
+  mutable std::mutex lateness_mutex_;
+  std::vector<Lateness> lateness_;  // by worker
+
+  Captured captured_;
   std::atomic<uint64_t> rounds_{0};
+  std::atomic<uint64_t> last_round_{0};
   std::atomic<bool> finished_{false};
   std::vector<Summer> summers_;
   Transport transport_;  // last: its threads use all of the above
@@ -648,7 +736,10 @@ void Server::fail(const Error& error) { impl_->transport().fail(error); }
 std::optional<Error> Server::error() const { return impl_->transport().error(); }
 int Server::event_fd() const { return impl_->transport().event_fd(); }
 bool Server::finished() const { return impl_->finished(); }
+std::vector<CapturedArray> Server::take_captured() { return impl_->take_captured(); }
 Counters Server::counters() const { return impl_->counters(); }
+std::vector<Late> Server::late() const { return impl_->late(); }
+std::vector<double> Server::mean_lateness_s() const { return impl_->mean_lateness_s(); }
 void Server::stop() { impl_->stop(); }
 
 void Server::abandon_after_fork() {

@@ -42,14 +42,16 @@ const char* ServerPartition::problem_with(const Header& header, int worker, cons
   const auto encoding = static_cast<Encoding>(header.encoding);
   const bool about_a_part = header.kind == FrameKind::kFetchRows || header.kind == FrameKind::kStoreRows;
   const bool pushes = header.kind == FrameKind::kPushRows;
-  if (header.kind != FrameKind::kInit && !pushes && !about_a_part) return "unexpected";
+  const bool without_rows = header.kind == FrameKind::kInit || header.kind == FrameKind::kCapture;
+  if (!without_rows && !pushes && !about_a_part) return "unexpected";
+  if (header.kind == FrameKind::kCapture && worker != 0) return "unexpected";
   if (about_a_part && header.part != 0 && !has_state(header.part, optimizer))
     return "of a state that its key's optimizer does not have";
   const DType type = about_a_part ? type_of(header.part) : dtype_;
   if (static_cast<DType>(header.dtype) != type) return "of another element type than agreed";
   if (pushes && header.part > 1) return "malformed";
-  if (header.kind == FrameKind::kInit ? encoding != Encoding::kAbsent
-                                      : encoding != Encoding::kPlain && !(pushes && encoding == Encoding::kAbsent))
+  if (without_rows ? encoding != Encoding::kAbsent
+                   : encoding != Encoding::kPlain && !(pushes && encoding == Encoding::kAbsent))
     return "in another encoding than agreed";
   const size_t element_bytes = header.kind == FrameKind::kFetchRows ? 0 : size_of(type);
   if (encoding == Encoding::kPlain &&
@@ -57,6 +59,12 @@ const char* ServerPartition::problem_with(const Header& header, int worker, cons
     return "of another size than agreed";
   if (!is_its_to_send(header, worker)) return "another worker's to send";
   return in_turn(header, worker) ? nullptr : "out of turn";
+}
+
+size_t ServerPartition::answer_bytes(const Header& header) const {
+  return header.kind == FrameKind::kFetchRows
+             ? rows_per_frame(key.plan) * key.plan.row_elements * size_of(type_of(header.part))
+             : 0;
 }
 
 std::vector<int> ServerPartition::init(int worker, uint32_t n) {
@@ -81,7 +89,7 @@ ServerPartition::Outcome ServerPartition::push(int worker, const Header& header,
     outcome.problem = sum.read(place, std::move(payload), header.payload_bytes, frame);
     if (outcome.problem == nullptr)
       outcome.problem = note_rows(worker, header, frame.rows.header, sum.rows_of(place) + frame.rows.ids.size());
-    outcome.contradicts = note_scalars(worker, header.scalars);
+    outcome.contradicts = numbers_.note(worker, header.scalars);
     if (outcome.problem != nullptr || outcome.contradicts >= 0) return outcome;
     sum.add(place, std::move(frame));
   } else {
@@ -119,7 +127,7 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
     if (optimizer == nullptr)
       sum.divide(present_);
     else
-      scalars_.rescale /= present_;
+      numbers_.scalars.rescale /= present_;
   }
   if (optimizer != nullptr) update(*optimizer, touched);
 
@@ -158,7 +166,7 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
   total_.clear();
   pushed_ = present_ = 0;
   pushed_rows_ = 0;
-  first_worker_ = -1;
+  numbers_.first = -1;
   as_blocks_ = false;
   next_plan_ = 0;
   return published_frames;
@@ -178,7 +186,7 @@ void ServerPartition::update(const Optimizer& optimizer, const std::vector<int64
     const size_t offset = offset_of(touched[begin]), sum_offset = offset * size_of(sum_dtype_);
     for (size_t s = 0; s < state.size(); ++s) state[s] = static_cast<char*>(state_[s]) + sum_offset;
     optimizer.update(dtype_, value_ + offset * size_of(dtype_), master_ == nullptr ? nullptr : master_ + sum_offset,
-                     state.data(), sums, (end - begin) * key.plan.row_elements, scalars_);
+                     state.data(), sums, (end - begin) * key.plan.row_elements, numbers_.scalars);
   }
 }
 
@@ -244,6 +252,16 @@ const char* ServerPartition::fetch(const Header& header, const void* payload, co
     destination += row_bytes;
   }
   answer = lent_.lend(answered, std::move(content), bytes, 1);
+  return nullptr;
+}
+
+const char* ServerPartition::capture(Captured& captured) const {
+  if (missing_ > 0) return "out of turn";
+  const uint64_t elements = range.count * key.plan.row_elements;
+  CapturedArray value = captured_array(0, dtype_, elements);
+  std::memcpy(value.data.get(), value_, bytes_);
+  captured.add(std::move(value));
+  capture_state(state_, master_, elements, captured);
   return nullptr;
 }
 

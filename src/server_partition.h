@@ -34,6 +34,7 @@ class ServerPartition final : public ServerShard {
 
   // --- the receiver thread -----------------------------------------------------------------------------------------
   const char* problem_with(const Header& header, int worker, const Optimizer* optimizer) const override;
+  size_t answer_bytes(const Header& header) const override;
 
   // --- where it is summed ------------------------------------------------------------------------------------------
   // As ServerSlice's, but nobody is answered before each row has been stored once; a successor's with its state.
@@ -53,6 +54,7 @@ class ServerPartition final : public ServerShard {
   const char* store(const Header& header, const void* payload, const Optimizer* optimizer, bool& last);
   // The frame that answers a wish for rows, or what is wrong with the wish.
   const char* fetch(const Header& header, const void* payload, const Optimizer* optimizer, Frame& answer);
+  const char* capture(Captured& captured) const override;
   // After a store: the workers who can be answered now.
   std::vector<int> newly_answerable() { return missing_ == 0 ? take_answerable() : std::vector<int>(); }
 

@@ -2,15 +2,29 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+
+#include "p3/lateness.h"
 
 namespace p3 {
 
-void ServerShard::note_push(int worker, bool of_machine) {
-  if (!of_machine) {
+double ServerShard::note_push(int worker, bool of_machine, std::chrono::steady_clock::time_point now) {
+  if (pushes_in_ == 0) first_push_ = now;
+  pushes_in_ = (pushes_in_ + 1) % key.pushes();
+  if (!of_machine)
     ++next_round[static_cast<size_t>(worker)];
-    return;
-  }
-  for (int each : key.machines->workers(key.machines->of(worker))) ++next_round[static_cast<size_t>(each)];
+  else
+    for (int each : key.machines->workers(key.machines->of(worker))) ++next_round[static_cast<size_t>(each)];
+  return seconds_since(first_push_, now);
+}
+
+double ServerShard::waited_s(std::chrono::steady_clock::time_point now) const {
+  return pushes_in_ == 0 ? 0 : seconds_since(first_push_, now);
+}
+
+bool ServerShard::waits_for_init(int worker) const {
+  return std::any_of(waiting_for_init_.begin(), waiting_for_init_.end(),
+                     [worker](const auto& waiting) { return waiting.first == worker; });
 }
 
 void ServerShard::note_init(int worker, uint32_t n) {
@@ -27,14 +41,6 @@ std::vector<int> ServerShard::take_answerable() {
   for (auto it = ready; it != waiting_for_init_.end(); ++it) answered.push_back(it->first);
   waiting_for_init_.erase(ready, waiting_for_init_.end());
   return answered;
-}
-
-int ServerShard::note_scalars(int worker, const RoundScalars& scalars) {
-  if (first_worker_ < 0) {
-    first_worker_ = worker;
-    scalars_ = scalars;
-  }
-  return std::memcmp(&scalars, &scalars_, sizeof scalars) == 0 ? -1 : first_worker_;
 }
 
 bool ServerShard::is_its_to_send(const Header& header, int worker) const {
@@ -61,6 +67,21 @@ bool ServerShard::has_state(uint8_t part, const Optimizer* optimizer) const {
   if (optimizer == nullptr) return false;
   if (part == kMaster) return optimizer->needs_master(key.plan.dtype);
   return part >= 1 && part <= optimizer->state_count();
+}
+
+CapturedArray ServerShard::captured_array(uint8_t part, DType dtype, uint64_t elements) const {
+  return {key.plan.wire_key, index, part, dtype, elements, new_bytes(elements * size_of(dtype))};
+}
+
+void ServerShard::capture_state(const std::vector<void*>& state, const void* master, uint64_t elements,
+                                Captured& captured) const {
+  const auto copy = [&](uint8_t part, const void* content) {
+    CapturedArray array = captured_array(part, sum_type(key.plan.dtype), elements);
+    std::memcpy(array.data.get(), content, array.bytes());
+    captured.add(std::move(array));
+  };
+  for (size_t i = 0; i < state.size(); ++i) copy(static_cast<uint8_t>(i + 1), state[i]);
+  if (master != nullptr) copy(kMaster, master);
 }
 
 }  // namespace p3

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "lent_buffers.h"
+#include "p3/captured.h"
 #include "p3/compression.h"
+#include "p3/disagreement.h"
 #include "p3/machines.h"
 #include "p3/optimizer.h"
 #include "p3/slicing.h"
@@ -54,21 +57,30 @@ class ServerShard {
   // The round that each worker pushes next; 0: its first init is still to come.
   std::vector<uint64_t> next_round;
   std::vector<uint32_t> inits;  // received from each worker
-  // A push of this worker, or of its machine, is in.
-  void note_push(int worker, bool of_machine);
+  // A push of this worker, or of its machine, is in. Returns how long after the first one of the round.
+  double note_push(int worker, bool of_machine, std::chrono::steady_clock::time_point now);
+  // How long the first push of the round has been in, while not all are; else 0.
+  double waited_s(std::chrono::steady_clock::time_point now) const;
 
   // What is wrong with a frame of a known worker, regardless of its payload; null if nothing. `optimizer`: the store's.
   virtual const char* problem_with(const Header& header, int worker, const Optimizer* optimizer) const = 0;
+
+  // Of what a frame asks for, for its sender alone, at most.
+  virtual size_t answer_bytes(const Header& header) const = 0;
 
   // --- any thread --------------------------------------------------------------------------------------------------
   // The round of the value that was broadcast last; of a successor at first: that its predecessor broadcast last.
   std::atomic<uint64_t> published{0};
 
   // --- where it is summed ------------------------------------------------------------------------------------------
+  // Whether an init of this worker is still to be answered: until then it sends no other.
+  bool waits_for_init(int worker) const;
   // Of this round, as its first push brought them.
-  const RoundScalars& scalars() const { return scalars_; }
+  const RoundScalars& scalars() const { return numbers_.scalars; }
   // Of this round, as rank 0 pushed it.
   int32_t priority() const { return priority_; }
+  // Copies the value and what there is of state, as the last round left them. Returns what is wrong with that, or null.
+  virtual const char* capture(Captured& captured) const = 0;
 
  protected:
   // Notes the n-th init of a worker.
@@ -76,8 +88,6 @@ class ServerShard {
   // The workers who can be answered now: the n-th init of each gets what rank 0's n-th brought, or a later one, once its
   // leader's n-th is in as well.
   std::vector<int> take_answerable();
-  // Notes the numbers of a push with a gradient. Returns the rank of a worker whose numbers differ, or -1.
-  int note_scalars(int worker, const RoundScalars& scalars);
 
   // A push is for the round after the last one. All else is about the value or state that the last one left.
   bool in_turn(const Header& header, int worker) const;
@@ -85,11 +95,16 @@ class ServerShard {
   bool is_its_to_send(const Header& header, int worker) const;
   bool has_state(uint8_t part, const Optimizer* optimizer) const;
 
-  int first_worker_ = -1;  // of this round: whose numbers the others' are compared with
-  RoundScalars scalars_;
+  // Of what capture() is about.
+  CapturedArray captured_array(uint8_t part, DType dtype, uint64_t elements) const;
+  void capture_state(const std::vector<void*>& state, const void* master, uint64_t elements, Captured& captured) const;
+
+  RoundNumbers numbers_;  // of this round, by rank
   int32_t priority_ = 0;
 
  private:
+  int pushes_in_ = 0;  // of the round
+  std::chrono::steady_clock::time_point first_push_;
   std::vector<uint32_t> inits_here_;                        // of each worker, as far as note_init() was told
   std::vector<std::pair<int, uint32_t>> waiting_for_init_;  // worker, and the how manieth init of its
 };

@@ -45,9 +45,10 @@ ServerSlice::~ServerSlice() {
 }
 
 const char* ServerSlice::problem_with(const Header& header, int worker, const Optimizer* optimizer) const {
-  const bool is_known =
-      header.kind == FrameKind::kPush || header.kind == FrameKind::kInit || is_about_state(header.kind);
-  if (!is_known || (header.kind == FrameKind::kStore && worker != 0)) return "unexpected";
+  const bool is_rank_0s = header.kind == FrameKind::kStore || header.kind == FrameKind::kCapture;
+  const bool is_known = header.kind == FrameKind::kPush || header.kind == FrameKind::kInit ||
+                        header.kind == FrameKind::kCapture || is_about_state(header.kind);
+  if (!is_known || (is_rank_0s && worker != 0)) return "unexpected";
   if (static_cast<DType>(header.dtype) != element_type(header.kind)) return "of another element type than agreed";
   if (is_about_state(header.kind) && !has_state(header.part, optimizer))
     return "of a state that its key's optimizer does not have";
@@ -55,6 +56,10 @@ const char* ServerSlice::problem_with(const Header& header, int worker, const Op
   if (header.payload_bytes != payload_bytes(header)) return "of another size than agreed";
   if (!is_its_to_send(header, worker)) return "another worker's to send";
   return in_turn(header, worker) ? nullptr : "out of turn";
+}
+
+size_t ServerSlice::answer_bytes(const Header& header) const {
+  return header.kind == FrameKind::kInit ? bytes : header.kind == FrameKind::kFetch ? sum_bytes_ : 0;
 }
 
 DType ServerSlice::element_type(FrameKind kind) const { return is_about_state(kind) ? sum_dtype_ : dtype_; }
@@ -71,6 +76,7 @@ bool ServerSlice::may_come(const Header& header, int worker) const {
     case FrameKind::kPush:
       return encoding == Encoding::kAbsent || encoding == key.compression.encoding;
     case FrameKind::kFetch:
+    case FrameKind::kCapture:
       return encoding == Encoding::kAbsent;
     default:
       return encoding == Encoding::kPlain;
@@ -95,13 +101,19 @@ void ServerSlice::replace_state(const Optimizer& optimizer, uint8_t part, const 
 // Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.
 void ServerSlice::make_writable(void*& array, size_t size) {
   const int pushes_to_come = pushes_ - pushed_;
-  if (outstanding == pushes_to_come)
-    drop_replaced();
-  else
-    replaced_.push_back({std::exchange(array, values_.take(size)), size});
+  if (outstanding == pushes_to_come) return drop_replaced();
+  if (std::find(not_lent_.begin(), not_lent_.end(), array) != not_lent_.end()) return;
+  replaced_.push_back({std::exchange(array, values_.take(size)), size});
+  not_lent_.push_back(array);
+}
+
+const void* ServerSlice::lent(const void* array) {
+  not_lent_.erase(std::remove(not_lent_.begin(), not_lent_.end(), array), not_lent_.end());
+  return array;
 }
 
 void ServerSlice::drop_replaced() {
+  not_lent_.clear();
   for (const auto& [array, size] : std::exchange(replaced_, {})) values_.give_back(array, size);
 }
 
@@ -113,7 +125,7 @@ std::vector<int> ServerSlice::init(int worker, uint32_t n) {
 int ServerSlice::add(int worker, const Header& header, void* gradient) {
   ++pushed_;
   present_ += gradient == nullptr ? 0 : header.of_machine != 0 ? header.contributors : 1;
-  const int contradicts = gradient == nullptr ? -1 : note_scalars(worker, header.scalars);
+  const int contradicts = gradient == nullptr ? -1 : numbers_.note(worker, header.scalars);
   if (worker == 0) priority_ = header.priority;
   sum(worker, gradient);
   return contradicts;
@@ -139,13 +151,13 @@ void ServerSlice::finish(const Optimizer* optimizer) {
     publish_sum(sum);
   } else {
     make_state(*optimizer);
-    if (key.average) scalars_.rescale /= present_;
-    optimizer->update(dtype_, value_, master_, state_.data(), sum, elements, scalars_);
+    if (key.average) numbers_.scalars.rescale /= present_;
+    optimizer->update(dtype_, value_, master_, state_.data(), sum, elements, numbers_.scalars);
   }
   if (sum != nullptr) gradients_.give_back(sum, sum_bytes_);
   pushed_ = 0;
   present_ = 0;
-  first_worker_ = -1;
+  numbers_.first = -1;
 }
 
 void ServerSlice::publish_sum(void*& sum) {
@@ -168,6 +180,20 @@ void ServerSlice::make_state(const Optimizer& optimizer) {
   if (!state_.empty()) return;
   for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(values_.take(sum_bytes_));
   optimizer.start_state(dtype_, value_, state_.data(), elements);
+}
+
+// A sum that went out as float16 is nowhere else: it is captured as its receivers have it.
+const char* ServerSlice::capture(Captured& captured) const {
+  CapturedArray value = captured_array(0, dtype_, elements);
+  if (published_encoding_ == Encoding::kFloat16) {
+    std::memcpy(value.data.get() + pushed_bytes, wire_value_, pushed_bytes);
+    widen_in_place(reinterpret_cast<float*>(value.data.get()), elements);
+  } else {
+    std::memcpy(value.data.get(), value_, bytes);
+  }
+  captured.add(std::move(value));
+  capture_state(state_, master_, elements, captured);
+  return nullptr;
 }
 
 void*& ServerSlice::state_at(const Optimizer& optimizer, uint8_t part) {

@@ -32,6 +32,7 @@ class ServerSlice final : public ServerShard, public Lender {
   // --- the receiver thread -----------------------------------------------------------------------------------------
   bool has_value = false;  // rank 0's first init has come, or is coming
   const char* problem_with(const Header& header, int worker, const Optimizer* optimizer) const override;
+  size_t answer_bytes(const Header& header) const override;
   // Of the frame with that header, which was checked or is about to be.
   size_t payload_bytes(const Header& header) const;
 
@@ -57,12 +58,13 @@ class ServerSlice final : public ServerShard, public Lender {
   void finish(const Optimizer* optimizer);
   // What the last round left to be sent: the payload and its encoding.
   Encoding published_encoding() const { return published_encoding_; }
-  const void* published_payload() const { return published_encoding_ == Encoding::kFloat16 ? wire_value_ : value_; }
+  const void* published_payload() { return lent(published_encoding_ == Encoding::kFloat16 ? wire_value_ : value_); }
 
   // A state that the optimizer has (Header::part), made if it is not there yet.
-  const void* state(const Optimizer& optimizer, uint8_t part) { return state_at(optimizer, part); }
+  const void* state(const Optimizer& optimizer, uint8_t part) { return lent(state_at(optimizer, part)); }
   void replace_state(const Optimizer& optimizer, uint8_t part, const void* content);
   size_t state_bytes() const { return sum_bytes_; }
+  const char* capture(Captured& captured) const override;
 
  private:
   void sum(int worker, void* gradient);
@@ -72,6 +74,7 @@ class ServerSlice final : public ServerShard, public Lender {
   void make_state(const Optimizer& optimizer);
   void*& state_at(const Optimizer& optimizer, uint8_t part);
   void make_writable(void*& array, size_t size);
+  const void* lent(const void* array);
   void drop_replaced();
 
   BufferPool& values_;
@@ -83,6 +86,7 @@ class ServerSlice final : public ServerShard, public Lender {
   void* wire_value_ = nullptr;  // the sum as float16
   Encoding published_encoding_ = Encoding::kPlain;
   std::vector<std::pair<void*, size_t>> replaced_;  // former values and states that a send may still borrow
+  std::vector<const void*> not_lent_;               // their successors, of which no send has borrowed anything yet
 
   void* master_ = nullptr;    // float32 copy of a float16 value
   std::vector<void*> state_;  // the optimizer's

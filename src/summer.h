@@ -19,14 +19,15 @@
 namespace p3 {
 
 struct Task {
-  enum class Kind { kInit, kPush, kFinish, kFetch, kStore, kPushRows, kFetchRows, kStoreRows } kind;
+  enum class Kind { kInit, kPush, kFinish, kFetch, kStore, kPushRows, kFetchRows, kStoreRows, kCapture } kind;
   ServerShard* shard;
   int worker = -1;
   Header header{};
   void* payload = nullptr;  // from the pool of gradients; null: none
   uint32_t inits = 0;       // kInit: of this worker, this one included
+  uint64_t held_bytes = 0;  // that the transport was told of
 
-  // Each kind is about one kind of shard, but for kInit.
+  // Each kind is about one kind of shard, but for kInit and kCapture.
   ServerSlice& slice() const { return static_cast<ServerSlice&>(*shard); }
   ServerPartition& partition() const { return static_cast<ServerPartition&>(*shard); }
 };

@@ -42,7 +42,10 @@ std::chrono::steady_clock::duration seconds(double value) {
 int milliseconds(double value_s) { return std::max(1, static_cast<int>(value_s * 1e3)); }
 
 // " (Connection reset by peer)", or nothing for an orderly end.
-std::string cause(int error) { return error == 0 ? "" : " (" + std::string(strerror(error)) + ")"; }
+std::string cause(int error) {
+  if (error == EBADMSG) return " (TLS refuses what came from it: altered on the way)";
+  return error == 0 ? "" : " (" + std::string(strerror(error)) + ")";
+}
 
 std::string number_text(double value) {
   std::string text = std::to_string(value);
@@ -68,9 +71,11 @@ Transport::~Transport() {
   for (int fd : {event_fd_, send_wake_, receive_wake_, send_epoll_, receive_epoll_}) ::close(fd);
 }
 
-int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer) {
+int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer, bool is_bounded) {
   const int number = static_cast<int>(vans_.size());
-  vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_.trace.get()));
+  vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_.trace.get(),
+                                        options_.checksums));
+  vans_.back()->is_bounded = is_bounded;
   return number;
 }
 
@@ -150,6 +155,7 @@ void Transport::queue_pings(Clock::time_point now) {
   for (auto& van : vans_) {
     if (van->has_work() || van->peer_left || now - van->last_write < heartbeat) continue;
     Header ping;
+    ping.round = handler_.last_round();
     ping.priority = std::numeric_limits<int32_t>::max();
     van->push({ping}, now);
   }
@@ -225,6 +231,7 @@ bool Transport::write_frames(int limit) {
     van->stream().yield(yields);
     switch (van->write_some()) {
       case Van::Progress::kFrameDone:
+        wake_for(*van);
         if (van->sent_frame().context != nullptr) handler_.sent(van->sent_frame());
         break;
       case Van::Progress::kBlocked: {
@@ -276,7 +283,7 @@ void Transport::announce_failure() {
 void Transport::receive_loop() {
   receiver_id_ = std::this_thread::get_id();
   epoll_event events[64];
-  auto last_turn = Clock::now();
+  auto last_turn = Clock::now(), last_look = last_turn;
   bool more_work = false;
   while (!failing_ && !stopping_) {
     const double tick_s = std::min(options_.heartbeat_s, options_.timeout_s / 4);
@@ -294,7 +301,12 @@ void Transport::receive_loop() {
           read_from(*static_cast<Van*>(events[i].data.ptr));
       }
       accuse_silent_peers(now);
+      if (now - last_look >= seconds(tick_s)) {
+        last_look = now;
+        handler_.look(now);
+      }
       more_work = !failing_ && handler_.work();
+      resume_vans();
     } catch (const Error& error) {
       fail(error);
     } catch (const std::exception& error) {  // out of memory
@@ -306,6 +318,7 @@ void Transport::receive_loop() {
 
 void Transport::read_from(Van& van) {
   for (size_t reads = 0; reads < kReadsPerTurn && !failing_; ++reads) {
+    if (van.is_bounded && van.held_bytes() > options_.max_held_bytes) return pause(van);
     switch (van.read_some()) {
       case Van::Progress::kBlocked:
         return;
@@ -323,7 +336,7 @@ void Transport::read_from(Van& van) {
     for (Van::Event event = van.next(); event != Van::Event::kNothing; event = van.next()) {
       const Header& header = van.received_header();
       if (event == Van::Event::kHeader) {
-        const std::string reason = malformed(header);
+        const std::string reason = malformed(header, options_.checksums);
         if (!reason.empty())
           throw Error(ErrorKind::kProtocol, options_.label + ": " + van.label() + " sent " + reason + ".");
         if (carries_slice(header.kind)) {
@@ -333,6 +346,9 @@ void Transport::read_from(Van& van) {
           van.payload_goes_to(van.fail_text.data());
         }
       } else if (carries_slice(header.kind)) {
+        // A payload may lie where it belongs by now, but until received() nobody takes it for a value.
+        if (!van.is_intact())
+          handler_.refuse(van.number, header, "not what its checksum says: the network or a host's memory altered it");
         handler_.received(van.number, header, van.received_payload());
       } else if (header.kind == FrameKind::kFail) {
         throw Error(ErrorKind::kRemote, van.fail_text);
@@ -344,24 +360,96 @@ void Transport::read_from(Van& van) {
   }
 }
 
+void Transport::pause(Van& van) {
+  epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
+  van.paused = true;
+  van.bytes_sent_then = van.bytes_sent();
+  ++paused_vans_;
+}
+
+// Half of what may be held, so that one frame does not wake and pause us again.
+bool Transport::may_resume(const Van& van) const { return van.held_bytes() <= options_.max_held_bytes / 2; }
+
+void Transport::wake_for(const Van& van) {
+  if (van.paused && may_resume(van)) raise_event(receive_wake_);
+}
+
+void Transport::let_go(int van_number, uint64_t bytes) {
+  Van& van = *vans_[static_cast<size_t>(van_number)];
+  van.let_go(bytes);
+  wake_for(van);
+}
+
+// A broken one, too: reading tells of the loss.
+void Transport::resume_vans() {
+  if (paused_vans_ == 0) return;
+  for (auto& van : vans_) {
+    if (!van->paused) continue;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (van->broken) van->is_bounded = false;
+    }
+    if (van->is_bounded && !may_resume(*van)) continue;
+    van->paused = false;
+    --paused_vans_;
+    van->last_read = Clock::now();
+    add_to_epoll(receive_epoll_, van->stream().read_fd(), EPOLLIN | EPOLLRDHUP, van.get());
+  }
+}
+
+// While we do not read a peer, what it takes of our bytes is its sign of life.
+void Transport::note_reading_of_paused(Clock::time_point now) {
+  if (paused_vans_ == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& van : vans_) {
+    if (!van->paused) continue;
+    const uint64_t sent = van->bytes_sent();
+    if (std::exchange(van->bytes_sent_then, sent) != sent || !van->has_queued()) van->last_read = now;
+  }
+}
+
 // A peer that has failed cannot say why behind half a frame, but it tells others, who pass it on. So where one ends in the
 // middle of a frame, the cause has a moment to come from elsewhere before the loss itself counts as the cause.
 void Transport::lose(const Van& van) {
   const Error loss(ErrorKind::kPeerLost,
-                   options_.label + ": lost " + van.label() + cause(van.error()) + handler_.waiting_for(van.number) +
+                   options_.label + ": lost " + van.label() + cause(van.error()) + whereabouts(van) +
                        ". Its process ended or its host became unreachable; see its log for the cause.");
   if (!van.mid_receive()) throw loss;
   if (!loss_) loss_ = {loss, Clock::now() + seconds(std::min(options_.heartbeat_s, options_.timeout_s / 4))};
 }
 
+// How far the job has come: what the peer was waited for with, or else the last round.
+std::string Transport::whereabouts(const Van& van) const {
+  const std::string waiting = handler_.waiting_for(van.number);
+  const uint64_t round = handler_.last_round();
+  return waiting.empty() && round > 0 ? " after round " + std::to_string(round) : waiting;
+}
+
 void Transport::accuse_silent_peers(Clock::time_point now) {
+  note_reading_of_paused(now);
   if (loss_ && now >= loss_->second) throw loss_->first;
+  const auto is_silent_for = [&](const Van& van, double silence_s) {
+    return !van.peer_left && !van.read_closed && now - van.last_read > seconds(silence_s);
+  };
   for (const auto& van : vans_) {
-    if (van->peer_left || van->read_closed || now - van->last_read <= seconds(options_.timeout_s)) continue;
+    if (!is_silent_for(*van, options_.timeout_s)) continue;
+    if (van->paused)
+      throw Error(ErrorKind::kPeerSilent,
+                  options_.label + ": " + van->label() + " has read nothing for " + number_text(options_.timeout_s) +
+                      " s of the " + std::to_string(van->held_bytes()) +
+                      " bytes that wait for it. It is stopped, overloaded or cut off; see its log.");
+    const auto others = std::count_if(vans_.begin(), vans_.end(), [&](const auto& other) {
+      return !other->peer_left && !other->read_closed && other != van;
+    });
+    const bool all = others > 0 && std::all_of(vans_.begin(), vans_.end(), [&](const auto& other) {
+                       return other->peer_left || other->read_closed || is_silent_for(*other, options_.timeout_s / 2);
+                     });
     throw Error(ErrorKind::kPeerSilent,
                 options_.label + ": nothing heard from " + van->label() + " for " + number_text(options_.timeout_s) +
-                    " s" + handler_.waiting_for(van->number) +
-                    ". It is stopped, overloaded or cut off; see its log. If it is only slow, raise P3_TIMEOUT_S.");
+                    " s" + whereabouts(*van) +
+                    (all ? ", nor from anyone else. This host is cut off from the network, or they are."
+                         : ". It is stopped, overloaded or cut off; see its log.") +
+                    " If it is only slow, raise P3_TIMEOUT_S.");
   }
 }
 
@@ -458,6 +546,8 @@ Traffic Transport::traffic_with(const std::vector<int>& vans) const {
     total.queued_slices += one.queued_slices;
     total.peak_queued_slices = std::max(total.peak_queued_slices, one.peak_queued_slices);
     total.queued_s += one.queued_s;
+    total.held_bytes += one.held_bytes;
+    total.peak_held_bytes = std::max(total.peak_held_bytes, one.peak_held_bytes);
   }
   return total;
 }

@@ -16,32 +16,53 @@ iovec rest_of(const void* base, size_t size, size_t done) {
 
 }  // namespace
 
-Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, Recorder* recorder)
-    : number(van_number), label_(std::move(label)), peer_(peer), recorder_(recorder), stream_(std::move(stream)) {}
+Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, Recorder* recorder,
+         bool checksums)
+    : number(van_number),
+      label_(std::move(label)),
+      peer_(peer),
+      recorder_(recorder),
+      checksums_(checksums),
+      stream_(std::move(stream)) {}
 
 void Van::push(Frame frame, std::chrono::steady_clock::time_point now) {
   frame.queued_at = now;
   if (carries_slice(frame.header.kind)) trace_at(recorder_, now, TraceKind::kQueued, frame.header, peer_);
+  hold(held_by(frame));
   queue_.push(urgency_of(frame.header), frame);
   peak_queued_ = std::max<uint64_t>(peak_queued_, queue_.size());
+}
+
+void Van::hold(uint64_t bytes) {
+  const uint64_t held = held_bytes_.fetch_add(bytes) + bytes;
+  uint64_t peak = peak_held_bytes_;
+  while (held > peak && !peak_held_bytes_.compare_exchange_weak(peak, held)) continue;
 }
 
 void Van::begin_frame(std::chrono::steady_clock::time_point now) {
   if (writing_) return;
   current_ = queue_.pop();
   writing_ = true;
+  prepared_ = false;
   written_ = 0;
   if (!carries_slice(current_.header.kind)) return;
   queued_for_ += now - current_.queued_at;
   trace_at(recorder_, now, TraceKind::kSendBegin, current_.header, peer_);
 }
 
-Van::Progress Van::write_some() {
+void Van::prepare() {
+  if (std::exchange(prepared_, true)) return;
   if (current_.encoder != nullptr) {
     encoded_.resize(current_.header.payload_bytes);
-    std::exchange(current_.encoder, nullptr)->encode(current_.header, current_.payload, encoded_.data());
+    current_.encoder->encode(current_.header, current_.payload, encoded_.data());
     current_.payload = encoded_.data();
   }
+  if (checksums_ && carries_slice(current_.header.kind))
+    current_.header.crc32c = checksum_of(current_.header, current_.payload);
+}
+
+Van::Progress Van::write_some() {
+  prepare();
   const size_t header_done = std::min(written_, sizeof(Header));
   const size_t payload_done = written_ - header_done;
   iovec parts[2];
@@ -55,6 +76,7 @@ Van::Progress Van::write_some() {
   bytes_sent_.fetch_add(result.bytes, std::memory_order_relaxed);
   if (written_ == sizeof(Header) + current_.header.payload_bytes) {
     writing_ = false;
+    let_go(held_by(current_));
     if (carries_slice(current_.header.kind)) {
       slices_sent_.fetch_add(1, std::memory_order_relaxed);
       trace(recorder_, TraceKind::kSendEnd, current_.header, peer_);
@@ -74,6 +96,8 @@ Traffic Van::traffic() const {
   traffic.slices_received = slices_received_;
   traffic.queued_slices = queue_.size();
   traffic.peak_queued_slices = peak_queued_;
+  traffic.held_bytes = held_bytes_;
+  traffic.peak_held_bytes = peak_held_bytes_;
   traffic.queued_s = std::chrono::duration<double>(queued_for_).count();
   return traffic;
 }
@@ -126,6 +150,10 @@ Van::Event Van::next() {
     return Event::kFrame;
   }
   return Event::kNothing;
+}
+
+bool Van::is_intact() const {
+  return !checksums_ || !carries_slice(in_header_.kind) || checksum_of(in_header_, in_payload_) == in_header_.crc32c;
 }
 
 void Van::payload_goes_to(void* destination) {

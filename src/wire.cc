@@ -1,21 +1,24 @@
 #include "p3/wire.h"
 
+#include "p3/crc32c.h"
 #include "p3/dtype.h"
 
 namespace p3 {
 namespace {
 
-bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kStoreRows; }
+bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kCapture; }
 
 }  // namespace
 
-std::string malformed(const Header& header) {
+std::string malformed(const Header& header, bool checksums) {
   if (header.magic != Header::kMagic) return "a frame that does not begin with P3's magic number";
   if (header.version != Header::kVersion)
     return "a frame of protocol version " + std::to_string(header.version) + "; this node speaks version " +
            std::to_string(Header::kVersion) + " (install the same mxnet-p3 on all nodes)";
   if (!is_known(header.kind)) return "a frame of unknown kind " + std::to_string(static_cast<int>(header.kind));
-  if (header.crc32c != 0 || header.of_machine > 1) return "a frame with reserved bits set";
+  const bool may_have_checksum = checksums && carries_slice(header.kind);
+  if ((header.crc32c != 0 && !may_have_checksum) || header.of_machine > 1)
+    return "a frame with reserved bits set (P3_CHECKSUM must be the same on all nodes)";
   if (header.of_machine != 0 && !is_push(header.kind) && header.kind != FrameKind::kValue &&
       header.kind != FrameKind::kRows)
     return "a frame for a whole machine that can only be one worker's";
@@ -37,6 +40,11 @@ std::string malformed(const Header& header) {
     return "a frame without contents that announces " + std::to_string(header.payload_bytes) + " bytes";
   }
   return {};
+}
+
+uint32_t checksum_of(Header header, const void* payload) {
+  header.crc32c = 0;
+  return crc32c(crc32c(0, &header, sizeof header), payload, header.payload_bytes);
 }
 
 }  // namespace p3

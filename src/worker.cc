@@ -54,7 +54,8 @@ class Worker::Impl : public Transport::Handler {
   void add_local(int worker, std::unique_ptr<Stream> stream, std::string peer) {
     if (worker < 0 || worker == rank_ || leader_van_ >= 0 || (worker < rank_ && leader_.leads()))
       throw Error(ErrorKind::kUsage, label() + ": worker " + std::to_string(worker) + " cannot be a neighbour.");
-    const int van = transport_.add_van(std::move(stream), std::move(peer), local_peer(worker));
+    const int van = transport_.add_van(std::move(stream), std::move(peer), local_peer(worker),
+                                       /*is_bounded=*/worker > rank_);
     server_of_van_.push_back(-1);
     arriving_rows_.emplace_back();
     if (worker < rank_)
@@ -129,7 +130,8 @@ class Worker::Impl : public Transport::Handler {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       Key& key = find(handle);
-      if ((operations.front().rows != nullptr) != (key.row_elements > 0))
+      const bool of_any_key = operations.front().kind == Operation::Kind::kCapture;
+      if (!of_any_key && (operations.front().rows != nullptr) != (key.row_elements > 0))
         throw Error(ErrorKind::kUsage, label() + ": key '" + key.name + "' is " +
                                            (key.row_elements > 0 ? "a key of rows; use init_rows and its like."
                                                                  : "no key of rows; declare it as such."));
@@ -144,6 +146,41 @@ class Worker::Impl : public Transport::Handler {
       operations.back().done(&*failure, false);
     else
       transport_.send(frames);
+  }
+
+  // --- snapshots ---------------------------------------------------------------------------------------------------
+
+  void capture(int handle, float* residual, Done done) {
+    if (residual != nullptr) require_residual(handle);
+    Operation operation{Operation::Kind::kCapture, std::move(done)};
+    operation.landing = residual;
+    submit(handle, {std::move(operation)});
+  }
+
+  bool keeps_residual(int handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !find(handle).residual.empty();
+  }
+
+  void require_residual(int handle) {
+    if (!keeps_residual(handle))
+      throw Error(ErrorKind::kUsage, label() + ": the compression of the key with handle " + std::to_string(handle) +
+                                         " leaves nothing out, so the key has no residual.");
+  }
+
+  void restore_residual(int handle, const float* residual) {
+    require_residual(handle);
+    std::lock_guard<std::mutex> lock(mutex_);
+    Key& key = find(handle);
+    if (key.round > 0)
+      throw Error(ErrorKind::kUsage, label() + ": the residual of key '" + key.name +
+                                         "' can only be restored before the key's first push.");
+    std::copy_n(residual, key.elements, key.residual.data());
+  }
+
+  std::optional<KeyPlan> captured_plan(int handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return find(handle).captured_plan;
   }
 
   // --- keys of rows ------------------------------------------------------------------------------------------------
@@ -242,21 +279,24 @@ class Worker::Impl : public Transport::Handler {
     if ((header.of_machine != 0) != (operation.is_round() && key.machine_sum != nullptr))
       refuse(van, header, "for another number of workers than agreed");
     if (operation.rows != nullptr) return place_of_rows(van, header, key);
-    if (header.kind != (operation.is_about_a_part() ? FrameKind::kPart : FrameKind::kValue) ||
+    if (header.kind != (operation.is_round_or_init() ? FrameKind::kValue : FrameKind::kPart) ||
         header.part != operation.part)
       refuse(van, header, "unexpected");
     check_place(van, header, key);
-    const Slice slice = slice_at(*key.plan, header.slice);
     const DType type = operation.type(key.dtype);
     const auto encoding = static_cast<Encoding>(header.encoding);
     if (!may_come(encoding, operation, key)) refuse(van, header, "in another encoding than agreed");
-    if (static_cast<DType>(header.dtype) != type ||
-        header.payload_bytes != encoded_bytes(encoding, type, slice.elements))
-      refuse(van, header, "wrongly sized");
+    if (static_cast<DType>(header.dtype) != type) refuse(van, header, "wrongly sized");
     if (encoding == Encoding::kAbsent) return nullptr;
+    const Slice slice = slice_at(*key.plan, header.slice);
+    if (header.payload_bytes != encoded_bytes(encoding, type, slice.elements)) refuse(van, header, "wrongly sized");
     char* landing = static_cast<char*>(operation.landing) + slice.offset * size_of(type);
     return encoding == Encoding::kFloat16 ? landing + header.payload_bytes
                                           : landing;  // the second half: widen_in_place
+  }
+
+  [[noreturn]] void refuse(int van, const Header& header, const char* what) const override {
+    throw slice_refused(label(), transport_.label(van), header, what);
   }
 
   void received(int van, const Header& header, void* payload) override {
@@ -295,12 +335,21 @@ class Worker::Impl : public Transport::Handler {
 
   // One slice of the key's operation has landed, or one value that it waits for has left.
   void count_down(Key& key) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (--key.outstanding > 0) return;
+    }
+    complete(key);
+  }
+
+  // What is under way is complete: tells who asked for it, and begins the key's next operation.
+  void complete(Key& key) {
+    copy_residual(key);
     std::vector<Transport::Outgoing> frames;
     Done done;
     bool updated;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (--key.outstanding > 0) return;
       complete_front(key);
       updated = key.updated;
       const Operation& operation = key.operations.front();
@@ -330,11 +379,19 @@ class Worker::Impl : public Transport::Handler {
   }
 
   bool work() override {
+    bool more;
+    std::vector<Key*> complete_at_once;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (leader_left_) check_that_nothing_waits_for(leader_van_);
+      complete_at_once.swap(complete_at_once_);
     }
-    return leader_.work();
+    for (Key* key : complete_at_once) complete(*key);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      more = !complete_at_once_.empty();  // what came after them
+    }
+    return leader_.work() || more;
   }
 
   void left(int van) override {
@@ -356,11 +413,28 @@ class Worker::Impl : public Transport::Handler {
     return " while waiting for round " + std::to_string(awaited->round) + " of key '" + awaited->key->name + "'";
   }
 
+  uint64_t last_round() const override { return last_round_; }
+
+  void look(Clock::time_point now) override {
+    if (!leader_.leads()) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    LateWorkers late;
+    for (const Key& key : keys_)
+      if (key.machine_sum != nullptr) leader_.note_late(key, now, late);
+    late_ = late.take();
+  }
+
+  std::vector<Late> late() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return late_;
+  }
+
   void failed(const Error& error) override {
     std::vector<Done> pending;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!failure_) failure_ = error;
+      complete_at_once_.clear();
       for (Key& key : keys_) {
         for (Operation& operation : key.operations) pending.push_back(std::move(operation.done));
         key.operations.clear();
@@ -443,14 +517,26 @@ class Worker::Impl : public Transport::Handler {
   static bool may_come(Encoding encoding, const Operation& operation, const Key& key) {
     switch (encoding) {
       case Encoding::kPlain:
-        return operation.kind != Operation::Kind::kStore;
+        return operation.kind != Operation::Kind::kStore && operation.kind != Operation::Kind::kCapture;
       case Encoding::kFloat16:
         return operation.is_round() && key.compression.encoding == Encoding::kFloat16;
       case Encoding::kAbsent:
-        return operation.kind == Operation::Kind::kStore || operation.kind == Operation::Kind::kSkip;
+        return operation.kind == Operation::Kind::kStore || operation.kind == Operation::Kind::kSkip ||
+               operation.kind == Operation::Kind::kCapture;
       default:
         return false;
     }
+  }
+
+  // Between two rounds of the key, without the lock: nothing else touches the residual, and it may be large.
+  void copy_residual(const Key& key) {
+    void* landing;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const Operation& operation = key.operations.front();
+      landing = operation.kind == Operation::Kind::kCapture ? operation.landing : nullptr;
+    }
+    if (landing != nullptr) std::copy(key.residual.begin(), key.residual.end(), static_cast<float*>(landing));
   }
 
   void complete_front(Key& key) {
@@ -465,6 +551,7 @@ class Worker::Impl : public Transport::Handler {
         key.as_blocks = key.counters.as_slices =
             slices_are_cheaper(*key.plan, key.pushes, {round.pushed, round.touched}, operation.rows->holds_value());
     }
+    if (operation.is_round() && key.round > last_round_) last_round_ = key.round;
     if (operation.kind != Operation::Kind::kPush) return;
     const double waited_s = std::chrono::duration<double>(Clock::now() - operation.asked_at).count();
     ++key.counters.rounds;
@@ -499,6 +586,10 @@ class Worker::Impl : public Transport::Handler {
     key.outstanding = count;
     if (sums_here && operation.rows == nullptr) key.outstanding += count * static_cast<uint32_t>(leader_.members());
     key.landed.assign(count, false);
+    if (operation.kind == Operation::Kind::kCapture) {
+      key.captured_plan = plan;
+      if (rank_ != 0) return begin_what_asks_nobody(key);
+    }
 
     Header header;
     header.kind = frame_kind(operation.kind, operation.rows != nullptr);
@@ -516,6 +607,14 @@ class Worker::Impl : public Transport::Handler {
     if (sums_here || leader_left_) transport_.ask_for_work();
   }
 
+  // It is complete as soon as the receiver comes to it.
+  void begin_what_asks_nobody(Key& key) {
+    key.outstanding = 0;
+    key.landed.assign(key.landed.size(), true);
+    complete_at_once_.push_back(&key);
+    transport_.ask_for_work();
+  }
+
   void begin_slices(Key& key, const Header& header, std::vector<Transport::Outgoing>& frames) {
     const Operation& operation = key.operations.front();
     const DType type = operation.type(key.dtype);
@@ -526,11 +625,12 @@ class Worker::Impl : public Transport::Handler {
     frame.header.encoding = static_cast<uint8_t>(encoding);
     if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = &key;
     for (uint32_t i = 0; i < slice_count(*key.plan); ++i) {
-      const Slice slice = slice_at(*key.plan, i);
       frame.header.slice = i;
-      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type, slice.elements));
-      if (operation.data != nullptr)
+      if (operation.data != nullptr) {
+        const Slice slice = slice_at(*key.plan, i);
+        frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type, slice.elements));
         frame.payload = static_cast<const char*>(operation.data) + slice.offset * size_of(type);
+      }
       begin_frame(key, frame, frames);
     }
   }
@@ -625,13 +725,11 @@ class Worker::Impl : public Transport::Handler {
         return of_rows ? FrameKind::kFetchRows : FrameKind::kFetch;
       case Operation::Kind::kStore:
         return of_rows ? FrameKind::kStoreRows : FrameKind::kStore;
+      case Operation::Kind::kCapture:
+        return FrameKind::kCapture;
       default:
         return of_rows ? FrameKind::kPushRows : FrameKind::kPush;
     }
-  }
-
-  [[noreturn]] void refuse(int van, const Header& header, const char* what) const {
-    throw slice_refused(label(), transport_.label(van), header, what);
   }
 
   std::string waiting_for_any() const {
@@ -657,10 +755,13 @@ class Worker::Impl : public Transport::Handler {
   std::vector<std::vector<char>> arriving_rows_;  // receiver thread: by van, the payload being received
   std::deque<Key> keys_;                          // a deque: keys stay where they are
   std::unordered_map<uint32_t, int> handle_of_wire_key_;
+  std::vector<Key*> complete_at_once_;  // whose operation under way asks no other node
   bool leader_left_ = false;
   size_t pending_ = 0;  // operations whose `done` has not returned
   std::optional<Error> failure_;
   std::atomic<uint64_t> rounds_{0};
+  std::atomic<uint64_t> last_round_{0};  // written with the lock held
+  std::vector<Late> late_;               // of this machine, if this worker leads it
 
   Transport transport_;  // last: its threads use all of the above
 };
@@ -753,6 +854,11 @@ void Worker::store(int key, uint8_t part, const void* content, Done done) {
   impl_->submit(key, {{Operation::Kind::kStore, std::move(done), content, nullptr, 0, {}, part}});
 }
 
+void Worker::capture(int key, float* residual, Done done) { impl_->capture(key, residual, std::move(done)); }
+bool Worker::keeps_residual(int key) const { return impl_->keeps_residual(key); }
+void Worker::restore_residual(int key, const float* residual) { impl_->restore_residual(key, residual); }
+std::optional<KeyPlan> Worker::captured_plan(int key) const { return impl_->captured_plan(key); }
+
 void Worker::mark_stall(int key, int64_t begin_ns, int64_t end_ns) { impl_->mark_stall(key, begin_ns, end_ns); }
 
 void Worker::fail(const Error& error) { impl_->transport().fail(error); }
@@ -760,6 +866,7 @@ std::optional<Error> Worker::error() const { return impl_->transport().error(); 
 int Worker::event_fd() const { return impl_->transport().event_fd(); }
 
 Counters Worker::counters() const { return impl_->counters(); }
+std::vector<Late> Worker::late() const { return impl_->late(); }
 Traffic Worker::traffic_with(int server) const { return impl_->traffic_with(server); }
 KeyCounters Worker::key_counters(int key) const { return impl_->key_counters(key); }
 

@@ -28,10 +28,10 @@ struct Successor {
 
 // Something asked for about one key, and not yet complete.
 struct Operation {
-  enum class Kind { kInit, kPush, kSkip, kFetch, kStore } kind;
+  enum class Kind { kInit, kPush, kSkip, kFetch, kStore, kCapture } kind;
   Worker::Done done;
   const void* data = nullptr;  // what goes out
-  void* landing = nullptr;     // where the answer comes in
+  void* landing = nullptr;     // where the answer comes in; kCapture: the residual
   int32_t priority = 0;
   RoundScalars scalars{};
   uint8_t part = 0;
@@ -40,6 +40,7 @@ struct Operation {
   std::chrono::steady_clock::time_point asked_at = std::chrono::steady_clock::now();
 
   bool is_round() const { return kind == Kind::kPush || kind == Kind::kSkip; }
+  bool is_round_or_init() const { return is_round() || kind == Kind::kInit; }
   bool is_about_a_part() const { return kind == Kind::kFetch || kind == Kind::kStore; }
   // Of rows, part 0 is the value.
   DType type(DType of_key) const {
@@ -58,6 +59,7 @@ struct Key final : Encoder {
   int pushes = 0;                  // choose_route; 0: the route is fixed
   std::vector<int64_t> left_over;  // receiver thread: RowsTransfer::finish
   std::optional<KeyPlan> plan;
+  std::optional<KeyPlan> captured_plan;
   std::map<uint32_t, Successor> successors;  // by wire key
   uint32_t next_plan = 0;                    // the successor that the next operation waits for; 0: none
   uint32_t announced = 0;                    // on rank 0: the one that the next push tells of

@@ -345,7 +345,7 @@ def test_a_member_that_knows_the_secret_but_talks_nonsense_is_refused(make_clust
             sock.settimeout(SOON_S)
             connector = auth.Connector(b"a secret that only tests use", "worker", auth.CONTROL, "scheduler")
             sock.sendall(connector.hello)
-            sock.sendall(connector.proof(sock.recv(32, socket.MSG_WAITALL)))
+            sock.sendall(connector.proof(sock.recv(auth.CHALLENGE_BYTES, socket.MSG_WAITALL)))
             connector.verify(sock.recv(32, socket.MSG_WAITALL))
             sock.sendall(body)
             try:

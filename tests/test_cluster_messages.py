@@ -19,6 +19,8 @@ EXAMPLES = {
     "flat": {"momentum": 0.9, "name": "sgd", "centered": True, "clip": None},
     "flats": [{"rounds": 3, "cpu_s": 0.5}, {}],
     "workers": [{"host": "10.0.0.8", "machine": 0, "local": ""}],
+    "sha256": "0f" * 32,
+    "parts": [{"role": "server", "rank": 1, "bytes": 80, "sha256": "0f" * 32}],
     "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m"}],
 }
 

@@ -35,8 +35,8 @@ class Job:
         self.worker, self.server = await asyncio.gather(
             Member.join(replace(self.settings, role="worker")), Member.join(replace(self.settings, role="server"), [])
         )
-        self.worker_watch = await self.worker.open_watch()
-        self.server_watch = await self.server.open_watch()
+        self.worker_watch = (await self.worker.open_watch()).socket
+        self.server_watch = (await self.server.open_watch()).socket
 
     async def start(self):
         await self.join()
@@ -154,7 +154,7 @@ def test_nodes_that_cannot_connect_to_each_other_are_named():
 def test_a_data_connection_is_not_for_the_scheduler():
     async def test(job, _):
         worker = replace(job.settings, role="worker")
-        sock = await _connect_to_scheduler(worker, b"0123456789abcdef", auth.DATA, 1)
+        sock, _ = await _connect_to_scheduler(worker, b"0123456789abcdef", auth.DATA, 1)
         with pytest.raises(OSError):
             await channel.read_exactly(sock, 1)
         sock.close()

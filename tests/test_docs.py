@@ -155,7 +155,7 @@ PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 def test_header_table_and_example_are_one_frame():
     codes = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "f64": "d"}
     values = {
-        "magic": 0x57643350, "version": 3, "kind": 1, "dtype": 2, "encoding": 0, "key": 0x01020304, "slice": 0x0A0B0C0D,
+        "magic": 0x57643350, "version": 4, "kind": 1, "dtype": 2, "encoding": 0, "key": 0x01020304, "slice": 0x0A0B0C0D,
         "round": 417, "priority": -2, "payload_bytes": 200000, "crc32c": 0, "part": 0,
         "of_machine": 1, "contributors": 260, "lr": 1.0, "wd": 0.5, "rescale": 0.25, "updates": 3.0, "schedule": 0.75,
     }

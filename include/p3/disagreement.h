@@ -10,6 +10,15 @@
 
 namespace p3 {
 
+// The numbers of one round, as who pushed first brought them; all who push must bring the same, to the bit.
+struct RoundNumbers {
+  int first = -1;  // who that was; -1: nobody yet
+  RoundScalars scalars;
+
+  // Returns who contradicts `who`, or -1.
+  int note(int who, const RoundScalars& its);
+};
+
 // "push round 3 of key 'w'"
 std::string push_of(const std::string& key, uint64_t round);
 

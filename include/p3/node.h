@@ -13,6 +13,10 @@ struct NodeOptions {
   std::string label;         // in messages: "worker 2 (10.0.0.5)"
   double heartbeat_s = 1.0;  // a sign of life leaves every van at least this often
   double timeout_s = 10.0;   // silence on a van for this long is a dead peer
+  bool checksums = false;    // CRC32C on every frame that carries a slice; the same on all nodes
+  // Of a peer that may ask: what is kept for it (answers that it has not read, frames of its that wait to be worked on)
+  // before no more is read from it. Far more than jobs come to.
+  uint64_t max_held_bytes = 64 << 20;
 
   std::shared_ptr<Recorder> trace;  // p3/trace.h; null: nothing is recorded
 };
@@ -26,6 +30,8 @@ struct Traffic {
   uint64_t queued_slices = 0;       // waiting to be sent, now
   uint64_t peak_queued_slices = 0;  // of all vans: the largest peak of one
   double queued_s = 0;              // how long all slices sent so far have waited for their turn, added up
+  uint64_t held_bytes = 0;          // kept for the peer alone, now (see NodeOptions::max_held_bytes)
+  uint64_t peak_held_bytes = 0;     // of all vans: the largest peak of one
 };
 
 struct Counters {

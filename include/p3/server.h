@@ -11,9 +11,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "p3/captured.h"
 #include "p3/compression.h"
 #include "p3/error.h"
+#include "p3/lateness.h"
 #include "p3/machines.h"
 #include "p3/node.h"
 #include "p3/optimizer.h"
@@ -65,6 +68,9 @@ class Server {
   void set_compression(int store, const Compression& compression);
   void set_average(int store, bool average);
 
+  // What worker 0 has had copied (Worker::capture) since the last call.
+  std::vector<CapturedArray> take_captured();
+
   // As Worker's. fail() tells every worker through its van.
   void fail(const Error& error);
   std::optional<Error> error() const;
@@ -73,6 +79,11 @@ class Server {
   bool finished() const;  // every worker has said goodbye
 
   Counters counters() const;
+  // Who keeps others waiting, as of a moment ago.
+  std::vector<Late> late() const;
+  // Of each worker: how long after the first push of a round its last one came, in the mean of the last rounds. Those of
+  // a machine who push as one are equally late.
+  std::vector<double> mean_lateness_s() const;
   void stop();
 
   // As Worker's: in the child of a fork. Only the destructor may be called afterwards.

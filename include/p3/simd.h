@@ -31,7 +31,11 @@ namespace p3 {
 inline bool cpu_has_avx2() {
 #if P3_X86
   __builtin_cpu_init();
+#if defined(__clang__)  // older ones cannot ask for F16C, which every processor with AVX2 has
+  return __builtin_cpu_supports("avx2");
+#else
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#endif
 #else
   return false;
 #endif

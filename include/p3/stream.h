@@ -42,6 +42,10 @@ class Stream {
   virtual void tell_waiting(uint64_t) {}
   virtual uint64_t peer_waiting() const { return 0; }
 
+  // Some of what write() was last offered is on its way, though not counted yet: the next write must begin with the same
+  // bytes. By the writer.
+  virtual bool holds_unwritten() const { return false; }
+
   // No more writes; the peer reads what was written, then the end.
   virtual void end_writing() = 0;
   // Closes the descriptors and nothing else. Safe in the child of a fork.

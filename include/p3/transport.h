@@ -41,7 +41,9 @@ class Transport {
     // Checks a frame that carries a slice against what was agreed, before a byte of its payload is read: returns where
     // the payload goes (anything if it has none), or throws Error(kProtocol).
     virtual void* receive_into(int van, const Header& header) = 0;
-    // The payload is complete. May throw Error.
+    // Throws the Error for a frame of that van which is `what`.
+    [[noreturn]] virtual void refuse(int van, const Header& header, const char* what) const = 0;
+    // The payload is complete, and is what was sent. May throw Error.
     virtual void received(int van, const Header& header, void* payload) = 0;
     // Nothing more can be read just now, or a turn is over: does one piece of the handler's own queued work. True:
     // there is more, and the receiver comes back after a look at the vans.
@@ -52,6 +54,10 @@ class Transport {
     virtual void left(int van) = 0;
     // What this node is waiting for from that peer, for messages: " while key 'x' waited for round 3", or empty.
     virtual std::string waiting_for(int van) const = 0;
+    // The last round that this node has completed; signs of life carry it. Any thread; takes no lock.
+    virtual uint64_t last_round() const { return 0; }
+    // Called on the receiver thread, several times in a time-out.
+    virtual void look(std::chrono::steady_clock::time_point) {}
     // Once.
     virtual void failed(const Error& error) = 0;
   };
@@ -65,7 +71,8 @@ class Transport {
   ~Transport();  // stop()
 
   // Before start(). Returns the van's number. `peer`: as in the trace (trace.h); kNoPeer: no slices go there.
-  int add_van(std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer);
+  // `is_bounded`: the peer may ask for more than it reads; see hold().
+  int add_van(std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, bool is_bounded = false);
   void start();
 
   // Queues frames; one lock for all of them. Ignored after a failure. kHere lets the caller, if it is a thread of the
@@ -74,6 +81,13 @@ class Transport {
   void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
   // Has the receiver call work() soon. From any thread.
   void ask_for_work();
+
+  // The handler keeps so many bytes for the peer of a van, besides the frames that wait to leave: what it has sent and
+  // nobody has worked on. While all that is more than NodeOptions::max_held_bytes, a bounded van is not read; so its peer
+  // must wait, and cannot make this node grow. Bounded are the vans to those who ask: a server's to workers, a leader's
+  // to the other workers of its machine. Who asks always reads, so nobody waits in a circle. Any thread.
+  void hold(int van, uint64_t bytes) { vans_[static_cast<size_t>(van)]->hold(bytes); }
+  void let_go(int van, uint64_t bytes);
 
   void fail(const Error& error);
   std::optional<Error> error() const;
@@ -105,8 +119,14 @@ class Transport {
   void queue_pings(Clock::time_point now);
   void announce_failure();
   void lose(const Van& van);
+  std::string whereabouts(const Van& van) const;
   void accuse_silent_peers(Clock::time_point now);
   void read_from(Van& van);
+  void pause(Van& van);
+  void resume_vans();
+  bool may_resume(const Van& van) const;
+  void wake_for(const Van& van);
+  void note_reading_of_paused(Clock::time_point now);
   void release();
 
   NodeOptions options_;
@@ -130,6 +150,7 @@ class Transport {
   std::atomic<int> threads_holding_{2};
   std::atomic<std::thread::id> receiver_id_{};
   std::optional<std::pair<Error, Clock::time_point>> loss_;  // receiver: of a peer, and when to fail of it
+  int paused_vans_ = 0;                                      // receiver
   std::thread sender_, receiver_;
 };
 

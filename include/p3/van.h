@@ -32,6 +32,7 @@ struct Frame {
   const void* payload = nullptr;  // header.payload_bytes long; with an encoder: its source
   void* context = nullptr;        // if not null, the owner is told when the frame has left
   Encoder* encoder = nullptr;
+  uint32_t copied_bytes = 0;                          // of a payload that may be kept for such frames alone
   std::chrono::steady_clock::time_point queued_at{};  // set by the van
 };
 
@@ -39,8 +40,9 @@ class Van {
  public:
   enum class Progress { kMoved, kFrameDone, kBlocked, kEnd, kBroken };
 
-  // `peer`: rank of the node at the other end, for `recorder`, which may be null.
-  Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, Recorder* recorder = nullptr);
+  // `peer`: rank of the node at the other end, for `recorder`, which may be null. `checksums`: of frames with slices.
+  Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, Recorder* recorder = nullptr,
+      bool checksums = false);
 
   const int number;
   const std::string& label() const { return label_; }
@@ -50,8 +52,10 @@ class Van {
   // --- sending -----------------------------------------------------------------------------------------------------
   void push(Frame frame, std::chrono::steady_clock::time_point now);
   void drop_queue() { queue_.clear(); }
-  bool has_work() const { return writing_ || !queue_.empty(); }
-  bool mid_frame() const { return writing_ && written_ > 0; }
+  uint64_t bytes_sent() const { return bytes_sent_; }
+  bool has_queued() const { return !queue_.empty(); }
+  bool has_work() const { return writing_ || has_queued(); }
+  bool mid_frame() const { return writing_ && (written_ > 0 || stream_->holds_unwritten()); }
   // Of the frame that would move next. Precondition: has_work().
   Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
   // Of that frame, if it is to leave the machine; otherwise 0. A van without work has none.
@@ -80,8 +84,20 @@ class Van {
   Event next();
   const Header& received_header() const { return in_header_; }
   void* received_payload() const { return in_payload_; }
+  // Whether the frame is what its checksum says, if it has one.
+  bool is_intact() const;
   void payload_goes_to(void* destination);
   bool mid_receive() const { return reading_ != Reading::kHeader || in_header_bytes_ > 0; }
+
+  // --- what is kept for the peer alone: frames that wait to leave, and what it has sent and nobody has worked on -----
+  // Any thread.
+  void hold(uint64_t bytes);
+  void let_go(uint64_t bytes) { held_bytes_.fetch_sub(bytes); }
+  uint64_t held_bytes() const { return held_bytes_; }
+
+  bool is_bounded = false;          // before start(): it is not read while too much is held
+  std::atomic<bool> paused{false};  // so it is now; written by the receiver
+  uint64_t bytes_sent_then = 0;     // receiver: when it looked last whether the peer of a paused van reads
 
   std::chrono::steady_clock::time_point last_read{};
   std::atomic<bool> peer_left{false};  // written by the receiver, read by both threads
@@ -97,17 +113,24 @@ class Van {
   const std::string label_;
   const int peer_;
   Recorder* const recorder_;
+  const bool checksums_;
   std::unique_ptr<Stream> stream_;
   std::atomic<int> error_{0};  // written by the sender and the receiver
 
+  static uint64_t held_by(const Frame& frame) { return sizeof frame + frame.copied_bytes; }
+
+  std::atomic<uint64_t> held_bytes_{0}, peak_held_bytes_{0};
   // Since the start; written by one thread each.
   std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0}, slices_sent_{0}, slices_received_{0};
   uint64_t peak_queued_ = 0;
   std::chrono::steady_clock::duration queued_for_{};  // all slices so far
 
+  void prepare();
+
   PriorityQueue<Frame> queue_;
   Frame current_;
   std::vector<char> encoded_;  // current_'s payload, if it has an encoder
+  bool prepared_ = false;      // current_ is as it will be sent
   bool writing_ = false;
   size_t written_ = 0;  // of current_, header included
 

@@ -22,12 +22,14 @@ enum class FrameKind : uint8_t {
   kBye = 6,    // either way: the sender leaves in order
   kFetch = 7,  // worker to server: the wish for one part of a slice (see Optimizer::state_count)
   kStore = 8,  // worker 0 to server: a new content of that part
-  kPart = 9,   // server to worker: the part that was fetched; without payload: it was stored
+  kPart = 9,   // server to worker: the part that was fetched; without payload: it was stored, or captured
   // Of keys of rows; their payload begins with a RowsHeader (rows.h), and Header::slice is the partition.
   kPushRows = 10,   // worker to server: rows of a gradient. Header::part 1: send what becomes of them
   kRows = 11,       // server to worker: rows after a round; to who wants none: none, the last frame alone
   kFetchRows = 12,  // worker to server: the wish for rows of a part; answered by kPart frames, values alone, in order
   kStoreRows = 13,  // worker to server: a new content of rows of a part; answered by kPart without payload
+  // Of every key.
+  kCapture = 14,  // worker 0 to server: copy the value and all state for a snapshot; answered by kPart without payload
 };
 
 constexpr bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
@@ -52,14 +54,14 @@ struct Header {
   uint64_t round = 0;    // 0 is the first value
   int32_t priority = 0;  // higher is sooner
   uint32_t payload_bytes = 0;
-  uint32_t crc32c = 0;     // reserved; must be zero
+  uint32_t crc32c = 0;     // checksum_of() a frame that carries a slice, if the job wants checksums; else zero
   uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice
   uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kRows: for all of them
   uint16_t contributors = 0;  // of_machine, pushes: how many of them had a gradient
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round
 
   static constexpr uint32_t kMagic = 0x57643350;  // "P3dW"
-  static constexpr uint8_t kVersion = 3;
+  static constexpr uint8_t kVersion = 4;
 };
 static_assert(sizeof(Header) == 80, "the header is the wire format");
 
@@ -68,7 +70,10 @@ constexpr uint8_t kMaster = 255;
 
 constexpr uint32_t kMaxFailTextBytes = 4096;
 
-// What is wrong with a header regardless of any agreement, or an empty string.
-std::string malformed(const Header& header);
+// What is wrong with a header regardless of any agreement but whether slices have checksums, or an empty string.
+std::string malformed(const Header& header, bool checksums);
+
+// CRC32C of the header, but for the checksum itself, and of the payload as it is sent.
+uint32_t checksum_of(Header header, const void* payload);
 
 }  // namespace p3

@@ -26,6 +26,7 @@
 #include "p3/compression.h"
 #include "p3/dtype.h"
 #include "p3/error.h"
+#include "p3/lateness.h"
 #include "p3/node.h"
 #include "p3/optimizer.h"
 #include "p3/rows.h"
@@ -126,6 +127,18 @@ class Worker {
   // Gives it another content. Rank 0 only; the rounds after it use it.
   void store(int key, uint8_t part, const void* content, Done done);
 
+  // For a snapshot: every worker calls it at the same point, of a key of either kind that has a first value. On rank 0 the
+  // servers copy the key's value and state as this worker's last round left them (Server::take_captured), and `done` says
+  // that all have; until then no other round can pass. On other ranks it is done at once, in its turn.
+  // `residual`: as many floats as the key has elements, which get what compression has left out so far; or null. Of others
+  // than keys that keep a residual it must be null.
+  void capture(int key, float* residual, Done done);
+  bool keeps_residual(int key) const;
+  // Resumes with what capture() gave, before the key's first push. Copied at once.
+  void restore_residual(int key, const float* residual);
+  // The plan that the key had when it was last captured.
+  std::optional<KeyPlan> captured_plan(int key) const;
+
   // For the trace, if there is one: the training thread waited for the value of the key's last round, from when to when
   // on CLOCK_MONOTONIC.
   void mark_stall(int key, int64_t begin_ns, int64_t end_ns);
@@ -137,6 +150,8 @@ class Worker {
   int event_fd() const;
 
   Counters counters() const;
+  // Who of this machine keeps the others of it waiting, as of a moment ago, if this worker leads it.
+  std::vector<Late> late() const;
   Traffic traffic_with(int server) const;
   KeyCounters key_counters(int key) const;
 

@@ -40,7 +40,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         parser.add_argument(option, help=help, **how)
 
     if is_emulated:
-        add("--models", "which, comma-separated (default %(default)s)", type=_names(models.NAMES))
+        add("--models", "which, comma-separated (default %(default)s)", type=names_among(models.NAMES))
         add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
             type=_number(0, 2), metavar="SIGMA", default=0.0)
         add("--optimizer", "on the weights; none: the stores only sum (default none)", choices=("none", "sgd"),
@@ -52,7 +52,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             type=_number(0, 1e4), metavar="S")
     if experiment.name == "targets":
         add("--regimes", "slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default: both)",
-            type=_names(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES))
+            type=names_among(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES))
     if experiment.name == "slices":
         add("--slices", "of a slice, at most (default %(default)s)",
             type=_list(int, 1, 1 << 28), default=experiments.SLICES, metavar="ELEMENTS[,...]")
@@ -62,7 +62,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=_list(float, 0.01, 100), default=experiments.RATIOS, metavar="R[,...]")
-    add("--stores", "which, comma-separated (default %(default)s)", type=_names(experiments.ALL))
+    add("--stores", "which, comma-separated (default %(default)s)", type=names_among(experiments.ALL))
     megabytes = 80 * defaults["shrink"] if is_emulated else 13
     add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=_number(1e-6, 1e3))
     add("--hosts", "each with one worker and one server (default %(default)s)",
@@ -115,7 +115,7 @@ def fill_in_rate(options: argparse.Namespace) -> None:
         options.rate = rates(options.default_rate)
 
 
-def _names(known: Sequence[str]) -> Callable[[str], List[str]]:
+def names_among(known: Sequence[str]) -> Callable[[str], List[str]]:
     def parse(text: str) -> List[str]:
         names = text.split(",")
         for name in names:

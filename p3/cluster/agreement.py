@@ -11,7 +11,14 @@ from __future__ import annotations
 from typing import Any, Dict, Hashable, List, NamedTuple, Sequence, Set, Tuple, Union
 
 from p3.cluster.node import Node
+from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
+
+# What one worker may have the scheduler keep: far more than jobs come to.
+MAX_CLAIM_BYTES = 64 << 20  # of keys and options, as text
+_MAX_BARRIERS = 1000  # that it has entered and others have not
+_MAX_COUNTS = 100  # that it has asked for and servers have not answered
+_MAX_DIMENSIONS = 32  # NumPy's, and MXNet's
 
 Sent = List[Tuple[Node, dict]]
 Identity = Tuple[int, Hashable]  # of a key or an option: store and name
@@ -60,6 +67,8 @@ class Agreement:
         self._questions: Dict[Hashable, _Question] = {}
         self._barriers: Dict[int, Set[Node]] = {}  # of those under way: who has arrived
         self._barriers_entered: Dict[Node, int] = {}
+        self._snapshots = SnapshotParts(self._workers + self._servers)
+        self._claim_bytes: Dict[Node, int] = {}
         self._left: Set[Node] = set()
 
     def receive(self, node: Node, message: dict) -> Sent:
@@ -76,6 +85,10 @@ class Agreement:
             "defined": "server",
             "option_set": "server",
             "counted": "server",
+            "captured": "worker",
+            "snapshot_written": node.role,
+            "resume": "worker",
+            "joined": "worker",
         }.get(message["kind"])
         if role != node.role or node in self._left:
             raise ProtocolError("%s sent a %r message, which it may not now" % (node, message["kind"]))
@@ -88,6 +101,8 @@ class Agreement:
         shape, is_sparse = message["shape"], message["sparse"]
         if is_sparse and (not shape or 0 in shape[1:]):
             raise ProtocolError("%s announced the sparse key %r without rows" % (node, message["name"]))
+        if len(shape) > _MAX_DIMENSIONS or _product([max(1, length) for length in shape]) >= 1 << 63:
+            raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
         value = {"shape": shape, "dtype": message["dtype"], "sparse": is_sparse}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
         for option in message["defaults"]:
@@ -163,6 +178,8 @@ class Agreement:
         number = message["number"]
         if number != self._barriers_entered.get(node, 0) + 1:
             raise ProtocolError("%s entered barrier %d out of turn" % (node, number))
+        if len(self._barriers) >= _MAX_BARRIERS and number not in self._barriers:
+            raise ProtocolError("%s is %d barriers ahead of others" % (node, len(self._barriers)))
         self._barriers_entered[node] = number
         arrived = self._barriers.setdefault(number, set())
         arrived.add(node)
@@ -176,6 +193,8 @@ class Agreement:
         identity = (node.rank, message["number"])
         if ("counted", identity) in self._questions:
             raise ProtocolError("%s asked twice for count %d" % (node, message["number"]))
+        if sum(kind == "counted" and asked[0] == node.rank for kind, asked in self._questions) >= _MAX_COUNTS:
+            raise ProtocolError("%s asks for more than %d counts at once" % (node, _MAX_COUNTS))
         counters = {"kind": "counters", "number": message["number"], "servers": [{} for _ in self._servers]}
         self._questions["counted", identity] = _Question(set(self._servers), [node], counters)
         return self._to(self._servers, {"kind": "count_for", "worker": node.rank, "number": message["number"]})
@@ -185,7 +204,8 @@ class Agreement:
         if len(self._left) == len(self._workers):
             return self._to(self._servers, {"kind": "stop"})
         self._check_nobody_waits_for_the_gone()
-        return []
+        self._snapshots.leave(node)
+        return self._given_up_snapshot()
 
     # From servers
 
@@ -215,6 +235,42 @@ class Agreement:
         del self._questions[answer, identity]
         return self._to(question.receivers, question.outcome)
 
+    # Snapshots: worker 0 begins and completes them
+
+    def _on_captured(self, node: Node, message: dict) -> Sent:
+        self._require_rank_0(node, message)
+        self._snapshots.begin(node, message["round"])
+        asked = {"kind": "write_snapshot", "round": message["round"]}
+        return self._to(self._servers, asked) + self._given_up_snapshot()
+
+    def _on_snapshot_written(self, node: Node, message: dict) -> Sent:
+        parts = self._snapshots.add(node, message["round"], message["bytes"], message["sha256"])
+        if parts is None:
+            return []
+        complete = {"kind": "snapshot_complete", "round": message["round"], "parts": parts}
+        return self._to(self._workers[:1], complete)
+
+    def _on_resume(self, node: Node, message: dict) -> Sent:
+        self._require_rank_0(node, message)
+        return self._to(self._workers, message)
+
+    def _on_joined(self, node: Node, message: dict) -> Sent:
+        if message["worker"] != node.rank:
+            raise ProtocolError("%s says that worker %d has joined" % (node, message["worker"]))
+        self._snapshots.join(node)
+        return self._to(self._workers, message) + self._given_up_snapshot()
+
+    def _given_up_snapshot(self) -> Sent:
+        round = self._snapshots.given_up()
+        if round is None:
+            return []
+        return self._to(self._workers[:1], {"kind": "snapshot_complete", "round": round, "parts": []})
+
+    @staticmethod
+    def _require_rank_0(node: Node, message: dict) -> None:
+        if node.rank != 0:
+            raise ProtocolError("%s sent a %r message; only worker 0 may" % (node, message["kind"]))
+
     # What they have in common
 
     def _claim_option(self, store: int, name: str, node: Node, value: dict) -> bool:
@@ -226,6 +282,8 @@ class Agreement:
         repeated = node in claims
         if repeated:
             _compare(what, node, claims[node], node, value)
+        else:
+            self._count_claim(node, identity, value)
         claims[node] = value
         leader = self._workers[0]
         if leader not in claims:
@@ -235,6 +293,12 @@ class Agreement:
         for other in sorted(claims) if node == leader else [node]:
             _compare(what, leader, claims[leader], other, claims[other])
         return node == leader and not repeated
+
+    def _count_claim(self, node: Node, identity: Identity, value: dict) -> None:
+        total = self._claim_bytes.get(node, 0) + len(repr((identity, value)))
+        if total > MAX_CLAIM_BYTES:
+            raise ProtocolError("%s announced more than %d bytes of keys and options" % (node, MAX_CLAIM_BYTES))
+        self._claim_bytes[node] = total
 
     def _check_nobody_waits_for_the_gone(self) -> None:
         for number, arrived in sorted(self._barriers.items()):

@@ -2,15 +2,16 @@
 
 A mutual challenge with HMAC-SHA256, in four fixed-size binary messages:
 
-    connector -> acceptor   hello: magic, version, purpose, role, nonce of 32 random bytes
-    acceptor -> connector   nonce of 32 random bytes
-    connector -> acceptor   proof: HMAC(secret, "connector" + hello + acceptor's nonce + acceptor's role)
+    connector -> acceptor   hello: magic, version, purpose, role, whether it will encrypt, nonce of 32 random bytes
+    acceptor -> connector   challenge: nonce of 32 random bytes, whether it will encrypt
+    connector -> acceptor   proof: HMAC(secret, "connector" + hello + challenge + acceptor's role)
     acceptor -> connector   proof: the same with "acceptor"
 
 The connector proves first, so a stranger gets no proof to guess the secret from; one whose proof is wrong sees the
 connection close and learns nothing. The labels keep a proof from being reflected, and the roles and the purpose keep
-it from being relayed to another kind of node or connection. What follows is neither encrypted nor signed: whoever can
-rewrite packets on the job's network is outside what this protects from.
+it from being relayed to another kind of node or connection. What follows is neither encrypted nor signed, unless both
+ends go on to TLS (P3_TLS=1) with a key that only they can make of the secret, hello and challenge: see key(). That begins
+behind the proofs, so no stranger ever reaches the TLS library, and what the two say of it cannot be altered in between.
 
 Nothing here does I/O: `Connector` and `Acceptor` say what to send and judge what came.
 """
@@ -26,48 +27,75 @@ from p3.errors import AuthenticationError
 HANDSHAKE_TIMEOUT_S = 5.0  # for the acceptor: what a stranger can hold a connection open for
 CONNECTOR_TIMEOUT_S = 8.0  # for the connector: a scheduler that is still starting answers late
 
+PATIENCE_S = 3.0  # for the connector: attempts, where the acceptor drops it unheard
+
 CONTROL, DATA, WATCH = 1, 2, 3  # what a connection is for
 _ROLES = {"scheduler": 1, "server": 2, "worker": 3}
 
-_HELLO = struct.Struct("<4sBBBx32s")  # magic, version, purpose, connector's role, nonce
+_HELLO = struct.Struct("<4sBBB?32s")  # magic, version, purpose, connector's role, encrypts, nonce
 _MAGIC = b"P3ct"
-_VERSION = 1
+_VERSION = 2
 
 HELLO_BYTES = _HELLO.size
 NONCE_BYTES = 32
+CHALLENGE_BYTES = NONCE_BYTES + 1
 PROOF_BYTES = 32
 
 
-def _proof(secret: bytes, label: bytes, hello: bytes, nonce: bytes, acceptor_role: str) -> bytes:
-    text = b"p3 " + label + b"\0" + hello + nonce + bytes([_ROLES[acceptor_role]])
+class Dropped(AuthenticationError):
+    """The acceptor closed before it said a word: full of strangers, perhaps, so that another attempt is worth it."""
+
+
+class Disagreed(AuthenticationError):
+    """A node of this job, proved to be one, which encrypts what this one does not, or the other way round."""
+
+
+def _mac(secret: bytes, label: bytes, hello: bytes, challenge: bytes, acceptor_role: str) -> bytes:
+    text = b"p3 " + label + b"\0" + hello + challenge + bytes([_ROLES[acceptor_role]])
     return hmac.new(secret, text, "sha256").digest()
 
 
-class Connector:
-    """The side that opened the connection: send `hello`, read a nonce, send proof(nonce), read a proof, verify it."""
+def _compare(theirs: bool, ours: bool) -> None:
+    if theirs != ours:
+        raise Disagreed("it has P3_TLS=%d, but here P3_TLS=%d: set it alike on all nodes" % (theirs, ours))
 
-    def __init__(self, secret: bytes, role: str, purpose: int, acceptor_role: str) -> None:
-        self.hello = _HELLO.pack(_MAGIC, _VERSION, purpose, _ROLES[role], os.urandom(NONCE_BYTES))
+
+class Connector:
+    """The side that opened the connection: send `hello`, read a challenge, send proof(challenge), read a proof, verify
+    it. Then key() is known to both."""
+
+    def __init__(self, secret: bytes, role: str, purpose: int, acceptor_role: str, encrypts: bool = False) -> None:
+        self.hello = _HELLO.pack(_MAGIC, _VERSION, purpose, _ROLES[role], encrypts, os.urandom(NONCE_BYTES))
         self._secret = secret
         self._acceptor_role = acceptor_role
+        self._encrypts = encrypts
 
-    def proof(self, nonce: bytes) -> bytes:
-        self._expected = _proof(self._secret, b"acceptor", self.hello, nonce, self._acceptor_role)
-        return _proof(self._secret, b"connector", self.hello, nonce, self._acceptor_role)
+    def proof(self, challenge: bytes) -> bytes:
+        self._challenge = challenge
+        return self._mac(b"connector")
 
     def verify(self, proof: bytes) -> None:
-        if not hmac.compare_digest(proof, self._expected):
+        if not hmac.compare_digest(proof, self._mac(b"acceptor")):
             raise AuthenticationError("it does not know this job's secret")
+        _compare(bool(self._challenge[NONCE_BYTES]), self._encrypts)
+
+    def key(self, subject: str) -> bytes:
+        """32 bytes for this connection alone, if both ends mean the same subject."""
+        return self._mac(b"key " + subject.encode())
+
+    def _mac(self, label: bytes) -> bytes:
+        return _mac(self._secret, label, self.hello, self._challenge, self._acceptor_role)
 
 
 class Acceptor:
-    """The side that was connected to: read a hello, send `nonce`, read a proof, send what accept(proof) returns.
+    """The side that was connected to: read a hello, send `challenge`, read a proof, send what accept(proof) returns,
+    and agree().
 
     Afterwards `role` and `purpose` are what the connector proved. AuthenticationError: close without a word.
     """
 
-    def __init__(self, secret: bytes, role: str, hello: bytes) -> None:
-        magic, version, self.purpose, role_number, _ = _HELLO.unpack(hello)
+    def __init__(self, secret: bytes, role: str, hello: bytes, encrypts: bool = False) -> None:
+        magic, version, self.purpose, role_number, self._connector_encrypts, _ = _HELLO.unpack(hello)
         if magic != _MAGIC:
             raise AuthenticationError("it does not speak P3's protocol")
         if version != _VERSION:
@@ -75,14 +103,26 @@ class Acceptor:
         self.role = next((name for name, number in _ROLES.items() if number == role_number), None)
         if self.role is None or self.purpose not in (CONTROL, DATA, WATCH):
             raise AuthenticationError("it names an unknown role or purpose")
-        self.nonce = os.urandom(NONCE_BYTES)
+        self.challenge = os.urandom(NONCE_BYTES) + bytes([encrypts])
+        self._encrypts = encrypts
         self._secret = secret
         self._own_role = role
         self._hello = hello
 
     def accept(self, proof: bytes) -> bytes:
-        if not hmac.compare_digest(proof, _proof(self._secret, b"connector", self._hello, self.nonce, self._own_role)):
+        if not hmac.compare_digest(proof, self._mac(b"connector")):
             raise AuthenticationError(
                 "it does not know this job's secret: P3_SECRET or P3_SECRET_FILE differs, or it is a stranger"
             )
-        return _proof(self._secret, b"acceptor", self._hello, self.nonce, self._own_role)
+        return self._mac(b"acceptor")
+
+    def agree(self) -> None:
+        """Disagreed if only one of the two will encrypt; both have said so by now."""
+        _compare(self._connector_encrypts, self._encrypts)
+
+    def key(self, subject: str) -> bytes:
+        """As Connector.key()."""
+        return self._mac(b"key " + subject.encode())
+
+    def _mac(self, label: bytes) -> bytes:
+        return _mac(self._secret, label, self._hello, self.challenge, self._own_role)

@@ -10,10 +10,13 @@ import array
 import asyncio
 import os
 import socket
-from typing import List, Optional, Sequence
+import time
+from typing import Awaitable, Callable, List, Optional, Sequence, TypeVar
 
 from p3.cluster import auth, messages
 from p3.errors import AuthenticationError, ProtocolError
+
+T = TypeVar("T")
 
 
 async def read_exactly(sock: socket.socket, count: int) -> bytes:
@@ -42,20 +45,22 @@ async def stop_accepting(accepting: asyncio.Task, listener: socket.socket) -> No
     listener.close()
 
 
-async def prove_to_acceptor(sock: socket.socket, secret: bytes, role: str, purpose: int, acceptor_role: str) -> None:
+async def prove_to_acceptor(
+    sock: socket.socket, secret: bytes, role: str, purpose: int, acceptor_role: str, encrypts: bool = False
+) -> auth.Connector:
     """The connector's side of the handshake. AuthenticationError says which end is at fault and what to look at."""
-    connector = auth.Connector(secret, role, purpose, acceptor_role)
+    connector = auth.Connector(secret, role, purpose, acceptor_role, encrypts)
 
     async def handshake() -> None:
         try:
             await send(sock, connector.hello)
-            nonce = await read_exactly(sock, auth.NONCE_BYTES)
+            challenge = await read_exactly(sock, auth.CHALLENGE_BYTES)
         except OSError:
-            raise AuthenticationError(
+            raise auth.Dropped(
                 "it closed the connection without a handshake: is another program using that port?"
             ) from None
         try:
-            await send(sock, connector.proof(nonce))
+            await send(sock, connector.proof(challenge))
             proof = await read_exactly(sock, auth.PROOF_BYTES)
         except OSError:
             raise AuthenticationError(
@@ -65,6 +70,7 @@ async def prove_to_acceptor(sock: socket.socket, secret: bytes, role: str, purpo
 
     try:
         await asyncio.wait_for(handshake(), auth.CONNECTOR_TIMEOUT_S)
+        return connector
     except asyncio.TimeoutError:
         raise AuthenticationError(
             "it did not answer the handshake within %g s: is another program using that port?"
@@ -72,13 +78,26 @@ async def prove_to_acceptor(sock: socket.socket, secret: bytes, role: str, purpo
         ) from None
 
 
-async def prove_to_connector(sock: socket.socket, secret: bytes, role: str) -> auth.Acceptor:
+async def persistently(attempt: Callable[[], Awaitable[T]]) -> T:
+    """attempt(), again and again for a while where the acceptor dropped it: one that strangers flood may do so."""
+    deadline = time.monotonic() + auth.PATIENCE_S
+    while True:
+        try:
+            return await attempt()
+        except auth.Dropped:
+            if time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(auth.PATIENCE_S / 40)
+
+
+async def prove_to_connector(sock: socket.socket, secret: bytes, role: str, encrypts: bool = False) -> auth.Acceptor:
     """The acceptor's side: returns what the peer proved. AuthenticationError if it did not, within 5 s."""
 
     async def handshake() -> auth.Acceptor:
-        acceptor = auth.Acceptor(secret, role, await read_exactly(sock, auth.HELLO_BYTES))
-        await send(sock, acceptor.nonce)
+        acceptor = auth.Acceptor(secret, role, await read_exactly(sock, auth.HELLO_BYTES), encrypts)
+        await send(sock, acceptor.challenge)
         await send(sock, acceptor.accept(await read_exactly(sock, auth.PROOF_BYTES)))
+        acceptor.agree()
         return acceptor
 
     try:

@@ -73,7 +73,13 @@ def _core(_settings: Settings) -> List[Row]:
         importlib.import_module("p3._core")
     except ImportError as error:
         return [Row(MISSING, "C++ core", str(error), _pip("--force-reinstall --no-deps mxnet-p3"))]
-    return [Row(OK, "C++ core", "loads")]
+    from p3._core import TLS_BUILT_IN
+
+    if TLS_BUILT_IN:
+        where = "the kernel" if "tls" in _read("/proc/sys/net/ipv4/tcp_available_ulp").split() else "OpenSSL"
+        return [Row(OK, "C++ core", "loads"), Row(OK, "P3_TLS=1", "possible; %s would encrypt" % where)]
+    remedy = "apt-get install libssl-dev   # or: dnf install openssl-devel; and build P3 again"
+    return [Row(OK, "C++ core", "loads"), Row(NOTE, "P3_TLS=1", "impossible: built without OpenSSL", remedy)]
 
 
 def _numpy(_settings: Settings) -> List[Row]:

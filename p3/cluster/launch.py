@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import json
+import logging
 import os
 import secrets
 import signal
 import socket
 import sys
-from typing import Dict, List, Optional, Sequence
+import time
+from typing import Dict, List, Optional, Sequence, Tuple
 
+from p3.cluster import encryption
 from p3.cluster.node import interface_address, listen
 from p3.cluster.output import Output, Source
 from p3.cluster.placement import Host, Task, local_command, local_environment, place, remote_command
 from p3.errors import ConfigError
 from p3.settings import Settings
+
+log = logging.getLogger("p3.run")
 
 NEVER_JOINED = (
     "all workers ended without ever opening a P3 store, so each trained alone. Create the store with "
@@ -41,6 +47,7 @@ class Running:
         self.task = task
         self.process = process
         self.errors: Source = output.source(task.name)
+        self._told = False
         self._readers = [
             asyncio.ensure_future(_pump(process.stdout, output.source(task.name))),
             asyncio.ensure_future(_pump(process.stderr, self.errors)),
@@ -51,6 +58,9 @@ class Running:
         _, late = await asyncio.wait(self._readers, timeout=_DRAIN_S)
         for reader in late:
             reader.cancel()
+        if not self._told:
+            self._told = True
+            log.info("%s ended with %s", self.task.name, self.how())
         return self
 
     def signal(self, number: int) -> None:
@@ -61,12 +71,14 @@ class Running:
         except (ProcessLookupError, PermissionError):
             pass
 
-    def obituary(self) -> str:
+    def how(self) -> str:
         code = self.process.returncode
-        how = "exit code %d" % code if code >= 0 else "signal %s" % _signal_name(-code)
+        return "exit code %d" % code if code >= 0 else "signal %s" % _signal_name(-code)
+
+    def obituary(self) -> str:
         last = "; its last line: %s" % self.errors.last_line if self.errors.last_line else ""
         where = "" if self.task.host.is_local else " on %s" % self.task.host.name
-        return "%s%s ended with %s%s" % (self.task.name, where, how, last)
+        return "%s%s ended with %s%s" % (self.task.name, where, self.how(), last)
 
 
 class Launcher:
@@ -81,9 +93,10 @@ class Launcher:
         self._running: List[Running] = []
         self._job_started = False
         self._job_failure: Optional[str] = None  # in the scheduler's words
+        self.may_restart = False  # the job began and then failed by itself
 
-    async def run(self, command: Sequence[str], timeout_s: Optional[float]) -> int:
-        """Runs the job to its end; the exit code of `p3 run`."""
+    async def run(self, command: Sequence[str], timeout_s: Optional[float], deadline: Optional[float]) -> int:
+        """Runs the job to its end; the exit code of `p3 run`. `deadline`: when the time-out of all starts is over."""
         interrupted = asyncio.get_running_loop().create_future()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
@@ -91,7 +104,8 @@ class Launcher:
         try:
             status = await self._start_all(command)
             waiting = asyncio.ensure_future(self._wait_for_the_end())
-            await asyncio.wait({waiting, interrupted}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            await asyncio.wait({waiting, interrupted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 failed = waiting.result()
             else:
@@ -202,6 +216,7 @@ class Launcher:
         alive = [running for running in self._running if running.process.returncode is None]
         for running in alive:
             running.signal(signal.SIGTERM)
+            running.signal(signal.SIGCONT)  # one that is stopped can end, too
         if alive:
             await asyncio.wait({asyncio.ensure_future(r.ended()) for r in alive}, timeout=_TERMINATE_S)
         for running in self._running:
@@ -225,6 +240,7 @@ class Launcher:
             self._say(failed.obituary())
         if self._job_failure is not None:
             self._say("the job failed: " + self._job_failure)
+        self.may_restart = self._job_started
         code = failed.process.returncode if failed is not None else 1
         return code if code >= 0 else 128 - code
 
@@ -290,13 +306,34 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def run(settings: Settings, hosts, num_workers: int, num_servers: int, command, timeout_s: Optional[float]) -> int:
-    """See Launcher. ConfigError if the job cannot be started as asked."""
+def run(
+    settings: Settings,
+    hosts: Sequence[Host],
+    num_workers: int,
+    num_servers: int,
+    command: Sequence[str],
+    timeout_s: Optional[float],
+    restarts: int = 0,
+) -> int:
+    """See Launcher. A job that fails is started again, at most `restarts` times, within `timeout_s` for all of them.
 
+    Not one that was interrupted, and not one that failed before all its processes were connected: what is wrong there,
+    like a mistake in the command, a new start would not mend. ConfigError if the job cannot be started as asked.
+    """
+
+    encryption.require(settings)
     # Whoever started us may have left it non-blocking; then what does not fit into the pipe would be lost.
     os.set_blocking(sys.stdout.fileno(), True)
 
-    async def launch() -> int:
-        return await Launcher(settings, hosts, num_workers, num_servers).run(command, timeout_s)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
-    return asyncio.run(launch())
+    async def launch() -> Tuple[int, bool]:
+        launcher = Launcher(settings, hosts, num_workers, num_servers)  # with a secret and a port of its own
+        return await launcher.run(command, timeout_s, deadline), launcher.may_restart
+
+    for attempt in itertools.count(1):
+        code, may_restart = asyncio.run(launch())
+        if not may_restart or attempt > restarts:
+            return code
+        text = "p3 run: the job is started again (restart %d of %d), as it failed with exit code %d"
+        print(text % (attempt, restarts, code), file=sys.stderr, flush=True)

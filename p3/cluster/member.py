@@ -8,11 +8,11 @@ import socket
 import time
 from typing import Dict, List, Optional, Tuple
 
-from p3.cluster import auth, channel
+from p3.cluster import auth, channel, encryption
 from p3.cluster.channel import Stream
 from p3.cluster.messages import PROTOCOL_VERSION
 from p3.cluster.node import Node, interface_address, machine_id, resolve
-from p3.cluster.vans import DoorStep
+from p3.cluster.vans import DoorStep, Van
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.settings import Settings
 
@@ -24,10 +24,13 @@ _MARGIN_S = 5.0  # the scheduler, which knows who is missing, gives up first
 class Member:
     """What join() returns; all methods belong to the event loop's thread."""
 
-    def __init__(self, settings: Settings, secret: bytes, host: str, stream: Stream) -> None:
+    def __init__(
+        self, settings: Settings, secret: bytes, host: str, stream: Stream, tunnel: Optional[encryption.Tunnel]
+    ) -> None:
         self._settings = settings
         self._secret = secret
         self._stream = stream
+        self._tunnel = tunnel  # what the stream goes through
         self._label = "%s (%s)" % (settings.role, host)
         self.host = host
         self.node: Node  # set by the welcome
@@ -43,17 +46,24 @@ class Member:
         """
         settings.require("role", "root_host", "root_port", "num_workers", "num_servers")
         secret = settings.job_secret()
-        sock = await _connect_to_scheduler(settings, secret, auth.CONTROL, settings.rendezvous_timeout_s)
+        encryption.require(settings)
+        sock, proved = await _connect_to_scheduler(settings, secret, auth.CONTROL, settings.rendezvous_timeout_s)
+        tunnel: Optional[encryption.Tunnel] = None
         try:
             host = _own_host(settings, sock)
             port, local = 0, ""
             if door is not None:
                 door.append(DoorStep.open(settings, host if settings.role == "server" else None))
                 port, local = door[0].port, door[0].local
+            if settings.tls:
+                tunnel = encryption.Tunnel(await encryption.secure(sock, proved.key("join"), True, settings))
+                sock = tunnel.socket
             await channel.send_message(sock, _join_message(settings, host, port, local))
-            member = cls(settings, secret, host, await Stream.over(sock))
+            member = cls(settings, secret, host, await Stream.over(sock), tunnel)
         except BaseException as error:
             sock.close()
+            if tunnel is not None:
+                tunnel.close()
             if isinstance(error, (OSError, ProtocolError)):
                 raise RendezvousError("%s: joining failed: %s" % (settings.role, error)) from None
             raise
@@ -74,16 +84,20 @@ class Member:
         here = self.workers[self.node.rank]["machine"]
         return [rank for rank, worker in enumerate(self.workers) if worker["machine"] == here]
 
-    async def open_watch(self) -> socket.socket:
+    async def open_watch(self) -> Van:
         """A proved connection to the scheduler for the core's signs of life."""
-        sock = await _connect_to_scheduler(self._settings, self._secret, auth.WATCH, _MARGIN_S)
+        sock, proved = await _connect_to_scheduler(self._settings, self._secret, auth.WATCH, _MARGIN_S)
+        van = Van(sock, [])
         try:
             await channel.send_message(sock, {"kind": "watch", "role": self.node.role, "rank": self.node.rank})
             await channel.read_message(sock, "accepted")
+            if self._settings.tls:
+                key = proved.key("watch of %s %d" % (self.node.role, self.node.rank))
+                van = van._replace(tls=await encryption.secure(sock, key, True, self._settings))
         except (ProtocolError, OSError) as error:
-            sock.close()
+            van.close()
             raise RendezvousError("%s: the scheduler refused a watch connection: %s" % (self._label, error)) from None
-        return sock
+        return van
 
     async def start(self) -> None:
         """Says that all connections stand, and returns when they do everywhere."""
@@ -114,7 +128,10 @@ class Member:
         except ProtocolError as error:
             raise RendezvousError("%s: the scheduler sent %s" % (self._label, error)) from None
         if message is None:
-            raise RendezvousError("%s: the scheduler closed the connection: it has ended. See its log." % self._label)
+            raise RendezvousError(
+                "%s: the scheduler (%s) closed the connection: it has ended. See its log."
+                % (self._label, self._settings.root_host)
+            )
         if message["kind"] == "abort":
             raise RendezvousError(message["text"])
         if kind is not None and message["kind"] != kind:
@@ -127,9 +144,13 @@ class Member:
     async def close(self, timeout_s: float = 2.0) -> None:
         """Sends what is queued, and closes when the scheduler has read it. No receive() may be under way."""
         await self._stream.close(timeout_s)
+        if self._tunnel is not None:
+            self._tunnel.close()
 
     def abandon_after_fork(self) -> None:
         """In a forked child: drops the socket without a word to the scheduler."""
+        if self._tunnel is not None:
+            self._tunnel.abandon_after_fork()
         descriptor = self._stream.socket.detach()
         if descriptor >= 0:
             os.close(descriptor)
@@ -162,10 +183,14 @@ def _common_settings(settings: Settings) -> Dict[str, object]:
         "P3_SUM_ORDER": settings.sum_order,
         "P3_PRIORITY": settings.priority,
         "P3_LOCAL_AGGREGATION": int(settings.local_aggregation),
+        "P3_SNAPSHOT_EVERY": 0 if settings.snapshot_dir is None else settings.snapshot_every,
+        "P3_CHECKSUM": int(settings.checksum),
     }
 
 
-async def _connect_to_scheduler(settings: Settings, secret: bytes, purpose: int, timeout_s: float) -> socket.socket:
+async def _connect_to_scheduler(
+    settings: Settings, secret: bytes, purpose: int, timeout_s: float
+) -> Tuple[socket.socket, auth.Connector]:
     """Tries until `timeout_s` is over, because nodes start in any order; then proves both ends."""
     label = "%s%s" % (settings.role, "" if settings.rank is None else " %d" % settings.rank)
     where = "%s:%d" % (settings.root_host, settings.root_port)
@@ -174,25 +199,29 @@ async def _connect_to_scheduler(settings: Settings, secret: bytes, purpose: int,
         addresses = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
     except RendezvousError as error:
         raise RendezvousError("%s: %s" % (label, error)) from None
-    while True:
-        sock, reason = await _try_to_connect(addresses)
-        if sock is not None:
-            break
-        if time.monotonic() >= deadline:
-            raise RendezvousError(
-                "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT "
-                "its address?" % (label, where, timeout_s, reason)
-            )
-        await asyncio.sleep(_RETRY_S)
+
+    async def attempt() -> Tuple[socket.socket, auth.Connector]:
+        while True:
+            sock, reason = await _try_to_connect(addresses)
+            if sock is not None:
+                break
+            if time.monotonic() >= deadline:
+                raise RendezvousError(
+                    "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and "
+                    "DMLC_PS_ROOT_PORT its address?" % (label, where, timeout_s, reason)
+                )
+            await asyncio.sleep(_RETRY_S)
+        try:
+            role = settings.role
+            return sock, await channel.prove_to_acceptor(sock, secret, role, purpose, "scheduler", settings.tls)
+        except BaseException:
+            sock.close()
+            raise
+
     try:
-        await channel.prove_to_acceptor(sock, secret, settings.role, purpose, "scheduler")
-        return sock
+        return await channel.persistently(attempt)
     except AuthenticationError as error:
-        sock.close()
         raise AuthenticationError("%s: the scheduler at %s: %s" % (label, where, error)) from None
-    except BaseException:
-        sock.close()
-        raise
 
 
 async def _try_to_connect(addresses: List[Tuple[int, tuple]]) -> Tuple[Optional[socket.socket], str]:

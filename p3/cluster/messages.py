@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict
 
 from p3.errors import ProtocolError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 
@@ -27,6 +27,10 @@ def _int(value: Any) -> bool:
 
 def _int_or_none(value: Any) -> bool:
     return value is None or _int(value)
+
+
+def _seconds(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e9
 
 
 def _str(value: Any) -> bool:
@@ -58,14 +62,27 @@ def _flat(value: Any) -> bool:
     return type(value) is dict and all(item is None or type(item) in (str, int, float, bool) for item in value.values())
 
 
-def _flats(value: Any) -> bool:
-    return type(value) is list and all(map(_flat, value))
+def _counters(value: Any) -> bool:
+    """As _flat(), but for `late_s`, which has one number for each worker."""
+    if type(value) is not dict:
+        return False
+    late_s = value.get("late_s", [])
+    return _flat({**value, "late_s": None}) and type(late_s) is list and all(map(_seconds, late_s))
+
+
+def _counters_of_all(value: Any) -> bool:
+    return type(value) is list and all(map(_counters, value))
+
+
+def _sha256(value: Any) -> bool:
+    return type(value) is str and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
 def _list_of(fields: Dict[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
     return lambda value: type(value) is list and all(type(item) is dict and _fits(fields, item) for item in value)
 
 
+_SNAPSHOT_PART = {"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256}
 _SERVER = {"host": _str, "port": _int, "local": _str, "machine": _str}
 _WORKER = {"host": _str, "machine": _int, "local": _str}  # machine: equal for workers of one machine
 
@@ -101,7 +118,19 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "moved": {"wire_key": _int},  # this worker has done with that plan of a sparse key
     "defined": {"wire_key": _int},  # a server has done what `define` asked
     "option_set": {"store": _int, "name": _str},
-    "counted": {"worker": _int, "number": _int, "counters": _flat},
+    "counted": {"worker": _int, "number": _int, "counters": _counters},
+    "late": {  # a server, or the leader of a machine: this worker keeps others waiting
+        "worker": _int,
+        "of_machine": _bool,  # or another one of its machine
+        "key": _str,
+        "round": _int,
+        "waited_s": _seconds,
+        "waiting": _int,  # how many workers
+    },
+    "captured": {"round": _int},  # worker 0: the servers hold the copies of a snapshot
+    "snapshot_written": {"round": _int, "bytes": _int, "sha256": _sha256},  # this server's or worker's part of it
+    "resume": {"round": _int},  # worker 0's choice of a snapshot, 0: none; also from the scheduler to all workers
+    "joined": {"worker": _int},  # it has called join(), and takes no part in snapshots; also to all workers
     "failed": {"text": _str},
     "bye": {},
     # The scheduler to a node.
@@ -143,8 +172,10 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     },
     "settled": {"store": _int, "name": _name},  # all workers use the sparse key's other plan
     "option_agreed": {"store": _int, "name": _str, "value": _flat},
-    "counters": {"number": _int, "servers": _flats},  # by the servers' ranks
+    "counters": {"number": _int, "servers": _counters_of_all},  # by the servers' ranks
     "barrier_done": {"number": _int},
+    "write_snapshot": {"round": _int},  # to servers
+    "snapshot_complete": {"round": _int, "parts": _list_of(_SNAPSHOT_PART)},  # to worker 0; none: given up
     "abort": {"text": _str},  # the job has failed
     "stop": {},  # to servers: every worker has left
     # The first message on a data connection (from a worker) or a watch connection, and its answer.
@@ -189,7 +220,7 @@ def encode(message: dict, max_bytes: int = MAX_BYTES) -> bytes:
 def decode(body: bytes) -> dict:
     """The message in the bytes after the length. ProtocolError if it is not one."""
     try:
-        message = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+        message = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)
     except (ValueError, RecursionError):
         raise ProtocolError("a control message that is not JSON") from None
     return check(message)
@@ -205,6 +236,12 @@ def body_bytes(length: bytes, max_bytes: int = MAX_BYTES) -> int:
 
 def _refuse_constant(text: str) -> float:
     raise ValueError(text)
+
+
+def _short(text: str) -> int:
+    if len(text) > 20:  # Python takes its time for a million digits
+        raise ValueError(text[:20])
+    return int(text)
 
 
 def _finite(text: str) -> float:

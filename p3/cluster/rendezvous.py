@@ -22,7 +22,7 @@ class Rendezvous:
 
     def join(self, identity: Hashable, message: dict) -> None:
         """Adds a node by its `join` message."""
-        role, label = message["role"], _label(message)
+        role, label = message["role"], label_of(message)
         if role not in self._wanted:
             raise RendezvousError("%s: a node of role %r cannot join" % (label, role))
         if message["protocol"] != PROTOCOL_VERSION:
@@ -36,7 +36,7 @@ class Rendezvous:
         if len(joined) == self._wanted[role]:
             raise RendezvousError(
                 "%s is one too many: the job has %s already (%s), as DMLC_NUM_%s says"
-                % (label, _count(len(joined), role), ", ".join(map(_label, joined.values())), role.upper())
+                % (label, _count(len(joined), role), ", ".join(map(label_of, joined.values())), role.upper())
             )
         rank = message["rank"]
         if rank is not None:
@@ -47,7 +47,7 @@ class Rendezvous:
                 )
             for other in joined.values():
                 if other["rank"] == rank:
-                    raise RendezvousError("%s and %s both have P3_RANK=%d" % (_label(other), label, rank))
+                    raise RendezvousError("%s and %s both have P3_RANK=%d" % (label_of(other), label, rank))
         joined[identity] = message
 
     def complete(self) -> bool:
@@ -98,7 +98,8 @@ def _compare(label: str, values: dict, other_label: str, other_values: dict) -> 
             )
 
 
-def _label(join: dict) -> str:
+def label_of(join: dict) -> str:
+    """A node by its `join` message, before it has got its rank."""
     if join["rank"] is None:
         return "%s (%s, process %d)" % (join["role"], join["host"], join["pid"])
     return str(Node(join["role"], join["rank"], join["host"]))

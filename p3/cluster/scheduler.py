@@ -18,21 +18,24 @@ import logging
 import os
 import socket
 import sys
+import time
 from typing import Dict, Optional
 
-from p3.cluster import auth, channel, messages
+from p3.cluster import auth, channel, encryption, messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node, listen, resolve
-from p3.cluster.rendezvous import Rendezvous
+from p3.cluster.rendezvous import Rendezvous, label_of
+from p3.cluster.stragglers import Stragglers
+from p3.cluster.strangers import PACE_S, Gate
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
 from p3.settings import Settings
 
 log = logging.getLogger("p3.scheduler")
 
-_MAX_STRANGERS = 64  # connections at a time that have not proved themselves
 _FAREWELL_S = 2.0  # for nodes to take note of a failure and go
 _FIRST_MESSAGE = {auth.CONTROL: "join", auth.WATCH: "watch"}
 _WATCH_FRAME_BYTES = 80  # a sign of life of the core: one frame header
+_ROUND_IN_FRAME = slice(16, 24)
 
 
 class _Member:
@@ -44,14 +47,12 @@ class _Member:
         self.node: Optional[Node] = None  # once ranks are given
         self.ready = False
         self.watched = False
+        self.last_heard = 0.0  # when its last sign of life came, and the round that it had completed by then
+        self.last_round = 0
         self.left = False
 
     def __str__(self) -> str:
-        return str(self.node) if self.node else "%s (%s, process %d)" % (
-            self.join["role"],
-            self.join["host"],
-            self.join["pid"],
-        )
+        return str(self.node) if self.node else label_of(self.join)
 
 
 class Scheduler:
@@ -65,61 +66,45 @@ class Scheduler:
         self._members: Dict[int, _Member] = {}  # by the order of joining
         self._by_node: Dict[Node, _Member] = {}
         self._agreement: Optional[Agreement] = None  # from `welcome` on
+        self._stragglers: Optional[Stragglers] = None
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
-        self._refused = 0
-        self._tasks: set = set()
+        self._gate = Gate(self._label, log)
 
     async def run(self) -> Optional[str]:
         """Serves one job to its end. Returns the text of its failure, or None if every worker left in order."""
         loop = asyncio.get_running_loop()
         deadline = loop.call_later(self._settings.rendezvous_timeout_s, self._give_up_rendezvous)
-        accepting = loop.create_task(self._accept())
+        accepting = loop.create_task(self._gate.serve(self._listener, self._serve))
         failure = await self._end
         deadline.cancel()
         await channel.stop_accepting(accepting, self._listener)
         # The nodes close their ends when they have read the last message; whoever does not is left behind.
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_FAREWELL_S)
-        for task in self._tasks:
-            task.cancel()
+        await self._gate.close(_FAREWELL_S)
         return failure
 
     # Connections
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        strangers = asyncio.Semaphore(_MAX_STRANGERS)
-        while True:
-            await strangers.acquire()
-            try:
-                sock, address = await loop.sock_accept(self._listener)
-            except OSError as error:  # out of file descriptors, or the peer has gone again
-                strangers.release()
-                log.warning("%s: a connection could not be accepted: %s", self._label, error.strerror)
-                await asyncio.sleep(0.1)
-                continue
-            task = loop.create_task(self._serve(sock, address, strangers))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, sock: socket.socket, address: tuple, strangers: asyncio.Semaphore) -> None:
+    async def _serve(self, sock: socket.socket, source: str) -> None:
         """One connection, from its first byte to its last."""
-        sock.setblocking(False)
+        tunnel: Optional[encryption.Tunnel] = None
         try:
             try:
-                peer = await channel.prove_to_connector(sock, self._secret, "scheduler")
+                peer = await channel.prove_to_connector(sock, self._secret, "scheduler", self._settings.tls)
+                self._gate.proved()
                 if peer.purpose not in _FIRST_MESSAGE:
                     raise ProtocolError("it wants a data connection, which only servers accept")
+                if self._settings.tls and peer.purpose == auth.CONTROL:
+                    tunnel = await self._tunnel(sock, peer.key("join"))
+                    sock = tunnel.socket
                 first = await channel.read_message(sock, _FIRST_MESSAGE[peer.purpose])
                 if first["role"] != peer.role:
                     raise ProtocolError("it proved to be a %s and says it is a %s" % (peer.role, first["role"]))
             except (AuthenticationError, ProtocolError, OSError) as error:
-                self._refused += 1
-                log.warning("%s: refused a connection from %s: %s", self._label, address[0], error)
+                self._gate.refused(source, error)
+                if isinstance(error, auth.Disagreed) and self._agreement is None:
+                    self._fail("%s: a node at %s was refused: %s" % (self._label, source, error))
                 return
-            finally:
-                strangers.release()
             if first["kind"] == "join":
                 stream = await channel.Stream.over(sock)
                 try:
@@ -127,9 +112,14 @@ class Scheduler:
                 finally:
                     stream.abort()
             else:
-                await self._watch(sock, first)
+                await self._watch(sock, first, peer)
         finally:
             sock.close()
+            if tunnel is not None:
+                tunnel.close()
+
+    async def _tunnel(self, sock: socket.socket, key: bytes) -> encryption.Tunnel:
+        return encryption.Tunnel(await encryption.secure(sock, key, False, self._settings))
 
     async def _serve_member(self, stream: channel.Stream, join: dict) -> None:
         member = _Member(stream, join)
@@ -161,7 +151,7 @@ class Scheduler:
             self._fail("%s: %s" % (self._label, error))
         await stream.close(_FAREWELL_S)
 
-    async def _watch(self, sock: socket.socket, first: dict) -> None:
+    async def _watch(self, sock: socket.socket, first: dict, peer: auth.Acceptor) -> None:
         """Echoes the core's signs of life, and notices when they cease."""
         member = next(
             (m for node, m in self._by_node.items() if (node.role, node.rank) == (first["role"], first["rank"])), None
@@ -171,19 +161,35 @@ class Scheduler:
             return
         member.watched = True
         timeout_s = self._settings.timeout_s
+        tunnel: Optional[encryption.Tunnel] = None
         try:
             await channel.send_message(sock, {"kind": "accepted"})
+            if self._settings.tls:
+                tunnel = await self._tunnel(sock, peer.key("watch of %s %d" % (first["role"], first["rank"])))
+                sock = tunnel.socket
             await self._started.wait()
             while True:
                 frame = await asyncio.wait_for(channel.read_exactly(sock, _WATCH_FRAME_BYTES), timeout_s)
+                member.last_heard = time.monotonic()
+                member.last_round = int.from_bytes(frame[_ROUND_IN_FRAME], "little")
                 await asyncio.wait_for(channel.send(sock, frame), timeout_s)
         except asyncio.TimeoutError:
-            self._lost(member, "gave no sign of life for %g s: it is frozen or unreachable" % timeout_s)
+            long_ago = time.monotonic() - timeout_s / 2
+            others = [m for m in self._members.values() if not m.left and m is not member]
+            if others and all(m.last_heard < long_ago for m in others):
+                self._lost(member, "gave no sign of life for %g s, nor did any other node: this host is cut off from "
+                           "the network, or they are" % timeout_s)  # fmt: skip
+            else:
+                self._lost(member, "gave no sign of life for %g s: it is frozen or unreachable" % timeout_s)
         except (OSError, ProtocolError):
             # The core has ended. Its process says why over the control connection, or closes that as well.
             if not member.left:
                 await asyncio.wait({self._end}, timeout=timeout_s)
             self._lost(member, "ended its data plane without a goodbye")
+        finally:
+            if tunnel is not None:
+                sock.close()
+                tunnel.close()
 
     # The job's life
 
@@ -210,6 +216,10 @@ class Scheduler:
             join = self._by_node[worker].join
             machine = machines.setdefault(join["machine"], len(machines))
             places.append({"host": worker.host, "machine": machine, "local": join["local"]})
+        settings = self._settings
+        self._stragglers = Stragglers(
+            workers, [place["machine"] for place in places], settings.straggler_s, settings.stuck_s
+        )
         for node, member in self._by_node.items():
             welcome = {"kind": "welcome", "rank": node.rank, "servers": addresses, "workers": places}
             self._tell(member, welcome)
@@ -224,6 +234,10 @@ class Scheduler:
             raise ProtocolError("%s sent a %r message before it had a rank" % (member, kind))
         elif kind == "ready":
             self._on_ready(member)
+        elif kind == "late":
+            text = self._stragglers.note(member.node, message, time.monotonic())
+            if text is not None:
+                log.warning("%s: %s", self._label, text)
         elif kind == "bye" and member.node.role == "server":
             member.left = True
             if all(m.left for m in self._members.values()):
@@ -243,6 +257,7 @@ class Scheduler:
         if all(m.ready for m in self._members.values()):
             log.info("%s: all nodes are connected", self._label)
             self._started.set()
+            self._gate.pace_s = PACE_S
             self._report({"state": "running"})
             for other in self._members.values():
                 self._tell(other, {"kind": "start"})
@@ -250,10 +265,10 @@ class Scheduler:
     def _give_up_rendezvous(self) -> None:
         waited = "within %g s" % self._settings.rendezvous_timeout_s
         refused = ""
-        if self._refused:
+        if self._gate.refusals:
             refused = " %d connection%s refused, see the scheduler's log: a wrong P3_SECRET?" % (
-                self._refused,
-                " was" if self._refused == 1 else "s were",
+                self._gate.refusals,
+                " was" if self._gate.refusals == 1 else "s were",
             )
         if self._agreement is None:
             self._fail(
@@ -272,7 +287,11 @@ class Scheduler:
 
     def _lost(self, member: _Member, what: str) -> None:
         if not member.left:
-            self._fail("%s: %s %s. See its log." % (self._label, member, what))
+            heard = ""
+            if self._started.is_set():
+                done = "round %d" % member.last_round if member.last_round else "no round"
+                heard = "; when last heard of, it had completed %s" % done
+            self._fail("%s: %s %s%s. See its log." % (self._label, member, what, heard))
 
     def _fail(self, text: str) -> None:
         """The first failure is the job's; what follows is mostly its consequence."""
@@ -324,6 +343,7 @@ def main(settings: Settings) -> int:
     try:
         settings.require("root_host", "num_workers", "num_servers")
         settings.job_secret()
+        encryption.require(settings)
         listener = open_listener(settings)
     except (ConfigError, RendezvousError) as error:
         print("p3: %s" % error, file=sys.stderr)

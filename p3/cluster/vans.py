@@ -11,17 +11,18 @@ import asyncio
 import logging
 import os
 import socket
-from typing import Collection, Dict, List, NamedTuple, Optional
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set
 
-from p3.cluster import auth, channel
+from p3.cluster import auth, channel, encryption
 from p3.cluster.node import Node, listen, machine_id, resolve
+from p3.cluster.strangers import Gate
 from p3.errors import AuthenticationError, ConfigError, ProtocolError, RendezvousError
 from p3.settings import Settings
 
 log = logging.getLogger("p3.vans")
 
 _CONNECT_TIMEOUT_S = 5.0
-_MAX_STRANGERS = 64
+_FAREWELL_S = 1.0  # for those who are being refused
 _SEVERAL_ADDRESSES = (
     ". If it has several addresses, set DMLC_NODE_HOST or DMLC_INTERFACE there to one that this host reaches."
 )
@@ -29,13 +30,17 @@ _RING_DESCRIPTORS = 5  # of a core's ring: its memory and four eventfds
 
 
 class Van(NamedTuple):
-    """A proved connection; the descriptors of its ring, none for a plain socket."""
+    """A proved connection; the descriptors of its ring, none for a plain socket; the p3._core.Tls that has taken the
+    socket's place."""
 
     socket: socket.socket
     ring: List[int]
+    tls: Any = None
 
     def close(self) -> None:
         self.socket.close()
+        if self.tls is not None:
+            self.tls.close()
         for descriptor in self.ring:
             os.close(descriptor)
 
@@ -74,60 +79,65 @@ class DoorStep(NamedTuple):
 
 
 async def accept_workers(
-    door: DoorStep, secret: bytes, label: str, ranks: Collection[int], role: str = "server"
+    door: DoorStep,
+    secret: bytes,
+    label: str,
+    ranks: Collection[int],
+    role: str = "server",
+    settings: Settings = Settings(),
 ) -> Dict[int, Van]:
     """One van per worker of those ranks, accepted by a node of `role`. Never returns if one stays away: the caller holds
     the deadline."""
     loop = asyncio.get_running_loop()
+    taken: Set[int] = set()  # ranks that have come, found or about to be
     found: Dict[int, Van] = {}
     complete = asyncio.Event()
-    strangers = asyncio.Semaphore(_MAX_STRANGERS)
-    tasks = set()
+    gate = Gate(label, log)
 
-    async def admit(sock: socket.socket) -> None:
-        kept = False
+    async def admit(sock: socket.socket, source: str) -> None:
+        van, rank = Van(sock, []), None
         try:
-            sock.setblocking(False)
-            peer = await channel.prove_to_connector(sock, secret, role)
+            encrypts = settings.tls and sock.family != socket.AF_UNIX
+            peer = await channel.prove_to_connector(sock, secret, role, encrypts)
+            gate.proved()
             if peer.role != "worker" or peer.purpose != auth.DATA:
                 raise ProtocolError("it is no worker's data connection")
             hello = await channel.read_message(sock, "van")
-            rank, ring = hello["rank"], []
-            if rank not in ranks or rank in found:
-                raise ProtocolError("there is no need of a worker %d" % rank)
+            if hello["rank"] not in ranks or hello["rank"] in taken:
+                raise ProtocolError("there is no need of a worker %d" % hello["rank"])
+            rank = hello["rank"]
+            taken.add(rank)
             if hello["ring"]:
                 if sock.family != socket.AF_UNIX or hello["ring"] != _RING_DESCRIPTORS:
                     raise ProtocolError("it offers shared memory that cannot be")
-                ring = await channel.receive_descriptors(sock, _RING_DESCRIPTORS)
-            found[rank] = Van(sock, ring)
-            kept = True
+                van = van._replace(ring=await channel.receive_descriptors(sock, _RING_DESCRIPTORS))
             await channel.send_message(sock, {"kind": "accepted"})
+            if encrypts:
+                key = peer.key(_subject(rank, label))
+                van = van._replace(tls=await encryption.secure(sock, key, False, settings))
+            found[rank] = van
             if len(found) == len(ranks):
                 complete.set()
         except (AuthenticationError, ProtocolError, OSError) as error:
-            log.warning("%s: refused a data connection: %s", label, error)
+            gate.refused(source, error)
         finally:
-            strangers.release()
-            if not kept:
-                sock.close()
+            if found.get(rank) is not van:
+                taken.discard(rank)
+                van.close()
 
-    async def accept(listener: socket.socket) -> None:
-        while True:
-            await strangers.acquire()
-            sock, _ = await loop.sock_accept(listener)
-            task = loop.create_task(admit(sock))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-    accepting = [loop.create_task(accept(listener)) for listener in door.listeners]
+    accepting = [loop.create_task(gate.serve(listener, admit)) for listener in door.listeners]
     try:
         await complete.wait()
-        if tasks:
-            await asyncio.wait(tasks)  # the last answers
     finally:
         for task, listener in zip(accepting, door.listeners):
             await channel.stop_accepting(task, listener)
+        await gate.close(_FAREWELL_S)
     return found
+
+
+def _subject(rank: int, acceptor: str) -> str:
+    """What a data connection's key is for: a message that was altered on its way makes another key."""
+    return "data of worker %d to %s" % (rank, acceptor)
 
 
 async def connect_to_server(settings: Settings, secret: bytes, node: Node, rank: int, server: dict) -> Van:
@@ -152,18 +162,31 @@ async def _connect(settings: Settings, secret: bytes, node: Node, peer: Node, fa
     ring: List[int] = []
     if family == socket.AF_UNIX and settings.local == "shm":
         ring = _make_ring(settings)
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    encrypts = settings.tls and family != socket.AF_UNIX
+
+    async def attempt() -> Van:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, address), _CONNECT_TIMEOUT_S)
+            proved = await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, peer.role, encrypts)
+            await channel.send_message(sock, {"kind": "van", "rank": node.rank, "ring": len(ring)})
+            if ring:
+                await channel.send_descriptors(sock, ring)
+            await channel.read_message(sock, "accepted")
+            tls = None
+            if encrypts:
+                tls = await encryption.secure(sock, proved.key(_subject(node.rank, str(peer))), True, settings)
+            return Van(sock, ring, tls)
+        except BaseException:
+            sock.close()
+            raise
+
     try:
-        sock.setblocking(False)
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, address), _CONNECT_TIMEOUT_S)
-        await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, peer.role)
-        await channel.send_message(sock, {"kind": "van", "rank": node.rank, "ring": len(ring)})
-        if ring:
-            await channel.send_descriptors(sock, ring)
-        await channel.read_message(sock, "accepted")
-        return Van(sock, ring)
+        return await channel.persistently(attempt)
     except (asyncio.TimeoutError, OSError, AuthenticationError, ProtocolError) as error:
-        Van(sock, ring).close()
+        for descriptor in ring:
+            os.close(descriptor)
         reason = str(error) or "no answer for %g s" % _CONNECT_TIMEOUT_S
         if isinstance(error, OSError) and error.errno:
             reason = os.strerror(error.errno)

@@ -126,6 +126,11 @@ def unlimit(lab: Path, node: int, delayed: bool) -> None:
     _tc("del", lab / "switch", f"port{node}", *(["parent", "1:1"] if delayed else ["root"]))
 
 
+def cut(lab: Path, node: int) -> None:
+    """Takes a host's cable out: nothing reaches it any more or leaves it, and nobody is told."""
+    _ip(lab / "switch", "link", "set", "dev", f"port{node}", "down")
+
+
 def processes(lab: Path) -> Dict[int, str]:
     """What runs on the hosts: process id -> folder of the host."""
     owner: Dict[Tuple[int, int], str] = {}

@@ -7,6 +7,7 @@ MXNet, so that it starts at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -14,14 +15,19 @@ from typing import Optional
 
 from p3._core import DTYPES, P3Error, P3Server
 from p3.cluster.member import Member
+from p3.cluster.messages import sendable
 from p3.cluster.node import Node
+from p3.cluster.stragglers import report_late
 from p3.cluster.vans import accept_workers
 from p3.errors import ConfigError, RendezvousError
 from p3.server.options import validate
+from p3.server.snapshots import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
 
 log = logging.getLogger("p3.server")
+
+_LOOK_S = 0.5
 
 
 def obey(core: P3Server, message: dict) -> Optional[dict]:
@@ -106,36 +112,57 @@ async def _serve(settings: Settings) -> None:
             timeout_s=settings.timeout_s,
             notsent_low_water_bytes=settings.notsent_lowat_bytes,
             trace_fd=fd_of(Recording.of(settings, member.node)),
+            checksums=settings.checksum,
         )
         vans = await member.unless_aborted(
-            accept_workers(door[0], settings.job_secret(), label, range(len(member.workers)))
+            accept_workers(
+                door[0], settings.job_secret(), label, range(len(member.workers)), settings=settings
+            )
         )
         for rank, van in sorted(vans.items()):
             worker = Node("worker", rank, member.workers[rank]["host"])
-            core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring)
+            core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring, tls=van.tls)
         watch = await member.open_watch()
-        core.add_watch(watch.detach(), "the scheduler (%s)" % settings.root_host)
+        core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
         await member.start()
         core.start()
         log.info("%s: started with %d workers", label, len(member.workers))
         try:
-            await _follow(member, core, label)
+            snapshots = SnapshotWriter(core, settings, label, member.node.rank)
+            await _follow(member, core, snapshots, label, settings.straggler_s)
         finally:
             core.stop()
+    except RendezvousError as error:  # the scheduler, and so everyone, hears why; of an abort it knows
+        member.send({"kind": "failed", "text": sendable(str(error))})
+        raise
     finally:
         await member.close()
 
 
-async def _follow(member: Member, core: P3Server, label: str) -> None:
+async def _follow(
+    member: Member, core: P3Server, snapshots: SnapshotWriter, label: str, straggler_s: float
+) -> None:
     """Control messages until `stop`. Raises the first failure, the core's own or the job's."""
-    ended = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
 
     def on_core_event() -> None:
         asyncio.get_running_loop().remove_reader(core.event_fd)
+        look_at_core()
+
+    def look_at_core() -> None:
         error = core.error
-        if error is not None and not ended.done():
-            member.send({"kind": "failed", "text": str(error)})
-            ended.set_exception(error)
+        if ended.done():
+            return
+        if error is None:  # every worker has left; the scheduler can still fall silent before its last message
+            asyncio.get_running_loop().call_later(_LOOK_S, look_at_core)
+            return
+        member.send({"kind": "failed", "text": str(error)})
+        ended.set_exception(error)
+
+    def on_written(part: dict) -> None:  # in the writer's thread
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the job ended meanwhile
+            loop.call_soon_threadsafe(member.send, part)
 
     async def listen() -> None:
         try:
@@ -144,6 +171,9 @@ async def _follow(member: Member, core: P3Server, label: str) -> None:
                 if message["kind"] == "stop":
                     member.send({"kind": "bye"})
                     return
+                if message["kind"] == "write_snapshot":
+                    snapshots.write(message["round"], on_written)
+                    continue
                 answer = obey(core, message)
                 if answer is not None:
                     member.send(answer)
@@ -160,7 +190,9 @@ async def _follow(member: Member, core: P3Server, label: str) -> None:
 
     asyncio.get_running_loop().add_reader(core.event_fd, on_core_event)
     listening = asyncio.ensure_future(listen())
+    reporting = asyncio.ensure_future(report_late(core, straggler_s, member.send))
     await asyncio.wait({listening, ended}, return_when=asyncio.FIRST_COMPLETED)
+    reporting.cancel()
     if listening.done():
         listening.result()
     else:

@@ -15,6 +15,7 @@ from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.server.process import obey
+from p3.server.snapshots import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
 
@@ -35,6 +36,7 @@ class EmbeddedLink:
     label = str(_WORKER)
 
     def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self.slice_elements = settings.slice_elements
         self.route = settings.route
         self.searches_partitions = settings.partitions == "auto"
@@ -46,6 +48,7 @@ class EmbeddedLink:
             "heartbeat_s": settings.heartbeat_s,
             "timeout_s": settings.timeout_s,
             "notsent_low_water_bytes": settings.notsent_lowat_bytes,
+            "checksums": settings.checksum,
         }
         self.recording = Recording.of(settings, _WORKER)
         self.core = P3Worker(0, 1, str(_WORKER), trace_fd=fd_of(self.recording), **options)
@@ -59,6 +62,7 @@ class EmbeddedLink:
             trace_fd=fd_of(Recording.of(settings, _SERVER)),
             **options,
         )
+        self._snapshots = SnapshotWriter(self._server, settings, str(_SERVER), _SERVER.rank)
         worker_end, server_end = socket.socketpair()
         self.core.add_server(0, worker_end.detach(), str(_SERVER))
         self._server.add_worker(0, server_end.detach(), str(_WORKER))
@@ -88,6 +92,8 @@ class EmbeddedLink:
             for receiver, decided in self._agreement.receive(sender, message):
                 if receiver == _WORKER:
                     self._on_message(decided)
+                elif decided["kind"] == "write_snapshot":
+                    self._snapshots.write(decided["round"], lambda part: self._deliver(_SERVER, part))
                 else:
                     answer = obey(self._server, decided)
                     if answer is not None:

@@ -10,6 +10,7 @@ from p3._core import P3Worker
 from p3.cluster import messages
 from p3.cluster.member import Member
 from p3.cluster.node import Node
+from p3.cluster.stragglers import report_late
 from p3.cluster.vans import DoorStep, accept_workers, connect_to_leader, connect_to_server
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
@@ -27,7 +28,7 @@ class JoinedLink:
                 "DMLC_ROLE=%s: only a worker opens a session; servers and the scheduler are started by `p3 exec`"
                 % settings.role
             )
-        self._settings = settings
+        self.settings = settings
         self.wait_timeout_s = settings.wait_timeout_s
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._member: Optional[Member] = None
@@ -89,9 +90,9 @@ class JoinedLink:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
-        door: Optional[List[DoorStep]] = [] if self._settings.local_aggregation else None
+        door: Optional[List[DoorStep]] = [] if self.settings.local_aggregation else None
         try:
-            self._member = await Member.join(self._settings, door)
+            self._member = await Member.join(self.settings, door)
         except BaseException:
             for opened in door or ():
                 opened.close()
@@ -104,11 +105,14 @@ class JoinedLink:
             await self._finished.wait()
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
+        except Exception as error:  # before the job runs; the scheduler, and so everyone, hears why
+            self._member.send({"kind": "failed", "text": messages.sendable(str(error))})
+            raise
         finally:
             await self._member.close()
 
     async def _open_vans(self, door: Optional[List[DoorStep]]) -> None:
-        settings, member = self._settings, self._member
+        settings, member = self.settings, self._member
         self.rank = member.node.rank
         self.num_workers = len(member.workers)
         self.num_servers = len(member.servers)
@@ -131,6 +135,7 @@ class JoinedLink:
             timeout_s=settings.timeout_s,
             notsent_low_water_bytes=settings.notsent_lowat_bytes,
             trace_fd=fd_of(self.recording),
+            checksums=settings.checksum,
         )
         secret = settings.job_secret()
         if door is not None:
@@ -138,9 +143,9 @@ class JoinedLink:
         for rank, server in enumerate(member.servers):
             van = await connect_to_server(settings, secret, member.node, rank, server)
             label = str(Node("server", rank, server["host"]))
-            self.core.add_server(rank, van.socket.detach(), label, ring=van.ring)
+            self.core.add_server(rank, van.socket.detach(), label, ring=van.ring, tls=van.tls)
         watch = await member.open_watch()
-        self.core.add_watch(watch.detach(), "the scheduler (%s)" % settings.root_host)
+        self.core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
 
     async def _open_local_vans(self, door: DoorStep, secret: bytes, neighbours: List[int]) -> None:
         """Between the leader of this machine, the worker of lowest rank, and the others."""
@@ -152,7 +157,7 @@ class JoinedLink:
                 vans = await accept_workers(door, secret, self.label, neighbours[1:], "worker")
             else:
                 node = self._member.node
-                vans = {leader: await connect_to_leader(self._settings, secret, node, leader, workers[leader])}
+                vans = {leader: await connect_to_leader(self.settings, secret, node, leader, workers[leader])}
         finally:
             door.close()
         for rank, van in sorted(vans.items()):
@@ -165,6 +170,9 @@ class JoinedLink:
     async def _listen(self) -> None:
         """Messages and the core's failure, until the session is closed or the scheduler has gone."""
         self._loop.add_reader(self.core.event_fd, self._on_core_event)
+        reporting = self._loop.create_task(
+            report_late(self.core, self.settings.straggler_s, self._member.send)
+        )
         try:
             while True:
                 self._on_message(await self._member.receive())
@@ -178,6 +186,8 @@ class JoinedLink:
             self.core.fail(messages.sendable(text))
             self.report(text)
             self._on_failure()
+        finally:
+            reporting.cancel()
 
     def _on_core_event(self) -> None:
         self._loop.remove_reader(self.core.event_fd)

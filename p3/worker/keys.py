@@ -69,6 +69,17 @@ class Key:
         """Until MXNet's engine has handed the key's rounds to the core, and they are done."""
         self.landing.wait_to_read()
 
+    def capture(self, completions, token):
+        """The key as the pushes so far leave it, for a snapshot; every worker calls it at the same point.
+
+        Queued in MXNet's engine: the pushes so far go before it, the next one waits on rank 0 until the servers hold
+        their copy. `completions` (_core.Completions) gets `token` then, on other ranks when its turn has come; if the
+        job fails instead, its next() raises P3Error. Another thread may wait there for all keys of all stores.
+        Returns a buffer of the key's elements in float32 that from then on holds what compression has left out on this
+        worker, for _core.P3Worker.restore_residual(); None if it leaves nothing out.
+        """
+        return self.operations.capture(completions, token)
+
     def require_alike(self, array, action):
         """MXNetError unless `array` has the key's shape and type."""
         if not self.engine.alike(self.template().handle.value, array.handle.value):

@@ -39,16 +39,40 @@ void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, c
           });
 }
 
+// It reads the landing array, so it runs between the pushes, which write it.
+void MXNetEngine::capture(Worker* worker, const Key& key, std::shared_ptr<char> residual, Worker::Done done) const {
+  struct Told {
+    ~Told() {  // nobody has, as the engine drops what would read an array whose round has failed
+      const Error dropped(ErrorKind::kStopped, "key '" + name + "' was not captured, as a round of it has failed");
+      if (done) done(&dropped, false);
+    }
+    std::string name;
+    Worker::Done done;
+  };
+  const auto told = std::make_shared<Told>();
+  told->name = key.name;
+  told->done = std::move(done);
+  enqueue(worker, key, "landing array", key.landing, nullptr,
+          [worker, handle = key.handle, residual, told](const Operation& operation) {
+            worker->capture(handle, reinterpret_cast<float*>(residual.get()),
+                            [residual, told](const Error* error, bool updated) {
+                              std::exchange(told->done, nullptr)(error, updated);
+                            });
+            operation.completion()(nullptr);
+          });
+}
+
 // From here the operation belongs to the engine. The input is a const variable, the output a mutable one.
 void MXNetEngine::enqueue(Worker* worker, const Key& key, const char* input_word, NDArrayHandle input,
                           NDArrayHandle output, Work work) const {
   auto owner = std::make_unique<Operation>(api_, worker, key, input_word, std::move(work));
-  api_->check(api_->MXNDArrayDetach(output, &owner->output_));
+  if (output) api_->check(api_->MXNDArrayDetach(output, &owner->output_));
   if (input) api_->check(api_->MXNDArrayDetach(input, &owner->input_));
 
   Operation* operation = owner.release();
   api_->check(api_->MXEnginePushAsyncND(&Operation::run, operation, &Operation::release, &kCpu, &input, input ? 1 : 0,
-                                        &output, 1, &kCpuPrioritized, key.engine_priority, key.name.c_str(), false));
+                                        &output, output ? 1 : 0, &kCpuPrioritized, key.engine_priority,
+                                        key.name.c_str(), false));
 }
 
 MXNetEngine::Operation::~Operation() {

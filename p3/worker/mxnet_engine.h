@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "mxnet_api.h"
@@ -36,6 +37,10 @@ class MXNetEngine {
   // The key's next round. `gradient`: CPU memory, shape and type of the landing array.
   void push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars) const;
 
+  // Worker::capture after the rounds queued so far and before the next one, which does not wait for it. `done` is called in
+  // any case; `residual`, which may be null, is kept until then.
+  void capture(Worker* worker, const Key& key, std::shared_ptr<char> residual, Worker::Done done) const;
+
   // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing array.
   void skip(Worker* worker, const Key& key, Worker::Done done) const;
 
@@ -51,7 +56,7 @@ class MXNetEngine {
   // What it does when it runs, on a thread of the engine: hands work to the core and returns. It ends with exactly one
   // completion() or fail(), here or on another thread, after which the operation may be gone.
   using Work = std::function<void(const Operation&)>;
-  // `work` runs when `input` (may be null) is ready and nobody uses `output`.
+  // `work` runs when `input` is ready and nobody uses `output`; one of them may be null.
   void enqueue(Worker* worker, const Key& key, const char* input_word, NDArrayHandle input, NDArrayHandle output,
                Work work) const;
   const MXNetApi& api() const { return *api_; }

@@ -13,6 +13,7 @@ cdef extern from "mxnet_engine.h" namespace "p3" nogil:
         void init(Worker* worker, const CMXNetKey& key) except +
         void push(Worker* worker, const CMXNetKey& key, void* gradient, const RoundScalars& scalars) except +
         void skip(Worker* worker, const CMXNetKey& key, Done done) except +
+        void capture(Worker* worker, const CMXNetKey& key, shared_ptr[char] residual, Done done) except +
         void copy(void* source, void* destination) except +
         bint alike(void* left, void* right) except +
         bint in_cpu_memory(void* array) except +
@@ -89,3 +90,19 @@ cdef class MXNetKey:
         """
         with nogil:
             self.engine.engine.skip(self.engine.worker.core, self.key, CCompletions.done_of(completions.queue, token))
+
+    def capture(self, Completions completions not None, int64_t token):
+        """P3Worker.capture() after the rounds queued so far, and before the next one, which does not wait for it.
+
+        `completions` gets `token` when it is done. Returns what then holds the residual: a buffer of float32, or None.
+        """
+        cdef Worker* worker = self.engine.worker.core
+        cdef shared_ptr[char] residual
+        cdef cbool keeps = worker.keeps_residual(self.key.handle)
+        if keeps:
+            residual = new_bytes(self.engine.worker.residual_bytes(self.key.handle))
+        with nogil:
+            self.engine.engine.capture(worker, self.key, residual, CCompletions.done_of(completions.queue, token))
+        if not keeps:
+            return None
+        return CoreArray.over(residual, self.engine.worker.sizes[self.key.handle][0], <DType>0)

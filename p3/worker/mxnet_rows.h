@@ -61,6 +61,9 @@ class MXNetRows {
   // As MXNetEngine::skip.
   void skip(uint64_t round, Worker::Done done);
 
+  // As MXNetEngine::capture, which has no residual for keys of rows.
+  void capture(Worker::Done done) const { engine_->capture(worker_, key, nullptr, std::move(done)); }
+
   // Brings `weight`, which is as the landing array was after round `from`, up to round `to`: dense and in CPU memory.
   void copy_changed(NDArrayHandle weight, uint64_t from, uint64_t to);
   // Writes the values of `destination`, which has just these rows (make_rows), as the servers have them.

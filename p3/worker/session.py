@@ -26,10 +26,14 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
+import numpy as np
+
 from p3._core import DTYPES, P3Error, slice_count, state_parts
 from p3.cluster.messages import sendable
 from p3.server.options import SETTLED_BY_FIRST_KEY, validate
 from p3.settings import Settings, in_job
+from p3.snapshots import tree
+from p3.worker.snapshots import Resumed, Snapshots
 
 log = logging.getLogger("p3")
 
@@ -62,6 +66,7 @@ class Session:
         self.local_size: int = link.local_size
         self.label: str = link.label  # "worker 2 (10.0.0.5)", as messages name this node
         self.slice_elements: int = link.slice_elements
+        self.wait_timeout_s: float = link.wait_timeout_s
         self._link = link
         self._changed = threading.Condition()  # guards all below; notified when any of it, or the core's state, changes
         self._keys: Dict[Tuple[int, Name], Key] = {}
@@ -80,6 +85,7 @@ class Session:
         self._unusable: Optional[str] = None  # why no call is possible any more: closed, or a forked child
         self._failure_is_known = False  # to the script: it caused the job's failure, or has been told
         self._forked = False
+        self.snapshots = Snapshots(self, link)
         link.start(self._on_message, self._wake)
 
     @classmethod
@@ -405,6 +411,69 @@ class Session:
         timeout_s = self._link.wait_timeout_s if timeout_s is None else timeout_s
         self._wait_until(lambda: self._barriers_done >= number, timeout_s, "in barrier %d for other workers" % number)
 
+    # Snapshots
+
+    def snapshot(self, round: int, keys: Sequence[Key], state: Any = None) -> None:
+        """Between two steps, by every worker at the same ones: takes a snapshot if one is due (P3_SNAPSHOT_EVERY).
+
+        `round`: how many steps this job has taken. `keys`: all of the job. `state`: what this worker wants to have back: a
+        tree (p3.snapshots.tree), which is copied. Returns at once, but waits while the snapshot before is being written.
+        """
+        self.check()
+        if not self.snapshots.due(round):
+            return
+        own = {"state": tree.checked(state, "state"), "residuals": []}
+        self.snapshots.wait_for_last(round)
+        operations = []
+        for key in keys:
+            residual = np.zeros(key.shape, "float32") if self.core.keeps_residual(key.handle) else None
+            operations.append(self.core.capture(key.handle, residual))
+            own["residuals"].append([key.store, key.name, residual])
+        describe = lambda: [self.describe_key(key, key.name) for key in keys]  # noqa: E731
+        self.snapshots.write(round, describe, lambda: self.wait(operations), own)
+
+    def resume(self) -> Resumed:
+        """By every worker, before its first key: finds the newest valid snapshot in P3_SNAPSHOT_DIR.
+
+        Its round, and this worker's state; (0, {}) where there is none. Then give each init() resumed_value(), and call
+        restore() before the key's first round. Blocks until worker 0 has chosen, at most P3_WAIT_TIMEOUT_S. ValueError if
+        the snapshot is of a job with another number of workers.
+        """
+        self.check()
+        if self._keys and not self.snapshots.chosen:
+            raise ValueError("%s: resume() comes before the first key" % self.label)
+        return self.snapshots.resume()
+
+    def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
+        """What the snapshot has as the key's value; on rank 0, the others need none. None if it does not know the key."""
+        return self.snapshots.value(key, key.name if id is None else id)
+
+    def restore(self, key: Key) -> None:
+        """The rest of what the snapshot has of a key: the optimizer's state on rank 0, residuals. Waits for servers."""
+        store_part = self.store_state
+        if key.sparse:
+            rows = np.arange(key.shape[0], dtype=np.int64)
+            store_part = lambda key, part, content: self.store_rows(key, rows, content, part)  # noqa: E731
+        states = self.snapshots.states(key, key.name, self.option(key.store, "optimizer"))
+        self.wait([store_part(key, part, content) for part, content in states.items()])
+        for store, name, residual in (self.snapshots.own or {}).get("residuals", ()):
+            if (store, name) == (key.store, key.name) and residual is not None:
+                self.core.restore_residual(key.handle, residual)
+
+    def describe_key(self, key: Key, id: Name) -> dict:
+        """A captured key as a snapshot describes it (p3.snapshots.files.Snapshot); `id`: what the script calls it."""
+        with self._changed:
+            optimizer = self._options_agreed.get((key.store, "optimizer"))
+        plan = self.core.captured_plan(key.handle)
+        return {
+            "store": key.store,
+            "id": id,
+            "shape": list(key.shape),
+            "dtype": key.dtype,
+            "optimizer": optimizer,
+            "plan": {name: plan[name] for name in ("wire_key", "slice_elements", "row_elements", "partitions")},
+        }
+
     # Counters
 
     def counters(self) -> dict:
@@ -477,6 +546,8 @@ class Session:
 
         Idempotent.
         """
+        with contextlib.suppress(P3Error):
+            self.snapshots.finish()
         with self._changed:
             if self._unusable is not None:
                 return
@@ -524,6 +595,8 @@ class Session:
                 self._barriers_done = max(self._barriers_done, message["number"])
             elif kind == "counters" and message["number"] in self._counters:  # else nobody waits any more
                 self._counters[message["number"]] = message["servers"]
+            else:
+                self.snapshots.on_message(message)
             self._changed.notify_all()
         if kind == "agreed" and key is not None:
             self._agree(key, message)

@@ -301,20 +301,9 @@ TEST(MachinesPush, OfALostNeighbourIsNamed) {
   EXPECT_NE(job.server->receive_failure().find("lost worker 1"), std::string::npos);
 }
 
-// A server of three workers played by the test; the last two share a machine.
-struct ServerOfTwoMachines {
-  ServerOfTwoMachines() {
-    ServerOptions options;
-    options.node = node("server 0 (here)");
-    options.node.heartbeat_s = 5;  // nothing comes by itself meanwhile
-    options.machines = Machines(std::vector<int>{0, 1, 1});
-    server = std::make_unique<Server>(0, 1, 3, options);
-    for (int rank = 0; rank < 3; ++rank) {
-      const auto [ours, its] = unix_pair();
-      workers.emplace_back(ours);
-      server->add_worker(rank, stream_of(its), "worker " + std::to_string(rank) + " (there)");
-    }
-    server->start();
+// About one dense key.
+struct ServerOfSlices : ServerOfTwoMachines {
+  ServerOfSlices() {
     KeyPlan plan;
     plan.wire_key = 3;
     plan.elements = 4;
@@ -333,18 +322,12 @@ struct ServerOfTwoMachines {
     for (size_t worker = 0; worker < 3; ++worker) init(worker);
     for (RawPeer& worker : workers) EXPECT_EQ(worker.must_receive().kind, FrameKind::kValue);
   }
-  std::string failure() {
-    EXPECT_TRUE(wait_readable(server->event_fd()));
-    return server->error() ? server->error()->what() : "";
-  }
 
   const std::vector<float> ones = {1, 1, 1, 1};
-  std::vector<RawPeer> workers;
-  std::unique_ptr<Server> server;
 };
 
 TEST(ServerOfMachines, LetsNobodyPushAKeyThatItsLeaderMayNotKnow) {
-  ServerOfTwoMachines job;
+  ServerOfSlices job;
   job.init(2);
   ASSERT_TRUE(eventually([&] { return job.server->counters().traffic.slices_received == 1; }));
   for (int i = 0; i < 2; ++i) {  // what came before is worked off
@@ -357,7 +340,7 @@ TEST(ServerOfMachines, LetsNobodyPushAKeyThatItsLeaderMayNotKnow) {
 }
 
 TEST(ServerOfMachines, SaysThatALeaderLeftWhileOthersWaitForIt) {
-  ServerOfTwoMachines job;
+  ServerOfSlices job;
   job.init(0);
   job.init(2);
   EXPECT_EQ(job.workers[0].must_receive().kind, FrameKind::kValue);
@@ -371,7 +354,7 @@ TEST(ServerOfMachines, SaysThatALeaderLeftWhileOthersWaitForIt) {
 
 TEST(ServerOfMachines, RefusesPushesThatAreAnothersToSend) {
   const auto refusal = [](size_t worker, uint8_t of_machine, uint16_t contributors) {
-    ServerOfTwoMachines job;
+    ServerOfSlices job;
     job.init_all();
     Header header = Leader::push();
     header.of_machine = of_machine;

@@ -108,6 +108,30 @@ struct Job {
   std::vector<std::unique_ptr<Worker>> workers;
 };
 
+// A server of three workers played by the test; the last two share a machine.
+struct ServerOfTwoMachines {
+  ServerOfTwoMachines() {
+    ServerOptions options;
+    options.node = node("server 0 (here)");
+    options.node.heartbeat_s = 5;  // nothing comes by itself meanwhile
+    options.machines = Machines(std::vector<int>{0, 1, 1});
+    server = std::make_unique<Server>(0, 1, 3, options);
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto [ours, its] = unix_pair();
+      workers.emplace_back(ours);
+      server->add_worker(rank, stream_of(its), "worker " + std::to_string(rank) + " (there)");
+    }
+    server->start();
+  }
+  std::string failure() {
+    EXPECT_TRUE(wait_readable(server->event_fd()));
+    return server->error() ? server->error()->what() : "";
+  }
+
+  std::vector<RawPeer> workers;
+  std::unique_ptr<Server> server;
+};
+
 // Values whose sum depends on the order.
 inline std::vector<float> random_values(size_t n, unsigned seed) {
   std::mt19937 random(seed);

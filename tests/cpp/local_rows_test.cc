@@ -445,20 +445,9 @@ TEST(MachinesRows, OfALostNeighbourAreMissed) {
 
 // --- what a server takes of a machine ------------------------------------------------------------------------------
 
-// Workers 1 and 2 of three share a machine; all are played by the test, and about partition 0.
-struct ServerOfRows {
+// All is about partition 0.
+struct ServerOfRows : ServerOfTwoMachines {
   ServerOfRows() {
-    ServerOptions options;
-    options.node = node("server 0 (here)");
-    options.node.heartbeat_s = 5;  // nothing comes by itself meanwhile
-    options.machines = Machines(std::vector<int>{0, 1, 1});
-    server = std::make_unique<Server>(0, 1, 3, options);
-    for (int rank = 0; rank < 3; ++rank) {
-      const auto [ours, its] = unix_pair();
-      workers.emplace_back(ours);
-      server->add_worker(rank, stream_of(its), "worker " + std::to_string(rank) + " (there)");
-    }
-    server->start();
     server->define(plan_of(), "emb", 0);
     std::vector<int64_t> all(13);
     std::iota(all.begin(), all.end(), 0);
@@ -470,9 +459,6 @@ struct ServerOfRows {
   }
   void wish(size_t worker) { workers[worker].send(header_of(FrameKind::kInit, {}, 0, 0)); }
   void expect_answer(size_t worker) { EXPECT_EQ(workers[worker].must_receive().kind, FrameKind::kValue); }
-
-  std::vector<RawPeer> workers;
-  std::unique_ptr<Server> server;
 };
 
 TEST(ServerOfMachines, RefusesRowsThatCannotBeAMachines) {
@@ -485,8 +471,7 @@ TEST(ServerOfMachines, RefusesRowsThatCannotBeAMachines) {
     header.of_machine = of_machine;
     header.contributors = contributors;
     job.workers[sender].send(header, rows.data());
-    EXPECT_TRUE(wait_readable(job.server->event_fd()));
-    return std::string(job.server->error() ? job.server->error()->what() : "");
+    return job.failure();
   };
   EXPECT_NE(refusal(0, 1, 1, 3).find("another worker's to send"), std::string::npos);  // it is alone
   EXPECT_NE(refusal(1, 0, 0, 3).find("another worker's to send"), std::string::npos);  // of the machine or not at all

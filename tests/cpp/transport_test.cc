@@ -58,6 +58,9 @@ class Node : public Transport::Handler {
     buffer.assign(header.payload_bytes, 0);
     return buffer.data();
   }
+  [[noreturn]] void refuse(int van, const Header&, const char* what) const override {
+    throw Error(ErrorKind::kProtocol, transport.label(van) + " sent a slice that is " + what);
+  }
   void received(int van, const Header& header, void* payload) override {
     const char* bytes = static_cast<const char*>(payload);
     for (size_t i = 0; i < header.payload_bytes; ++i)

@@ -1,0 +1,162 @@
+"""Does a job stay as it is? A million slices of integers, with random delays; sums must be exact and memory flat.
+
+    python benchmarks/soak.py                                   # 1,000,000 slices, 4 workers, 2 servers
+    python benchmarks/soak.py --slices 20000 --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
+
+Real processes under `p3 run`. Workers push dense keys and one of rows through soak_worker.py and hesitate now and then;
+at each tenth of the way this program stops a process of the job, drawn by chance, for up to a second. Gradients are small
+integers, so that float32 sums are exact and every worker can tell every element of each.
+
+Printed at each tenth: slices pushed by all workers; the largest resident size of any worker and any server; and of the
+servers, bytes of incomplete rounds, bytes held for peers and slices queued. The exit status is 1 if a sum was wrong, or
+if the memory of the last quarter exceeds that of the second quarter by more than 5 % and 2 MB: then it grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+FOLDER = Path(__file__).resolve().parent
+TENTHS = 10
+SLACK_BYTES = 2 << 20
+
+
+def main() -> int:
+    options = parse_options()
+    job = start(options)
+    samples: List[dict] = []
+    rng = random.Random(options.seed)
+    said = []
+    try:
+        for line in job.stdout:
+            start_of_json = line.find('{"soak"')
+            if start_of_json < 0:
+                said.append(line)
+                continue
+            report = json.loads(line[start_of_json:])["soak"]
+            report["worker_bytes"], report["server_bytes"] = largest_sizes(job.pid)
+            samples.append(report)
+            print_sample(report, header=len(samples) == 1)
+            disturb(job.pid, rng)
+        code = job.wait()
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+    if code != 0 or len(samples) < TENTHS:
+        print("the job failed (exit status %d):\n%s" % (code, "".join(said[-30:])), file=sys.stderr)
+        return 1
+    grown = growth(samples)
+    for what, (before, after) in grown.items():
+        print("%s grew from %.1f MB in the second quarter to %.1f MB in the last" % (what, before / 1e6, after / 1e6))
+    if options.json:
+        Path(options.json).write_text(json.dumps({"options": vars(options), "samples": samples}, indent=1) + "\n")
+    print("%d slices: sums exact, memory %s" % (samples[-1]["slices"], "grows" if grown else "flat"))
+    return 1 if grown else 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slices", type=int, default=1_000_000, help="pushed by all workers (%(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--delay", type=float, default=2.0, metavar="MS", help="mean of a hesitation (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the delays and of who is stopped (%(default)s)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the job")
+    parser.add_argument("--json", metavar="FILE", help="write the samples there as well")
+    return parser.parse_args()
+
+
+def start(options: argparse.Namespace) -> subprocess.Popen:
+    settings = dict({"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"})
+    settings.update(setting.split("=", 1) for setting in options.set)
+    command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
+    command += [sys.executable, str(FOLDER / "soak_worker.py")]
+    command += [str(options.slices), str(options.delay), str(options.seed)]
+    environment = dict(os.environ, PYTHONPATH=str(FOLDER.parent), **settings)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
+    )
+
+
+def disturb(launcher: int, rng: random.Random) -> None:
+    """Stops one process of the job for a while that is shorter than P3_TIMEOUT_S.
+
+    Reconnects belong here as well: with P3_ON_WORKER_LOSS=wait, kill a worker instead, and let it come back.
+    """
+    chosen = rng.choice(sorted(pid for pid, role in processes_of(launcher).items() if role in ("worker", "server")))
+    os.kill(chosen, signal.SIGSTOP)
+    threading.Timer(rng.random(), resume, [chosen]).start()
+
+
+def resume(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+
+
+def largest_sizes(launcher: int) -> Tuple[int, int]:
+    """Resident bytes of the largest worker and the largest server."""
+    sizes: Dict[str, int] = {"worker": 0, "server": 0}
+    for pid, role in processes_of(launcher).items():
+        if role in sizes:
+            pages = int(Path("/proc/%d/statm" % pid).read_text().split()[1])
+            sizes[role] = max(sizes[role], pages * os.sysconf("SC_PAGE_SIZE"))
+    return sizes["worker"], sizes["server"]
+
+
+def processes_of(launcher: int) -> Dict[int, str]:
+    """The role of each process that descends from the launcher and has one."""
+    parents, roles = {}, {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            parents[int(entry)] = int(stat[1])
+            for variable in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                if variable.startswith(b"DMLC_ROLE="):
+                    roles[int(entry)] = variable[10:].decode()
+        except (OSError, ProcessLookupError):  # it ended meanwhile, or is not ours
+            continue
+
+    def descends(pid: int) -> bool:
+        while pid > 1:
+            if pid == launcher:
+                return True
+            pid = parents.get(pid, 0)
+        return False
+
+    return {pid: role for pid, role in roles.items() if descends(pid)}
+
+
+def growth(samples: List[dict]) -> Dict[str, Tuple[int, int]]:
+    """What the last quarter has more of than the second: name -> largest values of both."""
+    quarter = len(samples) // 4
+    grown = {}
+    for what in ("worker_bytes", "server_bytes", "buffer_bytes", "held_bytes"):
+        before = max(sample[what] for sample in samples[quarter : 2 * quarter + 1])
+        after = max(sample[what] for sample in samples[-quarter:])
+        if after > before * 1.05 + SLACK_BYTES:
+            grown[what] = before, after
+    return grown
+
+
+def print_sample(sample: dict, header: bool) -> None:
+    columns = ("slices", "worker_bytes", "server_bytes", "buffer_bytes", "held_bytes", "queued_slices")
+    if header:
+        print("".join("%14s" % name.replace("_bytes", " MB").replace("_", " ") for name in columns))
+    shown = ["%14.2f" % (sample[name] / 1e6) if name.endswith("_bytes") else "%14d" % sample[name] for name in columns]
+    print("".join(shown), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+// A Stream over TLS 1.3 on a TCP socket: who does not know its key can neither read nor alter what crosses.
+//
+// Both ends have a key for this connection alone, an external PSK that the control plane makes from the job's secret and
+// the nonces of the proved handshake; ECDHE adds forward secrecy. So there are no certificates.
+//
+// Threads: as every Stream. OpenSSL's object is for one thread at a time, so reader and writer take turns at it, for at
+//          most one batch; the writer's system calls are outside. Where the kernel encrypts, the writer does not touch it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "p3/socket_stream.h"
+
+struct ssl_st;  // OpenSSL's SSL
+
+namespace p3 {
+
+class TlsStream : public SocketStream {
+ public:
+  static constexpr size_t kKeyBytes = 32;
+  static bool built_in();  // whether this build has OpenSSL
+
+  // Owns `fd`, also if it throws: Error(kUsage) without OpenSSL in this build. `bytes_per_key`: after so many the
+  // writer goes on with a new key, far below what AES-GCM allows (RFC 8446, 5.5).
+  TlsStream(int fd, int notsent_low_water_bytes, const std::string& key, bool connects,
+            uint64_t bytes_per_key = uint64_t{64} << 30);
+  ~TlsStream() override;
+
+  // One step; call it again when the socket is ready for what it says. Before anything else.
+  // Throws Error(kProtocol): the other end has another key, or does not speak TLS.
+  enum class Wait { kNothing, kRead, kWrite };
+  Wait handshake();
+  // Whether the kernel encrypts what is written (kTLS). After the handshake.
+  bool writes_in_kernel() const { return writes_in_kernel_; }
+
+  IoResult write(const iovec* parts, int count) override;
+  IoResult read(const iovec* parts, int count) override;
+  int read_fd() const override { return read_epoll_; }
+  bool holds_unwritten() const override { return sealed_bytes_ > 0; }
+  void close() override;
+
+ private:
+  struct FreeSsl {
+    void operator()(ssl_st* ssl) const;
+  };
+
+  void seal(const iovec* parts, int count, size_t skip);
+  void set_buffered(bool buffered);
+
+  const std::string key_;
+  const uint64_t bytes_per_key_;
+  std::mutex mutex_;
+  std::unique_ptr<ssl_st, FreeSsl> ssl_;
+  bool writes_in_kernel_ = false;
+
+  // Writer: records on their way into the socket, and the bytes in them, which count as written when all have left.
+  std::vector<char> sealed_;
+  size_t sealed_sent_ = 0;
+  size_t sealed_bytes_ = 0;
+  uint64_t bytes_with_key_ = 0;
+
+  // Reader. What OpenSSL holds back, no socket event tells of: an eventfd does, so that readable stays a level.
+  int buffered_event_ = -1;
+  int read_epoll_ = -1;
+  bool buffered_ = false;
+  IoResult last_word_;  // an end or an error that came behind bytes
+};
+
+}  // namespace p3

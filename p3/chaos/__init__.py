@@ -1,0 +1,1 @@
+"""Faults on purpose, and what a job makes of them: `p3 chaos`, described in docs/reliability.md."""

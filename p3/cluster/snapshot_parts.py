@@ -1,0 +1,63 @@
+"""Which parts of a snapshot are written: the scheduler's book of them. No I/O.
+
+Worker 0 begins a snapshot when the servers hold their copies; the other workers may have reported their parts before.
+It ends when every node has reported; when one that has not takes no part any more, as it has joined or left; or when
+worker 0 begins the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Set
+
+from p3.cluster.node import Node
+from p3.errors import ProtocolError
+
+_MAX_AHEAD = 4  # snapshots that a worker may report before worker 0 begins them; rounds need both, so it is hardly one
+
+
+class SnapshotParts:
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = set(nodes)
+        self._round = 0  # of the snapshot that worker 0 has begun last
+        self._reported: Dict[int, Dict[Node, dict]] = {}  # by round; of those that have not ended
+        self._joined: Set[Node] = set()
+        self._left: Set[Node] = set()
+
+    def begin(self, node: Node, round: int) -> None:
+        if round <= self._round:
+            raise ProtocolError("%s began the snapshot of round %d after that of %d" % (node, round, self._round))
+        self._round = round
+        for other in [other for other in self._reported if other < round]:
+            del self._reported[other]
+        self._reported.setdefault(round, {})
+
+    def join(self, node: Node) -> None:
+        """It has taken its last step, until all workers have."""
+        self._joined.add(node)
+        if self._joined == {other for other in self._nodes if other.role == "worker"}:
+            self._joined.clear()
+
+    def leave(self, node: Node) -> None:
+        self._left.add(node)
+
+    def given_up(self) -> Optional[int]:
+        """The round of the snapshot that has just become impossible, if it has."""
+        parts = self._reported.get(self._round)
+        if parts is None or self._joined | self._left <= parts.keys():
+            return None
+        del self._reported[self._round]
+        return self._round
+
+    def add(self, node: Node, round: int, size: int, sha256: str) -> Optional[List[dict]]:
+        """All parts, if this is the last one that was missing."""
+        if round < self._round or (round == self._round and round not in self._reported):
+            return None  # given up
+        parts = self._reported.setdefault(round, {})
+        is_early = node.role == "server" and round != self._round
+        if is_early or node in parts or len(self._reported) > _MAX_AHEAD:
+            raise ProtocolError("%s reported its part of the snapshot of round %d, which it may not now" % (node, round))
+        parts[node] = {"role": node.role, "rank": node.rank, "bytes": size, "sha256": sha256}
+        if parts.keys() != self._nodes:
+            return None
+        del self._reported[round]
+        return [parts[each] for each in sorted(parts)]

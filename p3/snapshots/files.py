@@ -1,0 +1,348 @@
+"""A snapshot on disk: a directory with one file of each server and worker, and a manifest that vouches for them.
+
+    round-000000000400/                 a complete snapshot; `round-000000000500.part` is one that is being written
+        server-0.safetensors            the slices that the server holds, "<wire key>.<slice>.<part>"
+        worker-0.safetensors            what the worker itself has (tree.py)
+        manifest.json                   bytes and SHA-256 of each of them, and where the values of each key are
+
+Every process writes its own file, then worker 0 completes the snapshot: what has no manifest does not count. Each step
+is flushed to the disk before the next one, and names change atomically, so after a crash at any moment the directory
+holds whole snapshots and leftovers.
+
+Writing needs neither NumPy nor the safetensors library, as servers do without both: the format is a length, a JSON
+header, and the tensors. Files are read by the library, which checks what it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import shutil
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+log = logging.getLogger("p3.snapshots")
+
+VERSION = 1
+MAX_ROUND = 10**12 - 1
+MANIFEST = "manifest.json"
+
+# The names of element types here and in files. The core knows some of them; scripts may give all.
+FILE_TYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_TYPES = {file_type: name for name, file_type in FILE_TYPES.items()}
+_ALIGNMENT = 8
+
+_PART = re.compile(r"(server|worker)-(0|[1-9][0-9]{0,4})\.safetensors")
+_COMPLETE = re.compile(r"round-([0-9]{12})")
+_LEFTOVER = re.compile(r"round-([0-9]{12})(\.old)?\.part")
+_READ_BYTES = 1 << 20
+
+Tensors = Sequence[Tuple[str, str, Sequence[int], Any]]  # name, element type, shape, C-ordered buffer
+
+
+class Refused(ValueError):
+    """A snapshot that must not be used, and why."""
+
+
+# Writing
+
+
+def write_part(
+    directory: str, round: int, name: str, tensors: Tensors, metadata: Optional[Mapping[str, str]] = None
+) -> Dict[str, Any]:
+    """Writes the file `name` ("server-0", "worker-3") of the snapshot of that round; its {"bytes", "sha256"}.
+
+    The file is complete and on the disk when this returns. OSError, with the path, leaves nothing behind.
+    """
+    if not _PART.fullmatch(name + ".safetensors"):
+        raise ValueError("%r is no part of a snapshot" % name)
+    folder = _folder(directory, round) + ".part"
+    path = os.path.join(folder, name + ".safetensors")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        return _write(path, _safetensors(tensors, metadata or {}))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def complete(directory: str, round: int, manifest: Mapping[str, Any], keep: int) -> None:
+    """Makes the parts of that round a snapshot; then all but the newest `keep` are removed. OSError if it cannot be.
+
+    `manifest`: {"parts": {name: {"bytes", "sha256"}}, "keys": [...]}, as the parts were reported and as Snapshot
+    describes keys. A complete snapshot of the same round, of an earlier run, is replaced.
+    """
+    folder, whole = _folder(directory, round) + ".part", _folder(directory, round)
+    for name, part in manifest["parts"].items():
+        path = os.path.join(folder, name + ".safetensors")
+        if not os.path.isfile(path) or os.path.getsize(path) != part["bytes"]:
+            raise FileNotFoundError(
+                2, "a part that was written is not here: all processes must share P3_SNAPSHOT_DIR", path
+            )
+    content = dict(manifest, version=VERSION, round=round)
+    content["sha256"] = _digest(content)
+    _write(os.path.join(folder, MANIFEST), [json.dumps(content, indent=1).encode()])
+    if os.path.exists(whole):
+        _remove(whole)
+    os.rename(folder, whole)
+    _sync_folder(directory)
+    for old in rounds(directory, before=round + 1)[keep:]:
+        _remove(_folder(directory, old))
+    _remove_leftovers(directory, before=round)
+
+
+def rounds(directory: str, before: int = MAX_ROUND + 1) -> List[int]:
+    """Of the complete snapshots there, the newest first."""
+    matches = map(_COMPLETE.fullmatch, _names(directory))
+    return sorted((int(match[1]) for match in matches if match and int(match[1]) < before), reverse=True)
+
+
+def remove_leftovers(directory: str) -> None:
+    """Of snapshots that were not completed, by an earlier run. Nobody may be writing one."""
+    _remove_leftovers(directory, before=MAX_ROUND + 1)
+
+
+def _remove_leftovers(directory: str, before: int) -> None:
+    for name in _names(directory):
+        match = _LEFTOVER.fullmatch(name)
+        if match and (int(match[1]) < before or match[2]):
+            shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+
+
+def _remove(folder: str) -> None:
+    """Under another name first: half removed, it would look like a damaged snapshot."""
+    old = folder + ".old.part"
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(folder, old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _safetensors(tensors: Tensors, metadata: Mapping[str, str]) -> Iterator[Any]:
+    # Wide elements first, which keeps all of them aligned.
+    views = [(name, dtype, list(shape), memoryview(buffer)) for name, dtype, shape, buffer in tensors]
+    views.sort(key=lambda one: -one[3].itemsize)
+    header: Dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, dtype, shape, view in views:
+        begin, end = end, end + view.nbytes
+        header[name] = {"dtype": FILE_TYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for _, _, _, view in views:
+        if view.nbytes:
+            yield view.cast("B")
+
+
+def _write(path: str, chunks) -> Dict[str, Any]:
+    temporary = "%s.%s" % (path, secrets.token_hex(4))
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open(temporary, "xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(os.path.dirname(path))
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Reading
+
+
+def newest_valid(directory: str) -> Optional[Snapshot]:
+    """The newest snapshot whose files are all as they were written; each refusal is logged, with the reason."""
+    for number in rounds(directory):
+        try:
+            return Snapshot(directory, number).verify()
+        except Refused as reason:
+            log.warning("snapshot %s is refused, and the one before it tried: %s", _folder(directory, number), reason)
+    return None
+
+
+class Snapshot:
+    """A complete snapshot. Refused, with the reason, if its manifest is damaged; see verify() for its parts.
+
+    keys: a list of {"store", "id", "shape", "dtype", "optimizer", "plan"}. `id` is what the script calls the key;
+    `optimizer` the description that the servers had, or None; `plan` says how the key was cut into slices or partitions:
+    {"wire_key", "slice_elements", "row_elements", "partitions"} (docs/protocol.md).
+    """
+
+    def __init__(self, directory: str, round: int) -> None:
+        self.round = round
+        self._folder = _folder(directory, round)
+        self._manifest = self._read_manifest()
+        self.keys: List[dict] = self._manifest["keys"]
+        self.workers = sum(name.startswith("worker-") for name in self._manifest["parts"])
+        self._files: Dict[str, Any] = {}
+        self._where: Dict[str, str] = {}  # of each tensor of a server: which part
+
+    def verify(self) -> Snapshot:
+        """Refused unless every part is as it was written, and has what the manifest says of the keys."""
+        for name in self._manifest["parts"]:
+            self.verify_part(name)
+            if name.startswith("server-"):
+                for tensor in self._file(name).keys():
+                    if tensor in self._where:
+                        raise Refused("tensor %s is in %s and in %s" % (tensor, self._where[tensor], name))
+                    self._where[tensor] = name
+        with _refusing("a manifest that lacks what it should say of a key"):
+            for key in self.keys:
+                for part in self.parts(key["store"], key["id"]):
+                    for tensor, elements in self._tensors(key, part):
+                        found = self._file(self._where[tensor]).get_slice(tensor)
+                        wanted = key["dtype"] if part == 0 or key["dtype"] != "float16" else "float32"
+                        if math.prod(found.get_shape()) != elements or _TYPES.get(found.get_dtype()) != wanted:
+                            raise Refused("tensor %s does not fit key %r" % (tensor, key["id"]))
+        return self
+
+    def verify_part(self, name: str) -> None:
+        """Refused unless that file is as it was written."""
+        wanted = self._manifest["parts"].get(name)
+        if wanted is None:
+            raise Refused("there is no part %s" % name)
+        digest, size = hashlib.sha256(), 0
+        with _refusing(name):
+            with open(self._path(name), "rb") as file:
+                for chunk in iter(lambda: file.read(_READ_BYTES), b""):
+                    digest.update(chunk)
+                    size += len(chunk)
+        if size != wanted["bytes"]:
+            raise Refused("%s has %d bytes, not %d" % (name, size, wanted["bytes"]))
+        if digest.hexdigest() != wanted["sha256"]:
+            raise Refused("%s was altered: its SHA-256 is another" % name)
+
+    def key(self, store: int, id) -> Optional[dict]:
+        return next((key for key in self.keys if (key["store"], key["id"]) == (store, id)), None)
+
+    def parts(self, store: int, id) -> List[int]:
+        """Which arrays there are of a key: 0, its value; 1, 2 ... and 255, the optimizer's (p3/wire.h)."""
+        prefix = "%d.0." % self.key(store, id)["plan"]["wire_key"]
+        found = sorted(int(tensor[len(prefix):]) for tensor in self._where if tensor.startswith(prefix))
+        if found[:1] != [0]:
+            raise Refused("key %r has no value" % (id,))
+        return found
+
+    def value(self, store: int, id):
+        """The key's value, a NumPy array, put together from wherever its slices were."""
+        return self.state(store, id, 0)
+
+    def state(self, store: int, id, part: int):
+        import numpy as np
+
+        key = self.key(store, id)
+        pieces = [self._file(self._where[name]).get_tensor(name).reshape(-1) for name, _ in self._tensors(key, part)]
+        return np.concatenate(pieces).reshape(key["shape"])
+
+    def worker(self, rank: int) -> Tuple[Dict[str, Any], Dict[str, str]]:
+        """(tensors, metadata) that the worker gave write_part."""
+        file = self._file("worker-%d" % rank)
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+
+    def _tensors(self, key: dict, part: int) -> List[Tuple[str, int]]:
+        """(name, elements) of the tensors that make up an array of a key, in order."""
+        plan = key["plan"]
+        sizes = _sizes(math.prod(key["shape"]), plan["slice_elements"], plan["row_elements"], plan["partitions"])
+        names = ["%d.%d.%d" % (plan["wire_key"], number, part) for number in range(len(sizes))]
+        missing = next((name for name in names if name not in self._where), None)
+        if missing is not None:
+            raise Refused("tensor %s of key %r is missing" % (missing, key["id"]))
+        return list(zip(names, sizes))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name + ".safetensors")
+
+    def _file(self, name: str):
+        if name not in self._files:
+            from safetensors import safe_open
+
+            with _refusing(name):
+                self._files[name] = safe_open(self._path(name), framework="np")
+        return self._files[name]
+
+    def _read_manifest(self) -> dict:
+        with _refusing(MANIFEST):
+            with open(os.path.join(self._folder, MANIFEST), "rb") as file:
+                manifest = json.loads(file.read().decode())
+            if manifest.pop("sha256") != _digest(manifest):
+                raise Refused("%s was altered: its SHA-256 is another" % MANIFEST)
+            if manifest["version"] != VERSION:
+                raise Refused("its version is %r; this P3 reads %d" % (manifest["version"], VERSION))
+            if manifest["round"] != self.round:
+                raise Refused("it is of round %r" % (manifest["round"],))
+            for name, part in manifest["parts"].items():
+                if not _PART.fullmatch(name + ".safetensors"):
+                    raise Refused("%r is no part of a snapshot" % name)
+        return manifest
+
+
+@contextlib.contextmanager
+def _refusing(what: str):
+    """Whatever a damaged file makes go wrong is a reason to refuse it."""
+    try:
+        yield
+    except (Refused, MemoryError):
+        raise
+    except OSError as error:
+        raise Refused("%s: %s" % (what, error.strerror or error)) from None
+    except Exception as error:  # the library's own, and what wrong types in a manifest raise
+        raise Refused("%s: %s: %s" % (what, type(error).__name__, error)) from None
+
+
+def _sizes(elements: int, slice_elements: int, row_elements: int, partitions: int) -> List[int]:
+    """How many elements each slice, or partition of rows, has: docs/protocol.md."""
+    if row_elements:
+        rows = elements // row_elements
+        ends = [rows * number // partitions for number in range(partitions + 1)]
+        return [(end - begin) * row_elements for begin, end in zip(ends, ends[1:])]
+    count = max(1, -(-elements // slice_elements))
+    return [min(slice_elements, elements - number * slice_elements) for number in range(count)]
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _folder(directory: str, round: int) -> str:
+    if not 0 <= round <= MAX_ROUND:
+        raise ValueError("round %r of a snapshot is not from 0 to %d" % (round, MAX_ROUND))
+    return os.path.join(directory, "round-%012d" % round)
+
+
+def _names(directory: str) -> List[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,230 @@
+"""The snapshots of a job, as one worker takes part in them: which rounds, who writes what, and coming back to one.
+
+Between two steps the training thread only queues what copies the values, in the order of each key's rounds, and copies
+what the script gave. A thread of its own waits for the copies, writes this worker's part, and reports it; on worker 0 it
+also tells the servers to write theirs, and completes the snapshot when all parts are there.
+
+A failure to write fails the job: whoever asked for snapshots would not want to learn later that there are none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from p3._core import P3Error
+from p3.snapshots import files, tree
+
+log = logging.getLogger("p3.snapshots")
+
+_SHORT_WAIT_S = 1.0  # of training, which is not worth a word
+
+
+class Resumed(NamedTuple):
+    """What resume() returns: the round of the snapshot, 0 if there is none, and what this worker gave with it."""
+
+    round: int
+    state: Any
+
+
+class Snapshots:
+    """Of one session. In this order for each: due(), wait_for_last(), queueing of copies, write().
+
+    Threads: these, resume() and finish() from one; on_message() from any.
+    """
+
+    def __init__(self, session, link) -> None:
+        settings = link.settings
+        self._session = session
+        self._send = link.send
+        self._directory: Optional[str] = settings.snapshot_dir
+        self._every: int = settings.snapshot_every
+        self._keep: int = settings.snapshot_keep
+        self._timeout_s: float = settings.wait_timeout_s
+        self._last_round = 0
+        self._writer: Optional[threading.Thread] = None
+        self._writing = 0  # the round of the last snapshot
+        self._parts: Optional[List[dict]] = None  # of that one, on worker 0, when all are written
+        self._joined: Dict[int, int] = {}  # how often each worker has called join()
+        self._joins = 0  # how often join() has returned, which it does for all workers
+        self._chosen: Optional[int] = None  # worker 0's choice of what to resume
+        self.source: Optional[files.Snapshot] = None  # what this job was resumed from
+        self.own: Any = None  # what this worker gave write() for it
+
+    # Taking one
+
+    def due(self, round: int) -> bool:
+        """Whether this round's snapshot is to be taken. ValueError if rounds do not ascend."""
+        if type(round) is not int or not self._last_round < round <= files.MAX_ROUND:
+            raise ValueError(
+                "%s: a snapshot of round %r after that of round %d: a round is the number of steps taken so far"
+                % (self._session.label, round, self._last_round)
+            )
+        self._last_round = round
+        return self._directory is not None and round % self._every == 0 and not self._anyone_joined()
+
+    def wait_for_last(self, round: int) -> None:
+        """Before the copies are queued: until the snapshot before is written. The servers keep one set of copies."""
+        if self._writer is None and self._session.rank == 0 and self.source is None:
+            later = files.rounds(self._directory)
+            if later and later[0] >= round:
+                raise ValueError(
+                    "%s: P3_SNAPSHOT_DIR=%s holds a snapshot of round %d, and this job, at round %d, has not resumed "
+                    "from it. Call resume() before the first step, or give the job a directory of its own"
+                    % (self._session.label, self._directory, later[0], round)
+                )
+        if self._writer is not None:
+            self._writer.join(_SHORT_WAIT_S)
+            if self._writer.is_alive():
+                log.warning(
+                    "%s: the snapshot of round %d waits until that of round %d is written; a larger P3_SNAPSHOT_EVERY "
+                    "avoids it", self._session.label, round, self._writing,
+                )  # fmt: skip
+        self.finish()
+
+    def write(self, round: int, describe: Callable[[], List[dict]], copied: Callable[[], None], own: Any) -> None:
+        """Has all parts written; returns at once.
+
+        `copied` is called in another thread, and returns when the copies are made; then `describe`, which describes their
+        keys as files.Snapshot has them, on worker 0. `own` is a tree of what this worker alone knows.
+        """
+        self._writing, self._parts = round, None
+        arguments = (round, describe, copied, own)
+        self._writer = threading.Thread(target=self._write, args=arguments, name="p3-snapshot", daemon=True)
+        self._writer.start()
+
+    def finish(self) -> None:
+        """Until what is being written is; P3Error if the job fails meanwhile."""
+        if self._writer is not None:
+            self._writer.join()  # it has deadlines, and ends with the job
+            self._session.check()
+
+    def join_began(self) -> None:
+        self.finish()  # or our own thread would tell of a snapshot behind the word that we take no part
+        if self._directory is not None:
+            self._send({"kind": "joined", "worker": self._session.rank})
+
+    def join_ended(self) -> None:
+        self._joins += 1
+
+    def on_message(self, message: dict) -> None:
+        """The session holds its lock, and notifies who waits."""
+        if message["kind"] == "snapshot_complete" and message["round"] == self._writing:
+            self._parts = message["parts"]
+        elif message["kind"] == "joined":
+            self._joined[message["worker"]] = self._joined.get(message["worker"], 0) + 1
+        elif message["kind"] == "resume":
+            self._chosen = message["round"]
+
+    def _anyone_joined(self) -> bool:
+        """A worker that has taken its last step takes no part, so a snapshot would never be complete."""
+        return any(count > self._joins for count in self._joined.values())
+
+    def _write(self, round: int, describe, copied, own: Any) -> None:
+        session, name = self._session, "worker-%d" % self._session.rank
+        try:
+            copied()
+            if session.rank == 0:
+                self._send({"kind": "captured", "round": round})
+            part = files.write_part(self._directory, round, name, *tree.encode(own))
+            self._send({"kind": "snapshot_written", "round": round, **part})
+            if session.rank == 0 and self._all_written(round):
+                parts = {
+                    "%s-%d" % (each["role"], each["rank"]): {"bytes": each["bytes"], "sha256": each["sha256"]}
+                    for each in self._parts
+                }
+                files.complete(self._directory, round, {"parts": parts, "keys": describe()}, self._keep)
+                log.info("%s: the snapshot of round %d is complete", session.label, round)
+        except P3Error:
+            pass  # the job has failed, as every call of the session says
+        except Exception as error:  # nobody else could hear of it
+            reason = "%s: %s" % (error.filename, error.strerror) if isinstance(error, OSError) else str(error)
+            session.fail("the snapshot of round %d cannot be written: %s" % (round, reason))
+
+    def _all_written(self, round: int) -> bool:
+        try:
+            self._session._wait_until(
+                lambda: self._parts is not None,
+                self._timeout_s,
+                "for the parts of the snapshot of round %d; it is given up" % round,
+            )
+        except TimeoutError as error:
+            log.warning("%s", error)
+        return bool(self._parts)  # there are none if a worker takes no part any more
+
+    # Coming back
+
+    def resume(self) -> Resumed:
+        """Finds the newest valid snapshot; on every worker, before its first key. Blocks, at most P3_WAIT_TIMEOUT_S."""
+        if self._directory is None:
+            return Resumed(0, {})
+        if self._chosen is None:
+            self._choose()
+        if self.own is None and self._chosen:
+            self._load(self._chosen)
+        return Resumed(self._chosen, {} if self.own is None else self.own["state"])
+
+    def _choose(self) -> None:
+        session = self._session
+        if session.rank == 0:
+            files.remove_leftovers(self._directory)
+            self.source = files.newest_valid(self._directory)
+            if self.source is not None and self.source.workers != session.num_workers:
+                raise ValueError(
+                    "%s: the snapshot of round %d in %s is of a job with %d workers; this one has %d, and each "
+                    "worker needs its own part" % (
+                        session.label, self.source.round, self._directory, self.source.workers, session.num_workers,
+                    )
+                )  # fmt: skip
+            self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
+        what = "for worker 0 to choose a snapshot: every worker must resume"
+        session._wait_until(lambda: self._chosen is not None, self._timeout_s, what)
+
+    def _load(self, round: int) -> None:
+        session, name = self._session, "worker-%d" % self._session.rank
+        try:
+            snapshot = files.Snapshot(self._directory, round)
+            snapshot.verify_part(name)
+            self.own = tree.decode(*snapshot.worker(session.rank))
+        except ValueError as error:
+            raise ValueError(
+                "%s: cannot resume from the snapshot of round %d in %s, which worker 0 has chosen: %s"
+                % (session.label, round, self._directory, error)
+            ) from None
+        self.source = self.source or snapshot
+        self._last_round = round
+        log.info("%s: resumes from the snapshot of round %d", session.label, round)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether resume() has been called."""
+        return self._chosen is not None or self._directory is None
+
+    def value(self, key, id) -> Optional[Any]:
+        described = self._described(key, id)
+        return None if described is None or self._session.rank != 0 else self.source.value(key.store, id)
+
+    def states(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
+        """The optimizer's arrays of a key by their part, on rank 0. ValueError unless the optimizer is the same."""
+        described = self._described(key, id)
+        if described is None or self._session.rank != 0:
+            return {}
+        if described["optimizer"] != optimizer:
+            raise ValueError(
+                "%s: key %r was updated with %s in the snapshot of round %d, and is with %s now"
+                % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
+            )
+        return {part: self.source.state(key.store, id, part) for part in self.source.parts(key.store, id) if part != 0}
+
+    def _described(self, key, id) -> Optional[dict]:
+        described = self.source and self.source.key(key.store, id)
+        if not described:
+            return None
+        there, here = (tuple(described["shape"]), described["dtype"]), (key.shape, key.dtype)
+        if there != here:
+            raise ValueError(
+                "%s: key %r has shape %s and type %s, but in the snapshot of round %d shape %s and type %s: it is of "
+                "another model" % (self._session.label, id, *here, self.source.round, *there)
+            )
+        return described

@@ -1,0 +1,205 @@
+"""Snapshots of MXNet stores: what a worker itself knows of its stores and Trainers, and how it comes back.
+
+The servers' copies are the values of all keys, and the optimizer's arrays where the servers update. What is left, a
+worker writes into its own part: the numbers of its optimizers (rounds counted, learning rate, ...), what compression has
+left out so far, and where the workers update, weights and states. Arrays are copied by MXNet's engine, behind what it
+has yet to write to them.
+
+A key takes its value back at its first init (value_of), and the rest before its first push (restore_key); an optimizer,
+when the store gets it (restore_optimizer).
+"""
+
+import time
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import MXNetError
+
+from p3._core import Completions
+from p3.snapshots import tree
+
+_LOOK_UP_S = 0.5  # so often a failure of the job is noticed
+
+
+def take(stores, round, state, trainers):
+    """Of all stores of this process, in their order."""
+    session = stores[0]._session
+    if not session.snapshots.due(round):
+        return
+    state = tree.checked({} if state is None else state, "state", _copy)
+    session.snapshots.wait_for_last(round)
+    entries = [(store, entry) for store in stores for entry in store._keys.values()]
+    completions = Completions()
+    residuals = [entry.capture(completions, number) for number, (_, entry) in enumerate(entries)]
+    own = {
+        "state": state,
+        "stores": {store._store: _own_of_store(store) for store in stores},
+        "trainers": [_own_of_trainer(trainer) for trainer in trainers],
+    }
+    for (store, entry), residual in zip(entries, residuals):
+        if residual is not None:
+            own["stores"][store._store]["residuals"][entry.id] = np.frombuffer(residual, "float32").reshape(entry.shape)
+
+    def describe():
+        return [session.describe_key(entry.declared, entry.id) for _, entry in entries]
+
+    session.snapshots.write(round, describe, lambda: _wait(session, completions, len(entries)), own)
+
+
+def _wait(session, completions, count):
+    deadline = time.monotonic() + session.wait_timeout_s
+    while count:
+        session.check()
+        if completions.next(_LOOK_UP_S) is not None:
+            count -= 1
+        elif time.monotonic() > deadline:
+            raise TimeoutError("%s: waited %g s for the copies of a snapshot" % (session.label, session.wait_timeout_s))
+
+
+def _own_of_store(store):
+    updater = store._updater
+    own = {"residuals": {}, "weights": {}, "states": None, "optimizer": _numbers(getattr(updater, "optimizer", None))}
+    if store._updates_here:
+        own["states"] = _states(updater)
+        if store.rank == 0:  # whose init tells the others
+            own["weights"] = {entry.id: _copy(entry.weight) for entry in store._keys.values()}
+    return own
+
+
+def _own_of_trainer(trainer):
+    """Weights and optimizer, where this Trainer updates; and everywhere what no gradient changes: running statistics."""
+    updates = trainer._kv_initialized and not trainer._update_on_kvstore
+    own = {"arrays": {}, "states": [], "optimizer": None, "scale": trainer._scale}
+    own["loss_scaler"] = _plain(getattr(trainer, "_amp_loss_scaler", None))
+    for number, parameter in enumerate(trainer._params):
+        if parameter._data is not None and parameter._stype == "default" and (updates or parameter.grad_req == "null"):
+            own["arrays"][number] = [_copy(array) for array in parameter.list_data()]
+    if updates:
+        own["optimizer"] = _numbers(trainer._optimizer)
+        own["states"] = [_states(updater) for updater in trainer._updaters]
+    return own
+
+
+def restore_trainers(store, trainers):
+    """Gives each Trainer its keys, and with them the snapshot's weights, and what it had itself."""
+    session = store._session
+    saved = session.snapshots.own["trainers"]
+    if len(saved) != len(trainers):
+        raise ValueError(
+            "resume: %d Trainers are given, but the snapshot was taken with %d; give both methods the same, in one order"
+            % (len(trainers), len(saved))
+        )
+    for trainer, own in zip(trainers, saved):
+        its_store = trainer._kvstore_params["kvstore"]
+        number_of_store = (its_store if isinstance(its_store, type(store)) else store)._store
+        for number, parameter in enumerate(trainer._params):
+            key = session.snapshots.source.key(number_of_store, number)
+            if parameter._deferred_init and key is not None:  # the first batch would have told the shape
+                parameter.shape = tuple(key["shape"])
+                parameter._finish_deferred_init()
+        if not trainer._kv_initialized:
+            trainer._init_kvstore()
+        trainer._init_params()
+        for number, arrays in own["arrays"].items():
+            for array, value in zip(trainer._params[number].list_data(), arrays):
+                value.copyto(array)
+        for updater, states in zip(trainer._updaters, own["states"]):
+            _restore_states(updater, states)
+        _restore_numbers(trainer._optimizer, own["optimizer"])
+        trainer._scale = own["scale"]
+        _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
+
+
+def restore_optimizer(store):
+    """When the store has got its updater: the optimizer's numbers, and where it updates here, the states."""
+    own = _saved(store)
+    if own is None:
+        return
+    _restore_numbers(getattr(store._updater, "optimizer", None), own["optimizer"])
+    if store._updates_here:
+        _restore_states(store._updater, own["states"])
+
+
+def value_of(store, entry, arrays):
+    """What the snapshot has as the first value of a new key; None if it has none.
+
+    `arrays`: the script's own of this key, which must be given the value before anything is computed with them.
+    """
+    own = _saved(store)
+    if own is None or store._session.snapshots.source.key(store._store, entry.id) is None:
+        return None
+    if any(array._fresh_grad for array in arrays):
+        raise MXNetError(
+            f"key {entry.id!r}: its first gradient was computed before the weights of the snapshot were there. Give the "
+            "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
+        )
+    if entry.id in own["weights"]:
+        return own["weights"][entry.id]
+    value = store._session.resumed_value(entry.declared, entry.id)
+    return None if value is None else tree.to_mxnet(value)
+
+
+def restore_key(store, entry):
+    """Before a key's first push: the optimizer's state on the servers, and what compression has left out here."""
+    own = _saved(store)
+    if own is None:
+        return
+    session = store._session
+    optimizer = session.option(store._store, "optimizer")
+    states = session.snapshots.states(entry.declared, entry.id, optimizer)
+    if states:
+        entry.wait()
+        session.wait([entry.store_part(session, part, content) for part, content in states.items()])
+    if entry.id in own["residuals"]:
+        session.core.restore_residual(entry.declared.handle, own["residuals"][entry.id])
+
+
+def _saved(store):
+    own = store._session.snapshots.own
+    return None if own is None else own["stores"].get(store._store)
+
+
+def _copy(array):
+    return array.copy() if isinstance(array, mx.nd.NDArray) else np.array(array)
+
+
+def _states(updater):
+    return tree.checked(getattr(updater, "states", None), "the optimizer's state", _copy)
+
+
+def _restore_states(updater, states):
+    if states is not None and hasattr(updater, "states"):
+        updater.states = states
+        updater.states_synced = dict.fromkeys(states, False)  # MXNet brings them to their devices
+
+
+def _numbers(optimizer):
+    """Every plain number of the optimizer and its scheduler, and how often each device has updated each key."""
+    if optimizer is None:
+        return None
+    counts = optimizer._all_index_update_counts
+    return {
+        "plain": _plain(optimizer),
+        "scheduler": _plain(optimizer.lr_scheduler),
+        "counts": {device: dict(updates) for device, updates in counts.items()},
+        "device": next(device for device, updates in counts.items() if updates is optimizer._index_update_count),
+    }
+
+
+def _restore_numbers(optimizer, numbers):
+    if optimizer is None or numbers is None:
+        return
+    _restore_plain(optimizer, numbers["plain"])
+    _restore_plain(optimizer.lr_scheduler, numbers["scheduler"])
+    optimizer._all_index_update_counts = {device: dict(updates) for device, updates in numbers["counts"].items()}
+    optimizer._index_update_count = optimizer._all_index_update_counts[numbers["device"]]
+
+
+def _plain(thing):
+    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if type(value) in (bool, int, float)}
+
+
+def _restore_plain(thing, numbers):
+    for name, value in numbers.items():
+        if name in getattr(thing, "__dict__", {}):
+            setattr(thing, name, value)

@@ -1,0 +1,153 @@
+// A whole server, whose three workers send sequences of frames: of every kind, for slices and rows, in turn and out of
+// turn, each possibly changed. It takes them or refuses them; it neither touches memory that is not its own nor hangs.
+#include <array>
+
+#include "input.h"
+#include "p3/server.h"
+#include "peer.h"
+
+namespace p3 {
+namespace {
+
+constexpr uint32_t kWorkers = 3;
+
+KeyPlan dense(uint32_t wire_key, DType dtype, uint64_t elements) {
+  KeyPlan plan;
+  plan.wire_key = wire_key;
+  plan.dtype = dtype;
+  plan.elements = elements;
+  plan.slice_elements = 40;
+  return plan;
+}
+
+KeyPlan sparse(uint32_t wire_key, uint32_t partitions) {
+  KeyPlan plan = dense(wire_key, DType::kFloat32, 20 * 3);
+  plan.slice_elements = 12;
+  plan.row_elements = 3;
+  plan.partitions = partitions;
+  return plan;
+}
+
+const std::array<KeyPlan, 4> kPlans = {dense(1, DType::kFloat32, 100), dense(2, DType::kFloat16, 10), sparse(3, 2),
+                                       sparse(4, 3)};  // the last succeeds the one before
+
+std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& plan, const Compression& compression) {
+  if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return {};
+  if (plan.has_rows()) {
+    const bool ids_alone = header.kind == FrameKind::kFetchRows;
+    return rows_payload(input, plan, header.slice, ids_alone ? 0 : plan.row_elements * sizeof(float));
+  }
+  const size_t elements = slice_at(plan, header.slice % slice_count(plan)).elements;
+  if (header.kind == FrameKind::kPush)
+    return input.bytes(encoded_bytes(compression.of(plan.dtype), plan.dtype, elements));
+  return input.bytes(elements * size_of(header.kind == FrameKind::kStore ? sum_type(plan.dtype) : plan.dtype));
+}
+
+// The next frame that this worker could send, by what it has sent.
+class Script {
+ public:
+  Header next(Input& input, uint32_t worker, const KeyPlan& plan, Encoding pushed, bool of_machine) {
+    Header header;
+    header.key = plan.wire_key;
+    header.slice = input.below(slice_count(plan));
+    header.dtype = static_cast<uint8_t>(plan.dtype);
+    uint64_t& round = rounds_[worker][plan.wire_key - 1][header.slice];
+    header.round = round;
+    header.part = 1;
+    const auto absent = static_cast<uint8_t>(Encoding::kAbsent);
+    switch (input.below(6)) {
+      case 0:
+        header.kind = FrameKind::kInit;
+        if (worker > 0 || plan.has_rows()) header.encoding = absent;
+        return header;
+      case 1:
+        header.kind = plan.has_rows() ? FrameKind::kFetchRows : FrameKind::kFetch;
+        header.part = static_cast<uint8_t>(input.below(3));
+        header.dtype = static_cast<uint8_t>(header.part == 0 ? plan.dtype : sum_type(plan.dtype));
+        if (!plan.has_rows()) header.encoding = absent;
+        return header;
+      case 2:
+        header.kind = plan.has_rows() ? FrameKind::kStoreRows : FrameKind::kStore;
+        header.part = plan.has_rows() ? static_cast<uint8_t>(input.below(2)) : 1;
+        header.dtype = static_cast<uint8_t>(header.part == 0 ? plan.dtype : sum_type(plan.dtype));
+        return header;
+      default:
+        header.kind = plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush;
+        header.round = ++round;
+        header.encoding =
+            input.below(8) == 0 ? absent : static_cast<uint8_t>(plan.has_rows() ? Encoding::kPlain : pushed);
+        header.scalars = {0.5, 0, 1, 1, 1};
+        if (of_machine && worker > 0) {
+          header.of_machine = 1;
+          header.contributors = header.encoding == absent ? 0 : 2;
+        }
+        return header;
+    }
+  }
+
+ private:
+  uint64_t rounds_[kWorkers][4][3] = {};
+};
+
+}  // namespace
+}  // namespace p3
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace p3;
+  Input input(data, size);
+  const uint8_t choices = input.byte(), more = input.byte();
+  const bool checksums = choices & 1, aggregated = choices & 2;
+  ServerOptions options;
+  options.node = fuzz_node("server 0 (here)", checksums);
+  options.sum_order = choices & 4 ? SumOrder::kArrival : SumOrder::kRank;
+  options.threads = choices & 8 ? 1 : 0;
+  options.machines = Machines(std::vector<int>{0, 1, 1});
+  options.local_aggregation = aggregated;
+  Compression compression;
+  compression.encoding = static_cast<Encoding>(more % 3);
+
+  std::array<FuzzPeer, kWorkers> peers;
+  Server server(0, 1, kWorkers, options);
+  server.set_compression(0, compression);
+  server.set_average(0, choices & 16);
+  if (choices & 32) {
+    OptimizerSpec spec;
+    spec.momentum = choices & 64 ? 0.5 : 0;
+    spec.multi_precision = choices & 128;
+    server.set_optimizer(0, spec);
+  }
+  for (uint32_t rank = 0; rank < kWorkers; ++rank)
+    server.add_worker(static_cast<int>(rank), peers[rank].connect(), "a worker");
+  for (size_t i = 0; i < 3; ++i) server.define(kPlans[i], "key", 0);
+  if (more & 64) server.define_successor(kPlans[3], kPlans[2].wire_key);
+  server.start();
+
+  Script script;
+  for (int frames = 0; frames < 60 && !input.empty(); ++frames) {
+    const uint32_t worker = input.below(kWorkers);
+    const KeyPlan& plan = kPlans[input.below(more & 64 ? 4 : 3)];
+    const Encoding pushed = compression.of(plan.dtype);
+    const bool of_machine = aggregated && (plan.has_rows() || pushed == Encoding::kPlain);
+    const Header header = script.next(input, worker, plan, pushed, of_machine);
+    peers[worker].send(input, header, payload_of(input, header, plan, compression), checksums);
+    if (input.below(16) == 0) peers[worker].read();
+  }
+  const bool orderly = more & 128;
+  for (FuzzPeer& peer : peers) {
+    Header bye;
+    bye.kind = FrameKind::kBye;
+    Input nothing(nullptr, 0);
+    if (orderly) peer.send(nothing, bye, {}, false);
+    peer.end();
+  }
+  // It has lost its workers, or all have said goodbye. What they do not read must not keep it.
+  bool ended = false;
+  for (int i = 0; i < 100 && !ended; ++i) {
+    for (FuzzPeer& peer : peers) peer.read();
+    pollfd event{server.event_fd(), POLLIN, 0};
+    ended = poll(&event, 1, kHangMs / 100) > 0;
+  }
+  require(ended);
+  server.counters();
+  return 0;
+}
