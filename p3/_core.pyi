@@ -86,7 +86,13 @@ class P3Worker:
     # A key of rows, each of `row_elements`: the methods whose names end in _rows are for such keys, and no others.
     def declare_rows(self, name: str, rows: int, row_elements: int, dtype: int) -> int: ...
     def agree(
-        self, key: int, wire_key: int, first_slice: int, slice_elements: int, partitions: int = 0  # of a key of rows
+        self,
+        key: int,
+        wire_key: int,
+        first_slice: int,
+        slice_elements: int,
+        partitions: int = 0,  # of a key of rows
+        catches_up: bool = False,
     ) -> None: ...
     def init(self, key: int, value: Optional[Any], landing: Any, priority: int = 0) -> Operation: ...
     # `scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars).
@@ -168,6 +174,7 @@ class P3Server:
         threads: int = 0,  # that only sum; 0: the receiver does
         machines: Optional[Sequence[int]] = None,  # of each worker; None: each has one of its own
         local_aggregation: bool = True,
+        outlives_workers: bool = False,  # see lose_worker
         heartbeat_s: float = 1.0,
         timeout_s: float = 10.0,
         notsent_low_water_bytes: int = 131072,
@@ -178,6 +185,13 @@ class P3Server:
         self, worker: int, fd: int, label: str, *, ring: Sequence[int] = (), tls: Optional[Tls] = None
     ) -> None: ...
     def add_watch(self, fd: int, label: str, *, tls: Optional[Tls] = None) -> None: ...
+    # Replacing a worker (p3/server.h): why that cannot be, or ""; and by wire key the last round that it pushed. Then
+    # that is made one round for all, and another connection takes the place of the lost one.
+    def lose_worker(self, worker: int) -> Tuple[str, Dict[int, int]]: ...
+    def fill(self, worker: int, rounds: Mapping[int, int]) -> None: ...
+    def replace_worker(
+        self, worker: int, fd: int, *, ring: Sequence[int] = (), tls: Optional[Tls] = None
+    ) -> None: ...
     def start(self) -> None: ...
     def define(
         self,

@@ -15,7 +15,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_
 from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr, unique_ptr
 from libcpp.string cimport string
-from libcpp.utility cimport pair
+from libcpp.utility cimport move, pair
 from libcpp.vector cimport vector
 
 include "_optimizer_spec.pxi"
@@ -292,13 +292,14 @@ cdef extern from *:
     }
 
     p3::ServerOptions server_options(p3::NodeOptions node, bool by_arrival, int threads,
-                                     const std::vector<int>& machines, bool local_aggregation) {
+                                     const std::vector<int>& machines, bool local_aggregation, bool outlives_workers) {
       p3::ServerOptions options;
       options.node = std::move(node);
       options.sum_order = by_arrival ? p3::SumOrder::kArrival : p3::SumOrder::kRank;
       options.threads = threads;
       options.machines = p3::Machines(machines);
       options.local_aggregation = local_aggregation;
+      options.outlives_workers = outlives_workers;
       return options;
     }
 
@@ -332,7 +333,7 @@ cdef extern from *:
     unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool, TlsStream*)
     vector[int] make_ring_descriptors(size_t) except +raise_as_python
     NodeOptions traced(NodeOptions, int)
-    ServerOptions server_options(NodeOptions, cbool, int, const vector[int]&, cbool)
+    ServerOptions server_options(NodeOptions, cbool, int, const vector[int]&, cbool, cbool)
 
 
 cdef extern from "p3/dtype.h" namespace "p3" nogil:
@@ -391,7 +392,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void start() except +raise_as_python
         int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
-        void agree(int, const KeyPlan&) except +raise_as_python
+        void agree(int, const KeyPlan&, cbool) except +raise_as_python
         void init(int, const void*, void*, int32_t, Done) except +raise_as_python
         void push(int, const void*, void*, int32_t, const RoundScalars&, Done) except +raise_as_python
         void skip(int, void*, int32_t, Done) except +raise_as_python
@@ -422,6 +423,14 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/server.h" namespace "p3" nogil:
+    cdef cppclass Pushed "p3::LostWorker::Pushed":
+        uint32_t wire_key
+        uint64_t round
+
+    cdef cppclass LostWorker:
+        string problem
+        vector[Pushed] pushed
+
     cdef cppclass Server:
         Server(int, int, int, ServerOptions) except +raise_as_python
         void add_worker(int, unique_ptr[Stream], string) except +raise_as_python
@@ -433,6 +442,9 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         void set_compression(int, const Compression&) except +raise_as_python
         void set_average(int, cbool) except +raise_as_python
+        LostWorker lose_worker(int) except +raise_as_python
+        void fill(int, const vector[Pushed]&) except +raise_as_python
+        void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
         void fail(const CError&)
         optional_error error()
         int event_fd()
@@ -724,13 +736,14 @@ cdef class P3Worker:
         )
         return key
 
-    def agree(self, int key, uint32_t wire_key, uint64_t first_slice, uint32_t slice_elements, uint32_t partitions=0):
+    def agree(self, int key, uint32_t wire_key, uint64_t first_slice, uint32_t slice_elements, uint32_t partitions=0,
+              cbool catches_up=False):
         elements, dtype, _, _, row_elements = self.sizes[key]
         cdef KeyPlan plan = key_plan(
             wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
         )
         with nogil:
-            self.core.agree(key, plan)
+            self.core.agree(key, plan, catches_up)
 
     def init(self, int key, value, landing not None, int32_t priority=0):
         cdef Operation operation = self.begin(key, value, landing, 2)
@@ -965,8 +978,8 @@ cdef class P3Server:
     cdef int notsent_low_water_bytes
 
     def __cinit__(self, int rank, int num_servers, int num_workers, label, *, sum_order="rank", int threads=0,
-                  machines=None, cbool local_aggregation=True, double heartbeat_s=1.0, double timeout_s=10.0,
-                  int notsent_low_water_bytes=131072, int trace_fd=-1, cbool checksums=False):
+                  machines=None, cbool local_aggregation=True, cbool outlives_workers=False, double heartbeat_s=1.0,
+                  double timeout_s=10.0, int notsent_low_water_bytes=131072, int trace_fd=-1, cbool checksums=False):
         if sum_order not in ("rank", "arrival"):
             raise ValueError(f"sum_order is 'rank' or 'arrival', not {sum_order!r}")
         if threads < 0:
@@ -976,7 +989,7 @@ cdef class P3Server:
                                server_options(node_options(label, heartbeat_s, timeout_s, trace_fd, checksums),
                                               sum_order == "arrival", threads,
                                               range(max(num_workers, 0)) if machines is None else machines,
-                                              local_aggregation))
+                                              local_aggregation, outlives_workers))
 
     def __dealloc__(self):
         cdef Server* core = self.core
@@ -1025,6 +1038,26 @@ cdef class P3Server:
         if reduction not in ("sum", "average"):
             raise ValueError(f"a reduction is 'sum' or 'average', not {reduction!r}")
         self.core.set_average(store, reduction == "average")
+
+    def lose_worker(self, int worker):
+        cdef LostWorker lost
+        with nogil:
+            lost = self.core.lose_worker(worker)
+        return lost.problem.decode(), {pushed.wire_key: pushed.round for pushed in lost.pushed}
+
+    def fill(self, int worker, rounds):
+        cdef vector[Pushed] pushed
+        cdef Pushed one
+        for wire_key, number in rounds.items():
+            one.wire_key, one.round = wire_key, number
+            pushed.push_back(one)
+        with nogil:
+            self.core.fill(worker, pushed)
+
+    def replace_worker(self, int worker, int fd, *, ring=(), Tls tls=None):
+        cdef unique_ptr[Stream] stream = stream_of(fd, self.notsent_low_water_bytes, ring, False, released(tls))
+        with nogil:
+            self.core.replace_worker(worker, move(stream))
 
     def fail(self, text):
         cdef string told = utf8(text)

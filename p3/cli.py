@@ -47,11 +47,13 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         "P3_SNAPSHOT_DIR": options.snapshot_dir,
         "P3_SNAPSHOT_EVERY": options.snapshot_every,
         "P3_TLS": "1" if options.tls else None,
+        "P3_ON_WORKER_LOSS": options.on_worker_loss,
     }
     # All processes of the job get them.
     os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
     settings = Settings.from_env(os.environ)
-    arguments = (hosts, options.workers, options.servers, command, options.timeout, options.restarts)
+    worker_restarts = options.worker_restarts if settings.replaces_workers else 0
+    arguments = (hosts, options.workers, options.servers, command, options.timeout, options.restarts, worker_restarts)
     return launch.run(settings, *arguments)
 
 
@@ -123,6 +125,18 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory of snapshots: P3_SNAPSHOT_DIR"
     )
     run.add_argument("--snapshot-every", metavar="N", help="steps of the script between two: P3_SNAPSHOT_EVERY")
+    run.add_argument(
+        "--on-worker-loss",
+        choices=("fail", "wait"),
+        help="when a worker is lost: end the job, or start it anew while the others wait (default P3_ON_WORKER_LOSS)",
+    )
+    run.add_argument(
+        "--worker-restarts",
+        type=_count,
+        default=3,
+        metavar="K",
+        help="with wait: start each worker anew at most K times (default 3)",
+    )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
     run.set_defaults(handler=_run)
 

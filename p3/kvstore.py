@@ -243,7 +243,9 @@ class P3KVStore(mx.kvstore.KVStore):
 
         Returns (round, state): how many steps were taken, and this worker's own state; (0, {}) where there is none. Each
         key then begins with the snapshot's value instead of the script's. `trainer`: as for snapshot; its weights have the
-        snapshot's values when this returns. Create all Trainers before. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if
+        snapshot's values when this returns. Create all Trainers before. A worker that has taken the place of a lost one
+        (P3_ON_WORKER_LOSS) gets the steps that are behind the job, {} and the others' weights, and goes on beside them.
+        Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if
         the snapshot does not fit this job; a damaged one is logged, and the one before it taken.
         """
         self._check()
@@ -253,6 +255,8 @@ class P3KVStore(mx.kvstore.KVStore):
                 for store in _all_stores(self._session):
                     store_snapshots.restore_optimizer(store)
                 store_snapshots.restore_trainers(self, _as_trainers(trainer))
+            elif self._session.rejoined_at is not None:
+                store_snapshots.fetch_weights(self, _as_trainers(trainer))
         return resumed
 
     # Settings of the store, before its first init, the same on every worker
@@ -300,6 +304,8 @@ class P3KVStore(mx.kvstore.KVStore):
             with _mxnet_errors():
                 self._session.set_optimizer(self._store, description)
             self._server_optimizer = optimizer
+            if self._session.rejoined_at is not None:  # the other workers have counted so many updates of each key
+                optimizer.begin_num_update = optimizer.num_update = self._session.rejoined_at
             self._updater = mx.optimizer.get_updater(optimizer)  # Trainer looks for its `optimizer`
             store_snapshots.restore_optimizer(self)
         self._priorities.know_parameters(getattr(optimizer, "param_dict", None) or {})
@@ -469,6 +475,18 @@ class P3KVStore(mx.kvstore.KVStore):
         on_servers = sparse_weight and not self._updates_here
         return ServerRowKey if on_servers else RowKey
 
+    def _catch_up(self):
+        """Before a key's first push, in a process that has taken a lost one's place."""
+        if self._session.rejoined_at is None:
+            return
+        if self._server_optimizer is None:
+            raise MXNetError(
+                "this worker has taken the place of one that was lost, and the weights with it, as the workers update "
+                "them: only where the servers do (update_on_kvstore, and an optimizer that they know) can a worker be "
+                "replaced"
+            )
+        self._session.catch_up()
+
     def _settle_kind(self, entry, gradients):
         """Before a key's first push, when the storage of its gradients and the optimizer are known.
 
@@ -500,6 +518,7 @@ class P3KVStore(mx.kvstore.KVStore):
         for value in values:
             entry.require_alike(checked(value, entry.id), "pushed with")
         if not entry.pushed:
+            self._catch_up()
             entry = self._settle_kind(entry, values)
             if entry.id in self._resuming:
                 self._resuming.remove(entry.id)

@@ -174,6 +174,12 @@ class Settings:
     rendezvous_timeout_s: float = _setting(
         "P3_RENDEZVOUS_TIMEOUT_S", 60.0, _seconds(0.1, 86400), "until all nodes must have joined"
     )
+    on_worker_loss: str = _setting(
+        "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait"), "wait: the others wait for another process of that rank"
+    )
+    rejoin_timeout_s: float = _setting(
+        "P3_REJOIN_TIMEOUT_S", 300.0, _seconds(0.1, 864000), "that others wait for a lost worker"
+    )
     wait_timeout_s: float = _setting(
         "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000), "barrier, set_optimizer and the like wait for living workers"
     )
@@ -213,6 +219,11 @@ class Settings:
             if text:
                 values[setting.name] = _parse(setting, text)
         _warn_of_unknown(env)
+        if values.get("on_worker_loss") == "wait" and values.setdefault("local_aggregation", False):
+            raise ConfigError(
+                "P3_LOCAL_AGGREGATION=1 and P3_ON_WORKER_LOSS=wait exclude each other: what a worker has added up for "
+                "others would be lost with it. Leave P3_LOCAL_AGGREGATION unset."
+            )
         settings = cls(**values)
         if settings.heartbeat_s * 2 > settings.timeout_s:
             raise ConfigError(
@@ -220,6 +231,10 @@ class Settings:
                 "Make the time-out at least twice the heartbeat." % (settings.heartbeat_s, settings.timeout_s)
             )
         return settings
+
+    @property
+    def replaces_workers(self) -> bool:
+        return self.on_worker_loss == "wait"
 
     def require(self, *names: str) -> None:
         """ConfigError that lists the variables of those settings, of `names`, that are not set."""

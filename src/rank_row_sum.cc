@@ -4,12 +4,14 @@
 
 namespace p3 {
 
-RankRowSum::RankRowSum(int places, const KeyPlan& plan, const RowRange& range, BufferPool& pool, bool in_order)
+RankRowSum::RankRowSum(int places, const KeyPlan& plan, const RowRange& range, BufferPool& pool, bool in_order,
+                       bool whole_pushes)
     : plan_(plan),
       range_(range),
       row_bytes_(plan.row_elements * size_of(plan.dtype)),
       pool_(pool),
       in_order_(in_order),
+      whole_pushes_(whole_pushes),
       sum_(plan.dtype, plan.row_elements, range, pool),
       senders_(static_cast<size_t>(places)) {}
 
@@ -23,7 +25,7 @@ void RankRowSum::add(int place, Frame frame) {
   Sender& sender = senders_[static_cast<size_t>(place)];
   const bool last = frame.rows.header.last == 1;
   sender.rows += frame.rows.ids.size();
-  if (in_order_)
+  if (in_order_ || whole_pushes_)
     sender.early.push_back(std::move(frame));
   else
     sum_.add(frame.rows);
@@ -34,14 +36,25 @@ void RankRowSum::add(int place, Frame frame) {
 }
 
 void RankRowSum::came_all(int place) {
-  senders_[static_cast<size_t>(place)].last = true;
+  Sender& sender = senders_[static_cast<size_t>(place)];
+  sender.last = true;
   ++complete_;
+  if (!in_order_) {
+    for (const Frame& frame : sender.early) sum_.add(frame.rows);
+    sender.early.clear();
+  }
   take_turns();
+}
+
+void RankRowSum::forget_part_of(int place) {
+  Sender& sender = senders_[static_cast<size_t>(place)];
+  if (!sender.last) sender = {};
 }
 
 void RankRowSum::take_turns() {
   for (; next_ < senders_.size(); ++next_) {
     Sender& sender = senders_[next_];
+    if (whole_pushes_ && !sender.last) return;
     for (const Frame& frame : sender.early) sum_.add(frame.rows);
     sender.early.clear();
     if (!sender.last) return;

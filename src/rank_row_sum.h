@@ -23,8 +23,10 @@ class RankRowSum {
     ReceivedRows rows;
   };
 
-  // `in_order` false: added as they come.
-  RankRowSum(int places, const KeyPlan& plan, const RowRange& range, BufferPool& pool, bool in_order = true);
+  // `in_order` false: added as they come. `whole_pushes`: a place's frames not before its last one is there, so that
+  // they can be forgotten until then.
+  RankRowSum(int places, const KeyPlan& plan, const RowRange& range, BufferPool& pool, bool in_order = true,
+             bool whole_pushes = false);
 
   // Reads the payload of a place's next frame, of so many bytes. Returns what is wrong with it, or null.
   const char* read(int place, PooledBuffer payload, size_t bytes, Frame& frame);
@@ -32,6 +34,9 @@ class RankRowSum {
   void add(int place, Frame frame);
   // This place has none in this round.
   void add_nothing(int place) { came_all(place); }
+
+  // Unless all frames of this place have come: as if none had. Needs whole_pushes.
+  void forget_part_of(int place);
 
   bool has_all_of(int place) const { return senders_[static_cast<size_t>(place)].last; }
   bool complete() const { return complete_ == senders_.size(); }
@@ -60,7 +65,7 @@ class RankRowSum {
   const RowRange range_;
   const size_t row_bytes_;
   BufferPool& pool_;
-  const bool in_order_;
+  const bool in_order_, whole_pushes_;
   RowSum sum_;
   std::vector<Sender> senders_;
   size_t complete_ = 0;  // senders all of whose frames are in

@@ -46,10 +46,13 @@ class Server::Impl : public Transport::Handler {
         sum_order_(options.sum_order),
         machines_(options.machines.value_or(Machines(std::max(num_workers, 0)))),
         aggregates_(options.local_aggregation && machines_.count() < machines_.num_workers()),
+        outlives_workers_(options.outlives_workers),
         sums_in_receiver_(options.threads == 0),
         van_of_worker_(static_cast<size_t>(std::max(num_workers, 0)), -1),
         all_workers_(van_of_worker_.size()),
         departed_(van_of_worker_.size(), false),
+        incarnation_(van_of_worker_.size(), 1),
+        lost_(van_of_worker_.size(), false),
         lateness_(van_of_worker_.size()),
         summers_(static_cast<size_t>(std::max(options.threads, 1))),
         transport_(std::move(options.node), *this) {
@@ -60,8 +63,11 @@ class Server::Impl : public Transport::Handler {
     if (machines_.num_workers() != num_workers)
       throw Error(ErrorKind::kUsage, label() + ": the machines of " + std::to_string(machines_.num_workers()) +
                                          " workers are known, but there are " + std::to_string(num_workers) + ".");
+    if (outlives_workers_ && options.local_aggregation)
+      throw Error(ErrorKind::kUsage, label() +
+                                         ": the leader of a machine cannot be replaced, so local aggregation must be "
+                                         "off where lost workers are.");
     std::iota(all_workers_.begin(), all_workers_.end(), 0);
-    for (int machine = 0; machine < machines_.count(); ++machine) leaders_.push_back(machines_.leader(machine));
   }
 
   ~Impl() override {
@@ -163,6 +169,78 @@ class Server::Impl : public Transport::Handler {
     settings.optimizer = std::move(optimizer);
   }
 
+  // --- replacing a worker ------------------------------------------------------------------------------------------
+
+  LostWorker lose_worker(int worker) {
+    const auto rank = static_cast<size_t>(worker);
+    check_rank(worker);
+    if (!outlives_workers_) throw Error(ErrorKind::kUsage, label() + " was not told to outlive workers.");
+    transport_.run_in_receiver([&] {
+      transport_.drop_van(van_of_worker_[rank]);
+      give_back_arriving(van_of_worker_[rank]);
+      lost_[rank] = true;
+      if (sums_in_receiver_) lose_shards(worker, 0);
+    });
+    if (!sums_in_receiver_)
+      for (size_t thread = 0; thread < summers_.size(); ++thread)
+        summers_[thread].call([=] { lose_shards(worker, static_cast<int>(thread)); });
+    LostWorker lost;
+    transport_.run_in_receiver([&] {
+      lost.problem = problem_of_losing(worker);
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& [wire_key, key] : keys_) {
+        uint64_t next = 1;
+        for (const auto& shard : key->shards)
+          if (shard != nullptr) next = std::max(next, shard->next_round[rank]);
+        lost.pushed.push_back({wire_key, next - 1});
+      }
+    });
+    return lost;
+  }
+
+  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds) {
+    const auto rank = static_cast<size_t>(worker);
+    check_rank(worker);
+    transport_.run_in_receiver([&] {
+      if (!lost_[rank])
+        throw Error(ErrorKind::kUsage, label() + ": worker " + std::to_string(worker) + " is not lost.");
+      const auto now = std::chrono::steady_clock::now();
+      for (const LostWorker::Pushed& one : rounds)
+        for (ServerShard* shard : shards_of(one.wire_key)) {
+          if (one.round == 0 || shard->next_round[rank] != one.round) continue;
+          Header header;
+          header.kind = shard->key.plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush;
+          header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+          header.dtype = static_cast<uint8_t>(shard->key.plan.dtype);
+          header.key = one.wire_key;
+          header.slice = shard->index;
+          header.round = one.round;
+          shard->note_push(worker, false, now);
+          queue(urgency_of(header),
+                {task_kind(header.kind), shard, worker, header, nullptr, 0, incarnation_[rank] + 1});
+        }
+    });
+  }
+
+  void replace_worker(int worker, std::unique_ptr<Stream> stream) {
+    const auto rank = static_cast<size_t>(worker);
+    check_rank(worker);
+    transport_.run_in_receiver([&] {
+      if (!lost_[rank])
+        throw Error(ErrorKind::kUsage, label() + ": worker " + std::to_string(worker) + " is not lost.");
+      lost_[rank] = false;
+      ++incarnation_[rank];
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& [wire_key, key] : keys_)
+        for (const auto& shard : key->shards) {
+          if (shard == nullptr || shard->next_round[rank] == 0) continue;
+          shard->catches_up[rank] = true;
+          shard->inits[rank] = shard->inits[0];
+        }
+      transport_.replace_van(van_of_worker_[rank], std::move(stream));
+    });
+  }
+
   void set_compression(int store, const Compression& compression) {
     check(compression);
     std::lock_guard<std::mutex> lock(mutex_);
@@ -191,7 +269,7 @@ class Server::Impl : public Transport::Handler {
         if (departed_[other]) throw too_early(static_cast<int>(other), push_of(shard.key.name, header.round));
     if (header.kind == FrameKind::kInit)
       for (int needed : {0, shard.key.leader_of(worker)})
-        if (departed_[static_cast<size_t>(needed)] &&
+        if (departed_[static_cast<size_t>(needed)] && !shard.catches_up[static_cast<size_t>(worker)] &&
             shard.inits[static_cast<size_t>(worker)] >= shard.inits[static_cast<size_t>(needed)])
           throw too_early(needed, init_of(shard));
     if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
@@ -214,6 +292,13 @@ class Server::Impl : public Transport::Handler {
     ServerShard& shard = *find(header);
     void* payload = std::exchange(arriving_[static_cast<size_t>(van)], {}).first;  // null: none, or the first value
     uint32_t& inits = shard.inits[static_cast<size_t>(worker)];
+    const uint32_t incarnation = incarnation_[static_cast<size_t>(worker)];
+    if (shard.catches_up[static_cast<size_t>(worker)]) {
+      shard.catches_up[static_cast<size_t>(worker)] = false;
+      Header wish = header;
+      wish.round = shard.next_round[static_cast<size_t>(worker)] - 1;
+      return queue(urgency_of(wish), {Task::Kind::kWish, &shard, worker, wish, nullptr, 0, incarnation});
+    }
     if (is_push(header.kind) && ends_round(header, payload)) {
       note_lateness(worker, header, shard.note_push(worker, header.of_machine != 0, std::chrono::steady_clock::now()));
     } else if (header.kind == FrameKind::kInit) {
@@ -221,10 +306,17 @@ class Server::Impl : public Transport::Handler {
       if (next_round == 0) next_round = shard.published + 1;
       ++inits;
     }
-    Task task{task_kind(header.kind), &shard, worker, header, payload, inits};
+    Task task{task_kind(header.kind), &shard, worker, header, payload, inits, incarnation};
     task.held_bytes = sizeof task + shard.answer_bytes(header) + (payload == nullptr ? 0 : buffer_bytes(shard, header));
     transport_.hold(van, task.held_bytes);
     queue(urgency_of(header), task);
+  }
+
+  bool lost(int van, const Error&) override {
+    const int worker = worker_of_van_[static_cast<size_t>(van)];
+    if (!outlives_workers_ || worker < 0) return false;
+    give_back_arriving(van);
+    return true;
   }
 
   bool work() override {
@@ -327,7 +419,8 @@ class Server::Impl : public Transport::Handler {
       if (server_of(key.plan, i, num_servers_) != rank_) continue;
       const int thread = static_cast<int>(next_thread_++ % summers_.size());
       if (key.plan.has_rows())
-        entry.shards[i] = std::make_unique<ServerPartition>(key, i, sum_order_, thread, values_, gradients_, parts);
+        entry.shards[i] = std::make_unique<ServerPartition>(key, i, sum_order_, thread, values_, gradients_, parts,
+                                                            outlives_workers_);
       else
         entry.shards[i] = std::make_unique<ServerSlice>(key, i, sum_order_, thread, values_, gradients_);
     }
@@ -336,39 +429,12 @@ class Server::Impl : public Transport::Handler {
   // --- where shards are worked on ----------------------------------------------------------------------------------
 
   void run(const Task& task) {
+    if (task.kind == Task::Kind::kCall) return (*task.call)();
     try {
-      switch (task.kind) {
-        case Task::Kind::kInit:
-          if (task.shard->waits_for_init(task.worker))
-            throw refused(van_of_worker_[static_cast<size_t>(task.worker)], "out of turn", task.header, task.shard);
-          if (task.shard->key.plan.has_rows())
-            answer_wishes(task.partition(), task.partition().init(task.worker, task.inits));
-          else
-            answer_init(task.slice(), task);
-          break;
-        case Task::Kind::kFetch:
-        case Task::Kind::kStore:
-          answer_about_state(task.slice(), task);
-          break;
-        case Task::Kind::kPush:
-          add(task.slice(), task);
-          break;
-        case Task::Kind::kFinish:
-          finish(task.slice());
-          break;
-        case Task::Kind::kPushRows:
-          add_rows(task.partition(), task);
-          break;
-        case Task::Kind::kFetchRows:
-          answer_fetch(task.partition(), task);
-          break;
-        case Task::Kind::kStoreRows:
-          answer_store(task.partition(), task);
-          break;
-        case Task::Kind::kCapture:
-          answer_capture(*task.shard, task);
-          break;
-      }
+      if (is_void(task))
+        give_back(task);
+      else
+        work_on(task);
     } catch (const Error& error) {
       transport_.fail(error);
     } catch (const std::exception& error) {
@@ -376,6 +442,47 @@ class Server::Impl : public Transport::Handler {
                             label() + ": " + error.what() + " while working on key '" + task.shard->key.name + "'."));
     }
     if (task.held_bytes > 0) transport_.let_go(van_of_worker_[static_cast<size_t>(task.worker)], task.held_bytes);
+  }
+
+  void work_on(const Task& task) {
+    switch (task.kind) {
+      case Task::Kind::kInit:
+        if (task.shard->waits_for_init(task.worker))
+          throw refused(van_of_worker_[static_cast<size_t>(task.worker)], "out of turn", task.header, task.shard);
+        if (task.shard->key.plan.has_rows())
+          answer_wishes(task.partition(), task.partition().init(task.worker, task.inits, wants_answer(task)));
+        else
+          answer_init(task.slice(), task);
+        break;
+      case Task::Kind::kFetch:
+      case Task::Kind::kStore:
+        answer_about_state(task.slice(), task);
+        break;
+      case Task::Kind::kPush:
+        add(task.slice(), task);
+        break;
+      case Task::Kind::kFinish:
+        finish(task.slice());
+        break;
+      case Task::Kind::kPushRows:
+        add_rows(task.partition(), task);
+        break;
+      case Task::Kind::kFetchRows:
+        answer_fetch(task.partition(), task);
+        break;
+      case Task::Kind::kStoreRows:
+        answer_store(task.partition(), task);
+        break;
+      case Task::Kind::kCapture:
+        answer_capture(*task.shard, task);
+        break;
+      case Task::Kind::kWish:
+        task.shard->presence.wish(task.worker, task.header.round);
+        answer_who_catches_up(*task.shard);
+        break;
+      case Task::Kind::kCall:
+        break;
+    }
   }
 
   void add(ServerSlice& slice, const Task& task) {
@@ -390,7 +497,7 @@ class Server::Impl : public Transport::Handler {
       slice.replace_value(task.payload);
       gradients_.give_back(task.payload, slice.bytes);
     }
-    const std::vector<int> workers = slice.init(task.worker, task.inits);
+    const std::vector<int> workers = slice.init(task.worker, task.inits, wants_answer(task));
     slice.outstanding += static_cast<int>(workers.size());  // before it can be zero: who waits here has not pushed yet
     broadcast(slice, workers, false, /*as_asked=*/true);
   }
@@ -412,17 +519,110 @@ class Server::Impl : public Transport::Handler {
       frame.header.payload_bytes = 0;
       slice.replace_state(optimizer, task.header.part, task.payload);
       gradients_.give_back(task.payload, slice.state_bytes());
+      if (!wants_answer(task)) return;
     }
     transport_.send({{van_of_worker_[static_cast<size_t>(task.worker)], frame}}, Transport::Write::kHere);
   }
 
   void finish(ServerSlice& slice) {
     slice.finish(optimizer_of(slice));
-    const std::vector<int>& workers = slice.key.aggregated ? leaders_ : all_workers_;
-    slice.outstanding = 2 * static_cast<int>(workers.size());  // pushes and sends
+    const std::vector<int> workers = receivers(slice);
+    slice.outstanding = slice.key.pushes() + static_cast<int>(workers.size());  // sends
     note_round(++slice.published);
-    if (recorder() != nullptr) trace(recorder(), TraceKind::kUpdated, value_frame(slice).header);
+    if (recorder() != nullptr)
+      trace(recorder(), TraceKind::kUpdated, value_frame(slice, slice.published_encoding()).header);
     broadcast(slice, workers, slice.key.aggregated);
+    answer_who_catches_up(slice);
+  }
+
+  // Of those who wait for this round, or an earlier one, to go on from there.
+  void answer_who_catches_up(ServerShard& shard) {
+    const std::vector<int> workers = shard.presence.take_answerable(shard.published);
+    if (workers.empty()) return;
+    if (shard.key.plan.has_rows()) return answer_wishes(static_cast<ServerPartition&>(shard), workers);
+    auto& slice = static_cast<ServerSlice&>(shard);
+    slice.outstanding += static_cast<int>(workers.size());  // before it can be zero: they have not pushed yet
+    Frame frame = value_frame(slice, slice.value_encoding());
+    std::vector<Transport::Outgoing> frames;
+    for (int worker : workers) frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
+    transport_.send(frames, Transport::Write::kHere);
+  }
+
+  std::vector<int> receivers(const ServerShard& shard) const {
+    std::vector<int> workers;
+    workers.reserve(all_workers_.size());
+    for (int worker : all_workers_)
+      if (shard.gets_rounds(worker)) workers.push_back(worker);
+    return workers;
+  }
+
+  // --- what a lost worker has sent ---------------------------------------------------------------------------------
+
+  // Part of a push that never became whole, or a wish that nobody waits for any more.
+  static bool is_void(const Task& task) {
+    if (task.worker < 0) return false;
+    const Presence& presence = task.shard->presence;
+    if (is_push(task.header.kind)) return presence.is_torn(task.worker, task.incarnation, task.header.round);
+    const bool asks_only = task.kind == Task::Kind::kFetch || task.kind == Task::Kind::kFetchRows ||
+                           task.kind == Task::Kind::kCapture || task.kind == Task::Kind::kWish;
+    return asks_only && presence.is_of_the_lost(task.worker, task.incarnation);
+  }
+
+  static bool wants_answer(const Task& task) {
+    return !task.shard->presence.is_of_the_lost(task.worker, task.incarnation);
+  }
+
+  void give_back(const Task& task) {
+    if (task.payload != nullptr) gradients_.give_back(task.payload, buffer_bytes(*task.shard, task.header));
+  }
+
+  void give_back_arriving(int van) {
+    const auto [buffer, bytes] = std::exchange(arriving_[static_cast<size_t>(van)], {});
+    if (buffer != nullptr) gradients_.give_back(buffer, bytes);
+  }
+
+  // Those of one summing thread, in that thread.
+  void lose_shards(int worker, int thread) {
+    const auto rank = static_cast<size_t>(worker);
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [wire_key, key] : keys_)
+      for (const auto& shard : key->shards) {
+        if (shard == nullptr || shard->thread != thread) continue;
+        const uint64_t next = std::max<uint64_t>(shard->next_round[rank], 1);
+        shard->lose(worker, incarnation_[rank], next - 1);
+      }
+  }
+
+  std::vector<ServerShard*> shards_of(uint32_t wire_key) const {
+    std::vector<ServerShard*> shards;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = keys_.find(wire_key);
+    if (found == keys_.end())
+      throw Error(ErrorKind::kUsage, label() + ": there is no key " + std::to_string(wire_key) + ".");
+    for (const auto& shard : found->second->shards)
+      if (shard != nullptr) shards.push_back(shard.get());
+    return shards;
+  }
+
+  // Receiver thread. What only the lost process could have told must be known already.
+  std::string problem_of_losing(int worker) const {
+    const auto rank = static_cast<size_t>(worker);
+    if (departed_[rank]) return "it had said goodbye";
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (keys_.empty()) return "no key has been agreed yet";
+    for (const auto& [wire_key, key] : keys_)
+      for (const auto& shard : key->shards) {
+        if (shard == nullptr) continue;
+        if (shard->next_round[0] == 0) return "worker 0 has not given key '" + key->key.name + "' its first value yet";
+        if (rank == 0 && *std::max_element(shard->inits.begin(), shard->inits.end()) > shard->inits[0])
+          return "others wait for its new value of key '" + key->key.name + "'";
+      }
+    return {};
+  }
+
+  void check_rank(int worker) const {
+    if (worker < 0 || worker >= num_workers_)
+      throw Error(ErrorKind::kUsage, label() + ": there is no worker " + std::to_string(worker) + ".");
   }
 
   // --- the same of keys of rows ------------------------------------------------------------------------------------
@@ -442,13 +642,14 @@ class Server::Impl : public Transport::Handler {
     const ServerPartition::Published published = partition.finish(optimizer_of(partition));
     const bool to_machines = partition.key.aggregated;
     std::vector<Transport::Outgoing> frames;
-    for (int worker : to_machines ? leaders_ : all_workers_)
+    for (int worker : receivers(partition))
       for (Frame frame : partition.wants_rows(worker) ? published.rows : published.nothing) {
         frame.header.of_machine = to_machines && !machines_.is_alone(worker);
         frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
       }
-    trace(recorder(), TraceKind::kUpdated, frames.front().frame.header);
+    if (!frames.empty()) trace(recorder(), TraceKind::kUpdated, frames.front().frame.header);
     transport_.send(frames, Transport::Write::kHere);
+    answer_who_catches_up(partition);
   }
 
   void answer_fetch(ServerPartition& partition, const Task& task) {
@@ -467,7 +668,7 @@ class Server::Impl : public Transport::Handler {
     if (problem != nullptr)
       throw refused(van_of_worker_[static_cast<size_t>(task.worker)], problem, task.header, &partition);
     if (!last) return;
-    send_without_payload(task.header, FrameKind::kPart, {task.worker});
+    if (wants_answer(task)) send_without_payload(task.header, FrameKind::kPart, {task.worker});
     answer_wishes(partition, partition.newly_answerable());
   }
 
@@ -506,7 +707,7 @@ class Server::Impl : public Transport::Handler {
   // `to_machines`: those who share a machine with others get the value for all of them.
   // `as_asked`: what is asked for can be asked for again, so it counts as kept for who asks; a round cannot.
   void broadcast(ServerSlice& slice, const std::vector<int>& workers, bool to_machines = false, bool as_asked = false) {
-    Frame frame = value_frame(slice);
+    Frame frame = value_frame(slice, slice.published_encoding());
     if (as_asked) frame.copied_bytes = frame.header.payload_bytes;
     std::vector<Transport::Outgoing> frames;
     frames.reserve(workers.size());
@@ -517,18 +718,17 @@ class Server::Impl : public Transport::Handler {
     transport_.send(frames, Transport::Write::kHere);
   }
 
-  static Frame value_frame(ServerSlice& slice) {
+  static Frame value_frame(ServerSlice& slice, Encoding encoding) {
     Frame frame;
     frame.header.kind = FrameKind::kValue;
     frame.header.dtype = static_cast<uint8_t>(slice.key.plan.dtype);
     frame.header.key = slice.key.plan.wire_key;
     frame.header.slice = slice.index;
-    frame.header.encoding = static_cast<uint8_t>(slice.published_encoding());
+    frame.header.encoding = static_cast<uint8_t>(encoding);
     frame.header.round = slice.published;
     frame.header.priority = slice.priority();
-    frame.header.payload_bytes =
-        static_cast<uint32_t>(encoded_bytes(slice.published_encoding(), slice.key.plan.dtype, slice.elements));
-    frame.payload = slice.published_payload();
+    frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, slice.key.plan.dtype, slice.elements));
+    frame.payload = slice.value_payload();  // of kAbsent none is sent
     frame.context = static_cast<Lender*>(&slice);
     return frame;
   }
@@ -672,8 +872,9 @@ class Server::Impl : public Transport::Handler {
     const auto& rounds = shard.next_round;
     const uint64_t next = *std::max_element(rounds.begin(), rounds.end());
     const auto waiting = std::count(rounds.begin(), rounds.end(), next);
-    for (int worker : shard.key.aggregated ? leaders_ : all_workers_)
-      if (rounds[static_cast<size_t>(worker)] < next)
+    for (int worker : all_workers_)
+      if (rounds[static_cast<size_t>(worker)] < next &&
+          (!shard.key.aggregated || shard.key.leader_of(worker) == worker))
         late.note({worker, shard.key.aggregated && !machines_.is_alone(worker), shard.key.name, next - 1, waited_s,
                    static_cast<int>(waiting)});
   }
@@ -687,12 +888,14 @@ class Server::Impl : public Transport::Handler {
   const SumOrder sum_order_;
   const Machines machines_;
   const bool aggregates_;  // some leader pushes for others
+  const bool outlives_workers_;
   const bool sums_in_receiver_;
   std::vector<int> van_of_worker_;
   std::vector<int> worker_of_van_;                  // -1: only watched
   std::vector<int> all_workers_;                    // 0, 1, 2, ...
-  std::vector<int> leaders_;                        // by machine
   std::vector<bool> departed_;                      // receiver thread
+  std::vector<uint32_t> incarnation_;               // receiver thread: processes that each rank has had
+  std::vector<bool> lost_;                          // receiver thread: the last one is gone
   std::vector<std::pair<void*, size_t>> arriving_;  // receiver thread: by van, the gradient being received
   size_t next_thread_ = 0;
 
@@ -732,6 +935,11 @@ void Server::drop(uint32_t wire_key) { impl_->drop(wire_key); }
 void Server::set_optimizer(int store, const OptimizerSpec& spec) { impl_->set_optimizer(store, spec); }
 void Server::set_compression(int store, const Compression& compression) { impl_->set_compression(store, compression); }
 void Server::set_average(int store, bool average) { impl_->set_average(store, average); }
+LostWorker Server::lose_worker(int worker) { return impl_->lose_worker(worker); }
+void Server::fill(int worker, const std::vector<LostWorker::Pushed>& rounds) { impl_->fill(worker, rounds); }
+void Server::replace_worker(int worker, std::unique_ptr<Stream> stream) {
+  impl_->replace_worker(worker, std::move(stream));
+}
 void Server::fail(const Error& error) { impl_->transport().fail(error); }
 std::optional<Error> Server::error() const { return impl_->transport().error(); }
 int Server::event_fd() const { return impl_->transport().event_fd(); }

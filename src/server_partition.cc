@@ -9,7 +9,7 @@
 namespace p3 {
 
 ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, SumOrder order, int its_thread,
-                                 BufferPool& values, BufferPool& transient, int parts)
+                                 BufferPool& values, BufferPool& transient, int parts, bool whole_pushes)
     : ServerShard(its_key, its_index, its_thread),
       range(partition_at(its_key.plan, its_index)),
       pushes_(its_key.pushes()),
@@ -24,12 +24,14 @@ ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, S
       value_(static_cast<char*>(values.take(bytes_))),
       stored_(range.count * static_cast<uint64_t>(parts), false),
       missing_(stored_.size()),
-      total_(in_order_ ? key.machines->count() : key.machines->num_workers(), key.plan, range, transient, in_order_),
+      total_(in_order_ ? key.machines->count() : key.machines->num_workers(), key.plan, range, transient, in_order_,
+             whole_pushes),
       wants_rows_(static_cast<size_t>(key.machines->num_workers()), false) {
   const Machines& machines = *key.machines;
   if (!in_order_ || pushes_ == machines.count()) return;
   for (int machine = 0; machine < machines.count(); ++machine)
-    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), key.plan, range, transient);
+    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), key.plan, range, transient, true,
+                          whole_pushes);
 }
 
 ServerPartition::~ServerPartition() {
@@ -67,20 +69,32 @@ size_t ServerPartition::answer_bytes(const Header& header) const {
              : 0;
 }
 
-std::vector<int> ServerPartition::init(int worker, uint32_t n) {
-  note_init(worker, n);
+std::vector<int> ServerPartition::init(int worker, uint32_t n, bool waits) {
+  note_init(worker, n, waits);
   return newly_answerable();
+}
+
+void ServerPartition::lose(int worker, uint32_t incarnation, uint64_t pushed) {
+  ServerShard::lose(worker, incarnation, pushed);
+  if (pushed > published) return;  // what is missing of this round's push waits to be summed
+  const auto [sum, place] = sum_and_place(worker);
+  sum->forget_part_of(place);
 }
 
 // --- a round -------------------------------------------------------------------------------------------------------
 
-ServerPartition::Outcome ServerPartition::push(int worker, const Header& header, PooledBuffer payload) {
+// Where a worker's rows are added.
+std::pair<RankRowSum*, int> ServerPartition::sum_and_place(int worker) {
   const Machines& machines = *key.machines;
   const int machine = machines.of(worker);
-  const bool on_its_own = !machine_.empty() && !machines.is_alone(worker);
-  RankRowSum& sum = on_its_own ? machine_[static_cast<size_t>(machine)] : total_;
-  const int place = on_its_own ? machines.place(worker) : in_order_ ? machine : worker;
+  if (!machine_.empty() && !machines.is_alone(worker))
+    return {&machine_[static_cast<size_t>(machine)], machines.place(worker)};
+  return {&total_, in_order_ ? machine : worker};
+}
 
+ServerPartition::Outcome ServerPartition::push(int worker, const Header& header, PooledBuffer payload) {
+  const auto [its_sum, place] = sum_and_place(worker);
+  RankRowSum& sum = *its_sum;
   Outcome outcome;
   wants_rows_[static_cast<size_t>(worker)] = header.part == 1;
   if (worker == 0) priority_ = header.priority;
@@ -96,7 +110,7 @@ ServerPartition::Outcome ServerPartition::push(int worker, const Header& header,
     sum.add_nothing(place);
   }
   pushed_ += sum.has_all_of(place);
-  if (on_its_own && sum.complete()) total_.add(machine, sum.take_rounded());
+  if (&sum != &total_ && sum.complete()) total_.add(key.machines->of(worker), sum.take_rounded());
   outcome.complete = pushed_ == pushes_;
   return outcome;
 }
@@ -140,7 +154,12 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
   header.priority = priority_;
   header.encoding = static_cast<uint8_t>(present_ == 0 ? Encoding::kAbsent : Encoding::kPlain);
   header.part = optimizer == nullptr && present_ > 0;
-  const int wanting = static_cast<int>(std::count(wants_rows_.begin(), wants_rows_.end(), true));
+  int wanting = 0, receivers_here = 0;
+  for (int worker = 0; worker < key.machines->num_workers(); ++worker) {
+    if (!gets_rounds(worker)) continue;
+    ++receivers_here;
+    wanting += wants_rows(worker);
+  }
   const auto told = [&](int receivers, uint64_t count, bool as_blocks) {
     std::vector<Frame> frames;
     if (receivers == 0) return frames;
@@ -161,7 +180,7 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
     }
     return frames;
   };
-  Published published_frames{told(wanting, touched.size(), as_blocks_), told(pushes_ - wanting, 0, false)};
+  Published published_frames{told(wanting, touched.size(), as_blocks_), told(receivers_here - wanting, 0, false)};
 
   total_.clear();
   pushed_ = present_ = 0;

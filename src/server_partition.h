@@ -26,8 +26,9 @@ class ServerPartition final : public ServerShard {
  public:
   // `values` holds what stays (value, state), `transient` what was received or goes out. `parts`: how many a first value
   // has; 1: the value alone.
+  // `whole_pushes`: see RankRowSum.
   ServerPartition(const ServerKey& key, uint32_t index, SumOrder order, int thread, BufferPool& values,
-                  BufferPool& transient, int parts = 1);
+                  BufferPool& transient, int parts = 1, bool whole_pushes = false);
   ~ServerPartition() override;
 
   const RowRange range;
@@ -38,7 +39,8 @@ class ServerPartition final : public ServerShard {
 
   // --- where it is summed ------------------------------------------------------------------------------------------
   // As ServerSlice's, but nobody is answered before each row has been stored once; a successor's with its state.
-  std::vector<int> init(int worker, uint32_t n);
+  std::vector<int> init(int worker, uint32_t n, bool waits);
+  void lose(int worker, uint32_t incarnation, uint64_t pushed) override;
 
   // What a frame brought. `problem`: what is wrong with it; null if nothing. `contradicts`: a worker whose scalars differ
   // from this one's, or -1.
@@ -71,6 +73,7 @@ class ServerPartition final : public ServerShard {
 
  private:
   const char* note_rows(int worker, const Header& header, const RowsHeader& rows, uint64_t union_of_frames);
+  std::pair<RankRowSum*, int> sum_and_place(int worker);
   void note_stored(uint8_t part, int64_t row);
   void update(const Optimizer& optimizer, const std::vector<int64_t>& touched);
   void make_state(const Optimizer& optimizer);

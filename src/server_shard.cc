@@ -27,9 +27,16 @@ bool ServerShard::waits_for_init(int worker) const {
                      [worker](const auto& waiting) { return waiting.first == worker; });
 }
 
-void ServerShard::note_init(int worker, uint32_t n) {
+void ServerShard::note_init(int worker, uint32_t n, bool waits) {
   inits_here_[static_cast<size_t>(worker)] = n;
-  waiting_for_init_.push_back({worker, n});
+  if (waits) waiting_for_init_.push_back({worker, n});
+}
+
+void ServerShard::lose(int worker, uint32_t incarnation, uint64_t pushed) {
+  presence.lose(worker, incarnation, pushed);
+  waiting_for_init_.erase(std::remove_if(waiting_for_init_.begin(), waiting_for_init_.end(),
+                                         [worker](const auto& waiting) { return waiting.first == worker; }),
+                          waiting_for_init_.end());
 }
 
 std::vector<int> ServerShard::take_answerable() {
@@ -52,6 +59,7 @@ bool ServerShard::is_its_to_send(const Header& header, int worker) const {
 
 bool ServerShard::in_turn(const Header& header, int worker) const {
   const uint64_t next = next_round[static_cast<size_t>(worker)];
+  if (catches_up[static_cast<size_t>(worker)]) return header.kind == FrameKind::kInit && header.round == 0;
   if (header.of_machine != 0)
     for (int other : key.machines->workers(key.machines->of(worker)))
       if (next_round[static_cast<size_t>(other)] != next) return false;

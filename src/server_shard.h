@@ -16,6 +16,7 @@
 #include "p3/optimizer.h"
 #include "p3/slicing.h"
 #include "p3/wire.h"
+#include "presence.h"
 
 namespace p3 {
 
@@ -46,6 +47,8 @@ class ServerShard {
         thread(its_thread),
         next_round(static_cast<size_t>(key.machines->num_workers()), 0),
         inits(next_round.size(), 0),
+        catches_up(next_round.size(), false),
+        presence(next_round.size()),
         inits_here_(next_round.size(), 0) {}
   virtual ~ServerShard() = default;
 
@@ -57,6 +60,8 @@ class ServerShard {
   // The round that each worker pushes next; 0: its first init is still to come.
   std::vector<uint64_t> next_round;
   std::vector<uint32_t> inits;  // received from each worker
+  // This worker has taken the place of one that was lost, and its wish for the value is still to come.
+  std::vector<bool> catches_up;
   // A push of this worker, or of its machine, is in. Returns how long after the first one of the round.
   double note_push(int worker, bool of_machine, std::chrono::steady_clock::time_point now);
   // How long the first push of the round has been in, while not all are; else 0.
@@ -73,8 +78,15 @@ class ServerShard {
   std::atomic<uint64_t> published{0};
 
   // --- where it is summed ------------------------------------------------------------------------------------------
+  Presence presence;
   // Whether an init of this worker is still to be answered: until then it sends no other.
   bool waits_for_init(int worker) const;
+  // Whether the value of each round is sent to this worker: unless it is lost, or its machine's leader gets it.
+  bool gets_rounds(int worker) const {
+    return presence.is_here(worker) && (!key.aggregated || key.machines->leader_of(worker) == worker);
+  }
+  // See Presence::lose. Forgets what that worker waits for, and its push if that is not whole.
+  virtual void lose(int worker, uint32_t incarnation, uint64_t pushed);
   // Of this round, as its first push brought them.
   const RoundScalars& scalars() const { return numbers_.scalars; }
   // Of this round, as rank 0 pushed it.
@@ -83,8 +95,8 @@ class ServerShard {
   virtual const char* capture(Captured& captured) const = 0;
 
  protected:
-  // Notes the n-th init of a worker.
-  void note_init(int worker, uint32_t n);
+  // Notes the n-th init of a worker; `waits`: for the answer.
+  void note_init(int worker, uint32_t n, bool waits);
   // The workers who can be answered now: the n-th init of each gets what rank 0's n-th brought, or a later one, once its
   // leader's n-th is in as well.
   std::vector<int> take_answerable();

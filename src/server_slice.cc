@@ -72,7 +72,7 @@ bool ServerSlice::may_come(const Header& header, int worker) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
   switch (header.kind) {
     case FrameKind::kInit:
-      return encoding == (worker == 0 ? Encoding::kPlain : Encoding::kAbsent);
+      return encoding == (worker == 0 && !catches_up[0] ? Encoding::kPlain : Encoding::kAbsent);
     case FrameKind::kPush:
       return encoding == Encoding::kAbsent || encoding == key.compression.encoding;
     case FrameKind::kFetch:
@@ -86,7 +86,7 @@ bool ServerSlice::may_come(const Header& header, int worker) const {
 void ServerSlice::replace_value(const void* value) {
   make_writable(value_, bytes);
   std::memcpy(value_, value, bytes);
-  published_encoding_ = Encoding::kPlain;
+  published_encoding_ = value_encoding_ = Encoding::kPlain;
   if (master_ == nullptr) return;
   make_writable(master_, sum_bytes_);
   start_sum(dtype_, master_, value_, elements);
@@ -117,8 +117,8 @@ void ServerSlice::drop_replaced() {
   for (const auto& [array, size] : std::exchange(replaced_, {})) values_.give_back(array, size);
 }
 
-std::vector<int> ServerSlice::init(int worker, uint32_t n) {
-  note_init(worker, n);
+std::vector<int> ServerSlice::init(int worker, uint32_t n, bool waits) {
+  note_init(worker, n, waits);
   return take_answerable();
 }
 
@@ -155,6 +155,7 @@ void ServerSlice::finish(const Optimizer* optimizer) {
     optimizer->update(dtype_, value_, master_, state_.data(), sum, elements, numbers_.scalars);
   }
   if (sum != nullptr) gradients_.give_back(sum, sum_bytes_);
+  if (published_encoding_ != Encoding::kAbsent) value_encoding_ = published_encoding_;
   pushed_ = 0;
   present_ = 0;
   numbers_.first = -1;

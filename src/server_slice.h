@@ -49,7 +49,7 @@ class ServerSlice final : public ServerShard, public Lender {
   // Later ones are received elsewhere, because the value may still be on its way to a slow worker.
   void replace_value(const void* value);
   // Notes the n-th init of a worker. Returns the workers who can be answered now.
-  std::vector<int> init(int worker, uint32_t n);
+  std::vector<int> init(int worker, uint32_t n, bool waits);
 
   // Takes over `gradient` (from the pool of gradients, `pushed_bytes` long) of one worker, or of its machine; null if
   // there is none. Returns the rank of a worker whose scalars differ from this one's, or -1.
@@ -58,7 +58,9 @@ class ServerSlice final : public ServerShard, public Lender {
   void finish(const Optimizer* optimizer);
   // What the last round left to be sent: the payload and its encoding.
   Encoding published_encoding() const { return published_encoding_; }
-  const void* published_payload() { return lent(published_encoding_ == Encoding::kFloat16 ? wire_value_ : value_); }
+  // That of the last value: a round that all workers skip leaves none.
+  Encoding value_encoding() const { return value_encoding_; }
+  const void* value_payload() { return lent(value_encoding_ == Encoding::kFloat16 ? wire_value_ : value_); }
 
   // A state that the optimizer has (Header::part), made if it is not there yet.
   const void* state(const Optimizer& optimizer, uint8_t part) { return lent(state_at(optimizer, part)); }
@@ -84,7 +86,7 @@ class ServerSlice final : public ServerShard, public Lender {
 
   void* value_;
   void* wire_value_ = nullptr;  // the sum as float16
-  Encoding published_encoding_ = Encoding::kPlain;
+  Encoding published_encoding_ = Encoding::kPlain, value_encoding_ = Encoding::kPlain;
   std::vector<std::pair<void*, size_t>> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;               // their successors, of which no send has borrowed anything yet
 

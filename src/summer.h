@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <future>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -19,13 +22,27 @@
 namespace p3 {
 
 struct Task {
-  enum class Kind { kInit, kPush, kFinish, kFetch, kStore, kPushRows, kFetchRows, kStoreRows, kCapture } kind;
+  enum class Kind {
+    kInit,
+    kPush,
+    kFinish,
+    kFetch,
+    kStore,
+    kPushRows,
+    kFetchRows,
+    kStoreRows,
+    kCapture,
+    kWish,
+    kCall
+  } kind;
   ServerShard* shard;
   int worker = -1;
   Header header{};
-  void* payload = nullptr;  // from the pool of gradients; null: none
-  uint32_t inits = 0;       // kInit: of this worker, this one included
-  uint64_t held_bytes = 0;  // that the transport was told of
+  void* payload = nullptr;                     // from the pool of gradients; null: none
+  uint32_t inits = 0;                          // kInit: of this worker, this one included
+  uint32_t incarnation = 0;                    // which process of that rank sent it, counted from 1
+  uint64_t held_bytes = 0;                     // that the transport was told of
+  std::packaged_task<void()>* call = nullptr;  // kCall; its owner waits for it
 
   // Each kind is about one kind of shard, but for kInit and kCapture.
   ServerSlice& slice() const { return static_cast<ServerSlice&>(*shard); }
@@ -70,6 +87,15 @@ class Summer {
       peak_ = std::max<uint64_t>(peak_, queue_.size());
     }
     if (thread_.joinable()) wake_.notify_one();
+  }
+
+  // Runs `call` before all that waits here, and returns when it is done. Needs the thread.
+  void call(std::function<void()> function) {
+    std::packaged_task<void()> call(std::move(function));
+    Task task{Task::Kind::kCall, nullptr};
+    task.call = &call;
+    push({0, std::numeric_limits<int32_t>::max()}, task);
+    call.get_future().get();
   }
 
   void stop() {

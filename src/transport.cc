@@ -83,35 +83,48 @@ void Transport::start() {
   const auto now = Clock::now();
   const auto connections = std::count_if(
       vans_.begin(), vans_.end(), [](const auto& van) { return van->stream().leaves_machine() && !van->is_watch(); });
+  sharing_link_ = std::max(1, static_cast<int>(connections));
   for (auto& van : vans_) {
-    van->stream().share_link(std::max(1, static_cast<int>(connections)));
     van->last_read = van->last_write = now;
-    add_to_epoll(send_epoll_, van->stream().write_fd(), van->stream().write_event() | EPOLLET, van.get());
-    add_to_epoll(receive_epoll_, van->stream().read_fd(), EPOLLIN | EPOLLRDHUP, van.get());
+    serve(*van);
   }
-  started_ = true;
+  started_ = takes_tasks_ = true;
   sender_ = std::thread([this] { send_loop(); });
   receiver_ = std::thread([this] { receive_loop(); });
   pthread_setname_np(sender_.native_handle(), "p3-sender");  // as top and gdb show them
   pthread_setname_np(receiver_.native_handle(), "p3-receiver");
 }
 
+void Transport::serve(Van& van) {
+  van.stream().share_link(sharing_link_);
+  add_to_epoll(send_epoll_, van.stream().write_fd(), van.stream().write_event() | EPOLLET, &van);
+  add_to_epoll(receive_epoll_, van.stream().read_fd(), EPOLLIN | EPOLLRDHUP, &van);
+}
+
 void Transport::send(const std::vector<Outgoing>& frames, Write write) {
   bool here = false;
   bool wake = false;
+  std::vector<Frame> unsent;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (error_ || stopping_) return;
     const auto now = Clock::now();
-    for (const Outgoing& out : frames) vans_[static_cast<size_t>(out.van)]->push(out.frame, now);
-    if (sending_) return;  // who sends will find them
-    most_urgent_waiting();
-    if (write == Write::kHere) {
-      here = sending_ = true;
-    } else {
-      wake = std::exchange(sender_sleeps_, false);
+    for (const Outgoing& out : frames) {
+      Van& van = *vans_[static_cast<size_t>(out.van)];
+      if (!van.lost)
+        van.push(out.frame, now);
+      else if (out.frame.context != nullptr)
+        unsent.push_back(out.frame);
+    }
+    if (!sending_ && role_wanted_ == 0) {  // else who sends will find them
+      most_urgent_waiting();
+      if (write == Write::kHere)
+        here = sending_ = true;
+      else
+        wake = std::exchange(sender_sleeps_, false);
     }
   }
+  for (const Frame& frame : unsent) handler_.sent(frame);
   if (here) wake = write_frames(kWritesHere);
   if (wake) raise_event(send_wake_);
 }
@@ -127,7 +140,7 @@ Van* Transport::most_urgent_writable() {
   Van* best = nullptr;
   for (size_t i = 1; i <= vans_.size(); ++i) {
     Van* van = vans_[(last_written_ + i) % vans_.size()].get();
-    if (van->writable && van->has_work() &&
+    if (van->writable && !van->broken && van->has_work() &&
         (best == nullptr || van->next_urgency().is_sooner_than(best->next_urgency())))
       best = van;
   }
@@ -139,6 +152,7 @@ Van* Transport::most_urgent_writable() {
 uint64_t Transport::most_urgent_waiting() {
   uint64_t own = 0, all = 0;
   for (const auto& van : vans_) {
+    if (van->lost) continue;  // what a dead process has told last stays in the memory that it shared
     own = std::max(own, van->waiting_to_leave());
     all = std::max(all, van->stream().peer_waiting());
   }
@@ -153,7 +167,7 @@ bool Transport::nothing_to_send() const {
 void Transport::queue_pings(Clock::time_point now) {
   const auto heartbeat = seconds(options_.heartbeat_s);  // not per van: this runs for every frame
   for (auto& van : vans_) {
-    if (van->has_work() || van->peer_left || now - van->last_write < heartbeat) continue;
+    if (van->has_work() || van->peer_left || van->lost || now - van->last_write < heartbeat) continue;
     Header ping;
     ping.round = handler_.last_round();
     ping.priority = std::numeric_limits<int32_t>::max();
@@ -169,7 +183,7 @@ void Transport::send_loop() {
       std::lock_guard<std::mutex> lock(mutex_);
       // What a van is writing belongs to who holds the role; without it not even has_work() may be asked.
       if (!sending_) queue_pings(Clock::now());
-      write = !sending_ && most_urgent_writable() != nullptr;
+      write = !sending_ && role_wanted_ == 0 && most_urgent_writable() != nullptr;
       if (write) {
         sending_ = true;
       } else if (finishing_ && !sending_ && nothing_to_send()) {
@@ -217,9 +231,10 @@ bool Transport::write_frames(int limit) {
       const auto now = Clock::now();
       queue_pings(now);  // an idle van must not look dead because another one is busy
       van = most_urgent_writable();
-      if (van == nullptr || i == limit || failing_ || stopping_) {
+      if (van == nullptr || i == limit || failing_ || stopping_ || role_wanted_ > 0) {
         sending_ = false;
-        if (failing_ || stopping_ || finishing_) stopped_.notify_all();  // the ending sender may wait for the role
+        // Who replaces a van, or the ending sender, may wait for the role.
+        if (failing_ || stopping_ || finishing_ || role_wanted_ > 0) stopped_.notify_all();
         return van != nullptr || finishing_;
       }
       last_written_ = static_cast<size_t>(van->number);
@@ -244,11 +259,59 @@ bool Transport::write_frames(int limit) {
         // first what the peer may have said before.
         std::lock_guard<std::mutex> lock(mutex_);
         van->writable = false;
-        van->give_up_frame();
-        van->broken = true;
+        van->broken = true;  // and keeps the frame, which may have to be given back
       }
     }
   }
+}
+
+// Waits until who sends has stopped, which is soon, and takes the role. False: this node fails, and gives all back.
+bool Transport::take_role() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++role_wanted_;
+  stopped_.wait(lock, [this] { return !sending_; });
+  --role_wanted_;
+  if (failing_) return false;
+  return sending_ = true;
+}
+
+void Transport::leave_role() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sending_ = sender_sleeps_ = false;
+  }
+  stopped_.notify_all();
+  raise_event(send_wake_);
+}
+
+void Transport::drop_van(int number) {
+  Van& van = *vans_[static_cast<size_t>(number)];
+  if (van.lost || !take_role()) return;
+  std::vector<Frame> unsent;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    van.drop(unsent);
+  }
+  // A frozen peer may keep the descriptors open that it shares with us, and they would stay in the epolls.
+  epoll_ctl(send_epoll_, EPOLL_CTL_DEL, van.stream().write_fd(), nullptr);
+  if (!std::exchange(van.read_closed, true)) epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
+  if (van.paused.exchange(false)) --paused_vans_;
+  van.stream().end_writing();
+  van.stream().close();
+  for (const Frame& frame : unsent)
+    if (frame.context != nullptr) handler_.sent(frame);
+  leave_role();
+}
+
+void Transport::replace_van(int number, std::unique_ptr<Stream> stream) {
+  Van& van = *vans_[static_cast<size_t>(number)];
+  if (!take_role()) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    van.replace(std::move(stream), Clock::now());
+  }
+  serve(van);
+  leave_role();
 }
 
 void Transport::announce_failure() {
@@ -263,6 +326,7 @@ void Transport::announce_failure() {
   header.kind = FrameKind::kFail;
   header.payload_bytes = static_cast<uint32_t>(text.size());
   for (auto& van : vans_) {
+    if (van->lost) continue;
     // Behind a half written frame the text would be taken for its payload; that peer sees the connection end instead.
     if (!van->mid_frame()) {
       van->give_up_frame();
@@ -305,6 +369,7 @@ void Transport::receive_loop() {
         last_look = now;
         handler_.look(now);
       }
+      run_tasks();
       more_work = !failing_ && handler_.work();
       resume_vans();
     } catch (const Error& error) {
@@ -313,12 +378,48 @@ void Transport::receive_loop() {
       fail(Error(ErrorKind::kStopped, options_.label + ": " + error.what() + " while receiving."));
     }
   }
+  std::deque<std::packaged_task<void()>> never_run;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    takes_tasks_ = false;
+    tasks_.swap(never_run);
+  }
+  never_run.clear();  // who waits for one hears of it
   release();
+}
+
+void Transport::run_in_receiver(std::function<void()> task) {
+  std::packaged_task<void()> packaged(std::move(task));
+  std::future<void> done = packaged.get_future();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (takes_tasks_) tasks_.push_back(std::move(packaged));
+  }
+  packaged = {};
+  raise_event(receive_wake_);
+  try {
+    done.get();
+  } catch (const std::future_error&) {
+    throw error().value_or(Error(ErrorKind::kStopped, options_.label + " has stopped."));
+  }
+}
+
+void Transport::run_tasks() {
+  while (true) {
+    std::packaged_task<void()> task;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (tasks_.empty()) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
 }
 
 void Transport::read_from(Van& van) {
   for (size_t reads = 0; reads < kReadsPerTurn && !failing_; ++reads) {
-    if (van.is_bounded && van.held_bytes() > options_.max_held_bytes) return pause(van);
+    if (van.is_bounded && !van.reads_on && van.held_bytes() > options_.max_held_bytes) return pause(van);
     switch (van.read_some()) {
       case Van::Progress::kBlocked:
         return;
@@ -351,7 +452,9 @@ void Transport::read_from(Van& van) {
           handler_.refuse(van.number, header, "not what its checksum says: the network or a host's memory altered it");
         handler_.received(van.number, header, van.received_payload());
       } else if (header.kind == FrameKind::kFail) {
-        throw Error(ErrorKind::kRemote, van.fail_text);
+        const Error failure(ErrorKind::kRemote, van.fail_text);
+        if (!goes_on_without(van, failure)) throw failure;
+        return;
       } else if (header.kind == FrameKind::kBye) {
         van.peer_left = true;
         handler_.left(van.number);
@@ -387,9 +490,9 @@ void Transport::resume_vans() {
     if (!van->paused) continue;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (van->broken) van->is_bounded = false;
+      if (van->broken) van->reads_on = true;
     }
-    if (van->is_bounded && !may_resume(*van)) continue;
+    if (!van->reads_on && !may_resume(*van)) continue;
     van->paused = false;
     --paused_vans_;
     van->last_read = Clock::now();
@@ -410,10 +513,11 @@ void Transport::note_reading_of_paused(Clock::time_point now) {
 
 // A peer that has failed cannot say why behind half a frame, but it tells others, who pass it on. So where one ends in the
 // middle of a frame, the cause has a moment to come from elsewhere before the loss itself counts as the cause.
-void Transport::lose(const Van& van) {
+void Transport::lose(Van& van) {
   const Error loss(ErrorKind::kPeerLost,
                    options_.label + ": lost " + van.label() + cause(van.error()) + whereabouts(van) +
                        ". Its process ended or its host became unreachable; see its log for the cause.");
+  if (goes_on_without(van, loss)) return;
   if (!van.mid_receive()) throw loss;
   if (!loss_) loss_ = {loss, Clock::now() + seconds(std::min(options_.heartbeat_s, options_.timeout_s / 4))};
 }
@@ -433,24 +537,29 @@ void Transport::accuse_silent_peers(Clock::time_point now) {
   };
   for (const auto& van : vans_) {
     if (!is_silent_for(*van, options_.timeout_s)) continue;
-    if (van->paused)
-      throw Error(ErrorKind::kPeerSilent,
-                  options_.label + ": " + van->label() + " has read nothing for " + number_text(options_.timeout_s) +
-                      " s of the " + std::to_string(van->held_bytes()) +
-                      " bytes that wait for it. It is stopped, overloaded or cut off; see its log.");
     const auto others = std::count_if(vans_.begin(), vans_.end(), [&](const auto& other) {
       return !other->peer_left && !other->read_closed && other != van;
     });
     const bool all = others > 0 && std::all_of(vans_.begin(), vans_.end(), [&](const auto& other) {
                        return other->peer_left || other->read_closed || is_silent_for(*other, options_.timeout_s / 2);
                      });
-    throw Error(ErrorKind::kPeerSilent,
-                options_.label + ": nothing heard from " + van->label() + " for " + number_text(options_.timeout_s) +
-                    " s" + whereabouts(*van) +
-                    (all ? ", nor from anyone else. This host is cut off from the network, or they are."
-                         : ". It is stopped, overloaded or cut off; see its log.") +
-                    " If it is only slow, raise P3_TIMEOUT_S.");
+    const std::string time = " for " + number_text(options_.timeout_s) + " s";
+    const std::string silence = van->paused ? van->label() + " has read nothing" + time + " of the " +
+                                                  std::to_string(van->held_bytes()) + " bytes that wait for it"
+                                            : "nothing heard from " + van->label() + time + whereabouts(*van);
+    const Error loss(ErrorKind::kPeerSilent,
+                     options_.label + ": " + silence +
+                         (all ? ", nor from anyone else. This host is cut off from the network, or they are."
+                              : ". It is stopped, overloaded or cut off; see its log.") +
+                         " If it is only slow, raise P3_TIMEOUT_S.");
+    if (!goes_on_without(*van, loss)) throw loss;
   }
+}
+
+bool Transport::goes_on_without(Van& van, const Error& loss) {
+  if (!handler_.lost(van.number, loss)) return false;
+  drop_van(van.number);
+  return true;
 }
 
 // --- ending --------------------------------------------------------------------------------------------------------
@@ -494,7 +603,8 @@ bool Transport::finish(double timeout_s) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!error_)
-      for (auto& van : vans_) van->push({bye}, Clock::now());
+      for (auto& van : vans_)
+        if (!van->lost) van->push({bye}, Clock::now());
     finishing_ = true;
   }
   raise_event(send_wake_);

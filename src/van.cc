@@ -39,6 +39,23 @@ void Van::hold(uint64_t bytes) {
   while (held > peak && !peak_held_bytes_.compare_exchange_weak(peak, held)) continue;
 }
 
+void Van::drop(std::vector<Frame>& unsent) {
+  lost = true;
+  if (std::exchange(writing_, false)) unsent.push_back(current_);
+  while (!queue_.empty()) unsent.push_back(queue_.pop());
+  for (const Frame& frame : unsent) let_go(held_by(frame));
+}
+
+void Van::replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now) {
+  stream_ = std::move(stream);
+  reading_ = Reading::kHeader;
+  in_header_bytes_ = ahead_bytes_ = 0;
+  error_ = 0;
+  writable = true;
+  peer_left = read_closed = reads_on = broken = lost = false;
+  last_read = last_write = now;
+}
+
 void Van::begin_frame(std::chrono::steady_clock::time_point now) {
   if (writing_) return;
   current_ = queue_.pop();

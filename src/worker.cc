@@ -104,7 +104,7 @@ class Worker::Impl : public Transport::Handler {
     return static_cast<int>(keys_.size()) - 1;
   }
 
-  void agree(int handle, const KeyPlan& plan) {
+  void agree(int handle, const KeyPlan& plan, bool catches_up) {
     std::vector<Transport::Outgoing> frames;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -114,6 +114,7 @@ class Worker::Impl : public Transport::Handler {
           !makes_sense(plan))
         throw Error(ErrorKind::kUsage, label() + ": the plan of key '" + key.name + "' does not fit its declaration.");
       key.plan = plan;
+      key.catches_up = catches_up;
       const bool aggregated = key.compression.encoding == Encoding::kPlain;
       key.by_leader = aggregated && leader_van_ >= 0;
       if (aggregated && leader_.leads()) key.machine_sum = leader_.sum_of(plan, 1);
@@ -273,6 +274,10 @@ class Worker::Impl : public Transport::Handler {
     if (known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
     Key& key = keys_[static_cast<size_t>(known->second)];
     if (is_push(header.kind)) return receive_push_into(van, key, header);
+    if (key.active && key.learns_round && header.kind == FrameKind::kValue) {
+      key.learns_round = false;
+      key.round = header.round;
+    }
     if (!key.active || header.round != key.round || header.key != key.plan_in_use().wire_key)
       refuse(van, header, "out of turn");
     const Operation& operation = key.operations.front();
@@ -353,6 +358,7 @@ class Worker::Impl : public Transport::Handler {
       complete_front(key);
       updated = key.updated;
       const Operation& operation = key.operations.front();
+      if (operation.kind == Operation::Kind::kInit) key.catches_up = key.learns_round = false;
       done = std::move(key.operations.front().done);
       if (operation.successor != nullptr && operation.kind == Operation::Kind::kInit)
         done = adopt(key, *operation.successor);
@@ -519,7 +525,7 @@ class Worker::Impl : public Transport::Handler {
       case Encoding::kPlain:
         return operation.kind != Operation::Kind::kStore && operation.kind != Operation::Kind::kCapture;
       case Encoding::kFloat16:
-        return operation.is_round() && key.compression.encoding == Encoding::kFloat16;
+        return (operation.is_round() || key.catches_up) && key.compression.encoding == Encoding::kFloat16;
       case Encoding::kAbsent:
         return operation.kind == Operation::Kind::kStore || operation.kind == Operation::Kind::kSkip ||
                operation.kind == Operation::Kind::kCapture;
@@ -576,6 +582,7 @@ class Worker::Impl : public Transport::Handler {
     if (key.active || !key.plan || failure_) return;
     if (key.next_plan != 0 && !begin_to_move(key)) return;
     if (key.operations.empty()) return;
+    if (key.catches_up) begin_to_catch_up(key);
     const Operation& operation = key.operations.front();
     key.active = true;
     const KeyPlan& plan = key.plan_in_use();
@@ -613,6 +620,21 @@ class Worker::Impl : public Transport::Handler {
     key.landed.assign(key.landed.size(), true);
     complete_at_once_.push_back(&key);
     transport_.ask_for_work();
+  }
+
+  void begin_to_catch_up(Key& key) {
+    const std::shared_ptr<std::vector<Operation>> instead = key.operations.front().to_catch_up;
+    if (instead != nullptr) {
+      pending_ += instead->size();
+      pending_ -= 2;
+      key.operations.erase(key.operations.begin(), key.operations.begin() + 2);
+      key.operations.insert(key.operations.begin(), std::make_move_iterator(instead->begin()),
+                            std::make_move_iterator(instead->end()));
+    }
+    Operation& operation = key.operations.front();
+    if (operation.kind != Operation::Kind::kInit) return;
+    operation.data = nullptr;
+    key.learns_round = true;
   }
 
   void begin_slices(Key& key, const Header& header, std::vector<Transport::Outgoing>& frames) {
@@ -788,7 +810,7 @@ int Worker::declare(std::string name, uint64_t elements, DType dtype, const Comp
   return impl_->declare(std::move(name), elements, dtype, compression);
 }
 
-void Worker::agree(int key, const KeyPlan& plan) { impl_->agree(key, plan); }
+void Worker::agree(int key, const KeyPlan& plan, bool catches_up) { impl_->agree(key, plan, catches_up); }
 
 void Worker::init(int key, const void* value, void* landing, int32_t priority, Done done) {
   const void* const data = impl_->rank() == 0 ? value : nullptr;  // rank 0's value is the job's

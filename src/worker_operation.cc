@@ -30,6 +30,8 @@ std::vector<Operation> init_rows(const RowsShape& shape, bool is_rank_0, const v
   if (is_rank_0) {
     const auto store = std::make_shared<RowsTransfer>(Kind::kStore, std::move(all), value, nullptr, uint8_t{0});
     operations.push_back(operation_of(Operation::Kind::kStore, nullptr, priority, 0, store));
+    operations.back().to_catch_up =
+        std::make_shared<std::vector<Operation>>(init_rows(shape, false, nullptr, landing, priority, done));
     const size_t bytes =
         landing == nullptr || landing == value ? 0 : shape.rows * shape.row_elements * size_of(shape.dtype);
     auto copied = [=, done = std::move(done)](const Error* error, bool updated) {

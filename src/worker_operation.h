@@ -37,6 +37,8 @@ struct Operation {
   uint8_t part = 0;
   std::shared_ptr<RowsTransfer> rows = nullptr;  // of a key of rows, instead of `data` and `landing`
   const Successor* successor = nullptr;          // whose plan it is about, instead of the key's
+  // Instead of this one and the next, if the key catches up.
+  std::shared_ptr<std::vector<Operation>> to_catch_up = nullptr;
   std::chrono::steady_clock::time_point asked_at = std::chrono::steady_clock::now();
 
   bool is_round() const { return kind == Kind::kPush || kind == Kind::kSkip; }
@@ -66,8 +68,10 @@ struct Key final : Encoder {
   uint64_t round = 0;                        // the last one begun
   std::deque<Operation> operations;          // the front one is under way if `active`
   bool active = false;
-  bool updated = false;      // a slice of the front one has come with a value
-  uint32_t outstanding = 0;  // slices that must land, and on a leader values that must leave, before it is complete
+  bool catches_up = false;    // until its first init is complete, which brings a value and its round
+  bool learns_round = false;  // the first slice of that value tells the round
+  bool updated = false;       // a slice of the front one has come with a value
+  uint32_t outstanding = 0;   // slices that must land, and on a leader values that must leave, before it is complete
   std::vector<bool> landed;
   bool by_leader = false;                   // its rounds go through the leader of this machine, another worker
   std::shared_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds

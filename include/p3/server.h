@@ -41,6 +41,18 @@ struct ServerOptions {
   // The leader of a machine with several workers pushes for all of them, and gets the value for them; but of compressed
   // keys, whose residuals are each worker's own.
   bool local_aggregation = true;
+  // Goes on without a worker that is lost, until another process takes its place. Needs local_aggregation false.
+  bool outlives_workers = false;
+};
+
+// What a server knows of a worker that is lost.
+struct LostWorker {
+  std::string problem;  // why no other process can take its place; empty: one can
+  struct Pushed {
+    uint32_t wire_key;
+    uint64_t round;  // the last one that it has pushed, of a slice or partition at least; 0: none
+  };
+  std::vector<Pushed> pushed;
 };
 
 class Server {
@@ -70,6 +82,17 @@ class Server {
 
   // What worker 0 has had copied (Worker::capture) since the last call.
   std::vector<CapturedArray> take_captured();
+  // Replacing a worker, with outlives_workers. Each returns when it is done; not from a thread of the core.
+  //
+  // It is gone, whether this server has noticed or not: its connection is closed, half received frames are thrown away,
+  // and nothing more is sent to it.
+  LostWorker lose_worker(int worker);
+  // Of each of these keys, completes that round for the lost worker, where it has pushed the one before it: it had
+  // nothing to add.
+  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds);
+  // Another process of that rank. Of keys that its predecessor had, its first frame is an absent kInit of round 0: the
+  // wish for the value of the last round that its predecessor pushed, or that was filled; its next push follows that.
+  void replace_worker(int worker, std::unique_ptr<Stream> stream);
 
   // As Worker's. fail() tells every worker through its van.
   void fail(const Error& error);

@@ -10,6 +10,8 @@
 //          ever blocks on a peer.
 // Memory:  payloads to send are borrowed until Handler::sent, or until Handler::failed: after failed() no borrowed
 //          memory is touched any more, in either direction.
+// Loss:    a Handler may go on without a van whose peer is lost. What was to leave on it is given back through
+//          Handler::sent, also what is sent to it later, until replace_van() puts another connection in its place.
 // Failure: the first Error wins. Every van on which no frame is half written carries it to its peer (kFail), then
 //          both threads end. A peer's kFail becomes this node's error, text unchanged: causes travel by the core alone.
 #pragma once
@@ -18,6 +20,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -48,10 +53,12 @@ class Transport {
     // Nothing more can be read just now, or a turn is over: does one piece of the handler's own queued work. True:
     // there is more, and the receiver comes back after a look at the vans.
     virtual bool work() { return false; }
-    // The payload of a frame that has a context is no longer borrowed.
+    // The payload of a frame that has a context is no longer borrowed. Of a lost van, also by who calls send().
     virtual void sent(const Frame& frame) = 0;
     // The peer said goodbye. May throw Error if it is still needed.
     virtual void left(int van) = 0;
+    // The connection has ended, its peer is silent, or has failed: as `loss` says. True: this node goes on without it.
+    virtual bool lost(int, const Error& /*loss*/) { return false; }
     // What this node is waiting for from that peer, for messages: " while key 'x' waited for round 3", or empty.
     virtual std::string waiting_for(int van) const = 0;
     // The last round that this node has completed; signs of life carry it. Any thread; takes no lock.
@@ -88,6 +95,13 @@ class Transport {
   // to the other workers of its machine. Who asks always reads, so nobody waits in a circle. Any thread.
   void hold(int van, uint64_t bytes) { vans_[static_cast<size_t>(van)]->hold(bytes); }
   void let_go(int van, uint64_t bytes);
+  // Runs `task` on the receiver thread, between two frames, and returns when it is done. Throws what it throws, or the
+  // failure that came before it. Not from a thread of the core.
+  void run_in_receiver(std::function<void()> task);
+  // In such a task: ends the van's connection, as if it had been lost and the handler went on. If it was, does nothing.
+  void drop_van(int van);
+  // Of a van that is lost.
+  void replace_van(int van, std::unique_ptr<Stream> stream);
 
   void fail(const Error& error);
   std::optional<Error> error() const;
@@ -118,8 +132,13 @@ class Transport {
   bool nothing_to_send() const;
   void queue_pings(Clock::time_point now);
   void announce_failure();
-  void lose(const Van& van);
   std::string whereabouts(const Van& van) const;
+  void lose(Van& van);
+  bool goes_on_without(Van& van, const Error& loss);
+  bool take_role();
+  void leave_role();
+  void run_tasks();
+  void serve(Van& van);
   void accuse_silent_peers(Clock::time_point now);
   void read_from(Van& van);
   void pause(Van& van);
@@ -142,6 +161,7 @@ class Transport {
   bool started_ = false;
   bool sender_sleeps_ = false;
   bool sending_ = false;     // somebody holds the sending role
+  int role_wanted_ = 0;      // who sends gives it up soon
   size_t last_written_ = 0;  // the van whose turn it was
   bool sender_done_ = false;
   std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty
@@ -151,6 +171,9 @@ class Transport {
   std::atomic<std::thread::id> receiver_id_{};
   std::optional<std::pair<Error, Clock::time_point>> loss_;  // receiver: of a peer, and when to fail of it
   int paused_vans_ = 0;                                      // receiver
+  int sharing_link_ = 1;                                     // vans that leave the machine
+  std::deque<std::packaged_task<void()>> tasks_;             // for the receiver
+  bool takes_tasks_ = false;
   std::thread sender_, receiver_;
 };
 

@@ -56,6 +56,10 @@ class Van {
   bool has_queued() const { return !queue_.empty(); }
   bool has_work() const { return writing_ || has_queued(); }
   bool mid_frame() const { return writing_ && (written_ > 0 || stream_->holds_unwritten()); }
+  // The connection is no more: moves what will never leave to `unsent`, a half written frame included.
+  void drop(std::vector<Frame>& unsent);
+  // Another connection to the same peer, as if nothing had ever come or left. Nobody may be using the van.
+  void replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now);
   // Of the frame that would move next. Precondition: has_work().
   Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
   // Of that frame, if it is to leave the machine; otherwise 0. A van without work has none.
@@ -73,6 +77,7 @@ class Van {
   // the stream full and the moment that is noted is not lost.
   bool writable = true;
   bool broken = false;  // a write has failed: what is queued will never leave
+  bool lost = false;    // from drop() to replace()
   uint64_t edges = 0;
   std::chrono::steady_clock::time_point last_write{};
 
@@ -96,6 +101,7 @@ class Van {
   uint64_t held_bytes() const { return held_bytes_; }
 
   bool is_bounded = false;          // before start(): it is not read while too much is held
+  bool reads_on = false;            // it is broken: for what the peer said last, and the end
   std::atomic<bool> paused{false};  // so it is now; written by the receiver
   uint64_t bytes_sent_then = 0;     // receiver: when it looked last whether the peer of a paused van reads
 

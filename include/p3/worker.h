@@ -76,7 +76,9 @@ class Worker {
   // The servers must know the same compression for its store.
   int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression = {});
   // The job's plan for it. Operations asked for earlier start now, in their order.
-  void agree(int key, const KeyPlan& plan);
+  // `catches_up`: this worker has taken the place of one that is lost, and the job has the key already. Its first init
+  // is a wish on rank 0, too, and the landing array gets the value of the round after which this worker goes on.
+  void agree(int key, const KeyPlan& plan, bool catches_up = false);
 
   // The value of the key, which is rank 0's, at first and whenever all workers call it again; `value` is ignored (and may
   // be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.

@@ -63,11 +63,14 @@ class Agreement:
         self._slices = 0  # of all keys so far
         self._wire_keys = 0
         self._plans: Dict[Identity, dict] = {}  # of each decided key, the latest
+        self._agreed: Dict[int, dict] = {}  # by wire key, as the workers were told
+        self._orders: Dict[int, dict] = {}  # by store, the latest
         self._leaving: Dict[int, Tuple[Identity, Set[Node]]] = {}  # former plans of sparse keys: who still uses them
         self._questions: Dict[Hashable, _Question] = {}
         self._barriers: Dict[int, Set[Node]] = {}  # of those under way: who has arrived
         self._barriers_entered: Dict[Node, int] = {}
         self._snapshots = SnapshotParts(self._workers + self._servers)
+        self.resumed = 0  # the round of the snapshot that the job began with
         self._claim_bytes: Dict[Node, int] = {}
         self._left: Set[Node] = set()
 
@@ -93,6 +96,35 @@ class Agreement:
         if role != node.role or node in self._left:
             raise ProtocolError("%s sent a %r message, which it may not now" % (node, message["kind"]))
         return getattr(self, "_on_" + message["kind"])(node, message)
+
+    # Replacing a worker (see replacing.py)
+
+    def stores(self) -> Dict[int, int]:
+        """Of each key that the servers have been told to define: its store, by wire key."""
+        return {wire_key: agreed["store"] for wire_key, agreed in self._agreed.items()}
+
+    def barriers_entered(self, node: Node) -> int:
+        return self._barriers_entered.get(node, 0)
+
+    def lose(self, node: Node) -> Sent:
+        """A worker is gone, and does not write its part of a snapshot that is under way."""
+        self._snapshots.leave(node)
+        return self._given_up_snapshot()
+
+    def catch_up(self, node: Node) -> List[dict]:
+        """What a worker that has taken a lost one's place must be told of the past. What is being decided, it hears as the
+        others do."""
+        self._snapshots.come_back(node)
+        told = [
+            dict(agreed, catch_up=True)
+            for wire_key, agreed in sorted(self._agreed.items())
+            if ("defined", wire_key) not in self._questions
+        ]
+        for (store, name), claims in sorted(self._options.items()):
+            value = claims.get(self._workers[0])
+            if value and ("option_set", (store, name)) not in self._questions:
+                told.append({"kind": "option_agreed", "store": store, "name": name, "value": value})
+        return told + list(self._orders.values())
 
     # From workers
 
@@ -120,8 +152,9 @@ class Agreement:
             "name": message["name"],
             "dtype": message["dtype"],
         }
-        agreed = dict(plan, kind="agreed", shape=message["shape"])
+        agreed = dict(plan, kind="agreed", shape=message["shape"], catch_up=False)
         self._plans[identity] = dict(plan, elements=elements)
+        self._agreed[plan["wire_key"]] = agreed
         return self._define(identity, agreed, predecessor=plan["wire_key"])
 
     def _define(self, identity: Identity, outcome: dict, predecessor: int) -> Sent:
@@ -172,6 +205,7 @@ class Agreement:
     def _on_order(self, node: Node, message: dict) -> Sent:
         if node.rank != 0:
             raise ProtocolError("%s announced an order; only worker 0 may" % (node,))
+        self._orders[message["store"]] = message
         return self._to(self._workers, message)
 
     def _on_barrier(self, node: Node, message: dict) -> Sent:
@@ -252,6 +286,7 @@ class Agreement:
 
     def _on_resume(self, node: Node, message: dict) -> Sent:
         self._require_rank_0(node, message)
+        self.resumed = message["round"]
         return self._to(self._workers, message)
 
     def _on_joined(self, node: Node, message: dict) -> Sent:

@@ -36,13 +36,14 @@ async def send(sock: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(sock, data)
 
 
-async def stop_accepting(accepting: asyncio.Task, listener: socket.socket) -> None:
-    """Cancels a task that waits in sock_accept() of `listener`, and closes that."""
+async def stop_accepting(accepting: asyncio.Task, listener: socket.socket, closes: bool = True) -> None:
+    """Cancels a task that waits in sock_accept() of `listener`, and `closes` that."""
     accepting.cancel()
     await asyncio.gather(accepting, return_exceptions=True)
     # Python 3.8 forgets this; the loop would take the next socket of the same number for the listener.
     asyncio.get_running_loop().remove_reader(listener.fileno())
-    listener.close()
+    if closes:
+        listener.close()
 
 
 async def prove_to_acceptor(

@@ -82,7 +82,9 @@ class Running:
 
 
 class Launcher:
-    def __init__(self, settings: Settings, hosts: Sequence[Host], num_workers: int, num_servers: int) -> None:
+    def __init__(
+        self, settings: Settings, hosts: Sequence[Host], num_workers: int, num_servers: int, worker_restarts: int = 0
+    ) -> None:
         self._settings = settings
         self._tasks = place(num_workers, num_servers, hosts)
         self._num_workers = num_workers
@@ -91,6 +93,7 @@ class Launcher:
         self._secret = secrets.token_hex(32)
         self._output = Output()
         self._running: List[Running] = []
+        self._restarts_left = {rank: worker_restarts for rank in range(num_workers)}
         self._job_started = False
         self._job_failure: Optional[str] = None  # in the scheduler's words
         self.may_restart = False  # the job began and then failed by itself
@@ -134,6 +137,7 @@ class Launcher:
             "DMLC_NUM_WORKER": str(self._num_workers),
             "DMLC_NUM_SERVER": str(self._num_servers),
         }
+        self._job, self._command = job, command
         inherited = {"P3_LISTEN_FD": str(listener.fileno()), "P3_STATUS_FD": str(status_write)}
         scheduler = Task("scheduler", 0, Host("localhost"), dict(inherited, DMLC_ROLE="scheduler"))
         try:
@@ -183,6 +187,8 @@ class Launcher:
                     return
                 status = json.loads(line)
                 self._job_started = self._job_started or status["state"] == "running"
+                if status["state"] == "lost":
+                    self._end_lost(status["rank"])
                 if status["state"] == "failed" and self._job_failure is None:
                     self._job_failure = status["text"]
         finally:
@@ -197,6 +203,11 @@ class Launcher:
         timeout_s: Optional[float] = None
         while ending:
             done, ending = await asyncio.wait(ending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in done if self._may_restart(task.result())]:
+                done.remove(task)
+                ending.add(asyncio.ensure_future((await self._restart(task.result())).ended()))
+            if not done and timeout_s is None:
+                continue
             failed = [task.result() for task in done if task.result().process.returncode != 0]
             if failed:
                 # The scheduler tells the others, which then end with errors of their own.
@@ -211,6 +222,32 @@ class Launcher:
                     return None
                 timeout_s = self._settings.timeout_s + _LAST_WORDS_S
         return None
+
+    # A lost worker
+
+    def _end_lost(self, rank: int) -> None:
+        """The job goes on without this process, which may be frozen or cut off."""
+        for running in self._running:
+            if (running.task.role, running.task.rank) == ("worker", rank) and running.process.returncode is None:
+                running.signal(signal.SIGKILL)
+
+    def _may_restart(self, ended: Running) -> bool:
+        return (
+            ended.task.role == "worker"
+            and ended.process.returncode != 0
+            and self._job_started
+            and self._job_failure is None
+            and self._restarts_left[ended.task.rank] > 0
+        )
+
+    async def _restart(self, ended: Running) -> Running:
+        self._restarts_left[ended.task.rank] -= 1
+        self._running.remove(ended)
+        ended.signal(signal.SIGKILL)  # what it left behind in its group
+        left = self._restarts_left[ended.task.rank]
+        self._say("%s; it is started anew, and may be %d more times" % (ended.obituary(), left))
+        await self._start(ended.task, self._job, self._command)
+        return self._running[-1]
 
     async def _end_all(self) -> None:
         alive = [running for running in self._running if running.process.returncode is None]
@@ -314,6 +351,7 @@ def run(
     command: Sequence[str],
     timeout_s: Optional[float],
     restarts: int = 0,
+    worker_restarts: int = 0,
 ) -> int:
     """See Launcher. A job that fails is started again, at most `restarts` times, within `timeout_s` for all of them.
 
@@ -328,7 +366,7 @@ def run(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
     async def launch() -> Tuple[int, bool]:
-        launcher = Launcher(settings, hosts, num_workers, num_servers)  # with a secret and a port of its own
+        launcher = Launcher(settings, hosts, num_workers, num_servers, worker_restarts)  # with a secret and a port of its own
         return await launcher.run(command, timeout_s, deadline), launcher.may_restart
 
     for attempt in itertools.count(1):

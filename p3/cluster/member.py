@@ -36,6 +36,7 @@ class Member:
         self.node: Node  # set by the welcome
         self.servers: List[dict] = []  # host, port, local, machine; by rank
         self.workers: List[dict] = []  # host, machine, local; by rank
+        self.rejoined: Optional[dict] = None  # of a worker that takes a lost one's place: see messages.py
 
     @classmethod
     async def join(cls, settings: Settings, door: Optional[List[DoorStep]] = None) -> Member:
@@ -77,6 +78,7 @@ class Member:
         member._label = str(member.node)
         member.servers = welcome["servers"]
         member.workers = welcome["workers"]
+        member.rejoined = welcome["rejoined"]
         return member
 
     def neighbours(self) -> List[int]:
@@ -141,6 +143,10 @@ class Member:
     def send(self, message: dict) -> None:
         self._stream.send(message)
 
+    def abort(self) -> None:
+        """Ends the connection without a word: the scheduler takes this node for lost."""
+        self._stream.abort()
+
     async def close(self, timeout_s: float = 2.0) -> None:
         """Sends what is queued, and closes when the scheduler has read it. No receive() may be under way."""
         await self._stream.close(timeout_s)
@@ -185,6 +191,7 @@ def _common_settings(settings: Settings) -> Dict[str, object]:
         "P3_LOCAL_AGGREGATION": int(settings.local_aggregation),
         "P3_SNAPSHOT_EVERY": 0 if settings.snapshot_dir is None else settings.snapshot_every,
         "P3_CHECKSUM": int(settings.checksum),
+        "P3_ON_WORKER_LOSS": settings.on_worker_loss,
     }
 
 

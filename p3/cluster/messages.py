@@ -83,6 +83,14 @@ def _list_of(fields: Dict[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
 
 
 _SNAPSHOT_PART = {"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256}
+def _rejoined(value: Any) -> bool:
+    return value is None or (type(value) is dict and _fits(_REJOINED, value))
+
+
+# What a process that takes a lost worker's place must know: the rounds that its predecessor counts as having pushed,
+# the round of the snapshot that the job was resumed from (0: none), the barriers that it had entered, and how many
+# processes of that rank are gone.
+_REJOINED = {"round": _int, "resumed": _int, "barriers": _int, "lost": _int}
 _SERVER = {"host": _str, "port": _int, "local": _str, "machine": _str}
 _WORKER = {"host": _str, "machine": _int, "local": _str}  # machine: equal for workers of one machine
 
@@ -131,10 +139,18 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "snapshot_written": {"round": _int, "bytes": _int, "sha256": _sha256},  # this server's or worker's part of it
     "resume": {"round": _int},  # worker 0's choice of a snapshot, 0: none; also from the scheduler to all workers
     "joined": {"worker": _int},  # it has called join(), and takes no part in snapshots; also to all workers
+    # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.
+    "lost_at": {"rank": _int, "problem": _str, "keys": _ints, "rounds": _ints},
+    "filled": {"rank": _int},  # and the server's door is open for another process of that rank
     "failed": {"text": _str},
     "bye": {},
     # The scheduler to a node.
-    "welcome": {"rank": _int, "servers": _list_of(_SERVER), "workers": _list_of(_WORKER)},  # both by rank
+    "welcome": {
+        "rank": _int,
+        "servers": _list_of(_SERVER),  # by rank, as the workers
+        "workers": _list_of(_WORKER),
+        "rejoined": _rejoined,
+    },
     "start": {},
     "define": {
         "wire_key": _int,
@@ -148,6 +164,8 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "partitions": _int,
         "predecessor": _int,  # the key whose other plan this is; wire_key itself: none
     },
+    "lost": {"rank": _int},  # to servers: that worker is gone
+    "fill": {"rank": _int, "keys": _ints, "rounds": _ints},  # to servers: it counts as part of these rounds
     "drop": {"wire_key": _int},  # no worker uses it any more
     "set_option": {"store": _int, "name": _str, "value": _flat},
     "count_for": {"worker": _int, "number": _int},
@@ -161,6 +179,7 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "slice_elements": _int,
         "row_elements": _int,
         "partitions": _int,
+        "catch_up": _bool,  # the job had the key before this worker joined
     },
     "repartitioned": {
         "store": _int,

@@ -25,13 +25,7 @@ class Rendezvous:
         role, label = message["role"], label_of(message)
         if role not in self._wanted:
             raise RendezvousError("%s: a node of role %r cannot join" % (label, role))
-        if message["protocol"] != PROTOCOL_VERSION:
-            raise RendezvousError(
-                "%s runs P3 %s with control protocol %d, %s has protocol %d: install the same version on all hosts"
-                % (label, message["version"], message["protocol"], self._label, PROTOCOL_VERSION)
-            )
-        counts = {"DMLC_NUM_WORKER": self._wanted["worker"], "DMLC_NUM_SERVER": self._wanted["server"]}
-        _compare(label, message["counts"], self._label, counts)
+        self._check_version(message)
         joined = self._joined[role]
         if len(joined) == self._wanted[role]:
             raise RendezvousError(
@@ -49,6 +43,21 @@ class Rendezvous:
                 if other["rank"] == rank:
                     raise RendezvousError("%s and %s both have P3_RANK=%d" % (label_of(other), label, rank))
         joined[identity] = message
+
+    def _check_version(self, message: dict) -> None:
+        label = label_of(message)
+        if message["protocol"] != PROTOCOL_VERSION:
+            raise RendezvousError(
+                "%s runs P3 %s with control protocol %d, %s has protocol %d: install the same version on all hosts"
+                % (label, message["version"], message["protocol"], self._label, PROTOCOL_VERSION)
+            )
+        counts = {"DMLC_NUM_WORKER": self._wanted["worker"], "DMLC_NUM_SERVER": self._wanted["server"]}
+        _compare(label, message["counts"], self._label, counts)
+
+    def check_replacement(self, message: dict, former: dict) -> None:
+        """Of a worker that wants the place of one that is lost; both as their `join` messages."""
+        self._check_version(message)
+        _compare(label_of(message), message["settings"], label_of(former), former["settings"])
 
     def complete(self) -> bool:
         return all(len(self._joined[role]) == count for role, count in self._wanted.items())

@@ -6,7 +6,8 @@ of its own that only reads; sending queues and returns; so no peer can hold up a
 The life of a job: nodes join (within P3_RENDEZVOUS_TIMEOUT_S) -> everyone gets its rank and the servers' addresses
 (`welcome`) -> everyone has connected to everyone it needs (`ready`) -> `start` -> ... -> every worker has said `bye` ->
 servers are told to `stop` -> they have said `bye`. The first failure anywhere, and the death of any node, ends the
-job instead: all others get its text (`abort`), and the scheduler exits with 1.
+job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=wait the
+others wait for a lost worker, until another process of its rank has joined (replacing.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from p3.cluster import auth, channel, encryption, messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node, listen, resolve
 from p3.cluster.rendezvous import Rendezvous, label_of
+from p3.cluster.replacing import Loss
 from p3.cluster.stragglers import Stragglers
 from p3.cluster.strangers import PACE_S, Gate
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
@@ -34,6 +36,7 @@ log = logging.getLogger("p3.scheduler")
 
 _FAREWELL_S = 2.0  # for nodes to take note of a failure and go
 _FIRST_MESSAGE = {auth.CONTROL: "join", auth.WATCH: "watch"}
+_REMINDER_S = 10.0  # between two log lines about a lost worker
 _WATCH_FRAME_BYTES = 80  # a sign of life of the core: one frame header
 _ROUND_IN_FRAME = slice(16, 24)
 
@@ -50,9 +53,21 @@ class _Member:
         self.last_heard = 0.0  # when its last sign of life came, and the round that it had completed by then
         self.last_round = 0
         self.left = False
+        self.gone = False  # lost, and perhaps replaced
+        self.catches_up = False  # takes a lost worker's place, and hears of nothing until it is ready
 
     def __str__(self) -> str:
         return str(self.node) if self.node else label_of(self.join)
+
+
+class _Vacancy:
+    """The place of a lost worker, until another process has taken it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text  # how it was lost
+        self.loss: Loss
+        self.is_open = asyncio.Event()  # the servers are ready for another process
+        self.is_filled = asyncio.get_running_loop().create_future()
 
 
 class Scheduler:
@@ -67,9 +82,14 @@ class Scheduler:
         self._by_node: Dict[Node, _Member] = {}
         self._agreement: Optional[Agreement] = None  # from `welcome` on
         self._stragglers: Optional[Stragglers] = None
+        self._places: list = []  # of the workers, as they are told
+        self._servers: list = []  # addresses, as the workers are told
+        self._vacancies: Dict[Node, _Vacancy] = {}
+        self._times_lost: Dict[Node, int] = {}
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
         self._gate = Gate(self._label, log)
+        self._waits: set = set()  # tasks
 
     async def run(self) -> Optional[str]:
         """Serves one job to its end. Returns the text of its failure, or None if every worker left in order."""
@@ -109,6 +129,9 @@ class Scheduler:
                 stream = await channel.Stream.over(sock)
                 try:
                     await self._serve_member(stream, first)
+                except Exception as error:  # our own mistake; without a word from us everyone would wait
+                    self._fail("%s: %s: %s" % (self._label, type(error).__name__, error))
+                    raise
                 finally:
                     stream.abort()
             else:
@@ -123,9 +146,14 @@ class Scheduler:
 
     async def _serve_member(self, stream: channel.Stream, join: dict) -> None:
         member = _Member(stream, join)
+        lost = self._lost_worker(join)
         try:
             if self._end.done():
                 raise RendezvousError("the job has ended already")
+            if lost is not None:
+                await self._take_place(lost, member)
+                await self._follow(member)
+                return
             self._rendezvous.join(len(self._members), join)
         except RendezvousError as error:
             text = "%s: %s" % (self._label, error)
@@ -140,16 +168,22 @@ class Scheduler:
         log.info("%s: %s joined", self._label, member)
         if self._rendezvous.complete():
             self._welcome()
+        await self._follow(member)
+
+    async def _follow(self, member: _Member) -> None:
+        """What a member says, to its end."""
         try:
             while not member.left:
-                message = await stream.receive()
+                message = await member.stream.receive()
+                if member.gone:
+                    break
                 if message is None:
                     self._lost(member, "closed its control connection without a goodbye: its process probably ended")
                     break
                 self._on_message(member, message)
         except (ProtocolError, DisagreementError) as error:
             self._fail("%s: %s" % (self._label, error))
-        await stream.close(_FAREWELL_S)
+        await member.stream.close(_FAREWELL_S)
 
     async def _watch(self, sock: socket.socket, first: dict, peer: auth.Acceptor) -> None:
         """Echoes the core's signs of life, and notices when they cease."""
@@ -206,23 +240,25 @@ class Scheduler:
         servers = sorted(node for node in self._by_node if node.role == "server")
         common = self._by_node[workers[0]].join["settings"]
         self._agreement = Agreement(workers, servers, common["P3_SLICE_ELEMENTS"], common["P3_PARTITIONS"])
-        addresses = [
+        self._servers = [
             {field: self._by_node[server].join[field] for field in ("host", "port", "local", "machine")}
             for server in servers
         ]
         machines: Dict[str, int] = {}  # numbered by the first worker on each
-        places = []
         for worker in workers:
             join = self._by_node[worker].join
             machine = machines.setdefault(join["machine"], len(machines))
-            places.append({"host": worker.host, "machine": machine, "local": join["local"]})
+            self._places.append({"host": worker.host, "machine": machine, "local": join["local"]})
         settings = self._settings
         self._stragglers = Stragglers(
-            workers, [place["machine"] for place in places], settings.straggler_s, settings.stuck_s
+            workers, [place["machine"] for place in self._places], settings.straggler_s, settings.stuck_s
         )
-        for node, member in self._by_node.items():
-            welcome = {"kind": "welcome", "rank": node.rank, "servers": addresses, "workers": places}
-            self._tell(member, welcome)
+        for member in self._by_node.values():
+            self._tell(member, self._welcome_for(member.node))
+
+    def _welcome_for(self, node: Node, rejoined: Optional[dict] = None) -> dict:
+        common = {"servers": self._servers, "workers": self._places, "rejoined": rejoined}
+        return dict(common, kind="welcome", rank=node.rank)
 
     def _on_message(self, member: _Member, message: dict) -> None:
         kind = message["kind"]
@@ -234,10 +270,12 @@ class Scheduler:
             raise ProtocolError("%s sent a %r message before it had a rank" % (member, kind))
         elif kind == "ready":
             self._on_ready(member)
-        elif kind == "late":
+        elif kind == "late" and not self._is_lost(message["worker"]):
             text = self._stragglers.note(member.node, message, time.monotonic())
             if text is not None:
                 log.warning("%s: %s", self._label, text)
+        elif kind in ("lost_at", "filled") and member.node.role == "server":
+            self._on_loss_message(member.node, message)
         elif kind == "bye" and member.node.role == "server":
             member.left = True
             if all(m.left for m in self._members.values()):
@@ -254,7 +292,9 @@ class Scheduler:
         if not member.watched or member.ready:
             raise ProtocolError("%s is ready at the wrong time" % member)
         member.ready = True
-        if all(m.ready for m in self._members.values()):
+        if member.catches_up:
+            self._readmit(member)
+        elif all(m.ready for m in self._members.values()):
             log.info("%s: all nodes are connected", self._label)
             self._started.set()
             self._gate.pace_s = PACE_S
@@ -286,12 +326,119 @@ class Scheduler:
             self._fail("%s: %s did not end %g s after the last worker" % (self._label, slow, self._settings.timeout_s))
 
     def _lost(self, member: _Member, what: str) -> None:
-        if not member.left:
-            heard = ""
-            if self._started.is_set():
-                done = "round %d" % member.last_round if member.last_round else "no round"
-                heard = "; when last heard of, it had completed %s" % done
-            self._fail("%s: %s %s%s. See its log." % (self._label, member, what, heard))
+        if member.left or member.gone:
+            return
+        heard = ""
+        if self._started.is_set():
+            done = "round %d" % member.last_round if member.last_round else "no round"
+            heard = "; when last heard of, it had completed %s" % done
+        text = "%s: %s %s%s. See its log." % (self._label, member, what, heard)
+        if not self._settings.replaces_workers or member.node is None or member.node.role != "worker":
+            self._fail(text)
+        elif not self._started.is_set():
+            self._fail(text + " It cannot be replaced: the job had not started yet.")
+        elif not self._end.done():
+            self._begin_to_wait(member, text)
+
+    # Replacing a worker
+
+    def _begin_to_wait(self, member: _Member, text: str) -> None:
+        member.gone = True
+        member.stream.abort()
+        node, timeout_s = member.node, self._settings.rejoin_timeout_s
+        log.warning("%s The others wait for another process of rank %d, at most %g s.", text, node.rank, timeout_s)
+        self._report({"state": "lost", "rank": node.rank})
+        self._times_lost[node] = self._times_lost.get(node, 0) + 1
+        if node not in self._vacancies:  # else who came in its place is lost as well
+            self._vacancies[node] = _Vacancy(text)
+            task = asyncio.get_running_loop().create_task(self._wait_for(node, self._vacancies[node]))
+            self._waits.add(task)
+            task.add_done_callback(self._waits.discard)
+        for other, message in self._agreement.lose(node):
+            self._tell(self._by_node[other], message)
+        servers = sorted(other for other in self._by_node if other.role == "server")
+        vacancy = self._vacancies[node]
+        vacancy.loss = Loss(servers, self._agreement.stores())
+        vacancy.is_open.clear()
+        for server in servers:
+            self._tell(self._by_node[server], {"kind": "lost", "rank": node.rank})
+
+    async def _wait_for(self, node: Node, vacancy: _Vacancy) -> None:
+        """Says every now and then who is waited for, and fails the job when that took too long."""
+        loop = asyncio.get_running_loop()
+        began, timeout_s = loop.time(), self._settings.rejoin_timeout_s
+        while True:
+            left_s = began + timeout_s - loop.time()
+            if left_s <= 0:
+                text = "%s Nobody took its place within %g s (P3_REJOIN_TIMEOUT_S)." % (vacancy.text, timeout_s)
+                self._fail(text)
+            await asyncio.wait(
+                {self._end, vacancy.is_filled}, timeout=min(_REMINDER_S, left_s), return_when=asyncio.FIRST_COMPLETED
+            )
+            waited_s = loop.time() - began
+            if self._end.done():
+                return
+            if vacancy.is_filled.done():
+                log.warning("%s: %s is there again after %.1f s", self._label, node, waited_s)
+                return
+            log.warning("%s: waiting for %s for %.0f s", self._label, node, waited_s)
+
+    def _on_loss_message(self, server: Node, message: dict) -> None:
+        vacancy = next((v for node, v in self._vacancies.items() if node.rank == message["rank"]), None)
+        if vacancy is None:
+            raise ProtocolError("%s sent %r of a worker that is not lost" % (server, message["kind"]))
+        if message["kind"] == "filled":
+            vacancy.loss.on_filled(server, message)
+        else:
+            try:
+                fill = vacancy.loss.on_lost_at(server, message)
+            except RendezvousError as error:
+                self._fail("%s It cannot be replaced: %s." % (vacancy.text, error))
+                return
+            for other, member in self._by_node.items():
+                if fill is not None and other.role == "server":
+                    self._tell(member, fill)
+        if vacancy.loss.is_vacant:
+            vacancy.is_open.set()
+
+    def _is_lost(self, rank: int) -> bool:
+        return any(node.rank == rank for node in self._vacancies)
+
+    def _lost_worker(self, join: dict) -> Optional[Node]:
+        """The node whose place a process wants, if that is one that is lost."""
+        if join["role"] != "worker":
+            return None
+        return next((node for node in self._vacancies if node.rank == join["rank"]), None)
+
+    async def _take_place(self, node: Node, member: _Member) -> None:
+        """Gives a process that has joined the place of a lost one. RendezvousError if it cannot have it."""
+        vacancy, former = self._vacancies[node], self._by_node[node]
+        self._rendezvous.check_replacement(member.join, former.join)
+        opening = asyncio.ensure_future(vacancy.is_open.wait())
+        await asyncio.wait({opening, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        opening.cancel()
+        if self._end.done() or not vacancy.loss.is_vacant:
+            raise RendezvousError("the place of %s is taken, or the job has ended" % (node,))
+        vacancy.loss.is_taken = True
+        vacancy.is_open.clear()
+        member.node, member.catches_up = node, True
+        identity = next(i for i, other in self._members.items() if other is former)
+        self._members[identity] = self._by_node[node] = member
+        past = {
+            "round": vacancy.loss.round,
+            "resumed": self._agreement.resumed,
+            "barriers": self._agreement.barriers_entered(node),
+            "lost": self._times_lost[node],
+        }
+        member.stream.send(self._welcome_for(node, past))
+
+    def _readmit(self, member: _Member) -> None:
+        """Its connections stand: it trains on with the others."""
+        member.catches_up = False
+        self._tell(member, {"kind": "start"})
+        for message in self._agreement.catch_up(member.node):
+            self._tell(member, message)
+        self._vacancies.pop(member.node).is_filled.set_result(None)
 
     def _fail(self, text: str) -> None:
         """The first failure is the job's; what follows is mostly its consequence."""
@@ -300,10 +447,11 @@ class Scheduler:
             self._report({"state": "failed", "text": text})
             self._end.set_result(text)
             for member in self._members.values():
+                member.catches_up = False
                 self._tell(member, {"kind": "abort", "text": text})
 
     def _tell(self, member: _Member, message: dict) -> None:
-        if not member.left:
+        if not member.left and not member.gone and not member.catches_up:
             member.stream.send(message)
 
     def _report(self, state: dict) -> None:

@@ -40,6 +40,9 @@ class SnapshotParts:
     def leave(self, node: Node) -> None:
         self._left.add(node)
 
+    def come_back(self, node: Node) -> None:
+        self._left.discard(node)
+
     def given_up(self) -> Optional[int]:
         """The round of the snapshot that has just become impossible, if it has."""
         parts = self._reported.get(self._round)

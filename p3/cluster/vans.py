@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import socket
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set
 
 from p3.cluster import auth, channel, encryption
 from p3.cluster.node import Node, listen, machine_id, resolve
@@ -85,17 +85,47 @@ async def accept_workers(
     ranks: Collection[int],
     role: str = "server",
     settings: Settings = Settings(),
+    stays_open: bool = False,
 ) -> Dict[int, Van]:
     """One van per worker of those ranks, accepted by a node of `role`. Never returns if one stays away: the caller holds
-    the deadline."""
-    loop = asyncio.get_running_loop()
-    taken: Set[int] = set()  # ranks that have come, found or about to be
+    the deadline. Closes the door, unless it `stays_open`."""
     found: Dict[int, Van] = {}
     complete = asyncio.Event()
+
+    def arrived(rank: int, van: Van) -> None:
+        found[rank] = van
+        if len(found) == len(ranks):
+            complete.set()
+
+    admitting = asyncio.ensure_future(admit_workers(door, secret, label, set(ranks), arrived, role, settings))
+    try:
+        await complete.wait()
+    finally:
+        admitting.cancel()
+        await asyncio.gather(admitting, return_exceptions=True)
+        if not stays_open:
+            door.close()
+    return found
+
+
+async def admit_workers(
+    door: DoorStep,
+    secret: bytes,
+    label: str,
+    ranks: Set[int],
+    arrived: Callable[[int, Van], None],
+    role: str = "server",
+    settings: Settings = Settings(),
+    pace_s: float = 0.0,
+) -> None:
+    """Calls `arrived` for each van of a worker whose rank is in `ranks` by then, and takes the rank out of it. Until
+    cancelled; leaves the door open. `pace_s`: Gate's."""
+    loop = asyncio.get_running_loop()
     gate = Gate(label, log)
+    gate.pace_s = pace_s
 
     async def admit(sock: socket.socket, source: str) -> None:
-        van, rank = Van(sock, []), None
+        van, taken = Van(sock, []), None
         try:
             encrypts = settings.tls and sock.family != socket.AF_UNIX
             peer = await channel.prove_to_connector(sock, secret, role, encrypts)
@@ -103,10 +133,11 @@ async def accept_workers(
             if peer.role != "worker" or peer.purpose != auth.DATA:
                 raise ProtocolError("it is no worker's data connection")
             hello = await channel.read_message(sock, "van")
-            if hello["rank"] not in ranks or hello["rank"] in taken:
-                raise ProtocolError("there is no need of a worker %d" % hello["rank"])
             rank = hello["rank"]
-            taken.add(rank)
+            if rank not in ranks:
+                raise ProtocolError("there is no need of a worker %d" % rank)
+            ranks.remove(rank)
+            taken = rank
             if hello["ring"]:
                 if sock.family != socket.AF_UNIX or hello["ring"] != _RING_DESCRIPTORS:
                     raise ProtocolError("it offers shared memory that cannot be")
@@ -115,24 +146,23 @@ async def accept_workers(
             if encrypts:
                 key = peer.key(_subject(rank, label))
                 van = van._replace(tls=await encryption.secure(sock, key, False, settings))
-            found[rank] = van
-            if len(found) == len(ranks):
-                complete.set()
+            kept, taken, van = van, None, None
+            arrived(rank, kept)
         except (AuthenticationError, ProtocolError, OSError) as error:
             gate.refused(source, error)
         finally:
-            if found.get(rank) is not van:
-                taken.discard(rank)
+            if taken is not None:
+                ranks.add(taken)
+            if van is not None:
                 van.close()
 
     accepting = [loop.create_task(gate.serve(listener, admit)) for listener in door.listeners]
     try:
-        await complete.wait()
+        await asyncio.gather(*accepting)
     finally:
         for task, listener in zip(accepting, door.listeners):
-            await channel.stop_accepting(task, listener)
+            await channel.stop_accepting(task, listener, closes=False)
         await gate.close(_FAREWELL_S)
-    return found
 
 
 def _subject(rank: int, acceptor: str) -> str:

@@ -21,6 +21,7 @@ from p3.cluster.stragglers import report_late
 from p3.cluster.vans import accept_workers
 from p3.errors import ConfigError, RendezvousError
 from p3.server.options import validate
+from p3.server.replacing import Replacing
 from p3.server.snapshots import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
@@ -108,6 +109,7 @@ async def _serve(settings: Settings) -> None:
             threads=settings.server_threads,
             machines=[worker["machine"] for worker in member.workers],
             local_aggregation=settings.local_aggregation,
+            outlives_workers=settings.replaces_workers,
             heartbeat_s=settings.heartbeat_s,
             timeout_s=settings.timeout_s,
             notsent_low_water_bytes=settings.notsent_lowat_bytes,
@@ -116,7 +118,12 @@ async def _serve(settings: Settings) -> None:
         )
         vans = await member.unless_aborted(
             accept_workers(
-                door[0], settings.job_secret(), label, range(len(member.workers)), settings=settings
+                door[0],
+                settings.job_secret(),
+                label,
+                range(len(member.workers)),
+                settings=settings,
+                stays_open=settings.replaces_workers,
             )
         )
         for rank, van in sorted(vans.items()):
@@ -127,11 +134,14 @@ async def _serve(settings: Settings) -> None:
         await member.start()
         core.start()
         log.info("%s: started with %d workers", label, len(member.workers))
+        replacing = Replacing(core, door[0], settings, label) if settings.replaces_workers else None
         try:
             snapshots = SnapshotWriter(core, settings, label, member.node.rank)
-            await _follow(member, core, snapshots, label, settings.straggler_s)
+            await _follow(member, core, snapshots, replacing, label, settings.straggler_s)
         finally:
             core.stop()
+            if replacing is not None:
+                await replacing.close()
     except RendezvousError as error:  # the scheduler, and so everyone, hears why; of an abort it knows
         member.send({"kind": "failed", "text": sendable(str(error))})
         raise
@@ -140,7 +150,12 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _follow(
-    member: Member, core: P3Server, snapshots: SnapshotWriter, label: str, straggler_s: float
+    member: Member,
+    core: P3Server,
+    snapshots: SnapshotWriter,
+    replacing: Optional[Replacing],
+    label: str,
+    straggler_s: float,
 ) -> None:
     """Control messages until `stop`. Raises the first failure, the core's own or the job's."""
     loop = asyncio.get_running_loop()
@@ -174,7 +189,9 @@ async def _follow(
                 if message["kind"] == "write_snapshot":
                     snapshots.write(message["round"], on_written)
                     continue
-                answer = obey(core, message)
+                answer = replacing.obey(message) if replacing is not None else None
+                if answer is None:
+                    answer = obey(core, message)
                 if answer is not None:
                     member.send(answer)
         except RendezvousError as error:  # an abort, or the scheduler is gone: the workers hear it from us as well

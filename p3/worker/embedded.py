@@ -32,6 +32,8 @@ class EmbeddedLink:
     local_rank = 0
     local_size = 1
     aggregates = False
+    rejoined = None
+    replaces_workers = False
     pushes = 1
     label = str(_WORKER)
 

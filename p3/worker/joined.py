@@ -114,6 +114,8 @@ class JoinedLink:
     async def _open_vans(self, door: Optional[List[DoorStep]]) -> None:
         settings, member = self.settings, self._member
         self.rank = member.node.rank
+        self.rejoined = member.rejoined
+        self.replaces_workers = settings.replaces_workers
         self.num_workers = len(member.workers)
         self.num_servers = len(member.servers)
         neighbours = member.neighbours()
@@ -124,7 +126,8 @@ class JoinedLink:
         self.pushes = len(machines) if settings.local_aggregation else self.num_workers
         self.slice_elements = settings.slice_elements
         self.route = settings.route
-        self.searches_partitions = settings.partitions == "auto"
+        # What moves while a worker is lost would be lost with it.
+        self.searches_partitions = settings.partitions == "auto" and not settings.replaces_workers
         self.label = str(member.node)
         self.recording = Recording.of(settings, member.node)
         self.core = P3Worker(
@@ -193,5 +196,9 @@ class JoinedLink:
         self._loop.remove_reader(self.core.event_fd)
         error = self.core.error
         if error is not None and not self._leaving:
+            if self.replaces_workers and error.kind in ("peer_lost", "peer_silent"):
+                # Perhaps only this worker is cut off, and is to be replaced. If its peer is dead, others see it.
+                self._reported = True
+                self._member.abort()
             self.report(str(error))
             self._on_failure()

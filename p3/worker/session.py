@@ -67,6 +67,10 @@ class Session:
         self.label: str = link.label  # "worker 2 (10.0.0.5)", as messages name this node
         self.slice_elements: int = link.slice_elements
         self.wait_timeout_s: float = link.wait_timeout_s
+        past = link.rejoined or {"barriers": 0, "lost": 0}
+        # If this process has taken the place of one that was lost: the steps that are behind the job, those before the
+        # snapshot that it was resumed from included. The first init of each key brings the value after them.
+        self.rejoined_at: Optional[int] = past["round"] + past["resumed"] if link.rejoined else None
         self._link = link
         self._changed = threading.Condition()  # guards all below; notified when any of it, or the core's state, changes
         self._keys: Dict[Tuple[int, Name], Key] = {}
@@ -78,9 +82,9 @@ class Session:
         self._partitions: Dict[Tuple[int, Name], int] = {}  # of sparse keys
         self._moving: Set[Tuple[int, Name]] = set()  # those that are on their way to other partitions
         self._stores = 0
-        self._barriers = 0
-        self._barriers_done = 0
-        self._counts = 0
+        self._barriers = self._barriers_done = past["barriers"]
+        self._barriers_behind = past["barriers"]  # that the predecessor has entered, and this script may come to again
+        self._counts = past["lost"] << 32  # other numbers than those of a predecessor
         self._counters: Dict[int, Optional[List[dict]]] = {}  # of each count under way: what the servers said
         self._unusable: Optional[str] = None  # why no call is possible any more: closed, or a forked child
         self._failure_is_known = False  # to the script: it caused the job's failure, or has been told
@@ -217,7 +221,12 @@ class Session:
         optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull.
         """
         self.check()
+        self.catch_up()
         return self.core.push(key.handle, gradient, landing, priority, (lr, wd, rescale, updates, schedule))
+
+    def catch_up(self) -> None:
+        """Before the first push: this process trains on from where the one stood whose place it has taken."""
+        self._barriers_behind = 0
 
     def skip(self, key: Key, landing: Any, priority: int = 0):
         """One round without a gradient of this worker, which has taken its last step while others go on.
@@ -270,6 +279,7 @@ class Session:
         An id that the key does not have fails the job.
         """
         self.check()
+        self.catch_up()
         scalars = (lr, wd, rescale, updates, schedule)
         return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
 
@@ -319,6 +329,11 @@ class Session:
             raise ValueError(
                 "%s: key %r cannot get %r partitions: only rank 0 cuts sparse keys anew, into at most their rows"
                 % (self.label, key.name, partitions)
+            )
+        if self._link.replaces_workers:
+            raise ValueError(
+                "%s: rows do not move where a lost worker is replaced (P3_ON_WORKER_LOSS=wait); set P3_PARTITIONS"
+                % self.label
             )
         if self.is_moving(key):
             raise ValueError("%s: key %r is on its way to other partitions already" % (self.label, key.name))
@@ -402,9 +417,16 @@ class Session:
             return list(self._orders.get(store, ()))
 
     def barrier(self, timeout_s: Optional[float] = None) -> None:
-        """Returns when every worker has called it as often as this one. TimeoutError after P3_WAIT_TIMEOUT_S."""
+        """Returns when every worker has called it as often as this one. TimeoutError after P3_WAIT_TIMEOUT_S.
+
+        In a process that takes a lost one's place, and before its first push, barriers that the lost one had entered
+        return at once.
+        """
         self.check()
         with self._changed:
+            if self._barriers_behind > 0:
+                self._barriers_behind -= 1
+                return
             self._barriers += 1
             number = self._barriers
         self._link.send({"kind": "barrier", "number": number})
@@ -435,7 +457,8 @@ class Session:
     def resume(self) -> Resumed:
         """By every worker, before its first key: finds the newest valid snapshot in P3_SNAPSHOT_DIR.
 
-        Its round, and this worker's state; (0, {}) where there is none. Then give each init() resumed_value(), and call
+        Its round, and this worker's state; (0, {}) where there is none, (rejoined_at, {}) in a process that has taken the
+        place of a lost one. Then give each init() resumed_value(), and call
         restore() before the key's first round. Blocks until worker 0 has chosen, at most P3_WAIT_TIMEOUT_S. ValueError if
         the snapshot is of a job with another number of workers.
         """
@@ -459,6 +482,12 @@ class Session:
         for store, name, residual in (self.snapshots.own or {}).get("residuals", ()):
             if (store, name) == (key.store, key.name) and residual is not None:
                 self.core.restore_residual(key.handle, residual)
+
+    def agreed_shape(self, store: int, name: Name) -> Optional[Tuple[int, ...]]:
+        """Of a key that the job has; None if it has none by now."""
+        with self._changed:
+            plan = self._plans.get((store, name))
+            return None if plan is None else tuple(plan["shape"])
 
     def describe_key(self, key: Key, id: Name) -> dict:
         """A captured key as a snapshot describes it (p3.snapshots.files.Snapshot); `id`: what the script calls it."""
@@ -620,7 +649,12 @@ class Session:
             self._partitions[key.store, key.name] = plan["partitions"]
             plan = dict(plan)  # a move changes it
         self.core.agree(
-            key.handle, plan["wire_key"], plan["first_slice"], plan["slice_elements"], plan["partitions"]
+            key.handle,
+            plan["wire_key"],
+            plan["first_slice"],
+            plan["slice_elements"],
+            plan["partitions"],
+            plan["catch_up"],
         )
         if self._link.recording is not None:
             slices = plan["partitions"] or slice_count(math.prod(key.shape), plan["slice_elements"])

@@ -157,6 +157,8 @@ class Snapshots:
 
     def resume(self) -> Resumed:
         """Finds the newest valid snapshot; on every worker, before its first key. Blocks, at most P3_WAIT_TIMEOUT_S."""
+        if self._session.rejoined_at is not None:
+            return Resumed(self._session.rejoined_at, {})
         if self._directory is None:
             return Resumed(0, {})
         if self._chosen is None:
@@ -199,7 +201,7 @@ class Snapshots:
     @property
     def chosen(self) -> bool:
         """Whether resume() has been called."""
-        return self._chosen is not None or self._directory is None
+        return self._chosen is not None or self._directory is None or self._session.rejoined_at is not None
 
     def value(self, key, id) -> Optional[Any]:
         described = self._described(key, id)

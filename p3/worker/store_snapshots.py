@@ -89,17 +89,9 @@ def restore_trainers(store, trainers):
             "resume: %d Trainers are given, but the snapshot was taken with %d; give both methods the same, in one order"
             % (len(trainers), len(saved))
         )
+    source = session.snapshots.source
     for trainer, own in zip(trainers, saved):
-        its_store = trainer._kvstore_params["kvstore"]
-        number_of_store = (its_store if isinstance(its_store, type(store)) else store)._store
-        for number, parameter in enumerate(trainer._params):
-            key = session.snapshots.source.key(number_of_store, number)
-            if parameter._deferred_init and key is not None:  # the first batch would have told the shape
-                parameter.shape = tuple(key["shape"])
-                parameter._finish_deferred_init()
-        if not trainer._kv_initialized:
-            trainer._init_kvstore()
-        trainer._init_params()
+        _give_keys(store, trainer, lambda of_store, number: (source.key(of_store, number) or {}).get("shape"))
         for number, arrays in own["arrays"].items():
             for array, value in zip(trainer._params[number].list_data(), arrays):
                 value.copyto(array)
@@ -108,6 +100,25 @@ def restore_trainers(store, trainers):
         _restore_numbers(trainer._optimizer, own["optimizer"])
         trainer._scale = own["scale"]
         _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
+
+
+def fetch_weights(store, trainers):
+    """In a process that has taken a lost worker's place: gives each Trainer its keys, and with them the job's weights."""
+    for trainer in trainers:
+        _give_keys(store, trainer, store._session.agreed_shape)
+
+
+def _give_keys(store, trainer, shape_of):
+    its_store = trainer._kvstore_params["kvstore"]
+    number_of_store = (its_store if isinstance(its_store, type(store)) else store)._store
+    for number, parameter in enumerate(trainer._params):
+        shape = shape_of(number_of_store, number)
+        if parameter._deferred_init and shape is not None:  # the first batch would have told it
+            parameter.shape = tuple(shape)
+            parameter._finish_deferred_init()
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    trainer._init_params()
 
 
 def restore_optimizer(store):
@@ -126,13 +137,14 @@ def value_of(store, entry, arrays):
     `arrays`: the script's own of this key, which must be given the value before anything is computed with them.
     """
     own = _saved(store)
-    if own is None or store._session.snapshots.source.key(store._store, entry.id) is None:
-        return None
-    if any(array._fresh_grad for array in arrays):
+    is_known = own is not None and store._session.snapshots.source.key(store._store, entry.id) is not None
+    if (is_known or store._session.rejoined_at is not None) and any(array._fresh_grad for array in arrays):
         raise MXNetError(
-            f"key {entry.id!r}: its first gradient was computed before the weights of the snapshot were there. Give the "
-            "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
+            f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the Trainer to "
+            "resume, before the first step: kv.resume(trainer=trainer)"
         )
+    if not is_known:
+        return None
     if entry.id in own["weights"]:
         return own["weights"][entry.id]
     value = store._session.resumed_value(entry.declared, entry.id)

@@ -61,6 +61,13 @@ class RawPeer {
   RawPeer(const RawPeer&) = delete;
   RawPeer(RawPeer&& other) noexcept : payload(std::move(other.payload)), fd_(std::exchange(other.fd_, -1)) {}
 
+  RawPeer& operator=(RawPeer&& other) noexcept {
+    close();
+    payload = std::move(other.payload);
+    fd_ = std::exchange(other.fd_, -1);
+    return *this;
+  }
+
   void close() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;

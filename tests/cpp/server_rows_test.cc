@@ -216,6 +216,49 @@ TEST(ServerRows, BuffersComeBackWhenWhatTheyCarryHasLeft) {
 
 // --- what is refused -----------------------------------------------------------------------------------------------
 
+// Key 1's partition 0 has rows 0 to 4, in frames of 3.
+TEST(OutlivingServerOfRows, ForgetsRowsOfAPushThatNeverBecameWhole) {
+  for (SumOrder order : {SumOrder::kRank, SumOrder::kArrival})
+    for (int threads : {0, 2}) {
+      ServerOptions with = options(order, threads);
+      with.local_aggregation = false;
+      with.outlives_workers = true;
+      RowsJob job(2, /*with_optimizer=*/false, with);
+      job.fill(0);
+      RowsHeader header;  // not the last one
+      header.rows = 1;
+      std::vector<char> payload(sizeof header + kRow * sizeof(float), 0x42);
+      std::memcpy(payload.data(), &header, sizeof header);
+      job.send_payload(FrameKind::kPushRows, 0, 0, 1, 1, payload);
+      job.send_rows(FrameKind::kPushRows, 0, 1, 1, filled({7}, 3), 1);  // and this one is whole
+      ASSERT_TRUE(job.has_received(10));                                // 4 frames of first values, 4 wishes, and these
+      const LostWorker lost = job.server.lose_worker(0);
+      EXPECT_EQ(lost.problem, "");
+      ASSERT_EQ(lost.pushed.size(), 1u);
+      EXPECT_EQ(lost.pushed[0].round, 1u);
+      job.server.fill(0, lost.pushed);
+      const auto [ours, its] = unix_pair();
+      job.workers[0] = RawPeer(ours);
+      job.server.replace_worker(0, stream_of(its));
+      for (uint32_t partition : {0u, 1u}) {
+        job.peer(0).send(Job::header(FrameKind::kInit, 1, partition, 0, 0));
+        job.send_rows(FrameKind::kPushRows, 1, partition, 1, filled({partition == 0 ? 0 : 7}, 5), 1);
+        const Header got = job.peer(1).must_receive();
+        ASSERT_EQ(got.kind, FrameKind::kRows);
+        uint64_t next_row = 0;
+        ReceivedRows rows;
+        const std::vector<char> sum = job.peer(1).payload;
+        ASSERT_EQ(read_rows(job.plan, partition_at(job.plan, partition), kRow * sizeof(float), sum.data(), sum.size(),
+                            next_row, rows),
+                  nullptr);
+        EXPECT_EQ(RowsJob::value_of(rows, 0), partition == 0 ? 5 : 8);
+        const Header answer = job.peer(0).must_receive();
+        EXPECT_EQ(answer.kind, FrameKind::kValue);
+        EXPECT_EQ(answer.round, 1u);
+      }
+    }
+}
+
 struct Refused : testing::Test {
   // What the server says of frames that worker 0 sends after `fill`.
   template <typename Send>

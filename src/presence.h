@@ -1,0 +1,66 @@
+// Which workers a shard sends its values to, while one may be lost and another process may take its rank again.
+//
+// A worker that is lost is away until its successor has wished for the value and got it: as of the round up to which
+// its pushes were completed. What was received of the lost one counts if it is a whole push; no answer to it is sent.
+// Memory:  none before the first loss: a server has very many shards.
+// Threads: none of its own; where the shard is summed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace p3 {
+
+class Presence {
+ public:
+  explicit Presence(size_t workers) : count_(workers) {}
+
+  // All processes of this rank up to number `incarnation` are gone; the last one's pushes are whole up to this round.
+  void lose(int worker, uint32_t incarnation, uint64_t pushed) {
+    workers_.resize(count_);
+    State& state = workers_[static_cast<size_t>(worker)];
+    away_ += state.here;
+    state = {false, incarnation, pushed, {}};
+  }
+  bool is_of_the_lost(int worker, uint32_t incarnation) const { return incarnation <= of(worker).lost; }
+  // A frame of a push that never became whole.
+  bool is_torn(int worker, uint32_t incarnation, uint64_t round) const {
+    return is_of_the_lost(worker, incarnation) && round > of(worker).pushed;
+  }
+
+  // Of a worker that is away.
+  void wish(int worker, uint64_t round) { workers_[static_cast<size_t>(worker)].wished = round; }
+  // Who can be answered now, and is here from now on.
+  std::vector<int> take_answerable(uint64_t published) {
+    std::vector<int> answerable;
+    for (size_t worker = 0; away_ > 0 && worker < workers_.size(); ++worker) {
+      State& state = workers_[worker];
+      if (!state.wished || *state.wished > published) continue;
+      state.wished.reset();
+      state.here = true;
+      --away_;
+      answerable.push_back(static_cast<int>(worker));
+    }
+    return answerable;
+  }
+
+  bool is_here(int worker) const { return of(worker).here; }
+
+ private:
+  struct State {
+    bool here = true;
+    uint32_t lost = 0;  // number of the last process that is gone; the first one is number 1
+    uint64_t pushed = 0;
+    std::optional<uint64_t> wished{};
+  };
+
+  State of(int worker) const { return workers_.empty() ? State() : workers_[static_cast<size_t>(worker)]; }
+
+  size_t count_;
+  std::vector<State> workers_;
+  int away_ = 0;
+};
+
+}  // namespace p3

@@ -1,0 +1,259 @@
+"""P3_ON_WORKER_LOSS=wait: a lost worker is replaced while the others wait, and every push is counted once or, of the
+step in which its worker was lost, perhaps not at all."""
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from conftest import QUICK_IMPORT, ROOT, Process, clean_environment
+from p3.cluster.node import Node
+from p3.cluster.replacing import Loss, rounds_to_fill
+from p3.errors import ConfigError, ProtocolError, RendezvousError
+from p3.settings import Settings
+from plugin_jobs import python
+
+SERVERS = [Node("server", 0, "a"), Node("server", 1, "b")]
+DEADLINE_S = 60
+
+
+# What is decided
+
+
+def test_the_step_that_was_cut_short_is_completed():
+    assert rounds_to_fill({1: 0, 2: 0, 3: 0}, {1: 7, 2: 6, 3: 7}) == {1: 7, 2: 7, 3: 7}
+    assert rounds_to_fill({1: 0, 2: 0}, {1: 7, 2: 7}) == {1: 7, 2: 7}
+
+
+def test_stores_have_steps_of_their_own_and_keys_that_rest_stay_as_they_are():
+    assert rounds_to_fill({1: 0, 2: 0, 3: 1, 4: 1}, {1: 7, 2: 6, 3: 21, 4: 20}) == {1: 7, 2: 7, 3: 21, 4: 21}
+    assert rounds_to_fill({1: 0, 2: 0, 3: 0}, {1: 7, 2: 0, 3: 3}) == {1: 7, 2: 0, 3: 3}
+
+
+def test_nobody_can_tell_in_the_first_step_which_keys_are_never_pushed():
+    assert rounds_to_fill({1: 0, 2: 0}, {1: 0, 2: 0}) == {1: 0, 2: 0}
+    assert rounds_to_fill({1: 0, 2: 0}, {1: 1, 2: 1}) == {1: 1, 2: 1}
+    with pytest.raises(RendezvousError, match="first step"):
+        rounds_to_fill({1: 0, 2: 0}, {1: 1, 2: 0})
+
+
+def lost_at(keys, rounds, problem=""):
+    return {"kind": "lost_at", "rank": 1, "problem": problem, "keys": keys, "rounds": rounds}
+
+
+def test_a_place_is_vacant_once_all_servers_have_filled():
+    loss = Loss(SERVERS, {1: 0, 2: 0})
+    assert loss.on_lost_at(SERVERS[0], lost_at([1, 2], [7, 6])) is None
+    fill = loss.on_lost_at(SERVERS[1], lost_at([1, 2], [6, 6]))
+    assert fill == {"kind": "fill", "rank": 1, "keys": [1, 2], "rounds": [7, 7]}
+    for server in SERVERS:
+        assert not loss.is_vacant
+        loss.on_filled(server, {"kind": "filled", "rank": 1})
+    assert loss.is_vacant and loss.round == 7
+
+
+def test_what_a_server_may_not_say_is_refused():
+    loss = Loss(SERVERS, {1: 0})
+    with pytest.raises(ProtocolError):
+        loss.on_filled(SERVERS[0], {"kind": "filled", "rank": 1})
+    with pytest.raises(ProtocolError, match="other keys"):
+        loss.on_lost_at(SERVERS[0], lost_at([2], [0]))
+    with pytest.raises(ProtocolError):  # twice
+        loss.on_lost_at(SERVERS[0], lost_at([1], [0]))
+    with pytest.raises(RendezvousError, match="goodbye"):
+        loss.on_lost_at(SERVERS[1], lost_at([1], [0], "it had said goodbye"))
+
+
+def test_local_aggregation_is_off_and_may_not_be_on():
+    assert not Settings.from_env({"P3_ON_WORKER_LOSS": "wait"}).local_aggregation
+    assert Settings.from_env({}).local_aggregation
+    with pytest.raises(ConfigError, match="exclude each other"):
+        Settings.from_env({"P3_ON_WORKER_LOSS": "wait", "P3_LOCAL_AGGREGATION": "1"})
+
+
+# Jobs
+
+
+class Job:
+    """`p3 run` of a script whose lines tell its processes and steps; loses workers in the midst of it."""
+
+    def __init__(self, processes, command, workers, *options, **variables):
+        quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(ROOT)])}
+        quick.update(P3_TIMEOUT_S="2", P3_HEARTBEAT_S="0.2")
+        launcher = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "wait"]
+        self.process = Process([*launcher, *options, *command], clean_environment(**{**quick, **variables}), ROOT)
+        processes.append(self.process)
+        self.workers = workers
+        self.pids = {}
+        self.holds = {}  # what each rank holds of each key at the end: the least and the greatest element
+        self.killed_at = []
+        self.said = []
+
+    def read(self):
+        """The next line; its rank and step if it tells one. None at the end."""
+        line = self.process.read_line()
+        if not line:
+            return None
+        self.said.append(line)
+        begun = re.search(r"rank (\d+) process (\d+) begins", line)
+        step = re.search(r"rank (\d+) step (\d+)", line)
+        held = re.search(r"rank (\d+) key (\w+) holds (\S+) (\S+)", line)
+        if begun:
+            self.pids[int(begun[1])] = int(begun[2])
+        if held:
+            self.holds.setdefault(held[2], {})[int(held[1])] = (held[3], held[4])
+        return (int(step[1]), int(step[2])) if step else (-1, -1)
+
+    def lose(self, rank, step, number=signal.SIGKILL):
+        """Once all workers have begun and one has done that step. Returns the pid."""
+        self.read_until(lambda: len(self.pids) == self.workers, -1)
+        self.read_until(lambda: True, step)
+        pid = self.pids.pop(rank)
+        os.kill(pid, number)
+        self.killed_at.append(rank)
+        return pid
+
+    def read_until(self, condition, step):
+        last = None
+        while last is None or last[1] < step or not condition():
+            last = self.read()
+            assert last is not None, self.process.wait(DEADLINE_S)
+
+    def end(self):
+        while self.read() is not None:
+            pass
+        return self.process.wait(DEADLINE_S)
+
+    def values(self, key):
+        """What all hold of a key: the same everywhere."""
+        held = set(self.holds[key].values())
+        assert len(self.holds[key]) == self.workers and len(held) == 1, self.holds
+        least, greatest = held.pop()
+        return least, greatest
+
+
+STEPS = 400
+
+
+def assert_sums_are_exact(job, workers, steps=STEPS):
+    """Each worker adds its own bit in each step: missing are at most those of the steps in which workers were lost."""
+    complete = steps * ((1 << workers) - 1)
+    may_lack = {0}
+    for rank in job.killed_at:
+        may_lack |= {lack + (1 << rank) for lack in may_lack}
+    for key in ("a", "b", "c"):
+        least, greatest = map(int, job.values(key))
+        assert complete - least in may_lack, (key, least, job.killed_at)
+        assert complete - greatest in may_lack, (key, greatest, job.killed_at)
+
+
+def test_each_rank_is_killed_at_some_moment_and_no_sum_is_wrong(processes):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    job = Job(processes, python("replaced_worker.py", STEPS), 3)
+    for rank, step in zip(chance.sample(range(3), 3), sorted(chance.sample(range(2, STEPS - 100), 3))):
+        job.lose(rank, step)
+    finished = job.end()
+    assert finished.code == 0, finished
+    assert_sums_are_exact(job, 3)
+    assert sum("is there again after" in line for line in job.said) == 3
+
+
+def test_two_workers_may_be_lost_at_once(processes):
+    job = Job(processes, python("replaced_worker.py", STEPS), 3, P3_SERVER_THREADS="2")
+    job.lose(1, 20)
+    os.kill(job.pids[2], signal.SIGKILL)
+    job.killed_at.append(2)
+    assert job.end().code == 0
+    assert_sums_are_exact(job, 3)
+
+
+def test_a_frozen_worker_is_replaced_and_ended(processes):
+    job = Job(processes, python("replaced_worker.py", STEPS), 2)
+    pid = job.lose(1, 20, signal.SIGSTOP)
+    finished = job.end()
+    assert finished.code == 0, finished
+    assert any("gave no sign of life for 2 s" in line for line in job.said)
+    assert_sums_are_exact(job, 2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_job_fails_if_nobody_comes_in_time(make_cluster):
+    cluster = make_cluster(2, 1)
+    settings = {"P3_ON_WORKER_LOSS": "wait", "P3_REJOIN_TIMEOUT_S": "1.5"}
+    script = (ROOT / "tests" / "scripts" / "replaced_worker.py").read_text().replace("sys.argv[1]", "10**9")
+    nodes = [cluster.start("scheduler", **settings), cluster.start("server", **settings)]
+    nodes += [cluster.start("worker", script, **dict(settings, P3_RANK=str(rank))) for rank in range(2)]
+    while "step 5" not in nodes[2].read_line():
+        pass
+    nodes[3].signal(signal.SIGKILL)
+    began = time.monotonic()
+    while nodes[2].read_line():
+        pass
+    finished = [node.wait(20) for node in nodes[:3]]
+    assert time.monotonic() - began < 15
+    for node in finished:
+        assert node.code != 0
+        assert "worker 1 (127.0.0.1)" in node.err and "Nobody took its place within 1.5 s" in node.err, node.err
+    assert "waiting for worker 1 (127.0.0.1)" in finished[0].err
+
+
+def test_a_worker_that_fails_by_itself_ends_the_job(run_job):
+    script = """
+        import numpy as np
+        from p3.worker.session import Session
+        session = Session.open()
+        landing = np.zeros(10, np.float32)
+        key = session.declare("w", landing.shape, "float32")
+        session.init(key, landing.copy() if session.rank == 0 else None, landing).wait(30)
+        for step in range(100000):
+            session.pushpull(key, np.ones_like(landing), landing).wait(30)
+            if session.rank == 1 and step == 20:
+                raise ValueError("a mistake in the script")
+    """
+    finished = run_job(script, options=["--on-worker-loss", "wait"], timeout_s=DEADLINE_S)
+    assert finished.code != 0
+    assert "the script ended with ValueError: a mistake in the script" in finished.err
+    assert "is there again" not in finished.err
+
+
+def test_restarts_are_counted(processes):
+    job = Job(processes, python("replaced_worker.py", 10**9), 2, "--worker-restarts", "1")
+    job.lose(1, 5)
+    job.lose(1, 5)
+    finished = job.end()
+    assert finished.code == 128 + signal.SIGKILL
+    assert finished.err.splitlines()[-1].startswith("p3 run: worker 1 ended with signal SIGKILL"), finished.err
+
+
+def test_gluons_trainer_goes_on_with_the_weights_of_the_others(processes):
+    job = Job(processes, python("replaced_trainer.py", 100), 2)
+    job.lose(0, 20)  # whose values the others had at first
+    finished = job.end()
+    assert finished.code == 0, finished
+    for key in job.holds:
+        job.values(key)
+    assert job.holds
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_server_ends_the_job(make_cluster, number):
+    cluster = make_cluster(2, 2)
+    settings = {"P3_ON_WORKER_LOSS": "wait", "P3_TIMEOUT_S": "2", "P3_HEARTBEAT_S": "0.2"}
+    script = (ROOT / "tests" / "scripts" / "replaced_worker.py").read_text().replace("sys.argv[1]", "10**9")
+    nodes = [cluster.start("scheduler", **settings)] + [cluster.start("server", **settings) for _ in range(2)]
+    nodes += [cluster.start("worker", script, **dict(settings, P3_RANK=str(rank))) for rank in range(2)]
+    while "step 5" not in nodes[3].read_line():
+        pass
+    nodes[1].signal(number)
+    while nodes[3].read_line():
+        pass
+    for node in (nodes[0], *nodes[2:]):
+        finished = node.wait(20)
+        assert finished.code != 0 and "server " in finished.err, finished
