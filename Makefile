@@ -39,7 +39,7 @@ sanitize-address sanitize-thread: $(VENV)/installed
 	cmake --build build/$@
 	ctest --test-dir build/$@ --output-on-failure --no-tests=error
 
-# What CI has the time for: the corpus of the fuzzers, under AddressSanitizer + UndefinedBehaviorSanitizer.
+# The corpus of the fuzzers alone, under AddressSanitizer + UndefinedBehaviorSanitizer.
 sanitize-short: $(VENV)/installed
 	cmake -S . -B build/sanitize-address -G Ninja -DP3_SANITIZE=address,undefined
 	cmake --build build/sanitize-address --target fuzz_replays

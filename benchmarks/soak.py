@@ -1,20 +1,27 @@
-"""Does a job stay as it is? A million slices of integers, with random delays; sums must be exact and memory flat.
+"""Does a job stay as it is? A million slices of integers, with random delays and reconnects; sums must be exact and
+memory flat.
 
     python benchmarks/soak.py                                   # 1,000,000 slices, 4 workers, 2 servers
-    python benchmarks/soak.py --slices 20000 --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
+    python benchmarks/soak.py --slices 20000 --reconnects 0 --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
 
 Real processes under `p3 run`. Workers push dense keys and one of rows through soak_worker.py and hesitate now and then;
-at each tenth of the way this program stops a process of the job, drawn by chance, for up to a second. Gradients are small
-integers, so that float32 sums are exact and every worker can tell every element of each.
+at each tenth of the way this program stops a process of the job, drawn by chance, for up to a second. In each of
+`--reconnects` rounds, drawn by chance as well, a worker kills itself in the midst of its pushes, and `p3 run` starts it
+anew (`--on-worker-loss wait`); 0 leaves that out.
 
-Printed at each tenth: slices pushed by all workers; the largest resident size of any worker and any server; and of the
-servers, bytes of incomplete rounds, bytes held for peers and slices queued. The exit status is 1 if a sum was wrong, or
-if the memory of the last quarter exceeds that of the second quarter by more than 5 % and 2 MB: then it grows.
+Gradients are small integers, so that float32 sums are exact and every worker can tell every element of each: a sum is
+that of all workers, but for slices of a round in which one was lost, which may lack that one's gradient as a whole.
+
+Printed at each tenth: slices pushed by all workers; reconnects so far, and slices that lack a gradient therefore; the
+largest resident size of any worker and any server; and of the servers, bytes of incomplete rounds, bytes held for peers
+and slices queued. The exit status is 1 if a sum was wrong, or if the memory of the last quarter exceeds that of the
+second quarter by more than 5 % and 2 MB: then it grows.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -34,6 +41,7 @@ def main() -> int:
     options = parse_options()
     job = start(options)
     samples: List[dict] = []
+    lacking: List[int] = []  # slices, of each reconnect
     rng = random.Random(options.seed)
     said = []
     try:
@@ -43,6 +51,10 @@ def main() -> int:
                 said.append(line)
                 continue
             report = json.loads(line[start_of_json:])["soak"]
+            if "lacking" in report:
+                lacking.append(report["lacking"])
+                continue
+            report.update(reconnects=len(lacking), lacking=sum(lacking))
             report["worker_bytes"], report["server_bytes"] = largest_sizes(job.pid)
             samples.append(report)
             print_sample(report, header=len(samples) == 1)
@@ -52,7 +64,7 @@ def main() -> int:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
-    if code != 0 or len(samples) < TENTHS:
+    if code != 0 or len(samples) < TENTHS or len(lacking) != options.reconnects:
         print("the job failed (exit status %d):\n%s" % (code, "".join(said[-30:])), file=sys.stderr)
         return 1
     grown = growth(samples)
@@ -69,8 +81,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--slices", type=int, default=1_000_000, help="pushed by all workers (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--reconnects", type=int, default=5, help="of workers that are killed (%(default)s)")
     parser.add_argument("--delay", type=float, default=2.0, metavar="MS", help="mean of a hesitation (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the delays and of who is stopped (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of all that is drawn by chance (%(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the job")
     parser.add_argument("--json", metavar="FILE", help="write the samples there as well")
     return parser.parse_args()
@@ -80,8 +93,10 @@ def start(options: argparse.Namespace) -> subprocess.Popen:
     settings = dict({"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"})
     settings.update(setting.split("=", 1) for setting in options.set)
     command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
+    if options.reconnects:
+        command += ["--on-worker-loss", "wait", "--worker-restarts", str(options.reconnects)]
     command += [sys.executable, str(FOLDER / "soak_worker.py")]
-    command += [str(options.slices), str(options.delay), str(options.seed)]
+    command += [str(options.slices), str(options.delay), str(options.seed), str(options.reconnects)]
     environment = dict(os.environ, PYTHONPATH=str(FOLDER.parent), **settings)
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
@@ -89,29 +104,24 @@ def start(options: argparse.Namespace) -> subprocess.Popen:
 
 
 def disturb(launcher: int, rng: random.Random) -> None:
-    """Stops one process of the job for a while that is shorter than P3_TIMEOUT_S.
-
-    Reconnects belong here as well: with P3_ON_WORKER_LOSS=wait, kill a worker instead, and let it come back.
-    """
+    """Stops one process of the job for a while that is shorter than P3_TIMEOUT_S."""
     chosen = rng.choice(sorted(pid for pid, role in processes_of(launcher).items() if role in ("worker", "server")))
-    os.kill(chosen, signal.SIGSTOP)
-    threading.Timer(rng.random(), resume, [chosen]).start()
+    send(chosen, signal.SIGSTOP)
+    threading.Timer(rng.random(), send, [chosen, signal.SIGCONT]).start()
 
 
-def resume(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        pass
+def send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def largest_sizes(launcher: int) -> Tuple[int, int]:
     """Resident bytes of the largest worker and the largest server."""
     sizes: Dict[str, int] = {"worker": 0, "server": 0}
     for pid, role in processes_of(launcher).items():
-        if role in sizes:
+        with contextlib.suppress(OSError):  # it ended meanwhile
             pages = int(Path("/proc/%d/statm" % pid).read_text().split()[1])
-            sizes[role] = max(sizes[role], pages * os.sysconf("SC_PAGE_SIZE"))
+            sizes[role] = max(sizes.get(role, 0), pages * os.sysconf("SC_PAGE_SIZE"))
     return sizes["worker"], sizes["server"]
 
 
@@ -151,7 +161,8 @@ def growth(samples: List[dict]) -> Dict[str, Tuple[int, int]]:
 
 
 def print_sample(sample: dict, header: bool) -> None:
-    columns = ("slices", "worker_bytes", "server_bytes", "buffer_bytes", "held_bytes", "queued_slices")
+    columns = ("slices", "reconnects", "lacking", "worker_bytes", "server_bytes")
+    columns += ("buffer_bytes", "held_bytes", "queued_slices")
     if header:
         print("".join("%14s" % name.replace("_bytes", " MB").replace("_", " ") for name in columns))
     shown = ["%14.2f" % (sample[name] / 1e6) if name.endswith("_bytes") else "%14d" % sample[name] for name in columns]

@@ -108,6 +108,7 @@ ServerPartition::Outcome ServerPartition::push(int worker, const Header& header,
     sum.add(place, std::move(frame));
   } else {
     sum.add_nothing(place);
+    is_filled_ |= !presence.is_here(worker);
   }
   pushed_ += sum.has_all_of(place);
   if (&sum != &total_ && sum.complete()) total_.add(key.machines->of(worker), sum.take_rounded());
@@ -152,8 +153,9 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
   header.slice = index;
   header.round = published;
   header.priority = priority_;
-  header.encoding = static_cast<uint8_t>(present_ == 0 ? Encoding::kAbsent : Encoding::kPlain);
-  header.part = optimizer == nullptr && present_ > 0;
+  const bool is_skipped = present_ == 0 && !is_filled_;
+  header.encoding = static_cast<uint8_t>(is_skipped ? Encoding::kAbsent : Encoding::kPlain);
+  header.part = optimizer == nullptr && !is_skipped;
   int wanting = 0, receivers_here = 0;
   for (int worker = 0; worker < key.machines->num_workers(); ++worker) {
     if (!gets_rounds(worker)) continue;
@@ -163,7 +165,7 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
   const auto told = [&](int receivers, uint64_t count, bool as_blocks) {
     std::vector<Frame> frames;
     if (receivers == 0) return frames;
-    if (present_ == 0) return std::vector<Frame>{{header}};
+    if (is_skipped) return std::vector<Frame>{{header}};
     for (RowsPiece& piece : cut_rows(key.plan, range, touched.data(), 0, count, as_blocks)) {
       piece.header.next_plan = next_plan_;
       piece.header.pushed_rows = RowsHeader::saturated(pushed_rows_);
@@ -184,6 +186,7 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
 
   total_.clear();
   pushed_ = present_ = 0;
+  is_filled_ = false;
   pushed_rows_ = 0;
   numbers_.first = -1;
   as_blocks_ = false;

@@ -101,6 +101,7 @@ class ServerPartition final : public ServerShard {
   std::vector<bool> wants_rows_;  // by rank
   int pushed_ = 0;                // pushes all of whose frames are in
   int present_ = 0;               // workers with a gradient in this round
+  bool is_filled_ = false;        // as ServerSlice's
   uint64_t pushed_rows_ = 0;
   bool as_blocks_ = false;  // worker 0's rows came as blocks
   uint32_t next_plan_ = 0;  // that worker 0 has told of

@@ -125,6 +125,7 @@ std::vector<int> ServerSlice::init(int worker, uint32_t n, bool waits) {
 int ServerSlice::add(int worker, const Header& header, void* gradient) {
   ++pushed_;
   present_ += gradient == nullptr ? 0 : header.of_machine != 0 ? header.contributors : 1;
+  is_filled_ |= gradient == nullptr && !presence.is_here(worker);
   const int contradicts = gradient == nullptr ? -1 : numbers_.note(worker, header.scalars);
   if (worker == 0) priority_ = header.priority;
   sum(worker, gradient);
@@ -145,7 +146,7 @@ void ServerSlice::finish(const Optimizer* optimizer) {
   published_encoding_ = Encoding::kPlain;
   void* sum = total_.take();
   if (sum == nullptr) {
-    published_encoding_ = Encoding::kAbsent;
+    if (!is_filled_ || optimizer == nullptr) published_encoding_ = Encoding::kAbsent;
   } else if (optimizer == nullptr) {
     if (key.average) divide_sum(dtype_, sum, present_, elements);
     publish_sum(sum);
@@ -158,6 +159,7 @@ void ServerSlice::finish(const Optimizer* optimizer) {
   if (published_encoding_ != Encoding::kAbsent) value_encoding_ = published_encoding_;
   pushed_ = 0;
   present_ = 0;
+  is_filled_ = false;
   numbers_.first = -1;
 }
 

@@ -99,6 +99,7 @@ class ServerSlice final : public ServerShard, public Lender {
   std::vector<RankSum> machine_;  // by machine, if several workers of one push on their own and are added in order
   int pushed_ = 0;                // pushes that are in
   int present_ = 0;               // workers with a gradient in this round
+  bool is_filled_ = false;        // for a lost worker: if nobody has a gradient, it is not the last round all the same
 };
 
 }  // namespace p3

@@ -324,13 +324,14 @@ class Worker::Impl : public Transport::Handler {
       const char* problem = rows->land(own.header, own.payload, complete);
       if (problem != nullptr) refuse(van, header, problem);
       if (!complete) return;
-      if (key.outstanding == 1) rows->finish(key.left_over);
+      if (key.to_land == 1) rows->finish(key.left_over);
       updated = rows->updated();
     }
     std::vector<Transport::Outgoing> frames;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       key.landed[header.slice] = true;
+      --key.to_land;
       key.updated |= updated;
       if (header.of_machine != 0 && rows == nullptr) frames = leader_.pass_on_slice(key, header, payload);
     }
@@ -338,7 +339,7 @@ class Worker::Impl : public Transport::Handler {
     count_down(key);
   }
 
-  // One slice of the key's operation has landed, or one value that it waits for has left.
+  // One slice of the key's operation has landed, or one frame that borrows from it has left.
   void count_down(Key& key) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -376,12 +377,14 @@ class Worker::Impl : public Transport::Handler {
     idle_.notify_all();
   }
 
-  // On the leader of a machine: the values that it passes on from its landing arrays; all else is lent.
+  // What the leader of a machine sends for it is lent, but for values, which leave from its landing arrays. All else is
+  // this worker's own.
   void sent(const Frame& frame) override {
-    if (frame.header.kind == FrameKind::kValue)
-      count_down(*static_cast<Key*>(frame.context));
-    else
+    const Header& header = frame.header;
+    if (header.kind == FrameKind::kRows || (is_push(header.kind) && header.of_machine != 0))
       static_cast<Lender*>(frame.context)->taken_back();
+    else
+      count_down(*static_cast<Key*>(frame.context));
   }
 
   bool work() override {
@@ -590,7 +593,7 @@ class Worker::Impl : public Transport::Handler {
     key.updated = false;
     if (operation.is_round()) ++key.round;
     const bool sums_here = operation.is_round() && key.machine_sum != nullptr;
-    key.outstanding = count;
+    key.outstanding = key.to_land = count;
     if (sums_here && operation.rows == nullptr) key.outstanding += count * static_cast<uint32_t>(leader_.members());
     key.landed.assign(count, false);
     if (operation.kind == Operation::Kind::kCapture) {
@@ -616,7 +619,7 @@ class Worker::Impl : public Transport::Handler {
 
   // It is complete as soon as the receiver comes to it.
   void begin_what_asks_nobody(Key& key) {
-    key.outstanding = 0;
+    key.outstanding = key.to_land = 0;
     key.landed.assign(key.landed.size(), true);
     complete_at_once_.push_back(&key);
     transport_.ask_for_work();
@@ -657,13 +660,16 @@ class Worker::Impl : public Transport::Handler {
     }
   }
 
-  // Sends a frame of the operation under way, or adds it to this machine's sum.
-  void begin_frame(const Key& key, const Frame& frame, std::vector<Transport::Outgoing>& frames) {
+  // Sends a frame of the operation under way, or adds it to this machine's sum. What it borrows stays until it has left,
+  // even if a peer answers what it has not been asked yet.
+  void begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames) {
     const Operation& operation = key.operations.front();
-    if (operation.is_round() && key.machine_sum != nullptr)
-      leader_.bring(key, frame);
-    else
-      frames.push_back({van_of(key, operation, frame.header.slice), frame});
+    if (operation.is_round() && key.machine_sum != nullptr) return leader_.bring(key, frame);
+    if (frame.payload != nullptr || frame.encoder != nullptr) {
+      frame.context = &key;
+      ++key.outstanding;
+    }
+    frames.push_back({van_of(key, operation, frame.header.slice), frame});
   }
 
   // Where a slice of the operation goes, and its answer comes from.
@@ -736,6 +742,7 @@ class Worker::Impl : public Transport::Handler {
       if (rows.asks(i)) continue;
       key.landed[i] = true;
       --key.outstanding;
+      --key.to_land;
     }
   }
 

@@ -71,7 +71,8 @@ struct Key final : Encoder {
   bool catches_up = false;    // until its first init is complete, which brings a value and its round
   bool learns_round = false;  // the first slice of that value tells the round
   bool updated = false;       // a slice of the front one has come with a value
-  uint32_t outstanding = 0;   // slices that must land, and on a leader values that must leave, before it is complete
+  uint32_t outstanding = 0;   // slices that must land, and frames that must leave, before it is complete
+  uint32_t to_land = 0;       // those slices
   std::vector<bool> landed;
   bool by_leader = false;                   // its rounds go through the leader of this machine, another worker
   std::shared_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from p3.cluster import auth, channel
+from p3.cluster import auth, channel, member
 from p3.cluster.member import Member, _connect_to_scheduler
 from p3.cluster.node import listen
 from p3.cluster.scheduler import Scheduler
@@ -151,6 +151,19 @@ def test_nodes_that_cannot_connect_to_each_other_are_named():
     assert failure.endswith("no connection between the nodes within 3 s: waiting for server 0 (127.0.0.1)")
 
 
+def test_a_node_that_is_cut_off_while_it_waits_for_others_gives_up(monkeypatch):
+    monkeypatch.setattr(member, "_MARGIN_S", 0.1)
+
+    async def test(job, _):
+        await job.join()
+        job.server._settings = replace(job.settings, rendezvous_timeout_s=0.1)  # the scheduler says nothing so soon
+        with pytest.raises(RendezvousError, match="server 0.*nor the scheduler were heard of for 0.2 s"):
+            await job.server.unless_aborted(asyncio.Event().wait())
+        job.server.abort()
+
+    assert "server 0 (127.0.0.1) closed its control connection" in play(test)
+
+
 def test_a_data_connection_is_not_for_the_scheduler():
     async def test(job, _):
         worker = replace(job.settings, role="worker")
@@ -162,3 +175,32 @@ def test_a_data_connection_is_not_for_the_scheduler():
         await job.worker.close()
 
     assert "closed its control connection" in play(test)
+
+
+def test_a_worker_that_is_lost_is_not_late_and_its_successor_only_from_then_on():
+    late = {"kind": "late", "worker": 0, "of_machine": False, "key": "w", "round": 8, "waited_s": 50.0, "waiting": 1}
+
+    async def test(job, _):
+        await job.start()
+        job.worker.send({"kind": "announce", "store": 0, "name": "w", "shape": [1], "dtype": "float32", "sparse": False,
+                         "defaults": []})  # fmt: skip
+        await job.server.receive("define")
+        job.server.send({"kind": "defined", "wire_key": 0})
+        await job.worker.receive("agreed")
+        job.worker.abort()
+        await job.server.receive("lost")
+        job.server.send(late)
+        job.server.send({"kind": "lost_at", "rank": 0, "problem": "", "keys": [0], "rounds": [7]})
+        await job.server.receive("fill")
+        job.server.send({"kind": "filled", "rank": 0})
+        successor = await Member.join(replace(job.settings, role="worker", rank=0))
+        assert successor.rejoined == {"round": 7, "resumed": 0, "barriers": 0, "lost": 1}
+        await successor.open_watch()
+        await successor.start()
+        job.server.send(late)  # of a round that began before it came
+        successor.send({"kind": "bye"})
+        await job.server.receive("stop")
+        job.server.send({"kind": "bye"})
+        await asyncio.gather(successor.close(), job.server.close())
+
+    assert play(test, on_worker_loss="wait", stuck_s=40.0, local_aggregation=False) is None

@@ -11,10 +11,14 @@ import time
 import pytest
 
 from conftest import QUICK_IMPORT, ROOT, Process, clean_environment
+from p3._core import TLS_BUILT_IN
+from p3.cluster.launch import Launcher
 from p3.cluster.node import Node
+from p3.cluster.placement import Host
 from p3.cluster.replacing import Loss, rounds_to_fill
 from p3.errors import ConfigError, ProtocolError, RendezvousError
 from p3.settings import Settings
+from p3.snapshots import files
 from plugin_jobs import python
 
 SERVERS = [Node("server", 0, "a"), Node("server", 1, "b")]
@@ -56,6 +60,16 @@ def test_a_place_is_vacant_once_all_servers_have_filled():
     assert loss.is_vacant and loss.round == 7
 
 
+def test_rank_0_cannot_be_replaced_while_it_brings_a_snapshot_back():
+    for rounds, can in (([0, 0, 0], False), ([3, 0, 0], False), ([3, 0, 2], True)):  # the second key is never pushed
+        loss = Loss(SERVERS[:1], {1: 0, 2: 0, 3: 1}, restores=True)
+        if can:
+            assert loss.on_lost_at(SERVERS[0], lost_at([1, 2, 3], rounds))["rounds"] == rounds
+        else:
+            with pytest.raises(RendezvousError, match="snapshot"):
+                loss.on_lost_at(SERVERS[0], lost_at([1, 2, 3], rounds))
+
+
 def test_what_a_server_may_not_say_is_refused():
     loss = Loss(SERVERS, {1: 0})
     with pytest.raises(ProtocolError):
@@ -66,6 +80,18 @@ def test_what_a_server_may_not_say_is_refused():
         loss.on_lost_at(SERVERS[0], lost_at([1], [0]))
     with pytest.raises(RendezvousError, match="goodbye"):
         loss.on_lost_at(SERVERS[1], lost_at([1], [0], "it had said goodbye"))
+
+
+def test_a_loss_that_is_told_late_does_not_end_who_was_started_anew(monkeypatch):
+    launcher, ended = Launcher(Settings(), [Host("localhost")], 2, 1, worker_restarts=1), []
+    monkeypatch.setattr(launcher, "_end_lost", ended.append)
+    launcher._joining.add(1)  # its process had ended
+    launcher._take_note({"state": "lost", "rank": 1})
+    launcher._take_note({"state": "lost", "rank": 0})
+    assert ended == [0]
+    launcher._take_note({"state": "taken", "rank": 1})
+    launcher._take_note({"state": "lost", "rank": 1})
+    assert ended == [0, 1]
 
 
 def test_local_aggregation_is_off_and_may_not_be_on():
@@ -173,6 +199,23 @@ def test_two_workers_may_be_lost_at_once(processes):
     assert_sums_are_exact(job, 3)
 
 
+def test_snapshots_encryption_and_checksums_go_on_with_a_replaced_worker(processes, tmp_path):
+    secured = {"P3_TLS": str(int(TLS_BUILT_IN)), "P3_CHECKSUM": "1", "P3_LOCAL": "tcp", "P3_WAIT_TIMEOUT_S": "20"}
+    options = ["--snapshot-dir", str(tmp_path), "--snapshot-every", "1"]
+    job = Job(processes, python("replaced_worker.py", 150), 3, *options, **secured)
+    for rank, step in ((1, 20), (0, 50), (2, 80)):
+        job.lose(rank, step)
+    finished = job.end()
+    assert finished.code == 0, finished
+    assert_sums_are_exact(job, 3, 150)
+    assert not any("is given up" in line for line in job.said)  # after P3_WAIT_TIMEOUT_S
+    last = files.newest_valid(str(tmp_path))
+    assert last.round == 150
+    for key in ("a", "b", "c"):
+        value = last.value(0, key)
+        assert (str(int(value.min())), str(int(value.max()))) == job.values(key)
+
+
 def test_a_frozen_worker_is_replaced_and_ended(processes):
     job = Job(processes, python("replaced_worker.py", STEPS), 2)
     pid = job.lose(1, 20, signal.SIGSTOP)
@@ -257,3 +300,41 @@ def test_a_lost_server_ends_the_job(make_cluster, number):
     for node in (nodes[0], *nodes[2:]):
         finished = node.wait(20)
         assert finished.code != 0 and "server " in finished.err, finished
+
+
+def test_the_step_that_was_cut_short_is_not_taken_for_the_last_by_those_who_have_joined(run_job):
+    script = """
+        import os, signal
+        import numpy as np
+        from p3.worker.session import Session
+        session = Session.open()
+        session.set_optimizer(0, {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision": False})
+        landings = [np.zeros(5, np.float32), np.zeros(5, np.float32), np.zeros((5, 2), np.float32)]
+        keys = [session.declare(name, (5,), "float32") for name in "ab"]
+        for key, landing in zip(keys, landings):
+            session.init(key, landing.copy() if session.rank == 0 else None, landing).wait(20)
+        keys.append(session.declare("rows", (5, 2), "float32", sparse=True))
+        session.init_rows(keys[2], landings[2].copy() if session.rank == 0 else None, landings[2]).wait(20)
+        def step(number):
+            session.pushpull(keys[0], -np.ones_like(landings[0]), landings[0], lr=1.0).wait(20)
+            if number == 10 and session.rejoined_at is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            session.pushpull(keys[1], -np.ones_like(landings[1]), landings[1], lr=1.0).wait(20)
+            session.pushpull_rows(keys[2], np.arange(2), -np.ones((2, 2), np.float32), landings[2], lr=1.0).wait(20)
+        def skip(which):
+            return (session.skip_rows if keys[which].sparse else session.skip)(keys[which], landings[which])
+        for number in range(session.rejoined_at or 0, 3 if session.rank == 0 else 20):
+            step(number)
+        skips = {which: skip(which) for which in range(3)}
+        while skips:
+            for which in list(skips):
+                skips[which].wait(20)
+                if skips[which].updated:
+                    skips[which] = skip(which)
+                else:
+                    del skips[which]
+        print("rank", session.rank, "holds", [landing.max() for landing in landings])
+    """
+    finished = run_job(script, 2, 1, options=["--on-worker-loss", "wait"], timeout_s=DEADLINE_S)
+    assert finished.code == 0, finished
+    assert finished.out.count("holds [23.0, 22.0, 22.0]") == 2, finished.out

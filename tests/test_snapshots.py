@@ -91,6 +91,25 @@ def test_a_worker_that_has_left_makes_later_snapshots_impossible():
     assert book.say(WORKERS[0], "captured", round=5)[2:] == GIVEN_UP
 
 
+def test_a_replaced_worker_writes_no_part_of_a_round_before_it_came():
+    book = Book()
+    assert book.agreement.lose(WORKERS[1]) == book.agreement.catch_up(WORKERS[1], 5) == []
+    assert book.say(WORKERS[0], "captured", round=5)[2:] == GIVEN_UP  # its predecessor was ahead of worker 0
+    assert len(book.say(WORKERS[0], "captured", round=6)) == 2
+    assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
+
+
+def test_a_replaced_worker_hears_who_has_joined_and_joins_once_for_its_predecessor():
+    book = Book()
+    joined = {"kind": "joined", "worker": 1}
+    assert book.say(WORKERS[1], "joined", worker=1) == [(worker, joined) for worker in WORKERS]
+    book.agreement.lose(WORKERS[1])
+    assert book.agreement.catch_up(WORKERS[1], 5) == [joined]
+    assert book.say(WORKERS[1], "joined", worker=1) == []
+    assert len(book.say(WORKERS[0], "joined", worker=0)) == 2
+    assert book.agreement.catch_up(WORKERS[1], 5) == []
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -111,10 +111,10 @@ class Agreement:
         self._snapshots.leave(node)
         return self._given_up_snapshot()
 
-    def catch_up(self, node: Node) -> List[dict]:
-        """What a worker that has taken a lost one's place must be told of the past. What is being decided, it hears as the
-        others do."""
-        self._snapshots.come_back(node)
+    def catch_up(self, node: Node, round: int) -> List[dict]:
+        """What a worker that has taken a lost one's place, as of that round, must be told of the past. What is being
+        decided, it hears as the others do."""
+        self._snapshots.come_back(node, round)
         told = [
             dict(agreed, catch_up=True)
             for wire_key, agreed in sorted(self._agreed.items())
@@ -124,7 +124,8 @@ class Agreement:
             value = claims.get(self._workers[0])
             if value and ("option_set", (store, name)) not in self._questions:
                 told.append({"kind": "option_agreed", "store": store, "name": name, "value": value})
-        return told + list(self._orders.values())
+        joined = [{"kind": "joined", "worker": other.rank} for other in sorted(self._snapshots.joined)]
+        return told + list(self._orders.values()) + joined
 
     # From workers
 
@@ -292,7 +293,8 @@ class Agreement:
     def _on_joined(self, node: Node, message: dict) -> Sent:
         if message["worker"] != node.rank:
             raise ProtocolError("%s says that worker %d has joined" % (node, message["worker"]))
-        self._snapshots.join(node)
+        if not self._snapshots.join(node):
+            return []
         return self._to(self._workers, message) + self._given_up_snapshot()
 
     def _given_up_snapshot(self) -> Sent:

@@ -1,7 +1,7 @@
 """`p3 run`: starts a job's processes, shows their output, and ends all of them when one fails.
 
 The launcher binds the scheduler's port itself and lets the scheduler inherit the socket, so the port cannot be taken
-in between. The scheduler reports `running` and `failed` through a pipe. Every process leads a group of its own, which
+in between. The scheduler reports what becomes of the job through a pipe. Every process leads a group of its own, which
 is ended as a whole; local processes also die with the launcher (see execute.py), remote ones with their ssh.
 """
 
@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from p3.cluster import encryption
 from p3.cluster.node import interface_address, listen
@@ -94,6 +94,7 @@ class Launcher:
         self._output = Output()
         self._running: List[Running] = []
         self._restarts_left = {rank: worker_restarts for rank in range(num_workers)}
+        self._joining: Set[int] = set()  # ranks whose process was started anew, and is not in its place yet
         self._job_started = False
         self._job_failure: Optional[str] = None  # in the scheduler's words
         self.may_restart = False  # the job began and then failed by itself
@@ -185,14 +186,19 @@ class Launcher:
                 line = await reader.readline()
                 if not line:
                     return
-                status = json.loads(line)
-                self._job_started = self._job_started or status["state"] == "running"
-                if status["state"] == "lost":
-                    self._end_lost(status["rank"])
-                if status["state"] == "failed" and self._job_failure is None:
-                    self._job_failure = status["text"]
+                self._take_note(json.loads(line))
         finally:
             transport.close()
+
+    def _take_note(self, status: dict) -> None:
+        state = status["state"]
+        self._job_started = self._job_started or state == "running"
+        if state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
+            self._end_lost(status["rank"])
+        elif state == "taken":
+            self._joining.discard(status["rank"])
+        elif state == "failed" and self._job_failure is None:
+            self._job_failure = status["text"]
 
     # Ending
 
@@ -242,6 +248,7 @@ class Launcher:
 
     async def _restart(self, ended: Running) -> Running:
         self._restarts_left[ended.task.rank] -= 1
+        self._joining.add(ended.task.rank)
         self._running.remove(ended)
         ended.signal(signal.SIGKILL)  # what it left behind in its group
         left = self._restarts_left[ended.task.rank]

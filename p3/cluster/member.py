@@ -110,17 +110,25 @@ class Member:
             raise RendezvousError("%s: the scheduler does not answer any more" % self._label) from None
 
     async def unless_aborted(self, step):
-        """Awaits `step`, but raises RendezvousError at once if the scheduler reports a failure meanwhile."""
+        """Awaits `step`, but raises RendezvousError at once if the scheduler reports a failure meanwhile, and if it
+        does not long after it should have."""
         work = asyncio.ensure_future(step)
         listening = asyncio.ensure_future(self.receive())
-        await asyncio.wait({work, listening}, return_when=asyncio.FIRST_COMPLETED)
-        if listening.done():
+        deadline_s = self._settings.rendezvous_timeout_s + _MARGIN_S
+        await asyncio.wait({work, listening}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        if listening.done() or not work.done():
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
+        if listening.done():
             message = listening.result()  # raises, as a rule
             raise RendezvousError("%s: the scheduler sent %r too early" % (self._label, message["kind"]))
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
+        if work.cancelled():
+            raise RendezvousError(
+                "%s: neither the other nodes nor the scheduler were heard of for %g s: this host, or they, are cut off"
+                % (self._label, deadline_s)
+            )
         return work.result()
 
     async def receive(self, kind: Optional[str] = None) -> dict:

@@ -17,10 +17,12 @@ from p3.errors import ProtocolError, RendezvousError
 class Loss:
     """One lost worker, from the moment that the scheduler notices until another process has taken its place."""
 
-    def __init__(self, servers: Sequence[Node], stores: Mapping[int, int]) -> None:
-        """`stores`: that of each key, by wire key, which the servers know."""
+    def __init__(self, servers: Sequence[Node], stores: Mapping[int, int], restores: bool = False) -> None:
+        """`stores`: that of each key, by wire key, which the servers know. `restores`: before a store's first push,
+        this worker gave the servers what a snapshot has of the optimizer's state."""
         self._servers = servers
         self._stores = stores
+        self._restores = restores
         self._unheard: Set[Node] = set(servers)  # of `lost_at`, then of `filled`
         self._pushed: Dict[int, int] = {}
         self._rounds: Optional[Dict[int, int]] = None  # that are filled
@@ -38,6 +40,9 @@ class Loss:
         if self._unheard:
             return None
         self._rounds = rounds_to_fill(self._stores, self._pushed)
+        begun = {self._stores[key] for key, pushed in self._pushed.items() if pushed > 0}
+        if self._restores and not begun >= set(self._stores.values()):
+            raise RendezvousError("it had not brought all of the snapshot back yet")
         self._unheard = set(self._servers)
         keys, rounds = _columns(self._rounds)
         return {"kind": "fill", "rank": message["rank"], "keys": keys, "rounds": rounds}

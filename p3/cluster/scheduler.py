@@ -16,6 +16,7 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -86,6 +87,7 @@ class Scheduler:
         self._servers: list = []  # addresses, as the workers are told
         self._vacancies: Dict[Node, _Vacancy] = {}
         self._times_lost: Dict[Node, int] = {}
+        self._taken_at: Dict[int, float] = {}  # by rank: when another process has taken that worker's place
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
         self._gate = Gate(self._label, log)
@@ -270,10 +272,8 @@ class Scheduler:
             raise ProtocolError("%s sent a %r message before it had a rank" % (member, kind))
         elif kind == "ready":
             self._on_ready(member)
-        elif kind == "late" and not self._is_lost(message["worker"]):
-            text = self._stragglers.note(member.node, message, time.monotonic())
-            if text is not None:
-                log.warning("%s: %s", self._label, text)
+        elif kind == "late":
+            self._on_late(member.node, message)
         elif kind in ("lost_at", "filled") and member.node.role == "server":
             self._on_loss_message(member.node, message)
         elif kind == "bye" and member.node.role == "server":
@@ -301,6 +301,16 @@ class Scheduler:
             self._report({"state": "running"})
             for other in self._members.values():
                 self._tell(other, {"kind": "start"})
+
+    def _on_late(self, sender: Node, late: dict) -> None:
+        """A lost worker is waited for anyway; who has taken its place is late from then on."""
+        now = time.monotonic()
+        here_s = now - self._taken_at.get(late["worker"], -math.inf)
+        waited_s = min(late["waited_s"], here_s)
+        if not self._is_lost(late["worker"]) and waited_s >= min(self._settings.straggler_s, late["waited_s"]):
+            text = self._stragglers.note(sender, dict(late, waited_s=waited_s), now)
+            if text is not None:
+                log.warning("%s: %s", self._label, text)
 
     def _give_up_rendezvous(self) -> None:
         waited = "within %g s" % self._settings.rendezvous_timeout_s
@@ -358,7 +368,8 @@ class Scheduler:
             self._tell(self._by_node[other], message)
         servers = sorted(other for other in self._by_node if other.role == "server")
         vacancy = self._vacancies[node]
-        vacancy.loss = Loss(servers, self._agreement.stores())
+        restores = node.rank == 0 and self._agreement.resumed > 0
+        vacancy.loss = Loss(servers, self._agreement.stores(), restores)
         vacancy.is_open.clear()
         for server in servers:
             self._tell(self._by_node[server], {"kind": "lost", "rank": node.rank})
@@ -422,6 +433,7 @@ class Scheduler:
         vacancy.loss.is_taken = True
         vacancy.is_open.clear()
         member.node, member.catches_up = node, True
+        self._report({"state": "taken", "rank": node.rank})
         identity = next(i for i, other in self._members.items() if other is former)
         self._members[identity] = self._by_node[node] = member
         past = {
@@ -436,9 +448,11 @@ class Scheduler:
         """Its connections stand: it trains on with the others."""
         member.catches_up = False
         self._tell(member, {"kind": "start"})
-        for message in self._agreement.catch_up(member.node):
+        vacancy = self._vacancies.pop(member.node)
+        for message in self._agreement.catch_up(member.node, vacancy.loss.round + self._agreement.resumed):
             self._tell(member, message)
-        self._vacancies.pop(member.node).is_filled.set_result(None)
+        self._taken_at[member.node.rank] = time.monotonic()
+        vacancy.is_filled.set_result(None)
 
     def _fail(self, text: str) -> None:
         """The first failure is the job's; what follows is mostly its consequence."""

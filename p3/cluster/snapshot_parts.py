@@ -1,8 +1,8 @@
 """Which parts of a snapshot are written: the scheduler's book of them. No I/O.
 
 Worker 0 begins a snapshot when the servers hold their copies; the other workers may have reported their parts before.
-It ends when every node has reported; when one that has not takes no part any more, as it has joined or left; or when
-worker 0 begins the next one.
+It ends when every node has reported; when one that has not takes no part any more, as it has joined or left, or has
+taken a lost one's place behind that round; or when worker 0 begins the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class SnapshotParts:
         self._nodes = set(nodes)
         self._round = 0  # of the snapshot that worker 0 has begun last
         self._reported: Dict[int, Dict[Node, dict]] = {}  # by round; of those that have not ended
-        self._joined: Set[Node] = set()
+        self.joined: Set[Node] = set()  # and not all have
+        self._came_at: Dict[Node, int] = {}  # who has taken a lost one's place: the round behind which it begins
         self._left: Set[Node] = set()
 
     def begin(self, node: Node, round: int) -> None:
@@ -31,22 +32,28 @@ class SnapshotParts:
             del self._reported[other]
         self._reported.setdefault(round, {})
 
-    def join(self, node: Node) -> None:
-        """It has taken its last step, until all workers have."""
-        self._joined.add(node)
-        if self._joined == {other for other in self._nodes if other.role == "worker"}:
-            self._joined.clear()
+    def join(self, node: Node) -> bool:
+        """It has taken its last step, until all workers have. False: so had the one whose place it has taken."""
+        if node in self.joined:
+            return False
+        self.joined.add(node)
+        if self.joined == {other for other in self._nodes if other.role == "worker"}:
+            self.joined.clear()
+        return True
 
     def leave(self, node: Node) -> None:
         self._left.add(node)
 
-    def come_back(self, node: Node) -> None:
+    def come_back(self, node: Node, round: int) -> None:
+        """Its next snapshot is one of a later round."""
         self._left.discard(node)
+        self._came_at[node] = round
 
     def given_up(self) -> Optional[int]:
         """The round of the snapshot that has just become impossible, if it has."""
         parts = self._reported.get(self._round)
-        if parts is None or self._joined | self._left <= parts.keys():
+        too_late = {node for node, round in self._came_at.items() if self._round <= round}
+        if parts is None or self.joined | self._left | too_late <= parts.keys():
             return None
         del self._reported[self._round]
         return self._round

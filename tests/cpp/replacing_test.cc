@@ -29,6 +29,7 @@ class Survivor : public Transport::Handler {
     made.label = "the survivor";
     made.timeout_s = timeout_s;
     made.heartbeat_s = timeout_s / 10;
+    made.max_held_bytes = 1 << 20;
     return made;
   }
   void* receive_into(int, const Header& header) override {
@@ -103,7 +104,34 @@ TEST(LostVan, IsReplacedAndKnowsNothingOfTheHalfFrameBefore) {
   std::vector<char> payload(100, 'x');
   node.transport.send({{0, frame_of(payload, node)}});
   EXPECT_EQ(successor.must_receive().payload_bytes, 100u);
+  EXPECT_TRUE(eventually([&] { return node.returned == 1; }));  // nobody reads `payload` any more
   EXPECT_FALSE(node.transport.error());
+}
+
+TEST(LostVan, ThatWasNotReadBecauseTooMuchWaitedForItIsReadAgain) {
+  Survivor node;
+  const auto [ours, its] = tcp_pair(4096);
+  RawPeer peer(ours);
+  node.transport.add_van(stream_of(its), "the peer", 0, /*is_bounded=*/true);
+  node.transport.start();
+  std::vector<char> payload(16 << 20);
+  Frame frame = frame_of(payload, node);
+  frame.copied_bytes = frame.header.payload_bytes;
+  node.transport.send({{0, frame}});
+  Header header;
+  header.kind = FrameKind::kPush;
+  peer.send(header);
+  for (int turn = 0; turn < 2; ++turn) node.transport.run_in_receiver([] {});  // it has looked at the peer
+  EXPECT_EQ(node.slices, 0u);
+
+  const auto [again, its_again] = unix_pair();
+  RawPeer successor(again);
+  node.transport.run_in_receiver([&] { node.transport.drop_van(0); });
+  EXPECT_EQ(node.transport.traffic().held_bytes, 0u);
+  node.transport.run_in_receiver([&, end = its_again] { node.transport.replace_van(0, stream_of(end)); });
+  successor.send(header);
+  EXPECT_TRUE(eventually([&] { return node.slices == 1; }));
+  EXPECT_FALSE(node.transport.error()) << node.transport.error()->what();
 }
 
 TEST(LostVan, IsOneWhosePeerIsSilentOrHasFailed) {
@@ -223,9 +251,11 @@ TEST_P(OutlivingServer, CompletesTheCutStepAndItsSuccessorGoesOnFromThere) {
   replace(job, 1);
   job.init(1, 1, 0);  // its wish for the value comes before the round is complete
   for (uint32_t key : {1u, 2u}) job.push(0, key, 1, {1});
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{11}));
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{1}));
   Header header;
+  for (int i = 0; i < 2; ++i) {  // two threads finish the keys in either order
+    const std::vector<float> value = job.receive_value(0, &header);
+    EXPECT_EQ(value, std::vector<float>{header.key == 1 ? 11.0f : 1.0f});
+  }
   EXPECT_EQ(job.receive_value(1, &header), (std::vector<float>{11}));
   EXPECT_EQ(header.round, 1u);
   job.init(1, 2, 0);  // and after
@@ -279,6 +309,26 @@ TEST_P(OutlivingServer, RefusesASuccessorThatPushesBeforeItHasTheValue) {
   replace(job, 1);
   job.push(1, 1, 1, {1});
   EXPECT_NE(job.failure().find("out of turn"), std::string::npos);
+}
+
+TEST(OutlivingServer, CapturesNothingMoreForAWorker0ThatIsLost) {
+  constexpr uint64_t kElements = 1 << 20, kWishes = 50;  // each takes a moment, so that some wait still
+  Job job(2, outliving(1));
+  KeyPlan plan;
+  plan.wire_key = 1;
+  plan.elements = plan.slice_elements = kElements;
+  job.server.define(plan, "large", 0);
+  std::thread first([&] { job.init(0, 1, 0, std::vector<float>(kElements, 1)); });
+  EXPECT_EQ(job.workers[0].must_receive().kind, FrameKind::kValue);
+  first.join();
+  for (uint64_t i = 0; i < kWishes; ++i) job.workers[0].send(Job::header(FrameKind::kCapture, 1, 0, 0, 0));
+  ASSERT_TRUE(job.has_received(1 + kWishes));
+  EXPECT_EQ(job.server.lose_worker(0).problem, "");
+  job.server.take_captured();
+  ASSERT_TRUE(eventually([&] { return job.server.counters().received_slices == 0; }));
+  job.server.lose_worker(1);  // behind the last of them
+  EXPECT_TRUE(job.server.take_captured().empty());
+  EXPECT_FALSE(job.server.error());
 }
 
 TEST(OutlivingServer, RefusesASuccessorOfALivingWorker) {

@@ -90,7 +90,7 @@ struct Job {
     EXPECT_EQ(header.kind, FrameKind::kValue);
     if (got != nullptr) *got = header;
     std::vector<float> value(peer.payload.size() / sizeof(float));
-    if (!value.empty()) std::memcpy(value.data(), peer.payload.data(), peer.payload.size());
+    if (!value.empty()) std::memcpy(value.data(), peer.payload.data(), value.size() * sizeof(float));
     return value;
   }
 

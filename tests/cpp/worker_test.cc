@@ -35,6 +35,30 @@ TEST(Worker, AThrottledVanSendsByPriorityAndTiesInSequence) {
   EXPECT_EQ(order, expected);
 }
 
+TEST(Worker, AnAnswerBeforeThePushHasLeftCompletesNothingUntilThen) {
+  OneServer job(tcp_pair(4096));
+  std::vector<float>& gradient = job.array(kSlice, 7);
+  std::vector<float>& landing = job.array(kSlice);
+  for (uint32_t key : {0, 1})
+    job.worker.push(job.key(key, kSlice), gradient.data(), landing.data(), 0, {},
+                    job.results.expect(static_cast<int>(key)));
+  for (uint32_t key : {0, 1}) {
+    Header push;
+    push.dtype = static_cast<uint8_t>(DType::kFloat32);
+    push.key = key;
+    push.round = 1;
+    job.answer(push, std::vector<float>(kSlice, 1));
+  }
+  // The second answer has come, so the first has been worked on.
+  ASSERT_TRUE(eventually([&] { return job.worker.counters().traffic.slices_received == 2; }));
+  EXPECT_TRUE(job.results.finished().empty());
+  for (int i = 0; i < 2; ++i) {
+    job.server.must_receive();
+    EXPECT_EQ(std::memcmp(job.server.payload.data(), gradient.data(), kSlice * sizeof(float)), 0);
+  }
+  EXPECT_TRUE(job.results.wait_for(2));
+}
+
 TEST(Worker, EachSliceGoesToItsServer) {
   std::vector<RawPeer> servers;
   Worker worker(0, 3, options());

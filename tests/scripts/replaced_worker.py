@@ -19,13 +19,13 @@ WAIT_S = 50
 
 def main(steps):
     session = Session.open()
+    first, _ = session.resume()
     session.set_optimizer(0, SGD)
     landings = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     keys = {name: session.declare(name, shape, "float32") for name, shape in SHAPES.items()}
     for name, key in keys.items():
         session.init(key, np.zeros_like(landings[name]) if session.rank == 0 else None, landings[name]).wait(WAIT_S)
     session.barrier()
-    first, _ = session.resume()
     print("rank", session.rank, "process", os.getpid(), "begins", first, flush=True)
     for step in range(first, steps):
         operations = []
@@ -34,6 +34,7 @@ def main(steps):
             operations.append(session.pushpull(key, gradient, landings[name], -priority, lr=1.0))
         for operation in operations:
             operation.wait(WAIT_S)
+        session.snapshot(step + 1, list(keys.values()))
         print("rank", session.rank, "step", step, flush=True)
     session.barrier()
     for name, landing in landings.items():
