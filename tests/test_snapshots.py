@@ -220,6 +220,13 @@ def test_a_directory_that_cannot_be_written_fails_the_job_with_its_path(open_ses
         session.check()
 
 
+def test_a_path_that_can_be_no_directory_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with Session.open(Settings(snapshot_dir=str(tmp_path / "file" / "snapshots"), snapshot_every=1)) as session:
+        with pytest.raises(ValueError, match="P3_SNAPSHOT_DIR=.*file/snapshots cannot be used: Not a directory"):
+            session.resume()
+
+
 # Jobs
 
 

@@ -558,7 +558,9 @@ class Session:
             text = sendable("%s: %s" % (self.label, text))
             self._failure_is_known = True
             self.core.fail(text)
-            self._link.report(text)
+            # The first failure, which the scheduler may not have heard of yet, and of which the script has died.
+            first = self.core.error
+            self._link.report(text if first is None else str(first))
             self._wake()
 
     def check(self) -> None:

@@ -10,6 +10,7 @@ A failure to write fails the job: whoever asked for snapshots would not want to 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
@@ -170,8 +171,7 @@ class Snapshots:
     def _choose(self) -> None:
         session = self._session
         if session.rank == 0:
-            files.remove_leftovers(self._directory)
-            self.source = files.newest_valid(self._directory)
+            self.source = self._newest()
             if self.source is not None and self.source.workers != session.num_workers:
                 raise ValueError(
                     "%s: the snapshot of round %d in %s is of a job with %d workers; this one has %d, and each "
@@ -182,6 +182,17 @@ class Snapshots:
             self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
         what = "for worker 0 to choose a snapshot: every worker must resume"
         session._wait_until(lambda: self._chosen is not None, self._timeout_s, what)
+
+    def _newest(self) -> Optional[files.Snapshot]:
+        try:
+            os.makedirs(self._directory, exist_ok=True)  # now, rather than after the first hundred steps
+            files.remove_leftovers(self._directory)
+            return files.newest_valid(self._directory)
+        except OSError as error:
+            raise ValueError(
+                "%s: P3_SNAPSHOT_DIR=%s cannot be used: %s. It must be a directory, or a path where one can be made, that all "
+                "nodes share" % (self._session.label, self._directory, error.strerror)
+            ) from None
 
     def _load(self, round: int) -> None:
         session, name = self._session, "worker-%d" % self._session.rank

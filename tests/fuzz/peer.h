@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -85,7 +86,10 @@ class FuzzPeer {
 
 inline bool becomes_readable(int fd) {
   pollfd event{fd, POLLIN, 0};
-  return poll(&event, 1, kHangMs) > 0;
+  int ready;
+  do ready = poll(&event, 1, kHangMs);  // libFuzzer's own alarms interrupt it
+  while (ready < 0 && errno == EINTR);
+  return ready > 0;
 }
 
 }  // namespace p3
