@@ -44,10 +44,11 @@ Error scalars_differ(const std::string& label, const std::string& worker, const 
                    "'. All workers must use the same learning rate, weight decay and batch size.");
 }
 
-Error slice_refused(const std::string& label, const std::string& peer, const Header& header, const std::string& what) {
-  return Error(ErrorKind::kProtocol, label + ": " + peer + " sent a slice that is " + what + " (key " +
-                                         std::to_string(header.key) + ", slice " + std::to_string(header.slice) +
-                                         ", round " + std::to_string(header.round) + ").");
+Error slice_refused(const std::string& label, const std::string& peer, const Header& header, const std::string& what,
+                    const std::string& key) {
+  return Error(ErrorKind::kProtocol, label + ": " + peer + " sent a slice that is " + what + " (key " + key +
+                                         ", slice " + std::to_string(header.slice) + ", round " +
+                                         std::to_string(header.round) + ").");
 }
 
 }  // namespace p3

@@ -79,7 +79,8 @@ void MachineLeader::add(LocalPush push) {
     if (ends_round(header, push.payload.data())) sum.note_arrival(0, header);
   }
   const MachineSum::Outcome outcome = sum.add(push.place, header, std::move(push.payload));
-  if (outcome.problem != nullptr) throw slice_refused(label(), label_of(push.place), header, outcome.problem);
+  if (outcome.problem != nullptr)
+    throw slice_refused(label(), label_of(push.place), header, outcome.problem, std::to_string(header.key));
   if (outcome.contradicts >= 0)
     throw scalars_differ(label(), label_of(outcome.contradicts), sum.scalars(header.slice), label_of(push.place),
                          header.scalars, header.round, push.key->name);

@@ -542,10 +542,7 @@ class Server::Impl : public Transport::Handler {
     if (shard.key.plan.has_rows()) return answer_wishes(static_cast<ServerPartition&>(shard), workers);
     auto& slice = static_cast<ServerSlice&>(shard);
     slice.outstanding += static_cast<int>(workers.size());  // before it can be zero: they have not pushed yet
-    Frame frame = value_frame(slice, slice.value_encoding());
-    std::vector<Transport::Outgoing> frames;
-    for (int worker : workers) frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
-    transport_.send(frames, Transport::Write::kHere);
+    send_to(workers, value_frame(slice, slice.value_encoding()));
   }
 
   std::vector<int> receivers(const ServerShard& shard) const {
@@ -699,8 +696,13 @@ class Server::Impl : public Transport::Handler {
     header.kind = kind;
     header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
     header.payload_bytes = 0;
+    send_to(workers, {header});
+  }
+
+  void send_to(const std::vector<int>& workers, const Frame& frame) {
     std::vector<Transport::Outgoing> frames;
-    for (int worker : workers) frames.push_back({van_of_worker_[static_cast<size_t>(worker)], {header}});
+    frames.reserve(workers.size());
+    for (int worker : workers) frames.push_back({van_of_worker_[static_cast<size_t>(worker)], frame});
     transport_.send(frames, Transport::Write::kHere);
   }
 
@@ -773,10 +775,8 @@ class Server::Impl : public Transport::Handler {
 
   // That of the frame's sender.
   Error refused(int van, const char* problem, const Header& header, const ServerShard* shard) const {
-    return Error(ErrorKind::kProtocol,
-                 label() + ": " + transport_.label(van) + " sent a slice that is " + problem + " (key " +
-                     (shard == nullptr ? std::to_string(header.key) : "'" + shard->key.name + "'") + ", slice " +
-                     std::to_string(header.slice) + ", round " + std::to_string(header.round) + ").");
+    return slice_refused(label(), transport_.label(van), header, problem,
+                         shard == nullptr ? std::to_string(header.key) : "'" + shard->key.name + "'");
   }
 
   static Task::Kind task_kind(FrameKind kind) {

@@ -301,7 +301,7 @@ class Worker::Impl : public Transport::Handler {
   }
 
   [[noreturn]] void refuse(int van, const Header& header, const char* what) const override {
-    throw slice_refused(label(), transport_.label(van), header, what);
+    throw slice_refused(label(), transport_.label(van), header, what, std::to_string(header.key));
   }
 
   void received(int van, const Header& header, void* payload) override {

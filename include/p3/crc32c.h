@@ -4,7 +4,7 @@
 //   crc = crc32c(crc, payload, bytes);                // goes on where the last call ended
 //
 // By the processor's own instruction where there is one (SSE4.2: found out at run time; ARM: at compile time), in three
-// interleaved streams, because one instruction waits for the last: docs/benchmarks.md has the rates.
+// interleaved streams, because one instruction waits for the last: docs/decisions.md has the rates.
 // Threads, memory: pure functions.
 #pragma once
 

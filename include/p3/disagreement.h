@@ -30,7 +30,8 @@ Error scalars_differ(const std::string& label, const std::string& worker, const 
                      const std::string& other, const RoundScalars& other_scalars, uint64_t round,
                      const std::string& key);
 
-// `label` was sent a frame by `peer` that it does not take.
-Error slice_refused(const std::string& label, const std::string& peer, const Header& header, const std::string& what);
+// `label` was sent a frame by `peer` that it does not take. `key`: what the error calls its key.
+Error slice_refused(const std::string& label, const std::string& peer, const Header& header, const std::string& what,
+                    const std::string& key);
 
 }  // namespace p3
