@@ -159,6 +159,40 @@ def test_signal_while_rates_are_checked_removes_the_hosts(name, start, number):
     assert traces(name) == []
 
 
+# `p3 lab up --name NAME`, to which SIGNAL comes while it starts the process numbered POINT that a transfer consists of.
+SIGNAL_AT_A_TRANSFER = """
+import os, subprocess, sys, time
+from p3.cli import main
+name, number, point = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+class Popen(subprocess.Popen):
+    started = 0
+    def __init__(self, command, **options):
+        super().__init__(command, **options)
+        if "receive" in command or "send" in command:
+            Popen.started += 1
+            if Popen.started == point + 1:
+                deadline = time.monotonic() + 30
+                while "send" in command and not self.is_connected() and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                os.kill(os.getpid(), number)  # before the caller has the process
+    def is_connected(self):
+        with open("/proc/%d/net/tcp" % self.pid) as connections:
+            return any(line.split()[3] == "01" for line in connections)
+subprocess.Popen = Popen
+sys.exit(main(["lab", "up", "--name", name]))
+"""
+
+
+@needs_lab
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("point", [0, 1, 2, 3])
+def test_signal_while_a_transfer_is_started_ends_both_ends_of_it(name, start, number, point):
+    starting = start(*PYTHON, SIGNAL_AT_A_TRANSFER, name, str(number.value), str(point))
+    finished = starting.wait(DEADLINE_S)
+    assert (finished.code, finished.err) == (128 + number, "")
+    assert traces(name) == []
+
+
 @needs_lab
 def test_hosts_share_neither_name_nor_memory_nor_loopback(name):
     first, second = hosts.up(name, 2)

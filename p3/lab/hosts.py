@@ -25,8 +25,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +32,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from p3.lab import network
 from p3.lab.network import COMMAND_TIMEOUT_S, LabError, MissingQdisc
+from p3.lab.signals import signals_held
 
 __all__ = ["Host", "LabError", "LabStatus", "MissingQdisc", "attach", "down", "lab", "set_rates", "status", "up",
            "why_unavailable"]
@@ -104,13 +103,13 @@ def lab(count: int, rate_mbit: Rates = None, delay_ms: float = 0.0) -> Iterator[
     rates = _checked(count, rate_mbit, delay_ms)
     name = None
     try:
-        with _signals_held():
+        with signals_held():
             _remove_leftovers()
             name = _claim_temporary()
             hosts = _set_up(name, rates, delay_ms)
         yield hosts
     finally:
-        with _signals_held():
+        with signals_held():
             if name in _locks and name.startswith(_own_prefix()):  # a forked child has the lock, but not the lab
                 _remove(name)
 
@@ -123,7 +122,7 @@ def up(name: str, count: int, rate_mbit: Rates = None, delay_ms: float = 0.0) ->
             f"{name!r} cannot name a lab: up to 50 letters, digits and hyphens, as in a host name, not {TEMPORARY}..."
         )
     try:
-        with _signals_held():
+        with signals_held():
             if not _lock(name, create=True):
                 raise LabError(f"lab {name!r} is being set up or taken down by another process")
             if _read(name) is not None:
@@ -134,7 +133,7 @@ def up(name: str, count: int, rate_mbit: Rates = None, delay_ms: float = 0.0) ->
         _unlock(name)
         return hosts
     except BaseException:
-        with _signals_held():
+        with signals_held():
             if name in _locks:
                 _remove(name)
         raise
@@ -152,7 +151,7 @@ def attach(name: str) -> List[Host]:
 def down(name: str) -> None:
     """Ends what runs on the hosts and removes the lab, whatever state it is in. LabError if there is none."""
     _require()
-    with _signals_held():
+    with signals_held():
         if name not in _names():
             raise LabError(f"there is no lab {name!r}{_others()}")
         if not _lock(name, timeout_s=0 if name.startswith(TEMPORARY) else COMMAND_TIMEOUT_S):
@@ -299,7 +298,7 @@ def _remove_leftovers() -> None:
 
 @atexit.register  # for a second Ctrl-C that comes just before the `finally` of lab() can hold signals back
 def _remove_own() -> None:
-    with _signals_held():
+    with signals_held():
         for name in [name for name in _locks if name.startswith(_own_prefix())]:
             _remove(name)
 
@@ -372,26 +371,3 @@ def _effective_capabilities() -> int:
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     return 0
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Setting up and cleaning up are short and must not be cut in two: Ctrl-C and SIGTERM act at the end of the block.
-
-    By handlers and not by a signal mask, because another thread, of a library perhaps, would take a masked signal.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs handlers in the main thread alone, so no signal interrupts this one
-        return
-    held: List[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _frame: held.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in held:
-            signal.raise_signal(number)

@@ -8,11 +8,13 @@ are this file again, run on the hosts without P3 and what it imports.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import List
 
 TIMEOUT_S = 30.0  # of silence, and of a whole transfer besides what its rate lets it take
 CHUNK = bytes(1 << 16)
@@ -29,23 +31,29 @@ def measure(source, sink, seconds: float) -> float:
     size = UNCOUNTED_BYTES + int(bytes_per_s * seconds)
     timeout_s = TIMEOUT_S + 2 * size / bytes_per_s
     python = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
-    receiver = subprocess.Popen(sink.command(*python, "receive"), stdout=subprocess.PIPE, universal_newlines=True)
-    try:
+    with contextlib.ExitStack() as started:  # ends the sender first, or it would complain of a receiver that has gone
+        receiver = _start(started, sink.command(*python, "receive"), stdout=subprocess.PIPE, universal_newlines=True)
         port = receiver.stdout.readline().strip()
-        sender = subprocess.Popen(source.command(*python, "send", sink.address, port, str(size)))
+        sender = _start(started, source.command(*python, "send", sink.address, port, str(size)))
         try:
             answer = receiver.communicate(timeout=timeout_s)[0]
             if sender.wait(timeout_s) != 0 or not answer:
                 raise OSError(f"the transfer from {source.name} to {sink.name} failed")
-        finally:
-            sender.kill()
-            sender.wait()
-    except subprocess.TimeoutExpired:
-        raise OSError(f"the transfer from {source.name} to {sink.name} did not end in {timeout_s:.0f} s") from None
-    finally:
-        receiver.kill()
-        receiver.communicate()
+        except subprocess.TimeoutExpired:
+            message = f"the transfer from {source.name} to {sink.name} did not end in {timeout_s:.0f} s"
+            raise OSError(message) from None
     return float(answer)
+
+
+def _start(started: contextlib.ExitStack, command: List[str], **options) -> subprocess.Popen:
+    """A process that `started` ends, even if a signal comes while it is being started."""
+    from p3.lab.signals import signals_held  # not on the hosts
+
+    with signals_held():
+        process = subprocess.Popen(command, **options)
+        started.callback(process.communicate)  # reads and waits; called last
+        started.callback(process.kill)
+    return process
 
 
 def _receive() -> None:
