@@ -170,3 +170,59 @@ kv.init(0, mx.nd.ones(3_000_000))
 for _ in range(5): kv.push(0, mx.nd.ones(3_000_000))
 """
     assert run_code(code).strip() == ""
+
+
+# Blocked layouts: an evaluation leaves a convolution's weight in one, the next training pass brings it back, and it
+# does so in an operation that it queues while it runs, perhaps behind the script's wait for the weight
+
+PULL_INTO_A_BLOCKED_WEIGHT = """
+import sys, p3, mxnet as mx
+kv = mx.kv.create("p3_sync")
+convolution = mx.gluon.nn.Conv2D(8, 3, in_channels=8)
+convolution.initialize()
+def is_plain(array):
+    array.wait_to_read()
+    try:
+        return mx.nd.to_dlpack_for_read(array) is not None
+    except mx.base.MXNetError:
+        return False
+weight = convolution.weight.data()
+kv.init("w", mx.nd.ones(weight.shape, dtype=sys.argv[1]))
+convolution(mx.nd.ones((4, 8, 12, 12))).wait_to_read()
+print("plain before", is_plain(weight))
+kv.pull("w", weight)
+print("plain after", is_plain(weight), weight.asnumpy().min(), weight.asnumpy().max())
+"""
+
+
+def test_a_pull_leaves_a_blocked_weight_in_the_plain_layout():
+    status, output = jobs.run([sys.executable, "-c", PULL_INTO_A_BLOCKED_WEIGHT, "float32"])
+    assert status == 0 and "plain before False\nplain after True 1.0 1.0" in output, output
+
+
+EVALUATE_TRAIN_AND_READ = """
+import p3, mxnet as mx
+kv = mx.kv.create("p3_sync")
+net = mx.gluon.nn.HybridSequential()
+net.add(mx.gluon.nn.Conv2D(8, 3, in_channels=3), mx.gluon.nn.Conv2D(8, 3, in_channels=8), mx.gluon.nn.Dense(10))
+net.initialize()
+x = mx.nd.random.uniform(shape=(4, 3, 12, 12))
+net(x).wait_to_read()
+trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, kvstore=kv)
+weights = [parameter.data() for parameter in net.collect_params().values()]
+before = [weight.asnumpy() for weight in weights]
+wrong = 0
+for _ in range(1500):
+    net(x).wait_to_read()
+    with mx.autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    trainer.step(1)
+    wrong += sum((weight.asnumpy() != value).any() for weight, value in zip(weights, before))
+print("wrong", wrong)
+"""
+
+
+def test_weights_can_be_read_at_once_after_an_evaluation_and_a_step():
+    """MXNet's use of freed memory, which MALLOC_PERTURB_ shows, ended most of such runs with a segmentation fault."""
+    assert "wrong 0" in run_code(EVALUATE_TRAIN_AND_READ, MALLOC_PERTURB_="77")

@@ -30,7 +30,10 @@ const MXNetApi* MXNetApi::find(const std::string& library) {
   look_up(api->MXNDArrayLoadFromRawBytes, "MXNDArrayLoadFromRawBytes");
   look_up(api->NNGetOpHandle, "NNGetOpHandle");
   look_up(api->MXImperativeInvoke, "MXImperativeInvoke");
+  look_up(api->MXNDArrayGetStorageType, "MXNDArrayGetStorageType");
   api->check(api->NNGetOpHandle("_copyto", &api->copyto));
+  api->check(api->NNGetOpHandle("_copy", &api->copy));
+  api->check(api->NNGetOpHandle("Cast", &api->cast));
   return api.release();
 }
 

@@ -38,7 +38,11 @@ struct MXNetApi {
   int (*MXNDArrayLoadFromRawBytes)(const void*, size_t, NDArrayHandle*);
   int (*NNGetOpHandle)(const char*, void**);
   int (*MXImperativeInvoke)(void*, int, NDArrayHandle*, int*, NDArrayHandle**, int, const char**, const char**);
-  void* copyto;  // the operator
+  int (*MXNDArrayGetStorageType)(NDArrayHandle, int*);
+  // Operators.
+  void* copyto;
+  void* copy;
+  void* cast;
 
   // `library` is the path of the libmxnet that this process has loaded. One per process and never freed: queued
   // operations use it until the process ends.

@@ -140,10 +140,27 @@ void MXNetEngine::skip(Worker* worker, const Key& key, Worker::Done done) const 
   worker->skip(key.handle, landing, key.priority, std::move(done));
 }
 
+// MXNet's `_copyto` leaves an array that is held in a blocked oneDNN layout there. The next forward pass then brings it
+// to the plain layout in an operation that it queues while it runs: behind a wait for the array that the script may have
+// queued meanwhile. So asnumpy() could read the array in the midst of that, and crash. Operators that compute their
+// output begin it anew in the plain layout; they know one device only.
 void MXNetEngine::copy(NDArrayHandle source, NDArrayHandle destination) const {
+  constexpr int kDense = 0;
+  constexpr const char* kTypes[] = {"float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool"};
+  int storage = kDense, from = 0, to = 0;
+  api_->check(api_->MXNDArrayGetStorageType(destination, &storage));
+  api_->check(api_->MXNDArrayGetDType(source, &from));
+  api_->check(api_->MXNDArrayGetDType(destination, &to));
   int outputs = 1;
   NDArrayHandle* destinations = &destination;
-  api_->check(api_->MXImperativeInvoke(api_->copyto, 1, &source, &outputs, &destinations, 0, nullptr, nullptr));
+  if (storage != kDense || !in_cpu_memory(source) || !in_cpu_memory(destination)) {
+    api_->check(api_->MXImperativeInvoke(api_->copyto, 1, &source, &outputs, &destinations, 0, nullptr, nullptr));
+  } else if (from == to) {
+    api_->check(api_->MXImperativeInvoke(api_->copy, 1, &source, &outputs, &destinations, 0, nullptr, nullptr));
+  } else {
+    const char *name = "dtype", *type = kTypes[to];
+    api_->check(api_->MXImperativeInvoke(api_->cast, 1, &source, &outputs, &destinations, 1, &name, &type));
+  }
 }
 
 bool MXNetEngine::alike(NDArrayHandle left, NDArrayHandle right) const {

@@ -44,7 +44,8 @@ class MXNetEngine {
   // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing array.
   void skip(Worker* worker, const Key& key, Worker::Done done) const;
 
-  // MXNet's own copy, as engine work. It alone knows how to write an array that is held in a blocked layout.
+  // MXNet's own copy, as engine work: also to another device, storage type or element type, and to an array that is held in
+  // a blocked layout, which is in the plain one afterwards.
   void copy(NDArrayHandle source, NDArrayHandle destination) const;
 
   // Same shape and same element type. Cheap: no wait and no allocation.
