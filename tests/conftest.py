@@ -19,6 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SECRET = "a secret that only tests use"
 
 
+def pytest_configure(config):
+    """A shell starts what runs in the background with Ctrl-C ignored, and processes inherit that; tests send it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Finished(NamedTuple):
     """How a process ended, and what it said."""
 
@@ -42,6 +48,7 @@ class Process:
             stderr=subprocess.PIPE,
             pass_fds=pass_fds,
             start_new_session=True,
+            bufsize=0,  # read_line takes a line and no more: wait() reads what follows past Python's buffer
         )
 
     def wait(self, timeout_s: float = 60) -> Finished:

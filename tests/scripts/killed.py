@@ -1,6 +1,7 @@
 """Workers of which one kills itself in the middle of a round; the others print what they get: killed.py RANK KIND.
 
-KIND: of the key, "dense" or "rows".
+KIND: of the key, "dense" or "rows". A second key never gets the gradient of the one that dies: however late that is, the
+others are in the round.
 """
 
 import os
@@ -26,6 +27,9 @@ key = session.declare("w", ROWS, "float32", sparse=sparse)
 landing = np.zeros(ROWS, "float32")
 init = session.init_rows if sparse else session.init
 init(key, landing if session.rank == 0 else None, landing).wait(60)
+last = session.declare("last", (10,), "float32")
+landed = np.zeros(10, "float32")
+session.init(last, landed if session.rank == 0 else None, landed).wait(60)
 
 
 def start_round():
@@ -39,11 +43,13 @@ for _ in range(2):
 try:
     session.barrier()
     before = slices_sent()
-    operation = start_round()
+    operations = [start_round()]
     while session.rank == int(sys.argv[1]):
         if slices_sent() > before + 20:  # of 80 at least
             os.kill(os.getpid(), signal.SIGKILL)
-    operation.wait(60)
+    operations.append(session.pushpull(last, np.ones(10, "float32"), landed))
+    for operation in operations:
+        operation.wait(60)
     print("no error")
 except P3Error as error:
     print(error)
