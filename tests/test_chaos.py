@@ -7,13 +7,13 @@ import pytest
 from lab_traces import needs_lab
 from p3 import cli
 from p3.chaos import run, tables
-from p3.chaos.matrix import FAULTS, MOMENTS, ROLES, Cell, Victim, cells
+from p3.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
 
 QUICK = {"P3_HEARTBEAT_S": "0.2", "P3_TIMEOUT_S": "2"}
 
 
-def judged(role, rank, fault, moment, outcome="raised"):
-    record = run.run(Cell(Victim(role, rank), fault, moment), 1, QUICK)
+def judged(role, rank, fault, moment, outcome="raised", training=NUMPY):
+    record = run.run(Cell(Victim(role, rank), fault, moment, training), 1, QUICK)
     assert record["hit"] is not None, record
     assert (record["weights"], sum(record["left"].values())) == ("right", 0), record
     assert record["outcome"] == outcome, record
@@ -21,10 +21,20 @@ def judged(role, rank, fault, moment, outcome="raised"):
 
 
 def test_the_matrix_has_every_fault_at_every_moment_for_every_role():
-    found = {(cell.victim.role, cell.fault, cell.moment) for cell in cells(ROLES, tuple(FAULTS), tuple(MOMENTS))}
-    everything = {(role, fault, moment) for role in ROLES for fault in FAULTS for moment in MOMENTS}
+    all_cells = list(cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)))
+    found = {(cell.victim.role, cell.fault, cell.moment) for cell in all_cells if cell.training == NUMPY}
+    everything = {(role, fault, moment) for role in ROLES for fault in FAULTS for moment in MOMENTS if fault != "replace"}
     # A job that has not begun is not started again.
     assert everything - found == {(role, "restart", "rendezvous") for role in ROLES}
+
+
+def test_the_matrix_brings_every_training_back_and_replaces_every_worker_that_can_be():
+    gluon = {cell for cell in cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)) if cell.training != NUMPY}
+    restarted = {cell.training for cell in gluon if cell.fault == "restart"}
+    replaced = {(cell.training, cell.victim.rank) for cell in gluon if cell.fault == "replace"}
+    assert {cell.fault for cell in gluon} == {"restart", "replace"}
+    assert restarted == TRAININGS.keys() - {NUMPY}
+    assert replaced == {(training, rank) for training in restarted - {"fp16-sums"} for rank in range(2)}
 
 
 def test_a_server_killed_while_gradients_leave():
@@ -51,6 +61,20 @@ def test_a_worker_cut_off_raises_like_all_others():
 def test_a_job_comes_back_when_a_server_is_killed_while_a_snapshot_is_written():
     record = judged("server", 0, "restart", "snapshot", outcome="came back")
     assert (record["code"], record["rounds"]) == (0, 6) and record["begun"] in (2, 4), record
+
+
+@pytest.mark.timeout(320)
+def test_sums_that_workers_apply_come_back_after_a_join():
+    pytest.importorskip("mxnet")
+    record = judged("server", 0, "restart", "mid-push", "came back", "fp16-sums")
+    assert (record["code"], record["begun"], record["rounds"]) == (0, 3, 12), record
+
+
+def test_other_bits_after_the_same_step_are_wrong_weights():
+    same = [{"round": 1, "digest": "a"}, {"round": 1, "digest": "a"}, {"round": 2, "digest": "b"}]
+    assert run._are_right(same)
+    assert not run._are_right([*same, {"round": 2, "digest": "c"}])
+    assert run._are_right([{"round": 1, "right": True}]) and not run._are_right([{"round": 1, "right": False}])
 
 
 def test_a_server_that_is_left_alone_by_a_stopped_scheduler_ends_as_well():

@@ -35,6 +35,7 @@ def add_parser(commands) -> None:
         ("--roles", matrix.ROLES, "whom the faults hit"),
         ("--faults", tuple(matrix.FAULTS), "which"),
         ("--moments", tuple(matrix.MOMENTS), "when"),
+        ("--trainings", tuple(matrix.TRAININGS), "what the jobs train"),
     ):
         parser.add_argument(option, type=names_among(known), default=list(known), metavar="NAME[,...]",
                             help=f"{what} (default: {','.join(known)})")  # fmt: skip
@@ -76,7 +77,7 @@ def campaign(options: argparse.Namespace) -> int:
     if "cut" in faults and why_unavailable() is not None:
         print(f"p3 chaos: no process is cut off: {why_unavailable()}", file=sys.stderr)
         faults.remove("cut")
-    cells = list(matrix.cells(options.roles, faults, options.moments)) * options.repeats
+    cells = list(matrix.cells(options.roles, faults, options.moments, options.trainings)) * options.repeats
     seeds = [options.seed * 1000 + number for number in range(len(cells))]
     order = list(zip(cells, seeds))
     random.Random(options.seed).shuffle(order)  # so that runs of a kind do not all meet the same load
@@ -94,7 +95,7 @@ def campaign(options: argparse.Namespace) -> int:
                     out.write(json.dumps(record) + "\n")
                     out.flush()
                 if record["outcome"] not in run.GOOD:
-                    tqdm.write("%(role)s %(rank)d, %(fault)s, %(moment)s (seed %(seed)d): %(outcome)s" % record,
+                    tqdm.write("%(training)s, %(role)s %(rank)d, %(fault)s, %(moment)s (seed %(seed)d): %(outcome)s" % record,
                                file=sys.stderr)  # fmt: skip
                 progress.update()
         except KeyboardInterrupt:

@@ -20,18 +20,16 @@ from typing import List, Optional
 
 import numpy as np
 
-from p3.chaos.matrix import Cell, Victim
+from p3.chaos.matrix import COURSES, NUMPY, Cell, Victim
 from p3.chaos.strike import MARK, find, strike
+from p3.worker import session as sessions
 from p3.worker.session import Session
 
-ROUNDS = 6
+ROUNDS = COURSES[NUMPY].rounds
 KEYS, ELEMENTS = 4, 1_000_000  # 80 slices
 SGD = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precision": False}
-ROUND_OF = {"first-round": 1, "mid-push": 3, "mid-broadcast": 3}  # in which the blow falls
 WAIT_S = 60.0
 STRUCK_TIMEOUT_S = 30.0
-SNAPSHOT_EVERY = 2
-SNAPSHOT_ROUND = 4  # whose writing is interrupted
 
 
 class Journal:
@@ -47,7 +45,7 @@ class Blow:
     """Waits for its moment, and strikes."""
 
     def __init__(self, options: argparse.Namespace, journal: Journal) -> None:
-        self.cell = Cell(Victim(options.role, options.rank), options.fault, options.moment)
+        self.cell = Cell(Victim(options.role, options.rank), options.fault, options.moment, options.training)
         self._options, self._journal = options, journal
         self._random = random.Random(options.seed)
         self._fraction = self._random.uniform(0.1, 0.8)
@@ -69,20 +67,21 @@ class Blow:
         strike(self.cell, self._pid, self._options.lab, self._options.host)
         struck.touch()
 
-    def in_round(self, session: Session, number: int, operations: list) -> bool:
-        """True if it struck in this round, which is under way."""
-        if ROUND_OF.get(self.cell.moment) != number:
+    def in_round(self, session: Session, number: int, slices: int) -> bool:
+        """True if it struck in this round of so many slices, which is under way."""
+        hit_in = {"first-round": 1, "mid-push": self.cell.course.hit_in, "mid-broadcast": self.cell.course.hit_in}
+        if hit_in.get(self.cell.moment) != number:
             return False
-        slices = KEYS * -(-ELEMENTS // session.slice_elements)
         if self.cell.victim.role == "server":
             slices //= session.num_servers
-        before = self._before
+        before, deadline = self._before, time.monotonic() + STRUCK_TIMEOUT_S
         while True:
             sent, landed = (now - then for now, then in zip(self._progress(session), before))
             if (landed if self.cell.moment == "mid-broadcast" else sent) >= max(1, int(self._fraction * slices)):
                 break
-            if all(operation.done for operation in operations):
+            if landed >= slices or time.monotonic() > deadline:
                 return False
+            session.check()
         self.now(round=number, sent=int(sent), landed=int(landed), slices=slices)
         sent, landed = (now - then for now, then in zip(self._progress(session), before))
         self._journal("after", sent=int(sent), landed=int(landed))
@@ -90,7 +89,7 @@ class Blow:
 
     def in_snapshot(self, number: int) -> bool:
         """The same while the snapshot after that round is being written."""
-        if self.cell.moment != "snapshot" or number != SNAPSHOT_ROUND:
+        if self.cell.moment != "snapshot" or number != self.cell.course.hit_snapshot:
             return False
         directory = Path(os.environ["P3_SNAPSHOT_DIR"])
         deadline = time.monotonic() + WAIT_S
@@ -149,7 +148,7 @@ def train(session: Session, journal: Journal, blow: Optional[Blow]) -> None:
             session.pushpull(key, pushed, landing, priority=-index, lr=1.0)
             for index, (key, pushed, landing) in enumerate(zip(keys, gradients, landings))
         ]
-        if blow is not None and blow.in_round(session, number, operations):
+        if blow is not None and blow.in_round(session, number, KEYS * -(-ELEMENTS // session.slice_elements)):
             blow = None
         for operation in operations:
             operation.wait(WAIT_S)
@@ -178,7 +177,7 @@ def leave(session: Session, blow: Optional[Blow], options: argparse.Namespace) -
     else:
         if blow.cell.victim.role != "worker":
             session.close()  # the others stay for the blow
-        blow.now(round=ROUNDS)
+        blow.now(round=blow.cell.course.rounds)
         session.close()
 
 
@@ -189,6 +188,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--fault", required=True)
     parser.add_argument("--moment", required=True)
+    parser.add_argument("--training", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--striker", type=int, required=True)
     parser.add_argument("--lab")
@@ -205,8 +205,14 @@ def main(arguments: Optional[List[str]] = None) -> int:
             blow.now()
             blow = None
     try:
-        session = Session.open()
-        train(session, journal, blow)
+        if options.training == NUMPY:
+            session = Session.open()
+            train(session, journal, blow)
+        else:
+            from p3.chaos import trainings
+
+            session = sessions.current()
+            trainings.train(options.training, session, journal, blow)
         leave(session, blow, options)
     except Exception as error:
         journal("error", text=str(error))

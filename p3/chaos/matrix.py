@@ -11,6 +11,7 @@ FAULTS = {
     "stop": "SIGSTOP",
     "cut": "the link of its host is down; every process has a host of its own",
     "restart": "SIGKILL under `p3 run --restarts 1`: the job comes back from its last snapshot",
+    "replace": "SIGKILL under `p3 run --on-worker-loss wait`: another process takes the worker's place",
 }
 MOMENTS = {
     "rendezvous": "before the job is complete",
@@ -21,6 +22,34 @@ MOMENTS = {
     "exit": "the last round is done, and not all have left",
 }
 ROLES = ("worker", "server", "scheduler")
+
+# What a job trains. The first is NumPy on the bare session, whose every weight is known; the others are Gluon, whose
+# weights must be alike on all workers after each step, and after a restart those of the first start.
+NUMPY = "numpy"
+TRAININGS = {
+    NUMPY: "four keys of one store, without MXNet",
+    "two-stores": "two Trainers, each with a store of its own, which step in turns, as those of a GAN",
+    "seldom": "a key that is pushed in every third step, and one that is pushed from the second step on",
+    "joins": "one worker has fewer steps in each epoch, and all end it with join(); Adam",
+    "adam": "Adam on the servers",
+    "nadam": "Nadam, whose schedule runs over all updates",
+    "ftml": "FTML, which counts the updates of each key",
+    "fp16": "gradients compressed to float16, weights updated by the servers",
+    "fp16-sums": "the same with sums that the workers apply, and join() at the end of each epoch",
+}
+
+
+class Course(NamedTuple):
+    """How many rounds or steps a job has, in which the blow falls, and when snapshots are taken."""
+
+    rounds: int
+    hit_in: int
+    snapshot_every: int
+    hit_snapshot: int  # of that round
+
+
+COURSES = {name: Course(12, 6, 3, 6) for name in TRAININGS}
+COURSES[NUMPY] = Course(6, 3, 2, 4)
 
 
 class Victim(NamedTuple):
@@ -35,6 +64,11 @@ class Cell(NamedTuple):
     victim: Victim
     fault: str
     moment: str
+    training: str = NUMPY
+
+    @property
+    def course(self) -> Course:
+        return COURSES[self.training]
 
     @property
     def striker(self) -> int:
@@ -55,11 +89,23 @@ VICTIMS = (
 PROCESSES = VICTIMS
 
 
-def cells(roles: Sequence[str], faults: Sequence[str], moments: Sequence[str]) -> Iterator[Cell]:
-    for fault in faults:
-        for moment in moments:
-            if (fault, moment) == ("restart", "rendezvous"):  # a job that has not begun is not started again
-                continue
-            for victim in VICTIMS:
-                if victim.role in roles:
-                    yield Cell(victim, fault, moment)
+def cells(roles: Sequence[str], faults: Sequence[str], moments: Sequence[str], trainings: Sequence[str]) -> Iterator[Cell]:
+    for training in trainings:
+        for fault in faults:
+            for moment in moments:
+                for victim in VICTIMS:
+                    cell = Cell(victim, fault, moment, training)
+                    if victim.role in roles and _is_possible(cell):
+                        yield cell
+
+
+def _is_possible(cell: Cell) -> bool:
+    if cell.training == NUMPY:
+        # A job that has not begun is not started again; and what the lost step lacks, NumPy's job does not know.
+        return cell.fault != "replace" and (cell.fault, cell.moment) != ("restart", "rendezvous")
+    if cell.fault == "replace":  # only servers that update have weights for a successor
+        updates_there = cell.training != "fp16-sums"
+        return updates_there and cell.victim.role == "worker" and cell.moment in ("mid-push", "mid-broadcast")
+    # That a worker or a server dies is told apart above; what comes back is what the training is about.
+    is_one_of_each = cell.victim in (Victim("worker", 1), Victim("server", 0))
+    return cell.fault == "restart" and is_one_of_each and cell.moment in ("mid-push", "snapshot")

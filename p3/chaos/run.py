@@ -21,21 +21,20 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from p3.bench.jobs import LocalHost
-from p3.chaos.job import ROUNDS, SNAPSHOT_EVERY
-from p3.chaos.matrix import PROCESSES, SERVERS, WORKERS, Cell
+from p3.chaos.matrix import COURSES, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
 from p3.chaos.remote import host_of
 from p3.chaos.strike import MARK, marked
 from p3.cluster.placement import source_path
 from p3.lab import hosts
 
-DEADLINE_S = 100.0  # a run that is not over by then hangs
-RENDEZVOUS_S = 10.0
+DEADLINE_S, MXNET_DEADLINE_S = 100.0, 300.0  # a run that is not over by then hangs
+RENDEZVOUS_S, MXNET_RENDEZVOUS_S = 10.0, 60.0  # MXNet's import takes many seconds on a busy machine
 # Mbit/s of the links, if each process has a host of its own: so that rounds take long enough to be hit.
 LINK_MBIT = 400.0
 # Of processes that were just killed; the kernel takes a moment.
 VANISH_S = 2.0
 
-GOOD = ("raised", "ended", "done", "came back")
+GOOD = ("raised", "ended", "done", "came back", "replaced")
 
 _ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
 _ENDED = re.compile(r"^INFO p3.run: (\w+(?: \d+)?) ended with (.*)$")
@@ -54,7 +53,9 @@ def run(cell: Cell, seed: int, settings: Optional[Dict[str, str]] = None) -> dic
         folder = Path(name)
         (folder / "tmp").mkdir()
         before = _sockets_and_files(site[0])
-        code, said, ended = _watch(_command(cell, site, folder, seed), _environment(site, mark, folder, settings))
+        env = _environment(cell, site, mark, folder, settings)
+        deadline_s = DEADLINE_S if cell.training == NUMPY else MXNET_DEADLINE_S
+        code, said, ended = _watch(_command(cell, site, folder, seed), env, deadline_s)
         at_end = _journals(folder)
         left = _left_over(mark, site[0], before, folder)
     return _record(cell, seed, code, said, ended, at_end, left)
@@ -76,11 +77,14 @@ def _site(cell: Cell) -> Iterator[Sequence]:
 def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
     launcher = ["-n", str(WORKERS), "-s", str(SERVERS)]
     job = ["--folder", str(folder), "--role", cell.victim.role, "--rank", str(cell.victim.rank), "--fault", cell.fault,
-           "--moment", cell.moment, "--seed", str(seed), "--striker", str(cell.striker)]  # fmt: skip
+           "--moment", cell.moment, "--training", cell.training, "--seed", str(seed), "--striker", str(cell.striker)]  # fmt: skip
     if cell.has_snapshots:
-        launcher += ["--snapshot-dir", str(folder / "snapshots"), "--snapshot-every", str(SNAPSHOT_EVERY)]
+        launcher += ["--snapshot-dir", str(folder / "snapshots"), "--snapshot-every",
+                     str(cell.course.snapshot_every)]  # fmt: skip
     if cell.fault == "restart":
         launcher += ["--restarts", "1"]
+    if cell.fault == "replace":
+        launcher += ["--on-worker-loss", "wait"]
     if cell.fault == "cut":
         (folder / "hosts").write_text("lab\n")
         launcher += ["--hostfile", str(folder / "hosts")]
@@ -93,11 +97,14 @@ def _lab_folder(site: Sequence) -> Path:
     return hosts.RUN / site[0].lab / "lab"
 
 
-def _environment(site: Sequence, mark: str, folder: Path, settings: Optional[Dict[str, str]]) -> Dict[str, str]:
+def _environment(
+    cell: Cell, site: Sequence, mark: str, folder: Path, settings: Optional[Dict[str, str]]
+) -> Dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_"))}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), source_path()]))
     env.update({MARK: mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
-    env.update(P3_RENDEZVOUS_TIMEOUT_S=repr(RENDEZVOUS_S), P3_LOG="info")  # so p3 run tells how each process ended
+    rendezvous_s = RENDEZVOUS_S if cell.training == NUMPY else MXNET_RENDEZVOUS_S
+    env.update(P3_RENDEZVOUS_TIMEOUT_S=repr(rendezvous_s), P3_LOG="info")  # so p3 run tells how each process ended
     if len(site) > 1:
         env["DMLC_NODE_HOST"] = site[0].address
         env["P3_SSH"] = f"{sys.executable} -m p3.chaos.remote {_lab_folder(site)}"
@@ -105,7 +112,7 @@ def _environment(site: Sequence, mark: str, folder: Path, settings: Optional[Dic
     return env
 
 
-def _watch(command: Sequence[str], env: Dict[str, str]):
+def _watch(command: Sequence[str], env: Dict[str, str], deadline_s: float):
     """(exit code, or None if it had to be killed; what it said; when it ended)"""
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -121,7 +128,7 @@ def _watch(command: Sequence[str], env: Dict[str, str]):
     reader.start()
     code: Optional[int] = None
     try:
-        code = process.wait(DEADLINE_S)
+        code = process.wait(deadline_s)
     except subprocess.TimeoutExpired:
         pass
     finally:
@@ -185,7 +192,8 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
         "hit": blow and {key: blow[key] for key in ("round", "sent", "landed", "slices", "complete") if key in blow},
         "hit_after": after and {key: after[key] for key in ("sent", "landed")},
         "code": code,
-        "weights": "none" if not rounds else "right" if all(entry["right"] for entry in rounds) else "wrong",
+        "training": cell.training,
+        "weights": "none" if not rounds else "right" if _are_right(rounds) else "wrong",
         "begun": max((entry["round"] for entry in entries if entry["kind"] == "begun"), default=0),
         "rounds": max((entry["round"] for entry in rounds), default=0),
         "error_s": None, "end_s": None,
@@ -206,6 +214,14 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
     return record
 
 
+def _are_right(rounds: List[dict]) -> bool:
+    """NumPy's job knows. Of others, all workers, at every start, must have come to the same bits after the same step."""
+    digests: Dict[int, set] = {}
+    for entry in rounds:
+        digests.setdefault(entry["round"], set()).add(entry.get("digest"))
+    return all(entry.get("right", True) for entry in rounds) and all(len(found) == 1 for found in digests.values())
+
+
 def _outcome(record: dict, done: set) -> str:
     """In the order of what is worst."""
     if record["weights"] == "wrong":
@@ -216,9 +232,11 @@ def _outcome(record: dict, done: set) -> str:
         return "missed"
     if any(record["left"].values()):
         return "left something"
-    if record["fault"] == "restart":
-        came_back = record["code"] == 0 and len(done) == WORKERS and record["rounds"] == ROUNDS
-        return "came back" if came_back else "stayed away"
+    if record["fault"] in ("restart", "replace"):
+        rounds = COURSES[record["training"]].rounds
+        came_back = record["code"] == 0 and len(done) == WORKERS and record["rounds"] == rounds
+        back = "came back" if record["fault"] == "restart" else "replaced"
+        return back if came_back else "stayed away"
     if record["code"] == 0:
         return "done" if len(done) == WORKERS else "unnoticed"
     if record["moment"] == "rendezvous":

@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 from typing import Dict, List, Optional
 
-from p3.chaos.matrix import FAULTS, MOMENTS, ROLES
+from p3.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS
 
 BAD = ("wrong", "hung", "left something", "stayed away", "unnoticed", "mute", "missed")
 
 
 def markdown(records: List[dict]) -> str:
-    return "\n\n".join([_summary(records), *filter(None, (_table(fault, records) for fault in FAULTS))])
+    numpys = [record for record in records if record.get("training", NUMPY) == NUMPY]
+    others = [record for record in records if record not in numpys]
+    tables = [_table(fault, numpys) for fault in FAULTS] + [_table_of_trainings(others)]
+    return "\n\n".join([_summary(records), *filter(None, tables)])
 
 
 def _summary(records: List[dict]) -> str:
@@ -29,10 +32,12 @@ def _summary(records: List[dict]) -> str:
         f"| a process, socket, shared memory or temporary file was left | {count('left something')} |",
         f"| a survivor had to be ended by `p3 run` before it had said why | {count('mute')} |",
         f"| nobody noticed | {count('unnoticed')} |",
-        f"| `p3 run` told the cause, and failed unless it could restart |"
-        f" {sum(bool(r['p3_run'] and (r['code'] or r['fault'] == 'restart')) for r in struck)} |",
+        f"| `p3 run` told the cause, and failed unless it could go on |"
+        f" {sum(bool(r['p3_run'] and (r['code'] or r['fault'] in ('restart', 'replace'))) for r in struck)} |",
         f"| restarted, and ended with the right weights | {count('came back')} of"
         f" {sum(r['fault'] == 'restart' for r in struck)} |",
+        f"| a worker was replaced, and all ended with the same weights | {count('replaced')} of"
+        f" {sum(r['fault'] == 'replace' for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"
         f" {sum(len(r['errors']) for r in struck)} |",
         f"| errors that named a round, of jobs that had begun | {sum(r['names_round'] for r in running)} of"
@@ -56,6 +61,23 @@ def _table(fault: str, records: List[dict]) -> Optional[str]:
         row = [[r for r in chosen if (r["moment"], r["role"]) == (moment, role)] for role in ROLES]
         if any(row):
             lines.append(f"| {moment} | " + " | ".join(map(_cell, row)) + " |")
+    return "\n".join(lines)
+
+
+def _table_of_trainings(records: List[dict]) -> Optional[str]:
+    if not records:
+        return None
+    columns = sorted({(record["fault"], record["moment"]) for record in records})
+    lines = [
+        "**Gluon**: a worker or a server killed while something is trained that makes coming back difficult",
+        "",
+        "| training | " + " | ".join(f"{fault}, {moment}" for fault, moment in columns) + " |",
+        "|---" * (1 + len(columns)) + "|",
+    ]
+    for training, what in TRAININGS.items():
+        row = [[r for r in records if (r["training"], r["fault"], r["moment"]) == (training, *one)] for one in columns]
+        if any(row):
+            lines.append(f"| {training}: {what} | " + " | ".join(map(_cell, row)) + " |")
     return "\n".join(lines)
 
 
