@@ -499,7 +499,7 @@ class Server::Impl : public Transport::Handler {
     }
     const std::vector<int> workers = slice.init(task.worker, task.inits, wants_answer(task));
     slice.outstanding += static_cast<int>(workers.size());  // before it can be zero: who waits here has not pushed yet
-    broadcast(slice, workers, false, /*as_asked=*/true);
+    broadcast(slice, workers, slice.value_encoding(), false, /*as_asked=*/true);
   }
 
   void answer_about_state(ServerSlice& slice, const Task& task) {
@@ -530,8 +530,8 @@ class Server::Impl : public Transport::Handler {
     slice.outstanding = slice.key.pushes() + static_cast<int>(workers.size());  // sends
     note_round(++slice.published);
     if (recorder() != nullptr)
-      trace(recorder(), TraceKind::kUpdated, value_frame(slice, slice.published_encoding()).header);
-    broadcast(slice, workers, slice.key.aggregated);
+      trace(recorder(), TraceKind::kUpdated, value_frame(slice, slice.round_encoding()).header);
+    broadcast(slice, workers, slice.round_encoding(), slice.key.aggregated);
     answer_who_catches_up(slice);
   }
 
@@ -708,8 +708,9 @@ class Server::Impl : public Transport::Handler {
 
   // `to_machines`: those who share a machine with others get the value for all of them.
   // `as_asked`: what is asked for can be asked for again, so it counts as kept for who asks; a round cannot.
-  void broadcast(ServerSlice& slice, const std::vector<int>& workers, bool to_machines = false, bool as_asked = false) {
-    Frame frame = value_frame(slice, slice.published_encoding());
+  void broadcast(ServerSlice& slice, const std::vector<int>& workers, Encoding encoding, bool to_machines,
+                 bool as_asked = false) {
+    Frame frame = value_frame(slice, encoding);
     if (as_asked) frame.copied_bytes = frame.header.payload_bytes;
     std::vector<Transport::Outgoing> frames;
     frames.reserve(workers.size());

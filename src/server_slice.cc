@@ -86,7 +86,7 @@ bool ServerSlice::may_come(const Header& header, int worker) const {
 void ServerSlice::replace_value(const void* value) {
   make_writable(value_, bytes);
   std::memcpy(value_, value, bytes);
-  published_encoding_ = value_encoding_ = Encoding::kPlain;
+  value_encoding_ = Encoding::kPlain;
   if (master_ == nullptr) return;
   make_writable(master_, sum_bytes_);
   start_sum(dtype_, master_, value_, elements);
@@ -143,20 +143,18 @@ void ServerSlice::sum(int worker, void* gradient) {
 
 void ServerSlice::finish(const Optimizer* optimizer) {
   drop_replaced();
-  published_encoding_ = Encoding::kPlain;
   void* sum = total_.take();
-  if (sum == nullptr) {
-    if (!is_filled_ || optimizer == nullptr) published_encoding_ = Encoding::kAbsent;
-  } else if (optimizer == nullptr) {
+  has_new_value_ = sum != nullptr || (is_filled_ && optimizer != nullptr);
+  if (sum != nullptr && optimizer == nullptr) {
     if (key.average) divide_sum(dtype_, sum, present_, elements);
     publish_sum(sum);
-  } else {
+  } else if (sum != nullptr) {
     make_state(*optimizer);
     if (key.average) numbers_.scalars.rescale /= present_;
+    value_encoding_ = Encoding::kPlain;
     optimizer->update(dtype_, value_, master_, state_.data(), sum, elements, numbers_.scalars);
   }
   if (sum != nullptr) gradients_.give_back(sum, sum_bytes_);
-  if (published_encoding_ != Encoding::kAbsent) value_encoding_ = published_encoding_;
   pushed_ = 0;
   present_ = 0;
   is_filled_ = false;
@@ -167,7 +165,7 @@ void ServerSlice::publish_sum(void*& sum) {
   if (key.compression.encoding == Encoding::kFloat16) {
     if (wire_value_ == nullptr) wire_value_ = values_.take(pushed_bytes);
     finish_sum(DType::kFloat16, wire_value_, sum, elements);
-    published_encoding_ = Encoding::kFloat16;
+    value_encoding_ = Encoding::kFloat16;
   } else if (sum_dtype_ == dtype_) {
     std::swap(value_, sum);
   } else {
@@ -188,7 +186,7 @@ void ServerSlice::make_state(const Optimizer& optimizer) {
 // A sum that went out as float16 is nowhere else: it is captured as its receivers have it.
 const char* ServerSlice::capture(Captured& captured) const {
   CapturedArray value = captured_array(0, dtype_, elements);
-  if (published_encoding_ == Encoding::kFloat16) {
+  if (value_encoding_ == Encoding::kFloat16) {
     std::memcpy(value.data.get() + pushed_bytes, wire_value_, pushed_bytes);
     widen_in_place(reinterpret_cast<float*>(value.data.get()), elements);
   } else {

@@ -56,11 +56,11 @@ class ServerSlice final : public ServerShard, public Lender {
   int add(int worker, const Header& header, void* gradient);
   // All are in: value = update(value, sum), or the sum itself without an optimizer.
   void finish(const Optimizer* optimizer);
-  // What the last round left to be sent: the payload and its encoding.
-  Encoding published_encoding() const { return published_encoding_; }
-  // That of the last value: a round that all workers skip leaves none.
+  // The value as it is sent: its payload and how that is encoded.
   Encoding value_encoding() const { return value_encoding_; }
   const void* value_payload() { return lent(value_encoding_ == Encoding::kFloat16 ? wire_value_ : value_); }
+  // What the last round sends: a new value, or nothing where all workers have skipped it, and the value stays.
+  Encoding round_encoding() const { return has_new_value_ ? value_encoding_ : Encoding::kAbsent; }
 
   // A state that the optimizer has (Header::part), made if it is not there yet.
   const void* state(const Optimizer& optimizer, uint8_t part) { return lent(state_at(optimizer, part)); }
@@ -86,7 +86,8 @@ class ServerSlice final : public ServerShard, public Lender {
 
   void* value_;
   void* wire_value_ = nullptr;  // the sum as float16
-  Encoding published_encoding_ = Encoding::kPlain, value_encoding_ = Encoding::kPlain;
+  Encoding value_encoding_ = Encoding::kPlain;
+  bool has_new_value_ = true;
   std::vector<std::pair<void*, size_t>> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;               // their successors, of which no send has borrowed anything yet
 

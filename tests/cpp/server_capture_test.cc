@@ -150,6 +150,28 @@ TEST_P(ServerCapture, OfSumsThatTravelAsFloat16IsWhatTheWorkersGot) {
   EXPECT_EQ(floats(arrays[0]), (std::vector<float>{1.5f, -2, 65504}));
 }
 
+// A round that all skip leaves the sum where it was, and as it was.
+TEST_P(ServerCapture, OfSumsThatTravelAsFloat16StaysAfterARoundThatAllSkip) {
+  CaptureJob job(2, with());
+  job.server.set_compression(0, {Encoding::kFloat16, 0});
+  job.define(1, 2);
+  job.initialise(1, {9, 9});
+  Header push = Job::header(FrameKind::kPush, 1, 0, 1, 2);
+  push.encoding = static_cast<uint8_t>(Encoding::kFloat16);
+  push.payload_bytes = 2 * sizeof(half);
+  const std::vector<half> gradient = {float_to_half(1.5f), float_to_half(-2)};
+  for (RawPeer& worker : job.workers) worker.send(push, gradient.data());
+  for (RawPeer& worker : job.workers)
+    EXPECT_EQ(worker.must_receive().encoding, static_cast<uint8_t>(Encoding::kFloat16));
+  for (int worker : {0, 1}) job.skip(worker, 1, 2);
+  for (RawPeer& worker : job.workers)
+    EXPECT_EQ(worker.must_receive().encoding, static_cast<uint8_t>(Encoding::kAbsent));
+  job.capture(1, 0, 2);
+  const auto arrays = job.server.take_captured();
+  ASSERT_EQ(arrays.size(), 1u);
+  EXPECT_EQ(floats(arrays[0]), (std::vector<float>{3, -4}));
+}
+
 TEST_P(ServerCapture, OutlivesTheServer) {
   std::vector<CapturedArray> arrays;
   {
