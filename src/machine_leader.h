@@ -43,7 +43,7 @@ class MachineLeader {
   // A push that a member announces, which was checked: where its payload goes. Then it has come.
   void* room_for(int van, const Key& key, const Header& push);
   void received(int van);
-  // Adds one frame; the machine's push leaves once all are in. True: there is more. Throws what is wrong with it.
+  // Adds one frame; the machine's push leaves once all are in. True: there was more. Throws what is wrong with it.
   bool work();
 
   // The frames that pass on a slice from where it has landed; `key` is their context.

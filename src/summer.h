@@ -68,7 +68,7 @@ class Summer {
     pthread_setname_np(thread_.native_handle(), "p3-summer");
   }
 
-  // True if there is more.
+  // True if there was more; what comes meanwhile, its owner asks for.
   template <typename Run>
   bool run_one(Run run) {
     std::unique_lock<std::mutex> lock(mutex_);

@@ -130,7 +130,10 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
 }
 
 void Transport::ask_for_work() {
-  if (std::this_thread::get_id() != receiver_id_) raise_event(receive_wake_);
+  if (std::this_thread::get_id() == receiver_id_)
+    work_asked_ = true;
+  else
+    raise_event(receive_wake_);
 }
 
 // --- the sender ----------------------------------------------------------------------------------------------------
@@ -370,7 +373,9 @@ void Transport::receive_loop() {
         handler_.look(now);
       }
       run_tasks();
+      work_asked_ = false;
       more_work = !failing_ && handler_.work();
+      more_work |= work_asked_;  // while it worked: a frame left, and let another round begin
       resume_vans();
     } catch (const Error& error) {
       fail(error);

@@ -388,7 +388,6 @@ class Worker::Impl : public Transport::Handler {
   }
 
   bool work() override {
-    bool more;
     std::vector<Key*> complete_at_once;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -396,11 +395,7 @@ class Worker::Impl : public Transport::Handler {
       complete_at_once.swap(complete_at_once_);
     }
     for (Key* key : complete_at_once) complete(*key);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      more = !complete_at_once_.empty();  // what came after them
-    }
-    return leader_.work() || more;
+    return leader_.work();
   }
 
   void left(int van) override {

@@ -86,7 +86,7 @@ class Transport {
   // core, write some of what is queued itself.
   enum class Write { kBySender, kHere };
   void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
-  // Has the receiver call work() soon. From any thread.
+  // Has the receiver call work() soon, or again, if it is asked from there. From any thread.
   void ask_for_work();
 
   // The handler keeps so many bytes for the peer of a van, besides the frames that wait to leave: what it has sent and
@@ -170,6 +170,7 @@ class Transport {
   std::atomic<int> threads_holding_{2};
   std::atomic<std::thread::id> receiver_id_{};
   std::optional<std::pair<Error, Clock::time_point>> loss_;  // receiver: of a peer, and when to fail of it
+  bool work_asked_ = false;                                  // receiver: by itself
   int paused_vans_ = 0;                                      // receiver
   int sharing_link_ = 1;                                     // vans that leave the machine
   std::deque<std::packaged_task<void()>> tasks_;             // for the receiver

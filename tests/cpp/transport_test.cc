@@ -70,12 +70,14 @@ class Node : public Transport::Handler {
       }
     if (on_slice) on_slice(van, header);
   }
+  bool work() override { return on_work && on_work(); }
   void sent(const Frame&) override { ++sent_frames; }
   void left(int) override { ++goodbyes; }
   std::string waiting_for(int) const override { return {}; }
   void failed(const Error&) override { ++failures; }
 
   std::function<void(int, const Header&)> on_slice;
+  std::function<bool()> on_work;
   std::array<std::vector<char>, 16> arriving;
   std::atomic<uint64_t> torn{0}, sent_frames{0}, goodbyes{0}, failures{0};
   Transport transport;  // last: its threads use all of the above
@@ -204,6 +206,24 @@ TEST(Transport, FinishEndsWhileOthersStillSend) {
     }
     client->transport.stop();
   }
+}
+
+// Work that comes up while the receiver works, as when a frame leaves and lets another round begin. Nothing else would
+// wake it within the deadline.
+TEST(Transport, WorkThatIsAskedForDuringWorkIsDoneAtOnce) {
+  NodeOptions options;
+  options.heartbeat_s = 1000;
+  options.timeout_s = 10000;
+  Node node("node", options);
+  std::atomic<int> calls{0};
+  node.on_work = [&] {
+    if (++calls == 2) node.transport.ask_for_work();
+    return calls == 1;
+  };
+  node.transport.start();
+  node.transport.ask_for_work();
+  EXPECT_TRUE(within_deadline([&] { return calls >= 3; }));
+  node.transport.stop();
 }
 
 // A peer that takes whatever comes at once, or nothing; noting what the van is told about other traffic.
