@@ -22,6 +22,8 @@ namespace {
 constexpr size_t kReadsPerTurn = 16;
 // So many frames are written by a thread that has other things to do, before it leaves the rest to the sender.
 constexpr int kWritesHere = 8;
+// At once, of what nobody wants any more.
+constexpr size_t kDiscardedBytes = 64 << 10;
 
 int checked(int result, const char* call) {
   if (result < 0) throw Error(ErrorKind::kUsage, std::string(call) + ": " + strerror(errno));
@@ -367,7 +369,10 @@ void Transport::receive_loop() {
         else
           read_from(*static_cast<Van*>(events[i].data.ptr));
       }
-      accuse_silent_peers(now);
+      if (lingering_)
+        tell_if_all_have_ended();
+      else
+        accuse_silent_peers(now);
       if (now - last_look >= seconds(tick_s)) {
         last_look = now;
         handler_.look(now);
@@ -423,6 +428,7 @@ void Transport::run_tasks() {
 }
 
 void Transport::read_from(Van& van) {
+  if (lingering_) return read_to_the_end(van);
   for (size_t reads = 0; reads < kReadsPerTurn && !failing_; ++reads) {
     if (van.is_bounded && !van.reads_on && van.held_bytes() > options_.max_held_bytes) return pause(van);
     switch (van.read_some()) {
@@ -430,10 +436,8 @@ void Transport::read_from(Van& van) {
         return;
       case Van::Progress::kEnd:
       case Van::Progress::kBroken:
-        van.read_closed = true;
-        epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
-        if (van.peer_left || finishing_) return;
-        lose(van);
+        ended(van);
+        if (!van.peer_left && !finishing_) lose(van);
         return;
       default:
         break;
@@ -462,10 +466,26 @@ void Transport::read_from(Van& van) {
         return;
       } else if (header.kind == FrameKind::kBye) {
         van.peer_left = true;
-        handler_.left(van.number);
+        if (!finishing_) handler_.left(van.number);
       }
     }
   }
+}
+
+// Nothing more comes. A peer that has said goodbye before waits for our end: see finish().
+void Transport::ended(Van& van) {
+  van.read_closed = true;
+  epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
+  if (van.peer_left) van.stream().end_writing();
+}
+
+void Transport::read_to_the_end(Van& van) {
+  std::vector<char> nothing(kDiscardedBytes);
+  const iovec part{nothing.data(), nothing.size()};
+  IoResult result;
+  do result = van.stream().read(&part, 1);
+  while (result.bytes > 0 && !stopping_);
+  if (result.end || (result.error != 0 && result.error != EAGAIN)) ended(van);
 }
 
 void Transport::pause(Van& van) {
@@ -601,8 +621,9 @@ std::optional<Error> Transport::error() const {
 
 void Transport::signal() { raise_event(event_fd_); }
 
-bool Transport::finish(double timeout_s) {
+bool Transport::finish(double timeout_s, bool until_read) {
   if (!started_) return true;
+  const auto deadline = Clock::now() + seconds(timeout_s);
   Header bye;
   bye.kind = FrameKind::kBye;
   {
@@ -616,10 +637,32 @@ bool Transport::finish(double timeout_s) {
   bool sent;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    sent = stopped_.wait_for(lock, seconds(timeout_s), [this] { return sender_done_; }) && !error_;
+    sent = stopped_.wait_until(lock, deadline, [this] { return sender_done_; }) && !error_;
   }
+  if (sent && until_read) linger(std::min(deadline, Clock::now() + seconds(options_.timeout_s / 2)));
   stop();
   return sent;
+}
+
+void Transport::linger(Clock::time_point deadline) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (auto& van : vans_)
+    if (!van->lost && !van->is_watch()) van->stream().end_writing();
+  lingering_ = true;
+  raise_event(receive_wake_);
+  stopped_.wait_until(lock, deadline, [this] { return all_have_ended_ || error_; });
+}
+
+void Transport::tell_if_all_have_ended() {
+  const bool all = std::all_of(vans_.begin(), vans_.end(), [](const auto& van) {
+    return van->lost || van->read_closed || van->is_watch();
+  });
+  if (!all) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    all_have_ended_ = true;
+  }
+  stopped_.notify_all();
 }
 
 void Transport::stop() {

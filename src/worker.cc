@@ -260,7 +260,7 @@ class Worker::Impl : public Transport::Handler {
     if (!idle)
       transport_.fail(
           Error(ErrorKind::kStopped, label() + ": closed with operations pending" + waiting_for_any() + "."));
-    const bool orderly = transport_.finish(timeout_s) && idle;
+    const bool orderly = transport_.finish(timeout_s, /*until_read=*/true) && idle;
     failed(Error(ErrorKind::kStopped, label() + " is closed."));  // for later calls, which no thread would answer
     if (recorder() != nullptr) recorder()->close();
     return orderly;

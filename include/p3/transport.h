@@ -107,7 +107,10 @@ class Transport {
   std::optional<Error> error() const;
 
   // Says goodbye on every van behind everything queued, waits until all has left (at most timeout_s), and stops.
-  bool finish(double timeout_s);
+  // `until_read`: not before the peers have ended their side as well, as a node does that reads a goodbye and the end; a
+  // connection that is closed while bytes come in is reset, and what the peer has not received yet is lost. Nobody waits
+  // for a watch; and for a peer that stays silent half of what makes it dead.
+  bool finish(double timeout_s, bool until_read = false);
   void stop();
   void abandon_after_fork();
 
@@ -141,6 +144,10 @@ class Transport {
   void serve(Van& van);
   void accuse_silent_peers(Clock::time_point now);
   void read_from(Van& van);
+  void read_to_the_end(Van& van);
+  void ended(Van& van);
+  void linger(Clock::time_point deadline);
+  void tell_if_all_have_ended();
   void pause(Van& van);
   void resume_vans();
   bool may_resume(const Van& van) const;
@@ -165,6 +172,8 @@ class Transport {
   size_t last_written_ = 0;  // the van whose turn it was
   bool sender_done_ = false;
   std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty
+  std::atomic<bool> lingering_{false};  // it has, and what comes counts for nothing any more
+  bool all_have_ended_ = false;
   std::atomic<bool> failing_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<int> threads_holding_{2};

@@ -208,6 +208,78 @@ TEST(Transport, FinishEndsWhileOthersStillSend) {
   }
 }
 
+// A peer that has not received the goodbye yet, as where packets were lost, and still sends: closing the connection now
+// would reset it, and the kernel throws away what it has not delivered.
+TEST(Transport, AGoodbyeArrivesThoughThePeerReadsLateAndStillSends) {
+  const Payloads payloads;
+  NodeOptions options;
+  options.heartbeat_s = 50;
+  options.timeout_s = 1000;
+  Node node("node", options);
+  const auto [ours, its] = tcp_pair(16 << 10);
+  RawPeer peer(ours);
+  node.transport.add_van(stream_of(its), "the peer", /*peer=*/0);
+  node.transport.start();
+  constexpr int kFrames = 10;
+  for (int i = 0; i < kFrames; ++i) node.transport.send({{0, payloads.frame(1, 0, 8000)}});
+  Header header;
+  int came = 0;
+  for (; came < 2; ++came) ASSERT_TRUE(peer.receive(header));  // the rest lies in the kernel, here or there
+  std::future<bool> finished =
+      std::async(std::launch::async, [&] { return node.transport.finish(kDeadlineMs / 1000, /*until_read=*/true); });
+  ASSERT_TRUE(within_deadline([&] {
+    return node.transport.traffic().bytes_sent == kFrames * (sizeof(Header) + 8000) + sizeof(Header);
+  }));
+  // A node that closes now has done so soon; this one waits.
+  const Header ping;
+  for (int i = 0; i < 30 && finished.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready; ++i)
+    peer.send(ping);
+  peer.send(ping);
+  for (; came < kFrames; ++came) ASSERT_TRUE(peer.receive(header)) << "the connection ended after frame " << came;
+  ASSERT_TRUE(peer.receive(header)) << "no goodbye came";
+  EXPECT_EQ(header.kind, FrameKind::kBye);
+  peer.close();
+  ASSERT_EQ(finished.wait_for(kDeadline), std::future_status::ready);
+  EXPECT_TRUE(finished.get());
+}
+
+TEST(Transport, WhoHasReadAGoodbyeAndTheEndEndsItsSide) {
+  for (auto open : {ring_pair, tcp_streams, unix_streams}) {
+    NodeOptions options;
+    options.heartbeat_s = 50;
+    options.timeout_s = 1000;
+    Node leaves("leaves", options), stays("stays", options);
+    StreamPair ends = open(), watch = unix_streams();
+    leaves.transport.add_van(std::move(ends.first), "stays", 0);
+    stays.transport.add_van(std::move(ends.second), "leaves", 0);
+    leaves.transport.add_van(std::move(watch.first), "a watch");  // nobody waits for its end
+    leaves.transport.start();
+    stays.transport.start();
+    std::future<bool> finished =
+        std::async(std::launch::async, [&] { return leaves.transport.finish(1000, /*until_read=*/true); });
+    ASSERT_EQ(finished.wait_for(kDeadline), std::future_status::ready);
+    EXPECT_TRUE(finished.get());
+    EXPECT_EQ(stays.goodbyes, 1u);
+    EXPECT_FALSE(stays.transport.error());
+    stays.transport.stop();
+  }
+}
+
+TEST(Transport, FinishDoesNotWaitForEverForAPeerThatStaysSilent) {
+  NodeOptions options;
+  options.heartbeat_s = 0.1;
+  options.timeout_s = 0.4;
+  Node node("node", options);
+  StreamPair ends = unix_streams();
+  node.transport.add_van(std::move(ends.first), "silent", 0);
+  node.transport.start();
+  std::future<bool> finished =
+      std::async(std::launch::async, [&] { return node.transport.finish(1000, /*until_read=*/true); });
+  ASSERT_EQ(finished.wait_for(kDeadline), std::future_status::ready);
+  EXPECT_TRUE(finished.get());
+  EXPECT_FALSE(node.transport.error());
+}
+
 // Work that comes up while the receiver works, as when a frame leaves and lets another round begin. Nothing else would
 // wake it within the deadline.
 TEST(Transport, WorkThatIsAskedForDuringWorkIsDoneAtOnce) {

@@ -4,6 +4,7 @@
 
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "worker_job.h"
@@ -220,8 +221,12 @@ TEST(Worker, NothingAServerSendsCanWriteOutsideTheKey) {
 
 TEST(Worker, CloseWaitsForWhatIsPendingAndSaysGoodbye) {
   OneServer job(unix_pair());
-  EXPECT_TRUE(job.worker.close(5));
-  EXPECT_EQ(job.server.must_receive().kind, FrameKind::kBye);
+  std::thread server([&] {  // whose end the worker waits for
+    EXPECT_EQ(job.server.must_receive().kind, FrameKind::kBye);
+    job.server.close();
+  });
+  EXPECT_TRUE(job.worker.close(kDeadlineMs / 1000));
+  server.join();
   std::vector<float>& data = job.array(10);
   std::vector<float>& landing = job.array(10);
   job.worker.push(job.worker.declare("x", 10, DType::kFloat32), data.data(), landing.data(), 0, {},
