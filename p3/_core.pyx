@@ -3,6 +3,9 @@
 
 This file converts, checks and releases the GIL; it decides nothing. Each buffer view is held until the core is done
 with the memory: an Operation that is dropped early lives on in its worker until then.
+
+Every function from C++ says `except +`, or `noexcept` where it has nothing that could fail: an exception that Cython was
+not told of ends the process.
 """
 
 from cpython.buffer cimport (
@@ -58,7 +61,7 @@ cdef extern from "p3/node.h" namespace "p3" nogil:
 
 cdef extern from "p3/compression.h" namespace "p3" nogil:
     cdef cppclass Compression:
-        Compression()
+        Compression() noexcept
 
 
 cdef extern from "p3/server.h" namespace "p3" nogil:
@@ -72,8 +75,8 @@ cdef extern from "p3/tls_stream.h" namespace "p3" nogil:
 
 cdef extern from "p3/stream.h" namespace "p3" nogil:
     cdef cppclass Stream:
-        int read_fd()
-        int write_fd()
+        int read_fd() noexcept
+        int write_fd() noexcept
 
 
 cdef extern from "p3/captured.h" namespace "p3" nogil:
@@ -284,7 +287,10 @@ cdef extern from *:
       return captured.has_value();
     }
 
-    p3::Error remote_error(const std::string& text) { return p3::Error(p3::ErrorKind::kRemote, text); }
+    template <typename Node>
+    void fail_node(Node& node, const std::string& text) {
+      node.fail(p3::Error(p3::ErrorKind::kRemote, text));
+    }
 
     p3::NodeOptions traced(p3::NodeOptions options, int fd) {
       if (fd >= 0) options.trace = std::make_shared<p3::Recorder>(fd);
@@ -306,41 +312,40 @@ cdef extern from *:
     }  // namespace
     """
     PyObject* p3_error_type
-    void raise_as_python()
-    object error_or_none(const optional_error&)
+    void raise_as_python() noexcept
+    object error_or_none(const optional_error&) except +raise_as_python
     cppclass Completion:
         @staticmethod
-        Done done_of(shared_ptr[Completion]) nogil
+        Done done_of(shared_ptr[Completion]) except +raise_as_python nogil
         @staticmethod
-        RowsDone rows_done_of(shared_ptr[Completion]) nogil
-        cbool done() nogil
-        const vector[int64_t]& changed_rows() nogil
-        cbool updated() nogil
+        RowsDone rows_done_of(shared_ptr[Completion]) except +raise_as_python nogil
+        cbool done() noexcept nogil
+        const vector[int64_t]& changed_rows() noexcept nogil
+        cbool updated() noexcept nogil
         cbool wait(double) except +raise_as_python nogil
     cppclass CCompletions "Completions":
         @staticmethod
-        Done done_of(shared_ptr[CCompletions], int64_t) nogil
+        Done done_of(shared_ptr[CCompletions], int64_t) except +raise_as_python nogil
         pair[int64_t, cbool] next(double) except +raise_as_python nogil
     Compression compression_of(const string&, double) except +raise_as_python
-    cdef cppclass CError "p3::Error":
-        pass
-    CError remote_error(const string&) nogil
     cdef cppclass MoveDone "p3::Worker::MoveDone":
         pass
-    MoveDone moved(shared_ptr[Completion]) nogil
+    MoveDone moved(shared_ptr[Completion]) except +raise_as_python nogil
     cbool captured_plan_of(const Worker&, int, KeyPlan*) except +raise_as_python
     vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
-    unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool, TlsStream*)
+    unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool, TlsStream*) except +raise_as_python
     vector[int] make_ring_descriptors(size_t) except +raise_as_python
-    NodeOptions traced(NodeOptions, int)
-    ServerOptions server_options(NodeOptions, cbool, int, const vector[int]&, cbool, cbool)
+    NodeOptions traced(NodeOptions, int) except +raise_as_python
+    ServerOptions server_options(
+        NodeOptions, cbool, int, const vector[int]&, cbool, cbool
+    ) except +raise_as_python
 
 
 cdef extern from "p3/dtype.h" namespace "p3" nogil:
     cdef enum class DType(unsigned char):
         pass
-    size_t size_of(DType)
-    DType sum_type(DType)
+    size_t size_of(DType) noexcept
+    DType sum_type(DType) noexcept
 
 
 cdef extern from "p3/optimizer.h" namespace "p3" nogil:
@@ -356,7 +361,7 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         uint32_t slice_elements
         uint64_t first_slice
         uint32_t row_elements, partitions
-    uint32_t core_slice_count "p3::slice_count"(const KeyPlan&)
+    uint32_t core_slice_count "p3::slice_count"(const KeyPlan&) noexcept
 
 
 cdef extern from "p3/rows.h" namespace "p3" nogil:
@@ -410,16 +415,16 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void capture(int, float*, Done) except +raise_as_python
         cbool keeps_residual(int) except +raise_as_python
         void restore_residual(int, const float*) except +raise_as_python
-        void fail(const CError&)
-        optional_error error()
-        int event_fd()
-        Counters counters()
-        vector[Late] late()
+        optional_error error() except +raise_as_python
+        int event_fd() noexcept
+        Counters counters() except +raise_as_python
+        vector[Late] late() except +raise_as_python
         Traffic traffic_with(int) except +raise_as_python
         KeyCounters key_counters(int) except +raise_as_python
         void mark_stall(int, int64_t, int64_t) except +raise_as_python
-        cbool close(double)
-        void abandon_after_fork()
+        cbool close(double) except +raise_as_python
+        void abandon_after_fork() noexcept
+    void fail_worker "fail_node"(Worker&, const string&) except +raise_as_python
 
 
 cdef extern from "p3/server.h" namespace "p3" nogil:
@@ -438,23 +443,23 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void start() except +raise_as_python
         void define(const KeyPlan&, string, int) except +raise_as_python
         void define_successor(const KeyPlan&, uint32_t) except +raise_as_python
-        void drop(uint32_t)
+        void drop(uint32_t) except +raise_as_python
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         void set_compression(int, const Compression&) except +raise_as_python
         void set_average(int, cbool) except +raise_as_python
         LostWorker lose_worker(int) except +raise_as_python
         void fill(int, const vector[Pushed]&) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
-        void fail(const CError&)
-        optional_error error()
-        int event_fd()
-        cbool finished()
+        optional_error error() except +raise_as_python
+        int event_fd() noexcept
+        cbool finished() noexcept
         vector[CapturedArray] take_captured() except +raise_as_python
-        Counters counters()
-        vector[Late] late()
-        vector[double] mean_lateness_s()
-        void stop()
-        void abandon_after_fork()
+        Counters counters() except +raise_as_python
+        vector[Late] late() except +raise_as_python
+        vector[double] mean_lateness_s() except +raise_as_python
+        void stop() except +raise_as_python
+        void abandon_after_fork() noexcept
+    void fail_server "fail_node"(Server&, const string&) except +raise_as_python
 
 
 p3_error_type = <PyObject*>P3Error  # the module keeps it alive
@@ -923,7 +928,7 @@ cdef class P3Worker:
     def fail(self, text):
         cdef string told = utf8(text)
         with nogil:
-            self.core.fail(remote_error(told))
+            fail_worker(self.core[0], told)
 
     @property
     def error(self):
@@ -1062,7 +1067,7 @@ cdef class P3Server:
     def fail(self, text):
         cdef string told = utf8(text)
         with nogil:
-            self.core.fail(remote_error(told))
+            fail_server(self.core[0], told)
 
     @property
     def error(self):

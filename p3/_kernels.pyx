@@ -18,9 +18,9 @@ cdef extern from "p3/dtype.h" namespace "p3" nogil:
     cdef enum class DType(unsigned char):
         kFloat32
         kFloat16
-    bint is_float(DType type)
-    DType sum_type(DType type)
-    const char* name_of(DType type)
+    bint is_float(DType type) noexcept
+    DType sum_type(DType type) noexcept
+    const char* name_of(DType type) noexcept
 
 cdef extern from "p3/sum.h" namespace "p3" nogil:
     void c_start_sum "p3::start_sum"(DType type, void* accumulator, const void* source, size_t elements) except +
@@ -28,15 +28,15 @@ cdef extern from "p3/sum.h" namespace "p3" nogil:
     void c_finish_sum "p3::finish_sum"(DType type, void* destination, const void* accumulator, size_t elements) except +
 
 cdef extern from "p3/simd.h" namespace "p3" nogil:
-    bint cpu_has_avx2()
+    bint cpu_has_avx2() noexcept
     cdef cppclass Flag "std::atomic<bool>":
-        bint load()
-        void store(bint value)
+        bint load() noexcept
+        void store(bint value) noexcept
     Flag c_use_avx2 "p3::use_avx2"
 
 cdef extern from "p3/optimizer.h" namespace "p3" nogil:
     cdef cppclass RoundScalars:
-        RoundScalars()
+        RoundScalars() noexcept
         double lr
         double wd
         double rescale
@@ -44,8 +44,8 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
         double schedule
 
     cdef cppclass Optimizer "const p3::Optimizer":
-        int state_count()
-        bint needs_master(DType type)
+        int state_count() noexcept
+        bint needs_master(DType type) noexcept
         void start_state(DType type, const void* weight, void** state, size_t elements) except +
         void update(DType type, void* weight, void* master, void** state, const void* gradient, size_t elements,
                     const RoundScalars& round) except +

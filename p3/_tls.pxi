@@ -2,10 +2,10 @@ cdef extern from "p3/tls_stream.h" namespace "p3" nogil:
     cdef cppclass TlsStream:
         TlsStream(int, int, const string&, cbool) except +raise_as_python
         @staticmethod
-        cbool built_in()
-        cbool writes_in_kernel()
-        void end_writing()
-        void close()
+        cbool built_in() noexcept
+        cbool writes_in_kernel() noexcept
+        void end_writing() noexcept
+        void close() noexcept
 
 
 cdef extern from *:

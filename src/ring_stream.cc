@@ -71,6 +71,7 @@ RingStream::RingStream(int socket, const Descriptors& descriptors, bool is_maker
     if (is_maker)
       for (Ring* ring : {&first, &second}) ring->control->reader_sleeps.store(1);
     read_epoll_ = epoll_create1(EPOLL_CLOEXEC);
+    if (read_epoll_ < 0) throw system_error(ErrorKind::kStopped, "epoll_create1");
     for (int fd : {in_.bytes_came, socket_}) {
       epoll_event event{};
       event.events = EPOLLIN | EPOLLRDHUP;

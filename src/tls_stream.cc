@@ -119,16 +119,17 @@ TlsStream::TlsStream(int fd, int notsent_low_water_bytes, const std::string& key
   else
     SSL_set_accept_state(ssl_.get());
   buffered_event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  read_epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  read_epoll_ = buffered_event_ < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
+  bool good = read_epoll_ >= 0;
   for (int one : {buffered_event_, fd}) {
     epoll_event event{};
     event.events = EPOLLIN | EPOLLRDHUP;
-    if (epoll_ctl(read_epoll_, EPOLL_CTL_ADD, one, &event) < 0) {
-      const std::string text = strerror(errno);
-      TlsStream::close();
-      throw Error(ErrorKind::kUsage, "TLS: epoll_ctl: " + text);
-    }
+    good = good && epoll_ctl(read_epoll_, EPOLL_CTL_ADD, one, &event) == 0;
   }
+  if (good) return;
+  const std::string text = strerror(errno);
+  TlsStream::close();
+  throw Error(ErrorKind::kUsage, "TLS: eventfd or epoll: " + text);
 }
 
 TlsStream::~TlsStream() { TlsStream::close(); }

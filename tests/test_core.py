@@ -2,15 +2,21 @@
 
 import itertools
 import os
+import re
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import p3
 from p3._core import MASTER, NO_SCALARS, DTYPES, P3Error, P3Server, P3Worker, make_ring, slice_count
 
 DEADLINE_S = 20
+PACKAGE = Path(p3.__file__).parent
 
 
 class Job:
@@ -411,6 +417,69 @@ def test_counters_tell_of_each_key_and_each_server():
             worker.traffic_with(2)
         wait_until(lambda: worker.counters()["slices_sent"] == 12)
         assert worker.counters()["queued_slices"] == 0
+
+
+def extern_functions():
+    """Each declaration of a C++ function in the binding, on one line: {"file:line": text}."""
+    found = {}
+    for path in sorted([*PACKAGE.rglob("*.pyx"), *PACKAGE.rglob("*.pxi")]):
+        in_block = in_source = False
+        open_text, opened_at = "", 0
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            text = line.split("#")[0].strip() if not in_source else line.strip()
+            if text and not line[0].isspace() and not in_source:
+                in_block = text.startswith("cdef extern")
+                continue
+            if not in_block:
+                continue
+            if text == '"""':
+                in_source = not in_source
+            elif not in_source and text:
+                opened_at = number if not open_text else opened_at
+                open_text += " " + text
+                if open_text.count("(") == open_text.count(")"):
+                    if "(" in re.sub(r'"[^"]*"', "", open_text) and "class " not in open_text:
+                        found[f"{path.name}:{opened_at}"] = open_text.strip()
+                    open_text = ""
+    return found
+
+
+def test_every_function_from_cpp_says_what_becomes_of_exceptions():
+    """One that Cython was not told of ends the process instead of the call."""
+    functions = extern_functions()
+    assert len(functions) > 80  # or they were not found
+    silent = {
+        place: text for place, text in functions.items() if not re.search(r"\) (except \+\w*|noexcept)( nogil)?$", text)
+    }
+    assert not silent
+
+
+def test_a_van_for_which_there_are_no_descriptors_is_an_error():
+    script = """
+import os, resource, socket
+from p3._core import P3Error, P3Server, P3Worker, make_ring
+worker, server = P3Worker(0, 1, "worker 0 (here)"), P3Server(0, 1, 2, "server 0 (here)")
+survivor = P3Server(0, 1, 1, "server 0 (here)", local_aggregation=False, outlives_workers=True)
+survivor.add_worker(0, socket.socketpair()[0].detach(), "worker 0 (there)")
+survivor.start()
+survivor.lose_worker(0)
+calls = [
+    lambda fd, ring: worker.add_server(0, fd, "server 0 (there)", ring=ring),
+    lambda fd, ring: server.add_worker(0, fd, "worker 0 (there)", ring=ring),
+    lambda fd, ring: survivor.replace_worker(0, fd, ring=ring),
+]
+vans = [(call, socket.socketpair()[0].detach(), make_ring(4096)) for call in calls]
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # what is open stays
+for call, fd, ring in vans:
+    try:
+        call(fd, ring)
+        raise AssertionError("no error")
+    except P3Error as error:
+        print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("shared memory between two processes: epoll_create1: Too many open files") == 3
 
 
 def test_a_job_without_servers_is_refused():

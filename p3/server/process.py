@@ -142,8 +142,11 @@ async def _serve(settings: Settings) -> None:
             core.stop()
             if replacing is not None:
                 await replacing.close()
-    except RendezvousError as error:  # the scheduler, and so everyone, hears why; of an abort it knows
-        member.send({"kind": "failed", "text": sendable(str(error))})
+    except (RendezvousError, P3Error) as error:  # the scheduler, and so everyone, hears why; of an abort it knows
+        text = str(error)
+        if isinstance(error, P3Error) and not text.startswith(label):
+            text = "%s: %s" % (label, text)
+        member.send({"kind": "failed", "text": sendable(text)})
         raise
     finally:
         await member.close()

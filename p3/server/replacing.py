@@ -46,8 +46,9 @@ class Replacing:
     def _let_in(self, rank: int, van: Van) -> None:
         try:
             self._core.replace_worker(rank, van.socket.detach(), ring=van.ring, tls=van.tls)
-        except P3Error as error:  # the core has failed, and will say so itself
+        except P3Error as error:  # the core has failed, and has said so itself; or this process has no descriptors left
             log.info("worker %d came too late: %s", rank, error)
+            self._core.fail("worker %d could not be let in: %s" % (rank, error))
 
     async def close(self) -> None:
         self._admitting.cancel()

@@ -17,7 +17,7 @@ cdef extern from "mxnet_engine.h" namespace "p3" nogil:
         void copy(void* source, void* destination) except +
         bint alike(void* left, void* right) except +
         bint in_cpu_memory(void* array) except +
-        const MXNetApi& api()
+        const MXNetApi& api() noexcept
 
     cdef cppclass CMXNetKey "p3::MXNetEngine::Key":
         int handle

@@ -3,7 +3,7 @@
 
 cdef extern from "mxnet_rows.h" namespace "p3" nogil:
     cdef cppclass CMXNetRows "p3::MXNetRows":
-        CMXNetRows(const CMXNetEngine*, Worker*, uint64_t rows, uint64_t row_bytes, cbool lands)
+        CMXNetRows(const CMXNetEngine*, Worker*, uint64_t rows, uint64_t row_bytes, cbool lands) except +
         CMXNetKey key
         void init(void* value, uint64_t round) except +
         void push(void* gradient, cbool is_sparse, uint64_t round, const RoundScalars&) except +
