@@ -50,7 +50,7 @@ log = logging.getLogger("p3")
 
 _SET_OPTIMIZER, _SET_MULTI_PRECISION = 0, 1  # MXNet's numbers of commands
 _NOT_PAUSED = contextlib.nullcontext()
-_stores = weakref.WeakSet()  # of this process
+_stores = weakref.WeakSet()  # of this process, as long as the script holds them
 
 
 class P3KVStore(mx.kvstore.KVStore):
@@ -208,8 +208,8 @@ class P3KVStore(mx.kvstore.KVStore):
     def join(self, update=None):
         """For a worker that has taken its last step: returns when every worker has called it. So steps may be uneven.
 
-        Until then the others' rounds, of every store of this process, go on without this worker, and its weights follow
-        theirs. A store that hands its sums to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with
+        Until then the others' rounds, of every store that was made, go on without this worker, and its weights follow
+        theirs; also of stores that the script has dropped, as others may still use theirs. A store that hands its sums to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with
         the store after each step of the others, when their sums lie in the arrays that this worker pulled to last, it
         does what this worker would have done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go
         on. As Horovod's join, but without an idle worker's zeros on the wire.
@@ -220,9 +220,16 @@ class P3KVStore(mx.kvstore.KVStore):
                 "join: this worker has no keys to serve the others' rounds with. Trainer makes them in its first step, so "
                 "every worker must take at least one; or call init"
             )
+        if update is None and self._hands_out_sums() and self._pushed_keys():
+            raise MXNetError(joining.NEEDS_UPDATE)
         with _paused(), _mxnet_errors():
             self._session.snapshots.join_began()
-            joining.serve_others(_all_stores(self._session), self._check, update)
+            held = {store._store: store for store in _all_stores(self._session)}
+            stores = [
+                held[number] if number in held else joining.DroppedStore(self._engine, keys)
+                for number, keys in enumerate(self._session.keys_of_stores)
+            ]
+            joining.serve_others(stores, self._check, update)
             self._session.snapshots.join_ended()
 
     def snapshot(self, round, state=None, trainer=None):
@@ -456,6 +463,7 @@ class P3KVStore(mx.kvstore.KVStore):
         with _mxnet_errors():
             declared = self._session.declare(name or key, shape, dtype, self._store, sparse=kind is not DenseKey)
         entry = self._keys[key] = kind(self._engine, key, declared, sparse_weight, landing)
+        self._session.keys_of_stores[self._store][key] = declared
         return entry
 
     def _give_first_value(self, entry, value):
@@ -613,7 +621,7 @@ def _job_errors():
 
 
 def _all_stores(session):
-    """Of this process, in the order in which they were made."""
+    """That the script still holds, in the order in which they were made."""
     return sorted((store for store in _stores if store._session is session), key=lambda store: store._store)
 
 

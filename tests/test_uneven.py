@@ -65,6 +65,50 @@ def test_with_the_naive_engine_too(tmp_path):
         assert np.allclose(result["0-net_dense0_weight"], expected["net_dense0_weight"], rtol=1e-5, atol=1e-7)
 
 
+def test_stores_that_one_worker_has_dropped_and_another_still_trains(run_job):
+    """A net and a Trainer for each fold: worker 0 drops them, worker 1 keeps them, and trains on with the first one."""
+    script = """
+        import gc
+        import p3, mxnet as mx
+        from mxnet import gluon
+
+        kept = []
+        for fold in range(3):
+            mx.random.seed(1)
+            net = gluon.nn.HybridSequential()
+            net.add(gluon.nn.Embedding(6, 3, sparse_grad=True), gluon.nn.Dense(2, in_units=3, flatten=False))
+            net.initialize()
+            kv = mx.kv.create("p3_sync")
+            trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kv)
+
+            def step(net, trainer):
+                x = mx.nd.array([kv.rank, 2 + kv.rank])
+                with mx.autograd.record():
+                    loss = net(x).sum()
+                loss.backward()
+                trainer.step(1)
+
+            for number in range(2 + kv.rank):
+                step(net, trainer)
+                if kept and number == 2:
+                    step(*kept[0])
+            kv.join()
+            weights = mx.nd.concat(*[p.data().reshape((-1,)) for p in net.collect_params().values()], dim=0)
+            print("fold", fold, weights.asnumpy().round(4).tolist())
+            if kv.rank == 1:
+                kept.append((net, trainer))
+            del net, trainer, kv, step
+            gc.collect()
+        mx.nd.waitall()
+    """
+    for aggregates in "10":
+        env = {"P3_STRAGGLER_S": "5", "P3_STUCK_S": "20", "P3_LOCAL_AGGREGATION": aggregates}
+        finished = run_job(script, workers=2, env=env)
+        assert finished.code == 0, finished.err
+        lines = sorted(line.partition("] ")[2] for line in finished.out.splitlines() if "fold" in line)
+        assert len(lines) == 6 and lines[::2] == lines[1::2], finished.out
+
+
 def test_a_worker_that_dies_ends_the_wait(run_job):
     script = """
         import os, signal, p3, mxnet as mx

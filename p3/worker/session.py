@@ -80,8 +80,10 @@ class Session:
         self._orders: Dict[int, List[Name]] = {}
         self._order_version = 0
         self._partitions: Dict[Tuple[int, Name], int] = {}  # of sparse keys
+        # Of each store that was made, what the script calls a key -> the Key that stands for it; whoever makes the store
+        # notes them. They stay when the script drops the store: see joining.py.
+        self.keys_of_stores: List[Dict[Name, Key]] = []
         self._moving: Set[Tuple[int, Name]] = set()  # those that are on their way to other partitions
-        self._stores = 0
         self._barriers = self._barriers_done = past["barriers"]
         self._barriers_behind = past["barriers"]  # that the predecessor has entered, and this script may come to again
         self._counts = past["lost"] << 32  # other numbers than those of a predecessor
@@ -124,8 +126,8 @@ class Session:
     def new_store(self) -> int:
         """The number of one more store in this process: 0, 1, 2 ... Workers must create their stores in one order."""
         with self._changed:
-            self._stores += 1
-            return self._stores - 1
+            self.keys_of_stores.append({})
+            return len(self.keys_of_stores) - 1
 
     def declare(self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0, sparse: bool = False) -> Key:
         """Makes a key known and starts its agreement; returns at once. The same key again returns the same Key.
