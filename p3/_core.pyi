@@ -138,7 +138,8 @@ class P3Worker:
     # For a snapshot, of any key and called by every worker at the same point: rank 0's is done when the servers hold a
     # copy of the key as this worker's last round left it (take_captured), the others' at once, in turn. `residual`: an
     # array of the key's elements in float32, for what compression has left out so far; of a key that keeps_residual().
-    def capture(self, key: int, residual: Optional[Any] = None) -> Operation: ...
+    # `snapshot`: its round, as the script counts.
+    def capture(self, key: int, snapshot: int, residual: Optional[Any] = None) -> Operation: ...
     def keeps_residual(self, key: int) -> bool: ...
     def restore_residual(self, key: int, residual: Any) -> None: ...  # before the key's first push; copied at once
     # Of the last capture: wire_key, first_slice, slice_elements, row_elements, partitions. None if there was none. A
@@ -230,9 +231,10 @@ class P3Server:
     def event_fd(self) -> int: ...  # readable once failed or finished
     @property
     def finished(self) -> bool: ...  # every worker said goodbye
-    # What rank 0 has had captured since the last call, ordered: (wire_key, slice or partition, part, type's name,
-    # elements, memory). Part 0 is the value; 1, 2 ... and MASTER are the optimizer's state, as far as there is any.
-    def take_captured(self) -> List[Tuple[int, int, int, str, int, CoreArray]]: ...
+    # What rank 0 has had captured for that snapshot, ordered: (wire_key, slice or partition, part, type's name,
+    # elements, memory). Part 0 is the value; 1, 2 ... and MASTER are the optimizer's state, as far as there is any. Of
+    # earlier snapshots nothing is left.
+    def take_captured(self, snapshot: int) -> List[Tuple[int, int, int, str, int, CoreArray]]: ...
     # As P3Worker's, and received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes (p3/node.h)
     def counters(self) -> dict: ...
     def late(self) -> List[dict]: ...

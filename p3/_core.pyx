@@ -412,7 +412,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void choose_route(int, int) except +raise_as_python
         void move_rows(int, const KeyPlan&, vector[uint8_t], const RowRange&, MoveDone) except +raise_as_python
         void route_rows(int, cbool) except +raise_as_python
-        void capture(int, float*, Done) except +raise_as_python
+        void capture(int, uint64_t, float*, Done) except +raise_as_python
         cbool keeps_residual(int) except +raise_as_python
         void restore_residual(int, const float*) except +raise_as_python
         optional_error error() except +raise_as_python
@@ -453,7 +453,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         optional_error error() except +raise_as_python
         int event_fd() noexcept
         cbool finished() noexcept
-        vector[CapturedArray] take_captured() except +raise_as_python
+        vector[CapturedArray] take_captured(uint64_t) except +raise_as_python
         Counters counters() except +raise_as_python
         vector[Late] late() except +raise_as_python
         vector[double] mean_lateness_s() except +raise_as_python
@@ -865,14 +865,14 @@ cdef class P3Worker:
     def choose_route(self, int key, int pushes):
         self.core.choose_route(key, pushes)
 
-    def capture(self, int key, residual=None):
+    def capture(self, int key, uint64_t snapshot, residual=None):
         self.check_handle(key)
         cdef Operation operation = Operation()
         operation.take_landing(residual, self.residual_bytes(key))
         cdef float* target = <float*>operation.landing_address()
         self.keep(operation)
         with nogil:
-            self.core.capture(key, target, Completion.done_of(operation.completion))
+            self.core.capture(key, snapshot, target, Completion.done_of(operation.completion))
         return operation
 
     def keeps_residual(self, int key):
@@ -1081,8 +1081,8 @@ cdef class P3Server:
     def finished(self):
         return self.core.finished()
 
-    def take_captured(self):
-        cdef vector[CapturedArray] taken = self.core.take_captured()
+    def take_captured(self, uint64_t snapshot):
+        cdef vector[CapturedArray] taken = self.core.take_captured(snapshot)
         cdef CapturedArray* array
         cdef size_t i
         arrays = []

@@ -378,7 +378,7 @@ class Server::Impl : public Transport::Handler {
   Transport& transport() { return transport_; }
   const std::string& label() const { return transport_.options().label; }
   bool finished() const { return finished_; }
-  std::vector<CapturedArray> take_captured() { return captured_.take(); }
+  std::vector<CapturedArray> take_captured(uint64_t snapshot) { return captured_.take(snapshot); }
 
   Counters counters() const {
     Counters counters;
@@ -672,7 +672,9 @@ class Server::Impl : public Transport::Handler {
   void answer_capture(const ServerShard& shard, const Task& task) {
     const char* problem = nullptr;
     try {
-      problem = shard.capture(captured_);
+      std::vector<CapturedArray> copies;
+      problem = shard.capture(copies);
+      if (problem == nullptr) captured_.add(std::move(copies), snapshot_of(task.header));
     } catch (const std::bad_alloc&) {
       throw Error(ErrorKind::kStopped, label() + ": no memory for a snapshot's copy of key '" + shard.key.name +
                                            "'. Use more servers, or go without snapshots.");
@@ -945,7 +947,7 @@ void Server::fail(const Error& error) { impl_->transport().fail(error); }
 std::optional<Error> Server::error() const { return impl_->transport().error(); }
 int Server::event_fd() const { return impl_->transport().event_fd(); }
 bool Server::finished() const { return impl_->finished(); }
-std::vector<CapturedArray> Server::take_captured() { return impl_->take_captured(); }
+std::vector<CapturedArray> Server::take_captured(uint64_t snapshot) { return impl_->take_captured(snapshot); }
 Counters Server::counters() const { return impl_->counters(); }
 std::vector<Late> Server::late() const { return impl_->late(); }
 std::vector<double> Server::mean_lateness_s() const { return impl_->mean_lateness_s(); }

@@ -277,12 +277,12 @@ const char* ServerPartition::fetch(const Header& header, const void* payload, co
   return nullptr;
 }
 
-const char* ServerPartition::capture(Captured& captured) const {
+const char* ServerPartition::capture(std::vector<CapturedArray>& captured) const {
   if (missing_ > 0) return "out of turn";
   const uint64_t elements = range.count * key.plan.row_elements;
   CapturedArray value = captured_array(0, dtype_, elements);
   std::memcpy(value.data.get(), value_, bytes_);
-  captured.add(std::move(value));
+  captured.push_back(std::move(value));
   capture_state(state_, master_, elements, captured);
   return nullptr;
 }

@@ -56,7 +56,7 @@ class ServerPartition final : public ServerShard {
   const char* store(const Header& header, const void* payload, const Optimizer* optimizer, bool& last);
   // The frame that answers a wish for rows, or what is wrong with the wish.
   const char* fetch(const Header& header, const void* payload, const Optimizer* optimizer, Frame& answer);
-  const char* capture(Captured& captured) const override;
+  const char* capture(std::vector<CapturedArray>& captured) const override;
   // After a store: the workers who can be answered now.
   std::vector<int> newly_answerable() { return missing_ == 0 ? take_answerable() : std::vector<int>(); }
 

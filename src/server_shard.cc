@@ -78,15 +78,15 @@ bool ServerShard::has_state(uint8_t part, const Optimizer* optimizer) const {
 }
 
 CapturedArray ServerShard::captured_array(uint8_t part, DType dtype, uint64_t elements) const {
-  return {key.plan.wire_key, index, part, dtype, elements, new_bytes(elements * size_of(dtype))};
+  return {key.plan.wire_key, index, part, dtype, elements, new_bytes(elements * size_of(dtype)), 0};
 }
 
 void ServerShard::capture_state(const std::vector<void*>& state, const void* master, uint64_t elements,
-                                Captured& captured) const {
+                                std::vector<CapturedArray>& captured) const {
   const auto copy = [&](uint8_t part, const void* content) {
     CapturedArray array = captured_array(part, sum_type(key.plan.dtype), elements);
     std::memcpy(array.data.get(), content, array.bytes());
-    captured.add(std::move(array));
+    captured.push_back(std::move(array));
   };
   for (size_t i = 0; i < state.size(); ++i) copy(static_cast<uint8_t>(i + 1), state[i]);
   if (master != nullptr) copy(kMaster, master);

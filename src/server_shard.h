@@ -92,7 +92,7 @@ class ServerShard {
   // Of this round, as rank 0 pushed it.
   int32_t priority() const { return priority_; }
   // Copies the value and what there is of state, as the last round left them. Returns what is wrong with that, or null.
-  virtual const char* capture(Captured& captured) const = 0;
+  virtual const char* capture(std::vector<CapturedArray>& captured) const = 0;
 
  protected:
   // Notes the n-th init of a worker; `waits`: for the answer.
@@ -109,7 +109,8 @@ class ServerShard {
 
   // Of what capture() is about.
   CapturedArray captured_array(uint8_t part, DType dtype, uint64_t elements) const;
-  void capture_state(const std::vector<void*>& state, const void* master, uint64_t elements, Captured& captured) const;
+  void capture_state(const std::vector<void*>& state, const void* master, uint64_t elements,
+                     std::vector<CapturedArray>& captured) const;
 
   RoundNumbers numbers_;  // of this round, by rank
   int32_t priority_ = 0;

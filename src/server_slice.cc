@@ -184,7 +184,7 @@ void ServerSlice::make_state(const Optimizer& optimizer) {
 }
 
 // A sum that went out as float16 is nowhere else: it is captured as its receivers have it.
-const char* ServerSlice::capture(Captured& captured) const {
+const char* ServerSlice::capture(std::vector<CapturedArray>& captured) const {
   CapturedArray value = captured_array(0, dtype_, elements);
   if (value_encoding_ == Encoding::kFloat16) {
     std::memcpy(value.data.get() + pushed_bytes, wire_value_, pushed_bytes);
@@ -192,7 +192,7 @@ const char* ServerSlice::capture(Captured& captured) const {
   } else {
     std::memcpy(value.data.get(), value_, bytes);
   }
-  captured.add(std::move(value));
+  captured.push_back(std::move(value));
   capture_state(state_, master_, elements, captured);
   return nullptr;
 }

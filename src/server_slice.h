@@ -66,7 +66,7 @@ class ServerSlice final : public ServerShard, public Lender {
   const void* state(const Optimizer& optimizer, uint8_t part) { return lent(state_at(optimizer, part)); }
   void replace_state(const Optimizer& optimizer, uint8_t part, const void* content);
   size_t state_bytes() const { return sum_bytes_; }
-  const char* capture(Captured& captured) const override;
+  const char* capture(std::vector<CapturedArray>& captured) const override;
 
  private:
   void sum(int worker, void* gradient);

@@ -1,5 +1,7 @@
 #include "p3/wire.h"
 
+#include <cmath>
+
 #include "p3/crc32c.h"
 #include "p3/dtype.h"
 
@@ -7,6 +9,10 @@ namespace p3 {
 namespace {
 
 bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kCapture; }
+
+bool is_whole(double number) {  // also false for what is no number
+  return number >= 0 && number <= static_cast<double>(kLastSnapshot) && number == std::floor(number);
+}
 
 }  // namespace
 
@@ -22,6 +28,8 @@ std::string malformed(const Header& header, bool checksums) {
   if (header.of_machine != 0 && !is_push(header.kind) && header.kind != FrameKind::kValue &&
       header.kind != FrameKind::kRows)
     return "a frame for a whole machine that can only be one worker's";
+  if (header.kind == FrameKind::kCapture && !is_whole(header.scalars.updates))
+    return "a wish for a snapshot of no round";
   if (header.contributors != 0 && (header.of_machine == 0 || !is_push(header.kind)))
     return "a frame that counts workers where there are none to count";
   if (carries_slice(header.kind)) {

@@ -151,10 +151,11 @@ class Worker::Impl : public Transport::Handler {
 
   // --- snapshots ---------------------------------------------------------------------------------------------------
 
-  void capture(int handle, float* residual, Done done) {
+  void capture(int handle, uint64_t snapshot, float* residual, Done done) {
     if (residual != nullptr) require_residual(handle);
     Operation operation{Operation::Kind::kCapture, std::move(done)};
     operation.landing = residual;
+    operation.scalars.updates = static_cast<double>(snapshot);
     submit(handle, {std::move(operation)});
   }
 
@@ -878,7 +879,9 @@ void Worker::store(int key, uint8_t part, const void* content, Done done) {
   impl_->submit(key, {{Operation::Kind::kStore, std::move(done), content, nullptr, 0, {}, part}});
 }
 
-void Worker::capture(int key, float* residual, Done done) { impl_->capture(key, residual, std::move(done)); }
+void Worker::capture(int key, uint64_t snapshot, float* residual, Done done) {
+  impl_->capture(key, snapshot, residual, std::move(done));
+}
 bool Worker::keeps_residual(int key) const { return impl_->keeps_residual(key); }
 void Worker::restore_residual(int key, const float* residual) { impl_->restore_residual(key, residual); }
 std::optional<KeyPlan> Worker::captured_plan(int key) const { return impl_->captured_plan(key); }

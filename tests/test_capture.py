@@ -9,13 +9,14 @@ from test_repartition import MovingJob
 from test_rows import ADAM, HALF, LR, SGD, random_gradient, rows_of
 
 TWO_BIT = {"type": "2bit", "threshold": 0.5}
+ROUND = 7  # of the snapshot
 
 
 def assembled(job):
     """{wire key: {part: the whole array}} of what all servers have captured, in one dimension."""
     pieces = {}
     for server in job.servers:
-        for wire_key, piece, part, dtype, elements, memory in server.take_captured():
+        for wire_key, piece, part, dtype, elements, memory in server.take_captured(ROUND):
             array = np.frombuffer(memory, dtype)
             assert array.shape == (elements,) and np.asarray(memory).dtype == dtype
             pieces.setdefault(wire_key, {}).setdefault(part, {})[piece] = array
@@ -47,7 +48,7 @@ def test_all_keys_are_captured_at_one_round_while_others_push_the_next(machines,
             for rank in (2, 1)
             for key in keys
         ]
-        captures = [worker.capture(key) for worker in job.workers for key in keys]
+        captures = [worker.capture(key, ROUND) for worker in job.workers for key in keys]
         early += [job.workers[0].push(key, pushes[key][0], landings[key][0], 0, LR) for key in keys]
         wait_all(captures + early)
         captured = assembled(job)
@@ -81,7 +82,7 @@ def test_a_restored_residual_goes_on_as_if_nothing_had_happened():
         for pushed in gradients[:4]:
             job.push(key, pushed)
         residuals = [np.empty(250, "float32") for _ in job.workers]
-        wait_all([worker.capture(key, residual) for worker, residual in zip(job.workers, residuals)])
+        wait_all([worker.capture(key, ROUND, residual) for worker, residual in zip(job.workers, residuals)])
         undisturbed = [job.push(key, pushed)[0] for pushed in gradients[4:]]
         assert np.abs(residuals).max() > 0.01
     with Job(num_workers=2, slice_elements=70) as job:
@@ -101,12 +102,12 @@ def test_wrong_use_is_an_error():
         key, array = job.key(3), np.zeros(3, "float32")
         worker = job.workers[0]
         assert worker.captured_plan(key) is None and not worker.keeps_residual(key)
-        for wrong in (lambda: worker.capture(key, array), lambda: worker.restore_residual(key, array)):
+        for wrong in (lambda: worker.capture(key, ROUND, array), lambda: worker.restore_residual(key, array)):
             with pytest.raises(ValueError, match="so the key has no residual"):
                 wrong()
         with pytest.raises(ValueError, match="the landing array has 8 bytes; the key has 12"):
-            worker.capture(key, array[:2])
-        for method in (worker.capture, worker.keeps_residual, worker.captured_plan):
+            worker.capture(key, ROUND, array[:2])
+        for method in (lambda key: worker.capture(key, ROUND), worker.keeps_residual, worker.captured_plan):
             with pytest.raises(ValueError, match="no key with handle 5"):
                 method(5)
 
@@ -115,8 +116,8 @@ def test_what_was_captured_outlives_its_server():
     with Job(num_workers=1, num_servers=1) as job:
         key = job.key(5)
         job.init(key, np.arange(5, dtype="float32"))
-        job.workers[0].capture(key).wait(DEADLINE_S)
-        (array,) = job.servers[0].take_captured()
+        job.workers[0].capture(key, ROUND).wait(DEADLINE_S)
+        (array,) = job.servers[0].take_captured(ROUND)
     del job
     assert memoryview(array[5]).tolist() == [0, 1, 2, 3, 4]
     assert memoryview(array[5]).readonly
@@ -135,7 +136,7 @@ def test_a_key_that_moves_to_other_partitions_is_captured_with_the_new_ones(mach
                 worker.push_rows(0, *gradient, landing, 0, LR)
                 for worker, gradient, landing in zip(job.workers, gradients, job.landings)
             ]
-            captures.extend(worker.capture(0) for worker in job.workers)
+            captures.extend(worker.capture(0, ROUND) for worker in job.workers)
             wait_all(pushes)
 
         job.move(value, 7, SGD, last_round_of_the_old_plan)

@@ -13,6 +13,7 @@ from p3._core import Completions  # noqa: E402
 from test_core import DEADLINE_S  # noqa: E402
 
 TWO_BIT = {"type": "2bit", "threshold": 0.5}
+ROUND = 7  # of the snapshot
 
 
 def test_captures_take_their_turn_between_pushes_in_mxnets_engine():
@@ -44,13 +45,13 @@ def test_captures_take_their_turn_between_pushes_in_mxnets_engine():
     push(3)
     completions, residuals = Completions(), {}
     for number, (name, (store, _)) in enumerate(weights.items()):
-        residuals[name] = store._keys[name].capture(completions, number)
+        residuals[name] = store._keys[name].capture(ROUND, completions, number)
     push(4)
     assert sorted(completions.next(DEADLINE_S) for _ in weights) == [(number, False) for number in range(4)]
 
     session = kv._session
     pieces = {}
-    for wire_key, _, part, dtype, _, memory in session._link._server.take_captured():
+    for wire_key, _, part, dtype, _, memory in session._link._server.take_captured(ROUND):
         assert part == 0
         pieces.setdefault(wire_key, []).append(np.frombuffer(memory, dtype))
     rows = [1, 1, -0.5, -0.5, 1, 1, -0.5, -0.5, 1, 1]
@@ -68,9 +69,9 @@ def test_a_residual_that_nobody_holds_is_no_danger():
     kv.init("key", mx.nd.zeros((100000,)))
     kv.push("key", mx.nd.full((100000,), 0.75))
     completions = Completions()
-    kept = kv._keys["key"].capture(completions, 0)
+    kept = kv._keys["key"].capture(ROUND, completions, 0)
     for _ in range(20):
-        kv._keys["key"].capture(Completions(), 0)
+        kv._keys["key"].capture(ROUND, Completions(), 0)
     assert completions.next(DEADLINE_S) == (0, False)
     assert np.asarray(kept).tolist() == [0.25] * 100000
     mx.nd.waitall()
@@ -85,7 +86,7 @@ def test_a_capture_behind_a_failed_push_tells_who_waits():
         kv.init("weight", mx.nd.zeros((2, 2)))
         kv.push("weight", mx.nd.linalg.potrf(-mx.nd.ones((2, 2))))  # not positive definite
         completions = Completions()
-        kv._keys["weight"].capture(completions, 1)
+        kv._keys["weight"].capture(7, completions, 1)
         try:
             print("done:", completions.next(30))
         except P3Error as error:

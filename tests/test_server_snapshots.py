@@ -39,7 +39,7 @@ def test_each_server_writes_what_it_holds_of_every_key(tmp_path):
         for key, value in zip(keys, values):
             job.init(key, value)
         landed = job.push(keys[0], [np.ones(250, "float32")] * 2, LR)[0]
-        wait_all([worker.capture(key) for worker in job.workers for key in keys])
+        wait_all([worker.capture(key, 40) for worker in job.workers for key in keys])
 
         parts, written = {}, queue.Queue()
         for rank, server in enumerate(job.servers):

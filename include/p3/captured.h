@@ -1,9 +1,10 @@
 // What a server has copied for a snapshot (docs/protocol.md, kCapture): value and optimizer state of a slice or a
-// partition, as they were between two rounds, in memory of their own that outlives the server.
+// partition, as they were between two rounds, in memory of their own that outlives the server. Each says for which snapshot.
 // Threads: any.
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +26,7 @@ struct CapturedArray {
   DType dtype = DType::kFloat32;
   uint64_t elements = 0;
   std::shared_ptr<char> data;
+  uint64_t snapshot = 0;  // the round of the snapshot, as the script counts
 
   size_t bytes() const { return elements * size_of(dtype); }
 };
@@ -32,16 +34,24 @@ struct CapturedArray {
 class Captured {
  public:
   // A shard captured again replaces its former copy, so this never holds more than one copy of all that there is.
-  void add(CapturedArray array) {
+  void add(std::vector<CapturedArray> of_shard, uint64_t snapshot) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    arrays_[{array.wire_key, array.slice, array.part}] = std::move(array);
+    for (CapturedArray& array : of_shard) {
+      array.snapshot = snapshot;
+      arrays_[{array.wire_key, array.slice, array.part}] = std::move(array);
+    }
   }
 
-  // All so far, ordered by key, slice and part; afterwards there are none.
-  std::vector<CapturedArray> take() {
+  // Those of a snapshot, ordered by key, slice and part. Afterwards there are only those of later ones: a snapshot that was
+  // given up may be asked for while the copies of the next one come in.
+  std::vector<CapturedArray> take(uint64_t snapshot) {
     std::vector<CapturedArray> taken;
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [place, array] : std::exchange(arrays_, {})) taken.push_back(std::move(array));
+    for (auto it = arrays_.begin(); it != arrays_.end();) {
+      CapturedArray& array = it->second;
+      if (array.snapshot == snapshot) taken.push_back(std::move(array));
+      it = array.snapshot > snapshot ? std::next(it) : arrays_.erase(it);
+    }
     return taken;
   }
 

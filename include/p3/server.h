@@ -80,8 +80,8 @@ class Server {
   void set_compression(int store, const Compression& compression);
   void set_average(int store, bool average);
 
-  // What worker 0 has had copied (Worker::capture) since the last call.
-  std::vector<CapturedArray> take_captured();
+  // What worker 0 has had copied for that snapshot (Worker::capture). What was copied for earlier ones is given up.
+  std::vector<CapturedArray> take_captured(uint64_t snapshot);
   // Replacing a worker, with outlives_workers. Each returns when it is done; not from a thread of the core.
   //
   // It is gone, whether this server has noticed or not: its connection is closed, half received frames are thrown away,

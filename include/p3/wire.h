@@ -58,7 +58,7 @@ struct Header {
   uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice
   uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kRows: for all of them
   uint16_t contributors = 0;  // of_machine, pushes: how many of them had a gradient
-  RoundScalars scalars{};     // kPush: what the optimizer needs of this round
+  RoundScalars scalars{};     // kPush: what the optimizer needs of this round; kCapture: `updates`, see snapshot_of()
 
   static constexpr uint32_t kMagic = 0x57643350;  // "P3dW"
   static constexpr uint8_t kVersion = 4;
@@ -72,6 +72,10 @@ constexpr uint32_t kMaxFailTextBytes = 4096;
 
 // What is wrong with a header regardless of any agreement but whether slices have checksums, or an empty string.
 std::string malformed(const Header& header, bool checksums);
+
+// kCapture: for which snapshot, by its round as the script counts; those up to kLastSnapshot are exact as float64.
+constexpr uint64_t kLastSnapshot = uint64_t{1} << 53;
+inline uint64_t snapshot_of(const Header& capture) { return static_cast<uint64_t>(capture.scalars.updates); }
 
 // CRC32C of the header, but for the checksum itself, and of the payload as it is sent.
 uint32_t checksum_of(Header header, const void* payload);

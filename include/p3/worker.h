@@ -132,9 +132,10 @@ class Worker {
   // For a snapshot: every worker calls it at the same point, of a key of either kind that has a first value. On rank 0 the
   // servers copy the key's value and state as this worker's last round left them (Server::take_captured), and `done` says
   // that all have; until then no other round can pass. On other ranks it is done at once, in its turn.
+  // `snapshot`: its round, as the script counts, at most kLastSnapshot.
   // `residual`: as many floats as the key has elements, which get what compression has left out so far; or null. Of others
   // than keys that keep a residual it must be null.
-  void capture(int key, float* residual, Done done);
+  void capture(int key, uint64_t snapshot, float* residual, Done done);
   bool keeps_residual(int key) const;
   // Resumes with what capture() gave, before the key's first push. Copied at once.
   void restore_residual(int key, const float* residual);

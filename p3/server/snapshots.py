@@ -25,14 +25,14 @@ class SnapshotWriter:
         self._thread: Optional[threading.Thread] = None  # of the last snapshot
 
     def write(self, round: int, answer: Callable[[dict], None]) -> None:
-        """Takes what was captured, and returns; a thread writes it and calls `answer` with `snapshot_written`.
+        """Takes what was captured for it, and returns; a thread writes it and calls `answer` with `snapshot_written`.
 
         What goes wrong fails the job by way of the core, with a text that names this server and the file.
         """
         if self._directory is None:
             self._core.fail("%s: cannot write a snapshot: P3_SNAPSHOT_DIR is not set here" % self._label)
             return
-        before, arrays = self._thread, self._core.take_captured()
+        before, arrays = self._thread, self._core.take_captured(round)
         # A daemon: what is still being written when the process ends is no snapshot, as nobody is left to complete it.
         self._thread = threading.Thread(
             target=self._write, args=(round, arrays, answer, before), name="p3-snapshot", daemon=True

@@ -69,8 +69,8 @@ class Key:
         """Until MXNet's engine has handed the key's rounds to the core, and they are done."""
         self.landing.wait_to_read()
 
-    def capture(self, completions, token):
-        """The key as the pushes so far leave it, for a snapshot; every worker calls it at the same point.
+    def capture(self, round, completions, token):
+        """The key as the pushes so far leave it, for the snapshot of that round; every worker calls it at the same point.
 
         Queued in MXNet's engine: the pushes so far go before it, the next one waits on rank 0 until the servers hold
         their copy. `completions` (_core.Completions) gets `token` then, on other ranks when its turn has come; if the
@@ -78,7 +78,7 @@ class Key:
         Returns a buffer of the key's elements in float32 that from then on holds what compression has left out on this
         worker, for _core.P3Worker.restore_residual(); None if it leaves nothing out.
         """
-        return self.operations.capture(completions, token)
+        return self.operations.capture(round, completions, token)
 
     def require_alike(self, array, action):
         """MXNetError unless `array` has the key's shape and type."""

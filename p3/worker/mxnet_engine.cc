@@ -40,7 +40,8 @@ void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, c
 }
 
 // It reads the landing array, so it runs between the pushes, which write it.
-void MXNetEngine::capture(Worker* worker, const Key& key, std::shared_ptr<char> residual, Worker::Done done) const {
+void MXNetEngine::capture(Worker* worker, const Key& key, uint64_t snapshot, std::shared_ptr<char> residual,
+                          Worker::Done done) const {
   struct Told {
     ~Told() {  // nobody has, as the engine drops what would read an array whose round has failed
       const Error dropped(ErrorKind::kStopped, "key '" + name + "' was not captured, as a round of it has failed");
@@ -53,8 +54,8 @@ void MXNetEngine::capture(Worker* worker, const Key& key, std::shared_ptr<char> 
   told->name = key.name;
   told->done = std::move(done);
   enqueue(worker, key, "landing array", key.landing, nullptr,
-          [worker, handle = key.handle, residual, told](const Operation& operation) {
-            worker->capture(handle, reinterpret_cast<float*>(residual.get()),
+          [worker, handle = key.handle, snapshot, residual, told](const Operation& operation) {
+            worker->capture(handle, snapshot, reinterpret_cast<float*>(residual.get()),
                             [residual, told](const Error* error, bool updated) {
                               std::exchange(told->done, nullptr)(error, updated);
                             });

@@ -13,7 +13,7 @@ cdef extern from "mxnet_engine.h" namespace "p3" nogil:
         void init(Worker* worker, const CMXNetKey& key) except +
         void push(Worker* worker, const CMXNetKey& key, void* gradient, const RoundScalars& scalars) except +
         void skip(Worker* worker, const CMXNetKey& key, Done done) except +
-        void capture(Worker* worker, const CMXNetKey& key, shared_ptr[char] residual, Done done) except +
+        void capture(Worker*, const CMXNetKey&, uint64_t snapshot, shared_ptr[char] residual, Done) except +
         void copy(void* source, void* destination) except +
         bint alike(void* left, void* right) except +
         bint in_cpu_memory(void* array) except +
@@ -91,7 +91,7 @@ cdef class MXNetKey:
         with nogil:
             self.engine.engine.skip(self.engine.worker.core, self.key, CCompletions.done_of(completions.queue, token))
 
-    def capture(self, Completions completions not None, int64_t token):
+    def capture(self, uint64_t snapshot, Completions completions not None, int64_t token):
         """P3Worker.capture() after the rounds queued so far, and before the next one, which does not wait for it.
 
         `completions` gets `token` when it is done. Returns what then holds the residual: a buffer of float32, or None.
@@ -102,7 +102,8 @@ cdef class MXNetKey:
         if keeps:
             residual = new_bytes(self.engine.worker.residual_bytes(self.key.handle))
         with nogil:
-            self.engine.engine.capture(worker, self.key, residual, CCompletions.done_of(completions.queue, token))
+            self.engine.engine.capture(worker, self.key, snapshot, residual,
+                                       CCompletions.done_of(completions.queue, token))
         if not keeps:
             return None
         return CoreArray.over(residual, self.engine.worker.sizes[self.key.handle][0], <DType>0)

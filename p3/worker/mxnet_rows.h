@@ -62,7 +62,9 @@ class MXNetRows {
   void skip(uint64_t round, Worker::Done done);
 
   // As MXNetEngine::capture, which has no residual for keys of rows.
-  void capture(Worker::Done done) const { engine_->capture(worker_, key, nullptr, std::move(done)); }
+  void capture(uint64_t snapshot, Worker::Done done) const {
+    engine_->capture(worker_, key, snapshot, nullptr, std::move(done));
+  }
 
   // Brings `weight`, which is as the landing array was after round `from`, up to round `to`: dense and in CPU memory.
   void copy_changed(NDArrayHandle weight, uint64_t from, uint64_t to);

@@ -8,7 +8,7 @@ cdef extern from "mxnet_rows.h" namespace "p3" nogil:
         void init(void* value, uint64_t round) except +
         void push(void* gradient, cbool is_sparse, uint64_t round, const RoundScalars&) except +
         void skip(uint64_t round, Done) except +
-        void capture(Done) except +
+        void capture(uint64_t snapshot, Done) except +
         void copy_changed(void* weight, uint64_t begin, uint64_t end) except +
         void fetch(vector[int64_t] ids, void* destination) except +
     void* make_rows(const MXNetApi&, int dtype, const vector[int64_t]& shape, const int64_t* ids,
@@ -84,10 +84,10 @@ cdef class MXNetRowsKey:
         with nogil:
             self.rows.skip(round, CCompletions.done_of(completions.queue, token))
 
-    def capture(self, Completions completions not None, int64_t token):
+    def capture(self, uint64_t snapshot, Completions completions not None, int64_t token):
         """As MXNetKey.capture; nothing is left out of rows."""
         with nogil:
-            self.rows.capture(CCompletions.done_of(completions.queue, token))
+            self.rows.capture(snapshot, CCompletions.done_of(completions.queue, token))
 
     def copy_changed(self, size_t weight, uint64_t begin, uint64_t end):
         """Brings an array that is as the landing array was after round `begin` up to round `end`."""

@@ -451,7 +451,7 @@ class Session:
         operations = []
         for key in keys:
             residual = np.zeros(key.shape, "float32") if self.core.keeps_residual(key.handle) else None
-            operations.append(self.core.capture(key.handle, residual))
+            operations.append(self.core.capture(key.handle, round, residual))
             own["residuals"].append([key.store, key.name, residual])
         describe = lambda: [self.describe_key(key, key.name) for key in keys]  # noqa: E731
         self.snapshots.write(round, describe, lambda: self.wait(operations), own)

@@ -324,10 +324,10 @@ TEST(OutlivingServer, CapturesNothingMoreForAWorker0ThatIsLost) {
   for (uint64_t i = 0; i < kWishes; ++i) job.workers[0].send(Job::header(FrameKind::kCapture, 1, 0, 0, 0));
   ASSERT_TRUE(job.has_received(1 + kWishes));
   EXPECT_EQ(job.server.lose_worker(0).problem, "");
-  job.server.take_captured();
+  job.server.take_captured(0);
   ASSERT_TRUE(eventually([&] { return job.server.counters().received_slices == 0; }));
   job.server.lose_worker(1);  // behind the last of them
-  EXPECT_TRUE(job.server.take_captured().empty());
+  EXPECT_TRUE(job.server.take_captured(0).empty());
   EXPECT_FALSE(job.server.error());
 }
 

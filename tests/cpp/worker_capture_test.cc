@@ -19,7 +19,7 @@ TEST(WorkerCapture, AsksForEverySliceBetweenTwoRoundsAndIsDoneWhenAllAreCopied) 
   const int key = job.key(1, kSlice + 1);
   std::vector<float>&gradient = job.array(kSlice + 1, 1), &landing = job.array(kSlice + 1);
   job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(1));
-  job.worker.capture(key, nullptr, job.results.expect(2));
+  job.worker.capture(key, 4711, nullptr, job.results.expect(2));
   job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(3));
   for (int i = 0; i < 2; ++i) {
     const Header push = job.server.must_receive();
@@ -33,6 +33,7 @@ TEST(WorkerCapture, AsksForEverySliceBetweenTwoRoundsAndIsDoneWhenAllAreCopied) 
     EXPECT_EQ(wish.kind, FrameKind::kCapture);
     EXPECT_EQ(wish.slice, slice);
     EXPECT_EQ(wish.round, 1u);
+    EXPECT_EQ(snapshot_of(wish), 4711u);
     EXPECT_EQ(wish.encoding, static_cast<uint8_t>(Encoding::kAbsent));
     EXPECT_EQ(wish.payload_bytes, 0u);
   }
@@ -55,7 +56,7 @@ TEST(WorkerCapture, OfAKeyOfRowsAsksForEveryPartition) {
   plan.row_elements = 2;
   plan.partitions = 4;
   const int key = job.worker.declare_rows("emb", 10, 2, DType::kFloat32);
-  job.worker.capture(key, nullptr, job.results.expect(1));
+  job.worker.capture(key, 0, nullptr, job.results.expect(1));
   job.worker.agree(key, plan);
   for (uint32_t partition = 0; partition < plan.partitions; ++partition) {
     const Header wish = job.server.must_receive();
@@ -79,10 +80,10 @@ TEST(WorkerCapture, OnOtherRanksIsDoneInItsTurnWithoutAWord) {
   worker.start();
   const int key = worker.declare("key1", 2, DType::kFloat32);
   worker.agree(key, plan_of(1, 2));
-  worker.capture(key, nullptr, results.expect(0));
+  worker.capture(key, 0, nullptr, results.expect(0));
   ASSERT_TRUE(results.wait_for(1));
   worker.push(key, gradient.data(), landing.data(), 0, {}, results.expect(1));
-  for (int id : {2, 3}) worker.capture(key, nullptr, results.expect(id));
+  for (int id : {2, 3}) worker.capture(key, 0, nullptr, results.expect(id));
   worker.push(key, gradient.data(), landing.data(), 0, {}, results.expect(4));
   Header push = server.must_receive();
   EXPECT_EQ(push.round, 1u);
@@ -106,7 +107,7 @@ TEST(WorkerCapture, GivesTheResidualBetweenTheRounds) {
   std::vector<float>&gradient = job.array(3), &landing = job.array(3), &residual = job.array(3, 9);
   gradient = {0.75f, -0.25f, 0};
   job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(1));
-  job.worker.capture(key, residual.data(), job.results.expect(2));
+  job.worker.capture(key, 0, residual.data(), job.results.expect(2));
   job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(3));
   job.answer(job.server.must_receive(), {1, 1, 1});
   const Header wish = job.server.must_receive();
@@ -127,7 +128,7 @@ TEST(WorkerCapture, GoesOnWithARestoredResidual) {
   EXPECT_EQ(static_cast<uint8_t>(job.server.payload[0]), 0b11000000);  // 0.5, 0, 0.25
   EXPECT_THROW(job.worker.restore_residual(key, residual.data()), Error);
   EXPECT_THROW(job.worker.restore_residual(plain, residual.data()), Error);
-  EXPECT_THROW(job.worker.capture(plain, landing.data(), job.results.expect(2)), Error);
+  EXPECT_THROW(job.worker.capture(plain, 0, landing.data(), job.results.expect(2)), Error);
 }
 
 TEST(WorkerCapture, RefusesAnswersThatDoNotFit) {
@@ -145,7 +146,7 @@ TEST(WorkerCapture, RefusesAnswersThatDoNotFit) {
   };
   for (const Case& each : cases) {
     OneServer job(unix_pair());
-    job.worker.capture(job.key(1, 1), nullptr, job.results.expect(1));
+    job.worker.capture(job.key(1, 1), 0, nullptr, job.results.expect(1));
     Header answer = job.server.must_receive();
     answer.kind = FrameKind::kPart;
     each.change(answer);
@@ -157,7 +158,7 @@ TEST(WorkerCapture, RefusesAnswersThatDoNotFit) {
 
 TEST(WorkerCapture, EndsWithTheJobsError) {
   OneServer job(unix_pair());
-  job.worker.capture(job.key(1, 1), nullptr, job.results.expect(1));
+  job.worker.capture(job.key(1, 1), 0, nullptr, job.results.expect(1));
   job.server.must_receive();
   job.server.close();
   ASSERT_TRUE(job.results.wait_for(1));
