@@ -41,6 +41,12 @@ void MXNetApi::check(int status) const {
   if (status != 0) throw std::runtime_error(MXGetLastError());
 }
 
+std::shared_ptr<void> MXNetApi::keep(NDArrayHandle array) const {
+  NDArrayHandle kept = nullptr;
+  check(MXNDArrayDetach(array, &kept));
+  return {kept, [free = MXNDArrayFree](void* handle) { free(handle); }};
+}
+
 void* MXNetApi::address_of(NDArrayHandle array) const {
   BorrowedTensor* tensor = nullptr;
   if (MXNDArrayToDLPack(array, &tensor) != 0) return nullptr;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace p3 {
@@ -49,6 +50,9 @@ struct MXNetApi {
   static const MXNetApi* find(const std::string& library);
 
   void check(int status) const;
+
+  // Another handle of the array: its memory stays as long as that does.
+  std::shared_ptr<void> keep(NDArrayHandle array) const;
 
   // Null if the array is held in a blocked oneDNN layout. Does not wait: for dense arrays that the running operation
   // holds.

@@ -138,7 +138,11 @@ void MXNetEngine::skip(Worker* worker, const Key& key, Worker::Done done) const 
   if (!landing)
     throw std::runtime_error("the landing array of key '" + key.name +
                              "' was moved into a blocked oneDNN layout; only P3 may write it");
-  worker->skip(key.handle, landing, key.priority, std::move(done));
+  // The script may give up waiting, and drop the array, while the core still writes there.
+  worker->skip(key.handle, landing, key.priority,
+               [kept = api_->keep(key.landing), done = std::move(done)](const Error* error, bool updated) {
+                 done(error, updated);
+               });
 }
 
 // MXNet's `_copyto` leaves an array that is held in a blocked oneDNN layout there. The next forward pass then brings it

@@ -180,7 +180,8 @@ void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, con
 void MXNetRows::skip(uint64_t round, Worker::Done done) {
   void* landing = lands_ ? landing_address() : nullptr;
   worker_->skip_rows(key.handle, landing, key.priority,
-                     [done = std::move(done), changed = changed_, round](const Error* error, bool updated) {
+                     [kept = engine_->api().keep(key.landing), done = std::move(done), changed = changed_,
+                      round](const Error* error, bool updated) {
                        changed->note_all(round);
                        done(error, updated);
                      });
