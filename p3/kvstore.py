@@ -139,7 +139,8 @@ class P3KVStore(mx.kvstore.KVStore):
         """For `p3 trace`: the training thread waited for the key's value between these times of time.monotonic_ns()."""
         self._session.mark_stall(self._key(key).declared, begin_ns, end_ns)
 
-    # Values in, values out. Each call may be about one key or about a list of keys with a list of values.
+    # Values in, values out. Each call may be about one key or about a list of keys with a list of values; a key that the
+    # list names several times has the values of all. Arrays to copy to may have another type than the key: MXNet casts.
 
     def init(self, key, value):
         """Makes keys known; their first values are those of rank 0. A key that is initialised again keeps its value.
@@ -148,21 +149,21 @@ class P3KVStore(mx.kvstore.KVStore):
         """
         self._check()
         with _paused():
-            for one_key, values in _each(key, value):
+            for one_key, values in _grouped(key, value):
                 self._init(one_key, values)
 
     def broadcast(self, key, value, out, priority=0):
         """init, and the first value (of rank 0) copied to `out`."""
         self._check()
         with _paused():
-            for one_key, values, outs in _each(key, value, out):
+            for one_key, values, outs in _grouped(key, value, out):
                 self._copy_out(self._init(one_key, values, outs), outs)
 
     def push(self, key, value, priority=0):
         """Sends gradients into the keys' next rounds; the results land whether they are pulled or not."""
         self._check()
         with _paused():
-            for one_key, values in _each(key, value):
+            for one_key, values in _grouped(key, value):
                 self._push(self._key(one_key), values, values, priority)
 
     def pull(self, key, out=None, priority=0, ignore_sparse=True):
@@ -171,7 +172,7 @@ class P3KVStore(mx.kvstore.KVStore):
         if out is None:
             raise MXNetError(f"pull of key {key!r}: no `out` to pull into was given")
         with _paused():
-            for one_key, outs in _each(key, out):
+            for one_key, outs in _grouped(key, out):
                 wanted = [one for one in outs if not (ignore_sparse and is_sparse(checked(one, one_key)))]
                 self._copy_out(self._key(one_key), wanted)
 
@@ -179,7 +180,7 @@ class P3KVStore(mx.kvstore.KVStore):
         """push, then pull to `out`, or to `value` itself where there is no `out`."""
         self._check()
         with _paused():
-            for one_key, values, outs in _each(key, value, value if out is None else out):
+            for one_key, values, outs in _grouped(key, value, value if out is None else out):
                 entry = self._push(self._key(one_key), values, outs, priority)
                 self._copy_out(entry, outs)
 
@@ -438,6 +439,8 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _init(self, key, values, outs=()):
         key = key if isinstance(key, str) else _as_index(key)
+        if len(values) > 1:
+            raise MXNetError(f"key {key!r} takes one first value, not {len(values)}")
         value = checked(values[0], key)
         entry = self._keys.get(key)
         if entry is not None:
@@ -523,8 +526,9 @@ class P3KVStore(mx.kvstore.KVStore):
         self._outdated = set(self._keys)
 
     def _push(self, entry, values, outs, priority):
-        for value in values:
-            entry.require_alike(checked(value, entry.id), "pushed with")
+        entry.require_alike(checked(values[0], entry.id), "pushed with")
+        for value in values[1:]:
+            entry.require_shape(checked(value, entry.id), "pushed with")  # its type is cast to that of the first
         if not entry.pushed:
             self._catch_up()
             entry = self._settle_kind(entry, values)
@@ -548,7 +552,7 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _copy_out(self, entry, outs):
         for out in outs:
-            entry.require_alike(checked(out, entry.id), "pulled into an array of")
+            entry.require_shape(checked(out, entry.id), "pulled into an array of")
         entry.copy_out(outs)
         entry.outs = outs
 
@@ -581,6 +585,18 @@ def _each(keys, *values):
         if not isinstance(one, (list, tuple)) or len(one) != len(keys):
             raise MXNetError(f"{len(keys)} keys need as many values, in a list")
     return [(key, *map(_as_list, row)) for key, *row in zip(keys, *values)]
+
+
+def _grouped(keys, *values):
+    """As _each; a key that the call names several times comes once, with all its arrays in the order given."""
+    grouped = {}
+    for key, *arrays in _each(keys, *values):
+        try:
+            before = grouped.get(key)
+        except TypeError:
+            raise MXNetError(f"a key is a string or a whole number, not {key!r}") from None
+        grouped[key] = arrays if before is None else [[*had, *more] for had, more in zip(before, arrays)]
+    return [(key, *arrays) for key, arrays in grouped.items()]
 
 
 def _as_list(arrays):

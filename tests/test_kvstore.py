@@ -109,6 +109,47 @@ def test_lists_of_keys(kv):
         kv.pull(keys, outs[:2])
 
 
+def test_a_key_that_a_call_repeats_has_the_values_of_all(kv):
+    kv.init([3, 5], [zeros(2), zeros(2)])
+    kv.push([3, 5, 3], [mx.nd.ones(2), [mx.nd.ones(2) * 10] * 2, [mx.nd.ones(2) * 2, mx.nd.ones(2) * 4]])
+    outs = [zeros(2) for _ in range(3)]
+    kv.pull([3, 5, 3], outs)
+    assert [out.asnumpy().tolist() for out in outs] == [[7, 7], [20, 20], [7, 7]]
+    assert kv.stats()["keys"][3]["rounds"] == 1
+    kv.pushpull((3, 3), outs[:2])
+    assert [out.asnumpy().tolist() for out in outs] == [[27, 27], [27, 27], [7, 7]]
+    kv.broadcast([7, 9], [mx.nd.ones(2), zeros(2)], [[outs[0], outs[1]], outs[2]])
+    assert [out.asnumpy().tolist() for out in outs] == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_values_are_cast_to_the_type_of_the_array_that_takes_them(kv):
+    value = mx.nd.array([0.5, 2.75, -3.25])
+    kv.broadcast("w", value, out := zeros(3, dtype="float16"))
+    assert (out.dtype, out.asnumpy().tolist()) == (np.float16, [0.5, 2.75, -3.25])
+    for dtype, expected in (("float16", [1, 5.5, -6.5]), ("float64", [1, 5.5, -6.5]), ("int32", [1, 5, -6])):
+        outs = zeros(3, dtype=dtype), zeros(3), mx.np.zeros((3,), dtype=dtype)
+        kv.push("w", [value, value])
+        kv.pull("w", out=list(outs))
+        assert [str(np.dtype(out.dtype)) for out in outs] == [dtype, "float32", dtype]
+        assert [out.asnumpy().tolist() for out in outs] == [expected, [1, 5.5, -6.5], expected]
+        kv.pushpull("w", value, out=outs[0])
+        assert outs[0].asnumpy().tolist() == [np.dtype(dtype).type(number) for number in value.asnumpy()]
+
+
+def test_the_sum_over_devices_has_the_type_of_the_first(kv):
+    kv.init("w", zeros(3))
+    kv.pushpull("w", [mx.nd.ones(3), mx.nd.full(3, 1 + 2.0**-30, dtype="float64", ctx=mx.cpu(1))], out=(out := zeros(3)))
+    assert out.asnumpy().tolist() == [2] * 3
+
+
+def test_a_worker_that_updates_casts_too(kv):
+    kv.set_optimizer(mx.optimizer.Test(rescale_grad=2))
+    kv.init("w", mx.nd.ones(3, dtype="float16"))
+    kv.push("w", mx.nd.full(3, 0.25, dtype="float16"))
+    kv.pull("w", out := zeros(3))
+    assert (out.dtype, out.asnumpy().tolist()) == (np.float32, [1.5] * 3)
+
+
 def test_numbers_and_strings_are_different_keys(kv):
     outs = zeros(1), zeros(1)
     kv.broadcast([1, "1"], [mx.nd.ones(1), mx.nd.ones(1) * 2], list(outs))
@@ -237,7 +278,10 @@ def wrong_uses(kv):
     yield r"pushed with shape \(6,\)", lambda: kv.push("key", zeros(6))
     yield r"pushed with shape \(1, 3\)", lambda: kv.push("key", [zeros(2, 3), zeros(1, 3)])
     yield r"pulled into an array of shape \(2,\)", lambda: kv.pull("key", out=zeros(2))
-    yield "pulled into an array of .*float16", lambda: kv.pull("key", out=zeros(2, 3, dtype="float16"))
+    yield "pushed with .*float64", lambda: kv.push("key", zeros(2, 3, dtype="float64"))
+    yield "key 'key' takes one first value, not 2", lambda: kv.init("key", [zeros(2, 3)] * 2)
+    yield "key 'new' takes one first value, not 2", lambda: kv.init(["new", "new"], [zeros(2, 3)] * 2)
+    yield r"whole number, not \['key'\]", lambda: kv.pull([["key"]], [zeros(2, 3)])
     yield "no `out`", lambda: kv.pull("key")
     yield "an empty list", lambda: kv.push("key", [])
     yield "an NDArray or a list of them is wanted, not ndarray", lambda: kv.push("key", np.zeros((2, 3)))

@@ -144,6 +144,42 @@ def test_devices_are_summed_first(kv):
         assert out.asnumpy().ravel().tolist() == [1, 0, 5, 4]
 
 
+def test_a_key_that_a_call_repeats_is_pushed_once(kv):
+    kv.set_optimizer(sgd())
+    outs = [mx.nd.zeros((4, 1)), mx.nd.zeros((4, 1))]
+    kv.init("key", mx.nd.zeros((4, 1)))
+    for step in (1, 2):
+        kv.push(["key", "key"], [rows([0, 2], [-1, -2], (4, 1)), rows([2, 3], [-3, -4], (4, 1))])
+        kv.pull(["key", "key"], outs)
+        for out in outs:
+            assert out.asnumpy().ravel().tolist() == [step, 0, 5 * step, 4 * step]
+    assert kv.stats()["keys"]["key"]["rounds"] == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_changed_rows_are_cast_to_the_type_of_the_array_that_takes_them(kv, dtype):
+    kv.set_optimizer(sgd())
+    out, same = mx.nd.zeros((4, 1), dtype=dtype), mx.nd.zeros((4, 1))
+    kv.broadcast("key", mx.nd.full((4, 1), 0.5), [out, same])
+    for step in (1, 2, 3):
+        kv.push("key", rows([1], [-2], (4, 1)))
+        kv.pull("key", [out, same])
+        expected = [0.5, 0.5 + 2 * step, 0.5, 0.5]
+        assert same.asnumpy().ravel().tolist() == expected
+        assert out.asnumpy().ravel().tolist() == np.array(expected, dtype).tolist()
+    sparse = mx.nd.sparse.zeros("row_sparse", (4, 1), dtype=dtype)
+    kv.pull("key", sparse, ignore_sparse=False)
+    assert sparse.asnumpy().ravel().tolist() == np.array(expected, dtype).tolist()
+
+
+def test_rows_of_several_types_are_summed_in_that_of_the_first(kv):
+    kv.set_optimizer(sgd())
+    kv.broadcast("key", mx.nd.zeros((3, 1)), out := mx.nd.zeros((3, 1)))
+    kv.push("key", [rows([1], [-1], (3, 1)), rows([2], [-2], (3, 1)).astype("float64")])
+    kv.pull("key", out)
+    assert out.asnumpy().ravel().tolist() == [0, 1, 2]
+
+
 def test_rows_may_be_pulled_from_a_dense_weight(kv):
     kv.init("key", mx.nd.arange(6).reshape((3, 2)))
     out = no_rows(3, 2)
@@ -186,6 +222,18 @@ def test_row_sparse_pull_gets_the_rows_that_it_asks_for(weight, ids, dtype):
     assert out.data.asnumpy().tolist() == [[i, i] for i in wanted]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_row_sparse_pull_casts_to_the_type_of_the_array_that_takes_the_rows(weight, dtype):
+    out = mx.nd.sparse.zeros("row_sparse", (6, 2), dtype=dtype)
+    for ids in ([1, 5], []):
+        weight.row_sparse_pull("key", out=out, row_ids=mx.nd.array(ids))
+        assert out.dtype == np.dtype(dtype) and out.indices.asnumpy().tolist() == ids
+        assert out.data.asnumpy().tolist() == [[i, i] for i in ids]
+    dense = mx.nd.zeros((6, 2), dtype=dtype)
+    weight.pull("key", dense)
+    assert dense.asnumpy()[:, 0].tolist() == list(range(6))
+
+
 def test_row_sparse_pull_sees_the_pushes_before_it(weight):
     out, ids = no_rows(6, 2), mx.nd.array([0, 4])
     for step in range(1, 4):
@@ -207,6 +255,9 @@ def test_row_sparse_pull_of_several_keys(weight):
     outs = [no_rows(6, 2), no_rows(2, 1)]
     weight.row_sparse_pull(["key", 7], out=outs, row_ids=[mx.nd.array([5]), mx.nd.array([0])])
     assert [out.indices.asnumpy().tolist() for out in outs] == [[5], [0]]
+    outs[1] = no_rows(6, 2)
+    weight.row_sparse_pull(["key", "key"], out=outs, row_ids=[mx.nd.array([4]), mx.nd.array([0, 2])])
+    assert [out.indices.asnumpy().tolist() for out in outs] == [[4], [0, 2]]
 
 
 def test_pull_leaves_row_sparse_arrays_alone_or_gets_all_rows(weight):

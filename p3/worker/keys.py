@@ -80,16 +80,28 @@ class Key:
         """
         return self.operations.capture(round, completions, token)
 
+    def require_shape(self, array, action):
+        """MXNetError unless `array` has the key's shape."""
+        if not self.engine.same_shape(self.template().handle.value, array.handle.value):
+            self._refuse(array, action)
+
     def require_alike(self, array, action):
         """MXNetError unless `array` has the key's shape and type."""
-        if not self.engine.alike(self.template().handle.value, array.handle.value):
-            raise MXNetError(
-                f"key {self.id!r} has shape {self.shape} and type {self.dtype}; it cannot be "
-                f"{action} shape {array.shape} and type {type_name(array)}"
-            )
+        self.require_shape(array, action)
+        if not self.has_type_of(array):
+            self._refuse(array, action)
+
+    def has_type_of(self, array):
+        return self.engine.same_type(self.template().handle.value, array.handle.value)
+
+    def _refuse(self, array, action):
+        raise MXNetError(
+            f"key {self.id!r} has shape {self.shape} and type {self.dtype}; it cannot be "
+            f"{action} shape {array.shape} and type {type_name(array)}"
+        )
 
     def copy_to(self, out, source):
-        """A whole copy by MXNet, also to another device or storage type."""
+        """A whole copy by MXNet, also to another device, storage type or element type."""
         if source.stype != out.stype:
             source = source.tostype(out.stype)
         self.engine.copy(source.handle.value, out.handle.value)
@@ -103,10 +115,11 @@ class Key:
         return mx.nd.sparse.RowSparseNDArray(mx.base.NDArrayHandle(handle))
 
     def sum_devices(self, values):
-        """The sum over this worker's devices, in the order given and on the first device."""
+        """The sum over this worker's devices, in the order given, on the first device and in its type."""
         total = classic(values[0])
         for value in values[1:]:
-            total = mx.nd.elemwise_add(total, classic(value).as_in_context(total.context))
+            value = classic(value).astype(total.dtype, copy=False)
+            total = mx.nd.elemwise_add(total, value.as_in_context(total.context))
         return total
 
 

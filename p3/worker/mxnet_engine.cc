@@ -168,12 +168,14 @@ void MXNetEngine::copy(NDArrayHandle source, NDArrayHandle destination) const {
   }
 }
 
-bool MXNetEngine::alike(NDArrayHandle left, NDArrayHandle right) const {
+bool MXNetEngine::same_type(NDArrayHandle left, NDArrayHandle right) const {
   int left_type = 0, right_type = 0;
   api_->check(api_->MXNDArrayGetDType(left, &left_type));
   api_->check(api_->MXNDArrayGetDType(right, &right_type));
-  if (left_type != right_type) return false;
+  return left_type == right_type;
+}
 
+bool MXNetEngine::same_shape(NDArrayHandle left, NDArrayHandle right) const {
   // MXNet answers in one buffer per thread, so the first shape must be copied before the second is asked for.
   constexpr int kMaxDimensions = 32;  // MXNet's own limit
   int left_shape[kMaxDimensions];

@@ -49,8 +49,9 @@ class MXNetEngine {
   // a blocked layout, which is in the plain one afterwards.
   void copy(NDArrayHandle source, NDArrayHandle destination) const;
 
-  // Same shape and same element type. Cheap: no wait and no allocation.
-  bool alike(NDArrayHandle left, NDArrayHandle right) const;
+  // Cheap: no wait and no allocation.
+  bool same_shape(NDArrayHandle left, NDArrayHandle right) const;
+  bool same_type(NDArrayHandle left, NDArrayHandle right) const;
   bool in_cpu_memory(NDArrayHandle array) const;
 
   // For mxnet_rows.cc: one operation, from enqueue() to the engine's deleter.

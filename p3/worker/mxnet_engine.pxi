@@ -15,7 +15,8 @@ cdef extern from "mxnet_engine.h" namespace "p3" nogil:
         void skip(Worker* worker, const CMXNetKey& key, Done done) except +
         void capture(Worker*, const CMXNetKey&, uint64_t snapshot, shared_ptr[char] residual, Done) except +
         void copy(void* source, void* destination) except +
-        bint alike(void* left, void* right) except +
+        bint same_shape(void* left, void* right) except +
+        bint same_type(void* left, void* right) except +
         bint in_cpu_memory(void* array) except +
         const MXNetApi& api() noexcept
 
@@ -42,12 +43,14 @@ cdef class MXNetEngine:
     def __dealloc__(self):
         del self.engine
 
-    def alike(self, size_t left, size_t right):
-        """Whether two arrays have the same shape and element type."""
-        return self.engine.alike(<void*>left, <void*>right)
+    def same_shape(self, size_t left, size_t right):
+        return self.engine.same_shape(<void*>left, <void*>right)
+
+    def same_type(self, size_t left, size_t right):
+        return self.engine.same_type(<void*>left, <void*>right)
 
     def copy(self, size_t source, size_t destination):
-        """MXNet's own copy from one array to another, without the detour through Python's ctypes."""
+        """MXNet's own copy from one array to another, which casts; without the detour through Python's ctypes."""
         with nogil:
             self.engine.copy(<void*>source, <void*>destination)
 

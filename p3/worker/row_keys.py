@@ -96,9 +96,13 @@ class RowKey(_KeyOfRows):
                 self.copy_to(out, self.value())
             elif since < self.rounds:
                 self.operations.copy_changed(out.handle.value, since, self.rounds)
-            if self.weight is None and not is_sparse(out) and self.engine.in_cpu_memory(out.handle.value):
+            if self.weight is None and self._takes_rows(out):
                 copies.append((out, self.rounds))
         self._copies = copies
+
+    def _takes_rows(self, out):
+        """Whether rows can be copied there byte by byte."""
+        return not is_sparse(out) and self.engine.in_cpu_memory(out.handle.value) and self.has_type_of(out)
 
 
 class ServerRowKey(_KeyOfRows):
@@ -159,7 +163,7 @@ def pull_rows(key, outs, row_ids):
     for number, out in enumerate(outs):
         if not is_sparse(out):
             raise MXNetError(f"row_sparse_pull of key {key.id!r}: `out` must be row_sparse, not dense; use pull")
-        key.require_alike(out, "pulled into an array of")
+        key.require_shape(out, "pulled into an array of")
         if number < len(row_ids):
             ids = unique_rows(key, row_ids[number])
             rows = key.read_rows(ids) if ids.size else mx.nd.sparse.zeros("row_sparse", key.shape, dtype=key.dtype)
