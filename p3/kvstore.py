@@ -299,11 +299,17 @@ class P3KVStore(mx.kvstore.KVStore):
     def set_optimizer(self, optimizer):
         """Has the servers update the weights, or the workers where the servers lack the optimizer. Blocks till agreed.
 
-        The object stays in use: its learning rate, weight decay and rescale_grad are read at each push.
+        The object stays in use: its learning rate, weight decay and rescale_grad are read at each push. After a store's first
+        push the workers update too, as servers could not tell which gradients came before: from what the pushes so far
+        have led to, so that every worker must set it between the same pushes.
         """
         self._check()
         try:
             description = describe(optimizer)
+            if self._updates_here:
+                raise NotOnServer("the workers update this store's weights already")
+            if self._server_optimizer is None and self._pushed_keys():
+                raise NotOnServer("gradients have been pushed without it; set it before the first push")
         except NotOnServer as reason:
             name = type(optimizer).__name__
             log.warning("%s updates the weights on every worker, not on the servers: %s", name, reason)
@@ -328,9 +334,10 @@ class P3KVStore(mx.kvstore.KVStore):
         if updater is self._updater:
             return
         self._updater = updater
-        self._updates_here = True
-        for entry in self._keys.values():
-            entry.keep_weight()
+        if not self._updates_here:
+            self._updates_here = True
+            for entry in self._keys.values():
+                entry.keep_weight()
         store_snapshots.restore_optimizer(self)
 
     def save_optimizer_states(self, fname, dump_optimizer=False):
@@ -531,6 +538,7 @@ class P3KVStore(mx.kvstore.KVStore):
             entry.require_shape(checked(value, entry.id), "pushed with")  # its type is cast to that of the first
         if not entry.pushed:
             self._catch_up()
+            self._session.before_push(entry.declared)
             entry = self._settle_kind(entry, values)
             if entry.id in self._resuming:
                 self._resuming.remove(entry.id)

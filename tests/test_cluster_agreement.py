@@ -245,6 +245,31 @@ def test_a_worker_that_declares_keys_without_an_option_that_another_set_is_found
     )
 
 
+@pytest.mark.parametrize("setter, other", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("set_first", [True, False])
+def test_a_worker_that_pushes_without_the_optimizer_that_another_set_is_found_at_once(setter, other, set_first):
+    job = Job()
+    steps = [lambda: job.set_option(setter, "optimizer", name="sgd"), lambda: job.set_option(other, "optimizer")]
+    (first, last) = steps if set_first else steps[::-1]
+    first()
+    shown = ("sgd", "not set") if setter == 0 else ("not set", "sgd")
+    with pytest.raises(DisagreementError) as caught:
+        last()
+    assert str(caught.value) == (
+        "worker 0 (w0) and worker 1 (w1) disagree about the optimizer of store 0: "
+        "name is %s on the first and %s on the second" % shown
+    )
+
+
+def test_workers_that_push_without_an_optimizer_trouble_no_server():
+    job = Job()
+    for rank in (1, 0):
+        job.set_option(rank, "optimizer")
+    job.say(WORKERS[0], "bye")  # a word that needs no answer keeps nobody waiting
+    job.set_option(2, "optimizer")
+    assert not any(job.sent.values())
+
+
 def test_an_option_cannot_come_after_the_key_that_settled_it():
     job = Job()
     job.announce(1, "w", defaults=["reduction"])

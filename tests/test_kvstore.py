@@ -143,7 +143,7 @@ def test_the_sum_over_devices_has_the_type_of_the_first(kv):
 
 
 def test_a_worker_that_updates_casts_too(kv):
-    kv.set_optimizer(mx.optimizer.Test(rescale_grad=2))
+    kv._set_updater(lambda key, received, stored: mx.nd.elemwise_add(stored, received * 2, out=stored))
     kv.init("w", mx.nd.ones(3, dtype="float16"))
     kv.push("w", mx.nd.full(3, 0.25, dtype="float16"))
     kv.pull("w", out := zeros(3))
@@ -377,6 +377,40 @@ def test_a_second_optimizer_is_refused(kv):
     with pytest.raises(MXNetError, match="SGD already"):
         kv.set_optimizer(mx.optimizer.LAMB())
     kv.set_optimizer(mx.optimizer.SGD(momentum=0.9, learning_rate=0.5))  # the same, but for what may change
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb"])  # the last one runs on the workers in any case
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_optimizer_set_after_a_push_goes_on_from_the_sum_as_in_mxnet(kv, caplog, name, waits):
+    results = []
+    for store in (mx.kv.create("local"), kv):
+        optimizer = mx.optimizer.create(name, learning_rate=0.5, wd=0.01)
+        outs = [random(5, 4), random(5, 4, seed=1)]
+        store.init([0, 1], outs)
+        store.push(0, random(5, 4, seed=4))
+        if waits:
+            store.pull(0, outs[0])
+            outs[0].wait_to_read()
+        store.set_optimizer(optimizer)
+        for round in range(3):
+            store.push([0, 1], [random(5, 4, seed=round), random(5, 4, seed=-round % 100)])
+        store.pull([0, 1], outs)
+        results.append([out.asnumpy() for out in outs])
+    assert np.allclose(*results, rtol=1e-5, atol=1e-6)
+    assert "updates the weights on every worker" in caplog.text
+    assert ("pushed without it; set it before the first push" in caplog.text) == (name == "sgd")
+
+
+def test_an_optimizer_in_place_of_one_on_the_workers_keeps_the_weights(kv, caplog):
+    out = zeros(3)
+    kv.init(0, mx.nd.ones(3))
+    kv.set_optimizer(mx.optimizer.LAMB())
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1))
+    kv.push(0, mx.nd.ones(3) * 2)
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=2))
+    kv.pushpull(0, mx.nd.ones(3), out=out)
+    assert out.asnumpy().tolist() == [1 - 2 - 2] * 3
+    assert "the workers update this store's weights already" in caplog.text
 
 
 def test_mxnets_own_commands_are_obeyed(kv):

@@ -43,6 +43,13 @@ def test_workers_that_disagree_about_a_key_are_both_named(case, values):
             assert part in message.replace("[", "(").replace("]", ")")
 
 
+@pytest.mark.parametrize("rank, values", [(0, "sgd on the first and not set"), (1, "not set on the first and sgd")])
+def test_a_worker_that_pushes_without_the_optimizer_of_another_is_an_error_on_all(rank, values):
+    for message in errors_of("optimizer_on_rank_%d_alone" % rank).values():
+        for part in ("worker 0", "worker 1", "disagree about the optimizer of store 0", values):
+            assert part in message
+
+
 def test_gradient_that_fails_on_one_worker_is_an_error_on_all():
     errors = errors_of("failed_gradient")
     assert "gradient of key 'weight' failed on this worker" in errors["1 again"]

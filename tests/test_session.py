@@ -137,6 +137,23 @@ def test_what_the_first_key_settles_cannot_be_set_after_it(session, name, value)
     session.check()
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_first_push_settles_the_optimizer(session, sparse):
+    key, landing = session.declare("w", (1,), "float32", store=1, sparse=sparse), np.zeros(1, np.float32)
+    gradient = np.ones(1, np.float32)
+    if sparse:
+        session.init_rows(key, gradient, landing).wait(30)
+        session.pushpull_rows(key, np.zeros(1, np.int64), gradient, landing).wait(30)
+    else:
+        session.init(key, gradient, landing).wait(30)
+        session.pushpull(key, gradient, landing).wait(30)
+    with pytest.raises(ValueError, match="gradients were pushed to store 1 already; set its optimizer .* first push"):
+        session.set_optimizer(1, SGD)
+    assert session.option(1, "optimizer") is None
+    session.set_optimizer(2, SGD)  # another store's is no matter of these pushes
+    session.check()
+
+
 @pytest.mark.parametrize("name, value", [("compression", {"type": "fp16"}), ("reduction", {"type": "average"})])
 def test_an_option_of_a_store_is_no_matter_of_another_stores_keys(session, name, value):
     session.declare("w", (1,), "float32", store=1)

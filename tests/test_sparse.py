@@ -144,6 +144,19 @@ def test_devices_are_summed_first(kv):
         assert out.asnumpy().ravel().tolist() == [1, 0, 5, 4]
 
 
+def test_an_optimizer_set_after_a_push_goes_on_from_the_sums(kv):
+    out = mx.nd.zeros((4, 1))
+    kv.broadcast("key", mx.nd.ones((4, 1)), out)
+    for _ in range(2):  # the second pull brings changed rows only
+        kv.push("key", rows([1], [5], (4, 1)))
+        kv.pull("key", out)
+    kv.set_optimizer(sgd())
+    for row, expected in ((1, [0, 6, 0, 0]), (2, [0, 6, 1, 0])):
+        kv.push("key", rows([row], [-1], (4, 1)))
+        kv.pull("key", out)
+        assert out.asnumpy().ravel().tolist() == expected
+
+
 def test_a_key_that_a_call_repeats_is_pushed_once(kv):
     kv.set_optimizer(sgd())
     outs = [mx.nd.zeros((4, 1)), mx.nd.zeros((4, 1))]

@@ -3,7 +3,8 @@
 The scheduler runs one `Agreement`; so does an embedded session, without any scheduler. receive() takes one message of
 one node and returns what must be sent to whom. Agreement on a key is no barrier: workers announce in any order, rank
 0's word decides, and the others' are compared with it whenever both are known. Options are agreed in the same way;
-where a store's first key settles an option, announcing the key is a word on that option too.
+where a store's first key settles an option, announcing the key is a word on that option too, and the first push is one on
+the optimizer.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Agreement:
 
     def _on_option(self, node: Node, message: dict) -> Sent:
         store, name, value = message["store"], message["name"], message["value"]
-        if not self._claim_option(store, name, node, value):
+        if not self._claim_option(store, name, node, value) or not value:
             return []
         agreed = dict(message, kind="option_agreed")
         self._questions["option_set", (store, name)] = _Question(set(self._servers), self._workers, agreed)
@@ -349,7 +350,7 @@ class Agreement:
             return
         for table, text in ((self._keys, "declared key {1!r}"), (self._options, "set the {1} of store {0}")):
             for identity, claims in table.items():
-                waiting = claims.keys() - self._left
+                waiting = {node for node, value in claims.items() if value} - self._left
                 if leader not in claims and waiting:
                     did = text.format(*identity)
                     raise DisagreementError("%s %s, but %s left without it" % (min(waiting), did, leader))

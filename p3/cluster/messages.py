@@ -118,7 +118,7 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "sparse": _bool,  # a key of rows
         "defaults": _strs,  # options of the store that this worker has not set, and from now on cannot set
     },
-    "option": {"store": _int, "name": _str, "value": _flat},
+    "option": {"store": _int, "name": _str, "value": _flat},  # empty: an optimizer that this worker goes without
     "order": {"store": _int, "names": _names},  # also from the scheduler to all workers
     "barrier": {"number": _int},
     "count": {"number": _int},  # the worker's n-th wish for the servers' counters

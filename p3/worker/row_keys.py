@@ -85,6 +85,10 @@ class RowKey(_KeyOfRows):
         self._holds_value = False
         super().push(gradient, scalars)
 
+    def keep_weight(self):
+        super().keep_weight()
+        self._copies = []  # from now on of sums, not of the value
+
     def sum_for_updater(self):
         return self.landing.tostype("row_sparse")
 

@@ -76,6 +76,7 @@ class Session:
         self._keys: Dict[Tuple[int, Name], Key] = {}
         self._plans: Dict[Tuple[int, Name], dict] = {}  # `agreed` messages, also of keys not yet declared here
         self._options: Dict[Tuple[int, str], dict] = {}  # store and name -> what this worker asked for
+        self._pushed: Set[int] = set()  # stores to which this worker has pushed
         self._options_agreed: Dict[Tuple[int, str], dict] = {}
         self._orders: Dict[int, List[Name]] = {}
         self._order_version = 0
@@ -223,8 +224,19 @@ class Session:
         optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull.
         """
         self.check()
-        self.catch_up()
+        self.before_push(key)
         return self.core.push(key.handle, gradient, landing, priority, (lr, wd, rescale, updates, schedule))
+
+    def before_push(self, key: Key) -> None:
+        """For who pushes past this class; at least before a store's first push, which settles the store's optimizer."""
+        self.catch_up()
+        if key.store in self._pushed:
+            return
+        with self._changed:
+            self._pushed.add(key.store)
+            goes_without = (key.store, "optimizer") not in self._options
+        if goes_without:  # compared with what others have set: their rounds would be updated, and ours summed
+            self._link.send({"kind": "option", "store": key.store, "name": "optimizer", "value": {}})
 
     def catch_up(self) -> None:
         """Before the first push: this process trains on from where the one stood whose place it has taken."""
@@ -281,7 +293,7 @@ class Session:
         An id that the key does not have fails the job.
         """
         self.check()
-        self.catch_up()
+        self.before_push(key)
         scalars = (lr, wd, rescale, updates, schedule)
         return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
 
@@ -369,6 +381,11 @@ class Session:
                     raise ValueError(
                         "%s: store %d has keys already; its %s %s must be set before the first init"
                         % (self.label, store, name, value)
+                    )
+                if name == "optimizer" and store in self._pushed:
+                    raise ValueError(
+                        "%s: gradients were pushed to store %d already; set its optimizer %s before the first push"
+                        % (self.label, store, value)
                     )
                 moving = next((key for number, key in self._moving if number == store), None)
                 if name == "optimizer" and moving is not None:  # its state could not go with the rows

@@ -27,6 +27,23 @@ def different_types(kv):
     out.wait_to_read()
 
 
+def optimizer_on_rank(kv, rank):
+    out = mx.nd.zeros(3)
+    kv.init("weight", mx.nd.ones(3))
+    if kv.rank == rank:
+        kv.set_optimizer(mx.optimizer.SGD())
+    kv.pushpull("weight", mx.nd.ones(3), out=out)
+    out.wait_to_read()
+
+
+def optimizer_on_rank_0_alone(kv):
+    optimizer_on_rank(kv, 0)
+
+
+def optimizer_on_rank_1_alone(kv):
+    optimizer_on_rank(kv, 1)
+
+
 def failed_gradient(kv):
     out = mx.nd.zeros((2, 2))
     kv.init("weight", out)
