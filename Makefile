@@ -3,6 +3,7 @@
 # make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
 # make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, then the control messages; needs clang
 # make compatibility   the same set-up, then docs/compatibility.md afresh: every case with MXNet's stores and with P3's
+# make mxnet-tests   the same set-up, then MXNet's own tests of its stores with P3's; MXNET_SOURCE=/path/to/mxnet-1.9.1
 # PYTHON=/path/to/python3.x chooses the Python that .venv is made from.
 
 VENV := .venv
@@ -13,7 +14,7 @@ unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_S
 
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*.h src/*.cc p3/*.pyx p3/*.pxi p3/worker/*.pxi p3/worker/*.h p3/worker/*.cc)
 
-.PHONY: all demo test test-cpp test-python sanitize sanitize-address sanitize-thread sanitize-short fuzz compatibility clean
+.PHONY: all demo test test-cpp test-python sanitize sanitize-address sanitize-thread sanitize-short fuzz compatibility mxnet-tests clean
 
 all: $(VENV)/installed
 
@@ -57,6 +58,9 @@ fuzz: $(VENV)/installed
 # CASES='--store p3_sync --case push_and_pull' runs these cells only; --help lists what else there is.
 compatibility: $(VENV)/installed
 	PYTHONPATH=tests python -m compatibility $(CASES)
+
+mxnet-tests: $(VENV)/installed
+	MXNET_SOURCE=$${MXNET_SOURCE:?names no source of MXNet 1.9.1: docs/mxnet-tests.md} python -m pytest tests/test_mxnets_own.py
 
 $(VENV)/ready:
 	@./tools/make-venv $(VENV) $(PYTHON)

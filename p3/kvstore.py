@@ -180,8 +180,11 @@ class P3KVStore(mx.kvstore.KVStore):
         """push, then pull to `out`, or to `value` itself where there is no `out`."""
         self._check()
         with _paused():
-            for one_key, values, outs in _grouped(key, value, value if out is None else out):
-                entry = self._push(self._key(one_key), values, outs, priority)
+            pushed = [
+                (self._push(self._key(one_key), values, outs, priority), outs)
+                for one_key, values, outs in _grouped(key, value, value if out is None else out)
+            ]
+            for entry, outs in pushed:  # behind all pushes, as keys may share arrays
                 self._copy_out(entry, outs)
 
     def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):

@@ -122,6 +122,13 @@ def test_a_key_that_a_call_repeats_has_the_values_of_all(kv):
     assert [out.asnumpy().tolist() for out in outs] == [[1, 1], [1, 1], [0, 0]]
 
 
+def test_keys_that_share_gradients_are_all_pushed_before_any_is_pulled(kv):
+    gradients = [mx.nd.ones(2), mx.nd.ones(2, ctx=mx.cpu(1))]
+    kv.init([3, 5], [zeros(2), zeros(2)])
+    kv.pushpull([3, 5], [gradients] * 2)
+    assert [gradient.asnumpy().tolist() for gradient in gradients] == [[2, 2]] * 2
+
+
 def test_values_are_cast_to_the_type_of_the_array_that_takes_them(kv):
     value = mx.nd.array([0.5, 2.75, -3.25])
     kv.broadcast("w", value, out := zeros(3, dtype="float16"))
