@@ -152,15 +152,14 @@ void MXNetEngine::skip(Worker* worker, const Key& key, Worker::Done done) const 
 void MXNetEngine::copy(NDArrayHandle source, NDArrayHandle destination) const {
   constexpr int kDense = 0;
   constexpr const char* kTypes[] = {"float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool"};
-  int storage = kDense, from = 0, to = 0;
+  int storage = kDense, to = 0;
   api_->check(api_->MXNDArrayGetStorageType(destination, &storage));
-  api_->check(api_->MXNDArrayGetDType(source, &from));
   api_->check(api_->MXNDArrayGetDType(destination, &to));
   int outputs = 1;
   NDArrayHandle* destinations = &destination;
   if (storage != kDense || !in_cpu_memory(source) || !in_cpu_memory(destination)) {
     api_->check(api_->MXImperativeInvoke(api_->copyto, 1, &source, &outputs, &destinations, 0, nullptr, nullptr));
-  } else if (from == to) {
+  } else if (same_type(source, destination)) {
     api_->check(api_->MXImperativeInvoke(api_->copy, 1, &source, &outputs, &destinations, 0, nullptr, nullptr));
   } else {
     const char *name = "dtype", *type = kTypes[to];
