@@ -33,6 +33,7 @@ std::vector<float> floats(const CapturedArray& array) {
 
 struct CaptureJob : Job {
   using Job::Job;
+  virtual ~CaptureJob() = default;
 
   static Header wish(uint32_t key, uint32_t slice, uint64_t round, DType dtype = DType::kFloat32,
                      uint64_t snapshot = 0) {
