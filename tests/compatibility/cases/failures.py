@@ -52,6 +52,38 @@ def wrong_type(mx, kv):
 
 
 @case(FAILURES, alone=True)
+def wrong_type_of_gradient(mx, kv):
+    """`push` of an array of another type than the key's is an error"""
+    kv.init("key", mx.nd.zeros(6))
+
+    def use():
+        kv.push("key", mx.nd.ones(6, dtype="float64"))
+        pulled(mx, kv, "key", 6).wait_to_read()
+
+    expect_error(mx, kv, use)
+
+
+@case(FAILURES, alone=True)
+def optimizer_on_one_worker(mx, kv):
+    """`push` without the optimizer that another worker has set is an error on all"""
+
+    def use():
+        kv.init("key", mx.nd.zeros(3))
+        if kv.rank == 1:
+            kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.5))
+        kv.push("key", mx.nd.ones(3))
+        pulled(mx, kv, "key", 3).wait_to_read()
+
+    expect_error(mx, kv, use)
+
+
+@case(FAILURES, alone=True)
+def several_first_values(mx, kv):
+    """several first values of one key are an error"""
+    expect_error(mx, kv, lambda: kv.init([3, 3], [mx.nd.zeros(3), mx.nd.ones(3)]))
+
+
+@case(FAILURES, alone=True)
 def unknown_key(mx, kv):
     """`pull` of a key that was not initialised is an error"""
     expect_error(mx, kv, lambda: pulled(mx, kv, "key", 3).wait_to_read())

@@ -108,6 +108,89 @@ def lists_of_keys(mx, kv):
 
 
 @case(METHODS)
+def repeated_keys(mx, kv):
+    """a key that a list names several times: its values are summed, in one round"""
+    kv.init(3, mx.nd.zeros(3))
+    kv.init(5, mx.nd.zeros(3))
+    outs = [mx.nd.zeros(3) for _ in range(3)]
+    for round in range(1, 4):
+        values = [mx.nd.full(3, round * (kv.rank + 1) * factor) for factor in (1, 10, 100)]
+        kv.push([3, 5, 3], values)
+        kv.pull([3, 5, 3], outs)
+        for out, expected in zip(outs, (303, 30, 303)):
+            expect_equal(out, expected * round)
+
+
+@case(METHODS)
+def pushpull_of_repeated_keys(mx, kv):
+    """the same in `pushpull`, in place"""
+    kv.init(3, mx.nd.zeros(3))
+    values = [mx.nd.full(3, (kv.rank + 1) * factor) for factor in (1, 100)]
+    kv.pushpull([3, 3], values)
+    for value in values:
+        expect_equal(value, 303)
+
+
+def _expect_cast(out, dtype, expected):
+    expect(out.dtype == np.dtype(dtype), "another type")
+    expect_equal(out, np.array(expected).astype(dtype))
+
+
+@case(METHODS)
+def pull_casts(mx, kv):
+    """`pull` into arrays of other types casts"""
+    kv.init("key", mx.nd.zeros(3))
+    kv.push("key", mx.nd.array([0.5, 1.25, -2.75]))
+    for dtype in ("float16", "float64", "int32"):
+        _expect_cast(pulled(mx, kv, "key", 3, dtype), dtype, [1, 2.5, -5.5])
+
+
+@case(METHODS)
+def pull_casts_before_a_push(mx, kv):
+    """the same before the first `push`"""
+    kv.init("key", mx.nd.array([0.5, 1.25, -2.75]))
+    _expect_cast(pulled(mx, kv, "key", 3, "float16"), "float16", [0.5, 1.25, -2.75])
+
+
+@case(METHODS)
+def broadcast_casts(mx, kv):
+    """`broadcast` to an array of another type casts"""
+    out = mx.nd.zeros(3, dtype="float16")
+    kv.broadcast("key", mx.nd.array([0.5, 1.25, -2.75]), out)
+    _expect_cast(out, "float16", [0.5, 1.25, -2.75])
+
+
+@case(METHODS)
+def pushpull_casts(mx, kv):
+    """`pushpull` with an `out` of another type casts"""
+    kv.init("key", mx.nd.zeros(3))
+    out = mx.nd.zeros(3, dtype="float64")
+    kv.pushpull("key", mx.nd.array([0.5, 1.25, -2.75]), out=out)
+    _expect_cast(out, "float64", [1, 2.5, -5.5])
+
+
+@case(METHODS)
+def row_sparse_pull_casts(mx, kv):
+    """`row_sparse_pull` into an array of another type casts"""
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.5))
+    kv.init("key", mx.nd.ones((4, 2), dtype="float16").tostype("row_sparse"))
+    rows = mx.nd.array([1], dtype="int64")
+    values = mx.nd.ones((1, 2), dtype="float16")
+    kv.push("key", mx.nd.sparse.row_sparse_array((values, rows), shape=(4, 2), dtype="float16"))
+    out = mx.nd.sparse.zeros("row_sparse", (4, 2))
+    kv.row_sparse_pull("key", out=out, row_ids=mx.nd.array([1, 3], dtype="int64"))
+    _expect_cast(out.tostype("default"), "float32", [[0, 0], [0, 0], [0, 0], [1, 1]])
+
+
+@case(METHODS)
+def push_of_several_types(mx, kv):
+    """`push` of arrays of several contexts and types: the sum is of the first one's, which is the key's"""
+    kv.init("key", mx.nd.zeros(3))
+    kv.push("key", [mx.nd.full(3, kv.rank + 1), mx.nd.full(3, 2.5, ctx=mx.cpu(1), dtype="float64")])
+    expect_equal(pulled(mx, kv, "key", 3), 8)
+
+
+@case(METHODS)
 def string_keys(mx, kv):
     """strings as keys"""
     sum_of_each(mx, kv, ["weight", "bias", "ä b", "key/1"])
@@ -206,6 +289,19 @@ def set_optimizer_twice(mx, kv):
     kv.init(3, mx.nd.zeros(4))
     kv.push(3, mx.nd.ones(4))
     expect_close(pulled(mx, kv, 3, 4), np.full(4, -0.5))
+
+
+@case(METHODS, alone=True)
+def set_optimizer_after_push(mx, kv):
+    """`set_optimizer` after a `push`: the weights follow it from there"""
+    kv.init(3, mx.nd.zeros(4))
+    kv.push(3, mx.nd.ones(4))
+    expect_equal(pulled(mx, kv, 3, 4), 2)
+    kv._barrier()
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.25))
+    kv._barrier()
+    kv.push(3, mx.nd.ones(4))
+    expect_close(pulled(mx, kv, 3, 4), np.full(4, 1.5))
 
 
 @case(METHODS)
