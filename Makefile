@@ -9,11 +9,13 @@
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A distributed job's variables in the caller's shell must not leak into the tests.
 unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER PYTHONPATH
 
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*.h src/*.cc p3/*.pyx p3/*.pxi p3/worker/*.pxi p3/worker/*.h p3/worker/*.cc)
 
+.NOTPARALLEL:  # each step uses all cores by itself
 .PHONY: all demo test test-cpp test-python sanitize sanitize-address sanitize-thread sanitize-short fuzz compatibility mxnet-tests clean
 
 all: $(VENV)/installed
@@ -23,7 +25,7 @@ demo: $(VENV)/installed
 
 test: test-cpp test-python
 
-test-cpp: $(VENV)/installed
+test-cpp: build/can-test $(VENV)/installed
 	cmake -S . -B build/core -G Ninja -DP3_BUILD_TESTS=ON
 	cmake --build build/core
 	ctest --test-dir build/core --output-on-failure --no-tests=error
@@ -35,13 +37,13 @@ test-python: $(VENV)/installed
 sanitize: sanitize-address sanitize-thread
 sanitize-address: SANITIZERS := address,undefined
 sanitize-thread: SANITIZERS := thread
-sanitize-address sanitize-thread: $(VENV)/installed
+sanitize-address sanitize-thread: build/can-test $(VENV)/installed
 	cmake -S . -B build/$@ -G Ninja -DP3_SANITIZE=$(SANITIZERS)
 	cmake --build build/$@
 	ctest --test-dir build/$@ --output-on-failure --no-tests=error
 
 # The corpus of the fuzzers alone, under AddressSanitizer + UndefinedBehaviorSanitizer.
-sanitize-short: $(VENV)/installed
+sanitize-short: build/can-test $(VENV)/installed
 	cmake -S . -B build/sanitize-address -G Ninja -DP3_SANITIZE=address,undefined
 	cmake --build build/sanitize-address --target fuzz_replays
 	ctest --test-dir build/sanitize-address --output-on-failure --no-tests=error -R '^Fuzz'
@@ -61,6 +63,12 @@ compatibility: $(VENV)/installed
 
 mxnet-tests: $(VENV)/installed
 	MXNET_SOURCE=$${MXNET_SOURCE:?names no source of MXNet 1.9.1: docs/mxnet-tests.md} python -m pytest tests/test_mxnets_own.py
+
+# Before anything is built: what the machine lacks is named, all of it.
+build/can-test:
+	@./tools/needs test $(PYTHON) >/dev/null
+	@mkdir -p build
+	@touch $@
 
 $(VENV)/ready:
 	@./tools/make-venv $(VENV) $(PYTHON)
