@@ -48,8 +48,9 @@ class Tls:
     read_fd: int  # readable while read() may move bytes or tell the end
     write_fd: int
     def handshake(self) -> str: ...  # "done", or what to wait for: "read", "write". P3Error: not the same key
-    def read(self, size: int) -> Optional[bytes]: ...  # None: nothing now; b"": the end. P3Error: altered, or lost
-    def write(self, data: Any) -> int: ...  # how much was taken; the rest must be offered next
+    def read(self, size: int) -> Optional[bytes]: ...  # None: nothing now; b"": it has gone. P3Error: altered, or lost
+    # How much was taken; the rest must be offered next. BrokenPipeError: the other end has gone.
+    def write(self, data: Any) -> int: ...
     def end_writing(self) -> None: ...
     def close(self) -> None: ...
     @property

@@ -17,10 +17,11 @@ cdef extern from *:
     // 0: done, 1: wait until readable, 2: until writable.
     int shake_hands(p3::TlsStream* stream) { return static_cast<int>(stream->handshake()); }
 
-    // Bytes moved, 0 where nothing can move now. At the end -1; other errors are thrown.
+    // Bytes moved, 0 where nothing can move now. -1 where the other end has gone; other errors are thrown.
     long moved_or_end(const p3::IoResult& result) {
       if (result.bytes > 0 || result.error == EAGAIN) return static_cast<long>(result.bytes);
       if (result.error == 0) return result.end ? -1 : 0;
+      if (result.error == ECONNRESET || result.error == EPIPE) return -1;
       throw p3::Error(p3::ErrorKind::kPeerLost, result.error == EBADMSG ? "TLS refuses what came: altered on the way"
                                                                          : strerror(result.error));
     }
@@ -76,7 +77,10 @@ cdef class Tls:
         cdef const unsigned char[::1] view = data
         if view.shape[0] == 0:
             return 0
-        return tls_write(self.still_here(), <const char*>&view[0], view.shape[0])
+        cdef long moved = tls_write(self.still_here(), <const char*>&view[0], view.shape[0])
+        if moved < 0:
+            raise BrokenPipeError("the other end has gone")
+        return moved
 
     def end_writing(self):
         self.still_here().end_writing()

@@ -294,6 +294,33 @@ def test_a_tunnel_carries_both_ways_and_ends_each_way_by_itself():
     run(test)
 
 
+def test_a_peer_that_goes_with_bytes_unread_is_an_end_and_no_warning(caplog):
+    """As it is on a bare socket: whoever reads knows whether it may end. What came before is not lost."""
+
+    async def test(*ends):
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # TCP, which knows a reset
+            theirs = stack.enter_context(socket.create_connection(listener.getsockname()))
+            ours = stack.enter_context(listener.accept()[0])
+            ours.setblocking(False), theirs.setblocking(False)
+            tls, peer = await both(ours, theirs)
+            tunnel = encryption.Tunnel(tls)
+            await channel.send(tunnel.socket, b"never read")
+            assert peer.write(b"last words") == 10
+            await encryption._ready(peer, "read")
+            peer.close()
+            assert await channel.read_exactly(tunnel.socket, 10) == b"last words"
+            with contextlib.suppress(OSError):  # goes nowhere
+                await channel.send(tunnel.socket, b"still there?")
+            with pytest.raises(ConnectionResetError):
+                await channel.read_exactly(tunnel.socket, 1)
+            tunnel.socket.close()
+            tunnel.close()
+
+    run(test)
+    assert not caplog.records
+
+
 def test_a_key_is_for_one_connection_one_subject_and_one_end():
     def proved():
         ours = auth.Connector(SECRET, "worker", auth.DATA, "server", True)

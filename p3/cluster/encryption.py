@@ -90,6 +90,8 @@ class Tunnel:
 
         try:
             await step()
+        except ConnectionError:  # who reads `socket` knows whether it may end now
+            self.close()
         except (OSError, P3Error) as error:
             log.warning("a control connection has ended: %s", error)
             self.close()
@@ -102,7 +104,10 @@ class Tunnel:
                 self._tls.end_writing()
                 return
             while data:
-                written = self._tls.write(data)
+                try:
+                    written = self._tls.write(data)
+                except BrokenPipeError:  # what had come from it before is still passed on, and then its end
+                    return
                 data = data[written:]
                 if data and not written:
                     await _ready(self._tls, "write")
