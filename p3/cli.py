@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import List, Optional, Sequence
 
-from p3.errors import ConfigError
+from p3.errors import ConfigError, NotBuilt
 from p3.settings import Settings
 
 # Modules that add a command each. The processes of a job start without them.
@@ -29,7 +29,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         settings = Settings.from_env(os.environ)
         logging.getLogger("p3").setLevel(settings.log_level.upper())
         return options.handler(options, settings, command)
-    except ConfigError as error:
+    except (ConfigError, NotBuilt) as error:
         print("p3: %s" % error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

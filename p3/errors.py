@@ -26,6 +26,10 @@ class DisagreementError(RuntimeError):
     """Workers contradict each other about a key or an optimizer. The text names both workers and both values."""
 
 
+class NotBuilt(ModuleNotFoundError):
+    """The C++ core is not there for this Python. The text says where, and the command that builds it."""
+
+
 def __getattr__(name):
     if name == "P3Error":
         from p3._core import P3Error

@@ -28,10 +28,12 @@ import weakref
 
 try:
     import mxnet as mx
-except ImportError as error:
-    raise ImportError(
-        f"P3's KVStore needs MXNet, which cannot be imported ({error}). Install it with: pip install 'mxnet-p3[mxnet]'"
-    ) from error
+except ModuleNotFoundError as error:
+    if error.name != "mxnet":
+        raise
+    raise ModuleNotFoundError(
+        "P3's KVStore needs MXNet, which is not installed. Run: pip install 'mxnet-p3[mxnet]'", name="mxnet"
+    ) from None
 from mxnet import autograd
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
@@ -39,7 +41,7 @@ from mxnet.ndarray import NDArray
 from p3 import _core
 from p3.server.optimizers import NotOnServer, describe, round_scalars, updates_rows_alone
 from p3.settings import Settings
-from p3.worker import joining, optimizer_states, partitions, store_snapshots
+from p3.worker import hooks, joining, optimizer_states, partitions, store_snapshots
 from p3.worker import session as sessions
 from p3.worker.keys import DenseKey, checked, is_sparse
 from p3.worker.priorities import Priorities
@@ -680,3 +682,6 @@ def _drain():
         mx.nd.waitall()
     except MXNetError as error:
         log.info("while waiting for MXNet: %s", error)
+
+
+hooks.plug_in(mx, P3KVStore)

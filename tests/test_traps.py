@@ -23,7 +23,14 @@ def test_importing_p3_imports_neither_mxnet_nor_numpy_nor_the_core():
 
 
 @pytest.mark.parametrize(
-    "order", ["import p3, mxnet", "import mxnet, p3", "import p3; from mxnet import gluon; import mxnet"]
+    "order",
+    [
+        "import p3, mxnet",
+        "import mxnet, p3",
+        "import p3; from mxnet import gluon; import mxnet",
+        "import p3; p3.P3KVStore; import mxnet",
+        "from p3.kvstore import P3KVStore; import mxnet",
+    ],
 )
 def test_the_store_is_registered_whichever_is_imported_first(order):
     assert "dist_p3_sync" in run_code(f"{order}; print(mxnet.kv.create('p3_sync').type)")

@@ -15,8 +15,9 @@ import sys
 from typing import Callable, List, NamedTuple, Optional
 
 from p3.cluster.node import interface_address, listen, machine_id, resolve
-from p3.errors import ConfigError, RendezvousError
+from p3.errors import ConfigError, NotBuilt, RendezvousError
 from p3.settings import Settings, in_job
+from p3.worker import hooks
 
 OK, NOTE, MISSING = "ok", "note", "MISSING"
 
@@ -71,6 +72,8 @@ def _python(_settings: Settings) -> List[Row]:
 def _core(_settings: Settings) -> List[Row]:
     try:
         importlib.import_module("p3._core")
+    except NotBuilt as error:  # with the command
+        return [Row(MISSING, "C++ core", str(error))]
     except ImportError as error:
         return [Row(MISSING, "C++ core", str(error), _pip("--force-reinstall --no-deps mxnet-p3"))]
     from p3._core import TLS_BUILT_IN
@@ -86,9 +89,9 @@ def _numpy(_settings: Settings) -> List[Row]:
     version = _version_of("numpy")
     if version is None:
         return [Row(MISSING, "numpy", "not installed", _pip("'numpy<1.24'"))]
-    if tuple(int(part) for part in version.split(".")[:2]) >= (1, 24):
-        finding = "%s; MXNet 1.9.1 fails to import with 1.24 and later" % version
-        return [Row(MISSING, "numpy", finding, _pip("'numpy<1.24'"))]
+    problem = hooks.numpy_problem(version)
+    if problem is not None:
+        return [Row(MISSING, "numpy", *problem)]
     return [Row(OK, "numpy", version)]
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import importlib
 import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -219,7 +221,7 @@ class Launcher:
                 # The scheduler tells the others, which then end with errors of their own.
                 if ending and (self._job_started or self._job_failure is not None):
                     await asyncio.wait(ending, timeout=_LAST_WORDS_S)
-                return min((r for r in self._running if r.process.returncode), key=_likelihood)
+                return min((r for r in self._running if r.process.returncode), key=self._unlikelihood)
             if not done:  # servers and scheduler outlive the workers
                 return None
             workers_left -= sum(task.result().task.role == "worker" for task in done)
@@ -280,7 +282,7 @@ class Launcher:
             if not self._job_started:
                 self._say(NEVER_JOINED)
             return 0
-        if failed is not None and (self._job_failure is None or failed.process.returncode != 1):
+        if failed is not None and not self._echoes(failed):
             self._say(failed.obituary())
         if self._job_failure is not None:
             self._say("the job failed: " + self._job_failure)
@@ -288,14 +290,21 @@ class Launcher:
         code = failed.process.returncode if failed is not None else 1
         return code if code >= 0 else 128 - code
 
+    def _unlikelihood(self, failed: Running) -> tuple:
+        """Sorts the likeliest cause first: 1 is the code of an exception, which mostly reports what happened elsewhere."""
+        order = ("worker", "server", "scheduler").index(failed.task.role)
+        return (self._echoes(failed), failed.process.returncode == 1, order)
+
+    def _echoes(self, failed: Running) -> bool:
+        """Whether it ended of the job's failure, or reported it as its own, and so has nothing to add to it."""
+        if self._job_failure is None or failed.process.returncode != 1:
+            return False
+        last = re.sub(r"^(\w+\.)+(?=\w*:)", "", failed.errors.last_line)  # the module of an exception's type
+        return failed.task.role != "worker" or self._job_failure in last or (last != "" and last in self._job_failure)
+
     def _say(self, text: str) -> None:
         sys.stdout.flush()
         print("p3 run: " + text, file=sys.stderr, flush=True)
-
-
-def _likelihood(failed: Running) -> tuple:
-    """Sorts the likeliest cause first: 1 is the code of an exception, which mostly reports what happened elsewhere."""
-    return (failed.process.returncode == 1, ("worker", "server", "scheduler").index(failed.task.role))
 
 
 async def _pump(reader: asyncio.StreamReader, source: Source) -> None:
@@ -366,6 +375,7 @@ def run(
     like a mistake in the command, a new start would not mend. ConfigError if the job cannot be started as asked.
     """
 
+    importlib.import_module("p3._core")  # one error here, and not one of each process, where it is not built
     encryption.require(settings)
     # Whoever started us may have left it non-blocking; then what does not fit into the pipe would be lost.
     os.set_blocking(sys.stdout.fileno(), True)

@@ -322,8 +322,8 @@ class Scheduler:
             )
         if self._agreement is None:
             self._fail(
-                "%s: %s did not join %s. Are they started, with this DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT? "
-                "P3_RENDEZVOUS_TIMEOUT_S allows more time.%s"
+                "%s: %s did not join %s. Are they started, with this DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and do the "
+                "workers open a P3 store (kv = mx.kv.create('p3_sync'))? P3_RENDEZVOUS_TIMEOUT_S allows more time.%s"
                 % (self._label, self._rendezvous.missing(), waited, refused)
             )
         elif not self._started.is_set():

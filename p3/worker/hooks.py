@@ -15,6 +15,7 @@ Never in a server or scheduler of MXNet's or P3's: importing MXNet there starts 
 """
 
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ import sys
 log = logging.getLogger("p3")
 
 NAMES = ("p3_sync", "dist_p3_sync")
+_STORE = "p3.kvstore"  # which plugs itself in when it is imported, also where that is what imports MXNet
 BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
 
 
@@ -31,9 +33,17 @@ def install():
         return
     if sys.modules.get("mxnet") is not None:
         _warn_about_bulks()
-        _plug_into(sys.modules["mxnet"])
+        importlib.import_module(_STORE)
     else:
         sys.meta_path.insert(0, _MXNetFinder())
+
+
+def numpy_problem(version):
+    """What is wrong with this version of NumPy for MXNet, and the command that mends it; None if it suits."""
+    if not version or tuple(int(part) for part in version.split(".")[:2]) < (1, 24):
+        return None
+    finding = "NumPy %s is installed, and MXNet 1.9.1 fails to import with 1.24 and later" % version
+    return finding, "%s -m pip install 'numpy<1.24'" % sys.executable
 
 
 def withdraw():
@@ -62,29 +72,32 @@ class _MXNetFinder:
         def exec_module(module):
             if _is_distributed_worker():
                 os.environ.setdefault(BULK_VARIABLE, "1")  # MXNet reads it once, while it loads
-            load(module)
-            _plug_into(module)
+            try:
+                load(module)
+            except AttributeError as error:  # a name that NumPy has no more, deep in MXNet
+                problem = numpy_problem(getattr(sys.modules.get("numpy"), "__version__", ""))
+                if problem is None:
+                    raise
+                raise ImportError("%s (%s). Run: %s" % (problem[0], str(error).splitlines()[0], problem[1])) from None
+            importlib.import_module(_STORE)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def _plug_into(mxnet):
-    from p3.kvstore import P3KVStore
+def plug_in(mxnet, store_type):
+    """Changes MXNet. Called once, by the module of the store when that is imported."""
     from p3.worker import forward_order
 
-    registry = mxnet.kvstore.KVStoreBase.kv_registry
-    if registry.get("p3_sync") is P3KVStore:
-        return
-    registry.update(dict.fromkeys(NAMES, P3KVStore))
+    mxnet.kvstore.KVStoreBase.kv_registry.update(dict.fromkeys(NAMES, store_type))
     forward_order.watch(mxnet.gluon)
-    _let_trainer_change(mxnet.gluon.Trainer, P3KVStore)
-    _let_workers_update_by_sparse_gradients(mxnet.gluon.Trainer, P3KVStore)
-    _let_steps_with_overflow_be_skipped(mxnet.gluon.Trainer, P3KVStore)
+    _let_trainer_change(mxnet.gluon.Trainer, store_type)
+    _let_workers_update_by_sparse_gradients(mxnet.gluon.Trainer, store_type)
+    _let_steps_with_overflow_be_skipped(mxnet.gluon.Trainer, store_type)
     for module in (mxnet.gluon.trainer, mxnet.module.module, mxnet.model):
         module._create_kvstore = _accepting_p3_sync(module._create_kvstore)
     for module in (mxnet.module.module, mxnet.model):
-        module._initialize_kvstore = _giving_first_weights(module._initialize_kvstore, P3KVStore)
+        module._initialize_kvstore = _giving_first_weights(module._initialize_kvstore, store_type)
     if _is_distributed_worker():
         mxnet.ndarray.CachedOp = _unbulked(mxnet.ndarray.CachedOp)
 

@@ -84,6 +84,8 @@ class JoinedLink:
         try:
             asyncio.run(self._main())
         except BaseException as error:  # handed to the thread that waits in __init__
+            if isinstance(error, (ConfigError, RendezvousError)):
+                error.__traceback__ = None  # the text says what is wrong; where we read it is no matter to a script
             self._opening_failed = error
             self._opened.set()
 

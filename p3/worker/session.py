@@ -757,11 +757,6 @@ def opened() -> Optional[Session]:
     return next((session for session in (_current, *_opened) if session is not None), None)
 
 
-def ever_opened() -> bool:
-    """Whether this process has had a session: a script that never opens one trains alone."""
-    return _ever_opened
-
-
 def _register(session: Session) -> None:
     global _ever_opened
     if not _ever_opened:
