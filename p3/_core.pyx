@@ -448,7 +448,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void set_compression(int, const Compression&) except +raise_as_python
         void set_average(int, cbool) except +raise_as_python
         LostWorker lose_worker(int) except +raise_as_python
-        void fill(int, const vector[Pushed]&) except +raise_as_python
+        void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
         optional_error error() except +raise_as_python
         int event_fd() noexcept
@@ -1050,14 +1050,14 @@ cdef class P3Server:
             lost = self.core.lose_worker(worker)
         return lost.problem.decode(), {pushed.wire_key: pushed.round for pushed in lost.pushed}
 
-    def fill(self, int worker, rounds):
+    def fill(self, int worker, rounds, cbool has_joined=False):
         cdef vector[Pushed] pushed
         cdef Pushed one
         for wire_key, number in rounds.items():
             one.wire_key, one.round = wire_key, number
             pushed.push_back(one)
         with nogil:
-            self.core.fill(worker, pushed)
+            self.core.fill(worker, pushed, has_joined)
 
     def replace_worker(self, int worker, int fd, *, ring=(), Tls tls=None):
         cdef unique_ptr[Stream] stream = stream_of(fd, self.notsent_low_water_bytes, ring, False, released(tls))

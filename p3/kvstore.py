@@ -64,6 +64,8 @@ class P3KVStore(mx.kvstore.KVStore):
     def __init__(self):  # pylint: disable=super-init-not-called
         settings = Settings.from_env(os.environ)
         self._session = sessions.current()
+        session = self._session
+        session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _all_stores(session))
         self._engine = _core.MXNetEngine(self._session.core, mx.base._LIB._name)
         self._stage_gradients = settings.stage_gradients
         self._engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
@@ -229,14 +231,14 @@ class P3KVStore(mx.kvstore.KVStore):
         if update is None and self._hands_out_sums() and self._pushed_keys():
             raise MXNetError(joining.NEEDS_UPDATE)
         with _paused(), _mxnet_errors():
-            self._session.snapshots.join_began()
-            held = {store._store: store for store in _all_stores(self._session)}
-            stores = [
-                held[number] if number in held else joining.DroppedStore(self._engine, keys)
-                for number, keys in enumerate(self._session.keys_of_stores)
-            ]
-            joining.serve_others(stores, self._check, update)
-            self._session.snapshots.join_ended()
+            if self._session.join_began():
+                held = {store._store: store for store in _all_stores(self._session)}
+                stores = [
+                    held[number] if number in held else joining.DroppedStore(self._engine, keys)
+                    for number, keys in enumerate(self._session.keys_of_stores)
+                ]
+                joining.serve_others(self._session, stores, self._check, update)
+                self._session.join_ended()
 
     def snapshot(self, round, state=None, trainer=None):
         """Takes a snapshot of the whole job, if P3_SNAPSHOT_DIR is set and this round is due (P3_SNAPSHOT_EVERY).
@@ -270,6 +272,7 @@ class P3KVStore(mx.kvstore.KVStore):
                 store_snapshots.restore_trainers(self, _as_trainers(trainer))
             elif self._session.rejoined_at is not None:
                 store_snapshots.fetch_weights(self, _as_trainers(trainer))
+            self._session.trainers = [weakref.ref(one) for one in _as_trainers(trainer)]
         return resumed
 
     # Settings of the store, before its first init, the same on every worker
@@ -323,8 +326,6 @@ class P3KVStore(mx.kvstore.KVStore):
             with _mxnet_errors():
                 self._session.set_optimizer(self._store, description)
             self._server_optimizer = optimizer
-            if self._session.rejoined_at is not None:  # the other workers have counted so many updates of each key
-                optimizer.begin_num_update = optimizer.num_update = self._session.rejoined_at
             self._updater = mx.optimizer.get_updater(optimizer)  # Trainer looks for its `optimizer`
             store_snapshots.restore_optimizer(self)
         self._priorities.know_parameters(getattr(optimizer, "param_dict", None) or {})
@@ -465,7 +466,8 @@ class P3KVStore(mx.kvstore.KVStore):
             parameter = self._priorities.parameter_of(key, arrays)
             sparse_gradient = getattr(parameter, "_grad_stype", "default") == "row_sparse"
             kind = self._kind_of_key(is_sparse(value), sparse_gradient, value.dtype)
-            entry = self._declare(kind, key, value.shape, value.dtype, is_sparse(value))
+            kind, name = self._settled_before(kind, key, value)
+            entry = self._declare(kind, key, value.shape, value.dtype, is_sparse(value), name)
             self._priorities.add(entry, arrays)
             resumed = store_snapshots.value_of(self, entry, arrays)
             if resumed is not None:
@@ -498,6 +500,16 @@ class P3KVStore(mx.kvstore.KVStore):
         on_servers = sparse_weight and not self._updates_here
         return ServerRowKey if on_servers else RowKey
 
+    def _settled_before(self, kind, key, value):
+        """In a process that has taken a lost one's place: the kind that the others have gone over to in _settle_kind, and the
+        name that the key has since; else `kind`, and None."""
+        if self._session.rejoined_at is not None:
+            with_rows = self._kind_of_key(is_sparse(value), True, value.dtype)
+            for other in (with_rows, DenseKey):
+                if self._session.agreed_shape(self._store, _name_as(other, key)) is not None:
+                    return other, _name_as(other, key)
+        return kind, None
+
     def _catch_up(self):
         """Before a key's first push, in a process that has taken a lost one's place."""
         if self._session.rejoined_at is None:
@@ -508,7 +520,7 @@ class P3KVStore(mx.kvstore.KVStore):
                 "them: only where the servers do (update_on_kvstore, and an optimizer that they know) can a worker be "
                 "replaced"
             )
-        self._session.catch_up()
+        store_snapshots.count_updates(self)
 
     def _settle_kind(self, entry, gradients):
         """Before a key's first push, when the storage of its gradients and the optimizer are known.
@@ -521,7 +533,7 @@ class P3KVStore(mx.kvstore.KVStore):
             kind = RowKey  # sums go to the workers
         if type(entry) is kind or (kind is DenseKey and not sparse_gradient):
             return entry
-        name = f"{entry.id} ({kind.route})"
+        name = _name_as(kind, entry.id)
         settled = self._declare(kind, entry.id, entry.shape, entry.dtype, entry.sparse_weight, name, entry.landing)
         self._priorities.replace(entry, settled)
         self._give_first_value(settled, entry.value() if self.rank == 0 else None)
@@ -543,12 +555,12 @@ class P3KVStore(mx.kvstore.KVStore):
             entry.require_shape(checked(value, entry.id), "pushed with")  # its type is cast to that of the first
         if not entry.pushed:
             self._catch_up()
-            self._session.before_push(entry.declared)
             entry = self._settle_kind(entry, values)
             if entry.id in self._resuming:
                 self._resuming.remove(entry.id)
                 with _mxnet_errors():
                     store_snapshots.restore_key(self, entry)
+        self._session.begin_push(entry.declared)
         gradient = entry.gradient(values, self._stage_gradients)
         scalars = _core.NO_SCALARS
         if self._server_optimizer is not None:
@@ -588,6 +600,11 @@ class P3KVStore(mx.kvstore.KVStore):
     def _after_operation(self):
         if self._engine_is_naive:
             self._check()  # this engine waits for the operation, but drops its error
+
+
+def _name_as(kind, key):
+    """Of a key that was declared anew, as another kind."""
+    return f"{key} ({kind.route})"
 
 
 def _each(keys, *values):

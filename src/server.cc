@@ -53,6 +53,7 @@ class Server::Impl : public Transport::Handler {
         departed_(van_of_worker_.size(), false),
         incarnation_(van_of_worker_.size(), 1),
         lost_(van_of_worker_.size(), false),
+        has_joined_(van_of_worker_.size(), false),
         lateness_(van_of_worker_.size()),
         summers_(static_cast<size_t>(std::max(options.threads, 1))),
         transport_(std::move(options.node), *this) {
@@ -179,6 +180,7 @@ class Server::Impl : public Transport::Handler {
       transport_.drop_van(van_of_worker_[rank]);
       give_back_arriving(van_of_worker_[rank]);
       lost_[rank] = true;
+      forget_what_to_fill(rank);
       if (sums_in_receiver_) lose_shards(worker, 0);
     });
     if (!sums_in_receiver_)
@@ -198,26 +200,20 @@ class Server::Impl : public Transport::Handler {
     return lost;
   }
 
-  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds) {
+  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool has_joined) {
     const auto rank = static_cast<size_t>(worker);
     check_rank(worker);
     transport_.run_in_receiver([&] {
       if (!lost_[rank])
         throw Error(ErrorKind::kUsage, label() + ": worker " + std::to_string(worker) + " is not lost.");
-      const auto now = std::chrono::steady_clock::now();
+      has_joined_[rank] = has_joined;
       for (const LostWorker::Pushed& one : rounds)
         for (ServerShard* shard : shards_of(one.wire_key)) {
-          if (one.round == 0 || shard->next_round[rank] != one.round) continue;
-          Header header;
-          header.kind = shard->key.plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush;
-          header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
-          header.dtype = static_cast<uint8_t>(shard->key.plan.dtype);
-          header.key = one.wire_key;
-          header.slice = shard->index;
-          header.round = one.round;
-          shard->note_push(worker, false, now);
-          queue(urgency_of(header),
-                {task_kind(header.kind), shard, worker, header, nullptr, 0, incarnation_[rank] + 1});
+          if (one.round == 0) continue;
+          shard->fill_to.resize(all_workers_.size());
+          shard->fill_to[rank] = std::max(shard->fill_to[rank], one.round);
+          shard->next_round[rank] = std::max<uint64_t>(shard->next_round[rank], 1);  // without its init
+          fill_next(*shard, worker);
         }
     });
   }
@@ -297,6 +293,7 @@ class Server::Impl : public Transport::Handler {
       shard.catches_up[static_cast<size_t>(worker)] = false;
       Header wish = header;
       wish.round = shard.next_round[static_cast<size_t>(worker)] - 1;
+      if (!shard.fill_to.empty()) wish.round = std::max(wish.round, shard.fill_to[static_cast<size_t>(worker)]);
       return queue(urgency_of(wish), {Task::Kind::kWish, &shard, worker, wish, nullptr, 0, incarnation});
     }
     if (is_push(header.kind) && ends_round(header, payload)) {
@@ -310,6 +307,8 @@ class Server::Impl : public Transport::Handler {
     task.held_bytes = sizeof task + shard.answer_bytes(header) + (payload == nullptr ? 0 : buffer_bytes(shard, header));
     transport_.hold(van, task.held_bytes);
     queue(urgency_of(header), task);
+    if (is_push(header.kind) && !shard.fill_to.empty())
+      for (int other : all_workers_) fill_next(shard, other);
   }
 
   bool lost(int van, const Error&) override {
@@ -486,7 +485,7 @@ class Server::Impl : public Transport::Handler {
   }
 
   void add(ServerSlice& slice, const Task& task) {
-    const int contradicts = slice.add(task.worker, task.header, task.payload);
+    const int contradicts = slice.add(task.worker, task.header, task.payload, task.is_filled);
     if (contradicts >= 0) throw differ(slice, task, contradicts);
     trace(recorder(), TraceKind::kSummed, task.header, task.worker);
     if (slice.outstanding.fetch_sub(1) == 1) finish(slice);
@@ -578,6 +577,32 @@ class Server::Impl : public Transport::Handler {
     if (buffer != nullptr) gradients_.give_back(buffer, bytes);
   }
 
+  // Receiver thread. Completes the round that this worker pushes next, if it is to be completed for it, and begins.
+  void fill_next(ServerShard& shard, int worker) {
+    const auto rank = static_cast<size_t>(worker);
+    const uint64_t round = shard.next_round[rank];
+    if (round > shard.fill_to[rank] || round != shard.published + 1) return;
+    Header header;
+    header.kind = shard.key.plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush;
+    header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    header.dtype = static_cast<uint8_t>(shard.key.plan.dtype);
+    header.key = shard.key.plan.wire_key;
+    header.slice = shard.index;
+    header.round = round;
+    shard.note_push(worker, false, std::chrono::steady_clock::now());
+    Task task{task_kind(header.kind), &shard, worker, header};
+    task.incarnation = incarnation_[rank] + lost_[rank];  // the successor's
+    task.is_filled = !has_joined_[rank];
+    queue(urgency_of(header), task);
+  }
+
+  void forget_what_to_fill(size_t rank) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [wire_key, key] : keys_)
+      for (const auto& shard : key->shards)
+        if (shard != nullptr && !shard->fill_to.empty()) shard->fill_to[rank] = 0;
+  }
+
   // Those of one summing thread, in that thread.
   void lose_shards(int worker, int thread) {
     const auto rank = static_cast<size_t>(worker);
@@ -626,7 +651,8 @@ class Server::Impl : public Transport::Handler {
 
   void add_rows(ServerPartition& partition, const Task& task) {
     PooledBuffer payload(gradients_, task.payload, buffer_bytes(partition, task.header));
-    const ServerPartition::Outcome outcome = partition.push(task.worker, task.header, std::move(payload));
+    const ServerPartition::Outcome outcome =
+        partition.push(task.worker, task.header, std::move(payload), task.is_filled);
     if (outcome.problem != nullptr)
       throw refused(van_of_worker_[static_cast<size_t>(task.worker)], outcome.problem, task.header, &partition);
     if (outcome.contradicts >= 0) throw differ(partition, task, outcome.contradicts);
@@ -899,6 +925,7 @@ class Server::Impl : public Transport::Handler {
   std::vector<bool> departed_;                      // receiver thread
   std::vector<uint32_t> incarnation_;               // receiver thread: processes that each rank has had
   std::vector<bool> lost_;                          // receiver thread: the last one is gone
+  std::vector<bool> has_joined_;                    // receiver thread: as fill() was told last
   std::vector<std::pair<void*, size_t>> arriving_;  // receiver thread: by van, the gradient being received
   size_t next_thread_ = 0;
 
@@ -939,7 +966,9 @@ void Server::set_optimizer(int store, const OptimizerSpec& spec) { impl_->set_op
 void Server::set_compression(int store, const Compression& compression) { impl_->set_compression(store, compression); }
 void Server::set_average(int store, bool average) { impl_->set_average(store, average); }
 LostWorker Server::lose_worker(int worker) { return impl_->lose_worker(worker); }
-void Server::fill(int worker, const std::vector<LostWorker::Pushed>& rounds) { impl_->fill(worker, rounds); }
+void Server::fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool has_joined) {
+  impl_->fill(worker, rounds, has_joined);
+}
 void Server::replace_worker(int worker, std::unique_ptr<Stream> stream) {
   impl_->replace_worker(worker, std::move(stream));
 }

@@ -92,7 +92,8 @@ std::pair<RankRowSum*, int> ServerPartition::sum_and_place(int worker) {
   return {&total_, in_order_ ? machine : worker};
 }
 
-ServerPartition::Outcome ServerPartition::push(int worker, const Header& header, PooledBuffer payload) {
+ServerPartition::Outcome ServerPartition::push(int worker, const Header& header, PooledBuffer payload,
+                                               bool is_filled) {
   const auto [its_sum, place] = sum_and_place(worker);
   RankRowSum& sum = *its_sum;
   Outcome outcome;
@@ -108,7 +109,7 @@ ServerPartition::Outcome ServerPartition::push(int worker, const Header& header,
     sum.add(place, std::move(frame));
   } else {
     sum.add_nothing(place);
-    is_filled_ |= !presence.is_here(worker);
+    is_filled_ |= is_filled;
   }
   pushed_ += sum.has_all_of(place);
   if (&sum != &total_ && sum.complete()) total_.add(key.machines->of(worker), sum.take_rounded());

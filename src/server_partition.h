@@ -50,7 +50,8 @@ class ServerPartition final : public ServerShard {
     bool complete = false;  // all of this round are in
   };
   // `payload`: from the transient pool, of roomy(header.payload_bytes); empty if the worker has none.
-  Outcome push(int worker, const Header& header, PooledBuffer payload);
+  // `is_filled`: as ServerSlice::add.
+  Outcome push(int worker, const Header& header, PooledBuffer payload, bool is_filled);
   // The rows of one part (0: the value) get another content. Returns what is wrong with the payload, or null. `last`: of
   // this worker's frames.
   const char* store(const Header& header, const void* payload, const Optimizer* optimizer, bool& last);

@@ -60,6 +60,8 @@ class ServerShard {
   // The round that each worker pushes next; 0: its first init is still to come.
   std::vector<uint64_t> next_round;
   std::vector<uint32_t> inits;  // received from each worker
+  // Up to which round each worker's pushes are completed for it, as it was lost in the midst of them. Empty: none ever was.
+  std::vector<uint64_t> fill_to;
   // This worker has taken the place of one that was lost, and its wish for the value is still to come.
   std::vector<bool> catches_up;
   // A push of this worker, or of its machine, is in. Returns how long after the first one of the round.

@@ -122,10 +122,10 @@ std::vector<int> ServerSlice::init(int worker, uint32_t n, bool waits) {
   return take_answerable();
 }
 
-int ServerSlice::add(int worker, const Header& header, void* gradient) {
+int ServerSlice::add(int worker, const Header& header, void* gradient, bool is_filled) {
   ++pushed_;
   present_ += gradient == nullptr ? 0 : header.of_machine != 0 ? header.contributors : 1;
-  is_filled_ |= gradient == nullptr && !presence.is_here(worker);
+  is_filled_ |= is_filled;
   const int contradicts = gradient == nullptr ? -1 : numbers_.note(worker, header.scalars);
   if (worker == 0) priority_ = header.priority;
   sum(worker, gradient);

@@ -52,8 +52,9 @@ class ServerSlice final : public ServerShard, public Lender {
   std::vector<int> init(int worker, uint32_t n, bool waits);
 
   // Takes over `gradient` (from the pool of gradients, `pushed_bytes` long) of one worker, or of its machine; null if
-  // there is none. Returns the rank of a worker whose scalars differ from this one's, or -1.
-  int add(int worker, const Header& header, void* gradient);
+  // there is none. `is_filled`: it might have had one, had it not been lost. Returns the rank of a worker whose scalars
+  // differ from this one's, or -1.
+  int add(int worker, const Header& header, void* gradient, bool is_filled);
   // All are in: value = update(value, sum), or the sum itself without an optimizer.
   void finish(const Optimizer* optimizer);
   // The value as it is sent: its payload and how that is encoded.

@@ -41,6 +41,7 @@ struct Task {
   void* payload = nullptr;                     // from the pool of gradients; null: none
   uint32_t inits = 0;                          // kInit: of this worker, this one included
   uint32_t incarnation = 0;                    // which process of that rank sent it, counted from 1
+  bool is_filled = false;                      // a push that a lost worker might have made
   uint64_t held_bytes = 0;                     // that the transport was told of
   std::packaged_task<void()>* call = nullptr;  // kCall; its owner waits for it
 

@@ -15,7 +15,6 @@ from p3._core import TLS_BUILT_IN
 from p3.cluster.launch import Launcher
 from p3.cluster.node import Node
 from p3.cluster.placement import Host
-from p3.cluster.replacing import Loss, rounds_to_fill
 from p3.errors import ConfigError, ProtocolError, RendezvousError
 from p3.settings import Settings
 from p3.snapshots import files
@@ -28,58 +27,7 @@ DEADLINE_S = 60
 # What is decided
 
 
-def test_the_step_that_was_cut_short_is_completed():
-    assert rounds_to_fill({1: 0, 2: 0, 3: 0}, {1: 7, 2: 6, 3: 7}) == {1: 7, 2: 7, 3: 7}
-    assert rounds_to_fill({1: 0, 2: 0}, {1: 7, 2: 7}) == {1: 7, 2: 7}
-
-
-def test_stores_have_steps_of_their_own_and_keys_that_rest_stay_as_they_are():
-    assert rounds_to_fill({1: 0, 2: 0, 3: 1, 4: 1}, {1: 7, 2: 6, 3: 21, 4: 20}) == {1: 7, 2: 7, 3: 21, 4: 21}
-    assert rounds_to_fill({1: 0, 2: 0, 3: 0}, {1: 7, 2: 0, 3: 3}) == {1: 7, 2: 0, 3: 3}
-
-
-def test_nobody_can_tell_in_the_first_step_which_keys_are_never_pushed():
-    assert rounds_to_fill({1: 0, 2: 0}, {1: 0, 2: 0}) == {1: 0, 2: 0}
-    assert rounds_to_fill({1: 0, 2: 0}, {1: 1, 2: 1}) == {1: 1, 2: 1}
-    with pytest.raises(RendezvousError, match="first step"):
-        rounds_to_fill({1: 0, 2: 0}, {1: 1, 2: 0})
-
-
-def lost_at(keys, rounds, problem=""):
-    return {"kind": "lost_at", "rank": 1, "problem": problem, "keys": keys, "rounds": rounds}
-
-
-def test_a_place_is_vacant_once_all_servers_have_filled():
-    loss = Loss(SERVERS, {1: 0, 2: 0})
-    assert loss.on_lost_at(SERVERS[0], lost_at([1, 2], [7, 6])) is None
-    fill = loss.on_lost_at(SERVERS[1], lost_at([1, 2], [6, 6]))
-    assert fill == {"kind": "fill", "rank": 1, "keys": [1, 2], "rounds": [7, 7]}
-    for server in SERVERS:
-        assert not loss.is_vacant
-        loss.on_filled(server, {"kind": "filled", "rank": 1})
-    assert loss.is_vacant and loss.round == 7
-
-
-def test_rank_0_cannot_be_replaced_while_it_brings_a_snapshot_back():
-    for rounds, can in (([0, 0, 0], False), ([3, 0, 0], False), ([3, 0, 2], True)):  # the second key is never pushed
-        loss = Loss(SERVERS[:1], {1: 0, 2: 0, 3: 1}, restores=True)
-        if can:
-            assert loss.on_lost_at(SERVERS[0], lost_at([1, 2, 3], rounds))["rounds"] == rounds
-        else:
-            with pytest.raises(RendezvousError, match="snapshot"):
-                loss.on_lost_at(SERVERS[0], lost_at([1, 2, 3], rounds))
-
-
-def test_what_a_server_may_not_say_is_refused():
-    loss = Loss(SERVERS, {1: 0})
-    with pytest.raises(ProtocolError):
-        loss.on_filled(SERVERS[0], {"kind": "filled", "rank": 1})
-    with pytest.raises(ProtocolError, match="other keys"):
-        loss.on_lost_at(SERVERS[0], lost_at([2], [0]))
-    with pytest.raises(ProtocolError):  # twice
-        loss.on_lost_at(SERVERS[0], lost_at([1], [0]))
-    with pytest.raises(RendezvousError, match="goodbye"):
-        loss.on_lost_at(SERVERS[1], lost_at([1], [0], "it had said goodbye"))
+# PURE
 
 
 def test_a_loss_that_is_told_late_does_not_end_who_was_started_anew(monkeypatch):

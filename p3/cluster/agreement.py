@@ -9,7 +9,7 @@ the optimizer.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, List, NamedTuple, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
@@ -72,6 +72,9 @@ class Agreement:
         self._barriers_entered: Dict[Node, int] = {}
         self._snapshots = SnapshotParts(self._workers + self._servers)
         self.resumed = 0  # the round of the snapshot that the job began with
+        self.joins = 0  # times that all workers have called join()
+        self.joined_at = 0  # and the steps that were behind the job by then
+        self._joined_at: Dict[Node, int] = {}  # of those who have called it since: behind which step
         self._claim_bytes: Dict[Node, int] = {}
         self._left: Set[Node] = set()
 
@@ -112,12 +115,31 @@ class Agreement:
         self._snapshots.leave(node)
         return self._given_up_snapshot()
 
-    def catch_up(self, node: Node, round: int) -> List[dict]:
-        """What a worker that has taken a lost one's place, as of that round, must be told of the past. What is being
-        decided, it hears as the others do."""
-        self._snapshots.come_back(node, round)
+    def joined(self, node: Node) -> Optional[int]:
+        """Behind which step it has called the join() that is not over; None: it has not."""
+        return self._joined_at.get(node)
+
+    def joins_called(self, node: Node) -> int:
+        return self.joins + (node in self._joined_at)
+
+    def join_for(self, node: Node, step: int) -> Sent:
+        """A lost worker counts as one that has called it."""
+        return self._on_joined(node, {"kind": "joined", "worker": node.rank, "step": step})
+
+    def barriers(self) -> List[Tuple[int, Set[Node]]]:
+        """Those under way, and who has entered them."""
+        return sorted(self._barriers.items())
+
+    def enter_for(self, node: Node, number: int) -> Sent:
+        """A lost worker counts as one that has entered this barrier."""
+        return self._on_barrier(node, {"number": number})
+
+    def catch_up(self, node: Node, step: int, rounds: Mapping[int, int]) -> List[dict]:
+        """What a worker that has taken a lost one's place, behind that step and these rounds of the keys, must be told of
+        the past. What is being decided, it hears as the others do."""
+        self._snapshots.come_back(node, step)
         told = [
-            dict(agreed, catch_up=True)
+            dict(agreed, catch_up=rounds.get(wire_key, 0))
             for wire_key, agreed in sorted(self._agreed.items())
             if ("defined", wire_key) not in self._questions
         ]
@@ -125,7 +147,9 @@ class Agreement:
             value = claims.get(self._workers[0])
             if value and ("option_set", (store, name)) not in self._questions:
                 told.append({"kind": "option_agreed", "store": store, "name": name, "value": value})
-        joined = [{"kind": "joined", "worker": other.rank} for other in sorted(self._snapshots.joined)]
+        joined = [
+            {"kind": "joined", "worker": other.rank, "step": step} for other, step in sorted(self._joined_at.items())
+        ]
         return told + list(self._orders.values()) + joined
 
     # From workers
@@ -154,7 +178,7 @@ class Agreement:
             "name": message["name"],
             "dtype": message["dtype"],
         }
-        agreed = dict(plan, kind="agreed", shape=message["shape"], catch_up=False)
+        agreed = dict(plan, kind="agreed", shape=message["shape"], catch_up=None)
         self._plans[identity] = dict(plan, elements=elements)
         self._agreed[plan["wire_key"]] = agreed
         return self._define(identity, agreed, predecessor=plan["wire_key"])
@@ -296,6 +320,11 @@ class Agreement:
             raise ProtocolError("%s says that worker %d has joined" % (node, message["worker"]))
         if not self._snapshots.join(node):
             return []
+        self._joined_at[node] = message["step"]
+        if len(self._joined_at) == len(self._workers):
+            self.joins += 1
+            self.joined_at = max(self._joined_at.values())
+            self._joined_at.clear()
         return self._to(self._workers, message) + self._given_up_snapshot()
 
     def _given_up_snapshot(self) -> Sent:

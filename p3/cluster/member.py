@@ -68,10 +68,11 @@ class Member:
             if isinstance(error, (OSError, ProtocolError)):
                 raise RendezvousError("%s: joining failed: %s" % (settings.role, error)) from None
             raise
+        patience_s: Optional[float] = settings.rendezvous_timeout_s + _MARGIN_S
+        if settings.replaces_workers:  # a lost worker's place is not open before the others are behind that step
+            patience_s = patience_s + settings.stuck_s if settings.stuck_s > 0 else None
         try:
-            welcome = await asyncio.wait_for(
-                member.receive("welcome"), settings.rendezvous_timeout_s + _MARGIN_S
-            )
+            welcome = await asyncio.wait_for(member.receive("welcome"), patience_s)
         except asyncio.TimeoutError:
             raise RendezvousError("%s: the scheduler does not answer any more" % member._label) from None
         member.node = Node(settings.role, welcome["rank"], host)

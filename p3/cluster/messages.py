@@ -82,15 +82,31 @@ def _list_of(fields: Dict[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
     return lambda value: type(value) is list and all(type(item) is dict and _fits(fields, item) for item in value)
 
 
+def _tree(value: Any) -> bool:
+    """An object of whatever JSON knows; who reads it checks the rest."""
+    return type(value) is dict
+
+
+def _tree_or_none(value: Any) -> bool:
+    return value is None or _tree(value)
+
+
 _SNAPSHOT_PART = {"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256}
 def _rejoined(value: Any) -> bool:
     return value is None or (type(value) is dict and _fits(_REJOINED, value))
 
 
-# What a process that takes a lost worker's place must know: the rounds that its predecessor counts as having pushed,
-# the round of the snapshot that the job was resumed from (0: none), the barriers that it had entered, and how many
-# processes of that rank are gone.
-_REJOINED = {"round": _int, "resumed": _int, "barriers": _int, "lost": _int}
+# What a process that takes a lost worker's place must know.
+_REJOINED = {
+    "step": _int,  # that is behind the job
+    "resumed": _int,  # the round of the snapshot that the job was resumed from, 0: none
+    "barriers": _int,  # that its predecessor counts as having entered
+    "joins": _int,  # calls of join() that are over
+    "in_join": _bool,  # the last one came right behind that step
+    "lost": _int,  # how many processes of that rank are gone
+    "marked": _bool,  # the script says where steps end
+    "numbers": _tree_or_none,  # of the optimizers (p3/worker/store_snapshots.py); null: nobody could tell
+}
 _SERVER = {"host": _str, "port": _int, "local": _str, "machine": _str}
 _WORKER = {"host": _str, "machine": _int, "local": _str}  # machine: equal for workers of one machine
 
@@ -138,7 +154,18 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "captured": {"round": _int},  # worker 0: the servers hold the copies of a snapshot
     "snapshot_written": {"round": _int, "bytes": _int, "sha256": _sha256},  # this server's or worker's part of it
     "resume": {"round": _int},  # worker 0's choice of a snapshot, 0: none; also from the scheduler to all workers
-    "joined": {"worker": _int},  # it has called join(), and takes no part in snapshots; also to all workers
+    # It has called join() behind that step, and takes no part in snapshots; also to all workers.
+    "joined": {"worker": _int, "step": _int},
+    "place": {  # where a worker stands, as to a lost one (p3/worker/steps.py)
+        "rank": _int,  # of the lost one
+        "attempt": _int,
+        "state": _str,
+        "step": _int,
+        "keys": _ints,
+        "rounds": _ints,
+        "numbers": _tree_or_none,
+        "marked": _bool,
+    },
     # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.
     "lost_at": {"rank": _int, "problem": _str, "keys": _ints, "rounds": _ints},
     "filled": {"rank": _int},  # and the server's door is open for another process of that rank
@@ -165,7 +192,13 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "predecessor": _int,  # the key whose other plan this is; wire_key itself: none
     },
     "lost": {"rank": _int},  # to servers: that worker is gone
-    "fill": {"rank": _int, "keys": _ints, "rounds": _ints},  # to servers: it counts as part of these rounds
+    # To servers: complete its rounds up to these. `has_joined`: it had taken its last step. `last`: no more will follow, so
+    # answer, and let another process of that rank in.
+    "fill": {"rank": _int, "keys": _ints, "rounds": _ints, "has_joined": _bool, "last": _bool},
+    # To the other workers: it had pushed so much, and called join() so often; say where you stand. And: no more.
+    "missing": {"rank": _int, "attempt": _int, "joins": _int, "keys": _ints, "rounds": _ints},
+    "found": {"rank": _int},
+    "caught_up": {},  # to who has taken its place: that was all of the past
     "drop": {"wire_key": _int},  # no worker uses it any more
     "set_option": {"store": _int, "name": _str, "value": _flat},
     "count_for": {"worker": _int, "number": _int},
@@ -179,7 +212,7 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "slice_elements": _int,
         "row_elements": _int,
         "partitions": _int,
-        "catch_up": _bool,  # the job had the key before this worker joined
+        "catch_up": _int_or_none,  # the job had the key before this worker joined, who goes on behind that round
     },
     "repartitioned": {
         "store": _int,

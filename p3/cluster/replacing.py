@@ -1,88 +1,179 @@
 """Replacing a lost worker while the others wait (P3_ON_WORKER_LOSS=wait): what the scheduler knows and decides. No I/O.
 
 The servers are told that the worker is `lost`. Each closes its connection and says `lost_at`: up to which round of each
-key it has pushes of it. Of some slices that may be one round more than of others; so the scheduler has the servers
-`fill` the rest, as if the worker had had nothing to add, and the job stands at one cut. When all have `filled`, another
-process may join as that rank: it gets the value after that cut, and its next push is for the round behind it.
+key it has pushes of it. The other workers run the same program, so they know what it was about to do: the scheduler asks
+them (`missing`), and they say where they stand (`place`, p3/worker/steps.py). As long as they are in the step that was cut
+short, the servers `fill` what the lost worker would have pushed in it, as if it had nothing to add. As soon as one of them
+is behind that step and what follows it, all is known: the number of the step, which rounds of which keys are behind the
+job then, and the numbers of the optimizers. When the servers have `filled` up to there, another process may join as
+that rank: it gets the values after those rounds, and goes on with the next step.
+
+If nobody is left who could tell, as all are lost, or there is but one worker, the counts of rounds must do: infer().
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from p3.cluster.node import Node
 from p3.errors import ProtocolError, RendezvousError
+
+Rounds = Dict[int, int]  # by wire key
+
+
+class Standing(NamedTuple):
+    """The cut behind which another process takes the lost worker's place."""
+
+    step: int  # that is behind the job
+    rounds: Rounds  # and of each key
+    numbers: Optional[dict] = None  # of the optimizers; None: nobody could tell
+    is_marked: bool = False  # the script says where steps end
 
 
 class Loss:
     """One lost worker, from the moment that the scheduler notices until another process has taken its place."""
 
-    def __init__(self, servers: Sequence[Node], stores: Mapping[int, int], restores: bool = False) -> None:
-        """`stores`: that of each key, by wire key, which the servers know. `restores`: before a store's first push,
-        this worker gave the servers what a snapshot has of the optimizer's state."""
+    def __init__(
+        self, node: Node, attempt: int, servers: Sequence[Node], stores: Mapping[int, int], joins: int, has_joined: bool
+    ) -> None:
+        """`attempt`: of the losses of this rank. `stores`: that of each key, by wire key, which the servers know. `joins`:
+        how often the worker had called join(); `has_joined`: and the last one is not over."""
+        self.node, self.attempt = node, attempt
+        self.joins, self.has_joined = joins, has_joined
         self._servers = servers
         self._stores = stores
-        self._restores = restores
         self._unheard: Set[Node] = set(servers)  # of `lost_at`, then of `filled`
-        self._pushed: Dict[int, int] = {}
-        self._rounds: Optional[Dict[int, int]] = None  # that are filled
+        self.pushed: Rounds = {}  # by the lost worker, any part of it
+        self.is_asked = False  # all servers have said so, and the other workers are asked
+        self._places: Dict[Node, dict] = {}  # the last word of each
+        self.standing: Optional[Standing] = None  # once it is known
         self.is_taken = False  # another process is on its way
 
-    def on_lost_at(self, server: Node, message: dict) -> Optional[dict]:
-        """The `fill` for all servers, once all have answered. RendezvousError if the worker cannot be replaced."""
-        self._hear(server, message, filled=False)
+    # From servers
+
+    def on_lost_at(self, server: Node, message: dict, restores: bool) -> bool:
+        """True once all have answered. RendezvousError if the worker cannot be replaced. `restores`: before a store's
+        first push, it gave the servers what a snapshot has of the optimizer's state."""
+        if self.is_asked:
+            raise ProtocolError("%s sent a second %r message" % (server, message["kind"]))
+        self._hear(server, message)
         if message["problem"]:
             raise RendezvousError(message["problem"])
         if len(message["keys"]) != len(message["rounds"]) or not self._stores.keys() >= set(message["keys"]):
             raise ProtocolError("%s knows other keys than were agreed" % (server,))
         for key, pushed in zip(message["keys"], message["rounds"]):
-            self._pushed[key] = max(self._pushed.get(key, 0), pushed)
+            self.pushed[key] = max(self.pushed.get(key, 0), pushed)
         if self._unheard:
-            return None
-        self._rounds = rounds_to_fill(self._stores, self._pushed)
-        begun = {self._stores[key] for key, pushed in self._pushed.items() if pushed > 0}
-        if self._restores and not begun >= set(self._stores.values()):
+            return False
+        begun = {self._stores[key] for key, pushed in self.pushed.items() if pushed > 0}
+        if restores and not begun >= set(self._stores.values()):
             raise RendezvousError("it had not brought all of the snapshot back yet")
-        self._unheard = set(self._servers)
-        keys, rounds = _columns(self._rounds)
-        return {"kind": "fill", "rank": message["rank"], "keys": keys, "rounds": rounds}
+        self.is_asked = True
+        return True
 
     def on_filled(self, server: Node, message: dict) -> None:
-        self._hear(server, message, filled=True)
+        if self.standing is None:
+            raise ProtocolError("%s sent a %r message too early" % (server, message["kind"]))
+        self._hear(server, message)
+
+    def _hear(self, server: Node, message: dict) -> None:
+        if server not in self._unheard:
+            raise ProtocolError("%s sent a %r message, which it may not now" % (server, message["kind"]))
+        self._unheard.remove(server)
+
+    # What is said to servers and workers
+
+    def question(self) -> dict:
+        keys, rounds = _columns(self.pushed)
+        about = {"rank": self.node.rank, "attempt": self.attempt, "joins": self.joins}
+        return {"kind": "missing", "keys": keys, "rounds": rounds, **about}
+
+    def fill(self, rounds: Mapping[int, int], is_last: bool = False) -> dict:
+        keys, numbers = _columns(rounds)
+        how = {"has_joined": self.has_joined, "last": is_last}
+        return {"kind": "fill", "rank": self.node.rank, "keys": keys, "rounds": numbers, **how}
+
+    # From workers
+
+    def on_place(self, worker: Node, message: dict) -> Optional[dict]:
+        """The `fill` that this asks for, if it does."""
+        if len(message["keys"]) != len(message["rounds"]) or not self._stores.keys() >= set(message["keys"]):
+            raise ProtocolError("%s knows other keys than were agreed" % (worker,))
+        if not self.is_asked or self.standing is not None:
+            return None
+        self._places[worker] = message
+        if message["state"] != "in" or not message["keys"]:
+            return None
+        return self.fill(dict(zip(message["keys"], message["rounds"])))
+
+    def is_within(self, workers: Iterable[Node]) -> bool:
+        """All of these have said that they are in the step that was cut short, or not yet past what follows it."""
+        states = [self._places[worker]["state"] if worker in self._places else None for worker in workers]
+        return self.standing is None and all(state in ("in", "joined") for state in states)
+
+    # What follows
+
+    def decide(self, workers: Mapping[Node, Optional[int]]) -> bool:
+        """Of what the workers say who are there: the standing, if that is enough. `workers`: which step each has called
+        join() behind, and it is not over; else None.
+
+        True if the lost worker counts as one that has called that join() too, and all are to be asked again: it was not
+        before the step behind which the last of the others did.
+        """
+        places = {worker: self._places.get(worker) for worker in workers}
+        behind = [place for place in places.values() if place is not None and place["state"] == "behind"]
+        if not self.is_asked or self.standing is not None or not workers:
+            return False
+        if behind:
+            self._stand_at(behind[0])
+            return False
+        if any(place is None or place["state"] != "joined" for place in places.values()):
+            return False
+        last = max(places.values(), key=lambda place: place["step"])
+        announced = list(workers.values())
+        if None in announced or last["step"] > max(announced):
+            self._stand_at(last)
+            return False
+        self.joins, self.has_joined = self.joins + 1, True
+        self._places.clear()
+        return True
+
+    def stand_at(self, standing: Standing) -> None:
+        rounds = dict(standing.rounds)
+        for key, pushed in self.pushed.items():
+            rounds[key] = max(pushed, rounds.get(key, 0))
+        self.standing = standing._replace(rounds=rounds)
+        self._unheard = set(self._servers)
+
+    def _stand_at(self, place: dict) -> None:
+        rounds = dict(zip(place["keys"], place["rounds"]))
+        self.stand_at(Standing(place["step"], rounds, place["numbers"], place["marked"]))
 
     @property
     def is_vacant(self) -> bool:
         """Another process may take the place."""
-        return self._rounds is not None and not self._unheard and not self.is_taken
-
-    @property
-    def round(self) -> int:
-        """Up to which the lost worker counts as having pushed: of its keys that are furthest."""
-        return max((self._rounds or {}).values(), default=0)
-
-    def _hear(self, server: Node, message: dict, filled: bool) -> None:
-        if server not in self._unheard or filled != (self._rounds is not None):
-            raise ProtocolError("%s sent a %r message, which it may not now" % (server, message["kind"]))
-        self._unheard.remove(server)
+        return self.standing is not None and not self._unheard and not self.is_taken
 
 
-def rounds_to_fill(stores: Mapping[int, int], pushed: Mapping[int, int]) -> Dict[int, int]:
-    """Up to which round of each key the lost worker is to count, from the last that it has pushed of any slice of it.
+def infer(pushed: Sequence[Rounds], begun: Sequence[Standing]) -> Tuple[List[int], Standing]:
+    """Of workers that are lost when no other is there: which of them can be replaced now, and behind which cut. The others
+    were lost in later steps, of which those who come can tell.
 
-    In each step a worker pushes the keys of a store once. So of a store's keys, those that lag one round behind the
-    furthest had their turn in the step that was cut short. Who lags further is not pushed in each step.
-    RendezvousError in the first step: a key without a push may have its turn yet, or be one that is never pushed.
+    `pushed`: the rounds of keys that each has pushed. `begun`: from where each had taken its steps; rounds that all skipped
+    since are in its rounds. In each step a worker pushes the keys once: so the key that is furthest tells the step.
     """
-    furthest: Dict[int, int] = {}
-    for key, last in pushed.items():
-        furthest[stores[key]] = max(furthest.get(stores[key], 0), last)
-    rounds = {}
-    for key, last in pushed.items():
-        step = furthest[stores[key]]
-        if step == 1 and last == 0:
-            raise RendezvousError("it was in its first step")
-        rounds[key] = step if last == step - 1 else last
-    return rounds
+    steps = [
+        start.step + max((round - start.rounds.get(key, 0) for key, round in rounds.items()), default=0)
+        for rounds, start in zip(pushed, begun)
+    ]
+    steps = [max(step, start.step) for step, start in zip(steps, begun)]
+    first = min(steps)
+    those = [number for number, step in enumerate(steps) if step == first]
+    common: Rounds = {}
+    for number in those:
+        for key, round in pushed[number].items():
+            common[key] = max(common.get(key, 0), round)
+    return those, Standing(first, common)
 
 
 def _columns(rounds: Mapping[int, int]) -> Tuple[List[int], List[int]]:

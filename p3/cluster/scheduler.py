@@ -27,7 +27,7 @@ from p3.cluster import auth, channel, encryption, messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node, listen, resolve
 from p3.cluster.rendezvous import Rendezvous, label_of
-from p3.cluster.replacing import Loss
+from p3.cluster.replacing import Loss, Standing, infer
 from p3.cluster.stragglers import Stragglers
 from p3.cluster.strangers import PACE_S, Gate
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
@@ -67,6 +67,8 @@ class _Vacancy:
     def __init__(self, text: str) -> None:
         self.text = text  # how it was lost
         self.loss: Loss
+        self.since = asyncio.get_running_loop().time()  # it, or another process that was on its way, was lost
+        self.visitors = 0  # processes that want it, and wait until it is open
         self.is_open = asyncio.Event()  # the servers are ready for another process
         self.is_filled = asyncio.get_running_loop().create_future()
 
@@ -88,6 +90,7 @@ class Scheduler:
         self._vacancies: Dict[Node, _Vacancy] = {}
         self._times_lost: Dict[Node, int] = {}
         self._taken_at: Dict[int, float] = {}  # by rank: when another process has taken that worker's place
+        self._begun: Dict[Node, tuple] = {}  # behind which Standing that was, and how many calls of join() were over
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
         self._gate = Gate(self._label, log)
@@ -276,6 +279,8 @@ class Scheduler:
             self._on_late(member.node, message)
         elif kind in ("lost_at", "filled") and member.node.role == "server":
             self._on_loss_message(member.node, message)
+        elif kind == "place" and member.node.role == "worker":
+            self._on_place(member.node, message)
         elif kind == "bye" and member.node.role == "server":
             member.left = True
             if all(m.left for m in self._members.values()):
@@ -287,6 +292,8 @@ class Scheduler:
                     loop = asyncio.get_running_loop()
                     loop.call_later(self._settings.timeout_s, self._give_up_servers)
             member.left = kind == "bye"
+            if kind in ("bye", "joined", "barrier"):
+                self._consider_losses()
 
     def _on_ready(self, member: _Member) -> None:
         if not member.watched or member.ready:
@@ -368,18 +375,19 @@ class Scheduler:
             self._tell(self._by_node[other], message)
         servers = sorted(other for other in self._by_node if other.role == "server")
         vacancy = self._vacancies[node]
-        restores = node.rank == 0 and self._agreement.resumed > 0
-        vacancy.loss = Loss(servers, self._agreement.stores(), restores)
+        joins, has_joined = self._agreement.joins_called(node), self._agreement.joined(node) is not None
+        vacancy.loss = Loss(node, self._times_lost[node], servers, self._agreement.stores(), joins, has_joined)
+        vacancy.since = asyncio.get_running_loop().time()
         vacancy.is_open.clear()
-        for server in servers:
-            self._tell(self._by_node[server], {"kind": "lost", "rank": node.rank})
+        self._tell_all("server", {"kind": "lost", "rank": node.rank})
+        self._consider_losses()
 
     async def _wait_for(self, node: Node, vacancy: _Vacancy) -> None:
         """Says every now and then who is waited for, and fails the job when that took too long."""
         loop = asyncio.get_running_loop()
         began, timeout_s = loop.time(), self._settings.rejoin_timeout_s
         while True:
-            left_s = began + timeout_s - loop.time()
+            left_s = _REMINDER_S if vacancy.visitors else vacancy.since + timeout_s - loop.time()
             if left_s <= 0:
                 text = "%s Nobody took its place within %g s (P3_REJOIN_TIMEOUT_S)." % (vacancy.text, timeout_s)
                 self._fail(text)
@@ -398,19 +406,81 @@ class Scheduler:
         vacancy = next((v for node, v in self._vacancies.items() if node.rank == message["rank"]), None)
         if vacancy is None:
             raise ProtocolError("%s sent %r of a worker that is not lost" % (server, message["kind"]))
+        loss = vacancy.loss
         if message["kind"] == "filled":
-            vacancy.loss.on_filled(server, message)
-        else:
-            try:
-                fill = vacancy.loss.on_lost_at(server, message)
-            except RendezvousError as error:
-                self._fail("%s It cannot be replaced: %s." % (vacancy.text, error))
-                return
-            for other, member in self._by_node.items():
-                if fill is not None and other.role == "server":
-                    self._tell(member, fill)
-        if vacancy.loss.is_vacant:
-            vacancy.is_open.set()
+            loss.on_filled(server, message)
+            if loss.is_vacant:
+                vacancy.is_open.set()
+            return
+        restores = loss.node.rank == 0 and self._agreement.resumed > 0
+        try:
+            is_all = loss.on_lost_at(server, message, restores)
+        except RendezvousError as error:
+            self._fail("%s It cannot be replaced: %s." % (vacancy.text, error))
+            return
+        if is_all:
+            self._tell_all("server", loss.fill(loss.pushed))
+            self._tell_all("worker", loss.question())
+            self._consider_losses()
+
+    def _on_place(self, worker: Node, message: dict) -> None:
+        vacancy = next((v for node, v in self._vacancies.items() if node.rank == message["rank"]), None)
+        if vacancy is None or vacancy.loss.attempt != message["attempt"]:
+            return  # that has been decided
+        fill = vacancy.loss.on_place(worker, message)
+        if fill is not None:
+            self._tell_all("server", fill)
+        self._consider_losses()
+
+    def _consider_losses(self) -> None:
+        """Whether what is known by now decides something."""
+        here = {
+            node: self._agreement.joined(node)
+            for node, member in self._by_node.items()
+            if node.role == "worker" and not member.left and node not in self._vacancies
+        }
+        losses = [vacancy.loss for vacancy in self._vacancies.values()]
+        for loss in losses:
+            was_known = loss.standing is not None
+            if loss.decide(here):
+                for other, message in self._agreement.join_for(loss.node, max(here.values())):
+                    self._tell(self._by_node[other], message)
+                self._tell_all("server", loss.fill(loss.pushed))
+                self._tell_all("worker", loss.question())
+            elif loss.standing is not None and not was_known:
+                self._tell_all("server", loss.fill(loss.standing.rounds, is_last=True))
+        if not here and all(loss.is_asked and loss.standing is None for loss in losses):
+            self._infer(losses)
+        self._enter_barriers(here)
+
+    def _infer(self, losses: list) -> None:
+        if not losses:
+            return
+        begun = []
+        for loss in losses:
+            start, joins = self._begun.get(loss.node, (Standing(self._agreement.resumed, {}), 0))
+            skipped = self._agreement.joins - joins  # rounds of each key
+            step = max(start.step, self._agreement.joined_at, self._agreement.joined(loss.node) or 0)
+            if self._agreement.joined(loss.node) is not None:
+                begun.append(Standing(step, loss.pushed))
+                continue
+            rounds = {key: start.rounds.get(key, 0) + skipped + step - start.step for key in loss.pushed}
+            begun.append(Standing(step, rounds))
+        those, standing = infer([loss.pushed for loss in losses], begun)
+        for number in those:
+            losses[number].stand_at(standing)
+            self._tell_all("server", losses[number].fill(losses[number].standing.rounds, is_last=True))
+
+    def _enter_barriers(self, here: dict) -> None:
+        """A lost worker has entered those that the others wait in right behind the step in which it was lost."""
+        for number, arrived in self._agreement.barriers():
+            missing = [node for node in self._by_node if node.role == "worker" and node not in arrived]
+            waiting = [node for node in arrived if node in here]
+            losses = [self._vacancies[node].loss for node in missing if node in self._vacancies]
+            if len(losses) == len(missing) and waiting and all(loss.is_within(waiting) for loss in losses):
+                for node in missing:
+                    for other, message in self._agreement.enter_for(node, number):
+                        self._tell(self._by_node[other], message)
 
     def _is_lost(self, rank: int) -> bool:
         return any(node.rank == rank for node in self._vacancies)
@@ -426,21 +496,34 @@ class Scheduler:
         vacancy, former = self._vacancies[node], self._by_node[node]
         self._rendezvous.check_replacement(member.join, former.join)
         opening = asyncio.ensure_future(vacancy.is_open.wait())
-        await asyncio.wait({opening, self._end}, return_when=asyncio.FIRST_COMPLETED)
-        opening.cancel()
-        if self._end.done() or not vacancy.loss.is_vacant:
-            raise RendezvousError("the place of %s is taken, or the job has ended" % (node,))
+        hearing = asyncio.ensure_future(member.stream.receive())  # nothing but its end
+        vacancy.visitors += 1
+        try:
+            await asyncio.wait({opening, hearing, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            vacancy.visitors -= 1
+            opening.cancel()
+            hearing.cancel()
+            heard = await asyncio.gather(hearing, return_exceptions=True)
+        if self._end.done() or not vacancy.loss.is_vacant or not isinstance(heard[0], asyncio.CancelledError):
+            raise RendezvousError("the place of %s is taken, or the process or the job has ended" % (node,))
         vacancy.loss.is_taken = True
+        vacancy.since = asyncio.get_running_loop().time()
         vacancy.is_open.clear()
         member.node, member.catches_up = node, True
         self._report({"state": "taken", "rank": node.rank})
         identity = next(i for i, other in self._members.items() if other is former)
         self._members[identity] = self._by_node[node] = member
+        standing = vacancy.loss.standing
         past = {
-            "round": vacancy.loss.round,
+            "step": standing.step,
             "resumed": self._agreement.resumed,
             "barriers": self._agreement.barriers_entered(node),
+            "joins": self._agreement.joins,
+            "in_join": self._agreement.joins > 0 and self._agreement.joined_at == standing.step,
             "lost": self._times_lost[node],
+            "marked": standing.is_marked,
+            "numbers": standing.numbers,
         }
         member.stream.send(self._welcome_for(node, past))
 
@@ -449,8 +532,15 @@ class Scheduler:
         member.catches_up = False
         self._tell(member, {"kind": "start"})
         vacancy = self._vacancies.pop(member.node)
-        for message in self._agreement.catch_up(member.node, vacancy.loss.round + self._agreement.resumed):
+        standing = vacancy.loss.standing
+        self._begun[member.node] = standing, self._agreement.joins
+        for message in self._agreement.catch_up(member.node, standing.step, standing.rounds):
             self._tell(member, message)
+        self._tell_all("worker", {"kind": "found", "rank": member.node.rank})
+        for other in self._vacancies.values():
+            if other.loss.is_asked and other.loss.standing is None:
+                self._tell(member, other.loss.question())
+        self._tell(member, {"kind": "caught_up"})
         self._taken_at[member.node.rank] = time.monotonic()
         vacancy.is_filled.set_result(None)
 
@@ -467,6 +557,11 @@ class Scheduler:
     def _tell(self, member: _Member, message: dict) -> None:
         if not member.left and not member.gone and not member.catches_up:
             member.stream.send(message)
+
+    def _tell_all(self, role: str, message: dict) -> None:
+        for node, member in self._by_node.items():
+            if node.role == role:
+                self._tell(member, message)
 
     def _report(self, state: dict) -> None:
         """One JSON line to `p3 run`, if that started us."""

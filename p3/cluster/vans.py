@@ -97,7 +97,8 @@ async def accept_workers(
         if len(found) == len(ranks):
             complete.set()
 
-    admitting = asyncio.ensure_future(admit_workers(door, secret, label, set(ranks), arrived, role, settings))
+    awaited = {rank: object() for rank in ranks}
+    admitting = asyncio.ensure_future(admit_workers(door, secret, label, awaited, arrived, role, settings))
     try:
         await complete.wait()
     finally:
@@ -112,20 +113,25 @@ async def admit_workers(
     door: DoorStep,
     secret: bytes,
     label: str,
-    ranks: Set[int],
+    awaited: Dict[int, object],
     arrived: Callable[[int, Van], None],
     role: str = "server",
     settings: Settings = Settings(),
     pace_s: float = 0.0,
 ) -> None:
-    """Calls `arrived` for each van of a worker whose rank is in `ranks` by then, and takes the rank out of it. Until
-    cancelled; leaves the door open. `pace_s`: Gate's."""
+    """Calls `arrived` for each van of a worker whose rank is in `awaited` by then, and takes the rank out of it. Until
+    cancelled; leaves the door open. `pace_s`: Gate's.
+
+    Who takes a rank out of `awaited` and puts it back with another object waits for another process: a van that the former
+    one had begun to open does not arrive any more, whatever has come of it by then.
+    """
     loop = asyncio.get_running_loop()
     gate = Gate(label, log)
     gate.pace_s = pace_s
+    opening: Set[object] = set()  # the objects of those whose van is on its way
 
     async def admit(sock: socket.socket, source: str) -> None:
-        van, taken = Van(sock, []), None
+        van, wait = Van(sock, []), None
         try:
             encrypts = settings.tls and sock.family != socket.AF_UNIX
             peer = await channel.prove_to_connector(sock, secret, role, encrypts)
@@ -134,10 +140,10 @@ async def admit_workers(
                 raise ProtocolError("it is no worker's data connection")
             hello = await channel.read_message(sock, "van")
             rank = hello["rank"]
-            if rank not in ranks:
+            if rank not in awaited or awaited[rank] in opening:
                 raise ProtocolError("there is no need of a worker %d" % rank)
-            ranks.remove(rank)
-            taken = rank
+            wait = awaited[rank]
+            opening.add(wait)
             if hello["ring"]:
                 if sock.family != socket.AF_UNIX or hello["ring"] != _RING_DESCRIPTORS:
                     raise ProtocolError("it offers shared memory that cannot be")
@@ -146,13 +152,15 @@ async def admit_workers(
             if encrypts:
                 key = peer.key(_subject(rank, label))
                 van = van._replace(tls=await encryption.secure(sock, key, False, settings))
-            kept, taken, van = van, None, None
+            if awaited.get(rank) is not wait:
+                raise ProtocolError("worker %d was lost again while it connected" % rank)
+            del awaited[rank]
+            kept, van = van, None
             arrived(rank, kept)
         except (AuthenticationError, ProtocolError, OSError) as error:
             gate.refused(source, error)
         finally:
-            if taken is not None:
-                ranks.add(taken)
+            opening.discard(wait)
             if van is not None:
                 van.close()
 

@@ -111,12 +111,27 @@ def round_scalars(optimizer: Any, index: Any) -> Tuple[float, float, float, floa
         lr /= 1.0 - optimizer.beta1**updates
     elif algorithm == "nadam":
         # As in MXNet, every update of any parameter counts; so it is kept in the optimizer.
-        optimizer.m_schedule *= optimizer.beta1 * (1.0 - 0.5 * 0.96 ** (updates * optimizer.schedule_decay))
+        optimizer.m_schedule *= _nadam_momentum(optimizer, updates)
         schedule = optimizer.m_schedule
     if algorithm not in ("ftml", "nadam"):
         updates = 0  # all workers must send the same, so nothing is sent that no server reads
     wd, rescale = optimizer._get_wd(index), optimizer.rescale_grad
     return float(lr), float(wd), float(rescale), float(updates), float(schedule)
+
+
+def begin_behind(optimizer: Any, index: Any, updates: int) -> None:
+    """As if so many updates of key `index` had been counted already."""
+    if updates <= 0:
+        return
+    optimizer._index_update_count[index] = updates
+    optimizer.num_update = max(optimizer.num_update, updates)
+    if _native_form(optimizer)[0] == "nadam":
+        for update in range(1, updates + 1):
+            optimizer.m_schedule *= _nadam_momentum(optimizer, update)
+
+
+def _nadam_momentum(optimizer: Any, updates: int) -> float:
+    return optimizer.beta1 * (1.0 - 0.5 * 0.96 ** (updates * optimizer.schedule_decay))
 
 
 def updates_rows_alone(optimizer: Any, dtype: Any) -> bool:

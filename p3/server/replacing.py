@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Optional, Set
+from typing import Dict, Optional
 
 from p3._core import P3Error, P3Server
 from p3.cluster.strangers import PACE_S
@@ -21,7 +21,7 @@ class Replacing:
     def __init__(self, core: P3Server, door: DoorStep, settings: Settings, label: str) -> None:
         self._core = core
         self._door = door
-        self._awaited: Set[int] = set()  # ranks that may come in
+        self._awaited: Dict[int, object] = {}  # ranks that may come in, as admit_workers has them
         self._admitting = asyncio.ensure_future(
             admit_workers(
                 door, settings.job_secret(), label, self._awaited, self._let_in, settings=settings, pace_s=PACE_S
@@ -33,14 +33,15 @@ class Replacing:
         ValueError if it makes no sense."""
         rank = message.get("rank")
         if message["kind"] == "lost":
-            self._awaited.discard(rank)
+            self._awaited.pop(rank, None)
             problem, pushed = self._core.lose_worker(rank)
             keys, rounds = list(pushed.keys()), list(pushed.values())
             return {"kind": "lost_at", "rank": rank, "problem": problem, "keys": keys, "rounds": rounds}
         if message["kind"] == "fill":
-            self._core.fill(rank, dict(zip(message["keys"], message["rounds"])))
-            self._awaited.add(rank)
-            return {"kind": "filled", "rank": rank}
+            self._core.fill(rank, dict(zip(message["keys"], message["rounds"])), message["has_joined"])
+            if message["last"]:
+                self._awaited[rank] = object()
+                return {"kind": "filled", "rank": rank}
         return None
 
     def _let_in(self, rank: int, van: Van) -> None:

@@ -36,7 +36,7 @@ class DroppedStore:
         pass
 
 
-def serve_others(stores, check, update):
+def serve_others(session, stores, check, update):
     """Returns when every worker is here. `check` raises the job's failure; `update` is join's, called with a store.
 
     `stores`: all that were made, also those that the script has dropped. Of a store: _keys, _hands_out_sums(),
@@ -49,7 +49,9 @@ def serve_others(stores, check, update):
     def skip(numbers):
         mx.nd.waitall()  # skips go past MXNet's engine
         for number in numbers:
-            keys[number][1].skip(completions, number)
+            entry = keys[number][1]
+            session.begin_skip(entry.declared)
+            entry.skip(completions, number)
 
     skip(range(len(keys)))
     still_pushed = len(keys)

@@ -24,7 +24,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from p3.server.options import SETTLED_BY_FIRST_KEY, validate
 from p3.settings import Settings, in_job
 from p3.snapshots import tree
 from p3.worker.snapshots import Resumed, Snapshots
+from p3.worker.steps import Steps
 
 log = logging.getLogger("p3")
 
@@ -67,10 +68,18 @@ class Session:
         self.label: str = link.label  # "worker 2 (10.0.0.5)", as messages name this node
         self.slice_elements: int = link.slice_elements
         self.wait_timeout_s: float = link.wait_timeout_s
-        past = link.rejoined or {"barriers": 0, "lost": 0}
+        past = link.rejoined or {"barriers": 0, "lost": 0, "in_join": False}
         # If this process has taken the place of one that was lost: the steps that are behind the job, those before the
         # snapshot that it was resumed from included. The first init of each key brings the value after them.
-        self.rejoined_at: Optional[int] = past["round"] + past["resumed"] if link.rejoined else None
+        self.rejoined_at: Optional[int] = past["step"] if link.rejoined else None
+        self.past: Optional[dict] = link.rejoined  # then: "rejoined" of messages.py
+        self.trainers: List[Callable] = []  # references to those that the script has told of
+        self.describe_optimizers: Callable[[], Optional[dict]] = lambda: None  # as JSON can carry it, for a successor
+        self._steps: Optional[Steps] = None
+        if link.replaces_workers:
+            self._steps = Steps(lambda: self.describe_optimizers(), self._completed_pushes, self._plans_has)
+            if link.rejoined:
+                self._steps.begin_behind(past["step"], past["joins"], past["marked"], past["numbers"])
         self._link = link
         self._changed = threading.Condition()  # guards all below; notified when any of it, or the core's state, changes
         self._keys: Dict[Tuple[int, Name], Key] = {}
@@ -87,6 +96,8 @@ class Session:
         self._moving: Set[Tuple[int, Name]] = set()  # those that are on their way to other partitions
         self._barriers = self._barriers_done = past["barriers"]
         self._barriers_behind = past["barriers"]  # that the predecessor has entered, and this script may come to again
+        self._join_behind: bool = past["in_join"]  # the same of a join()
+        self._caught_up = link.rejoined is None  # all of the past has been told
         self._counts = past["lost"] << 32  # other numbers than those of a predecessor
         self._counters: Dict[int, Optional[List[dict]]] = {}  # of each count under way: what the servers said
         self._unusable: Optional[str] = None  # why no call is possible any more: closed, or a forked child
@@ -94,6 +105,7 @@ class Session:
         self._forked = False
         self.snapshots = Snapshots(self, link)
         link.start(self._on_message, self._wake)
+        self._wait_until(lambda: self._caught_up, self.wait_timeout_s, "to be told what has been agreed")
 
     @classmethod
     def open(cls, settings: Optional[Settings] = None) -> Session:
@@ -224,23 +236,8 @@ class Session:
         optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull.
         """
         self.check()
-        self.before_push(key)
+        self.begin_push(key)
         return self.core.push(key.handle, gradient, landing, priority, (lr, wd, rescale, updates, schedule))
-
-    def before_push(self, key: Key) -> None:
-        """For who pushes past this class; at least before a store's first push, which settles the store's optimizer."""
-        self.catch_up()
-        if key.store in self._pushed:
-            return
-        with self._changed:
-            self._pushed.add(key.store)
-            goes_without = (key.store, "optimizer") not in self._options
-        if goes_without:  # compared with what others have set: their rounds would be updated, and ours summed
-            self._link.send({"kind": "option", "store": key.store, "name": "optimizer", "value": {}})
-
-    def catch_up(self) -> None:
-        """Before the first push: this process trains on from where the one stood whose place it has taken."""
-        self._barriers_behind = 0
 
     def skip(self, key: Key, landing: Any, priority: int = 0):
         """One round without a gradient of this worker, which has taken its last step while others go on.
@@ -249,6 +246,7 @@ class Session:
         not `updated`: so a worker that has finished skips each key again and again until then.
         """
         self.check()
+        self.begin_skip(key)
         return self.core.skip(key.handle, landing, priority)
 
     def fetch_state(self, key: Key, part: int, landing: Any):
@@ -293,13 +291,14 @@ class Session:
         An id that the key does not have fails the job.
         """
         self.check()
-        self.before_push(key)
+        self.begin_push(key)
         scalars = (lr, wd, rescale, updates, schedule)
         return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
 
     def skip_rows(self, key: Key, landing: Optional[Any], priority: int = 0):
         """As skip()."""
         self.check()
+        self.begin_skip(key)
         return self.core.skip_rows(key.handle, landing, priority)
 
     def fetch_rows(self, key: Key, ids: Any, landing: Any, part: int = 0, priority: int = 0):
@@ -361,6 +360,75 @@ class Session:
         """Whether other partitions were wished for, and not all workers have gone over to them yet."""
         with self._changed:
             return (key.store, key.name) in self._moving
+
+    # Where this worker stands in its program: see steps.py. A store that goes past pushpull() and skip() calls these.
+
+    def begin_push(self, key: Key) -> None:
+        """Before a push is queued, and counted anywhere; for who pushes past this class as well."""
+        self._barriers_behind, self._join_behind = 0, False  # this process trains on from where its predecessor stood
+        if key.store not in self._pushed:
+            self._settle_optimizer(key.store)
+        self._note(Steps.push, (key.store, key.name))
+
+    def _settle_optimizer(self, store: int) -> None:
+        """Before the store's first push."""
+        with self._changed:
+            self._pushed.add(store)
+            goes_without = (store, "optimizer") not in self._options
+        if goes_without:  # compared with what others have set: their rounds would be updated, and ours summed
+            self._link.send({"kind": "option", "store": store, "name": "optimizer", "value": {}})
+
+    def begin_skip(self, key: Key) -> None:
+        self._note(Steps.skip, (key.store, key.name))
+
+    def mark_step(self, step: int) -> None:
+        """The script says that so many steps have ended."""
+        self._note(Steps.mark, step)
+
+    def join_began(self) -> bool:
+        """This worker has taken its last step until all have. False: so has everyone, and its predecessor counted."""
+        if self._join_behind:
+            self._join_behind = False
+            return False
+        self.snapshots.finish()  # or its thread would tell of a snapshot behind the word that we take no part
+        self._note(Steps.join)
+        if self._steps is not None or self.snapshots.are_taken:
+            before = self.snapshots.times_joined(self.rank)
+            step = 0 if self._steps is None else self._steps.step
+            self._link.send({"kind": "joined", "worker": self.rank, "step": step})
+            if self._steps is not None:  # or who is lost now would have skipped a round, and nobody knew why
+                self._wait_until(
+                    lambda: self.snapshots.times_joined(self.rank) > before, self.wait_timeout_s, "for the scheduler"
+                )
+        return True
+
+    def join_ended(self) -> None:
+        """All have."""
+        if self._steps is not None:
+            self._wait_until(self.snapshots.all_joined, self.wait_timeout_s, "to hear who has joined")
+            self._note(Steps.joined, self.snapshots.joined_at())
+        self.snapshots.join_ended()
+
+    def _note(self, call, *arguments) -> None:
+        if self._steps is None:
+            return
+        with self._changed:
+            call(self._steps, *arguments)
+            self._tell_place()
+
+    def _tell_place(self) -> None:
+        """With the lock held."""
+        for news in self._steps.news():
+            rounds = news.pop("rounds")
+            keys = [self._plans[identity]["wire_key"] for identity in rounds]
+            marked = self._steps.is_marked
+            self._link.send({"kind": "place", "keys": keys, "rounds": list(rounds.values()), "marked": marked, **news})
+
+    def _completed_pushes(self, identity) -> int:
+        return self.core.key_counters(self._keys[identity].handle)["rounds"]
+
+    def _plans_has(self, identity) -> bool:
+        return identity in self._plans
 
     # What all workers agree on
 
@@ -448,6 +516,7 @@ class Session:
                 return
             self._barriers += 1
             number = self._barriers
+        self._note(Steps.end)
         self._link.send({"kind": "barrier", "number": number})
         timeout_s = self._link.wait_timeout_s if timeout_s is None else timeout_s
         self._wait_until(lambda: self._barriers_done >= number, timeout_s, "in barrier %d for other workers" % number)
@@ -461,7 +530,9 @@ class Session:
         tree (p3.snapshots.tree), which is copied. Returns at once, but waits while the snapshot before is being written.
         """
         self.check()
-        if not self.snapshots.due(round):
+        is_due = self.snapshots.due(round)
+        self.mark_step(round)
+        if not is_due:
             return
         own = {"state": tree.checked(state, "state"), "residuals": []}
         self.snapshots.wait_for_last(round)
@@ -484,7 +555,10 @@ class Session:
         self.check()
         if self._keys and not self.snapshots.chosen:
             raise ValueError("%s: resume() comes before the first key" % self.label)
-        return self.snapshots.resume()
+        resumed = self.snapshots.resume()
+        if self.rejoined_at is None and resumed.round > 0:
+            self._note(Steps.begin_behind, resumed.round)
+        return resumed
 
     def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
         """What the snapshot has as the key's value; on rank 0, the others need none. None if it does not know the key."""
@@ -507,6 +581,14 @@ class Session:
         with self._changed:
             plan = self._plans.get((store, name))
             return None if plan is None else tuple(plan["shape"])
+
+    def updates_behind(self, key: Key) -> int:
+        """In a process that has taken a lost one's place: how often the key has been updated, if all workers had it from the
+        beginning. Rounds that all skipped are none."""
+        with self._changed:
+            rounds = self._plans.get((key.store, key.name), {}).get("catch_up") or 0
+        updates = rounds - self.past["joins"]
+        return updates + self.past["resumed"] if updates > 0 else 0
 
     def describe_key(self, key: Key, id: Name) -> dict:
         """A captured key as a snapshot describes it (p3.snapshots.files.Snapshot); `id`: what the script calls it."""
@@ -598,6 +680,8 @@ class Session:
         """
         with contextlib.suppress(P3Error):
             self.snapshots.finish()
+        if self._unusable is None:
+            self._note(Steps.leave)
         with self._changed:
             if self._unusable is not None:
                 return
@@ -627,8 +711,13 @@ class Session:
         kind = message["kind"]
         with self._changed:
             if kind == "agreed":
-                self._plans[message["store"], message["name"]] = message
-                key = self._keys.get((message["store"], message["name"]))
+                identity = message["store"], message["name"]
+                self._plans[identity] = message
+                key = self._keys.get(identity)
+                if self._steps is not None:
+                    if message["catch_up"] is not None:
+                        self._steps.know(identity, message["catch_up"])
+                    self._tell_place()
             elif kind == "repartitioned":
                 plan = self._plans[message["store"], message["name"]]
                 may_move = plan.get("applied", False)
@@ -643,6 +732,19 @@ class Session:
                 self._order_version += 1
             elif kind == "barrier_done":
                 self._barriers_done = max(self._barriers_done, message["number"])
+            elif kind == "missing":
+                rounds = dict(zip(message["keys"], message["rounds"]))
+                pushed = {
+                    identity: rounds[plan["wire_key"]]
+                    for identity, plan in self._plans.items()
+                    if plan["wire_key"] in rounds
+                }
+                self._steps.ask(message["rank"], message["attempt"], message["joins"], pushed)
+                self._tell_place()
+            elif kind == "found":
+                self._steps.settle(message["rank"])
+            elif kind == "caught_up":
+                self._caught_up = True
             elif kind == "counters" and message["number"] in self._counters:  # else nobody waits any more
                 self._counters[message["number"]] = message["servers"]
             else:
@@ -675,7 +777,7 @@ class Session:
             plan["first_slice"],
             plan["slice_elements"],
             plan["partitions"],
-            plan["catch_up"],
+            plan["catch_up"] is not None,
         )
         if self._link.recording is not None:
             slices = plan["partitions"] or slice_count(math.prod(key.shape), plan["slice_elements"])

@@ -47,7 +47,9 @@ class Snapshots:
         self._writer: Optional[threading.Thread] = None
         self._writing = 0  # the round of the last snapshot
         self._parts: Optional[List[dict]] = None  # of that one, on worker 0, when all are written
+        self._num_workers: int = link.num_workers
         self._joined: Dict[int, int] = {}  # how often each worker has called join()
+        self._joined_at: Dict[int, int] = {}  # and how many steps were behind it, the last time
         self._joins = 0  # how often join() has returned, which it does for all workers
         self._chosen: Optional[int] = None  # worker 0's choice of what to resume
         self.source: Optional[files.Snapshot] = None  # what this job was resumed from
@@ -101,10 +103,18 @@ class Snapshots:
             self._writer.join()  # it has deadlines, and ends with the job
             self._session.check()
 
-    def join_began(self) -> None:
-        self.finish()  # or our own thread would tell of a snapshot behind the word that we take no part
-        if self._directory is not None:
-            self._send({"kind": "joined", "worker": self._session.rank})
+    @property
+    def are_taken(self) -> bool:
+        return self._directory is not None
+
+    def times_joined(self, rank: int) -> int:
+        return self._joined.get(rank, 0)
+
+    def all_joined(self) -> bool:
+        return all(self.times_joined(rank) > self._joins for rank in range(self._num_workers))
+
+    def joined_at(self) -> int:
+        return max(self._joined_at.values())
 
     def join_ended(self) -> None:
         self._joins += 1
@@ -115,6 +125,7 @@ class Snapshots:
             self._parts = message["parts"]
         elif message["kind"] == "joined":
             self._joined[message["worker"]] = self._joined.get(message["worker"], 0) + 1
+            self._joined_at[message["worker"]] = message["step"]
         elif message["kind"] == "resume":
             self._chosen = message["round"]
 

@@ -9,6 +9,7 @@ A key takes its value back at its first init (value_of), and the rest before its
 when the store gets it (restore_optimizer).
 """
 
+import math
 import time
 
 import mxnet as mx
@@ -16,6 +17,7 @@ import numpy as np
 from mxnet.base import MXNetError
 
 from p3._core import Completions
+from p3.server.optimizers import begin_behind
 from p3.snapshots import tree
 
 _LOOK_UP_S = 0.5  # so often a failure of the job is noticed
@@ -24,7 +26,9 @@ _LOOK_UP_S = 0.5  # so often a failure of the job is noticed
 def take(stores, round, state, trainers):
     """Of all stores of this process, in their order."""
     session = stores[0]._session
-    if not session.snapshots.due(round):
+    is_due = session.snapshots.due(round)
+    session.mark_step(round)
+    if not is_due:
         return
     state = tree.checked({} if state is None else state, "state", _copy)
     session.snapshots.wait_for_last(round)
@@ -106,6 +110,10 @@ def fetch_weights(store, trainers):
     """In a process that has taken a lost worker's place: gives each Trainer its keys, and with them the job's weights."""
     for trainer in trainers:
         _give_keys(store, trainer, store._session.agreed_shape)
+    numbers = store._session.past["numbers"]
+    for trainer, its in zip(trainers, [] if numbers is None else numbers["trainers"]):
+        _restore_plain(trainer, its["scale"])
+        _restore_plain(getattr(trainer, "_amp_loss_scaler", None), its["loss_scaler"])
 
 
 def _give_keys(store, trainer, shape_of):
@@ -125,6 +133,8 @@ def restore_optimizer(store):
     """When the store has got its updater: the optimizer's numbers, and where it updates here, the states."""
     own = _saved(store)
     if own is None:
+        if store._session.past is not None:
+            _take_over(store)
         return
     _restore_numbers(getattr(store._updater, "optimizer", None), own["optimizer"])
     if store._updates_here:
@@ -164,6 +174,47 @@ def restore_key(store, entry):
         session.wait([entry.store_part(session, part, content) for part, content in states.items()])
     if entry.id in own["residuals"]:
         session.core.restore_residual(entry.declared.handle, own["residuals"][entry.id])
+
+
+def numbers_of(session, stores):
+    """What the numbers of all optimizers are, for who takes a lost worker's place; as JSON can carry it."""
+    optimizers = {str(store._store): _sendable(_numbers(store._server_optimizer)) for store in stores}
+    trainers = [
+        {"scale": {"_scale": trainer._scale}, "loss_scaler": _finite(_plain(getattr(trainer, "_amp_loss_scaler", None)))}
+        for trainer in (reference() for reference in session.trainers)
+        if trainer is not None
+    ]
+    return {"optimizers": optimizers, "trainers": trainers}
+
+
+def _take_over(store):
+    """In a process that has taken a lost worker's place: the others' numbers of this store's optimizer."""
+    numbers = store._session.past["numbers"]
+    its = None if numbers is None else numbers["optimizers"].get(str(store._store))
+    if its is not None:
+        counts = {device: dict(map(tuple, counted)) for device, counted in its["counts"]}
+        _restore_numbers(store._updater.optimizer, dict(its, counts=counts))
+
+
+def count_updates(store):
+    """The same where no other worker was left to tell: from the rounds of the keys."""
+    past = store._session.past
+    optimizer = store._server_optimizer
+    if past["numbers"] is None:
+        for entry in store._keys.values():
+            if entry.id not in optimizer._index_update_count:
+                begin_behind(optimizer, entry.id, store._session.updates_behind(entry.declared))
+
+
+def _sendable(numbers):
+    if numbers is None:
+        return None
+    counts = [[device, [[key, updates] for key, updates in counted.items()]] for device, counted in numbers["counts"].items()]
+    return dict(numbers, plain=_finite(numbers["plain"]), scheduler=_finite(numbers["scheduler"]), counts=counts)
+
+
+def _finite(numbers):
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _saved(store):
@@ -213,5 +264,5 @@ def _plain(thing):
 
 def _restore_plain(thing, numbers):
     for name, value in numbers.items():
-        if name in getattr(thing, "__dict__", {}):
+        if name in getattr(thing, "__dict__", {}) and type(value) in (bool, int, float):
             setattr(thing, name, value)
