@@ -20,15 +20,26 @@ EXAMPLES = {
     "flats": [{"rounds": 3, "cpu_s": 0.5}, {}],
     "workers": [{"host": "10.0.0.8", "machine": 0, "local": ""}],
     "sha256": "0f" * 32,
+    "numbers": {
+        "optimizers": {
+            "0": {"plain": {"lr": 0.1}, "scheduler": {}, "counts": [[0, [[0, 7], ["w", 3]]]], "device": 0},
+            "1": None,
+        },
+        "trainers": [{"scale": {"_scale": 1.0}, "loss_scaler": {}}],
+    },
     "parts": [{"role": "server", "rank": 1, "bytes": 80, "sha256": "0f" * 32}],
+    "state": "joined",
     "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m"}],
 }
 
 
 def example(kind):
     """A message with a value of the right type in each field, found by trial."""
-    fields = messages.FIELDS[kind]
-    return dict({name: next(v for v in EXAMPLES.values() if fits(v)) for name, fits in fields.items()}, kind=kind)
+    return dict(_example_of(messages.FIELDS[kind]), kind=kind)
+
+
+def _example_of(fields):
+    return {name: next(v for v in EXAMPLES.values() if fits(v)) for name, fits in fields.items()}
 
 
 def through_the_wire(message):
@@ -53,6 +64,18 @@ def test_a_missing_a_wrong_and_an_unknown_field_are_refused(kind):
             messages.check(dict(example(kind), **{name: {"nested": []}}))
     with pytest.raises(ProtocolError, match="a field too many: 'extra'"):
         messages.check(dict(example(kind), extra=1))
+
+
+def test_the_numbers_of_optimizers_and_a_lost_workers_past_arrive_as_they_were_sent():
+    place = dict(example("place"), numbers=EXAMPLES["numbers"])
+    assert through_the_wire(place) == place
+    past = dict(_example_of(messages._REJOINED), numbers=EXAMPLES["numbers"])
+    welcome = dict(example("welcome"), rejoined=past)
+    assert through_the_wire(welcome) == welcome
+    for wrong in ([[0, [["w"]]]], [[0, [["w", -1]]]], [["0", []]], [[0, [[[], 1]]]], {}):
+        optimizer = dict(EXAMPLES["numbers"]["optimizers"]["0"], counts=wrong)
+        with pytest.raises(ProtocolError, match="numbers"):
+            messages.check(dict(place, numbers={"optimizers": {"0": optimizer}, "trainers": []}))
 
 
 def test_a_name_keeps_its_type():

@@ -191,10 +191,12 @@ def test_a_worker_that_is_lost_is_not_late_and_its_successor_only_from_then_on()
         await job.server.receive("lost")
         job.server.send(late)
         job.server.send({"kind": "lost_at", "rank": 0, "problem": "", "keys": [0], "rounds": [7]})
-        await job.server.receive("fill")
+        assert not (await job.server.receive("fill"))["last"]
+        assert (await job.server.receive("fill"))["last"]
         job.server.send({"kind": "filled", "rank": 0})
         successor = await Member.join(replace(job.settings, role="worker", rank=0))
-        assert successor.rejoined == {"round": 7, "resumed": 0, "barriers": 0, "lost": 1}
+        assert successor.rejoined == {"step": 7, "resumed": 0, "barriers": 0, "joins": 0, "in_join": False, "lost": 1,
+                                      "marked": False, "numbers": None}  # fmt: skip
         await successor.open_watch()
         await successor.start()
         job.server.send(late)  # of a round that began before it came

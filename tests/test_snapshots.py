@@ -70,9 +70,9 @@ GIVEN_UP = [(WORKERS[0], {"kind": "snapshot_complete", "round": 5, "parts": []})
 def test_a_snapshot_is_given_up_when_a_worker_has_joined_without_its_part():
     book = Book()
     book.say(WORKERS[0], "captured", round=5)
-    assert book.say(WORKERS[1], "joined", worker=1)[2:] == GIVEN_UP
+    assert book.say(WORKERS[1], "joined", worker=1, step=5)[2:] == GIVEN_UP
     assert book.written(SERVERS[0], 5) == []  # too late, and no harm
-    book.say(WORKERS[0], "joined", worker=0)  # so join() returns, and steps go on
+    book.say(WORKERS[0], "joined", worker=0, step=5)  # so join() returns, and steps go on
     book.say(WORKERS[0], "captured", round=6)
     assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
 
@@ -93,21 +93,22 @@ def test_a_worker_that_has_left_makes_later_snapshots_impossible():
 
 def test_a_replaced_worker_writes_no_part_of_a_round_before_it_came():
     book = Book()
-    assert book.agreement.lose(WORKERS[1]) == book.agreement.catch_up(WORKERS[1], 5) == []
+    assert book.agreement.lose(WORKERS[1]) == book.agreement.catch_up(WORKERS[1], 5, {}) == []
     assert book.say(WORKERS[0], "captured", round=5)[2:] == GIVEN_UP  # its predecessor was ahead of worker 0
     assert len(book.say(WORKERS[0], "captured", round=6)) == 2
     assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
 
 
-def test_a_replaced_worker_hears_who_has_joined_and_joins_once_for_its_predecessor():
+def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_of_them():
     book = Book()
-    joined = {"kind": "joined", "worker": 1}
-    assert book.say(WORKERS[1], "joined", worker=1) == [(worker, joined) for worker in WORKERS]
+    joined = {"kind": "joined", "worker": 0, "step": 5}
+    assert book.say(WORKERS[0], "joined", worker=0, step=5) == [(worker, joined) for worker in WORKERS]
+    assert book.agreement.joined(WORKERS[0]) == 5 and book.agreement.joined(WORKERS[1]) is None
     book.agreement.lose(WORKERS[1])
-    assert book.agreement.catch_up(WORKERS[1], 5) == [joined]
-    assert book.say(WORKERS[1], "joined", worker=1) == []
-    assert len(book.say(WORKERS[0], "joined", worker=0)) == 2
-    assert book.agreement.catch_up(WORKERS[1], 5) == []
+    assert book.agreement.catch_up(WORKERS[1], 5, {}) == [joined]
+    assert len(book.agreement.join_for(WORKERS[1], 4)) == 2
+    assert (book.agreement.joins, book.agreement.joined_at) == (1, 5)
+    assert book.agreement.catch_up(WORKERS[1], 5, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_replaced_worker_hears_who_has_joined_and_joins_once_for_its_predecess
         lambda book: [book.written(WORKERS[1], 5) for _ in range(2)],
         lambda book: [book.written(WORKERS[1], round) for round in range(6, 20)],
         lambda book: book.say(WORKERS[1], "resume", round=5),
-        lambda book: book.say(WORKERS[1], "joined", worker=0),
+        lambda book: book.say(WORKERS[1], "joined", worker=0, step=5),
     ],
 )
 def test_who_may_not_say_it_fails_the_job(wrong):

@@ -82,16 +82,38 @@ def _list_of(fields: Dict[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
     return lambda value: type(value) is list and all(type(item) is dict and _fits(fields, item) for item in value)
 
 
-def _tree(value: Any) -> bool:
-    """An object of whatever JSON knows; who reads it checks the rest."""
-    return type(value) is dict
+def _counts(value: Any) -> bool:
+    """[[device, [[key, updates], ...]], ...]"""
+    return _pairs(value, _int, lambda counted: _pairs(counted, _name, _int))
 
 
-def _tree_or_none(value: Any) -> bool:
-    return value is None or _tree(value)
+def _pairs(value: Any, *fits: Callable[[Any], bool]) -> bool:
+    return type(value) is list and all(
+        type(pair) is list and len(pair) == 2 and fits[0](pair[0]) and fits[1](pair[1]) for pair in value
+    )
+
+
+def _optimizers(value: Any) -> bool:
+    """By store; null where workers update."""
+    return type(value) is dict and all(
+        one is None or (type(one) is dict and _fits(_OPTIMIZER, one)) for one in value.values()
+    )
+
+
+def _numbers_or_none(value: Any) -> bool:
+    return value is None or (type(value) is dict and _fits(_NUMBERS, value))
+
+
+def _one_of(*words: str) -> Callable[[Any], bool]:
+    return lambda value: type(value) is str and value in words
 
 
 _SNAPSHOT_PART = {"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256}
+# Of optimizers and Trainers (p3/worker/store_snapshots.py): how often each device has updated each key, and all plain numbers.
+_OPTIMIZER = {"plain": _flat, "scheduler": _flat, "counts": _counts, "device": _int}
+_NUMBERS = {"optimizers": _optimizers, "trainers": _list_of({"scale": _flat, "loss_scaler": _flat})}
+
+
 def _rejoined(value: Any) -> bool:
     return value is None or (type(value) is dict and _fits(_REJOINED, value))
 
@@ -105,7 +127,7 @@ _REJOINED = {
     "in_join": _bool,  # the last one came right behind that step
     "lost": _int,  # how many processes of that rank are gone
     "marked": _bool,  # the script says where steps end
-    "numbers": _tree_or_none,  # of the optimizers (p3/worker/store_snapshots.py); null: nobody could tell
+    "numbers": _numbers_or_none,  # of the optimizers; null: nobody could tell
 }
 _SERVER = {"host": _str, "port": _int, "local": _str, "machine": _str}
 _WORKER = {"host": _str, "machine": _int, "local": _str}  # machine: equal for workers of one machine
@@ -159,11 +181,11 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "place": {  # where a worker stands, as to a lost one (p3/worker/steps.py)
         "rank": _int,  # of the lost one
         "attempt": _int,
-        "state": _str,
+        "state": _one_of("in", "joined", "behind"),
         "step": _int,
         "keys": _ints,
         "rounds": _ints,
-        "numbers": _tree_or_none,
+        "numbers": _numbers_or_none,
         "marked": _bool,
     },
     # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.

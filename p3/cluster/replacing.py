@@ -155,18 +155,18 @@ class Loss:
         return self.standing is not None and not self._unheard and not self.is_taken
 
 
-def infer(pushed: Sequence[Rounds], begun: Sequence[Standing]) -> Tuple[List[int], Standing]:
+def infer(pushed: Sequence[Rounds], begun: Sequence[Standing], at_least: int = 0) -> Tuple[List[int], Standing]:
     """Of workers that are lost when no other is there: which of them can be replaced now, and behind which cut. The others
     were lost in later steps, of which those who come can tell.
 
     `pushed`: the rounds of keys that each has pushed. `begun`: from where each had taken its steps; rounds that all skipped
-    since are in its rounds. In each step a worker pushes the keys once: so the key that is furthest tells the step.
+    since are in its rounds. `at_least`: steps that are behind the job for sure. In each step a worker pushes the keys once: so the key that is furthest tells the step.
     """
     steps = [
         start.step + max((round - start.rounds.get(key, 0) for key, round in rounds.items()), default=0)
         for rounds, start in zip(pushed, begun)
     ]
-    steps = [max(step, start.step) for step, start in zip(steps, begun)]
+    steps = [max(step, start.step, at_least) for step, start in zip(steps, begun)]
     first = min(steps)
     those = [number for number, step in enumerate(steps) if step == first]
     common: Rounds = {}

@@ -454,19 +454,16 @@ class Scheduler:
         self._enter_barriers(here)
 
     def _infer(self, losses: list) -> None:
+        """Nobody is left. Who has called join() waits for those who have not."""
+        losses = [loss for loss in losses if not loss.has_joined] or losses
         if not losses:
             return
         begun = []
         for loss in losses:
             start, joins = self._begun.get(loss.node, (Standing(self._agreement.resumed, {}), 0))
             skipped = self._agreement.joins - joins  # rounds of each key
-            step = max(start.step, self._agreement.joined_at, self._agreement.joined(loss.node) or 0)
-            if self._agreement.joined(loss.node) is not None:
-                begun.append(Standing(step, loss.pushed))
-                continue
-            rounds = {key: start.rounds.get(key, 0) + skipped + step - start.step for key in loss.pushed}
-            begun.append(Standing(step, rounds))
-        those, standing = infer([loss.pushed for loss in losses], begun)
+            begun.append(start._replace(rounds={key: start.rounds.get(key, 0) + skipped for key in loss.pushed}))
+        those, standing = infer([loss.pushed for loss in losses], begun, at_least=self._agreement.joined_at)
         for number in those:
             losses[number].stand_at(standing)
             self._tell_all("server", losses[number].fill(losses[number].standing.rounds, is_last=True))
