@@ -18,7 +18,10 @@ from p3.cluster.placement import Host
 from p3.errors import ConfigError, ProtocolError, RendezvousError
 from p3.settings import Settings
 from p3.snapshots import files
-from plugin_jobs import python
+from plugin_jobs import SCRIPTS, python
+
+sys.path.insert(0, str(SCRIPTS))
+import replaced_steps  # noqa: E402
 
 SERVERS = [Node("server", 0, "a"), Node("server", 1, "b")]
 DEADLINE_S = 60
@@ -231,6 +234,69 @@ def test_gluons_trainer_goes_on_with_the_weights_of_the_others(processes):
     for key in job.holds:
         job.values(key)
     assert job.holds
+
+
+class StepsOfTwoStores(Job):
+    """replaced_steps.py, with deaths at random moments, each rank once."""
+
+    STEPS, EPOCH = 60, 10
+
+    def __init__(self, processes, folder, workers, epoch, marks, seed, **variables):
+        print("seed", seed)
+        chance = random.Random(seed)
+        pushes = [sum(len(replaced_steps.keys_of(store, step)) for store in range(2)) for step in range(self.STEPS)]
+        self.deaths = []
+        last = -2
+        for rank in chance.sample(range(workers), workers):
+            step = chance.randrange(last + 2, last + self.STEPS // workers)
+            moments = [*range(pushes[step] + 1), "step"]
+            if epoch and chance.random() < 0.5:
+                step = min(self.STEPS - 1, (step // epoch + 1) * epoch - 1)  # the last of its epoch
+                moments = ["join", pushes[step], "step", 0, 2]
+            self.deaths.append((rank, step, chance.choice(moments)))
+            last = step
+        deaths = [":".join(map(str, death)) for death in self.deaths]
+        print(deaths)
+        command = python("replaced_steps.py", self.STEPS, epoch, marks, folder, *deaths)
+        super().__init__(processes, command, workers, **dict(variables, P3_WAIT_TIMEOUT_S="40"))
+
+    def assert_all_is_right(self):
+        finished = self.end()
+        assert finished.code == 0, finished
+        # Where each successor goes on: in the step in which its predecessor was lost, or behind it.
+        begun, died = (
+            [tuple(map(int, found.groups())) for found in (re.search(pattern, line) for line in self.said) if found]
+            for pattern in (r"rank (\d+) process \d+ begins (\d+)", r"rank (\d+) dies in step (\d+)")
+        )
+        assert len(died) == len(self.deaths) and len(begun) == self.workers + len(died), (begun, died)
+        for rank, step in died:
+            first, second = [behind for its, behind in begun if its == rank]
+            planned, moment = next(death[1:] for death in self.deaths if death[0] == rank)
+            assert first == 0 and second in (step, step + 1), (begun, died, self.deaths)
+            if moment == "step" or (moment == "join" and step == planned):
+                assert second == step + 1
+        everyone = (1 << self.workers) - 1
+        may_lack = {0}
+        for rank, _, _ in self.deaths:
+            may_lack |= {lack + (1 << rank) for lack in may_lack}
+        for store in range(2):
+            for key in replaced_steps.SHAPES[store]:
+                complete = everyone * sum(key in replaced_steps.keys_of(store, step) for step in range(self.STEPS))
+                least, greatest = map(int, self.values(key))
+                assert complete - least in may_lack and complete - greatest in may_lack, (key, least, greatest, complete)
+
+
+@pytest.mark.parametrize(
+    "epoch, marks, snapshots, workers",
+    [(0, 0, False, 3), (0, 1, False, 2), (10, 0, False, 2), (10, 1, True, 3), (10, 0, False, 3)],
+)
+def test_two_stores_and_keys_that_rest_go_on_in_step(processes, tmp_path, epoch, marks, snapshots, workers):
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "1"} if snapshots else {}
+    seed = int(os.environ.get("P3_SEED", random.randrange(1 << 30)))
+    job = StepsOfTwoStores(processes, tmp_path, workers, epoch, marks, seed, **variables)
+    job.assert_all_is_right()
+    if snapshots:
+        assert files.newest_valid(variables["P3_SNAPSHOT_DIR"]).round == job.STEPS
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

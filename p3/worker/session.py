@@ -391,15 +391,20 @@ class Session:
             self._join_behind = False
             return False
         self.snapshots.finish()  # or its thread would tell of a snapshot behind the word that we take no part
-        self._note(Steps.join)
-        if self._steps is not None or self.snapshots.are_taken:
+        joined = {"kind": "joined", "worker": self.rank, "step": 0}
+        if self._steps is None:
+            if self.snapshots.are_taken:
+                self._link.send(joined)
+            return True
+        with self._changed:
             before = self.snapshots.times_joined(self.rank)
-            step = 0 if self._steps is None else self._steps.step
-            self._link.send({"kind": "joined", "worker": self.rank, "step": step})
-            if self._steps is not None:  # or who is lost now would have skipped a round, and nobody knew why
-                self._wait_until(
-                    lambda: self.snapshots.times_joined(self.rank) > before, self.wait_timeout_s, "for the scheduler"
-                )
+            self._steps.join()
+            self._link.send(dict(joined, step=self._steps.step))
+            self._tell_place()  # behind that word
+        # Before the first skip: if this worker is lost then, all know why it had skipped a round.
+        self._wait_until(
+            lambda: self.snapshots.times_joined(self.rank) > before, self.wait_timeout_s, "for the scheduler"
+        )
         return True
 
     def join_ended(self) -> None:
