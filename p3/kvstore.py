@@ -569,7 +569,7 @@ class P3KVStore(mx.kvstore.KVStore):
         if self._partitions is not None and entry.declared.sparse:
             self._partitions.pushed(entry.declared)
         entry.push(gradient, scalars)
-        entry.pushed = True
+        entry.pushed = entry.in_steps = True
         if self._updates_here:
             self._updater(entry.id, entry.sum_for_updater(), entry.weight)
         self._after_operation()

@@ -22,7 +22,7 @@ class Key:
     """One key of a store, and what Priorities notes about it."""
 
     __slots__ = (
-        "id", "declared", "shape", "dtype", "sparse_weight", "landing", "weight", "outs", "pushed", "operations",
+        "id", "declared", "shape", "dtype", "sparse_weight", "landing", "weight", "outs", "pushed", "in_steps", "operations",
         "index", "parameter", "searched", "engine",
     )  # fmt: skip
     route = None  # how its gradients travel
@@ -37,6 +37,7 @@ class Key:
         self.weight = None  # only where this worker updates
         self.outs = ()  # where its value was copied to last
         self.pushed = False  # whether this worker has ever pushed it
+        self.in_steps = False  # or is known to do so in its steps
 
     # `landing` is None on keys whose rows stay on the servers; each such key overrides what uses it.
 

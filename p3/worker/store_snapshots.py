@@ -104,6 +104,15 @@ def restore_trainers(store, trainers):
         _restore_numbers(trainer._optimizer, own["optimizer"])
         trainer._scale = own["scale"]
         _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
+        if own["states"]:
+            _expect_sums(_store_of(store, trainer), trainer)
+
+
+def _expect_sums(store, trainer):
+    """Of a Trainer that updates: where the sums of its steps go, for a worker that calls join() before its first one."""
+    for number, parameter in enumerate(trainer._params):
+        if parameter.grad_req != "null":
+            store._keys[number].in_steps, store._keys[number].outs = True, parameter.list_grad()
 
 
 def fetch_weights(store, trainers):
@@ -116,11 +125,15 @@ def fetch_weights(store, trainers):
         _restore_plain(getattr(trainer, "_amp_loss_scaler", None), its["loss_scaler"])
 
 
-def _give_keys(store, trainer, shape_of):
+def _store_of(store, trainer):
+    """The Trainer's; `store` if the Trainer was given its name."""
     its_store = trainer._kvstore_params["kvstore"]
-    number_of_store = (its_store if isinstance(its_store, type(store)) else store)._store
+    return its_store if isinstance(its_store, type(store)) else store
+
+
+def _give_keys(store, trainer, shape_of):
     for number, parameter in enumerate(trainer._params):
-        shape = shape_of(number_of_store, number)
+        shape = shape_of(_store_of(store, trainer)._store, number)
         if parameter._deferred_init and shape is not None:  # the first batch would have told it
             parameter.shape = tuple(shape)
             parameter._finish_deferred_init()
