@@ -174,6 +174,12 @@ def test_on_a_terminal_worker_0s_bar_is_live_below_the_lines():
     assert plain == ["[worker 1] hello", "[worker 0]  10%", ""]
 
 
+def test_the_last_line_is_a_processs_own_and_not_that_the_job_failed():
+    source = Output(io.StringIO()).source("worker 1")
+    source.feed(b"no data\n\np3: the job failed: worker 0 has lost us\n")
+    assert source.last_line == "no data"
+
+
 # Jobs
 
 

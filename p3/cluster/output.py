@@ -14,6 +14,7 @@ from typing import Dict, Optional, TextIO
 _MAX_LINE_CHARACTERS = 1 << 16  # a longer one is broken
 _COLOURS = (36, 32, 33, 35, 34, 31)  # of terminals: cyan, green, yellow, magenta, blue, red
 _ERASE_LINE = "\r\x1b[K"
+_JOB_FAILED = "p3: the job failed: "
 
 
 class Output:
@@ -74,7 +75,7 @@ class Source:
         self._name = name
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # the unfinished line, with its carriage returns
-        self.last_line = ""  # the last finished line that is not blank
+        self.last_line = ""  # the last finished line that is not blank, nor P3's own that the job failed
 
     def feed(self, data: bytes) -> None:
         self._text += self._decoder.decode(data)
@@ -100,7 +101,7 @@ class Source:
         text = _standing(text)
         self._output.show(self._name, "")
         self._output.line(self._name, text)
-        if text.strip():
+        if text.strip() and not text.startswith(_JOB_FAILED):
             self.last_line = text.strip()
 
 
