@@ -344,6 +344,28 @@ def test_an_interrupt_ends_everything(start_job, number, code):
     wait_until(lambda: not any(map(is_running, pids)), "processes are left")
 
 
+def test_a_worker_that_is_told_to_end_can_still_finish_its_step(start_job):
+    """Servers end after the workers, and nobody reports the others' end as a loss."""
+    process = start_job(JOIN + """
+    import signal, numpy as np
+    key, landing = session.declare("w", (3,), "float32"), np.zeros(3, np.float32)
+    session.init(key, np.ones(3, np.float32), landing).wait(30)
+    def finish(*ignored):
+        session.pushpull(key, np.ones(3, np.float32), landing).wait(30)
+        print("finished a step")
+        os._exit(0)
+    signal.signal(signal.SIGTERM, finish)
+    print("pid", os.getpid(), flush=True)
+    while True:
+        signal.pause()
+    """, workers=1, servers=2)
+    pids_of_a_sleeping_job(process, 1)
+    process.signal(signal.SIGINT)
+    finished = process.wait(30)
+    assert finished.out == "[worker 0] finished a step\n"
+    assert (finished.code, finished.err) == (130, "p3 run: interrupted by SIGINT; all processes are ended\n")
+
+
 def test_everything_dies_with_a_launcher_that_is_killed(start_job):
     process = start_job(SLEEP)
     pids = pids_of_a_sleeping_job(process, 2)

@@ -49,11 +49,10 @@ class Running:
         self.task = task
         self.process = process
         self.errors: Source = output.source(task.name)
+        self.sources = (output.source(task.name), self.errors)
         self._told = False
-        self._readers = [
-            asyncio.ensure_future(_pump(process.stdout, output.source(task.name))),
-            asyncio.ensure_future(_pump(process.stderr, self.errors)),
-        ]
+        pipes = (process.stdout, process.stderr)
+        self._readers = [asyncio.ensure_future(_pump(*ends)) for ends in zip(pipes, self.sources)]
 
     async def ended(self) -> Running:
         await self.process.wait()
@@ -260,11 +259,20 @@ class Launcher:
 
     async def _end_all(self) -> None:
         alive = [running for running in self._running if running.process.returncode is None]
-        for running in alive:
-            running.signal(signal.SIGTERM)
-            running.signal(signal.SIGCONT)  # one that is stopped can end, too
-        if alive:
-            await asyncio.wait({asyncio.ensure_future(r.ended()) for r in alive}, timeout=_TERMINATE_S)
+        workers = [running for running in alive if running.task.role == "worker"]
+        others = [running for running in alive if running.task.role != "worker"]
+        # Workers first, and what the others say of that is not shown: that each lost the others is our doing.
+        for running in others:
+            for source in running.sources:
+                source.mute()
+        for group in (workers, others):
+            for running in group:
+                running.signal(signal.SIGTERM)
+                running.signal(signal.SIGCONT)  # one that is stopped can end, too
+            if group:
+                await asyncio.wait({asyncio.ensure_future(r.ended()) for r in group}, timeout=_TERMINATE_S)
+            for running in group:
+                running.signal(signal.SIGKILL)
         for running in self._running:
             running.signal(signal.SIGKILL)  # also what a process left behind in its group
         if alive:

@@ -75,6 +75,7 @@ class Source:
         self._name = name
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # the unfinished line, with its carriage returns
+        self._muted = False
         self.last_line = ""  # the last finished line that is not blank, nor P3's own that the job failed
 
     def feed(self, data: bytes) -> None:
@@ -90,6 +91,10 @@ class Source:
         if "\r" in self._text:
             self._output.show(self._name, _standing(self._text))
 
+    def mute(self) -> None:
+        """Whatever still comes is not shown."""
+        self._muted = True
+
     def end(self) -> None:
         """No more will come: what is unfinished is printed."""
         self._text += self._decoder.decode(b"", True)
@@ -98,6 +103,8 @@ class Source:
             self._text = ""
 
     def _finish(self, text: str) -> None:
+        if self._muted:
+            return
         text = _standing(text)
         self._output.show(self._name, "")
         self._output.line(self._name, text)
