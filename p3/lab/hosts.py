@@ -83,13 +83,16 @@ class LabStatus:
 def why_unavailable() -> Optional[str]:
     """What this machine lacks for a lab, as a sentence, or None if it can have one."""
     packages = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"}
-    for tool, package in packages.items():
-        if shutil.which(tool) is None:
-            return f"a lab needs the command '{tool}', which is missing (Debian: apt-get install {package})"
+    missing = [tool for tool in packages if shutil.which(tool) is None]
+    lacks = []
     needed = 1 << CAP_NET_ADMIN | 1 << CAP_SYS_ADMIN
     if _effective_capabilities() & needed != needed:
-        return "a lab needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo"
-    return None
+        lacks.append("root (CAP_NET_ADMIN and CAP_SYS_ADMIN): run with sudo")
+    if missing:
+        install = " ".join(sorted({packages[tool] for tool in missing}))
+        names = ", ".join(map(repr, missing))
+        lacks.append(f"the commands {names}, which are missing (Debian: apt-get install {install})")
+    return "a lab needs " + "; and ".join(lacks) if lacks else None
 
 
 @contextlib.contextmanager
