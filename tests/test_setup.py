@@ -119,6 +119,13 @@ def test_where_all_is_there_the_python_to_use_is_printed(machine):
     assert not (machine.folder / "fetched").exists()
 
 
+@pytest.mark.skipif(not os.path.exists("/usr/include/gtest/gtest.h"), reason="needs a package: libgtest-dev")
+def test_a_package_that_is_there_is_seen_and_nothing_is_fetched(machine):
+    (machine.folder / "bin" / "c++").unlink()
+    assert machine.needs("test").returncode == 0
+    assert not (machine.folder / "fetched").exists()
+
+
 def test_what_packages_have_not_brought_is_fetched(machine):
     machine.stand_in("bin/c++", "case $* in *gtest*) exit 1; esac")
     assert machine.needs("test", machine.python("pip")).returncode == 0
