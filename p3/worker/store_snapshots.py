@@ -112,7 +112,8 @@ def _expect_sums(store, trainer):
     """Of a Trainer that updates: where the sums of its steps go, for a worker that calls join() before its first one."""
     for number, parameter in enumerate(trainer._params):
         if parameter.grad_req != "null":
-            store._keys[number].in_steps, store._keys[number].outs = True, parameter.list_grad()
+            entry = store._keys[number]
+            entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
 
 
 def fetch_weights(store, trainers):
