@@ -18,7 +18,7 @@ import p3  # noqa: F401, registers the store
 from p3._core import slice_count
 from p3.chaos.matrix import COURSES
 
-WIDTH, BATCH = 1000, 4  # a million weights for each layer: 20 slices
+WIDTH, BATCH = 1500, 4
 EPOCH = 4
 
 
