@@ -312,6 +312,7 @@ class P3KVStore(mx.kvstore.KVStore):
         have led to, so that every worker must set it between the same pushes.
         """
         self._check()
+        is_set = optimizer is getattr(self._updater, "optimizer", None)  # as Trainer does after a reset; its state stays
         try:
             description = describe(optimizer)
             if self._updates_here:
@@ -319,12 +320,16 @@ class P3KVStore(mx.kvstore.KVStore):
             if self._server_optimizer is None and self._pushed_keys():
                 raise NotOnServer("gradients have been pushed without it; set it before the first push")
         except NotOnServer as reason:
+            if is_set:
+                return
             name = type(optimizer).__name__
             log.warning("%s updates the weights on every worker, not on the servers: %s", name, reason)
             self._set_updater(mx.optimizer.get_updater(optimizer))
         else:
             with _mxnet_errors():
                 self._session.set_optimizer(self._store, description)
+            if is_set:
+                return
             self._server_optimizer = optimizer
             self._updater = mx.optimizer.get_updater(optimizer)  # Trainer looks for its `optimizer`
             store_snapshots.restore_optimizer(self)

@@ -659,7 +659,9 @@ def test_loading_the_states_of_before_and_after_counts(kv, optimizer, tmp_path):
     assert any(not np.allclose(a, b) for a, b in zip(through, trained(None, optimizer=optimizer, **settings)))
 
 
-def test_loading_parameters_keeps_the_momentum(kv, tmp_path):
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])  # the last one runs on the workers
+def test_loading_parameters_keeps_the_optimizers_state(kv, tmp_path, optimizer, by_name):
     """As training without a store does."""
     parameters = str(tmp_path / "parameters")
 
@@ -668,9 +670,15 @@ def test_loading_parameters_keeps_the_momentum(kv, tmp_path):
             net.save_parameters(parameters)
         elif step in (3, 4):
             net.load_parameters(parameters)
+        if step > 0:
+            stores.append(trainer._kvstore or stores[-1])
 
-    assert_close(trained(kv, during, momentum=0.9), trained(None, during, momentum=0.9))
-    assert kv.stats()["keys"][0]["rounds"] == 6  # the same keys on the servers all the time
+    stores = []
+    settings = {"momentum": 0.9} if optimizer == "sgd" else {}
+    through = trained("p3_sync" if by_name else kv, during, optimizer=optimizer, **settings)
+    assert stores[-1].stats()["keys"][0]["rounds"] == 6  # the same keys on the servers all the time
+    stores = [None]
+    assert_close(through, trained(None, during, optimizer=optimizer, **settings))
 
 
 def test_other_stores_of_mxnet_still_refuse():

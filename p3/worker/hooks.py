@@ -116,6 +116,7 @@ def _let_trainer_change(trainer, store_type):
     def _reset_kvstore(self):
         if isinstance(self._kvstore, store_type):
             self._kvstore._expect_new_values()
+            self._kvstore_params["kvstore"] = self._kvstore  # also for who gave a name, which would make another store
             self._kvstore = None  # what MXNet refuses to reset; the next step sets it up again
         reset(self)
 
