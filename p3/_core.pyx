@@ -1050,14 +1050,14 @@ cdef class P3Server:
             lost = self.core.lose_worker(worker)
         return lost.problem.decode(), {pushed.wire_key: pushed.round for pushed in lost.pushed}
 
-    def fill(self, int worker, rounds, cbool has_joined=False):
+    def fill(self, int worker, rounds, cbool skips=False):
         cdef vector[Pushed] pushed
         cdef Pushed one
         for wire_key, number in rounds.items():
             one.wire_key, one.round = wire_key, number
             pushed.push_back(one)
         with nogil:
-            self.core.fill(worker, pushed, has_joined)
+            self.core.fill(worker, pushed, skips)
 
     def replace_worker(self, int worker, int fd, *, ring=(), Tls tls=None):
         cdef unique_ptr[Stream] stream = stream_of(fd, self.notsent_low_water_bytes, ring, False, released(tls))

@@ -53,7 +53,7 @@ class Server::Impl : public Transport::Handler {
         departed_(van_of_worker_.size(), false),
         incarnation_(van_of_worker_.size(), 1),
         lost_(van_of_worker_.size(), false),
-        has_joined_(van_of_worker_.size(), false),
+        skips_(van_of_worker_.size(), false),
         lateness_(van_of_worker_.size()),
         summers_(static_cast<size_t>(std::max(options.threads, 1))),
         transport_(std::move(options.node), *this) {
@@ -200,13 +200,13 @@ class Server::Impl : public Transport::Handler {
     return lost;
   }
 
-  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool has_joined) {
+  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) {
     const auto rank = static_cast<size_t>(worker);
     check_rank(worker);
     transport_.run_in_receiver([&] {
       if (!lost_[rank])
         throw Error(ErrorKind::kUsage, label() + ": worker " + std::to_string(worker) + " is not lost.");
-      has_joined_[rank] = has_joined;
+      skips_[rank] = skips;
       for (const LostWorker::Pushed& one : rounds)
         for (ServerShard* shard : shards_of(one.wire_key)) {
           if (one.round == 0) continue;
@@ -592,7 +592,7 @@ class Server::Impl : public Transport::Handler {
     shard.note_push(worker, false, std::chrono::steady_clock::now());
     Task task{task_kind(header.kind), &shard, worker, header};
     task.incarnation = incarnation_[rank] + lost_[rank];  // the successor's
-    task.is_filled = !has_joined_[rank];
+    task.is_filled = !skips_[rank];
     queue(urgency_of(header), task);
   }
 
@@ -925,7 +925,7 @@ class Server::Impl : public Transport::Handler {
   std::vector<bool> departed_;                      // receiver thread
   std::vector<uint32_t> incarnation_;               // receiver thread: processes that each rank has had
   std::vector<bool> lost_;                          // receiver thread: the last one is gone
-  std::vector<bool> has_joined_;                    // receiver thread: as fill() was told last
+  std::vector<bool> skips_;                    // receiver thread: as fill() was told last
   std::vector<std::pair<void*, size_t>> arriving_;  // receiver thread: by van, the gradient being received
   size_t next_thread_ = 0;
 
@@ -966,8 +966,8 @@ void Server::set_optimizer(int store, const OptimizerSpec& spec) { impl_->set_op
 void Server::set_compression(int store, const Compression& compression) { impl_->set_compression(store, compression); }
 void Server::set_average(int store, bool average) { impl_->set_average(store, average); }
 LostWorker Server::lose_worker(int worker) { return impl_->lose_worker(worker); }
-void Server::fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool has_joined) {
-  impl_->fill(worker, rounds, has_joined);
+void Server::fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) {
+  impl_->fill(worker, rounds, skips);
 }
 void Server::replace_worker(int worker, std::unique_ptr<Stream> stream) {
   impl_->replace_worker(worker, std::move(stream));

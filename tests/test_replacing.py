@@ -15,9 +15,11 @@ from p3._core import TLS_BUILT_IN
 from p3.cluster.launch import Launcher
 from p3.cluster.node import Node
 from p3.cluster.placement import Host
+from p3.cluster.replacing import Loss, Standing, infer
 from p3.errors import ConfigError, ProtocolError, RendezvousError
 from p3.settings import Settings
 from p3.snapshots import files
+from p3.worker.steps import Steps
 from plugin_jobs import SCRIPTS, python
 
 sys.path.insert(0, str(SCRIPTS))
@@ -30,7 +32,253 @@ DEADLINE_S = 60
 # What is decided
 
 
-# PURE
+class Program:
+    """What all workers do: a list of calls; ("end", step) is where a step ends, perhaps unseen by the worker."""
+
+    KEYS = "abcde"
+
+    def __init__(self, chance, marks):
+        self.calls, rounds, step, joins = [], {}, 0, 0
+        self.ends = [(0, 0, {})]  # step, joins over, rounds
+        for _ in range(30):
+            keys = [key for key in self.KEYS if key == "c" or chance.random() < 0.4]
+            if step == 0:
+                keys = list(self.KEYS)
+            if marks and step > 0:  # before it has marked a step, a worker must tell by what is pushed
+                keys += chance.choices(keys, k=chance.randrange(3))
+                chance.shuffle(keys)
+            step += 1
+            for key in keys:
+                self.calls.append(("push", key))
+                rounds[key] = rounds.get(key, 0) + 1
+            self.calls.append(("mark", step) if marks else ("nothing", step))
+            self.ends.append((step, joins, dict(rounds)))
+            if chance.random() < 0.15:
+                self.calls.append(("join", None))
+                self.calls += [("skip", key) for key in self.KEYS]
+                self.calls.append(("joined", step))
+                rounds = {key: rounds.get(key, 0) + 1 for key in self.KEYS}
+                joins += 1
+                self.ends.append((step, joins, dict(rounds)))
+
+    def first_end(self, joins, pushed):
+        return next(
+            (step, rounds) for step, joins_over, rounds in self.ends
+            if joins_over >= joins and all(rounds.get(key, 0) >= round for key, round in pushed.items())
+        )  # fmt: skip
+
+    @staticmethod
+    def call(steps, call):
+        name, argument = call
+        if name == "join":
+            steps.join()
+        elif name == "push":
+            steps.push(argument, (0, Program.KEYS.index(argument)))
+        elif name != "nothing":
+            getattr(steps, name)(argument)
+
+    def called(self, position):
+        rounds = {}
+        for name, key in self.calls[:position]:
+            if name in ("push", "skip"):
+                rounds[key] = rounds.get(key, 0) + 1
+        return rounds
+
+
+def new_steps(completed=lambda key: 0, **options):
+    made = Steps(lambda: {"numbers": made.step}, completed, **options)
+    return made
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_who_runs_the_same_program_can_tell_what_a_lost_worker_was_about_to_do(marks):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(300):
+        program = Program(chance, marks)
+        lost = chance.randrange(len(program.calls))
+        called = program.called(lost)
+        # Of each key the last call has come to the servers or not.
+        pushed = {key: round - (chance.random() < 0.3) for key, round in called.items()}
+        joins = sum(name == "join" for name, _ in program.calls[:lost])
+        step, behind = program.first_end(joins, pushed)
+        # This worker is somewhere else, and hears of the loss there; but no join() ends without all.
+        joined = (at for at, (name, _) in enumerate(program.calls) if name == "joined" and at >= lost)
+        last = min(len(program.calls) - 1, lost + 10, next(joined, len(program.calls)) - 1)
+        asked_at = chance.randrange(max(0, lost - 10), max(1, last + 1))
+        steps, filled, told = new_steps(), dict(pushed), []
+        for position, call in enumerate(program.calls):
+            news_here = []
+            if position == asked_at:
+                steps.ask(1, 7, joins, pushed)
+                news_here = steps.news()
+            program.call(steps, call)
+            for news in news_here + steps.news():
+                assert news["rank"] == 1 and news["attempt"] == 7
+                told.append(news["state"])
+                for key, round in news["rounds"].items():
+                    assert round <= behind.get(key, 0), (news, behind)  # nothing of a later step is ever filled
+                    filled[key] = max(filled.get(key, 0), round)
+                if news["state"] in ("behind", "joined"):
+                    assert (news["step"], news["rounds"], news["numbers"]) == (step, behind, {"numbers": step})
+                if news["state"] == "joined":  # which cannot end without the lost one
+                    joins += 1
+                    steps.ask(1, 7, joins, pushed)
+                    step, behind = program.first_end(joins, pushed)
+            if position >= asked_at and told and told[-1] != "behind":  # what the lost one would have called as well
+                for key, round in program.called(position + 1).items():
+                    assert round <= filled.get(key, 0) or told[-1] == "joined"
+        steps.leave()
+        told += [news["state"] for news in steps.news()]
+        assert told.count("behind") == 1 and told[-1] == "behind", told
+
+
+def test_the_log_of_steps_is_short():
+    pushed = []
+    steps = new_steps(lambda key: pushed.count(key) - 3)  # three are on their way
+    for step in range(1000):
+        pushed.append("a")
+        steps.push("a")
+    assert len(steps._ended) <= 70
+    steps.ask(1, 1, 0, {"a": 998})
+    (news,) = steps.news()
+    assert (news["state"], news["step"], news["rounds"]) == ("behind", 998, {"a": 998})
+
+
+def test_a_worker_in_join_counts_the_steps_that_a_lost_one_took_alone():
+    steps = new_steps()
+    for _ in range(3):
+        steps.push("a")
+        steps.push("b")
+    steps.join()
+    for key in "ab":
+        steps.skip(key)
+    steps.ask(1, 1, 0, {"a": 5, "b": 4})
+    assert [news["state"] for news in steps.news()] == ["in"]  # some of that is still to come
+    for key in "aab":
+        steps.skip(key)
+    (news,) = steps.news()
+    assert (news["state"], news["step"], news["rounds"]) == ("joined", 5, {"a": 5, "b": 4})
+    steps.ask(2, 1, 0, {"a": 3, "b": 2})
+    (news,) = steps.news()
+    assert (news["state"], news["step"], news["rounds"]) == ("joined", 3, {"a": 3, "b": 3})
+
+
+def test_keys_that_are_not_agreed_yet_are_told_later():
+    agreed = {"a"}
+    steps = new_steps(is_agreed=lambda key: key in agreed)
+    steps.ask(1, 1, 0, {"a": 1})
+    steps.push("b")
+    assert [news["rounds"] for news in steps.news()] == [{}]
+    agreed.add("b")
+    assert [news["rounds"] for news in steps.news()] == [{"b": 1}]
+    assert steps.news() == []
+    steps.settle(1)
+    steps.push("a")
+    assert steps.news() == []
+
+
+def test_a_successor_counts_from_where_it_came_in():
+    steps = new_steps()
+    steps.begin_behind(7, joins=1, numbers={"t": 7})
+    steps.know("a", 8)
+    steps.ask(1, 1, 1, {"a": 8})
+    steps.push("a")
+    (news,) = steps.news()
+    assert (news["state"], news["step"], news["rounds"], news["numbers"]) == ("behind", 7, {"a": 8}, {"t": 7})
+
+
+WORKERS = [Node("worker", rank, "c") for rank in range(3)]
+
+
+def lost_at(keys, rounds, problem=""):
+    return {"kind": "lost_at", "rank": 1, "problem": problem, "keys": keys, "rounds": rounds}
+
+
+def place(state, step=0, rounds={}, numbers=None):
+    return {"state": state, "step": step, "keys": list(rounds), "rounds": list(rounds.values()), "numbers": numbers,
+            "marked": False}  # fmt: skip
+
+
+def new_loss(pushed, joins=0):
+    loss = Loss(WORKERS[1], 1, SERVERS[:1], {key: 0 for key in pushed}, joins)
+    assert loss.on_lost_at(SERVERS[0], lost_at(list(pushed), list(pushed.values())), restores=False)
+    return loss
+
+
+def test_a_place_is_vacant_once_a_worker_is_behind_that_step_and_all_servers_have_filled():
+    loss = Loss(WORKERS[1], 1, SERVERS, {1: 0, 2: 0})
+    assert not loss.on_lost_at(SERVERS[0], lost_at([1, 2], [7, 6]), restores=False)
+    assert loss.on_lost_at(SERVERS[1], lost_at([1, 2], [6, 6]), restores=False)
+    assert loss.question() == {"kind": "missing", "rank": 1, "attempt": 1, "joins": 0, "keys": [1, 2], "rounds": [7, 6]}
+    fill = loss.on_place(WORKERS[0], place("in", rounds={2: 7}))
+    assert fill == {"kind": "fill", "rank": 1, "keys": [2], "rounds": [7], "skips": False, "last": False}
+    here = {WORKERS[0]: None, WORKERS[2]: None}
+    assert not loss.decide(here) and loss.standing is None
+    assert loss.on_place(WORKERS[2], place("behind", 9, {1: 7, 2: 7}, {"t": 9})) is None
+    assert not loss.decide(here)
+    assert loss.standing == Standing(9, {1: 7, 2: 7}, {"t": 9})
+    for server in SERVERS:
+        assert not loss.is_vacant
+        loss.on_filled(server, {"kind": "filled", "rank": 1})
+    assert loss.is_vacant
+
+
+def test_who_is_lost_behind_the_step_after_which_all_have_joined_has_joined_too():
+    here = {WORKERS[0]: 7, WORKERS[2]: 6}
+    loss = new_loss({1: 7})
+    loss.on_place(WORKERS[0], place("joined", 7, {1: 7}))
+    assert not loss.decide(here)
+    loss.on_place(WORKERS[2], place("joined", 7, {1: 7}))
+    assert loss.decide(here) and loss.question()["joins"] == 1 and loss.standing is None
+    assert loss.on_place(WORKERS[0], place("skipping", rounds={1: 8}))["skips"]
+    alone = new_loss({1: 8})
+    for worker in here:
+        alone.on_place(worker, place("joined", 8, {1: 8}))
+    assert not alone.decide(here) and alone.standing.step == 8
+
+
+def test_a_barrier_right_behind_the_step_is_entered_for_the_lost_worker():
+    loss = new_loss({1: 7})
+    assert not loss.is_within([WORKERS[0]])
+    loss.on_place(WORKERS[0], place("in"))
+    assert loss.is_within([WORKERS[0]]) and not loss.is_within([WORKERS[0], WORKERS[2]])
+    loss.on_place(WORKERS[0], place("behind", 7, {1: 7}))
+    assert not loss.is_within([WORKERS[0]])
+
+
+def test_the_first_of_those_who_are_all_lost_come_back_first():
+    begun = [Standing(0, {})] * 3
+    assert infer([{1: 7, 2: 6}, {1: 6, 2: 6}, {1: 5, 2: 6}], begun) == ([1, 2], Standing(6, {1: 6, 2: 6}))
+    assert infer([{1: 0}], begun[:1]) == ([0], Standing(0, {1: 0}))
+    assert infer([{}], [Standing(4, {})]) == ([0], Standing(4, {}))
+    assert infer([{1: 9, 2: 3}], [Standing(5, {1: 7, 2: 2})]) == ([0], Standing(7, {1: 9, 2: 3}))
+    assert infer([{1: 9}], [Standing(5, {1: 9})], at_least=6) == ([0], Standing(6, {1: 9}))
+
+
+def test_rank_0_cannot_be_replaced_while_it_brings_a_snapshot_back():
+    for rounds, can in (([0, 0, 0], False), ([3, 0, 0], False), ([3, 0, 2], True)):  # the second key is never pushed
+        loss = Loss(WORKERS[0], 1, SERVERS[:1], {1: 0, 2: 0, 3: 1})
+        if can:
+            assert loss.on_lost_at(SERVERS[0], lost_at([1, 2, 3], rounds), restores=True)
+        else:
+            with pytest.raises(RendezvousError, match="snapshot"):
+                loss.on_lost_at(SERVERS[0], lost_at([1, 2, 3], rounds), restores=True)
+
+
+def test_what_a_node_may_not_say_is_refused():
+    loss = Loss(WORKERS[1], 1, SERVERS, {1: 0})
+    with pytest.raises(ProtocolError):
+        loss.on_filled(SERVERS[0], {"kind": "filled", "rank": 1})
+    with pytest.raises(ProtocolError, match="other keys"):
+        loss.on_lost_at(SERVERS[0], lost_at([2], [0]), restores=False)
+    with pytest.raises(ProtocolError):  # twice
+        loss.on_lost_at(SERVERS[0], lost_at([1], [0]), restores=False)
+    with pytest.raises(RendezvousError, match="goodbye"):
+        loss.on_lost_at(SERVERS[1], lost_at([1], [0], "it had said goodbye"), restores=False)
+    with pytest.raises(ProtocolError, match="other keys"):
+        loss.on_place(WORKERS[0], place("in", rounds={2: 7}))
 
 
 def test_a_loss_that_is_told_late_does_not_end_who_was_started_anew(monkeypatch):

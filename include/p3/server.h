@@ -88,9 +88,9 @@ class Server {
   // and nothing more is sent to it.
   LostWorker lose_worker(int worker);
   // Of each of these keys, completes the rounds up to that one for the lost worker, as they begin: it had nothing to add.
-  // May be called again, for more. `has_joined`: it had taken its last step, so a round that all others skip was the last;
-  // else its successor goes on, and such a round counts as one that leaves the value as it is.
-  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool has_joined = false);
+  // May be called again, for more. `skips`: it would have skipped them, so if all others do, a round was the last; else its
+  // successor goes on, and such a round counts as one that leaves the value as it is.
+  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips = false);
   // Another process of that rank. Of keys that its predecessor had, its first frame is an absent kInit of round 0: the
   // wish for the value of the last round that its predecessor pushed, or that is filled; its next push follows that.
   void replace_worker(int worker, std::unique_ptr<Stream> stream);

@@ -181,7 +181,7 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "place": {  # where a worker stands, as to a lost one (p3/worker/steps.py)
         "rank": _int,  # of the lost one
         "attempt": _int,
-        "state": _one_of("in", "joined", "behind"),
+        "state": _one_of("in", "skipping", "joined", "behind"),
         "step": _int,
         "keys": _ints,
         "rounds": _ints,
@@ -214,9 +214,9 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "predecessor": _int,  # the key whose other plan this is; wire_key itself: none
     },
     "lost": {"rank": _int},  # to servers: that worker is gone
-    # To servers: complete its rounds up to these. `has_joined`: it had taken its last step. `last`: no more will follow, so
+    # To servers: complete its rounds up to these. `skips`: it would have skipped them. `last`: no more will follow, so
     # answer, and let another process of that rank in.
-    "fill": {"rank": _int, "keys": _ints, "rounds": _ints, "has_joined": _bool, "last": _bool},
+    "fill": {"rank": _int, "keys": _ints, "rounds": _ints, "skips": _bool, "last": _bool},
     # To the other workers: it had pushed so much, and called join() so often; say where you stand. And: no more.
     "missing": {"rank": _int, "attempt": _int, "joins": _int, "keys": _ints, "rounds": _ints},
     "found": {"rank": _int},

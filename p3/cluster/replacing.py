@@ -34,12 +34,11 @@ class Loss:
     """One lost worker, from the moment that the scheduler notices until another process has taken its place."""
 
     def __init__(
-        self, node: Node, attempt: int, servers: Sequence[Node], stores: Mapping[int, int], joins: int, has_joined: bool
+        self, node: Node, attempt: int, servers: Sequence[Node], stores: Mapping[int, int], joins: int = 0
     ) -> None:
         """`attempt`: of the losses of this rank. `stores`: that of each key, by wire key, which the servers know. `joins`:
-        how often the worker had called join(); `has_joined`: and the last one is not over."""
-        self.node, self.attempt = node, attempt
-        self.joins, self.has_joined = joins, has_joined
+        how often the worker had called join()."""
+        self.node, self.attempt, self.joins = node, attempt, joins
         self._servers = servers
         self._stores = stores
         self._unheard: Set[Node] = set(servers)  # of `lost_at`, then of `filled`
@@ -88,9 +87,9 @@ class Loss:
         about = {"rank": self.node.rank, "attempt": self.attempt, "joins": self.joins}
         return {"kind": "missing", "keys": keys, "rounds": rounds, **about}
 
-    def fill(self, rounds: Mapping[int, int], is_last: bool = False) -> dict:
+    def fill(self, rounds: Mapping[int, int], skips: bool = False, is_last: bool = False) -> dict:
         keys, numbers = _columns(rounds)
-        how = {"has_joined": self.has_joined, "last": is_last}
+        how = {"skips": skips, "last": is_last}
         return {"kind": "fill", "rank": self.node.rank, "keys": keys, "rounds": numbers, **how}
 
     # From workers
@@ -102,14 +101,14 @@ class Loss:
         if not self.is_asked or self.standing is not None:
             return None
         self._places[worker] = message
-        if message["state"] != "in" or not message["keys"]:
+        if message["state"] not in ("in", "skipping") or not message["keys"]:
             return None
-        return self.fill(dict(zip(message["keys"], message["rounds"])))
+        return self.fill(dict(zip(message["keys"], message["rounds"])), skips=message["state"] == "skipping")
 
     def is_within(self, workers: Iterable[Node]) -> bool:
         """All of these have said that they are in the step that was cut short, or not yet past what follows it."""
         states = [self._places[worker]["state"] if worker in self._places else None for worker in workers]
-        return self.standing is None and all(state in ("in", "joined") for state in states)
+        return self.standing is None and all(state not in (None, "behind") for state in states)
 
     # What follows
 
@@ -134,7 +133,7 @@ class Loss:
         if None in announced or last["step"] > max(announced):
             self._stand_at(last)
             return False
-        self.joins, self.has_joined = self.joins + 1, True
+        self.joins += 1
         self._places.clear()
         return True
 

@@ -375,8 +375,8 @@ class Scheduler:
             self._tell(self._by_node[other], message)
         servers = sorted(other for other in self._by_node if other.role == "server")
         vacancy = self._vacancies[node]
-        joins, has_joined = self._agreement.joins_called(node), self._agreement.joined(node) is not None
-        vacancy.loss = Loss(node, self._times_lost[node], servers, self._agreement.stores(), joins, has_joined)
+        stores, joins = self._agreement.stores(), self._agreement.joins_called(node)
+        vacancy.loss = Loss(node, self._times_lost[node], servers, stores, joins)
         vacancy.since = asyncio.get_running_loop().time()
         vacancy.is_open.clear()
         self._tell_all("server", {"kind": "lost", "rank": node.rank})
@@ -445,7 +445,6 @@ class Scheduler:
             if loss.decide(here):
                 for other, message in self._agreement.join_for(loss.node, max(here.values())):
                     self._tell(self._by_node[other], message)
-                self._tell_all("server", loss.fill(loss.pushed))
                 self._tell_all("worker", loss.question())
             elif loss.standing is not None and not was_known:
                 self._tell_all("server", loss.fill(loss.standing.rounds, is_last=True))
@@ -455,7 +454,7 @@ class Scheduler:
 
     def _infer(self, losses: list) -> None:
         """Nobody is left. Who has called join() waits for those who have not."""
-        losses = [loss for loss in losses if not loss.has_joined] or losses
+        losses = [loss for loss in losses if self._agreement.joined(loss.node) is None] or losses
         if not losses:
             return
         begun = []

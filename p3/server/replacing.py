@@ -38,7 +38,7 @@ class Replacing:
             keys, rounds = list(pushed.keys()), list(pushed.values())
             return {"kind": "lost_at", "rank": rank, "problem": problem, "keys": keys, "rounds": rounds}
         if message["kind"] == "fill":
-            self._core.fill(rank, dict(zip(message["keys"], message["rounds"])), message["has_joined"])
+            self._core.fill(rank, dict(zip(message["keys"], message["rounds"])), message["skips"])
             if message["last"]:
                 self._awaited[rank] = object()
                 return {"kind": "filled", "rank": rank}

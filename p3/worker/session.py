@@ -363,12 +363,13 @@ class Session:
 
     # Where this worker stands in its program: see steps.py. A store that goes past pushpull() and skip() calls these.
 
-    def begin_push(self, key: Key) -> None:
-        """Before a push is queued, and counted anywhere; for who pushes past this class as well."""
+    def begin_push(self, key: Key, place: Optional[int] = None) -> None:
+        """Before a push is queued, and counted anywhere; for who pushes past this class as well. `place`: of the key among
+        those of its store, if the script pushes them in that order."""
         self._barriers_behind, self._join_behind = 0, False  # this process trains on from where its predecessor stood
         if key.store not in self._pushed:
             self._settle_optimizer(key.store)
-        self._note(Steps.push, (key.store, key.name))
+        self._note(Steps.push, (key.store, key.name), None if place is None else (key.store, place))
 
     def _settle_optimizer(self, store: int) -> None:
         """Before the store's first push."""

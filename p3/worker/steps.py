@@ -4,19 +4,21 @@ All workers run the same program, so who is left knows what a lost one was about
 in the step that was cut short, and which number that step has. Each worker keeps a log of its own calls, and answers
 the scheduler's question about a lost one from it (p3/cluster/replacing.py).
 
-A *step* ends where the script says so (snapshot(), with the script's own number); until it first does, before a push of a
-key that was pushed since the last end, and in barriers, join() and close(). What lies between the end of a step and the
-next push, barriers and join() for example, belongs to the step before. Rounds that are skipped are of no step.
+A *step* ends where the script says so (snapshot(), with the script's own number). Until it first does, a step ends before a
+push of a key that was pushed since the last end, and in barriers, join() and close(). A key that is not pushed in each step
+may be the first of one: in a program that pushes its keys in one order, as Trainers do, a step also ends before a key that
+comes earlier in that order than the key before. What lies between the end of a step and the next push, barriers and join()
+for example, belongs to the step before. Rounds that are skipped are of no step.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Hashable, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Deque, Dict, Hashable, List, Mapping, NamedTuple, Optional, Tuple
 
 Rounds = Dict[Hashable, int]  # of keys: the last one that was called
 
-IN, JOINED, BEHIND = "in", "joined", "behind"  # see Place
+IN, SKIPPING, JOINED, BEHIND = "in", "skipping", "joined", "behind"  # see Place
 
 _LOG = 64  # steps that are kept without a look at whether they are complete
 
@@ -24,12 +26,13 @@ _LOG = 64  # steps that are kept without a look at whether they are complete
 class Place(NamedTuple):
     """Where this worker stands, as to a lost one."""
 
-    # IN: in the step in which that one was lost, before it, or not yet past what follows it. JOINED: in a join() that it
-    # called right behind that step, and of which the lost one is no part. BEHIND: it has pushed in a later step, or left.
+    # IN: in the step in which that one was lost, before it, or not yet past what follows it. SKIPPING: the same, in a join()
+    # that the lost one had called too. JOINED: in a join() that it called right behind that step, and the lost one had not.
+    # BEHIND: it has pushed in a later step, or left.
     state: str
-    step: int  # unless IN: the number of that step
-    rounds: Rounds  # of the keys: IN: what the lost one would have called as well, as far as is known; else all of it
-    numbers: Any  # unless IN: those of the optimizers, as of the end of that step
+    step: int  # JOINED, BEHIND: the number of that step
+    rounds: Rounds  # of the keys: what the lost one would have called as well, as far as is known by now, or all of it
+    numbers: Any  # JOINED, BEHIND: those of the optimizers, as of the end of that step
 
 
 class _End(NamedTuple):
@@ -68,6 +71,9 @@ class Steps:
         self._rounds: Rounds = {}
         self._pushes: Rounds = {}
         self._open: Rounds = {}  # of the step that has not ended
+        self._places: List[Tuple[int, int]] = []  # of its keys in the order: of their store, and there
+        self._stores: Dict[int, int] = {}  # their places, by what was pushed first
+        self._is_ordered: Optional[bool] = None  # as the first step was
         self._settled = _End(0, 0, None, {}, {})  # an end behind which all is complete, and all rounds by then
         self._ended: Deque[_End] = deque()  # later ones
         self._joining: Optional[Rounds] = None  # while in join(): the rounds by then
@@ -85,13 +91,18 @@ class Steps:
 
     # The script's calls, in its order
 
-    def push(self, key: Hashable) -> None:
-        if not self.is_marked and key in self._open:
+    def push(self, key: Hashable, order: Optional[Tuple[int, int]] = None) -> None:
+        """`order`: the key's store, and its place among the keys of that; None if the script may push them in any order."""
+        place = None if order is None else (self._stores.setdefault(order[0], len(self._stores)), order[1])
+        is_back = place is not None and self._is_ordered and bool(self._places) and place < self._places[-1]
+        if not self.is_marked and (key in self._open or is_back):
             self.end()
         elif not self._pushes and self._settled.numbers is None:
             self._settled = self._settled._replace(numbers=self._numbers())
         if self._joining is not None:
             self.joined(self.step)  # sessions may skip without a word
+        if place is not None:
+            self._places.append(place)
         self._rounds[key] = self._open[key] = self._rounds.get(key, 0) + 1
         self._pushes[key] = self._pushes.get(key, 0) + 1
 
@@ -146,9 +157,9 @@ class Steps:
             place = self.place(question.pushed, question.joins)
             rounds = {
                 key: round for key, round in place.rounds.items()
-                if self._is_agreed(key) and (place.state != IN or round > question.filled.get(key, 0))
+                if self._is_agreed(key) and (place.state in (JOINED, BEHIND) or round > question.filled.get(key, 0))
             }  # fmt: skip
-            if place.state == question.told and not (place.state == IN and rounds):
+            if place.state == question.told and not (place.state in (IN, SKIPPING) and rounds):
                 continue
             question.told = place.state
             question.filled.update(rounds)
@@ -163,7 +174,7 @@ class Steps:
         unknown = any(round > self._rounds.get(key, 0) for key, round in pushed.items())
         end = None if unknown else self._first_end(pushed, joins)
         if end is None or not end.is_over:  # what was called so far, it would have called too
-            return Place(IN, self.step, self._rounds, None)
+            return Place(IN if self._joining is None else SKIPPING, self.step, self._rounds, None)
         return Place(BEHIND, end.step, end.rounds, end.numbers)
 
     def _place_in_join(self, pushed: Mapping[Hashable, int], joins: int) -> Place:
@@ -196,9 +207,13 @@ class Steps:
         return None
 
     def _end(self, step: int) -> None:
+        self.step = step
         pushes = {key: self._pushes[key] for key in self._open}
         self._ended.append(_End(step, self.joins, self._numbers(), self._open, pushes))
-        self.step, self._open = step, {}
+        if self._is_ordered is None and self._places:
+            backs = sum(later < earlier for earlier, later in zip(self._places, self._places[1:]))
+            self._is_ordered = backs <= 1  # perhaps to the first key of the next step
+        self._open, self._places = {}, []
         while len(self._ended) > _LOG and not self._questions and self._is_complete(self._ended[0]):
             end = self._ended.popleft()
             self._settled = end._replace(rounds={**self._settled.rounds, **end.rounds})
