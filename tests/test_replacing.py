@@ -547,6 +547,30 @@ def test_two_stores_and_keys_that_rest_go_on_in_step(processes, tmp_path, epoch,
         assert files.newest_valid(variables["P3_SNAPSHOT_DIR"]).round == job.STEPS
 
 
+@pytest.mark.parametrize(
+    "optimizer, workers, fp16, marks, epoch",
+    [("nadam", 2, 0, 0, 0), ("ftml", 3, 1, 1, 10), ("adam", 2, 1, 0, 10), ("nadam", 2, 1, 1, 10), ("adam", 1, 0, 0, 10)],
+)
+def test_optimizers_count_on_where_the_others_are(processes, optimizer, workers, fp16, marks, epoch):
+    steps = 60
+    job = Job(processes, python("replaced_trainers.py", steps, optimizer, fp16, marks, epoch), workers)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for number, rank in enumerate(chance.sample(range(workers), workers)):
+        job.lose(rank, 1 + number * 45 // workers + chance.randrange(10))
+    finished = job.end()
+    assert finished.code == 0, finished
+    for key in job.holds:
+        job.values(key)
+    # Each push of a key counts once, also in who came later; and the rounds of join() do not.
+    counted = [list(map(int, re.findall(r"\d+", job.values(f"counts{number}")[0]))) for number in range(2)]
+    complete = [[60] * 4 + [60], [40] * 2 + [33] * 2 + [40]]  # of the keys, and the greatest
+    alone = workers == 1  # then nobody pushes the rest of the step that is cut short
+    for have, want in zip(counted, complete):
+        assert have == want or (alone and all(more - 1 <= one <= more for one, more in zip(have, want))), counted
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_server_ends_the_job(make_cluster, number):
     cluster = make_cluster(2, 2)

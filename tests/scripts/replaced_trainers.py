@@ -1,0 +1,66 @@
+"""Two Trainers of a GAN in one process, which may be killed at any time: replaced_trainers.py STEPS OPTIMIZER FP16 MARKS EPOCH
+
+The second net has a layer that is frozen until step 10, and rests in every third step. The learning rate falls by a schedule,
+and once by the script's word. EPOCH 0: no join(), MARKS 1: kv.snapshot() after each step.
+At the end it prints a fingerprint of each weight, and how often the optimizers have counted.
+"""
+
+import hashlib
+import os
+import sys
+
+
+def main(steps, optimizer, fp16, marks, epoch):
+    import mxnet as mx
+    import p3  # noqa: F401
+    from mxnet import autograd, gluon
+
+    stores, nets, trainers = [], [], []
+    for number in range(2):
+        kv = mx.kv.create("p3_sync")
+        if fp16:
+            kv.set_gradient_compression({"type": "fp16"})
+        mx.random.seed(100 * number + kv.rank)  # the first values are rank 0's
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(16, in_units=8, activation="relu"), gluon.nn.Dense(300, in_units=16))
+        net.initialize(mx.init.Xavier())
+        schedule = mx.lr_scheduler.FactorScheduler(step=7, factor=0.9, base_lr=0.01)
+        options = {"learning_rate": 0.01, "lr_scheduler": schedule if number == 0 else None}
+        trainer = gluon.Trainer(net.collect_params(), optimizer, options, kvstore=kv, update_on_kvstore=True)
+        stores.append(kv), nets.append(net), trainers.append(trainer)
+    rank = stores[0].rank
+    first, _ = stores[0].resume(trainer=trainers)
+    print("rank", rank, "process", os.getpid(), "begins", first, flush=True)
+    frozen = list(nets[1][1].collect_params().values())
+    for step in range(first, steps):
+        for parameter in frozen:
+            parameter.grad_req = "write" if step >= 10 else "null"
+        for number, (net, trainer) in enumerate(zip(nets, trainers)):
+            if number == 1 and step % 3 == 2:
+                continue
+            mx.random.seed(1000 * step + 10 * number + rank)
+            with autograd.record():
+                loss = (net(mx.nd.random.uniform(shape=(4, 8))) ** 2).sum()
+            loss.backward()
+            trainer.step(4)
+            if number == 0:
+                loss.wait_to_read()
+        if step == 15:
+            trainers[1].set_learning_rate(0.005)
+        mx.nd.waitall()
+        print("rank", rank, "step", step, flush=True)
+        if marks:
+            stores[0].snapshot(step + 1, trainer=trainers)
+        if epoch and (step + 1) % epoch == 0:
+            stores[0].join()
+    for number, net in enumerate(nets):
+        for parameter in net.collect_params().values():
+            digest = hashlib.sha256(parameter.data().asnumpy().tobytes()).hexdigest()[:16]
+            print("rank", rank, "key", parameter.name, "holds", digest, digest, flush=True)
+        counts = trainers[number].optimizer._index_update_count
+        counted = "-".join(str(counts[key]) for key in sorted(counts)) + "-of-%d" % trainers[number].optimizer.num_update
+        print("rank", rank, "key", f"counts{number}", "holds", counted, counted, flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
