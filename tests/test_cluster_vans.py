@@ -8,7 +8,7 @@ import pytest
 
 from p3.cluster import auth, channel
 from p3.cluster.node import Node, machine_id
-from p3.cluster.vans import DoorStep, accept_workers, connect_to_leader, connect_to_server
+from p3.cluster.vans import DoorStep, accept_workers, admit_workers, connect_to_leader, connect_to_server
 from p3.errors import RendezvousError
 from p3.settings import Settings
 
@@ -134,6 +134,46 @@ def test_descriptors_are_only_taken_over_a_local_socket_and_in_full():
         assert not accepting.done()
 
     run(test)
+
+
+def test_a_process_that_is_lost_again_while_it_connects_does_not_arrive():
+    """Nor does it keep the one out that comes after it."""
+
+    async def main():
+        door = DoorStep.open(Settings(), "127.0.0.1")
+        address = {"host": "127.0.0.1", "port": door.port, "local": door.local, "machine": machine_id()}
+        awaited, arrived = {0: object()}, asyncio.Queue()
+        admitting = asyncio.ensure_future(
+            admit_workers(door, SECRET, "server 0", awaited, lambda rank, van: arrived.put_nowait((rank, van)))
+        )
+        first = socket.socket(socket.AF_UNIX)
+        first.connect("\0" + door.local)
+        first.setblocking(False)
+        await channel.prove_to_acceptor(first, SECRET, "worker", auth.DATA, "server")
+        await channel.send_message(first, {"kind": "van", "rank": 0, "ring": 5})
+        with pytest.raises(RendezvousError):  # one process of a rank at a time
+            await connect_to_server(Settings(local="unix"), SECRET, WORKER, 0, address)
+        del awaited[0]  # it is lost
+        awaited[0] = object()  # and another one is waited for
+        second = await connect_to_server(Settings(local="unix"), SECRET, WORKER, 0, address)
+        rank, van = await arrived.get()
+        assert rank == 0 and awaited == {}
+        descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+        await channel.send_descriptors(first, descriptors)
+        with pytest.raises(OSError):  # no answer but the end, or the answer and then the end
+            while True:
+                await channel.read_exactly(first, 1)
+        assert arrived.empty()
+        admitting.cancel()
+        await asyncio.gather(admitting, return_exceptions=True)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        for one in (second, van):
+            one.close()
+        first.close()
+        door.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 @pytest.mark.parametrize("local, descriptors", [("shm", 5), ("unix", 0), ("tcp", 0)])

@@ -571,6 +571,31 @@ def test_optimizers_count_on_where_the_others_are(processes, optimizer, workers,
         assert have == want or (alone and all(more - 1 <= one <= more for one, more in zip(have, want))), counted
 
 
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_key_that_has_become_another_kind_has_its_weights_in_a_successor(run_job, is_sparse):
+    script = """
+        import os, signal, sys, p3, mxnet as mx
+        kv = mx.kv.create("p3_sync")
+        first, _ = kv.resume()
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0, wd=0.0, lazy_update=%s))
+        weight = mx.nd.zeros((6, 2))
+        kv.broadcast("w", weight, out=weight)
+        mx.nd.waitall()
+        print("rank", kv.rank, "begins", first, "with", int(weight.sum().asscalar()), flush=True)
+        for step in range(first, 20):
+            gradient = mx.nd.sparse.row_sparse_array((-mx.nd.ones((1, 2)), mx.nd.array([step %% 6])), shape=(6, 2))
+            kv.pushpull("w", gradient, out=weight)
+            weight.wait_to_read()
+            if (kv.rank, step, first) == (1, 9, 0):
+                os.kill(os.getpid(), signal.SIGKILL)
+        print("rank", kv.rank, "holds", int(weight.sum().asscalar()), flush=True)
+    """ % is_sparse
+    finished = run_job(script, 2, 2, options=["--on-worker-loss", "wait"], timeout_s=DEADLINE_S)
+    assert finished.code == 0, finished
+    assert "rank 1 begins 10 with 40" in finished.out, finished.out
+    assert "rank 0 holds 80" in finished.out and "rank 1 holds 80" in finished.out, finished.out
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_server_ends_the_job(make_cluster, number):
     cluster = make_cluster(2, 2)
