@@ -28,7 +28,7 @@ test: test-cpp test-python
 test-cpp: build/can-test $(VENV)/installed
 	cmake -S . -B build/core -G Ninja -DP3_BUILD_TESTS=ON
 	cmake --build build/core
-	ctest --test-dir build/core --output-on-failure --no-tests=error
+	ctest --test-dir build/core --output-on-failure --no-tests=error --parallel $$(nproc)
 
 test-python: $(VENV)/installed
 	python -m pytest
@@ -40,7 +40,7 @@ sanitize-thread: SANITIZERS := thread
 sanitize-address sanitize-thread: build/can-test $(VENV)/installed
 	cmake -S . -B build/$@ -G Ninja -DP3_SANITIZE=$(SANITIZERS)
 	cmake --build build/$@
-	ctest --test-dir build/$@ --output-on-failure --no-tests=error
+	ctest --test-dir build/$@ --output-on-failure --no-tests=error --parallel $$(nproc)
 
 # The corpus of the fuzzers alone, under AddressSanitizer + UndefinedBehaviorSanitizer.
 sanitize-short: build/can-test $(VENV)/installed
