@@ -331,6 +331,73 @@ TEST(OutlivingServer, CapturesNothingMoreForAWorker0ThatIsLost) {
   EXPECT_FALSE(job.server.error());
 }
 
+TEST_P(OutlivingServer, CompletesSeveralRoundsAsTheyBegin) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1);
+  job.initialise(1, {0});
+  job.push(1, 1, 1, {10});
+  ASSERT_TRUE(job.has_received(3));
+  job.server.lose_worker(1);
+  job.server.fill(1, {{1, 2}});
+  for (float round : {1.0f, 2.0f}) {
+    job.push(0, 1, static_cast<uint64_t>(round), {round});
+    EXPECT_EQ(job.receive_value(0), (std::vector<float>{round == 1 ? 11.0f : 2.0f}));
+  }
+  job.server.fill(1, {{1, 3}, {1, 1}});  // one more; what is behind stays so
+  replace(job, 1);
+  job.init(1, 1, 0);  // its wish is for what round 3 leads to, which has not begun
+  job.push(0, 1, 3, {3});
+  Header header;
+  EXPECT_EQ(job.receive_value(1, &header), (std::vector<float>{3}));
+  EXPECT_EQ(header.round, 3u);
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{3}));
+  for (int worker : {0, 1}) job.push(worker, 1, 4, {2});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
+}
+
+TEST_P(OutlivingServer, CompletesTheFirstRoundOfAWorkerThatHadNotAskedForTheFirstValue) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1);
+  job.init(0, 1, 0, {5});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
+  job.push(0, 1, 1, {7});
+  ASSERT_TRUE(job.has_received(2));
+  EXPECT_EQ(job.server.lose_worker(1).problem, "");
+  job.server.fill(1, {{1, 1}});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{7}));
+  replace(job, 1);
+  job.init(1, 1, 0);
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{7}));
+}
+
+// Whoever skips a round that nobody pushes has to know whether that was the last one.
+TEST_P(OutlivingServer, TellsARoundThatAllSkippedFromOneThatALostWorkerMightHavePushed) {
+  for (bool skips : {false, true}) {
+    Job job(2, outliving(GetParam()));
+    job.server.set_optimizer(0, OptimizerSpec());
+    job.define(1, 1);
+    job.initialise(1, {5});
+    job.server.lose_worker(1);
+    job.server.fill(1, {{1, 1}}, skips);
+    Header header = Job::header(FrameKind::kPush, 1, 0, 1, 0);
+    header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    job.workers[0].send(header);
+    const Header answer = job.workers[0].must_receive();
+    EXPECT_EQ(static_cast<Encoding>(answer.encoding), skips ? Encoding::kAbsent : Encoding::kPlain);
+  }
+}
+
+TEST(OutlivingServer, MayLoseASuccessorThatNeverCame) {
+  Job job(2, outliving());
+  job.define(1, 1);
+  job.initialise(1, {5});
+  for (int turn = 0; turn < 2; ++turn) EXPECT_EQ(job.server.lose_worker(1).problem, "");
+  job.server.fill(1, {{1, 0}});
+  replace(job, 1);
+  job.init(1, 1, 0);
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{5}));
+}
+
 TEST(OutlivingServer, RefusesASuccessorOfALivingWorker) {
   Job job(2, outliving());
   const auto [ours, its] = unix_pair();
