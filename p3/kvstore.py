@@ -565,8 +565,7 @@ class P3KVStore(mx.kvstore.KVStore):
                 self._resuming.remove(entry.id)
                 with _mxnet_errors():
                     store_snapshots.restore_key(self, entry)
-        place = entry.id if isinstance(entry.id, int) else entry.declared.handle
-        self._session.begin_push(entry.declared, place)
+        self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values, self._stage_gradients)
         scalars = _core.NO_SCALARS
         if self._server_optimizer is not None:

@@ -6,8 +6,8 @@ the scheduler's question about a lost one from it (p3/cluster/replacing.py).
 
 A *step* ends where the script says so (snapshot(), with the script's own number). Until it first does, a step ends before a
 push of a key that was pushed since the last end, and in barriers, join() and close(). A key that is not pushed in each step
-may be the first of one: in a program that pushes its keys in one order, as Trainers do, a step also ends before a key that
-comes earlier in that order than the key before. What lies between the end of a step and the next push, barriers and join()
+may be the first of one: in a program that pushes its keys in the order of their priorities, as Trainer and Module do, a step
+also ends before a key that comes earlier in that order than the key before. What lies between the end of a step and the next push, barriers and join()
 for example, belongs to the step before. Rounds that are skipped are of no step.
 """
 
@@ -92,7 +92,8 @@ class Steps:
     # The script's calls, in its order
 
     def push(self, key: Hashable, order: Optional[Tuple[int, int]] = None) -> None:
-        """`order`: the key's store, and its place among the keys of that; None if the script may push them in any order."""
+        """`order`: the key's store, and its place among the keys of that; None if the script says nothing of an order. Whether
+        it means what it says, its first step tells."""
         place = None if order is None else (self._stores.setdefault(order[0], len(self._stores)), order[1])
         is_back = place is not None and self._is_ordered and bool(self._places) and place < self._places[-1]
         if not self.is_marked and (key in self._open or is_back):

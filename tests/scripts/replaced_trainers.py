@@ -1,6 +1,7 @@
 """Two Trainers of a GAN in one process, which may be killed at any time: replaced_trainers.py STEPS OPTIMIZER FP16 MARKS EPOCH
 
-The second net has a layer that is frozen until step 10, and rests in every third step. The learning rate falls by a schedule,
+The first layer of the first net rests in every fourth step, the second net in every third; a layer of it is frozen until
+step 10. The learning rate falls by a schedule,
 and once by the script's word. EPOCH 0: no join(), MARKS 1: kv.snapshot() after each step.
 At the end it prints a fingerprint of each weight, and how often the optimizers have counted.
 """
@@ -31,10 +32,10 @@ def main(steps, optimizer, fp16, marks, epoch):
     rank = stores[0].rank
     first, _ = stores[0].resume(trainer=trainers)
     print("rank", rank, "process", os.getpid(), "begins", first, flush=True)
-    frozen = list(nets[1][1].collect_params().values())
     for step in range(first, steps):
-        for parameter in frozen:
-            parameter.grad_req = "write" if step >= 10 else "null"
+        for layer, learns in ((nets[0][0], step % 4 != 3), (nets[1][1], step >= 10)):
+            for parameter in layer.collect_params().values():
+                parameter.grad_req = "write" if learns else "null"
         for number, (net, trainer) in enumerate(zip(nets, trainers)):
             if number == 1 and step % 3 == 2:
                 continue
