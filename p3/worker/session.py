@@ -364,8 +364,8 @@ class Session:
     # Where this worker stands in its program: see steps.py. A store that goes past pushpull() and skip() calls these.
 
     def begin_push(self, key: Key, place: Optional[int] = None) -> None:
-        """Before a push is queued, and counted anywhere; for who pushes past this class as well. `place`: of the key among those of its store, if the script says so
-        (see Steps.push)."""
+        """Before a push is queued, and counted anywhere; for who pushes past this class as well. `place`: of the key among
+        those of its store, if the script says so (see Steps.push)."""
         self._barriers_behind, self._join_behind = 0, False  # this process trains on from where its predecessor stood
         if key.store not in self._pushed:
             self._settle_optimizer(key.store)
