@@ -398,6 +398,18 @@ def test_two_workers_may_be_lost_at_once(processes):
     assert_sums_are_exact(job, 3)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_all_workers_may_be_lost_at_once(processes, workers):
+    job = Job(processes, python("replaced_worker.py", STEPS), workers)
+    job.lose(0, 20)
+    for rank in range(1, workers):
+        os.kill(job.pids[rank], signal.SIGKILL)
+        job.killed_at.append(rank)
+    finished = job.end()
+    assert finished.code == 0, finished
+    assert_sums_are_exact(job, workers)
+
+
 def test_snapshots_encryption_and_checksums_go_on_with_a_replaced_worker(processes, tmp_path):
     secured = {"P3_TLS": str(int(TLS_BUILT_IN)), "P3_CHECKSUM": "1", "P3_LOCAL": "tcp", "P3_WAIT_TIMEOUT_S": "20"}
     options = ["--snapshot-dir", str(tmp_path), "--snapshot-every", "1"]
