@@ -243,7 +243,8 @@ class P3KVStore(mx.kvstore.KVStore):
     def snapshot(self, round, state=None, trainer=None):
         """Takes a snapshot of the whole job, if P3_SNAPSHOT_DIR is set and this round is due (P3_SNAPSHOT_EVERY).
 
-        Every worker calls it after each step, with the number of steps taken so far. It is of all stores of this process;
+        Every worker calls it after each step, with the number of steps taken so far, which also tells where a step ends
+        for who takes a lost worker's place (P3_ON_WORKER_LOSS), with or without a directory. It is of all stores of this process;
         `trainer`, or a list of all Trainers, adds what Trainers know themselves: running statistics, and if they update,
         weights and states. `state` is what this worker alone needs to go on: a dict of names to arrays, numbers, strings,
         None, and lists and dicts of these (position in the data, random states ...); ValueError names what cannot be in it.

@@ -925,7 +925,7 @@ class Server::Impl : public Transport::Handler {
   std::vector<bool> departed_;                      // receiver thread
   std::vector<uint32_t> incarnation_;               // receiver thread: processes that each rank has had
   std::vector<bool> lost_;                          // receiver thread: the last one is gone
-  std::vector<bool> skips_;                    // receiver thread: as fill() was told last
+  std::vector<bool> skips_;                         // receiver thread: as fill() was told last
   std::vector<std::pair<void*, size_t>> arriving_;  // receiver thread: by van, the gradient being received
   size_t next_thread_ = 0;
 
