@@ -41,7 +41,7 @@ Error scalars_differ(const std::string& label, const std::string& worker, const 
   return Error(ErrorKind::kDisagreement,
                label + ": " + described(worker, scalars) + " and " + described(other, other_scalars) +
                    " disagree in round " + std::to_string(round) + " of key '" + key +
-                   "'. All workers must use the same learning rate, weight decay and batch size.");
+                   "'. All workers must use the same optimizer, learning rate, weight decay and batch size.");
 }
 
 Error slice_refused(const std::string& label, const std::string& peer, const Header& header, const std::string& what,

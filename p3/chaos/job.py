@@ -67,19 +67,20 @@ class Blow:
         strike(self.cell, self._pid, self._options.lab, self._options.host)
         struck.touch()
 
-    def in_round(self, session: Session, number: int, slices: int) -> bool:
-        """True if it struck in this round of so many slices, which is under way."""
+    def in_round(self, session: Session, number: int, slices: int, pushed: int) -> bool:
+        """True if it struck in this round of so many slices, of which the caller has pushed some and holds back the rest: so
+        the moment comes while the round is under way, however late this process looks."""
         hit_in = {"first-round": 1, "mid-push": self.cell.course.hit_in, "mid-broadcast": self.cell.course.hit_in}
         if hit_in.get(self.cell.moment) != number:
             return False
         if self.cell.victim.role == "server":
-            slices //= session.num_servers
+            slices, pushed = slices // session.num_servers, pushed // session.num_servers
         before, deadline = self._before, time.monotonic() + STRUCK_TIMEOUT_S
         while True:
             sent, landed = (now - then for now, then in zip(self._progress(session), before))
-            if (landed if self.cell.moment == "mid-broadcast" else sent) >= max(1, int(self._fraction * slices)):
+            if (landed if self.cell.moment == "mid-broadcast" else sent) >= max(1, int(self._fraction * pushed)):
                 break
-            if landed >= slices or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 return False
             session.check()
         self.now(round=number, sent=int(sent), landed=int(landed), slices=slices)
@@ -98,6 +99,10 @@ class Blow:
         time.sleep(self._random.uniform(0, 0.03))
         self.now(round=number, complete=(directory / f"round-{number:012d}").exists())
         return True
+
+    def choose(self, count: int) -> int:
+        """One of 0 to count - 1."""
+        return self._random.randrange(count)
 
     def before_round(self, session: Session) -> None:
         self._before = self._progress(session)
@@ -144,12 +149,13 @@ def train(session: Session, journal: Journal, blow: Optional[Blow]) -> None:
         gradients = [np.full(ELEMENTS, gradient(session.rank, number, index), np.float32) for index in range(KEYS)]
         if blow is not None:
             blow.before_round(session)
-        operations = [
-            session.pushpull(key, pushed, landing, priority=-index, lr=1.0)
-            for index, (key, pushed, landing) in enumerate(zip(keys, gradients, landings))
-        ]
-        if blow is not None and blow.in_round(session, number, KEYS * -(-ELEMENTS // session.slice_elements)):
-            blow = None
+        operations = []
+        for index, (key, pushed, landing) in enumerate(zip(keys, gradients, landings)):
+            if blow is not None and index == KEYS - 1:
+                slices = -(-ELEMENTS // session.slice_elements)
+                if blow.in_round(session, number, KEYS * slices, index * slices):
+                    blow = None
+            operations.append(session.pushpull(key, pushed, landing, priority=-index, lr=1.0))
         for operation in operations:
             operation.wait(WAIT_S)
         journal("round", round=number, right=are_right(session, number, landings))

@@ -7,8 +7,10 @@ start. Steps count from 1. In every EPOCH steps of a training that joins, rank 0
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Callable, Dict
+from unittest import mock
 
 import mxnet as mx
 import numpy as np
@@ -18,7 +20,7 @@ import p3  # noqa: F401, registers the store
 from p3._core import slice_count
 from p3.chaos.matrix import COURSES
 
-WIDTH, BATCH = 1500, 4
+WIDTH, BATCH = 1000, 4
 EPOCH = 4
 
 
@@ -29,14 +31,16 @@ class OneNet:
 
     def __init__(self, optimizer: str, settings: dict, **options) -> None:
         self.kv = mx.kv.create("p3_sync")
-        self.net = layer()
+        self.stores = [self.kv]
+        self.net = layers()
         self.trainers = [trainer_of(self.net, self.kv, optimizer, settings, **options)]
 
     def begin(self) -> None:
         """After resume()."""
 
     def arrays(self) -> list:
-        return [self.net.weight.data(), self.net.bias.data()]
+        """In the order in which a step pushes them."""
+        return weights(self.net)
 
     def step(self, number: int) -> None:
         with autograd.record():
@@ -71,11 +75,12 @@ class TwoStores(OneNet):
 
     def __init__(self) -> None:
         super().__init__("adam", {"learning_rate": 0.001})
-        self.second = layer()
-        self.trainers.append(trainer_of(self.second, mx.kv.create("p3_sync"), "sgd", {"learning_rate": 0.01}))
+        self.second = layers()
+        self.stores.append(mx.kv.create("p3_sync"))
+        self.trainers.append(trainer_of(self.second, self.stores[1], "sgd", {"learning_rate": 0.01}))
 
     def arrays(self) -> list:
-        return [*super().arrays(), self.second.weight.data(), self.second.bias.data()]
+        return [*super().arrays(), *weights(self.second)]
 
     def step(self, number: int) -> None:
         super().step(number)
@@ -90,7 +95,7 @@ class Seldom(OneNet):
 
     def __init__(self) -> None:
         self.kv = mx.kv.create("p3_sync")
-        self.trainers = []
+        self.stores, self.trainers = [self.kv], []
         self.kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.001))
         self._weights = {key: mx.nd.zeros((WIDTH, WIDTH)) for key in ("always", "third", "late")}
 
@@ -109,10 +114,16 @@ class Seldom(OneNet):
                 self.kv.pull(key, weight)
 
 
-def layer() -> gluon.nn.Dense:
-    net = gluon.nn.Dense(WIDTH, in_units=WIDTH)
+def layers() -> gluon.nn.Sequential:
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Dense(WIDTH, in_units=WIDTH), gluon.nn.Dense(WIDTH, in_units=WIDTH))
     net.initialize(mx.init.Uniform(0.01))
     return net
+
+
+def weights(net: gluon.nn.Sequential) -> list:
+    """As Trainer orders them."""
+    return [parameter.data() for _, parameter in sorted(net.collect_params().items())]
 
 
 def trainer_of(net, kv, optimizer: str, settings: dict, **options) -> gluon.Trainer:
@@ -142,14 +153,10 @@ def train(name: str, session, journal, blow) -> None:
     begun, _ = training.kv.resume(trainer=training.trainers)
     training.begin()
     journal("begun", round=begun, digest=digest(training))
-    slices = sum(slice_count(array.size, session.slice_elements) for array in training.arrays())
     for number in range(begun + 1, course.rounds + 1):
         if training.takes(number):
-            if blow is not None:
-                blow.before_round(session)
-            training.step(number)
-            if blow is not None and blow.in_round(session, number, slices):
-                blow = None
+            struck = step(training, number, session, blow)
+            blow = None if struck else blow
             journal("round", round=number, digest=digest(training))
         training.end_step(number)
         if training.joins and number % EPOCH == 0:
@@ -157,6 +164,34 @@ def train(name: str, session, journal, blow) -> None:
         training.kv.snapshot(number, trainer=training.trainers)
         if blow is not None and blow.in_snapshot(number):
             blow = None
+
+
+def step(training: OneNet, number: int, session, blow) -> bool:
+    """One step; whether `blow` struck in it: before one of its pushes, and behind the first."""
+    if blow is None:
+        training.step(number)
+        return False
+    slices = [slice_count(array.size, session.slice_elements) for array in training.arrays()]  # in the order of pushes
+    held_back = 1 + blow.choose(len(slices) - 1)
+    pushes, struck = 0, False
+
+    def held(push):
+        def wrapped(*arguments, **options):
+            nonlocal pushes, struck
+            if pushes == held_back:
+                struck = blow.in_round(session, number, sum(slices), sum(slices[:held_back]))
+            pushes += 1
+            return push(*arguments, **options)
+
+        return wrapped
+
+    blow.before_round(session)
+    with contextlib.ExitStack() as patched:
+        for store in training.stores:
+            for name in ("push", "pushpull"):
+                patched.enter_context(mock.patch.object(store, name, held(getattr(store, name))))
+        training.step(number)
+    return struck
 
 
 def digest(training: OneNet) -> str:
