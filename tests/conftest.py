@@ -16,6 +16,8 @@ from typing import Dict, List, NamedTuple, Optional
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# What a shell without job control runs in the background ignores it, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 SECRET = "a secret that only tests use"
 
 

@@ -17,7 +17,8 @@ EXAMPLES = {
     "module_mlp.py": ("--epochs 5", r"accuracy ([\d.]+)", lambda accuracy: accuracy > 0.8),
     "mixed_precision.py": ("--epochs 5", r"accuracy ([\d.]+) with float16 weights", lambda accuracy: accuracy > 0.8),
     "estimator.py": ("--epochs 4", r"accuracy ([\d.]+)", lambda accuracy: accuracy > 0.8),
-    "language_model.py": ("--steps 60", r"perplexity ([\d.]+) of unseen text", lambda perplexity: perplexity < 250),
+    # Its text is that of this Python's documentation: after 60 steps from 170 to 1460, after 200 from 57 to 80.
+    "language_model.py": ("--steps 200", r"perplexity ([\d.]+) of unseen text", lambda perplexity: perplexity < 250),
     "characters.py": ("--steps 60", r"perplexity ([\d.]+) of unseen text", lambda perplexity: perplexity < 30),
     "recommender.py": ("--epochs 2", r"error ([\d.]+) of unseen ratings", lambda error: error < 0.7),
     "gan.py": ("--steps 300", r"distance ([\d.]+) to the nearest centre", lambda distance: distance < 0.5),

@@ -500,6 +500,7 @@ def test_a_remote_process_dies_with_the_launcher(start_job, tmp_path, sshd):
     wait_until(lambda: not any(map(is_running, pids)), "processes are left")
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here; install it with: apt-get install openssh-client")
 def test_a_host_that_ssh_cannot_reach_is_named(start_job, tmp_path):
     unreachable = "ssh -F none -o BatchMode=yes -o HostName=127.0.0.1 -p 1"
     finished = hostfile_job(start_job, tmp_path, unreachable, SLEEP).wait()

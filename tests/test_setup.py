@@ -99,12 +99,13 @@ class Machine:
 
     def python(self, lacks=""):
         """Our Python; without its headers, or without pip, if told so."""
-        without = {"headers": "import sysconfig; sysconfig.get_path = lambda name: '/nowhere'",
-                   "pip": "import sys; sys.modules['ensurepip'] = None", "": ""}[lacks]  # fmt: skip
-        # Files that tools/needs runs itself are stand-ins of ours: shell scripts.
+        changes = "import sys, sysconfig; sys.modules['ensurepip'] = %s" % ("None" if lacks == "pip" else "sys")
+        if lacks == "headers":
+            changes += "; sysconfig.get_path = lambda name: '/nowhere'"
+        # The files that tools/needs gives to it are stand-ins of ours: shell scripts.
         self.stand_in("python", """
             case $1 in -c) shift; code=$1; shift; exec %s -c "%s
-$code" "$@";; *) exec "$@";; esac""" % (sys.executable, without))  # fmt: skip
+$code" "$@";; *) exec "$@";; esac""" % (sys.executable, changes))  # fmt: skip
         return str(self.folder / "python")
 
 
