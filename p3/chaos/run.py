@@ -1,7 +1,8 @@
 """One run: a job under `p3 run`, a fault at its moment, and the record of what came of it.
 
 The run is judged from outside, as its user sees it: by what `p3 run` prints, when, and by what is left. With root each
-run has a lab of its own, whose processes, sockets and shared memory are nobody else's.
+run has a lab of its own, whose processes, sockets and shared memory are nobody else's; without, the last two may be, and
+are not looked at.
 """
 
 from __future__ import annotations
@@ -151,7 +152,9 @@ def _journals(folder: Path) -> Dict[int, List[dict]]:
 
 
 def _sockets_and_files(host) -> set:
-    """Names of P3's abstract sockets, and all of shared memory, on a host."""
+    """Names of P3's abstract sockets, and all of shared memory, on a host of a lab."""
+    if isinstance(host, LocalHost):  # others' jobs come and go here; the job's own processes and files are counted
+        return set()
     command = host.command("sh", "-c", "cat /proc/net/unix; echo ---; ls -A /dev/shm")
     shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     sockets, _, files = shown.partition("---\n")
