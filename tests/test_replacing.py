@@ -226,17 +226,18 @@ def test_a_place_is_vacant_once_a_worker_is_behind_that_step_and_all_servers_hav
 
 
 def test_who_is_lost_behind_the_step_after_which_all_have_joined_has_joined_too():
-    here = {WORKERS[0]: 7, WORKERS[2]: 6}
+    here = {WORKERS[0]: 7, WORKERS[2]: 7}
     loss = new_loss({1: 7})
     loss.on_place(WORKERS[0], place("joined", 7, {1: 7}))
     assert not loss.decide(here)
     loss.on_place(WORKERS[2], place("joined", 7, {1: 7}))
     assert loss.decide(here) and loss.question()["joins"] == 1 and loss.standing is None
     assert loss.on_place(WORKERS[0], place("skipping", rounds={1: 8}))["skips"]
-    alone = new_loss({1: 8})
-    for worker in here:
-        alone.on_place(worker, place("joined", 8, {1: 8}))
-    assert not alone.decide(here) and alone.standing.step == 8
+    for step, is_uneven in ((8, False), (7, True)):
+        alone = new_loss({1: step})
+        for worker in here:
+            alone.on_place(worker, place("joined", step, {1: step}))
+        assert not alone.decide(here, is_uneven) and alone.standing.step == step
 
 
 def test_a_barrier_right_behind_the_step_is_entered_for_the_lost_worker():
@@ -583,6 +584,19 @@ def test_optimizers_count_on_where_the_others_are(processes, optimizer, workers,
     alone = workers == 1  # then nobody pushes the rest of the step that is cut short
     for have, want in zip(counted, complete):
         assert have == want or (alone and all(more - 1 <= one <= more for one, more in zip(have, want))), counted
+
+
+@pytest.mark.parametrize(
+    "marks, rank, moment",
+    [(0, 0, "1:join"), (1, 0, "1:2"), (0, 1, "1:4"), (1, 1, "1:4"), (0, 1, "1:join"), (0, 2, "2:3"), (1, 2, "1:1")],
+)
+def test_uneven_epochs_go_on_in_step(processes, tmp_path, marks, rank, moment):
+    job = Job(processes, python("replaced_uneven.py", marks, rank, moment, tmp_path / "died"), 3, P3_STUCK_S="30")
+    finished = job.end()
+    assert finished.code == 0, (finished, job.said)
+    complete = 4 * (3 + 5 * 10 + 4 * 100)
+    for key in "ab":
+        assert complete - int(job.values(key)[0]) in (0, 10**rank), job.holds
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])

@@ -74,6 +74,7 @@ class Agreement:
         self.resumed = 0  # the round of the snapshot that the job began with
         self.joins = 0  # times that all workers have called join()
         self.joined_at = 0  # and the steps that were behind the job by then
+        self.is_uneven = False  # workers have called it behind different steps
         self._joined_at: Dict[Node, int] = {}  # of those who have called it since: behind which step
         self._claim_bytes: Dict[Node, int] = {}
         self._left: Set[Node] = set()
@@ -321,6 +322,7 @@ class Agreement:
         if not self._snapshots.join(node):
             return []
         self._joined_at[node] = message["step"]
+        self.is_uneven |= len(set(self._joined_at.values())) > 1
         if len(self._joined_at) == len(self._workers):
             self.joins += 1
             self.joined_at = max(self._joined_at.values())

@@ -112,12 +112,12 @@ class Loss:
 
     # What follows
 
-    def decide(self, workers: Mapping[Node, Optional[int]]) -> bool:
+    def decide(self, workers: Mapping[Node, Optional[int]], is_uneven: bool = False) -> bool:
         """Of what the workers say who are there: the standing, if that is enough. `workers`: which step each has called
-        join() behind, and it is not over; else None.
+        join() behind, and it is not over; else None. `is_uneven`: workers have called it behind different steps.
 
-        True if the lost worker counts as one that has called that join() too, and all are to be asked again: it was not
-        before the step behind which the last of the others did.
+        True if the lost worker counts as one that has called that join() too, and all are to be asked again: as far as
+        anybody can tell, all call it behind the same step, and that was its last.
         """
         places = {worker: self._places.get(worker) for worker in workers}
         behind = [place for place in places.values() if place is not None and place["state"] == "behind"]
@@ -130,7 +130,7 @@ class Loss:
             return False
         last = max(places.values(), key=lambda place: place["step"])
         announced = list(workers.values())
-        if None in announced or last["step"] > max(announced):
+        if None in announced or is_uneven or last["step"] > max(announced):
             self._stand_at(last)
             return False
         self.joins += 1

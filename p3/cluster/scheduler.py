@@ -442,7 +442,7 @@ class Scheduler:
         losses = [vacancy.loss for vacancy in self._vacancies.values()]
         for loss in losses:
             was_known = loss.standing is not None
-            if loss.decide(here):
+            if loss.decide(here, self._agreement.is_uneven):
                 for other, message in self._agreement.join_for(loss.node, max(here.values())):
                     self._tell(self._by_node[other], message)
                 self._tell_all("worker", loss.question())
