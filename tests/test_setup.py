@@ -129,8 +129,15 @@ def test_a_package_that_is_there_is_seen_and_nothing_is_fetched(machine):
 
 def test_what_packages_have_not_brought_is_fetched(machine):
     machine.stand_in("bin/c++", "case $* in *gtest*) exit 1; esac")
-    assert machine.needs("test", machine.python("pip")).returncode == 0
-    assert (machine.folder / "fetched").read_text().splitlines() == ["fetched"] * 2  # pip and GoogleTest
+    assert machine.needs("test").returncode == 0
+    assert (machine.folder / "fetched").read_text().splitlines() == ["fetched"]
+
+
+def test_a_python_without_pip_is_named_with_its_package(machine):
+    found = machine.needs("build", machine.python("pip"))
+    version = "%d.%d" % sys.version_info[:2]
+    assert found.returncode == 1 and "  the venv module of Python %s, with pip\n" % version in found.stderr
+    assert "sudo apt-get install python%s-venv " % version in found.stderr
 
 
 def test_all_that_is_missing_is_named_at_once_with_its_command(machine):
