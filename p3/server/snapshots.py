@@ -17,8 +17,12 @@ from p3.snapshots.files import write_part
 class SnapshotWriter:
     """Does what `write_snapshot` messages ask of one server."""
 
-    def __init__(self, core: P3Server, settings: Settings, label: str, rank: int) -> None:
+    def __init__(
+        self, core: P3Server, settings: Settings, label: str, rank: int, fail: Optional[Callable[[str], None]] = None
+    ) -> None:
+        """`fail`: ends the job with a text; without, by way of the core."""
         self._core = core
+        self._fail = core.fail if fail is None else fail
         self._directory = settings.snapshot_dir
         self._label = label
         self._rank = rank
@@ -27,10 +31,10 @@ class SnapshotWriter:
     def write(self, round: int, answer: Callable[[dict], None]) -> None:
         """Takes what was captured for it, and returns; a thread writes it and calls `answer` with `snapshot_written`.
 
-        What goes wrong fails the job by way of the core, with a text that names this server and the file.
+        What goes wrong fails the job, with a text that names this server and the file.
         """
         if self._directory is None:
-            self._core.fail("%s: cannot write a snapshot: P3_SNAPSHOT_DIR is not set here" % self._label)
+            self._fail("%s: cannot write a snapshot: P3_SNAPSHOT_DIR is not set here" % self._label)
             return
         before, arrays = self._thread, self._core.take_captured(round)
         # A daemon: what is still being written when the process ends is no snapshot, as nobody is left to complete it.
@@ -51,11 +55,11 @@ class SnapshotWriter:
         try:
             part = write_part(self._directory, round, "server-%d" % self._rank, tensors)
         except OSError as error:
-            self._core.fail(
+            self._fail(
                 "%s: writing the snapshot of round %d to %s failed: %s. Make room, or set another P3_SNAPSHOT_DIR."
                 % (self._label, round, error.filename, error.strerror)
             )
         except Exception as error:  # whatever it is, the job must not wait for this part
-            self._core.fail("%s: writing the snapshot of round %d failed: %r" % (self._label, round, error))
+            self._fail("%s: writing the snapshot of round %d failed: %r" % (self._label, round, error))
         else:
             answer(dict(part, kind="snapshot_written", round=round))

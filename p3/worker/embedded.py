@@ -64,7 +64,7 @@ class EmbeddedLink:
             trace_fd=fd_of(Recording.of(settings, _SERVER)),
             **options,
         )
-        self._snapshots = SnapshotWriter(self._server, settings, str(_SERVER), _SERVER.rank)
+        self._snapshots = SnapshotWriter(self._server, settings, str(_SERVER), _SERVER.rank, self._fail)
         worker_end, server_end = socket.socketpair()
         self.core.add_server(0, worker_end.detach(), str(_SERVER))
         self._server.add_worker(0, server_end.detach(), str(_WORKER))
@@ -88,6 +88,11 @@ class EmbeddedLink:
 
     def abandon_after_fork(self) -> None:
         self._server.abandon_after_fork()
+
+    def _fail(self, text: str) -> None:
+        """Behind half a frame a server cannot say why it fails, and here is no scheduler to pass it on."""
+        self.core.fail(text)
+        self._server.fail(text)
 
     def _deliver(self, sender: Node, message: dict) -> None:
         with self._lock:
