@@ -48,7 +48,7 @@ def extension(name: str, *sources: str) -> Extension:
     return Extension(
         name,
         sources=list(sources),
-        include_dirs=["include", "p3/worker"],
+        include_dirs=["include", "src"],
         language="c++",
         extra_compile_args=["-std=c++17", "-O2", "-ffp-contract=off"],
         extra_link_args=["-pthread"],
@@ -61,7 +61,7 @@ setup(
     ext_modules=cythonize(
         [
             extension("p3._kernels", "p3/_kernels.pyx"),
-            extension("p3._core", "p3/_core.pyx", *sources_in("p3/worker")),
+            extension("p3._core", "p3/_core.pyx", *sources_in("p3/mxnet")),
         ],
         compiler_directives={"language_level": 3, "binding": True, "embedsignature": True},
     ),

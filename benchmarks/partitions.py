@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List
 
-from p3.bench import jobs, machine
-from p3.lab.hosts import LabError, lab
+from p3.measure.bench import jobs, machine
+from p3.measure.lab.hosts import LabError, lab
 
 WORKER = Path(__file__).resolve().parent / "partitions_worker.py"
 

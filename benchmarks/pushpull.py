@@ -43,8 +43,8 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List
 
-from p3.bench import machine
-from p3.lab.hosts import LabError, lab
+from p3.measure.bench import machine
+from p3.measure.lab.hosts import LabError, lab
 from pushpull_job import STORES, JobError, PushPullJob, Setup, Turn
 from pushpull_worker import parse_sizes
 from usage import session_cpu_s

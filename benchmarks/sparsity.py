@@ -26,8 +26,8 @@ from typing import Dict, List, Optional, Tuple
 import numpy as np
 
 import sparsity_worker as worker
-from p3.bench import jobs, machine
-from p3.lab.hosts import LabError, lab
+from p3.measure.bench import jobs, machine
+from p3.measure.lab.hosts import LabError, lab
 
 HERE = Path(__file__).resolve().parent
 VARIANTS: Dict[str, Tuple[str, str]] = {  # name -> store, weights

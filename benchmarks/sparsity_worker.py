@@ -42,7 +42,7 @@ def alpha_of_model(touched_words: int, touched_outputs: int, vocabulary: int) ->
 
 
 def run(options) -> None:
-    from p3.worker import hooks
+    from p3.mxnet import hooks
 
     if options.store not in hooks.NAMES:
         hooks.withdraw()  # the others shall run in an untouched MXNet

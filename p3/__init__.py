@@ -11,14 +11,14 @@ MXNet.
 
 import importlib
 
-from p3.worker import hooks
+from p3.mxnet import hooks
 
 __version__ = "0.1.0"
 __all__ = ["P3Error", "P3KVStore", "P3Server", "P3Worker", "Session", "SplitSampler", "__version__", "shard"]
 
 _LAZY = {
     "P3Error": "p3._core",
-    "P3KVStore": "p3.kvstore",
+    "P3KVStore": "p3.mxnet.kvstore",
     "P3Server": "p3._core",
     "P3Worker": "p3._core",
     "Session": "p3.worker.session",

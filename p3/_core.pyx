@@ -1116,5 +1116,5 @@ cdef class P3Server:
         self.core.abandon_after_fork()
 
 
-include "worker/mxnet_engine.pxi"
-include "worker/mxnet_rows.pxi"
+include "mxnet/engine.pxi"
+include "mxnet/rows.pxi"

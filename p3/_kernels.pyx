@@ -22,12 +22,12 @@ cdef extern from "p3/dtype.h" namespace "p3" nogil:
     DType sum_type(DType type) noexcept
     const char* name_of(DType type) noexcept
 
-cdef extern from "p3/sum.h" namespace "p3" nogil:
+cdef extern from "numeric/sum.h" namespace "p3" nogil:
     void c_start_sum "p3::start_sum"(DType type, void* accumulator, const void* source, size_t elements) except +
     void c_add_to_sum "p3::add_to_sum"(DType type, void* accumulator, const void* source, size_t elements) except +
     void c_finish_sum "p3::finish_sum"(DType type, void* destination, const void* accumulator, size_t elements) except +
 
-cdef extern from "p3/simd.h" namespace "p3" nogil:
+cdef extern from "base/simd.h" namespace "p3" nogil:
     bint cpu_has_avx2() noexcept
     cdef cppclass Flag "std::atomic<bool>":
         bint load() noexcept

@@ -14,8 +14,8 @@ from p3.errors import ConfigError, NotBuilt
 from p3.settings import Settings
 
 # Modules that add a command each. The processes of a job start without them.
-_MEASURING = ("p3.lab.command", "p3.bench.plot_command", "p3.trace.command", "p3.bench.command",
-              "p3.chaos.command")
+_MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.trace.command", "p3.measure.bench.command",
+              "p3.measure.chaos.command")
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -66,7 +66,7 @@ def _exec(options, settings: Settings, command: List[str]) -> int:
 
 
 def _doctor(_options, settings: Settings, _command: List[str]) -> int:
-    from p3.cluster import doctor
+    from p3 import doctor
 
     return doctor.main(settings)
 

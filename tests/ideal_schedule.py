@@ -11,7 +11,7 @@ import heapq
 from itertools import count
 from types import SimpleNamespace
 
-from p3.replay.models import FLOAT32_BYTES
+from p3.measure.replay.models import FLOAT32_BYTES
 
 
 class _Link:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from p3.lab import hosts
+from p3.measure.lab import hosts
 
 needs_lab = pytest.mark.skipif(hosts.why_unavailable() is not None, reason=str(hosts.why_unavailable()))
 

@@ -13,10 +13,10 @@ from conftest import QUICK_IMPORT, ROOT, Process, clean_environment
 from lab_traces import needs_lab
 
 from p3 import cli
-from p3.bench import campaign, experiments, jobs, nic, results, runs, train
-from p3.bench.command import fill_in_rate
-from p3.lab import hosts
-from p3.replay import models
+from p3.measure.bench import campaign, experiments, jobs, nic, results, runs, train
+from p3.measure.bench.command import fill_in_rate
+from p3.measure.lab import hosts
+from p3.measure.replay import models
 
 TINY = ["--size", "0.01", "--iterations", "2", "--warmup", "1", "--repeats", "1"]
 EMULATED = [*TINY, "--models", "sockeye", "--rate", "400mbit"]
@@ -161,14 +161,14 @@ def test_real_hosts_over_ssh(bench, tmp_path, monkeypatch, sshd, capsys):
 
 
 def test_no_secret_is_on_a_command_line_to_another_host(monkeypatch):
-    from p3.bench.remote import SshHost
+    from p3.measure.bench.remote import SshHost
     from p3.settings import Settings
 
     monkeypatch.setenv("P3_SECRET", "swordfish-swordfish")
     host = SshHost("far", "10.0.0.5", Settings(python="/opt/python"))
     line = " ".join(host.supervised([sys.executable, "-c", "import mxnet"], {"DMLC_ROLE": "server"}))
     assert "swordfish" not in line and "DMLC_ROLE=server" in line
-    assert "/opt/python -m p3.bench.remote /opt/python -c" in line
+    assert "/opt/python -m p3.measure.bench.remote /opt/python -c" in line
 
 
 # Without running anything

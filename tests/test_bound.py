@@ -7,9 +7,9 @@ import pytest
 
 from conftest import ROOT
 from ideal_schedule import ends_of_iterations
-from p3.replay import bound as bounds
-from p3.replay import models
-from p3.replay.bound import NO_OVERHEAD, Cluster, Overhead, bound, one_of_each
+from p3.measure.replay import bound as bounds
+from p3.measure.replay import models
+from p3.measure.replay.bound import NO_OVERHEAD, Cluster, Overhead, bound, one_of_each
 
 MB_PER_S = 8.0  # in Mbit/s
 

@@ -6,8 +6,8 @@ import pytest
 
 from lab_traces import needs_lab
 from p3 import cli
-from p3.chaos import run, tables
-from p3.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
+from p3.measure.chaos import run, tables
+from p3.measure.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
 
 QUICK = {"P3_HEARTBEAT_S": "0.2", "P3_TIMEOUT_S": "2"}
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 from lab_traces import needs_lab
 
-from p3.lab import hosts
+from p3.measure.lab import hosts
 
 THROTTLE = str(ROOT / "examples" / "ec2" / "throttle.sh")
 DEADLINE_S = 30

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import clean_environment
 from lab_traces import DEADLINE_S, needs_lab, traces
-from p3.lab import hosts, network
+from p3.measure.lab import hosts, network
 
 # Listens on a free port, says which, reads one connection to its end, and tells how many bytes came in how many s.
 SINK = """
@@ -119,7 +119,7 @@ def test_error_inside_removes_hosts_and_processes(monkeypatch, heeds):
 
 LAB_UNTIL_SIGNALLED = """
 import signal
-from p3.lab import hosts
+from p3.measure.lab import hosts
 with hosts.lab(2) as lab:
     print(lab[0].lab, flush=True)
     signal.pause()

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import ROOT, Process, clean_environment
 from lab_traces import DEADLINE_S, needs_lab, output, traces
-from p3.lab import hosts, network
+from p3.measure.lab import hosts, network
 
 LAB = [sys.executable, "-m", "p3", "lab"]
 PYTHON = [sys.executable, "-c"]
@@ -110,7 +110,7 @@ def test_labs_side_by_side_do_not_meet(name, other_name, start):
 # under way and lives on.
 INTERRUPTED_UP = """
 import os, sys
-from p3.lab import hosts, network
+from p3.measure.lab import hosts, network
 name, number, point, during = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "during"
 call, done = network.call, 0
 def interrupted(*argv):

@@ -21,7 +21,7 @@ from p3.cluster.output import Output
 from p3.cluster.placement import Host, place, read_hostfile, remote_command
 from p3.errors import ConfigError
 from p3.settings import Settings
-from p3.worker import hooks
+from p3.mxnet import hooks
 
 JOIN = """
     import os, sys, time
@@ -442,7 +442,7 @@ def test_without_the_core_every_process_says_how_to_build_it(tmp_path):
         finished = run_here(command, dict(env, DMLC_ROLE="server"), tmp_path)
         assert finished.returncode == 1 and finished.stderr.startswith("p3: " + remedy), finished
         assert len(finished.stderr.splitlines()) == 1
-    for script in ("import p3; p3.P3Worker", "from p3 import _core", "import p3.kvstore"):
+    for script in ("import p3; p3.P3Worker", "from p3 import _core", "import p3.mxnet.kvstore"):
         finished = run_here([sys.executable, "-c", script], env, tmp_path)  # the store imports MXNet, then the core
         assert finished.returncode == 1 and remedy in finished.stderr.splitlines()[-1], finished
     doctor = run_here([sys.executable, "-m", "p3", "doctor"], env, tmp_path)

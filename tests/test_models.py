@@ -2,12 +2,12 @@
 
 import pytest
 
-from p3.replay import models, zoo
+from p3.measure.replay import models, zoo
 
 
 @pytest.mark.parametrize("name", sorted(zoo.MODELS))
 def test_stored_layers_are_those_of_the_model_zoo(name):
-    assert models._derived(name) == zoo.derive(name), "run: python -m p3.replay.zoo"
+    assert models._derived(name) == zoo.derive(name), "run: python -m p3.measure.replay.zoo"
 
 
 @pytest.mark.parametrize("name, parameters", [

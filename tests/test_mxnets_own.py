@@ -10,8 +10,8 @@ from conftest import QUICK_IMPORT, ROOT, Process, clean_environment
 
 pytest.importorskip("mxnet")
 from lab_traces import needs_lab  # noqa: E402
-from p3.bench import jobs  # noqa: E402
-from p3.lab.hosts import lab  # noqa: E402
+from p3.measure.bench import jobs  # noqa: E402
+from p3.measure.lab.hosts import lab  # noqa: E402
 
 PAGE = ROOT / "docs" / "mxnet-tests.md"
 HOSTS = 3

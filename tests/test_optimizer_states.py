@@ -12,7 +12,7 @@ if importlib.util.find_spec("mxnet") is None:
 import mxnet as mx  # noqa: E402
 from mxnet.base import MXNetError  # noqa: E402
 from optimizer_cases import OPTIMIZERS, Native, Reference, runnable  # noqa: E402
-from p3.worker.optimizer_states import from_mxnet, read, to_mxnet, write  # noqa: E402
+from p3.mxnet.optimizer_states import from_mxnet, read, to_mxnet, write  # noqa: E402
 
 SHAPE = (3, 5)
 KEY = 7

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab_traces import needs_lab
 
-from p3.lab import hosts
+from p3.measure.lab import hosts
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -6,15 +6,15 @@ import sys
 import pytest
 from plugin_jobs import run, run_dist_sync, run_p3
 
-from p3.replay import models
-from p3.replay import worker as replay
+from p3.measure.replay import models
+from p3.measure.replay import worker as replay
 
 MXNET_P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}
 TINY = ["--compute", "0.02", "--iterations", "3", "--warmup", "1"]
 
 
 def command(folder, store, *options, model="sockeye", size="0.005"):
-    return [sys.executable, "-m", "p3.replay", "--store", store, "--model", model, "--size", size, *TINY,
+    return [sys.executable, "-m", "p3.measure.replay", "--store", store, "--model", model, "--size", size, *TINY,
             "--out", str(folder / "worker{rank}.jsonl"), *options]  # fmt: skip
 
 
@@ -83,10 +83,10 @@ def test_output_has_a_stall_for_each_layer_and_iterations_that_join(tmp_path):
 def test_other_stores_run_in_an_mxnet_that_p3_has_not_touched(tmp_path):
     program = """
 import sys
-from p3.replay import worker as replay
+from p3.measure.replay import worker as replay
 status = replay.main(sys.argv[1:])
 import mxnet
-print(status, "p3_sync" in mxnet.kvstore.KVStoreBase.kv_registry, "p3.kvstore" in sys.modules)
+print(status, "p3_sync" in mxnet.kvstore.KVStoreBase.kv_registry, "p3.mxnet.kvstore" in sys.modules)
 """
     arguments = command(tmp_path, "local")[3:]
     assert "0 False False" in run([sys.executable, "-c", program, *arguments])[1]

@@ -1,11 +1,11 @@
-"""p3.bench.results: what a results file may hold, and what is made of it."""
+"""p3.measure.bench.results: what a results file may hold, and what is made of it."""
 
 import json
 
 import lab_results as made
 import pytest
 
-from p3.bench import results
+from p3.measure.bench import results
 from p3.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 import lab_results as made
 import pytest
 
-from p3.bench import results, tables
+from p3.measure.bench import results, tables
 
 
 @pytest.fixture

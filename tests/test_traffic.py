@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab_traces import needs_lab
-from p3.bench import jobs
-from p3.lab.hosts import lab
+from p3.measure.bench import jobs
+from p3.measure.lab.hosts import lab
 
 SCRIPT = Path(__file__).parent / "scripts" / "traffic.py"
 ROUNDS = 4

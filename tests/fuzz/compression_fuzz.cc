@@ -3,7 +3,7 @@
 
 #include "input.h"
 #include "p3/compression.h"
-#include "p3/half.h"
+#include "base/half.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;

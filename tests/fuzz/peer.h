@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "input.h"
-#include "p3/rows.h"
+#include "wire/rows.h"
 #include "p3/socket_stream.h"
 #include "p3/wire.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "input.h"
-#include "p3/van.h"
+#include "transport/van.h"
 
 namespace p3 {
 namespace {

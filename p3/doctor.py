@@ -1,0 +1,198 @@
+"""`p3 doctor`: what a job would find on this machine, what is missing, and the command that mends it.
+
+Each check returns rows; a row that something needed is missing makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shlex
+import shutil
+import socket
+import sys
+from typing import Callable, List, NamedTuple, Optional
+
+from p3.cluster.node import interface_address, listen, machine_id, resolve
+from p3.errors import ConfigError, NotBuilt, RendezvousError
+from p3.settings import Settings, in_job
+from p3.mxnet import hooks
+
+OK, NOTE, MISSING = "ok", "note", "MISSING"
+
+
+class Row(NamedTuple):
+    state: str
+    subject: str
+    finding: str
+    remedy: str = ""  # a command, as exact as can be
+
+
+def main(settings: Settings) -> int:
+    checks: List[Callable[[Settings], List[Row]]] = [
+        _python,
+        _core,
+        _numpy,
+        _mxnet,
+        _cpu,
+        _kernel,
+        _network,
+        _ports,
+        _ssh,
+        _environment,
+    ]
+    missing = False
+    for check in checks:
+        for row in check(settings):
+            print("%-8s %-22s %s" % (row.state, row.subject, row.finding))
+            if row.remedy:
+                print("%-8s %-22s   mend it with: %s" % ("", "", row.remedy))
+            missing = missing or row.state == MISSING
+    print()
+    print("Something needed is missing." if missing else "All that P3 needs is here.")
+    return 1 if missing else 0
+
+
+def _python(_settings: Settings) -> List[Row]:
+    from p3 import __version__
+
+    suits = (3, 8) <= sys.version_info[:2] <= (3, 11)
+    return [
+        Row(OK, "p3", "%s in %s" % (__version__, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))),
+        Row(
+            OK if suits else MISSING,
+            "python",
+            "%s, %s" % (platform.python_version(), sys.executable),
+            "" if suits else "install Python 3.8, 3.9, 3.10 or 3.11: MXNet 1.9.1 works with no other",
+        ),
+    ]
+
+
+def _core(_settings: Settings) -> List[Row]:
+    try:
+        importlib.import_module("p3._core")
+    except NotBuilt as error:  # with the command
+        return [Row(MISSING, "C++ core", str(error))]
+    except ImportError as error:
+        return [Row(MISSING, "C++ core", str(error), _pip("--force-reinstall --no-deps mxnet-p3"))]
+    from p3._core import TLS_BUILT_IN
+
+    if TLS_BUILT_IN:
+        where = "the kernel" if "tls" in _read("/proc/sys/net/ipv4/tcp_available_ulp").split() else "OpenSSL"
+        return [Row(OK, "C++ core", "loads"), Row(OK, "P3_TLS=1", "possible; %s would encrypt" % where)]
+    remedy = "apt-get install libssl-dev   # or: dnf install openssl-devel; and build P3 again"
+    return [Row(OK, "C++ core", "loads"), Row(NOTE, "P3_TLS=1", "impossible: built without OpenSSL", remedy)]
+
+
+def _numpy(_settings: Settings) -> List[Row]:
+    version = _version_of("numpy")
+    if version is None:
+        return [Row(MISSING, "numpy", "not installed", _pip("'numpy<1.24'"))]
+    problem = hooks.numpy_problem(version)
+    if problem is not None:
+        return [Row(MISSING, "numpy", *problem)]
+    return [Row(OK, "numpy", version)]
+
+
+def _mxnet(_settings: Settings) -> List[Row]:
+    # Looked up, not imported: as a server, `import mxnet` would never return.
+    for name in ("mxnet", "mxnet-cu117", "mxnet-cu112"):
+        version = _version_of(name)
+        if version is not None:
+            state = OK if version.startswith("1.9.") else NOTE
+            return [Row(state, "mxnet", "%s %s%s" % (name, version, "" if state == OK else "; P3 is made for 1.9.1"))]
+    return [Row(NOTE, "mxnet", "not installed; only workers that train with MXNet need it", _pip("'mxnet-p3[mxnet]'"))]
+
+
+def _cpu(_settings: Settings) -> List[Row]:
+    features = set(_read("/proc/cpuinfo").partition("\nflags")[2].partition("\n")[0].split())
+    vectors = [name for name in ("sse2", "avx", "avx2", "avx512f", "f16c") if name in features]
+    return [Row(OK, "cpu", "%d cores, %s %s" % (len(os.sched_getaffinity(0)), platform.machine(), " ".join(vectors)))]
+
+
+def _kernel(_settings: Settings) -> List[Row]:
+    algorithms = _read("/proc/sys/net/ipv4/tcp_available_congestion_control").split()
+    rows = [Row(OK, "kernel", "%s %s" % (platform.system(), platform.release()))]
+    if "bbr" in algorithms:
+        rows.append(Row(OK, "TCP BBR", "available"))
+    else:
+        rows.append(Row(NOTE, "TCP BBR", "not loaded; slow networks profit from it", "sudo modprobe tcp_bbr"))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.bind("\0p3-doctor-" + os.urandom(8).hex())
+        rows.append(Row(OK, "abstract AF_UNIX", "works; machine %s" % machine_id()[:8]))
+    except OSError as error:
+        rows.append(Row(NOTE, "abstract AF_UNIX", "%s; set P3_LOCAL=tcp" % error.strerror))
+    return rows
+
+
+def _network(_settings: Settings) -> List[Row]:
+    rows = []
+    for _, name in socket.if_nameindex():
+        try:
+            rows.append(Row(OK, "interface " + name, interface_address(name)))
+        except ConfigError:
+            rows.append(Row(NOTE, "interface " + name, "no IPv4 address"))
+    return rows
+
+
+def _ports(settings: Settings) -> List[Row]:
+    try:
+        listen("127.0.0.1").close()
+        rows = [Row(OK, "free TCP ports", "yes")]
+    except OSError as error:
+        rows = [Row(MISSING, "free TCP ports", error.strerror, "end the programs that hold them: ss -tlnp")]
+    if settings.root_port is not None and settings.role in (None, "scheduler"):
+        try:
+            listen("0.0.0.0", settings.root_port).close()
+            rows.append(Row(OK, "port %d" % settings.root_port, "free for a scheduler here"))
+        except OSError as error:
+            remedy = "ss -tlnp 'sport = :%d'   # and end that program, or choose another port" % settings.root_port
+            rows.append(Row(NOTE, "port %d" % settings.root_port, error.strerror, remedy))
+    return rows
+
+
+def _ssh(settings: Settings) -> List[Row]:
+    program = shlex.split(settings.ssh)[0]
+    path = shutil.which(program)
+    if path is None:
+        remedy = "apt-get install openssh-client   # or: dnf install openssh-clients"
+        return [Row(NOTE, "ssh", "%s not found; only `p3 run --hostfile` needs it" % program, remedy)]
+    return [Row(OK, "ssh", path)]
+
+
+def _environment(settings: Settings) -> List[Row]:
+    if not in_job(os.environ):
+        return [Row(OK, "DMLC_*", "not set: a script runs alone (embedded) unless `p3 run` starts it")]
+    try:
+        settings.require("role", "root_host", "root_port", "num_workers", "num_servers")
+        settings.job_secret()
+        resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
+        if settings.interface is not None:
+            interface_address(settings.interface)
+    except (ConfigError, RendezvousError) as error:
+        return [Row(MISSING, "DMLC_*", str(error), "p3 run -n WORKERS -s SERVERS COMMAND   # sets them all")]
+    where = "%s of the job at %s:%d" % (settings.role, settings.root_host, settings.root_port)
+    return [Row(OK, "DMLC_*", "%s, %d workers, %d servers" % (where, settings.num_workers, settings.num_servers))]
+
+
+def _version_of(distribution: str) -> Optional[str]:
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _pip(what: str) -> str:
+    return "%s -m pip install %s" % (sys.executable, what)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

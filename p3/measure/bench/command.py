@@ -1,0 +1,146 @@
+"""`p3 bench EXPERIMENT`: the paper's experiments, P3 beside MXNet's own stores, on a lab or on real hosts.
+
+    sudo p3 bench targets --models vgg19 --regimes slow --out results.jsonl
+
+docs/benchmarks.md describes the experiments and the records. campaign.py runs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Callable, List, Sequence
+
+from p3.measure.bench import experiments
+from p3.errors import ConfigError
+from p3.measure.lab.command import delay, rates, told
+from p3.measure.replay import models
+from p3.settings import Settings
+
+
+def add_parser(commands) -> None:
+    """Adds `bench` to the subparsers of `p3`."""
+    bench = commands.add_parser(
+        "bench",
+        help="the paper's experiments: P3 beside MXNet's own stores",
+        description="Each run is a fresh job on hosts with a slow network: a lab (needs root), or those of a hostfile.",
+    )
+    names = bench.add_subparsers(title="experiments", metavar="EXPERIMENT")
+    names.required = True
+    for experiment in experiments.EXPERIMENTS:
+        _add_experiment(names, experiment)
+
+
+def _add_experiment(names, experiment: experiments.Experiment) -> None:
+    defaults = {**experiments.COMMON_DEFAULTS, **experiment.defaults}
+    sentence = experiment.help[0].upper() + experiment.help[1:] + "."
+    parser = names.add_parser(experiment.name, help=experiment.help, description=sentence)
+    is_emulated = experiment.name != "compute"
+
+    def add(option: str, help: str, **how) -> None:
+        parser.add_argument(option, help=help, **how)
+
+    if is_emulated:
+        add("--models", "which, comma-separated (default %(default)s)", type=names_among(models.NAMES))
+        add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
+            type=_number(0, 2), metavar="SIGMA", default=0.0)
+        add("--optimizer", "on the weights; none: the stores only sum (default none)", choices=("none", "sgd"),
+            default="none")
+    else:
+        parser.set_defaults(jitter=0.0, optimizer="sgd")
+    if is_emulated and experiment.name != "ratio":
+        add("--compute", "emulated, of an iteration (default%s)" % _told(defaults["compute"]),
+            type=_number(0, 1e4), metavar="S")
+    if experiment.name == "targets":
+        add("--regimes", "slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default: both)",
+            type=names_among(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES))
+    if experiment.name == "slices":
+        add("--slices", "of a slice, at most (default %(default)s)",
+            type=_list(int, 1, 1 << 28), default=experiments.SLICES, metavar="ELEMENTS[,...]")
+    else:
+        add("--slice-elements", "of a slice of P3's, at most (default %(default)s)",
+            type=_number(1, 1 << 28, int), metavar="N")
+    if experiment.name == "ratio":
+        add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
+            type=_list(float, 0.01, 100), default=experiments.RATIOS, metavar="R[,...]")
+    add("--stores", "which, comma-separated (default %(default)s)", type=names_among(experiments.ALL))
+    megabytes = 80 * defaults["shrink"] if is_emulated else 13
+    add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=_number(1e-6, 1e3))
+    add("--hosts", "each with one worker and one server (default %(default)s)",
+        type=_list(int, 1, 200), metavar="N" + _more(experiment, "hosts"))
+    add("--rate", "of each host's link, each way, as 800mbit (default%s)" % _told(defaults["rate"]),
+        type=rates, metavar="R" + _more(experiment, "rate"))
+    add("--delay", "one way between hosts, as 0.1ms (default: none)", type=delay, metavar="D")
+    add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are (default: measured)",
+        metavar="FILE")
+    add("--iterations", "of a run, that count (default %(default)s)", type=_number(1, 10000, int), metavar="N")
+    # The first iteration waits for nothing, and would be shorter than the bound.
+    add("--warmup", "iterations before them, at least 1 (default %(default)s)",
+        type=_number(1, 10000, int), metavar="N")
+    add("--repeats", "runs of each store in each configuration (default %(default)s)",
+        type=_number(1, 10000, int), metavar="N")
+    add("--timeout", "of a run (default: long enough for slow machines)", type=_number(1, 1e6), metavar="S")
+    add("--out", "JSON lines are appended there", metavar="FILE")
+    # With a hostfile, a rate that is not given is measured; so that is known only later.
+    parser.set_defaults(**dict(defaults, rate=None, default_rate=defaults["rate"]))
+    parser.set_defaults(experiment=experiment.name, handler=_bench)
+
+
+def _told(default) -> str:
+    return ": the regime's" if default is None else f" {default}"
+
+
+# Of which options an experiment takes several values.
+_SWEPT = {"hosts": ("scale",), "rate": ("bandwidth", "compute")}
+
+
+def _more(experiment: experiments.Experiment, option: str) -> str:
+    return "[,...]" if experiment.name in _SWEPT[option] else ""
+
+
+def _bench(options: argparse.Namespace, settings: Settings, _command: List[str]) -> int:
+    from p3.measure.bench import campaign
+
+    fill_in_rate(options)
+    for name, experiments_ in _SWEPT.items():
+        if len(getattr(options, name) or []) > 1 and options.experiment not in experiments_:
+            raise ConfigError(f"p3 bench {options.experiment} takes one --{name}; several: {', '.join(experiments_)}")
+    if options.experiment == "utilization" and options.hosts[0] < 2:
+        raise ConfigError("p3 bench utilization needs at least 2 --hosts: what one sends to itself crosses no card")
+    with told():
+        return campaign.bench(options, settings)
+
+
+def fill_in_rate(options: argparse.Namespace) -> None:
+    if options.rate is None and options.default_rate is not None and options.hostfile is None:
+        options.rate = rates(options.default_rate)
+
+
+def names_among(known: Sequence[str]) -> Callable[[str], List[str]]:
+    def parse(text: str) -> List[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        if len(set(names)) < len(names):
+            raise argparse.ArgumentTypeError(f"{text!r} names one twice")
+        return names
+
+    return parse
+
+
+def _number(low: float, high: float, kind: Callable = float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def _list(kind: Callable, low: float, high: float) -> Callable[[str], List]:
+    one = _number(low, high, kind)
+    return lambda text: [one(part) for part in text.split(",")]

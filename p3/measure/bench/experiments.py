@@ -1,0 +1,203 @@
+"""What each experiment of `p3 bench` compares: its defaults, and its configurations.
+
+An experiment is a list of configurations, in each of which all stores are run. What differs from one configuration to
+the next is told by their labels.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from p3.errors import ConfigError
+from p3.measure.replay import models
+from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS
+
+ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
+REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
+RATIOS = "0.6,1.0,1.4"
+SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
+TRAINED = "convnet"  # the model of `compute`; see train.py
+
+
+class Configuration(NamedTuple):
+    """What is the same for all stores that are compared."""
+
+    experiment: str
+    model: str
+    size: float
+    compute_s: Optional[float]  # None: the computation is real
+    rate_mbit: Optional[float]
+    delay_ms: float
+    hosts: int
+    slice_elements: int
+    label: str = ""  # what sets it apart, in words, besides the model
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.compute_s is not None
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} {self.label}".strip()
+
+    def identity(self) -> Dict:
+        return {
+            "experiment": self.experiment,
+            "model": self.model,
+            "size": self.size,
+            "computation": "emulated" if self.is_emulated else "real",
+            "compute_s": self.compute_s,
+            "rate_mbit": self.rate_mbit,
+            "delay_ms": self.delay_ms,
+            "hosts": self.hosts,
+            "workers": self.hosts,
+            "servers": self.hosts,
+            "slice_elements": self.slice_elements,
+            "label": self.label,
+        }
+
+
+class Experiment(NamedTuple):
+    name: str
+    help: str
+    configurations: Callable[[Namespace], List[Configuration]]
+    defaults: Dict = {}
+    samples_nics: bool = False
+
+
+def targets(options: Namespace) -> List[Configuration]:
+    return [
+        _configuration(
+            options, model, compute_s=_one(options.compute, compute_s), rate_mbit=_one(options.rate, rate_mbit),
+            label=regime,
+        )
+        for regime, (rate_mbit, compute_s) in ((name, REGIMES[name]) for name in options.regimes)
+        for model in options.models
+    ]  # fmt: skip
+
+
+def bandwidth(options: Namespace) -> List[Configuration]:
+    return [
+        _configuration(options, model, rate_mbit=rate, label=rate_text(rate))
+        for model in options.models
+        for rate in options.rate
+    ]
+
+
+def utilization(options: Namespace) -> List[Configuration]:
+    return [_configuration(options, model, label=rate_text(options.rate[0])) for model in options.models]
+
+
+def scale(options: Namespace) -> List[Configuration]:
+    return [
+        _configuration(options, model, hosts=count, label=f"{count} hosts")
+        for model in options.models
+        for count in options.hosts
+    ]
+
+
+def slices(options: Namespace) -> List[Configuration]:
+    return [
+        _configuration(options, model, slice_elements=elements, label=f"slices of {elements}")
+        for model in options.models
+        for elements in options.slices
+    ]
+
+
+def ratio(options: Namespace) -> List[Configuration]:
+    """Communication is what the values alone take in one direction."""
+    if options.rate[0] is None:
+        raise ConfigError("p3 bench ratio needs a --rate: on one host there is none to measure")
+    made = []
+    for model in options.models:
+        communication_s = models.load(model, _size(options, model)).bytes * 8 / (options.rate[0] * 1e6)
+        for one in options.ratios:
+            made.append(_configuration(options, model, compute_s=communication_s / one, label=f"ratio {one:g}"))
+    return made
+
+
+def compute(options: Namespace) -> List[Configuration]:
+    return [
+        _configuration(options, TRAINED, rate_mbit=rate, label=rate_text(rate))._replace(compute_s=None)
+        for rate in options.rate
+    ]
+
+
+# Defaults are written as on the command line.
+EXPERIMENTS: Tuple[Experiment, ...] = (
+    Experiment(
+        "targets", "each model at a slow and a fast rate: speedups over MXNet's stores, distance to the bound", targets,
+        {"stores": "dist_sync,mxnet_p3,p3_sync", "rate": None, "compute": None},
+    ),
+    Experiment(
+        "bandwidth", "throughput against the rate of the network (paper, Fig. 7)", bandwidth,
+        {"rate": "100mbit,200mbit,300mbit,400mbit,600mbit,800mbit,1200mbit"},
+    ),
+    Experiment(
+        "utilization", "bytes in and out of each network card, every 10 ms (Fig. 8 and 9)", utilization,
+        {"repeats": 1}, samples_nics=True,
+    ),
+    # On one machine all hosts share its cores: a fifth of the bytes at a fifth of the rate.
+    Experiment(
+        "scale", "throughput against the number of hosts (Fig. 10)", scale,
+        {"hosts": "2,4,8,16", "rate": "40mbit", "compute": 4.0, "shrink": 0.2},
+    ),
+    Experiment(
+        "slices", "throughput against the size of a slice (Fig. 12)", slices, {"stores": "p3_sync"},
+    ),
+    Experiment(
+        "ratio", "throughput against the ratio of communication to computation", ratio,
+        {"rate": "200mbit", "compute": None},
+    ),
+    Experiment(
+        "compute", "a real training with Gluon, nothing emulated", compute,
+        {"rate": "100mbit", "compute": None, "iterations": 20, "warmup": 5},
+    ),
+)  # fmt: skip
+
+COMMON_DEFAULTS: Dict = {
+    "models": ",".join(models.NAMES),
+    "stores": ",".join(ALL),
+    "hosts": "2",
+    "rate": "800mbit",
+    "compute": 1.0,
+    "delay": 0.0,
+    "slice_elements": DEFAULT_SLICE_ELEMENTS,
+    "iterations": 5,
+    "warmup": 2,
+    "repeats": 3,
+    "shrink": 1.0,
+}
+
+
+def rate_text(rate_mbit: Optional[float]) -> str:
+    return "no limit" if rate_mbit is None else f"{rate_mbit:g} Mbit/s"
+
+
+def _configuration(options: Namespace, model: str, label: str, **differing) -> Configuration:
+    """Of the options, but for what differs."""
+    fields = {
+        "compute_s": options.compute,
+        "rate_mbit": options.rate[0] if options.rate else None,
+        "hosts": options.hosts[0],
+        "slice_elements": options.slice_elements,
+        **differing,
+    }
+    return Configuration(
+        experiment=options.experiment, model=model, size=_size(options, model), delay_ms=options.delay, label=label,
+        **fields,
+    )  # fmt: skip
+
+
+def _size(options: Namespace, model: str) -> float:
+    if options.size is not None:
+        return options.size
+    return models.LAB_SIZES.get(model, 1.0) * options.shrink
+
+
+def _one(given, default):
+    """Of an option that may be a list."""
+    if given is None:
+        return default
+    return given[0] if isinstance(given, list) else given

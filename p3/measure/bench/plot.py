@@ -1,0 +1,433 @@
+"""Figures of what `p3 bench` measured: a function for each experiment, from Results to a matplotlib figure.
+
+The bound is the goal line in every figure of a replay. A store that failed, or was not run, where others were, is
+marked by a cross. All arithmetic is in results.py.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from p3.measure.bench.results import (
+    IDLE_SHARE, Nic, Results, Summary, idle_share, model_label, setting, store_label, store_rank, summarise,
+)  # fmt: skip
+from p3.errors import ConfigError
+
+FORMATS = ("png", "svg")
+
+# Of Okabe and Ito, told apart by people who see few colours; markers do so in print.
+_STYLES = {
+    "dist_sync": ("#0072B2", "o"),
+    "mxnet_p3": ("#E69F00", "s"),
+    "p3_slicing": ("#CC79A7", "^"),
+    "p3_sync": ("#009E73", "D"),
+}
+_OTHER_STYLE = ("#56B4E9", "v")
+_BOUND_STYLE = {"color": "black", "linestyle": (0, (5, 2)), "linewidth": 1.3}
+_WARNING_COLOUR = "#B00000"
+
+# The same file from the same results: no date, and no random names in SVG.
+_SETTINGS = {
+    "svg.hashsalt": "p3",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+_METADATA = {"png": {}, "svg": {"Date": None}}
+
+_PANEL_INCHES = (4.6, 3.5)
+_COLUMNS = 3
+_HEAD_INCHES = 0.8
+_FOOT_LINE_INCHES = 0.13
+
+
+def save(results: Results, folder: Path, formats: Sequence[str] = FORMATS) -> List[Path]:
+    """Writes a figure for each experiment that was run; where they are."""
+    experiments = list(dict.fromkeys(run.experiment for run in results.runs))
+    unknown = [name for name in experiments if name not in FIGURES]
+    if unknown:
+        raise ConfigError("there is no figure for the experiment %s, only for %s" % (unknown[0], ", ".join(FIGURES)))
+    written = []
+    for experiment in experiments:
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_SETTINGS}):
+            figure = FIGURES[experiment](_only(results, experiment))
+            for kind in formats:
+                written.append(folder / ("%s.%s" % (experiment, kind)))
+                figure.savefig(written[-1], format=kind, dpi=150, metadata=_METADATA[kind])
+    return written
+
+
+# A figure for each experiment
+
+
+def bandwidth(results: Results) -> Figure:
+    return _lines(results, "Throughput against bandwidth", _RATE, _THROUGHPUT)
+
+
+def scale(results: Results) -> Figure:
+    return _lines(results, "Throughput against the number of hosts", _HOSTS, _BATCHES)
+
+
+def slices(results: Results) -> Figure:
+    return _lines(results, "Throughput against the size of a slice", _SLICE, _THROUGHPUT)
+
+
+def ratio(results: Results) -> Figure:
+    return _lines(results, "Iteration time against the ratio of communication to computation", _RATIO, _TIME)
+
+
+def targets(results: Results) -> Figure:
+    return _bars(results, "Iteration time")
+
+
+def compute(results: Results) -> Figure:
+    return _bars(results, "Iteration time of real training")
+
+
+def utilization(results: Results) -> Figure:
+    """A column for each setting, a row for each store: what its first host sent, and below the axis, received."""
+    if not results.nics:
+        raise ConfigError("utilization: the results have no nic line")
+    summaries = summarise(results.runs)
+    right = {(run.configuration, run.repeat) for run in results.runs if run.result == "right"}
+    first = min(nic.host for nic in results.nics)
+    nics = [nic for nic in results.nics if nic.host == first and (nic.configuration, nic.repeat) in right]
+    panels = _panels([*summaries, *nics], lambda one: {})
+    stores = _stores(summaries)
+    figure, grid = _figure(results, "Use of host %d's network card" % first, len(stores), len(panels))
+    for row, store in enumerate(stores):
+        for column, (key, members) in enumerate(panels):
+            axes = grid[row][column]
+            chosen = [one for one in members if one.store == store]
+            summary = next((one for one in chosen if isinstance(one, Summary)), None)
+            sampled = sorted((one for one in chosen if isinstance(one, Nic)), key=lambda one: one.repeat)
+            head = _title(members[0], ("rate", "compute", "delay", "hosts")) + "\n" if row == 0 else ""
+            axes.set_title("%s%s: %s" % (head, store_label(store), _times(summary)))
+            if sampled:
+                _draw_nic(axes, sampled[0])
+            else:
+                axes.text(0.5, 0.5, "failed, or not sampled", ha="center", transform=axes.transAxes,
+                          color=_WARNING_COLOUR)
+            axes.set_ylabel("Gbit/s: sent, received" if column == 0 else "")
+            axes.set_xlabel("seconds" if row == len(stores) - 1 else "")
+    extent = max((abs(value) for row in grid for axes in row for value in axes.get_ylim()), default=1)
+    ends = [axes.get_xlim()[1] for row in grid for axes in row if axes.has_data()]
+    for axes in (axes for row in grid for axes in row):
+        axes.set_ylim(-extent, extent)
+        axes.set_xlim(0, max(ends, default=1))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "%g" % abs(value)))
+    return figure
+
+
+FIGURES: Dict[str, Callable[[Results], Figure]] = {
+    one.__name__: one for one in (bandwidth, utilization, scale, slices, targets, ratio, compute)
+}
+
+
+# Lines
+
+
+class _Axis(NamedTuple):
+    """What is on the x axis, and which fields change along it; the others make a panel each."""
+
+    label: str
+    value: Callable[[Summary], Optional[float]]
+    varying: Sequence[str]
+    told: Sequence[str]  # in a panel's title
+    log_base: Optional[int]
+
+
+class _Measure(NamedTuple):
+    """What is on the y axis."""
+
+    label: str
+    value: Callable[[Summary], Optional[float]]
+    spread: Callable[[Summary], Optional[Tuple[float, float]]]
+    bound: Callable[[Summary], Optional[float]]
+
+
+_RATE = _Axis("rate of each network card, Mbit/s", lambda one: one.rate_mbit, ["rate_mbit"],
+              ("compute", "delay", "hosts"), 2)
+_HOSTS = _Axis("hosts", lambda one: one.hosts, ["hosts", "workers", "servers"], ("rate", "compute", "delay"), None)
+_SLICE = _Axis("elements of a slice", lambda one: one.slice_elements, ["slice_elements"],
+               ("rate", "compute", "delay", "hosts"), 10)
+_RATIO = _Axis("seconds of communication for each of computation", lambda one: one.ratio and round(one.ratio, 3),
+               ["compute_s"], ("rate", "delay", "hosts"), None)
+
+_TIME = _Measure("seconds for an iteration", lambda one: one.median_s, lambda one: (one.low_s, one.high_s),
+                 lambda one: one.bound_s)
+_THROUGHPUT = _Measure("iterations per second", lambda one: one.throughput, lambda one: one.throughput_spread,
+                       lambda one: one.bound_throughput)
+_BATCHES = _Measure("batches per second, of all workers", lambda one: one.workers * one.throughput,
+                    lambda one: tuple(one.workers * value for value in one.throughput_spread),
+                    lambda one: one.bound_throughput and one.workers * one.bound_throughput)
+
+
+def _lines(results: Results, title: str, x: _Axis, y: _Measure) -> Figure:
+    """A panel for each model and setting, in it a line for each store and the bound."""
+    summaries = summarise(results.runs)
+    for one in summaries:
+        if x.value(one) is None and x is not _SLICE:
+            raise ConfigError("%s has no place in the figure: no %s" % (one, x.label))
+    panels = _panels(summaries, lambda one: {field: None for field in x.varying})
+    rows = -(-len(panels) // _COLUMNS)
+    figure, grid = _figure(results, title, rows, min(len(panels), _COLUMNS))
+    flat = [axes for row in grid for axes in row]
+    for axes, (_, members) in zip(flat, panels):
+        axes.set_title(_title(members[0], x.told))
+        axes.set_xlabel(x.label)
+        axes.set_ylabel(y.label)
+        if x.log_base:
+            axes.set_xscale("log", base=x.log_base)
+        _draw_lines(axes, members, _stores(summaries), x, y)
+    for axes in flat[len(panels):]:
+        axes.remove()
+    _legend(figure, summaries)
+    return figure
+
+
+def _draw_lines(axes, members: Sequence[Summary], stores: Sequence[str], x: _Axis, y: _Measure) -> None:
+    places = sorted({x.value(one) for one in members if x.value(one) is not None})
+    goal = {place: min((y.bound(one) for one in members if x.value(one) == place and y.bound(one)), default=None)
+            for place in places}
+    goal = {place: value for place, value in goal.items() if value is not None}
+    axes.plot(list(goal), list(goal.values()), marker="_" if len(goal) == 1 else "", markersize=30, **_BOUND_STYLE)
+    for number, store in enumerate(stores):
+        colour, marker = _style(store)
+        own = [one for one in members if one.store == store]
+        if own and x.value(own[0]) is None and own[0].median_s:  # knows no slices: the same for all sizes
+            axes.axhline(y.value(own[0]), color=colour, linewidth=1.5, linestyle=":")
+            axes.axhspan(*y.spread(own[0]), color=colour, alpha=0.15, linewidth=0)
+            continue
+        right = sorted((one for one in own if one.median_s and x.value(one) is not None), key=x.value)
+        if right:
+            values = [y.value(one) for one in right]
+            low, high = zip(*(y.spread(one) for one in right))
+            at = [x.value(one) for one in right]
+            axes.plot(at, values, color=colour, linewidth=1.8, zorder=3 + number / 10)
+            axes.errorbar(at, values, [_less(values, low), _less(high, values)], fmt="none", ecolor=colour, capsize=3,
+                          elinewidth=1.2, zorder=3 + number / 10)
+            for place, value, one in zip(at, values, right):
+                axes.plot([place], [value], color=colour, marker=marker, markersize=6,
+                          markerfacecolor="white" if one.failed else colour, zorder=4 + number / 10)
+        lost = [place for place in places if place not in {x.value(one) for one in right}]
+        for place in lost:
+            axes.plot([place], [0.03 + 0.05 * number], color=colour, marker="x", markersize=8, markeredgewidth=2,
+                      transform=axes.get_xaxis_transform(), zorder=5)
+    axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
+    _set_places(axes, places, x.log_base is not None)
+
+
+def _set_places(axes, places: Sequence[float], is_log: bool) -> None:
+    """Ticks where something was measured, and nowhere else."""
+    if is_log:
+        room = (places[-1] / places[0]) ** 0.08 if len(places) > 1 else 1.5
+        axes.set_xlim(places[0] / room, places[-1] * room)
+    else:
+        room = (places[-1] - places[0]) * 0.08 or 0.5
+        axes.set_xlim(places[0] - room, places[-1] + room)
+    axes.set_xticks(places)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format(value, ",.10g")))
+    if len(places) > 4:
+        axes.tick_params(axis="x", rotation=45)
+
+
+def _less(greater: Sequence[float], smaller: Sequence[float]) -> List[float]:
+    return [max(0.0, one - other) for one, other in zip(greater, smaller)]
+
+
+# Bars
+
+
+def _bars(results: Results, title: str) -> Figure:
+    """A panel for each rate and computation, in it a group for each model: a bar for each store, and the bound."""
+    summaries = summarise(results.runs)
+    regimes: Dict[Tuple, List[Summary]] = {}
+    for one in summaries:
+        regimes.setdefault((one.rate_mbit, one.compute_s, one.delay_ms, one.hosts), []).append(one)
+    stores = _stores(summaries)
+    groups = max(len({one.model for one in members}) for members in regimes.values())
+    width_inches = max(_PANEL_INCHES[0], 1.0 + groups * (0.42 * len(stores) + 0.3))
+    figure, grid = _figure(results, title, len(regimes), 1, width_inches)
+    for (axes,), members in zip(grid, regimes.values()):
+        emulated = members[0].computation == "emulated"
+        axes.set_title(setting(members[0], ("rate", "compute", "delay", "hosts") if emulated else ("rate", "hosts")))
+        axes.set_ylabel("seconds for an iteration")
+        _draw_bars(axes, members, stores)
+    _legend(figure, summaries)
+    return figure
+
+
+def _draw_bars(axes, members: Sequence[Summary], stores: Sequence[str]) -> None:
+    models = list(dict.fromkeys((one.model, one.bytes) for one in members))
+    width = 0.84 / len(stores)
+    for group, model in enumerate(models):
+        own = {one.store: one for one in members if (one.model, one.bytes) == model}
+        for number, store in enumerate(stores):
+            middle = group + (number - (len(stores) - 1) / 2) * width
+            one = own.get(store)
+            colour = _style(store)[0]
+            if one is None or not one.median_s:
+                text = "not run" if one is None else "failed" if one.error != "the weights are wrong" else "wrong"
+                axes.plot([middle], [0.03], color=colour, marker="x", markersize=8, markeredgewidth=2,
+                          transform=axes.get_xaxis_transform(), zorder=5)
+                axes.text(middle, 0.08, text, rotation=90, ha="center", va="bottom", fontsize=9, color=_WARNING_COLOUR,
+                          transform=axes.get_xaxis_transform())
+                continue
+            axes.bar(middle, one.median_s, width * 0.92, edgecolor=colour, linewidth=1.5,
+                     color="white" if one.failed else colour)
+            axes.errorbar(middle, one.median_s, [[one.median_s - one.low_s], [one.high_s - one.median_s]], fmt="none",
+                          ecolor="#333333", capsize=3, elinewidth=1.2)
+            axes.annotate("%.3g" % one.median_s, (middle, one.high_s), (0, 3), textcoords="offset points", ha="center",
+                          fontsize=8)
+        bounds = [one.bound_s for one in own.values() if one.bound_s]
+        if bounds:
+            axes.hlines(min(bounds), group - 0.46, group + 0.46, zorder=4, **_hlines(_BOUND_STYLE))
+    axes.set_xticks(range(len(models)))
+    axes.set_xticklabels(["%s, %.3g MB" % (model_label(name), bytes_ / 1e6) for name, bytes_ in models])
+    axes.set_xlim(-0.55, len(models) - 0.45)
+    axes.set_ylim(bottom=0)
+    axes.margins(y=0.12)
+
+
+def _hlines(style: Dict) -> Dict:
+    return {{"color": "colors", "linestyle": "linestyles", "linewidth": "linewidths"}[key]: value
+            for key, value in style.items()}
+
+
+# Network cards
+
+
+def _draw_nic(axes, nic: Nic) -> None:
+    colour = _style(nic.store)[0]
+    at = [number * nic.interval_s for number in range(len(nic.bytes_out) + 1)]
+    for bytes_, sign, name, alpha in ((nic.bytes_out, 1, "sent", 0.9), (nic.bytes_in, -1, "received", 0.5)):
+        gbit = [sign * one * 8 / nic.interval_s / 1e9 for one in bytes_]
+        idle = idle_share(bytes_, nic.interval_s, nic.rate_mbit)
+        axes.stairs(gbit, at, fill=True, color=colour, alpha=alpha, linewidth=0,
+                    label="%s: idle %.0f%%" % (name, 100 * idle))
+    axes.axhline(0, color="#333333", linewidth=0.8)
+    if nic.rate_mbit:
+        for sign in (1, -1):
+            axes.axhline(sign * nic.rate_mbit / 1e3, color="black", linewidth=0.9, linestyle=":",
+                         label="its rate" if sign > 0 else None)
+    low, high = axes.get_ylim()
+    extent = max(-low, high) * 1.35  # leaves a strip above for the legend
+    axes.set_ylim(-extent, extent)
+    axes.legend(loc="upper right", ncols=3, fontsize=8, borderaxespad=0.1, handlelength=1.2, columnspacing=1.0)
+
+
+def _times(summary: Optional[Summary]) -> str:
+    if summary is None or not summary.median_s:
+        return "no right run"
+    bound = ", bound %.3g s" % summary.bound_s if summary.bound_s else ""
+    return "%.3g s an iteration%s" % (summary.median_s, bound)
+
+
+# What all have in common
+
+
+def _only(results: Results, experiment: str) -> Results:
+    return Results(*([one for one in part if one.experiment == experiment] for part in results))
+
+
+def _panels(members: Sequence, varying: Callable) -> List[Tuple[Tuple, List]]:
+    """Members that differ in the store, its slices and `varying` alone share a panel."""
+    panels: Dict[Tuple, List] = {}
+    for one in members:
+        values = dict(vars(one.configuration), store=None, slice_elements=None)
+        values.update(varying(one))
+        panels.setdefault(tuple(values.values()), []).append(one)
+    return list(panels.items())
+
+
+def _figure(results: Results, title: str, rows: int, columns: int, panel_width: float = _PANEL_INCHES[0]):
+    width = max(panel_width * columns, 2 * _PANEL_INCHES[0])
+    warnings, footer = _warnings(results, int(width * 16)), _footer(results, int(width * 17))
+    foot = _FOOT_LINE_INCHES * (len(warnings) + len(footer) + 1)
+    height = _PANEL_INCHES[1] * rows + _HEAD_INCHES + foot
+    figure = Figure((width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(
+        rect=(0, foot / height, 1, 1 - (_HEAD_INCHES + foot) / height), w_pad=0.1, h_pad=0.12
+    )
+    emulated = any(run.computation == "emulated" for run in results.runs)
+    figure.text(0.5, 1 - 0.12 / height, title, ha="center", va="top", fontsize=13, fontweight="bold")
+    figure.text(0.5, 1 - 0.38 / height,
+                "computation is emulated: a timed wait for each layer" if emulated else "real computation",
+                ha="center", va="top", fontsize=10, style="italic")
+    for number, line in enumerate([*warnings, *footer], 1):
+        figure.text(0.1 / width, (foot - _FOOT_LINE_INCHES * number) / height, line, fontsize=7.5, va="center",
+                    color=_WARNING_COLOUR if number <= len(warnings) else "#444444")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _warnings(results: Results, columns: int) -> List[str]:
+    """Why this figure may mislead: lines of at most so many characters."""
+    warnings = results.mixtures()
+    if any(one.is_below_bound for one in summarise(results.runs)):
+        warnings.append("results below the bound are impossible: check the rate, and the bound")
+    return [part for line in warnings for part in textwrap.wrap("NOTE: " + line, columns)]
+
+
+def _footer(results: Results, columns: int) -> List[str]:
+    """What the marks mean, and what was run where: lines of at most so many characters."""
+    summaries = summarise(results.runs)
+    counts = sorted({one.runs for one in summaries})
+    runs = "%d" % counts[0] if len(counts) == 1 else "%d to %d" % (counts[0], counts[-1])
+    lines = ["Medians of %s run%s, whiskers from the least to the greatest." % (runs, "" if counts == [1] else "s")]
+    if any(one.failed for one in summaries):
+        lines[0] += " Hollow: some of the runs failed. Cross: all failed, or not run."
+    if any(one.experiment == "slices" and one.slice_elements is None for one in summaries):
+        lines[0] += " Dotted: a store without slices of a set size."
+    if results.nics:
+        lines.append(
+            "Idle: share of the intervals of %g ms in which at most %g%% of the rate passed."
+            % (1e3 * results.nics[0].interval_s, 100 * IDLE_SHARE)
+        )
+    for one in results.settings:
+        machine = ", ".join("%s %s" % item for item in one.machine.items() if isinstance(item[1], (str, int, float)))
+        lines.append("%s (%s; commit %s; %s)" % (one.command, machine, one.commit, one.time))
+    wrapped = [part for line in dict.fromkeys(lines) for part in textwrap.wrap(line, columns)]
+    return wrapped if len(wrapped) <= 6 else [*wrapped[:5], "... and more; see the results file"]
+
+
+def _legend(figure: Figure, summaries: Sequence[Summary]) -> None:
+    handles = []
+    for store in _stores(summaries):
+        colour, marker = _style(store)
+        handles.append(Line2D([], [], color=colour, marker=marker, linewidth=1.8, label=store_label(store)))
+    if any(one.bound_s for one in summaries):
+        handles.append(Line2D([], [], label="bound: no schedule is faster", **_BOUND_STYLE))
+    height = figure.get_figheight()
+    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.55 / height), ncols=len(handles),
+                  fontsize=9, borderaxespad=0.0, columnspacing=1.4)
+
+
+def _title(one, told: Sequence[str]) -> str:
+    return "%s, %.3g MB\n%s" % (model_label(one.model), one.bytes / 1e6, setting(one, told))
+
+
+def _stores(summaries: Sequence[Summary]) -> List[str]:
+    return sorted({one.store for one in summaries}, key=store_rank)
+
+
+def _style(store: str) -> Tuple[str, str]:
+    return _STYLES.get(store, _OTHER_STYLE)

@@ -1,0 +1,201 @@
+"""One run: a fresh job of one store, a few iterations, and the record that comes of it.
+
+What is right is told by the workers themselves: they know what every weight must be (replay.py), or say what they have
+(train.py), and then all must have the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+from p3.measure.bench import jobs, nic, train
+from p3.measure.bench.experiments import Configuration
+from p3.measure.lab import hosts
+from p3.measure.replay import bound, models
+
+START_TIMEOUT_S = 60.0
+START_TIMEOUT_PER_HOST_S = 15.0  # importing MXNet twice on a core that is shared
+PATIENCE = 4  # how much longer than without any overlap an iteration may take
+NIC_INTERVAL_S = 0.01
+
+
+class Course(NamedTuple):
+    """How each run is made."""
+
+    iterations: int
+    warmup: int
+    jitter: float
+    optimizer: str
+    omp_threads: int
+    timeout_s: Optional[float]
+    sample_nics: bool
+
+
+class Site(NamedTuple):
+    """Where jobs run. The scheduler's port must be free on `root`."""
+
+    hosts: Sequence
+    root: object
+    ports: Iterator[int]
+
+
+@contextlib.contextmanager
+def lab_site(configuration: Configuration) -> Iterator[Site]:
+    """A lab of its own for each comparison. Nothing else listens there, so any ports will do."""
+    with hosts.lab(configuration.hosts, configuration.rate_mbit, configuration.delay_ms) as made:
+        yield Site(made, made[0], iter(range(9100, 65536)))
+
+
+def run(store: jobs.Store, configuration: Configuration, course: Course, site: Site, repeat: int) -> List[Dict]:
+    """The record of the run and, if asked for, one of each network card. Never raises for what a job does wrong."""
+    limit = goal(configuration)
+    identity = {
+        "store": store.name,
+        **configuration.identity(),
+        "slice_elements": configuration.slice_elements if store.is_p3 else None,
+        "bytes": _model_bytes(configuration),
+        "repeat": repeat,
+    }
+    record = {
+        "kind": "run",
+        **identity,
+        "iteration_s": [],
+        "median_s": None,
+        "bound_s": limit.seconds if limit else None,
+        "bound_reason": limit.reason if limit else _why_no_bound(configuration),
+        "stall_s": None,
+        "worst_layer": None,
+        "result": "failed",
+        "error": None,
+    }
+    with tempfile.TemporaryDirectory(prefix="p3-bench-") as name:
+        folder = Path(name)
+        with jobs.Job(
+            store, site.hosts, worker_command(store, configuration, course), root=site.root, port=next(site.ports),
+            folder=folder, omp_threads=course.omp_threads,
+            environment={"P3_SLICE_ELEMENTS": str(configuration.slice_elements)} if store.is_p3 else {},
+        ) as job, _sampled_nics(site.hosts if course.sample_nics else [], folder) as samples:  # fmt: skip
+            error = None
+            try:
+                job.start()
+                job.wait(course.timeout_s or _timeout_s(configuration, course))
+            except jobs.JobError as failure:
+                error = str(failure)
+            workers = [job.lines(f"worker {number}") for number in range(job.num_workers)]
+    if not all(lines and lines[-1].get("kind") == "result" for lines in workers):
+        return [dict(record, error=error or f"{store.name}: a worker has ended without a result")]
+    record.update(_summary(workers))
+    record["error"] = error = error or next((one["error"] for one in samples if "error" in one), None)
+    if error is not None:
+        if record["result"] == "right":
+            record["result"] = "failed"  # at its end
+        return [record]
+    return [record, *({"kind": "nic", **identity, **card} for card in _cards(workers, samples))]
+
+
+def goal(configuration: Configuration) -> Optional[bound.Bound]:
+    """No store can be faster. None where that cannot be computed."""
+    if not configuration.is_emulated or configuration.rate_mbit is None:
+        return None
+    return bound.bound(
+        models.load(configuration.model, configuration.size),
+        configuration.compute_s,
+        bound.one_of_each(configuration.hosts, configuration.rate_mbit),
+        configuration.slice_elements,
+        delay_s=configuration.delay_ms / 1e3,
+    )
+
+
+def worker_command(store: jobs.Store, configuration: Configuration, course: Course) -> List[str]:
+    common = ["--store", store.kvstore, "--size", repr(configuration.size), "--iterations", str(course.iterations),
+              "--warmup", str(course.warmup)]  # fmt: skip
+    if not configuration.is_emulated:
+        return [sys.executable, "-m", "p3.measure.bench.train", *common]
+    return [
+        sys.executable, "-m", "p3.measure.replay", *common, "--model", configuration.model,
+        "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
+    ]  # fmt: skip
+
+
+def _model_bytes(configuration: Configuration) -> int:
+    if not configuration.is_emulated:
+        return train.model_bytes(configuration.size)
+    return models.load(configuration.model, configuration.size).bytes
+
+
+def _why_no_bound(configuration: Configuration) -> str:
+    if not configuration.is_emulated:
+        return "unknown: the computation is real, and its layers' times are not measured"
+    return "unknown: no rate is given"
+
+
+def _timeout_s(configuration: Configuration, course: Course) -> float:
+    """Generous: a slow machine is no failure, a hanging one is."""
+    start_s = START_TIMEOUT_S + START_TIMEOUT_PER_HOST_S * configuration.hosts
+    rate = configuration.rate_mbit or 100.0
+    transfer_s = 4 * _model_bytes(configuration) * 8 / (rate * 1e6)
+    iteration_s = (configuration.compute_s or 5.0) + transfer_s
+    return start_s + PATIENCE * (course.iterations + course.warmup) * iteration_s
+
+
+def _summary(workers: List[List[dict]]) -> Dict:
+    """Of the lines of all workers of a run that came to its end."""
+    header = workers[0][0]
+    # By worker, by iteration that counts.
+    counted = [
+        [line for line in lines if line.get("kind") == "iteration" and not line["warmup"]] for lines in workers
+    ]
+    iteration_s = [max(one["seconds"] for one in same) for same in zip(*counted)]
+    results = [lines[-1] for lines in workers]
+    alike = len({result.get("digest") for result in results}) == 1
+    together = all(lines[0]["workers"] == len(workers) for lines in workers)  # MXNet opens a local store for any name
+    right = alike and together and all(result["result"] == "right" for result in results)
+    summary = {
+        "bytes": header["bytes"],
+        "iteration_s": [round(seconds, 6) for seconds in iteration_s],
+        "median_s": statistics.median(iteration_s),
+        "result": "right" if right else "wrong",
+    }
+    if "layers" in header:
+        summary["stall_s"] = statistics.median(max(one["stall_s"] for one in same) for same in zip(*counted))
+        by_layer = [sum(stalls) for stalls in zip(*(one["stalls"] for lines in counted for one in lines))]
+        worst = max(range(len(by_layer)), key=by_layer.__getitem__)
+        summary["worst_layer"] = header["layers"][worst][0] if by_layer[worst] > 0 else None
+    return summary
+
+
+@contextlib.contextmanager
+def _sampled_nics(sampled: Sequence, folder: Path) -> Iterator[List[Dict]]:
+    """Yields a list that has each host's samples after the block."""
+    samples: List[Dict] = []
+    running = []
+    try:
+        for number, host in enumerate(sampled):
+            peer = sampled[1 if number == 0 else 0].address
+            command = [sys.executable, "-m", "p3.measure.bench.nic", peer, repr(NIC_INTERVAL_S)]
+            with open(folder / f"nic-{number}.out", "wb") as out, open(folder / f"nic-{number}.log", "wb") as log:
+                running.append(jobs.start(host, command, {}, "", out, log))
+        yield samples
+    finally:
+        for process in running:
+            jobs.end(process, jobs.STOP_TIMEOUT_S)
+    for number, host in enumerate(sampled):
+        text, log = ((folder / f"nic-{number}").with_suffix(suffix).read_text() for suffix in (".out", ".log"))
+        samples.append(json.loads(text) if text else {"error": f"no samples from host {host.name}: {log}"})
+
+
+def _cards(workers: List[List[dict]], samples: List[Dict]) -> Iterator[Dict]:
+    """Each host's bytes while iterations that count went on. A host's worker has its clock."""
+    for host, (lines, sampled) in enumerate(zip(workers, samples)):
+        counted = [line for line in lines if line.get("kind") == "iteration" and not line["warmup"]]
+        if counted:
+            end = counted[-1]["start"] + counted[-1]["seconds"]
+            intervals = nic.per_interval(sampled, counted[0]["start"], end, NIC_INTERVAL_S)
+            if intervals["bytes_in"]:
+                yield {"host": host, "interval_s": NIC_INTERVAL_S, **intervals}

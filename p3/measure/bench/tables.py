@@ -1,0 +1,225 @@
+"""The results of `p3 bench` as tables: for each setting every store's time, the bound, and how p3_sync stands to both.
+
+    print(text(tables(results)))          # for a terminal
+    print(markdown(tables(results)))      # for docs/benchmarks.md
+
+`p3 bench` and `p3 plot` print the same. All arithmetic is in results.py.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+from functools import partial
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from p3.measure.bench.results import (
+    IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Summary, comparable, idle_share, model_label, rate,
+    setting, speedup, store_rank, summarise, unique,
+)  # fmt: skip
+
+OURS = "p3_sync"
+BASES = ("dist_sync", "mxnet_p3")
+ERROR_CHARACTERS = 100
+
+
+class Table(NamedTuple):
+    title: str
+    rows: Sequence[Sequence[str]]  # the first one holds the columns' names
+    notes: Sequence[str] = ()
+
+
+class _Row(NamedTuple):
+    """What has a row of its own in an experiment's table; all else is in the table's title."""
+
+    name: str
+    cell: Callable[[Configuration], str]
+    titled: Sequence[str]
+
+
+_MODEL = _Row("model", lambda one: setting(one, ["model"]), ("rate", "compute", "delay", "hosts"))
+_SLICE = _Row("slice", lambda one: setting(one, ["slice"]) or "-", ("model", "rate", "compute", "delay", "hosts"))
+_RATE = _Row("rate", lambda one: rate(one.rate_mbit), ("model", "compute", "delay", "hosts"))
+_ROWS: Dict[str, _Row] = {
+    "bandwidth": _RATE,
+    "compute": _RATE,
+    "scale": _Row("hosts", lambda one: "%d" % one.hosts, ("model", "rate", "compute", "delay")),
+    "slices": _SLICE,
+    "ratio": _Row("ratio", lambda one: "-" if one.ratio is None else "%.2f" % one.ratio,
+                  ("model", "rate", "delay", "hosts")),
+}  # fmt: skip
+
+
+def tables(results: Results) -> List[Table]:
+    """Experiments in the order of their first runs."""
+    made = []
+    for experiment in unique(run.experiment for run in results.runs):
+        made += _experiment(experiment, summarise(run for run in results.runs if run.experiment == experiment))
+        if experiment == "bandwidth":
+            made += _best_speedups([one for one in summarise(results.runs) if one.experiment == experiment])
+    return made + _idle_shares(results.nics)
+
+
+def text(made: Sequence[Table]) -> str:
+    return "\n\n".join("\n".join([one.title, *_columns(one.rows), *one.notes]) for one in made)
+
+
+def markdown(made: Sequence[Table]) -> str:
+    parts = []
+    for one in made:
+        head, *rows = [[cell.replace("|", "/") for cell in row] for row in one.rows]
+        lines = ["| %s |" % " | ".join(row) for row in (head, ["---"] * len(head), *rows)]
+        parts += ["**%s**" % one.title, "\n".join(lines), *one.notes]
+    return "\n\n".join(parts)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> List[str]:
+    """Names of two words take two lines, so that a column is as narrow as its cells."""
+    names = [name.rpartition(" ") for name in rows[0]]
+    head = [[first for first, _, _ in names], [last for _, _, last in names]]
+    lines = [*(head if any(head[0]) else head[1:]), *rows[1:]]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+
+
+# Times
+
+
+def _experiment(experiment: str, summaries: Sequence[Summary]) -> List[Table]:
+    """A table for each title, with a row for each setting."""
+    row = _ROWS.get(experiment, _MODEL)
+    sizes = unique(one.slice_elements for one in summaries if one.slice_elements is not None)
+    told = [*row.titled, "slice"] if len(sizes) > 1 and row is not _SLICE else row.titled
+    titles: Dict[str, Dict[Configuration, Dict[str, Summary]]] = {}
+    for one in summaries:
+        for place in _places(one, summaries):
+            title = "%s: %s" % (experiment, setting(place, told))
+            titles.setdefault(title, {}).setdefault(place, {})[one.store] = one
+    made = [Table(title, _times(row, places)) for title, places in titles.items()]
+    made[-1] = made[-1]._replace(notes=_notes(summaries))
+    return made
+
+
+def _places(one: Summary, summaries: Sequence[Summary]) -> List[Configuration]:
+    """The rows that show a summary: a store that knows no slices stands beside P3's of every size."""
+    if one.slice_elements is not None:
+        sizes = [one.slice_elements]
+    else:
+        beside = [other.slice_elements for other in summaries if comparable(other) == comparable(one)]
+        sizes = unique(size for size in beside if size is not None) or [None]
+    return [replace(comparable(one), slice_elements=size) for size in sizes]
+
+
+def _times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[List[str]]:
+    shown = [one for by_store in places.values() for one in by_store.values()]
+    stores = sorted({one.store for one in shown}, key=store_rank)
+    columns = [(store, partial(_time, store)) for store in stores]
+    if any(one.bound_s for one in shown):
+        columns.append(("bound", _bound))
+    if OURS in stores:
+        columns += [("over " + base, partial(_over, base)) for base in BASES if base in stores]
+        if any(one.bound_s for one in shown):
+            columns.append(("above bound", _above))
+    return [
+        [row.name, *(name for name, _ in columns)],
+        *([row.cell(place), *(cell(by_store) for _, cell in columns)] for place, by_store in places.items()),
+    ]
+
+
+def _bound(by_store: Dict[str, Summary]) -> str:
+    return _or_dash(min((one.bound_s for one in by_store.values() if one.bound_s), default=None), _seconds)
+
+
+def _over(base: str, by_store: Dict[str, Summary]) -> str:
+    ours = by_store.get(OURS)
+    return _or_dash(ours and speedup(ours, base, by_store.values()), "{:.2f}x".format)
+
+
+def _above(by_store: Dict[str, Summary]) -> str:
+    ours = by_store.get(OURS)
+    return _or_dash(ours and ours.above_bound, "{:+.1%}".format)
+
+
+def _time(store: str, by_store: Dict[str, Summary]) -> str:
+    one = by_store.get(store)
+    if one is None:
+        return "-"
+    if one.median_s is None:
+        return "failed"
+    spread = "%s (%s..%s)" % tuple(map(_seconds, (one.median_s, one.low_s, one.high_s)))
+    some = " %d of %d" % (one.runs - one.failed, one.runs) if one.failed else ""
+    return spread + some + (" (!)" if one.is_below_bound else "")
+
+
+def _seconds(value: float) -> str:
+    """Three significant digits."""
+    return "%.*f" % (max(0, 2 - math.floor(math.log10(value))), value)
+
+
+def _or_dash(value: Optional[float], form: Callable[[float], str]) -> str:
+    return "-" if value is None else form(value)
+
+
+def _notes(summaries: Sequence[Summary]) -> List[str]:
+    counts = sorted({one.runs for one in summaries})
+    runs = "%d" % counts[0] if len(counts) == 1 else "%d to %d" % (counts[0], counts[-1])
+    emulated = any(one.computation == "emulated" for one in summaries)
+    notes = [
+        "Seconds for an iteration: median (least..greatest) of %s run%s. %s"
+        % (runs, "" if counts == [1] else "s",
+           "Computation is emulated: a timed wait for each layer." if emulated else "Nothing is emulated.")
+    ]  # fmt: skip
+    for one in summaries:
+        if one.failed:
+            error = " ".join((one.error or "").split())[:ERROR_CHARACTERS]
+            notes.append("%s: %d of %d runs failed: %s" % (one, one.failed, one.runs, error))
+    if any(one.is_below_bound for one in summaries):
+        notes.append("(!) Below the bound, which is impossible: check the rate of the network, and the bound.")
+    return notes
+
+
+def _best_speedups(summaries: Sequence[Summary]) -> List[Table]:
+    rows = []
+    for model in unique(one.model for one in summaries):
+        ours = [one for one in summaries if (one.model, one.store) == (model, OURS)]
+        found = [(times, one) for one in ours for times in [speedup(one, "dist_sync", summaries)] if times is not None]
+        if found:
+            times, one = max(found, key=lambda pair: pair[0])
+            paper = _or_dash(PAPER_SPEEDUPS.get(model), _gain)
+            rows.append([model_label(model), _gain(times), rate(one.rate_mbit), paper])
+    title = "bandwidth: the best speedup of p3_sync over dist_sync"
+    return [Table(title, [["model", "best", "at", "paper's best"], *rows])] if rows else []
+
+
+def _gain(times: float) -> str:
+    return "{:+.0%}".format(times - 1)
+
+
+# Network cards
+
+
+def _idle_shares(nics: Sequence[Nic]) -> List[Table]:
+    """Of each host's card, median over the repeats."""
+    cards: Dict[Tuple[Configuration, int], List[Nic]] = {}
+    for nic in nics:
+        cards.setdefault((nic.configuration, nic.host), []).append(nic)
+    titles: Dict[str, List[List[str]]] = {}
+    for one, host in sorted(cards, key=lambda card: (store_rank(card[0].store), card[1])):
+        shares = [_idle(cards[one, host], way) for way in ("bytes_out", "bytes_in")]
+        title = setting(one, ("model", "rate", "compute", "delay", "hosts"))
+        titles.setdefault(title, []).append([one.store, "%d" % host, *shares])
+    made = [
+        Table("idle share of network cards: " + title, [["store", "host", "sending", "receiving"], *rows])
+        for title, rows in titles.items()
+    ]
+    if made:
+        interval_ms = 1e3 * nics[0].interval_s
+        note = "Idle: an interval of %g ms in which at most %g%% of the rate passed." % (interval_ms, 100 * IDLE_SHARE)
+        made[-1] = made[-1]._replace(notes=[note])
+    return made
+
+
+def _idle(samples: Sequence[Nic], way: str) -> str:
+    shares = [idle_share(getattr(one, way), one.interval_s, one.rate_mbit) for one in samples]
+    return "{:.0%}".format(statistics.median(shares))

@@ -1,0 +1,113 @@
+"""One worker that trains a small convolutional net with Gluon, nothing emulated; only the name of the store differs.
+
+    python -m p3.measure.bench.train --store p3_sync --iterations 20
+
+The pictures are ten random patterns under noise, other noise on every worker. An iteration lasts from one loss that can
+be read to the next, so the next forward pass has begun while weights still arrive. It writes the lines of replay.py:
+`digest` is of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+import time
+from typing import Optional, Sequence
+
+import p3
+from p3.mxnet import hooks
+
+BATCH = 32
+SIDE = 16
+CLASSES = 10
+FEATURES = 48 * (SIDE // 4) ** 2  # that the convolutions give to the dense layers
+NOISE = 0.5
+
+
+def model_bytes(size: float) -> int:
+    """12.9 MB for a size of 1, nearly all of them in the first dense layer, as in VGG."""
+    hidden = _hidden(size)
+    weights_and_biases = (32 * 9 + 32, 48 * 32 * 9 + 48, (FEATURES + 1) * hidden, (hidden + 1) * CLASSES)
+    return 4 * sum(weights_and_biases)
+
+
+def make_net(gluon, size: float):
+    net = gluon.nn.HybridSequential(prefix="")
+    net.add(
+        gluon.nn.Conv2D(32, 3, padding=1, activation="relu", in_channels=1),
+        gluon.nn.MaxPool2D(2),
+        gluon.nn.Conv2D(48, 3, padding=1, activation="relu", in_channels=32),
+        gluon.nn.MaxPool2D(2),
+        gluon.nn.Dense(_hidden(size), activation="relu", in_units=FEATURES),
+        gluon.nn.Dense(CLASSES, in_units=_hidden(size)),
+    )
+    return net
+
+
+def _hidden(size: float) -> int:
+    return max(1, round(4096 * size))
+
+
+def run(options, out) -> bool:
+    if options.store not in hooks.NAMES:
+        hooks.withdraw()  # the others shall run in an untouched MXNet
+    import mxnet as mx
+    from mxnet import autograd, gluon
+
+    def write(**fields) -> None:
+        print(json.dumps(fields), file=out, flush=True)
+
+    mx.random.seed(1)  # the same first weights and patterns on every worker
+    net = make_net(gluon, options.size)
+    net.initialize(mx.init.Xavier())
+    patterns = mx.nd.random.uniform(shape=(CLASSES, 1, SIDE, SIDE))
+    store = mx.kv.create(options.store)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9}, kvstore=store)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    mx.random.seed(100 + store.rank)
+    parameters = list(net.collect_params().values())
+    write(
+        kind="header", computation="real", store=options.store, rank=store.rank, workers=store.num_workers,
+        bytes=4 * sum(math.prod(parameter.shape) for parameter in parameters),
+        versions={"p3": p3.__version__, "mxnet": mx.__version__},
+    )  # fmt: skip
+    losses, start = [], None
+    for number in range(-1, options.warmup + options.iterations):
+        labels = mx.nd.random.randint(0, CLASSES, shape=(BATCH,))
+        pictures = patterns.take(labels) + mx.nd.random.normal(scale=NOISE, shape=(BATCH, 1, SIDE, SIDE))
+        with autograd.record():
+            loss = loss_of(net(pictures), labels)
+        loss.backward()
+        trainer.step(BATCH * store.num_workers)
+        losses.append(loss.mean().asscalar())
+        end = time.monotonic()
+        if start is not None:  # the first step of all makes keys and graphs
+            write(
+                kind="iteration", iteration=number, warmup=number < options.warmup, start=start, seconds=end - start,
+                loss=float(losses[-1]),
+            )  # fmt: skip
+        start = end
+    digest = hashlib.sha256(b"".join(parameter.data().asnumpy().tobytes() for parameter in parameters)).hexdigest()
+    fallen = bool(losses[-1] < losses[0])
+    write(kind="result", computation="real", result="right" if fallen else "wrong", digest=digest)
+    print(f"{options.store}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}", file=sys.stderr)
+    return fallen
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m p3.measure.bench.train", description="Trains a small net on a KVStore.")
+    parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync")
+    parser.add_argument("--size", type=float, default=1.0, help="of the first dense layer (default 1: 12.9 MB)")
+    parser.add_argument("--iterations", type=int, default=20, help="that count (default 20)")
+    parser.add_argument("--warmup", type=int, default=5, help="iterations before them (default 5)")
+    options = parser.parse_args(argv)
+    if options.iterations < 1 or options.warmup < 0:
+        parser.error("--iterations must be at least 1, --warmup at least 0")
+    return 0 if run(options, sys.stdout) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""What each worker of a chaos job runs: rounds whose results are known exactly, and the blow at its moment.
+
+Gradients are whole numbers and the servers run SGD with momentum 1/2, so float32 holds every weight exactly, and each
+worker compares every element with what it must be. The worker that strikes looks at its own counters without pause:
+the moment is when so many slices of the round have left, or have landed.
+
+Each worker keeps a journal, JSON lines in a file: the rounds that were right or wrong, the blow, the error, the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import List, Optional
+
+import numpy as np
+
+from p3.measure.chaos.matrix import COURSES, NUMPY, Cell, Victim
+from p3.measure.chaos.strike import MARK, find, strike
+from p3.worker import session as sessions
+from p3.worker.session import Session
+
+ROUNDS = COURSES[NUMPY].rounds
+KEYS, ELEMENTS = 4, 1_000_000  # 80 slices
+SGD = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precision": False}
+WAIT_S = 60.0
+STRUCK_TIMEOUT_S = 30.0
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a", encoding="utf-8")
+
+    def __call__(self, kind: str, **fields) -> None:
+        self._file.write(json.dumps(dict(fields, kind=kind, at=time.monotonic())) + "\n")
+        self._file.flush()
+
+
+class Blow:
+    """Waits for its moment, and strikes."""
+
+    def __init__(self, options: argparse.Namespace, journal: Journal) -> None:
+        self.cell = Cell(Victim(options.role, options.rank), options.fault, options.moment, options.training)
+        self._options, self._journal = options, journal
+        self._random = random.Random(options.seed)
+        self._fraction = self._random.uniform(0.1, 0.8)
+        self._pid: Optional[int] = None
+
+    def find_victim(self) -> None:
+        is_self = self.cell.victim.role == "worker"
+        self._pid = os.getpid() if is_self else find(self.cell.victim, os.environ[MARK])
+
+    def linger(self) -> None:
+        """Somewhere in the time that a process takes to start."""
+        time.sleep(self._random.uniform(0, 0.5))
+
+    def now(self, **moment) -> None:
+        struck = Path(self._options.folder, "struck")
+        self._journal("strike", **moment)
+        if self._pid == os.getpid() and self.cell.fault != "cut":
+            struck.touch()
+        strike(self.cell, self._pid, self._options.lab, self._options.host)
+        struck.touch()
+
+    def in_round(self, session: Session, number: int, slices: int, pushed: int) -> bool:
+        """True if it struck in this round of so many slices, of which the caller has pushed some and holds back the rest: so
+        the moment comes while the round is under way, however late this process looks."""
+        hit_in = {"first-round": 1, "mid-push": self.cell.course.hit_in, "mid-broadcast": self.cell.course.hit_in}
+        if hit_in.get(self.cell.moment) != number:
+            return False
+        if self.cell.victim.role == "server":
+            slices, pushed = slices // session.num_servers, pushed // session.num_servers
+        before, deadline = self._before, time.monotonic() + STRUCK_TIMEOUT_S
+        while True:
+            sent, landed = (now - then for now, then in zip(self._progress(session), before))
+            if (landed if self.cell.moment == "mid-broadcast" else sent) >= max(1, int(self._fraction * pushed)):
+                break
+            if time.monotonic() > deadline:
+                return False
+            session.check()
+        self.now(round=number, sent=int(sent), landed=int(landed), slices=slices)
+        sent, landed = (now - then for now, then in zip(self._progress(session), before))
+        self._journal("after", sent=int(sent), landed=int(landed))
+        return True
+
+    def in_snapshot(self, number: int) -> bool:
+        """The same while the snapshot after that round is being written."""
+        if self.cell.moment != "snapshot" or number != self.cell.course.hit_snapshot:
+            return False
+        directory = Path(os.environ["P3_SNAPSHOT_DIR"])
+        deadline = time.monotonic() + WAIT_S
+        while not list(directory.glob(f"round-{number:012d}*")) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        time.sleep(self._random.uniform(0, 0.03))
+        self.now(round=number, complete=(directory / f"round-{number:012d}").exists())
+        return True
+
+    def choose(self, count: int) -> int:
+        """One of 0 to count - 1."""
+        return self._random.randrange(count)
+
+    def before_round(self, session: Session) -> None:
+        self._before = self._progress(session)
+
+    def _progress(self, session: Session):
+        """Slices that have left for the victim, or for all, and that have come from there."""
+        if self.cell.victim.role == "server":
+            traffic = session.traffic_with(self.cell.victim.rank)
+            return traffic["slices_sent"], traffic["slices_received"]
+        counters = session.counters()
+        # A machine's leader also passes slices on to its others; they have nothing but what it passes on.
+        local = counters["local"] if session.local_rank > 0 else {"slices_sent": 0, "slices_received": 0}
+        return tuple(counters[name] + local[name] for name in ("slices_sent", "slices_received"))
+
+
+def gradient(rank: int, number: int, key: int) -> float:
+    return float((rank + 2 * number + 3 * key) % 5 - 1)
+
+
+def weights(workers: int, number: int, key: int) -> float:
+    """After that many rounds, with the sums of all workers and MXNet's SGD."""
+    weight, momentum = float(key), 0.0
+    for passed in range(1, number + 1):
+        momentum = SGD["momentum"] * momentum - sum(gradient(rank, passed, key) for rank in range(workers))
+        weight += momentum
+    return weight
+
+
+def train(session: Session, journal: Journal, blow: Optional[Blow]) -> None:
+    has_snapshots = "P3_SNAPSHOT_DIR" in os.environ
+    begun, _ = session.resume() if has_snapshots else (0, None)
+    session.set_optimizer(0, SGD)
+    keys = [session.declare(f"w{index}", (ELEMENTS,), "float32") for index in range(KEYS)]
+    landings = [np.zeros(ELEMENTS, np.float32) for _ in keys]
+    firsts = [np.full(ELEMENTS, weights(session.num_workers, 0, index), np.float32) for index in range(KEYS)]
+    for key, first, landing in zip(keys, firsts, landings):
+        if begun:
+            first = session.resumed_value(key)
+        session.init(key, first if session.rank == 0 else None, landing).wait(WAIT_S)
+        if begun:
+            session.restore(key)
+    journal("begun", round=begun, right=are_right(session, begun, landings))
+    for number in range(begun + 1, ROUNDS + 1):
+        gradients = [np.full(ELEMENTS, gradient(session.rank, number, index), np.float32) for index in range(KEYS)]
+        if blow is not None:
+            blow.before_round(session)
+        operations = []
+        for index, (key, pushed, landing) in enumerate(zip(keys, gradients, landings)):
+            if blow is not None and index == KEYS - 1:
+                slices = -(-ELEMENTS // session.slice_elements)
+                if blow.in_round(session, number, KEYS * slices, index * slices):
+                    blow = None
+            operations.append(session.pushpull(key, pushed, landing, priority=-index, lr=1.0))
+        for operation in operations:
+            operation.wait(WAIT_S)
+        journal("round", round=number, right=are_right(session, number, landings))
+        if has_snapshots:
+            session.snapshot(number, keys, {"round": number})
+            if blow is not None and blow.in_snapshot(number):
+                blow = None
+
+
+def are_right(session: Session, number: int, landings: list) -> bool:
+    wanted = (weights(session.num_workers, number, index) for index in range(KEYS))
+    return all(bool((landing == weight).all()) for landing, weight in zip(landings, wanted))
+
+
+def leave(session: Session, blow: Optional[Blow], options: argparse.Namespace) -> None:
+    """Not all at once, if the blow is to fall while the job ends."""
+    session.barrier()
+    if options.moment != "exit":
+        session.close()
+    elif blow is None:
+        deadline = time.monotonic() + STRUCK_TIMEOUT_S
+        while not Path(options.folder, "struck").exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        session.close()
+    else:
+        if blow.cell.victim.role != "worker":
+            session.close()  # the others stay for the blow
+        blow.now(round=blow.cell.course.rounds)
+        session.close()
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="p3.measure.chaos.job")
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--role", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--fault", required=True)
+    parser.add_argument("--moment", required=True)
+    parser.add_argument("--training", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--striker", type=int, required=True)
+    parser.add_argument("--lab")
+    parser.add_argument("--host")
+    options = parser.parse_args(arguments)
+    rank = int(os.environ["P3_RANK"])
+    journal = Journal(Path(options.folder, f"worker-{rank}.jsonl"))
+    strikes = rank == options.striker and not Path(options.folder, "struck").exists()
+    blow = Blow(options, journal) if strikes else None
+    if blow is not None:
+        blow.find_victim()
+        if options.moment == "rendezvous":
+            blow.linger()
+            blow.now()
+            blow = None
+    try:
+        if options.training == NUMPY:
+            session = Session.open()
+            train(session, journal, blow)
+        else:
+            from p3.measure.chaos import trainings
+
+            session = sessions.current()
+            trainings.train(options.training, session, journal, blow)
+        leave(session, blow, options)
+    except Exception as error:
+        journal("error", text=str(error))
+        raise
+    journal("end")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

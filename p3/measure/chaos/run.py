@@ -1,0 +1,270 @@
+"""One run: a job under `p3 run`, a fault at its moment, and the record of what came of it.
+
+The run is judged from outside, as its user sees it: by what `p3 run` prints, when, and by what is left. With root each
+run has a lab of its own, whose processes, sockets and shared memory are nobody else's; without, the last two may be, and
+are not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+from p3.measure.bench.jobs import LocalHost
+from p3.measure.chaos.matrix import COURSES, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
+from p3.measure.chaos.remote import host_of
+from p3.measure.chaos.strike import MARK, marked
+from p3.cluster.placement import source_path
+from p3.measure.lab import hosts
+
+DEADLINE_S, MXNET_DEADLINE_S = 100.0, 300.0  # a run that is not over by then hangs
+RENDEZVOUS_S, MXNET_RENDEZVOUS_S = 10.0, 60.0  # MXNet's import takes many seconds on a busy machine
+# Mbit/s of the links, if each process has a host of its own: so that rounds take long enough to be hit.
+LINK_MBIT = 400.0
+# Of processes that were just killed; the kernel takes a moment.
+VANISH_S = 2.0
+
+GOOD = ("raised", "ended", "done", "came back", "replaced")
+
+_ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
+_ENDED = re.compile(r"^INFO p3.run: (\w+(?: \d+)?) ended with (.*)$")
+_SOURCE = re.compile(r"^\[(\w+(?: \d+)?)\] (.*)$")
+
+
+class Line(NamedTuple):
+    at: float
+    text: str
+
+
+def run(cell: Cell, seed: int, settings: Optional[Dict[str, str]] = None) -> dict:
+    """Never raises for what the job does wrong."""
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="p3-chaos-") as name, _site(cell) as site:
+        folder = Path(name)
+        (folder / "tmp").mkdir()
+        before = _sockets_and_files(site[0])
+        env = _environment(cell, site, mark, folder, settings)
+        deadline_s = DEADLINE_S if cell.training == NUMPY else MXNET_DEADLINE_S
+        code, said, ended = _watch(_command(cell, site, folder, seed), env, deadline_s)
+        at_end = _journals(folder)
+        left = _left_over(mark, site[0], before, folder)
+    return _record(cell, seed, code, said, ended, at_end, left)
+
+
+@contextlib.contextmanager
+def _site(cell: Cell) -> Iterator[Sequence]:
+    """Where the job runs: the first is the launcher's and the scheduler's host."""
+    if cell.fault == "cut":
+        with hosts.lab(len(PROCESSES), LINK_MBIT) as made:
+            yield made
+    elif hosts.why_unavailable() is None:
+        with hosts.lab(1) as made:
+            yield made
+    else:
+        yield [LocalHost("127.0.0.1")]
+
+
+def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
+    launcher = ["-n", str(WORKERS), "-s", str(SERVERS)]
+    job = ["--folder", str(folder), "--role", cell.victim.role, "--rank", str(cell.victim.rank), "--fault", cell.fault,
+           "--moment", cell.moment, "--training", cell.training, "--seed", str(seed), "--striker", str(cell.striker)]  # fmt: skip
+    if cell.has_snapshots:
+        launcher += ["--snapshot-dir", str(folder / "snapshots"), "--snapshot-every",
+                     str(cell.course.snapshot_every)]  # fmt: skip
+    if cell.fault == "restart":
+        launcher += ["--restarts", "1"]
+    if cell.fault == "replace":
+        launcher += ["--on-worker-loss", "wait"]
+    if cell.fault == "cut":
+        (folder / "hosts").write_text("lab\n")
+        launcher += ["--hostfile", str(folder / "hosts")]
+        job += ["--lab", str(_lab_folder(site)), "--host", str(host_of(cell.victim))]
+    python = [sys.executable, "-m"]
+    return site[0].command(*python, "p3", "run", *launcher, *python, "p3.measure.chaos.job", *job)
+
+
+def _lab_folder(site: Sequence) -> Path:
+    return hosts.RUN / site[0].lab / "lab"
+
+
+def _environment(
+    cell: Cell, site: Sequence, mark: str, folder: Path, settings: Optional[Dict[str, str]]
+) -> Dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_"))}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), source_path()]))
+    env.update({MARK: mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    rendezvous_s = RENDEZVOUS_S if cell.training == NUMPY else MXNET_RENDEZVOUS_S
+    env.update(P3_RENDEZVOUS_TIMEOUT_S=repr(rendezvous_s), P3_LOG="info")  # so p3 run tells how each process ended
+    if len(site) > 1:
+        env["DMLC_NODE_HOST"] = site[0].address
+        env["P3_SSH"] = f"{sys.executable} -m p3.measure.chaos.remote {_lab_folder(site)}"
+    env.update(settings or {})
+    return env
+
+
+def _watch(command: Sequence[str], env: Dict[str, str], deadline_s: float):
+    """(exit code, or None if it had to be killed; what it said; when it ended)"""
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True,
+    )  # fmt: skip
+    said: List[Line] = []
+
+    def read() -> None:
+        for text in process.stdout:
+            said.append(Line(time.monotonic(), text[:-1]))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    code: Optional[int] = None
+    try:
+        code = process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        ended = time.monotonic()
+        if code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        reader.join(VANISH_S)  # a process that is left may hold the pipe
+    return code, list(said), ended
+
+
+def _journals(folder: Path) -> Dict[int, List[dict]]:
+    return {
+        rank: [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        for rank in range(WORKERS)
+        for path in [folder / f"worker-{rank}.jsonl"]
+        if path.exists()
+    }
+
+
+def _sockets_and_files(host) -> set:
+    """Names of P3's abstract sockets, and all of shared memory, on a host of a lab."""
+    if isinstance(host, LocalHost):  # others' jobs come and go here; the job's own processes and files are counted
+        return set()
+    command = host.command("sh", "-c", "cat /proc/net/unix; echo ---; ls -A /dev/shm")
+    shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    sockets, _, files = shown.partition("---\n")
+    return {name for name in sockets.split() if name.startswith("@p3-")} | set(files.splitlines())
+
+
+def _left_over(mark: str, host, before: set, folder: Path) -> Dict[str, int]:
+    """What has outlived `p3 run`, counted and then ended."""
+    deadline = time.monotonic() + VANISH_S
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes = marked(mark)
+    left = {
+        "processes": len(processes),
+        "sockets and shared memory": len(_sockets_and_files(host) - before),
+        "temporary files": sum(len(files) for _, _, files in os.walk(folder / "tmp")),
+    }
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
+    entries = [dict(entry, worker=rank) for rank, journal in journals.items() for entry in journal]
+    blow = next((entry for entry in entries if entry["kind"] == "strike"), None)
+    after = next((entry for entry in entries if entry["kind"] == "after"), None)
+    rounds = [entry for entry in entries if entry["kind"] in ("begun", "round")]
+    errors = _errors(cell, said)
+    done = {f"worker {rank}" for rank, journal in journals.items() if journal and journal[-1]["kind"] == "end"}
+    survivors = [str(process) for process in PROCESSES if process != cell.victim or cell.fault == "cut"]
+    endings = dict(found.groups() for found in (_ENDED.match(line.text) for line in said) if found)
+    in_order = done | {name for name, how in endings.items() if how == "exit code 0"}
+    mute = [name for name in survivors if name not in errors and name not in in_order]
+    own = [line.text[len("p3 run: "):] for line in said if line.text.startswith("p3 run: ")]
+    record = {
+        "role": cell.victim.role, "rank": cell.victim.rank, "fault": cell.fault, "moment": cell.moment, "seed": seed,
+        "hit": blow and {key: blow[key] for key in ("round", "sent", "landed", "slices", "complete") if key in blow},
+        "hit_after": after and {key: after[key] for key in ("sent", "landed")},
+        "code": code,
+        "training": cell.training,
+        "weights": "none" if not rounds else "right" if _are_right(rounds) else "wrong",
+        "begun": max((entry["round"] for entry in entries if entry["kind"] == "begun"), default=0),
+        "rounds": max((entry["round"] for entry in rounds), default=0),
+        "error_s": None, "end_s": None,
+        "mute": mute,
+        "endings": endings,
+        "names_victim": sum(_names(cell, line.text) for line in errors.values()),
+        "names_round": sum("round" in line.text for line in errors.values()),
+        "errors": {name: line.text for name, line in errors.items()},
+        "p3_run": own,
+        "left": left,
+    }  # fmt: skip
+    if blow is not None:
+        record["end_s"] = round(ended - blow["at"], 3)
+        record["error_s"] = max((round(line.at - blow["at"], 3) for line in errors.values()), default=None)
+    record["outcome"] = _outcome(record, done)
+    if record["outcome"] not in GOOD:
+        record["said"] = [line.text for line in said][-60:]
+    return record
+
+
+def _are_right(rounds: List[dict]) -> bool:
+    """NumPy's job knows. Of others, all workers, at every start, must have come to the same bits after the same step."""
+    digests: Dict[int, set] = {}
+    for entry in rounds:
+        digests.setdefault(entry["round"], set()).add(entry.get("digest"))
+    return all(entry.get("right", True) for entry in rounds) and all(len(found) == 1 for found in digests.values())
+
+
+def _outcome(record: dict, done: set) -> str:
+    """In the order of what is worst."""
+    if record["weights"] == "wrong":
+        return "wrong"
+    if record["code"] is None:
+        return "hung"
+    if record["hit"] is None or _is_too_late(record["moment"], record["hit"]):
+        return "missed"
+    if any(record["left"].values()):
+        return "left something"
+    if record["fault"] in ("restart", "replace"):
+        rounds = COURSES[record["training"]].rounds
+        came_back = record["code"] == 0 and len(done) == WORKERS and record["rounds"] == rounds
+        back = "came back" if record["fault"] == "restart" else "replaced"
+        return back if came_back else "stayed away"
+    if record["code"] == 0:
+        return "done" if len(done) == WORKERS else "unnoticed"
+    if record["moment"] == "rendezvous":
+        return "ended"  # `p3 run` does not wait for processes of a job that has not begun
+    return "mute" if record["mute"] else "raised"
+
+
+def _is_too_late(moment: str, hit: dict) -> bool:
+    if moment == "snapshot":
+        return hit["complete"]
+    progress = {"first-round": "sent", "mid-push": "sent", "mid-broadcast": "landed"}.get(moment)
+    return progress is not None and hit[progress] >= hit["slices"]
+
+
+def _errors(cell: Cell, said: List[Line]) -> Dict[str, Line]:
+    """The first error of each process, but of one that is dead."""
+    found: Dict[str, Line] = {}
+    for line in said:
+        source = _SOURCE.match(line.text)
+        error = _ERROR.search(source.group(2)) if source else None
+        if error and (source.group(1) != str(cell.victim) or cell.fault == "cut"):
+            found.setdefault(source.group(1), Line(line.at, re.sub("^the job failed: ", "", error.group(1))))
+    return found
+
+
+def _names(cell: Cell, text: str) -> bool:
+    name = "scheduler (" if cell.victim.role == "scheduler" else f"{cell.victim} ("
+    return name in text

@@ -1,0 +1,61 @@
+"""The blow itself, and whom it hits. Everything runs on one machine, on a lab's hosts or not, so process ids are known.
+
+A process of the job is found by its environment. Of one that was started as if over ssh, the supervisor has the same
+role and rank, and does not count: it is what ssh would leave on the other host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Dict, Optional
+
+from p3.measure.chaos.matrix import Cell, Victim
+from p3.measure.lab import network
+
+FIND_TIMEOUT_S = 20.0
+MARK = "CHAOS_RUN"  # in the environment of every process of a run; its value is the run's alone
+_POLL_S = 0.002
+
+
+def strike(cell: Cell, pid: Optional[int], lab: Optional[str], host: Optional[str]) -> None:
+    """`pid`: of the victim. `lab`: the folder of the lab and `host`, the victim's number there, of a cut."""
+    if cell.fault == "cut":
+        network.cut(Path(lab), int(host))
+    else:
+        os.kill(pid, signal.SIGSTOP if cell.fault == "stop" else signal.SIGKILL)
+
+
+def find(victim: Victim, mark: str) -> int:
+    """The victim's process id, as soon as it has one. LookupError if it has not started in time."""
+    deadline = time.monotonic() + FIND_TIMEOUT_S
+    while time.monotonic() < deadline:
+        for pid, variables in marked(mark).items():
+            if variables.get("DMLC_ROLE") == victim.role and variables.get("P3_LAUNCHER_PID"):
+                if victim.role == "scheduler" or variables.get("P3_RANK") == str(victim.rank):
+                    return pid
+        time.sleep(_POLL_S)
+    raise LookupError(f"{victim} has not started in {FIND_TIMEOUT_S:g} s")
+
+
+def marked(mark: str) -> Dict[int, Dict[str, str]]:
+    """The living processes of a run, and the environment that each was started with."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            entries = (folder / "environ").read_bytes().split(b"\0")
+            if f"{MARK}={mark}".encode() not in entries or _is_dead(folder):
+                continue
+        except OSError:
+            continue
+        variables = (os.fsdecode(entry).partition("=") for entry in entries)
+        found[int(folder.name)] = {name: value for name, _, value in variables}
+    return found
+
+
+def _is_dead(folder: Path) -> bool:
+    return (folder / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"

@@ -1,0 +1,199 @@
+"""`p3 lab`: sets up hosts on this machine, runs commands on them, shows them and takes them down.
+
+    p3 lab up --nodes 4 --rate 1gbit --delay 0.1ms
+    p3 lab exec 0 -- ip address
+    p3 lab status
+    p3 lab down
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from dataclasses import asdict
+from typing import Iterator, List, Optional, Sequence
+
+from p3.errors import ConfigError
+from p3.settings import Settings
+
+DEFAULT_NAME = "lab"
+CHECK_S = 0.3  # of each transfer
+TOLERANCE = 0.15
+
+_MBIT = {"bit": 1e-6, "kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
+_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+def add_parser(commands) -> None:
+    """Adds `lab` to the subparsers of `p3`."""
+    lab = commands.add_parser(
+        "lab",
+        help="hosts on this machine, joined by a slow network, to try jobs on",
+        description="Hosts made of namespaces, each with a link of a chosen rate and delay. Needs root.",
+    )
+    actions = lab.add_subparsers(title="actions", metavar="ACTION")
+    actions.required = True
+
+    up = actions.add_parser("up", help="set up a lab, and check its rates by a short transfer on each link")
+    up.add_argument("--nodes", type=_nodes, metavar="N", help="number of hosts (default 2, or as many as rates)")
+    up.add_argument("--rate", type=rates, default=[None], metavar="R[,R...]",
+                    help="of each host's link, each way: one for all or one for each, as 800mbit (default: no limit)")
+    up.add_argument("--delay", type=delay, default=0.0, metavar="D", help="one way between hosts, as 0.1ms (none)")
+    up.set_defaults(handler=_up)
+
+    execute = actions.add_parser("exec", help="run a command on a host")
+    execute.add_argument("node", type=_node, metavar="NODE", help="number of the host, from 0")
+    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    execute.set_defaults(handler=_exec)
+
+    status = actions.add_parser("status", help="show all labs of this machine, and what runs on their hosts")
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(handler=_status)
+
+    down = actions.add_parser("down", help="end what runs on the hosts, and remove the lab")
+    down.set_defaults(handler=_down)
+
+    for action in (up, execute, down):
+        action.add_argument("--name", default=DEFAULT_NAME, help="of the lab (default %(default)s)")
+
+
+def _up(options, _settings: Settings, _command: List[str]) -> int:
+    from p3.measure.lab import hosts as lab
+
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # to clean up as after Ctrl-C
+    rates = options.rate
+    count = options.nodes or (len(rates) if len(rates) > 1 else 2)
+    with told():
+        made = lab.up(options.name, count, rates if len(rates) > 1 else rates[0], options.delay)
+        try:
+            print("lab %s is up:" % options.name)
+            for host in made:
+                print("  %s  %s  %s" % (host.name, host.address, _rate_text(host.rate_mbit)))
+            _check_rates(made)
+        except BaseException:  # Ctrl-C too: half a command is none
+            lab.down(options.name)
+            raise
+    return 0
+
+
+def _check_rates(hosts: Sequence) -> None:
+    """From each host to the next, round the ring, so that every link is tried up and down."""
+    from p3.measure.lab.transfer import measure
+
+    if len(hosts) < 2:
+        return
+    print("a short transfer from each host to the next:")
+    for source, sink in zip(hosts, [*hosts[1:], hosts[0]]):
+        asked = min((host.rate_mbit for host in (source, sink) if host.rate_mbit is not None), default=None)
+        try:
+            got = measure(source, sink, CHECK_S)
+        except OSError as error:
+            raise ConfigError(str(error)) from None
+        print("  %s to %s: %s of %s" % (source.name, sink.name, _rate_text(got), _rate_text(asked)))
+        if asked is not None and abs(got / asked - 1) > TOLERANCE:
+            print(
+                "p3: warning: %s to %s is %+.0f%% off its rate: is the machine busy, or too slow for it?"
+                % (source.name, sink.name, 100 * (got / asked - 1)),
+                file=sys.stderr,
+            )
+
+
+def _exec(options, _settings: Settings, command: List[str]) -> int:
+    from p3.measure.lab import hosts as lab
+
+    if not command:
+        raise ConfigError("p3 lab exec needs the command to run, for example: p3 lab exec 0 -- ip address")
+    if command[0].startswith("-"):
+        raise ConfigError("p3 lab exec takes its options before NODE; %r stands where the command begins" % command[0])
+    with told():
+        hosts = lab.attach(options.name)
+        if options.node >= len(hosts):
+            raise lab.LabError("lab %s has no host %d, only 0 to %d" % (options.name, options.node, len(hosts) - 1))
+        argv = hosts[options.node].command(*command)
+    os.execvp(argv[0], argv)
+
+
+def _status(options, _settings: Settings, _command: List[str]) -> int:
+    from p3.measure.lab import hosts as lab
+
+    with told():
+        labs = lab.status()
+    if options.json:
+        print(json.dumps([asdict(one) for one in labs]))
+        return 0
+    for one in labs:
+        print("%s: %s, hosts: %d%s" % (one.name, one.state, len(one.hosts), _delay_text(one.delay_ms)))
+        for host, pids in zip(one.hosts, one.processes):
+            running = "processes " + " ".join(map(str, pids)) if pids else "idle"
+            print("  %s  %s  %s  %s" % (host.name, host.address, _rate_text(host.rate_mbit), running))
+    if not labs:
+        print("no lab is up")
+    return 0
+
+
+def _down(options, _settings: Settings, _command: List[str]) -> int:
+    from p3.measure.lab import hosts as lab
+
+    with told():
+        lab.down(options.name)
+    return 0
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Turns what is wrong with a lab into the error that `p3` prints."""
+    from p3.measure.lab.hosts import LabError
+
+    try:
+        yield
+    except (LabError, ValueError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _nodes(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 200:
+        raise argparse.ArgumentTypeError("%r is not a number of hosts from 1 to 200" % text)
+    return int(text)
+
+
+def _node(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError("%r is not the number of a host" % text)
+    return int(text)
+
+
+def rates(text: str) -> List[Optional[float]]:
+    return [_rate(part) for part in text.split(",")]
+
+
+def _rate(text: str) -> float:
+    """In Mbit/s. Units that mean bytes to tc and bits to most people are refused."""
+    if re.fullmatch(r"[\d.]+[kmg]?bps", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError(
+            "%r: tc reads `bps` as bytes, most people as bits; write bit, kbit, mbit or gbit" % text
+        )
+    return _quantity(text, _MBIT, "a rate such as 800mbit or 1.5gbit (units: bit, kbit, mbit, gbit)")
+
+
+def delay(text: str) -> float:
+    return _quantity(text, _MS, "a delay such as 0.1ms (units: us, ms, s)")
+
+
+def _quantity(text: str, units, wanted: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([a-z]+)", text.lower())
+    if found is None or found.group(2) not in units:
+        raise argparse.ArgumentTypeError("%r is not %s" % (text, wanted))
+    return float(found.group(1)) * units[found.group(2)]
+
+
+def _rate_text(mbit: Optional[float]) -> str:
+    return "no limit" if mbit is None else "%.4g Mbit/s" % mbit
+
+
+def _delay_text(delay_ms: float) -> str:
+    return ", delay %g ms" % delay_ms if delay_ms else ""

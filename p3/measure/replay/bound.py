@@ -1,0 +1,249 @@
+"""The goal line: no schedule makes an iteration of synchronous training shorter than this. docs/replay.md proves it.
+
+    python -m p3.measure.replay.bound --model vgg19 --compute 4.0 --hosts 2 --rate 200
+
+For each layer: when its gradient is ready, so are those of all later layers, but none of earlier ones; and until its
+weight is used again, those of all earlier layers must have arrived as well. So the values of this layer and the earlier
+ones, the *prefix*, cross the network between two moments between which little is computed:
+
+    period >= transfer of the prefix + computation from the layer's forward step to its own backward step
+
+The heaviest-first model is held up by its first layer: its transfer hides behind nothing. Where the last layer is the
+worst, the network is the limit; where no layer adds anything, the computation is.
+
+Whether servers or workers update makes no difference: a sum is as long as a weight, and updates are taken to be free.
+"""
+
+import argparse
+import sys
+from typing import List, NamedTuple, Optional, Sequence
+
+from p3.measure.replay import models
+
+DEFAULT_SLICE_ELEMENTS = 50000
+
+
+class Overhead(NamedTuple):
+    """What travels besides the values: by default P3's header, and Ethernet, IP and TCP with time stamps at MTU 1500.
+
+    Acknowledgements, signs of life and retransmissions are left out, as a lower bound may.
+    """
+
+    slice_bytes: int = 80
+    packet_bytes: int = 66
+    packet_payload_bytes: int = 1448
+
+    def on_wire(self, payload_bytes: int) -> float:
+        bytes_ = payload_bytes + self.slice_bytes
+        return bytes_ * (1 + self.packet_bytes / self.packet_payload_bytes)
+
+
+NO_OVERHEAD = Overhead(0, 0, 1)
+
+
+class Cluster(NamedTuple):
+    """Where workers and servers run (numbers of hosts), and each host's NIC in Mbit/s (10^6 bits)."""
+
+    up_mbit: Sequence[float]
+    down_mbit: Sequence[float]
+    workers: Sequence[int]
+    servers: Sequence[int]
+
+    @property
+    def hosts(self) -> range:
+        return range(len(self.up_mbit))
+
+
+def one_of_each(hosts: int, rate_mbit: float) -> Cluster:
+    """One worker and one server on each host, and the same rate everywhere, up and down."""
+    return Cluster([rate_mbit] * hosts, [rate_mbit] * hosts, list(range(hosts)), list(range(hosts)))
+
+
+class Bound(NamedTuple):
+    seconds: float
+    compute_s: float
+    reason: str
+
+    def explain(self) -> str:
+        return f"at least {self.seconds:.4f} s an iteration, of which {self.compute_s:.4f} s compute: {self.reason}"
+
+
+def bound(
+    model: models.Model,
+    compute_s: float,
+    cluster: Cluster,
+    slice_elements: int = DEFAULT_SLICE_ELEMENTS,
+    overhead: Overhead = Overhead(),
+    delay_s: float = 0.0,
+) -> Bound:
+    """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
+
+    Slices go round robin to the servers in forward order; `delay_s` is what a byte takes to the other host besides.
+    """
+    _check(model, compute_s, cluster, slice_elements, delay_s)
+    best = Bound(compute_s, compute_s, "the computation is the limit; all communication can hide behind it")
+    traffic = _Traffic(cluster)
+    remaining_s = compute_s  # from this layer's forward step to its backward step
+    for layer in model.layers:
+        for tensor in layer.tensors:
+            for elements in _slices(tensor.elements, slice_elements):
+                traffic.add_slice(overhead.on_wire(elements * models.FLOAT32_BYTES))
+        transfer = traffic.least(delay_s)
+        if remaining_s + transfer.seconds > best.seconds:
+            best = Bound(
+                remaining_s + transfer.seconds,
+                compute_s,
+                f"between the gradient of {layer.name!r} and its next use, {traffic.value_bytes / 1e6:.3g} MB (the "
+                f"layers up to it, with headers) must be pushed and broadcast, which takes {transfer.seconds:.4f} s "
+                f"({transfer.reason}); from that use to its next gradient a worker computes for {remaining_s:.4f} s",
+            )
+        remaining_s -= (layer.forward + layer.backward) * compute_s
+    busiest = traffic.busiest()
+    if busiest.seconds > best.seconds:
+        best = Bound(busiest.seconds, compute_s, f"the network is the limit ({busiest.reason})")
+    return best
+
+
+class _Transfer(NamedTuple):
+    seconds: float
+    reason: str
+
+
+_NOTHING = _Transfer(0.0, "nothing crosses the network")
+
+
+class _Traffic:
+    """The bytes of all slices added so far, by NIC and direction."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._workers_on = [list(cluster.workers).count(host) for host in cluster.hosts]
+        self._slices = 0
+        self.value_bytes = 0.0
+        self._push_up, self._push_down, self._cast_up, self._cast_down = ([0.0] * len(cluster.hosts) for _ in range(4))
+        self._round_trip = _NOTHING
+
+    def add_slice(self, wire_bytes: float) -> None:
+        """The next slice: from every worker to its server, and back. What stays on a host crosses no NIC."""
+        cluster = self._cluster
+        home = cluster.servers[self._slices % len(cluster.servers)]
+        self._slices += 1
+        self.value_bytes += wire_bytes
+        for host in cluster.hosts:
+            if host == home or not self._workers_on[host]:
+                continue
+            crossing = wire_bytes * self._workers_on[host]
+            self._push_up[host] += crossing
+            self._push_down[home] += crossing
+            self._cast_up[home] += crossing
+            self._cast_down[host] += crossing
+            there = _seconds(wire_bytes, min(cluster.up_mbit[host], cluster.down_mbit[home]))
+            back = _seconds(wire_bytes, min(cluster.up_mbit[home], cluster.down_mbit[host]))
+            if there + back > self._round_trip.seconds:
+                self._round_trip = _Transfer(there + back, f"a slice goes whole from host {host} to {home} and back")
+
+    def least(self, delay_s: float) -> _Transfer:
+        """No less from the moment when these slices' first gradient is ready until all of their values are used."""
+        cluster = self._cluster
+        candidates = [self._round_trip._replace(seconds=self._round_trip.seconds + 2 * delay_s)]
+        for host in cluster.hosts:
+            up, down = cluster.up_mbit[host], cluster.down_mbit[host]
+            candidates += [
+                _Transfer(_seconds(self._push_up_of_one(host), up) + delay_s, f"pushes of a worker of host {host}"),
+                _Transfer(_seconds(self._push_down[host], down) + delay_s, f"pushes to host {host}"),
+                _Transfer(_seconds(self._cast_up[host], up) + delay_s, f"broadcasts from host {host}"),
+                _Transfer(_seconds(self._cast_down[host], down) + delay_s, f"broadcasts to host {host}"),
+            ]
+        # Whoever is last: his own pushes, and all broadcasts, begin when he is ready.
+        with_workers = [host for host in cluster.hosts if self._workers_on[host]]
+        candidates.append(min(
+            _Transfer(
+                _seconds(self._push_up_of_one(host) + self._cast_up[host], cluster.up_mbit[host]) + delay_s,
+                f"all that host {host} sends",
+            )
+            for host in with_workers
+        ))
+        # Whoever is first: nothing of this arrives before he is ready, and all pushes must before his next use.
+        candidates.append(min(
+            _Transfer(
+                _seconds(self._push_down[host] + self._cast_down_of_one(host), cluster.down_mbit[host]) + delay_s,
+                f"all that host {host} receives",
+            )
+            for host in with_workers
+        ))
+        # The last reason of equals says most: it counts both kinds of traffic.
+        return max(reversed(candidates), key=lambda one: one.seconds) if self._crosses() else _NOTHING
+
+    def busiest(self) -> _Transfer:
+        """The NIC that needs longest for all slices of an iteration."""
+        cluster = self._cluster
+        busy = [
+            _Transfer(_seconds(one + other, rates[host]), f"host {host}'s NIC, {direction}")
+            for direction, rates, pushes, casts in (
+                ("up", cluster.up_mbit, self._push_up, self._cast_up),
+                ("down", cluster.down_mbit, self._push_down, self._cast_down),
+            )
+            for host, (one, other) in enumerate(zip(pushes, casts))
+        ]
+        return max(busy, key=lambda one: one.seconds)
+
+    def _crosses(self) -> bool:
+        return any(self._push_up)
+
+    def _push_up_of_one(self, host: int) -> float:
+        return self._push_up[host] / max(1, self._workers_on[host])
+
+    def _cast_down_of_one(self, host: int) -> float:
+        return self._cast_down[host] / max(1, self._workers_on[host])
+
+
+def _seconds(bytes_: float, mbit: float) -> float:
+    return bytes_ * 8 / (mbit * 1e6)
+
+
+def _slices(elements: int, slice_elements: int) -> List[int]:
+    whole, rest = divmod(elements, slice_elements)
+    return [slice_elements] * whole + ([rest] if rest else [])
+
+
+def _check(model, compute_s, cluster, slice_elements, delay_s):
+    if not model.layers:
+        raise ValueError(f"model {model.name!r} has no layers")
+    if not 0 <= compute_s < float("inf"):
+        raise ValueError(f"compute_s is {compute_s}; it must be seconds, 0 or more")
+    if not 0 <= delay_s < float("inf"):
+        raise ValueError(f"delay_s is {delay_s}; it must be seconds, 0 or more")
+    if slice_elements < 1:
+        raise ValueError(f"slice_elements is {slice_elements}; a slice has at least one element")
+    if len(cluster.up_mbit) != len(cluster.down_mbit) or not cluster.up_mbit:
+        raise ValueError(f"{len(cluster.up_mbit)} rates up and {len(cluster.down_mbit)} down; a host needs one of each")
+    if not all(rate > 0 for rate in (*cluster.up_mbit, *cluster.down_mbit)):
+        raise ValueError("rates must be positive, in Mbit/s")
+    for role, places in (("worker", cluster.workers), ("server", cluster.servers)):
+        if not places or not all(host in cluster.hosts for host in places):
+            raise ValueError(f"{role}s on hosts {list(places)}; at least one, on hosts 0 to {len(cluster.hosts) - 1}")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m p3.measure.replay.bound", description="A bound of the iteration time.")
+    parser.add_argument("--model", required=True, choices=models.NAMES)
+    parser.add_argument("--size", type=float, help="fraction of the model's parameters (default: the lab's)")
+    parser.add_argument("--compute", type=float, required=True, metavar="SECONDS", help="of forward and backward pass")
+    parser.add_argument("--hosts", type=int, default=2, help="each with one worker and one server (default 2)")
+    parser.add_argument("--rate", type=float, required=True, metavar="MBIT", help="of each NIC, each way, in Mbit/s")
+    parser.add_argument("--slice-elements", type=int, default=DEFAULT_SLICE_ELEMENTS)
+    parser.add_argument("--payload-only", action="store_true", help="count no headers")
+    options = parser.parse_args(argv)
+    overhead = NO_OVERHEAD if options.payload_only else Overhead()
+    try:
+        model = models.load(options.model, options.size)
+        cluster = one_of_each(options.hosts, options.rate)
+        result = bound(model, options.compute, cluster, options.slice_elements, overhead)
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"{model.name}, {model.bytes / 1e6:.1f} MB, emulated computation: {result.explain()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

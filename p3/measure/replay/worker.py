@@ -1,0 +1,292 @@
+"""One worker that trains a model of the lab with emulated computation, the same for every store: only the name differs.
+
+    python -m p3.measure.replay --store p3_sync --model vgg19 --compute 4.0 --iterations 12 --out worker{rank}.jsonl
+
+Real tensors of the real shapes go through the store's public API, as Gluon's Trainer would send them. An iteration:
+
+    forward, layer by layer:    waits until the layer's weights can be read, then for the layer's forward time
+    backward, from the end:     waits for the layer's backward time, then hands its gradients to the store
+
+All waiting is done by the training thread, in sleep; as an operation of MXNet's engine it would keep a CPU-only MXNet
+from running its own stores' operations. So a machine without GPU behaves as one whose GPU computes.
+
+Gradients are small whole numbers that change with worker, key and iteration; at the end every weight must be exactly
+what they add up to, or the result is "wrong" and the exit status 1. docs/replay.md describes the output.
+"""
+
+import argparse
+import functools
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from typing import List, Optional, Sequence
+
+import p3
+from p3.measure.replay import models
+from p3.mxnet import hooks
+
+# A shorter wait is no stall: reading the few weights of a layer that are there already takes up to 50 us after a sleep.
+READY_S = 100e-6
+
+# Every so many elements of a gradient one is not zero: some in each slice, each time elsewhere in it.
+PROBE_STRIDE = 40009
+
+
+class Replay:
+    """The tensors of a model in a store. Keys are whole numbers in forward order, ascending from 0."""
+
+    def __init__(self, mx, store: str, model: models.Model, optimizer: str) -> None:
+        self._mx = mx
+        self._kv = mx.kv.create(store)
+        self.rank, self.num_workers, self.store_type = self._kv.rank, self._kv.num_workers, self._kv.type
+        self.updates = self._choose_updates(optimizer)
+        self._iterations = 0
+        self._mark_stall = getattr(self._kv, "mark_stall", None)  # for the trace of a store that keeps one
+        self._keys = list(_keys_by_layer(model))
+        shapes = [tensor.shape for tensor in model.tensors]
+        self._weights = [mx.nd.zeros(shape) for shape in shapes]
+        self._gradients = [mx.nd.zeros(shape) for shape in shapes]
+        for key, weight in enumerate(self._weights):
+            self._kv.broadcast(key, weight, out=weight)
+        mx.nd.waitall()
+        self._kv._barrier()
+
+    def wait_for_weights(self, layer: int) -> None:
+        for key in self._keys[layer]:
+            begin_ns = time.monotonic_ns()
+            self._weights[key].wait_to_read()
+            end_ns = time.monotonic_ns()
+            if self._mark_stall and end_ns - begin_ns >= READY_S * 1e9:
+                self._mark_stall(key, begin_ns, end_ns)
+
+    def make_gradients(self, layer: int) -> None:
+        """Queues this iteration's values of the layer's gradients; their zeros stay."""
+        for key in self._keys[layer]:
+            flat = self._gradients[key].reshape(-1)
+            flat[::PROBE_STRIDE] = _probe(key, self._iterations) + self.rank
+
+    def push_gradients(self, layer: int) -> None:
+        """As Trainer does, but with priorities in forward order; Trainer's are alphabetical."""
+        for key in self._keys[layer]:
+            if self.updates == "worker":
+                self._kv.pushpull(key, self._gradients[key], priority=-key)
+            else:
+                self._kv.pushpull(key, self._gradients[key], out=self._weights[key], priority=-key)
+
+    def finish_iteration(self) -> None:
+        """Where the workers update, Trainer queues the updates behind all pushes."""
+        if self.updates == "worker":
+            self._updater(list(range(len(self._weights))), self._gradients, self._weights)
+        self._iterations += 1
+
+    def wrong_keys(self) -> List[int]:
+        """Keys whose weights are not exactly what all workers' gradients make of them. Waits for the last round."""
+        return [key for key, weight in enumerate(self._weights) if not self._is_right(key, weight.asnumpy().ravel())]
+
+    def _is_right(self, key, values) -> bool:
+        if self.updates == "none":
+            expected = self._sum(key, self._iterations - 1)
+        else:
+            expected = -sum(self._sum(key, iteration) for iteration in range(self._iterations))
+        probes = values[::PROBE_STRIDE]
+        elsewhere = values.any() if expected == 0 else (values != 0).sum() != len(probes)
+        return bool((probes == expected).all() and not elsewhere)
+
+    def _sum(self, key, iteration) -> int:
+        workers = self.num_workers
+        return workers * _probe(key, iteration) + workers * (workers - 1) // 2
+
+    def _choose_updates(self, optimizer) -> str:
+        """Where Trainer has a store's weights updated: on the servers if they can, else here. Before the first key."""
+        if optimizer == "none":
+            return "none"
+        # A rate of 1 keeps the weights whole numbers.
+        sgd = self._mx.optimizer.SGD(learning_rate=1.0, wd=0.0, rescale_grad=1.0)
+        if self._kv.is_capable("optimizer"):
+            self._kv.set_optimizer(sgd)
+            return "server"
+        self._updater = self._mx.optimizer.get_updater(sgd)
+        return "worker"
+
+
+class Clock:
+    """A GPU's time: each step ends when it follows from the steps before, so that late wake-ups do not add up."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic()
+
+    def compute(self, seconds: float) -> None:
+        self._due += seconds
+        left = self._due - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+    def stall(self, wait) -> float:
+        """Calls `wait`, and returns for how long it has held up what is due next."""
+        start = time.monotonic()
+        wait()
+        end = time.monotonic()
+        if end - start < READY_S:
+            return 0.0
+        self._due = max(self._due, end)
+        return end - start
+
+
+def iterate(replay: Replay, model: models.Model, compute_s: float, clock: Clock) -> List[float]:
+    """A forward and a backward pass, which compute for `compute_s`. How long each layer's weights were waited for."""
+    stalls = []
+    for number, layer in enumerate(model.layers):
+        stalls.append(clock.stall(functools.partial(replay.wait_for_weights, number)))
+        clock.compute(layer.forward * compute_s)
+    for number, layer in reversed(list(enumerate(model.layers))):
+        replay.make_gradients(number)
+        clock.compute(layer.backward * compute_s)
+        replay.push_gradients(number)
+    replay.finish_iteration()
+    return stalls
+
+
+def _keys_by_layer(model):
+    key = 0
+    for layer in model.layers:
+        yield range(key, key + len(layer.tensors))
+        key += len(layer.tensors)
+
+
+def _probe(key, iteration) -> int:
+    return 1 + (key + iteration) % 7
+
+
+def _factors(jitter: float, seed: int, rank: int):
+    """How much longer or shorter each iteration computes: log-normal with a mean of 1, the same in every run."""
+    generator = random.Random(f"{seed}/{rank}")
+    while True:
+        yield generator.lognormvariate(-jitter * jitter / 2, jitter) if jitter else 1.0
+
+
+def _header(options, model, replay, mx, numpy) -> dict:
+    return {
+        "kind": "header",
+        "computation": "emulated",
+        "store": options.store,
+        "store_type": replay.store_type,
+        "van": os.environ.get("DMLC_PS_VAN_TYPE", ""),
+        "rank": replay.rank,
+        "workers": replay.num_workers,
+        "model": model.name,
+        "size": model.size,
+        "bytes": model.bytes,
+        "optimizer": options.optimizer,
+        "updates": replay.updates,
+        "compute_s": options.compute,
+        "jitter": options.jitter,
+        "seed": options.seed,
+        "iterations": options.iterations,
+        "warmup": options.warmup,
+        "versions": {
+            "p3": p3.__version__,
+            "mxnet": mx.__version__,
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+        },
+        "layers": [[layer.name, layer.bytes] for layer in model.layers],
+    }
+
+
+def run(options, model: models.Model, out) -> bool:
+    """Replays, writes JSON lines to `out`, and returns whether the weights are right. `out` opens with the rank."""
+    if options.store.lower() not in hooks.NAMES:
+        hooks.withdraw()  # the others shall run in an untouched MXNet
+    import mxnet as mx
+    import numpy
+
+    replay = Replay(mx, options.store, model, options.optimizer)
+    seconds = []
+    with out(replay.rank) as lines:
+        def write(**fields) -> None:
+            print(json.dumps(fields), file=lines, flush=True)
+
+        write(**_header(options, model, replay, mx, numpy))
+        factors = _factors(options.jitter, options.seed, replay.rank)
+        clock, start = Clock(), time.monotonic()
+        for number, factor in zip(range(options.warmup + options.iterations), factors):
+            stalls = iterate(replay, model, options.compute * factor, clock)
+            end = time.monotonic()
+            is_warmup = number < options.warmup
+            if not is_warmup:
+                seconds.append(end - start)
+            write(
+                kind="iteration",
+                iteration=number,
+                warmup=is_warmup,
+                factor=factor,
+                start=start,
+                seconds=end - start,
+                stall_s=sum(stalls),
+                stalls=[round(stall, 6) for stall in stalls],
+            )
+            start = end  # writing counts, as the network goes on meanwhile
+        wrong = replay.wrong_keys()
+        verdict = "wrong" if wrong else "right"
+        write(
+            kind="result",
+            computation="emulated",
+            result=verdict,
+            wrong_keys=wrong,
+            median_s=statistics.median(seconds),
+        )
+    print(
+        f"{model.name} ({model.bytes / 1e6:.1f} MB), {options.store}, emulated computation of {options.compute:g} s: "
+        f"median of {len(seconds)} iterations {statistics.median(seconds):.4f} s; weights {verdict}",
+        file=sys.stderr,
+    )
+    return not wrong
+
+
+def _opener(path: str):
+    """rank -> where the JSON lines go."""
+    if path == "-":
+        return lambda rank: os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    return lambda rank: open(path.replace("{rank}", str(rank)), "w")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m p3.measure.replay",
+        description="Train a model's shapes through a KVStore, with emulated computation. One worker; DMLC_* says of "
+        "which job.",
+    )
+    parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync")
+    parser.add_argument("--model", required=True, choices=models.NAMES)
+    parser.add_argument("--size", type=float, help="fraction of the model's parameters (default: the lab's)")
+    parser.add_argument(
+        "--compute", type=float, required=True, metavar="SECONDS", help="of an iteration, forward and backward"
+    )
+    parser.add_argument("--iterations", type=int, default=12, help="that count (default 12)")
+    parser.add_argument("--warmup", type=int, default=2, help="iterations before them (default 2)")
+    parser.add_argument(
+        "--optimizer", choices=("none", "sgd"), default="none",
+        help="none: every store only sums; sgd: updates where Trainer has them done with this store (default none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jitter", type=float, default=0.0, metavar="SIGMA",
+        help="spread of the computation's length, by worker and iteration: sigma of a log-normal factor (default 0)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=1, help="of the jitter (default 1)")
+    parser.add_argument("--out", default="-", metavar="FILE", help="for JSON lines; {rank} in it becomes the worker's")
+    options = parser.parse_args(argv)
+    if not 0 <= options.compute < float("inf"):
+        parser.error(f"--compute {options.compute}: must be seconds, 0 or more")
+    if not 0 <= options.jitter <= 2:
+        parser.error(f"--jitter {options.jitter}: must be from 0 to 2")
+    if options.iterations < 1 or options.warmup < 0:
+        parser.error("--iterations must be at least 1, --warmup at least 0")
+    try:
+        model = models.load(options.model, options.size)
+    except ValueError as error:
+        parser.error(str(error))
+    return 0 if run(options, model, _opener(options.out)) else 1

@@ -1,0 +1,1 @@
+"""MXNet's front end: everything of P3 that knows MXNet."""

@@ -1,0 +1,213 @@
+"""What P3 changes in MXNet, once, when MXNet is imported.
+
+- `p3_sync` and `dist_p3_sync` become names of stores, also where MXNet takes only names that contain "dist".
+- The order of the forward pass is noted (forward_order.py).
+- Gluon's Trainer may change its batch size and load new values while it trains with a P3 store; for all other stores
+  it refuses as before.
+- With AMP's loss scaler and a P3 store, Trainer updates on the workers unless told otherwise: a step whose gradients
+  have overflowed must be left out, and MXNet looks for the overflow only after the gradients have been pushed.
+- With a P3 store Trainer also updates on the workers where gradients are row_sparse; for other distributed stores it
+  refuses as before.
+- Module synchronises its first weights also where the store does not update them.
+- In a distributed worker, operators are not bulked: a bulk of 15 waits for the weights of all its layers.
+
+Never in a server or scheduler of MXNet's or P3's: importing MXNet there starts MXNet's own server and never returns.
+"""
+
+import functools
+import importlib
+import logging
+import os
+import sys
+
+log = logging.getLogger("p3")
+
+NAMES = ("p3_sync", "dist_p3_sync")
+_STORE = "p3.mxnet.kvstore"  # which plugs itself in when it is imported, also where that is what imports MXNet
+BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
+
+
+def install():
+    """Plugs P3 into MXNet if it is imported already, else as soon as it is. Called by `import p3`."""
+    if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
+        return
+    if sys.modules.get("mxnet") is not None:
+        _warn_about_bulks()
+        importlib.import_module(_STORE)
+    else:
+        sys.meta_path.insert(0, _MXNetFinder())
+
+
+def numpy_problem(version):
+    """What is wrong with this version of NumPy for MXNet, and the command that mends it; None if it suits."""
+    if not version or tuple(int(part) for part in version.split(".")[:2]) < (1, 24):
+        return None
+    finding = "NumPy %s is installed, and MXNet 1.9.1 fails to import with 1.24 and later" % version
+    return finding, "%s -m pip install 'numpy<1.24'" % sys.executable
+
+
+def withdraw():
+    """Undoes install(), before MXNet is imported: MXNet stays as it is, without P3's stores."""
+    if "mxnet" in sys.modules:
+        raise RuntimeError("p3.mxnet.hooks.withdraw: MXNet is imported already; call it before")
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _MXNetFinder)]
+
+
+def _is_distributed_worker():
+    return os.environ.get("DMLC_ROLE") == "worker"
+
+
+class _MXNetFinder:
+    """Finds MXNet as all other finders do, and has P3 plugged in when its loader is done."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "mxnet":
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            if _is_distributed_worker():
+                os.environ.setdefault(BULK_VARIABLE, "1")  # MXNet reads it once, while it loads
+            try:
+                load(module)
+            except AttributeError as error:  # a name that NumPy has no more, deep in MXNet
+                problem = numpy_problem(getattr(sys.modules.get("numpy"), "__version__", ""))
+                if problem is None:
+                    raise
+                raise ImportError("%s (%s). Run: %s" % (problem[0], str(error).splitlines()[0], problem[1])) from None
+            importlib.import_module(_STORE)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def plug_in(mxnet, store_type):
+    """Changes MXNet. Called once, by the module of the store when that is imported."""
+    from p3.mxnet import forward_order
+
+    mxnet.kvstore.KVStoreBase.kv_registry.update(dict.fromkeys(NAMES, store_type))
+    forward_order.watch(mxnet.gluon)
+    _let_trainer_change(mxnet.gluon.Trainer, store_type)
+    _let_workers_update_by_sparse_gradients(mxnet.gluon.Trainer, store_type)
+    _let_steps_with_overflow_be_skipped(mxnet.gluon.Trainer, store_type)
+    for module in (mxnet.gluon.trainer, mxnet.module.module, mxnet.model):
+        module._create_kvstore = _accepting_p3_sync(module._create_kvstore)
+    for module in (mxnet.module.module, mxnet.model):
+        module._initialize_kvstore = _giving_first_weights(module._initialize_kvstore, store_type)
+    if _is_distributed_worker():
+        mxnet.ndarray.CachedOp = _unbulked(mxnet.ndarray.CachedOp)
+
+
+def _let_trainer_change(trainer, store_type):
+    rescale, reset = trainer._check_and_rescale_grad, trainer._reset_kvstore
+
+    @functools.wraps(rescale)
+    def _check_and_rescale_grad(self, scale):
+        if isinstance(self._kvstore, store_type):
+            self._optimizer.rescale_grad = scale  # travels with every push
+        else:
+            rescale(self, scale)
+
+    @functools.wraps(reset)
+    def _reset_kvstore(self):
+        if isinstance(self._kvstore, store_type):
+            self._kvstore._expect_new_values()
+            self._kvstore_params["kvstore"] = self._kvstore  # also for who gave a name, which would make another store
+            self._kvstore = None  # what MXNet refuses to reset; the next step sets it up again
+        reset(self)
+
+    trainer._check_and_rescale_grad = _check_and_rescale_grad
+    trainer._reset_kvstore = _reset_kvstore
+
+
+def _let_workers_update_by_sparse_gradients(trainer, store_type):
+    init = trainer._init_kvstore
+
+    @functools.wraps(init)
+    def _init_kvstore(self):
+        config = self._kvstore_params
+        summed = config["update_on_kvstore"] is False and _is_p3(config["kvstore"], store_type)
+        if not summed or not self._contains_sparse_grad or self._contains_sparse_weight:
+            init(self)
+            return
+        self._contains_sparse_grad = False  # for which MXNet would refuse
+        try:
+            init(self)
+        finally:
+            self._contains_sparse_grad = True
+        self._distributed = False  # as which it would not pull row_sparse sums
+
+    trainer._init_kvstore = _init_kvstore
+
+
+def _let_steps_with_overflow_be_skipped(trainer, store_type):
+    init = trainer._init_kvstore
+
+    @functools.wraps(init)
+    def _init_kvstore(self):
+        config = self._kvstore_params
+        scaled = getattr(self, "_amp_loss_scaler", None) is not None
+        if scaled and config["update_on_kvstore"] is None and _is_p3(config["kvstore"], store_type):
+            log.warning("a loss scaler is in use: the workers update the weights, so that overflown steps are left out")
+            config["update_on_kvstore"] = False
+        init(self)
+
+    trainer._init_kvstore = _init_kvstore
+
+
+def _is_p3(kvstore, store_type):
+    return isinstance(kvstore, store_type) or (isinstance(kvstore, str) and kvstore.lower() in NAMES)
+
+
+def _giving_first_weights(initialize, store_type):
+    @functools.wraps(initialize)
+    def _initialize_kvstore(kvstore, param_arrays, arg_params, param_names, update_on_kvstore):
+        initialize(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
+        if isinstance(kvstore, store_type) and not update_on_kvstore:
+            for name, arrays in zip(param_names, param_arrays):
+                kvstore.pull(name, out=arrays)
+
+    return _initialize_kvstore
+
+
+def _accepting_p3_sync(create):
+    """MXNet silently trains without any store when the name has no "dist" in it and there is one device."""
+
+    @functools.wraps(create)
+    def _create_kvstore(kvstore, num_device, arg_params):
+        if isinstance(kvstore, str) and kvstore.lower() == "p3_sync":
+            kvstore = "dist_p3_sync"
+        return create(kvstore, num_device, arg_params)
+
+    return _create_kvstore
+
+
+def _unbulked(cached_op):
+    """Hybridized blocks whose operators run one by one, unless the user asked for a bulk size himself."""
+
+    class CachedOp(cached_op):
+        __slots__ = ()
+
+        def __init__(self, sym, flags=()):
+            flags = list(flags)
+            given = {name for name, _ in flags}
+            flags += [(name, 1) for name in ("forward_bulk_size", "backward_bulk_size") if name not in given]
+            super().__init__(sym, flags)
+
+    return CachedOp
+
+
+def _warn_about_bulks():
+    if _is_distributed_worker() and BULK_VARIABLE not in os.environ:
+        import warnings
+
+        warnings.warn(
+            f"MXNet was imported before p3 and without {BULK_VARIABLE}=1, so backward passes that are not hybridized "
+            "hand out gradients in groups of 15 operators and parameters are synchronised later than they could be. "
+            "Import p3 first, or start the script with 'p3 run' or 'p3 exec'.",
+            stacklevel=5,
+        )

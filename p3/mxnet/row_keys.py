@@ -1,0 +1,174 @@
+"""Keys of rows: keys whose gradients are row_sparse, and of which only the rows that were touched travel.
+
+RowKey: the weight is dense, so every worker has all of it: the landing array. What a round has changed there is copied
+to the script's weight, and nothing else: rows that the script itself writes into that array stay until they are
+touched. The first copy to an array is a whole one.
+
+ServerRowKey: the weight is row_sparse and lives on the servers; workers read the rows that they ask for.
+
+Known at init if the value is row_sparse, or if the Parameter's gradient is; else at the first push (kvstore.py).
+"""
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import MXNetError
+
+from p3 import _core
+from p3.mxnet.keys import Key, classic, is_sparse, new_landing, to_dense
+
+
+class _KeyOfRows(Key):
+    __slots__ = ("rounds",)
+
+    def __init__(self, engine, key, declared, sparse_weight, landing, anchor):
+        super().__init__(engine, key, declared, sparse_weight, landing)
+        self.rounds = 0  # so far, inits and skips included
+        self.operations = _core.MXNetRowsKey(
+            engine, declared.handle, str(key), anchor.handle.value, self.shape[0], self.row_bytes, landing is not None
+        )
+
+    def gradient(self, values, stage):
+        """As DenseKey.gradient; and if it is row_sparse, it is an array that nobody will write again."""
+        total = self.sum_devices(values)
+        is_ours = len(values) > 1
+        if not self.engine.in_cpu_memory(total.handle.value) or ((stage or is_sparse(total)) and not is_ours):
+            total = total.copyto(mx.cpu())
+        return total
+
+    def push(self, gradient, scalars):
+        self.operations.push(gradient.handle.value, is_sparse(gradient), self._next_round(), scalars)
+
+    def skip(self, completions, token):
+        self.operations.skip(self._next_round(), completions, token)
+
+    def fetch_part(self, session, part, array):
+        return session.fetch_rows(self.declared, self._all_rows(), array, part)
+
+    def store_part(self, session, part, content):
+        return session.store_rows(self.declared, self._all_rows(), content, part)
+
+    def stats(self, counters, num_workers):
+        alpha = counters["pushed_rows"] / (self.shape[0] * num_workers)
+        density = counters["touched_rows"] / self.shape[0]
+        route = "slices" if counters["as_slices"] else "rows"
+        return dict(counters, route=route, compression=None, alpha=alpha, union_density=density)
+
+    def _all_rows(self):
+        return np.arange(self.shape[0], dtype=np.int64)
+
+    def _next_round(self):
+        self.rounds += 1
+        return self.rounds
+
+
+class RowKey(_KeyOfRows):
+    __slots__ = ("_copies", "_holds_value")
+    route = "rows"
+
+    def __init__(self, engine, key, declared, sparse_weight=False, landing=None):
+        landing = new_landing(declared) if landing is None else landing
+        super().__init__(engine, key, declared, sparse_weight, landing, anchor=landing)
+        self._holds_value = False  # since an init, and not yet sums
+        self._copies = []  # arrays that the value was last copied to, and after which round
+
+    def init(self, value):
+        if value is not None and value is not self.landing:
+            to_dense(classic(value)).copyto(self.landing)
+        self.operations.init(0, self._next_round())
+        self._holds_value = True
+
+    def push(self, gradient, scalars):
+        if self._holds_value and scalars is _core.NO_SCALARS:
+            # Without an optimizer sums take the place of the value, also where this round has none.
+            self.landing[:] = 0
+            self._copies = []
+        self._holds_value = False
+        super().push(gradient, scalars)
+
+    def keep_weight(self):
+        super().keep_weight()
+        self._copies = []  # from now on of sums, not of the value
+
+    def sum_for_updater(self):
+        return self.landing.tostype("row_sparse")
+
+    def copy_out(self, outs):
+        copies = []
+        for out in outs:
+            since = next((after for array, after in self._copies if array is out), None)
+            if since is None:
+                self.copy_to(out, self.value())
+            elif since < self.rounds:
+                self.operations.copy_changed(out.handle.value, since, self.rounds)
+            if self.weight is None and self._takes_rows(out):
+                copies.append((out, self.rounds))
+        self._copies = copies
+
+    def _takes_rows(self, out):
+        """Whether rows can be copied there byte by byte."""
+        return not is_sparse(out) and self.engine.in_cpu_memory(out.handle.value) and self.has_type_of(out)
+
+
+class ServerRowKey(_KeyOfRows):
+    __slots__ = ("_anchor", "_like")
+    route = "rows"
+
+    def __init__(self, engine, key, declared, sparse_weight=True, landing=None):
+        self._anchor = mx.nd.zeros(1)  # pushes write it and reads read it, which orders them
+        self._like = mx.nd.sparse.zeros("row_sparse", declared.shape, dtype=declared.dtype)
+        super().__init__(engine, key, declared, sparse_weight, None, anchor=self._anchor)
+
+    def init(self, value):
+        """`value`: of all rows, so rank 0 needs the memory for them once."""
+        value = None if value is None else to_dense(value).as_in_context(mx.cpu())
+        self.operations.init(0 if value is None else value.handle.value, self._next_round())
+
+    def gradient(self, values, stage):
+        if not all(map(is_sparse, values)):
+            raise MXNetError(f"key {self.id!r} has a row_sparse weight; it takes row_sparse gradients, not dense ones")
+        return super().gradient(values, stage)
+
+    def keep_weight(self):
+        pass  # another kind of key takes over at the first push
+
+    def template(self):
+        return self._like
+
+    def value(self):
+        return self.read_rows(self._all_rows()).tostype("default")
+
+    def read_rows(self, ids):
+        rows = self.new_rows(ids)
+        self.operations.fetch(ids, rows.handle.value)
+        return rows
+
+    def copy_out(self, outs):
+        rows = self.read_rows(self._all_rows()) if outs else None
+        for out in outs:
+            self.copy_to(out, rows)
+
+    def wait(self):
+        self._anchor.wait_to_read()
+
+
+def unique_rows(key, row_ids):
+    """The rows that an array of ids names, as sorted int64. Waits for the ids to be computed."""
+    ids = np.unique(row_ids.asnumpy())
+    if ids.size and not (ids[0] >= 0 and ids[-1] < key.shape[0]):  # false for NaN as well
+        wrong = ids[0] if not ids[0] >= 0 else ids[-1]
+        raise MXNetError(
+            f"row_sparse_pull of key {key.id!r}: row id {wrong:.0f} is out of range; the key has {key.shape[0]} rows"
+        )
+    return np.unique(ids.astype(np.int64))
+
+
+def pull_rows(key, outs, row_ids):
+    """Copies rows to row_sparse arrays, each of which then has just those. `row_ids`: one for each, or one for all."""
+    for number, out in enumerate(outs):
+        if not is_sparse(out):
+            raise MXNetError(f"row_sparse_pull of key {key.id!r}: `out` must be row_sparse, not dense; use pull")
+        key.require_shape(out, "pulled into an array of")
+        if number < len(row_ids):
+            ids = unique_rows(key, row_ids[number])
+            rows = key.read_rows(ids) if ids.size else mx.nd.sparse.zeros("row_sparse", key.shape, dtype=key.dtype)
+        key.engine.copy(rows.handle.value, out.handle.value)

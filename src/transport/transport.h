@@ -1,0 +1,190 @@
+// The vans of one node and the two threads that serve them: a sender, which always takes the most urgent frame whose
+// van can accept bytes, and a receiver, which reads payloads straight to where they belong.
+//
+// A thread of the core that has something to send and finds nobody sending takes over the sending role for a few frames
+// instead of waking the sender: a wake-up costs more than a small frame, most of all in a virtual machine. The role is
+// one flag under the lock; whoever holds it alone writes to vans.
+//
+// Threads: send(), fail(), counters() from any thread. The Handler is called by the receiver thread (receive_*, work,
+//          left), by who holds the sending role (sent), or by the last of the two threads to stop (failed). Nobody
+//          ever blocks on a peer.
+// Memory:  payloads to send are borrowed until Handler::sent, or until Handler::failed: after failed() no borrowed
+//          memory is touched any more, in either direction.
+// Loss:    a Handler may go on without a van whose peer is lost. What was to leave on it is given back through
+//          Handler::sent, also what is sent to it later, until replace_van() puts another connection in its place.
+// Failure: the first Error wins. Every van on which no frame is half written carries it to its peer (kFail), then
+//          both threads end. A peer's kFail becomes this node's error, text unchanged: causes travel by the core alone.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "p3/error.h"
+#include "p3/node.h"
+#include "transport/van.h"
+#include "p3/wire.h"
+
+namespace p3 {
+
+class Transport {
+ public:
+  class Handler {
+   public:
+    virtual ~Handler() = default;
+    // Checks a frame that carries a slice against what was agreed, before a byte of its payload is read: returns where
+    // the payload goes (anything if it has none), or throws Error(kProtocol).
+    virtual void* receive_into(int van, const Header& header) = 0;
+    // Throws the Error for a frame of that van which is `what`.
+    [[noreturn]] virtual void refuse(int van, const Header& header, const char* what) const = 0;
+    // The payload is complete, and is what was sent. May throw Error.
+    virtual void received(int van, const Header& header, void* payload) = 0;
+    // Nothing more can be read just now, or a turn is over: does one piece of the handler's own queued work. True:
+    // there is more, and the receiver comes back after a look at the vans.
+    virtual bool work() { return false; }
+    // The payload of a frame that has a context is no longer borrowed. Of a lost van, also by who calls send().
+    virtual void sent(const Frame& frame) = 0;
+    // The peer said goodbye. May throw Error if it is still needed.
+    virtual void left(int van) = 0;
+    // The connection has ended, its peer is silent, or has failed: as `loss` says. True: this node goes on without it.
+    virtual bool lost(int, const Error& /*loss*/) { return false; }
+    // What this node is waiting for from that peer, for messages: " while key 'x' waited for round 3", or empty.
+    virtual std::string waiting_for(int van) const = 0;
+    // The last round that this node has completed; signs of life carry it. Any thread; takes no lock.
+    virtual uint64_t last_round() const { return 0; }
+    // Called on the receiver thread, several times in a time-out.
+    virtual void look(std::chrono::steady_clock::time_point) {}
+    // Once.
+    virtual void failed(const Error& error) = 0;
+  };
+
+  struct Outgoing {
+    int van;
+    Frame frame;
+  };
+
+  Transport(NodeOptions options, Handler& handler);
+  ~Transport();  // stop()
+
+  // Before start(). Returns the van's number. `peer`: as in the trace (trace.h); kNoPeer: no slices go there.
+  // `is_bounded`: the peer may ask for more than it reads; see hold().
+  int add_van(std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, bool is_bounded = false);
+  void start();
+
+  // Queues frames; one lock for all of them. Ignored after a failure. kHere lets the caller, if it is a thread of the
+  // core, write some of what is queued itself.
+  enum class Write { kBySender, kHere };
+  void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
+  // Has the receiver call work() soon, or again, if it is asked from there. From any thread.
+  void ask_for_work();
+
+  // The handler keeps so many bytes for the peer of a van, besides the frames that wait to leave: what it has sent and
+  // nobody has worked on. While all that is more than NodeOptions::max_held_bytes, a bounded van is not read; so its peer
+  // must wait, and cannot make this node grow. Bounded are the vans to those who ask: a server's to workers, a leader's
+  // to the other workers of its machine. Who asks always reads, so nobody waits in a circle. Any thread.
+  void hold(int van, uint64_t bytes) { vans_[static_cast<size_t>(van)]->hold(bytes); }
+  void let_go(int van, uint64_t bytes);
+  // Runs `task` on the receiver thread, between two frames, and returns when it is done. Throws what it throws, or the
+  // failure that came before it. Not from a thread of the core.
+  void run_in_receiver(std::function<void()> task);
+  // In such a task: ends the van's connection, as if it had been lost and the handler went on. If it was, does nothing.
+  void drop_van(int van);
+  // Of a van that is lost.
+  void replace_van(int van, std::unique_ptr<Stream> stream);
+
+  void fail(const Error& error);
+  std::optional<Error> error() const;
+
+  // Says goodbye on every van behind everything queued, waits until all has left (at most timeout_s), and stops.
+  // `until_read`: not before the peers have ended their side as well, as a node does that reads a goodbye and the end; a
+  // connection that is closed while bytes come in is reset, and what the peer has not received yet is lost. Nobody waits
+  // for a watch; and for a peer that stays silent half of what makes it dead.
+  bool finish(double timeout_s, bool until_read = false);
+  void stop();
+  void abandon_after_fork();
+
+  // An eventfd that fail() makes readable for good; signal() does the same for the handler's own reasons.
+  int event_fd() const { return event_fd_; }
+  void signal();
+
+  const std::string& label(int van) const { return vans_[static_cast<size_t>(van)]->label(); }
+  const NodeOptions& options() const { return options_; }
+  Traffic traffic() const;  // of all vans
+  Traffic traffic_with(int van) const;
+  Traffic traffic_with(const std::vector<int>& vans) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void send_loop();
+  bool write_frames(int limit);
+  void receive_loop();
+  Van* most_urgent_writable();
+  uint64_t most_urgent_waiting();
+  bool nothing_to_send() const;
+  void queue_pings(Clock::time_point now);
+  void announce_failure();
+  std::string whereabouts(const Van& van) const;
+  void lose(Van& van);
+  bool goes_on_without(Van& van, const Error& loss);
+  bool take_role();
+  void leave_role();
+  void run_tasks();
+  void serve(Van& van);
+  void accuse_silent_peers(Clock::time_point now);
+  void read_from(Van& van);
+  void read_to_the_end(Van& van);
+  void ended(Van& van);
+  void linger(Clock::time_point deadline);
+  void tell_if_all_have_ended();
+  void pause(Van& van);
+  void resume_vans();
+  bool may_resume(const Van& van) const;
+  void wake_for(const Van& van);
+  void note_reading_of_paused(Clock::time_point now);
+  void release();
+
+  NodeOptions options_;
+  Handler& handler_;
+  std::vector<std::unique_ptr<Van>> vans_;
+  int event_fd_ = -1;
+  int send_epoll_ = -1, send_wake_ = -1;
+  int receive_epoll_ = -1, receive_wake_ = -1;
+
+  mutable std::mutex mutex_;  // the vans' queues, error_, and the flags below
+  std::condition_variable stopped_;
+  std::optional<Error> error_;
+  bool started_ = false;
+  bool sender_sleeps_ = false;
+  bool sending_ = false;     // somebody holds the sending role
+  int role_wanted_ = 0;      // who sends gives it up soon
+  size_t last_written_ = 0;  // the van whose turn it was
+  bool sender_done_ = false;
+  std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty
+  std::atomic<bool> lingering_{false};  // it has, and what comes counts for nothing any more
+  bool all_have_ended_ = false;
+  std::atomic<bool> failing_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<int> threads_holding_{2};
+  std::atomic<std::thread::id> receiver_id_{};
+  std::optional<std::pair<Error, Clock::time_point>> loss_;  // receiver: of a peer, and when to fail of it
+  bool work_asked_ = false;                                  // receiver: by itself
+  int paused_vans_ = 0;                                      // receiver
+  int sharing_link_ = 1;                                     // vans that leave the machine
+  std::deque<std::packaged_task<void()>> tasks_;             // for the receiver
+  bool takes_tasks_ = false;
+  std::thread sender_, receiver_;
+};
+
+}  // namespace p3

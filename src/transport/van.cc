@@ -1,0 +1,182 @@
+#include "transport/van.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace p3 {
+namespace {
+
+// What is left of `size` bytes at `base` after `done` of them.
+iovec rest_of(const void* base, size_t size, size_t done) {
+  return {static_cast<char*>(const_cast<void*>(base)) + done, size - done};
+}
+
+}  // namespace
+
+Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, Recorder* recorder,
+         bool checksums)
+    : number(van_number),
+      label_(std::move(label)),
+      peer_(peer),
+      recorder_(recorder),
+      checksums_(checksums),
+      stream_(std::move(stream)) {}
+
+void Van::push(Frame frame, std::chrono::steady_clock::time_point now) {
+  frame.queued_at = now;
+  if (carries_slice(frame.header.kind)) trace_at(recorder_, now, TraceKind::kQueued, frame.header, peer_);
+  hold(held_by(frame));
+  queue_.push(urgency_of(frame.header), frame);
+  peak_queued_ = std::max<uint64_t>(peak_queued_, queue_.size());
+}
+
+void Van::hold(uint64_t bytes) {
+  const uint64_t held = held_bytes_.fetch_add(bytes) + bytes;
+  uint64_t peak = peak_held_bytes_;
+  while (held > peak && !peak_held_bytes_.compare_exchange_weak(peak, held)) continue;
+}
+
+void Van::drop(std::vector<Frame>& unsent) {
+  lost = true;
+  if (std::exchange(writing_, false)) unsent.push_back(current_);
+  while (!queue_.empty()) unsent.push_back(queue_.pop());
+  for (const Frame& frame : unsent) let_go(held_by(frame));
+}
+
+void Van::replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now) {
+  stream_ = std::move(stream);
+  reading_ = Reading::kHeader;
+  in_header_bytes_ = ahead_bytes_ = 0;
+  error_ = 0;
+  writable = true;
+  peer_left = read_closed = reads_on = broken = lost = false;
+  last_read = last_write = now;
+}
+
+void Van::begin_frame(std::chrono::steady_clock::time_point now) {
+  if (writing_) return;
+  current_ = queue_.pop();
+  writing_ = true;
+  prepared_ = false;
+  written_ = 0;
+  if (!carries_slice(current_.header.kind)) return;
+  queued_for_ += now - current_.queued_at;
+  trace_at(recorder_, now, TraceKind::kSendBegin, current_.header, peer_);
+}
+
+void Van::prepare() {
+  if (std::exchange(prepared_, true)) return;
+  if (current_.encoder != nullptr) {
+    encoded_.resize(current_.header.payload_bytes);
+    current_.encoder->encode(current_.header, current_.payload, encoded_.data());
+    current_.payload = encoded_.data();
+  }
+  if (checksums_ && carries_slice(current_.header.kind))
+    current_.header.crc32c = checksum_of(current_.header, current_.payload);
+}
+
+Van::Progress Van::write_some() {
+  prepare();
+  const size_t header_done = std::min(written_, sizeof(Header));
+  const size_t payload_done = written_ - header_done;
+  iovec parts[2];
+  int count = 0;
+  if (header_done < sizeof(Header)) parts[count++] = rest_of(&current_.header, sizeof(Header), header_done);
+  if (current_.header.payload_bytes > 0)
+    parts[count++] = rest_of(current_.payload, current_.header.payload_bytes, payload_done);
+
+  const IoResult result = stream_->write(parts, count);
+  written_ += result.bytes;
+  bytes_sent_.fetch_add(result.bytes, std::memory_order_relaxed);
+  if (written_ == sizeof(Header) + current_.header.payload_bytes) {
+    writing_ = false;
+    let_go(held_by(current_));
+    if (carries_slice(current_.header.kind)) {
+      slices_sent_.fetch_add(1, std::memory_order_relaxed);
+      trace(recorder_, TraceKind::kSendEnd, current_.header, peer_);
+    }
+    return Progress::kFrameDone;
+  }
+  if (result.error == 0 || result.error == EAGAIN) return Progress::kBlocked;  // it took less than offered: it is full
+  error_ = result.error;
+  return Progress::kBroken;
+}
+
+Traffic Van::traffic() const {
+  Traffic traffic;
+  traffic.bytes_sent = bytes_sent_;
+  traffic.bytes_received = bytes_received_;
+  traffic.slices_sent = slices_sent_;
+  traffic.slices_received = slices_received_;
+  traffic.queued_slices = queue_.size();
+  traffic.peak_queued_slices = peak_queued_;
+  traffic.held_bytes = held_bytes_;
+  traffic.peak_held_bytes = peak_held_bytes_;
+  traffic.queued_s = std::chrono::duration<double>(queued_for_).count();
+  return traffic;
+}
+
+Van::Progress Van::read_some() {
+  iovec parts[2];
+  int count = 0;
+  if (reading_ == Reading::kPayload) {
+    parts[count++] = rest_of(in_payload_, in_header_.payload_bytes, in_payload_bytes_);
+    parts[count++] = rest_of(&ahead_, sizeof(Header), ahead_bytes_);
+  } else {
+    parts[count++] = rest_of(&in_header_, sizeof(Header), in_header_bytes_);
+  }
+  const IoResult result = stream_->read(parts, count);
+  if (result.error == EAGAIN) return Progress::kBlocked;
+  if (result.error != 0) {
+    error_ = result.error;
+    return Progress::kBroken;
+  }
+  if (result.end) return Progress::kEnd;
+  bytes_received_.fetch_add(result.bytes, std::memory_order_relaxed);
+  const size_t first = std::min(result.bytes, parts[0].iov_len);
+  if (reading_ == Reading::kPayload) {
+    in_payload_bytes_ += first;
+    ahead_bytes_ += result.bytes - first;
+  } else {
+    in_header_bytes_ += first;
+  }
+  return Progress::kMoved;
+}
+
+Van::Event Van::next() {
+  if (reading_ == Reading::kFrameReady) {  // the caller is done with the frame told last
+    in_header_ = ahead_;
+    in_header_bytes_ = ahead_bytes_;
+    ahead_bytes_ = 0;
+    reading_ = Reading::kHeader;
+  }
+  if (reading_ == Reading::kHeader && in_header_bytes_ == sizeof(Header)) {
+    reading_ = Reading::kHeaderReady;
+    if (carries_slice(in_header_.kind)) trace(recorder_, TraceKind::kReceiveBegin, in_header_, peer_);
+    return Event::kHeader;
+  }
+  if (reading_ == Reading::kPayload && in_payload_bytes_ == in_header_.payload_bytes) {
+    reading_ = Reading::kFrameReady;
+    if (carries_slice(in_header_.kind)) {
+      slices_received_.fetch_add(1, std::memory_order_relaxed);
+      trace(recorder_, TraceKind::kReceiveEnd, in_header_, peer_);
+    }
+    return Event::kFrame;
+  }
+  return Event::kNothing;
+}
+
+bool Van::is_intact() const {
+  return !checksums_ || !carries_slice(in_header_.kind) || checksum_of(in_header_, in_payload_) == in_header_.crc32c;
+}
+
+void Van::payload_goes_to(void* destination) {
+  in_payload_ = destination;
+  in_payload_bytes_ = 0;
+  reading_ = Reading::kPayload;
+}
+
+}  // namespace p3

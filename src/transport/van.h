@@ -1,0 +1,154 @@
+// One connection: the frames that wait to leave, the one being written, the one being read.
+//
+// Threads: push() and queue accessors under the Transport's lock; write_some() by who holds its sending role,
+//          read_some() by the receiver. The Van itself has no lock and no thread.
+// Memory:  a queued frame borrows its payload (see Transport).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "p3/node.h"
+#include "transport/priority_queue.h"
+#include "p3/stream.h"
+#include "p3/trace.h"
+#include "p3/wire.h"
+
+namespace p3 {
+
+// Writes a payload in fewer bytes when its turn to leave has come.
+class Encoder {
+ public:
+  virtual ~Encoder() = default;
+  virtual void encode(const Header& header, const void* source, void* payload) = 0;
+};
+
+struct Frame {
+  Header header;
+  const void* payload = nullptr;  // header.payload_bytes long; with an encoder: its source
+  void* context = nullptr;        // if not null, the owner is told when the frame has left
+  Encoder* encoder = nullptr;
+  uint32_t copied_bytes = 0;                          // of a payload that may be kept for such frames alone
+  std::chrono::steady_clock::time_point queued_at{};  // set by the van
+};
+
+class Van {
+ public:
+  enum class Progress { kMoved, kFrameDone, kBlocked, kEnd, kBroken };
+
+  // `peer`: rank of the node at the other end, for `recorder`, which may be null. `checksums`: of frames with slices.
+  Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, Recorder* recorder = nullptr,
+      bool checksums = false);
+
+  const int number;
+  const std::string& label() const { return label_; }
+  Stream& stream() { return *stream_; }
+  bool is_watch() const { return peer_ == kNoPeer; }  // no slices come or go here
+
+  // --- sending -----------------------------------------------------------------------------------------------------
+  void push(Frame frame, std::chrono::steady_clock::time_point now);
+  void drop_queue() { queue_.clear(); }
+  uint64_t bytes_sent() const { return bytes_sent_; }
+  bool has_queued() const { return !queue_.empty(); }
+  bool has_work() const { return writing_ || has_queued(); }
+  bool mid_frame() const { return writing_ && (written_ > 0 || stream_->holds_unwritten()); }
+  // The connection is no more: moves what will never leave to `unsent`, a half written frame included.
+  void drop(std::vector<Frame>& unsent);
+  // Another connection to the same peer, as if nothing had ever come or left. Nobody may be using the van.
+  void replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now);
+  // Of the frame that would move next. Precondition: has_work().
+  Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
+  // Of that frame, if it is to leave the machine; otherwise 0. A van without work has none.
+  uint64_t waiting_to_leave() const {
+    return stream_->leaves_machine() && has_work() && !broken ? rank_of(next_urgency()) : 0;
+  }
+  // Takes the next frame off the queue unless one is half written.
+  void begin_frame(std::chrono::steady_clock::time_point now);
+  // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.
+  Progress write_some();
+  const Frame& sent_frame() const { return current_; }
+  void give_up_frame() { writing_ = false; }
+
+  // Under the Transport's lock. `edges` counts the write events, so that one which comes between a write that found
+  // the stream full and the moment that is noted is not lost.
+  bool writable = true;
+  bool broken = false;  // a write has failed: what is queued will never leave
+  bool lost = false;    // from drop() to replace()
+  uint64_t edges = 0;
+  std::chrono::steady_clock::time_point last_write{};
+
+  // --- receiving ---------------------------------------------------------------------------------------------------
+  // One system call. After kMoved, call next() until it returns kNothing.
+  Progress read_some();
+  enum class Event { kNothing, kHeader, kFrame };
+  // kHeader: received_header() is complete; payload_goes_to() must follow. kFrame: the payload lies where it was told.
+  Event next();
+  const Header& received_header() const { return in_header_; }
+  void* received_payload() const { return in_payload_; }
+  // Whether the frame is what its checksum says, if it has one.
+  bool is_intact() const;
+  void payload_goes_to(void* destination);
+  bool mid_receive() const { return reading_ != Reading::kHeader || in_header_bytes_ > 0; }
+
+  // --- what is kept for the peer alone: frames that wait to leave, and what it has sent and nobody has worked on -----
+  // Any thread.
+  void hold(uint64_t bytes);
+  void let_go(uint64_t bytes) { held_bytes_.fetch_sub(bytes); }
+  uint64_t held_bytes() const { return held_bytes_; }
+
+  bool is_bounded = false;          // before start(): it is not read while too much is held
+  bool reads_on = false;            // it is broken: for what the peer said last, and the end
+  std::atomic<bool> paused{false};  // so it is now; written by the receiver
+  uint64_t bytes_sent_then = 0;     // receiver: when it looked last whether the peer of a paused van reads
+
+  std::chrono::steady_clock::time_point last_read{};
+  std::atomic<bool> peer_left{false};  // written by the receiver, read by both threads
+  bool read_closed = false;
+  std::string fail_text;  // the buffer of a kFail frame
+
+  int error() const { return error_; }  // errno after kBroken
+
+  // Under the Transport's lock.
+  Traffic traffic() const;
+
+ private:
+  const std::string label_;
+  const int peer_;
+  Recorder* const recorder_;
+  const bool checksums_;
+  std::unique_ptr<Stream> stream_;
+  std::atomic<int> error_{0};  // written by the sender and the receiver
+
+  static uint64_t held_by(const Frame& frame) { return sizeof frame + frame.copied_bytes; }
+
+  std::atomic<uint64_t> held_bytes_{0}, peak_held_bytes_{0};
+  // Since the start; written by one thread each.
+  std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0}, slices_sent_{0}, slices_received_{0};
+  uint64_t peak_queued_ = 0;
+  std::chrono::steady_clock::duration queued_for_{};  // all slices so far
+
+  void prepare();
+
+  PriorityQueue<Frame> queue_;
+  Frame current_;
+  std::vector<char> encoded_;  // current_'s payload, if it has an encoder
+  bool prepared_ = false;      // current_ is as it will be sent
+  bool writing_ = false;
+  size_t written_ = 0;  // of current_, header included
+
+  enum class Reading { kHeader, kHeaderReady, kPayload, kFrameReady };
+  Reading reading_ = Reading::kHeader;
+  Header in_header_;
+  size_t in_header_bytes_ = 0;
+  void* in_payload_ = nullptr;
+  size_t in_payload_bytes_ = 0;
+  // The header behind the payload being read: one system call fetches both.
+  Header ahead_;
+  size_t ahead_bytes_ = 0;
+};
+
+}  // namespace p3

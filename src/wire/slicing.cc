@@ -1,0 +1,41 @@
+#include "p3/slicing.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "wire/rows.h"
+
+namespace p3 {
+namespace {
+
+constexpr uint64_t kMaxPayload = std::numeric_limits<uint32_t>::max();
+constexpr uint64_t kMaxRows = uint64_t{1} << 31;  // so that counts fit into RowsHeader, and products into 64 bits
+
+}  // namespace
+
+bool makes_sense(const KeyPlan& plan) {
+  if (plan.slice_elements == 0 || !is_known(plan.dtype)) return false;
+  const size_t element_bytes = size_of(sum_type(plan.dtype));
+  if (!plan.has_rows()) return plan.slice_elements * element_bytes <= kMaxPayload;
+  const uint64_t rows = row_count(plan);
+  return plan.elements % plan.row_elements == 0 && rows <= kMaxRows && plan.partitions >= 1 &&
+         plan.partitions <= std::max<uint64_t>(rows, 1) && max_rows_payload(plan, element_bytes) <= kMaxPayload;
+}
+
+uint32_t slice_count(const KeyPlan& plan) {
+  if (plan.has_rows()) return plan.partitions;
+  if (plan.elements == 0) return 1;
+  return static_cast<uint32_t>((plan.elements + plan.slice_elements - 1) / plan.slice_elements);
+}
+
+Slice slice_at(const KeyPlan& plan, uint32_t index) {
+  const uint64_t offset = static_cast<uint64_t>(index) * plan.slice_elements;
+  const uint64_t rest = plan.elements - offset;
+  return {offset, static_cast<uint32_t>(std::min<uint64_t>(rest, plan.slice_elements))};
+}
+
+int server_of(const KeyPlan& plan, uint32_t index, int num_servers) {
+  return static_cast<int>((plan.first_slice + index) % static_cast<uint64_t>(num_servers));
+}
+
+}  // namespace p3

@@ -1,0 +1,36 @@
+#include "worker/machine_slices.h"
+
+#include <utility>
+
+namespace p3 {
+
+MachineSlices::MachineSlices(const KeyPlan& its_plan, int workers, uint64_t next_round, BufferPool& pool,
+                             LentBuffers& lent)
+    : MachineSum(its_plan, workers, next_round), pool_(pool), lent_(lent) {
+  for (uint32_t i = 0; i < slice_count(plan); ++i)
+    sums_.emplace_back(workers, plan.dtype, slice_at(plan, i).elements, pool);
+}
+
+const char* MachineSlices::problem_with_payload(const Header& push) const {
+  const auto encoding = static_cast<Encoding>(push.encoding);
+  if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) return "in another encoding than agreed";
+  const size_t expected = encoding == Encoding::kAbsent ? 0 : sums_[push.slice].bytes();
+  return push.payload_bytes == expected ? nullptr : "of another size than agreed";
+}
+
+MachineSum::Outcome MachineSlices::add(int place, const Header& push, PooledBuffer payload) {
+  RankSum& sum = sums_[push.slice];
+  Outcome outcome;
+  outcome.contradicts = note(place, push, static_cast<bool>(payload));
+  sum.add(place, payload.release());
+  if (outcome.contradicts >= 0 || !sum.complete()) return outcome;
+  const Header header = take_header(push.slice);
+  void* const total = sum.take_rounded();
+  if (total == nullptr)
+    outcome.push.push_back({header});
+  else
+    outcome.push.push_back(lent_.lend(header, PooledBuffer(pool_, total, sum.bytes()), sum.bytes(), 1));
+  return outcome;
+}
+
+}  // namespace p3

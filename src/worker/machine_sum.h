@@ -1,0 +1,76 @@
+// One key on the leader of its machine: what the machine's workers push comes in, is summed in the order of ranks, and
+// leaves as one push. Workers count by their place on the machine; the leader's is 0. A shard is a slice, or a
+// partition of a key of rows.
+//
+// Threads: the receiver's alone.
+// Memory:  at most one push per worker of shards whose sum is incomplete, and the sums that have not left.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/buffer_pool.h"
+#include "wire/disagreement.h"
+#include "p3/lateness.h"
+#include "p3/slicing.h"
+#include "transport/van.h"
+#include "p3/wire.h"
+
+namespace p3 {
+
+class MachineSum {
+ public:
+  // `next_round`: the first that is to be summed.
+  MachineSum(const KeyPlan& plan, int workers, uint64_t next_round);
+  virtual ~MachineSum() = default;
+
+  const KeyPlan plan;
+
+  // What is wrong with a push that another worker announces, or null.
+  const char* problem_with(int place, const Header& push) const;
+  // Notes a push, or the last frame of one, that has come or is the leader's own.
+  void note_arrival(int place, const Header& push);
+  // Whose push of which round is missing where others' is in.
+  std::optional<uint64_t> waits_for(int place) const;
+  // The same, where others have waited longest; without worker and key.
+  std::optional<Late> late(int place, std::chrono::steady_clock::time_point now) const;
+
+  struct Outcome {
+    const char* problem = nullptr;  // what is wrong with the payload
+    int contradicts = -1;           // the place of one whose scalars differ from this one's
+    std::vector<Frame> push;        // the machine's, with the leader's priority, once all are in
+  };
+  // Adds what came of this worker; the payload is empty if it has no gradient.
+  virtual Outcome add(int place, const Header& push, PooledBuffer payload) = 0;
+  const RoundScalars& scalars(uint32_t shard) const { return shards_[shard].numbers.scalars; }
+
+  // Whether the machine's push has been made, and not answered: then nobody may push.
+  bool is_awaiting(uint32_t shard) const { return shards_[shard].awaiting; }
+  void answered(uint32_t shard);
+
+ protected:
+  // What is wrong with the encoding or the size of a push, or null.
+  virtual const char* problem_with_payload(const Header& push) const = 0;
+  // Notes the header of a push, or of the last frame of one. Returns who contradicts it, or -1.
+  int note(int place, const Header& push, bool has_gradient);
+  // The header of the machine's push, which waits for an answer from now on.
+  Header take_header(uint32_t shard);
+
+ private:
+  struct Shard {
+    std::vector<uint64_t> came;                        // by place: the last round whose push is in
+    uint64_t round;                                    // that is being summed
+    std::chrono::steady_clock::time_point first_came;  // of the round that came last
+    Header push;                                       // of the machine
+    RoundNumbers numbers;                              // by place
+    bool awaiting = false;
+  };
+
+  uint64_t& came(int place, uint32_t shard) { return shards_[shard].came[static_cast<size_t>(place)]; }
+
+  std::vector<Shard> shards_;
+};
+
+}  // namespace p3

@@ -1,0 +1,184 @@
+#include "p3/compression.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "p3/error.h"
+#include "base/half.h"
+#include "base/simd.h"
+
+namespace p3 {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
+const std::vector<size_t> kSizes = {0, 1, 3, 15, 16, 17, 1023, 1024, 1025, 50000};
+
+// Both builds of the loops, where the CPU has both.
+class Compressed : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam() && !cpu_has_avx2()) GTEST_SKIP() << "this CPU has no AVX2";
+    use_avx2 = GetParam();
+  }
+  void TearDown() override { use_avx2 = cpu_has_avx2(); }
+};
+
+Compression two_bit(float threshold) { return {Encoding::kTwoBit, threshold}; }
+constexpr Compression kHalves{Encoding::kFloat16, 0.5f};
+
+std::vector<float> gradient(size_t elements, std::mt19937& random) {
+  std::normal_distribution<float> normal(0, 0.6f);
+  const float special[] = {kNaN, kInfinity, -kInfinity, -0.0f, 0.0f, 0.5f, -0.5f, 0.25f, -0.25f, 1e-40f, 3e38f, -3e38f};
+  std::vector<float> values(elements);
+  for (float& value : values) {
+    const auto pick = random() % 64;
+    value = pick < std::size(special) ? special[pick] : normal(random);
+  }
+  return values;
+}
+
+// One element after the other, as MXNet's documentation tells it.
+std::vector<uint8_t> plain_two_bit(float threshold, const std::vector<float>& values, std::vector<float>& residual) {
+  std::vector<uint8_t> payload((values.size() + 15) / 16 * 4, 0);
+  for (size_t i = 0; i < values.size(); ++i) {
+    residual[i] += values[i];
+    int code = 0;
+    if (residual[i] >= threshold) {
+      code = 3;
+      residual[i] -= threshold;
+    } else if (residual[i] <= -threshold) {
+      code = 2;
+      residual[i] += threshold;
+    }
+    payload[i / 4] = static_cast<uint8_t>(payload[i / 4] | code << (6 - 2 * (i % 4)));
+  }
+  return payload;
+}
+
+std::vector<uint32_t> bits(const std::vector<float>& values) {
+  std::vector<uint32_t> made(values.size());
+  for (size_t i = 0; i < values.size(); ++i) made[i] = std::isnan(values[i]) ? 1 : detail::bits_of(values[i]);
+  return made;
+}
+
+TEST_P(Compressed, TwoBitsAreMXNetsAndWhatIsLeftOutComesLater) {
+  for (float threshold : {0.5f, 0.3f}) {
+    for (size_t n : kSizes) {
+      std::mt19937 random(static_cast<unsigned>(n));
+      std::vector<float> residual(n), expected_residual(n);
+      for (int round = 0; round < 6; ++round) {
+        const std::vector<float> values = gradient(n, random);
+        const std::vector<uint8_t> expected = plain_two_bit(threshold, values, expected_residual);
+        std::vector<uint8_t> payload(encoded_bytes(Encoding::kTwoBit, DType::kFloat32, n), 0xff);
+        encode(two_bit(threshold), values.data(), residual.data(), payload.data(), n);
+        ASSERT_EQ(payload, expected) << n << " elements, round " << round;
+        ASSERT_EQ(bits(residual), bits(expected_residual)) << n << " elements, round " << round;
+      }
+    }
+  }
+}
+
+TEST_P(Compressed, TwoBitsMeanTheThresholdInTheSum) {
+  // 11 10 00 01, then 11 in the next byte: 01 is no code that is ever sent, and means nothing.
+  const uint8_t payload[4] = {0xe1, 0xc0, 0, 0};
+  std::vector<float> sum(5, 9);
+  start_encoded_sum(two_bit(0.3f), sum.data(), payload, 5);
+  EXPECT_EQ(sum, (std::vector<float>{0.3f, -0.3f, 0, 0, 0.3f}));
+  add_encoded_to_sum(two_bit(0.3f), sum.data(), payload, 5);
+  EXPECT_EQ(sum, (std::vector<float>{0.6f, -0.6f, 0, 0, 0.6f}));
+}
+
+TEST_P(Compressed, TwoBitsComeBackAtAnySizeAndAlignment) {
+  for (size_t n : kSizes) {
+    std::mt19937 random(static_cast<unsigned>(n));
+    std::vector<float> residual(n), sum(n + 1, 7), expected(n);
+    const std::vector<float> values = gradient(n, random);
+    const size_t bytes = encoded_bytes(Encoding::kTwoBit, DType::kFloat32, n);
+    EXPECT_EQ(bytes, (n + 15) / 16 * 4);
+    std::vector<char> buffer(bytes + 2, 'x');
+    encode(two_bit(0.5f), values.data(), residual.data(), buffer.data() + 1, n);  // as a payload may lie
+    EXPECT_EQ(buffer.front(), 'x');
+    EXPECT_EQ(buffer.back(), 'x');
+    for (size_t i = 0; i < n; ++i) expected[i] = values[i] >= 0.5f ? 0.5f : values[i] <= -0.5f ? -0.5f : 0.0f;
+    start_encoded_sum(two_bit(0.5f), sum.data(), buffer.data() + 1, n);
+    EXPECT_EQ(bits({sum.begin(), sum.end() - 1}), bits(expected)) << n;
+    add_encoded_to_sum(two_bit(0.5f), sum.data(), buffer.data() + 1, n);
+    for (float& value : expected) value *= 2;
+    EXPECT_EQ(bits({sum.begin(), sum.end() - 1}), bits(expected)) << n;
+    EXPECT_EQ(sum.back(), 7);
+  }
+}
+
+TEST_P(Compressed, HalvesAreRoundedOnceAndSummedInFloat32) {
+  for (size_t n : kSizes) {
+    std::mt19937 random(static_cast<unsigned>(n));
+    const std::vector<float> values = gradient(n, random);
+    std::vector<uint16_t> payload(n + 1, 0x1234);
+    encode(kHalves, values.data(), nullptr, payload.data(), n);
+    EXPECT_EQ(encoded_bytes(Encoding::kFloat16, DType::kFloat32, n), 2 * n);
+    EXPECT_EQ(payload.back(), 0x1234);
+    std::vector<float> sum(n), expected(n);
+    start_encoded_sum(kHalves, sum.data(), payload.data(), n);
+    for (size_t i = 0; i < n; ++i) expected[i] = half_to_float(float_to_half(values[i]));
+    EXPECT_EQ(bits(sum), bits(expected)) << n;
+    add_encoded_to_sum(kHalves, sum.data(), payload.data(), n);
+    for (float& value : expected) value += value;
+    EXPECT_EQ(bits(sum), bits(expected)) << n;
+  }
+}
+
+TEST_P(Compressed, HalvesOverflowToInfinity) {
+  const float values[4] = {65504, 65520, -1e10f, 1e-10f};
+  uint16_t payload[4];
+  float sum[4];
+  encode(kHalves, values, nullptr, payload, 4);
+  start_encoded_sum(kHalves, sum, payload, 4);
+  EXPECT_EQ(sum[0], 65504);
+  EXPECT_EQ(sum[1], kInfinity);
+  EXPECT_EQ(sum[2], -kInfinity);
+  EXPECT_EQ(sum[3], 0);
+}
+
+TEST_P(Compressed, HalvesAreWidenedWhereTheyWereReceived) {
+  for (size_t n : {0, 1, 2, 7, 8, 9, 1023, 1024, 1025, 2047, 2048, 2049, 50000}) {
+    std::vector<float> values(n + 2, -1), expected(n);
+    char* halves = reinterpret_cast<char*>(values.data() + 1) + n * sizeof(half);
+    for (size_t i = 0; i < n; ++i) {
+      const half value = float_to_half(static_cast<float>(i) * 0.5f - 300);
+      std::memcpy(halves + i * sizeof(half), &value, sizeof value);
+      expected[i] = half_to_float(value);
+    }
+    widen_in_place(values.data() + 1, n);
+    EXPECT_EQ(std::vector<float>(values.begin() + 1, values.end() - 1), expected) << n;
+    EXPECT_EQ(values.front(), -1);
+    EXPECT_EQ(values.back(), -1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Loops, Compressed, testing::Bool(),
+                         [](const auto& with) { return with.param ? "Avx2" : "Baseline"; });
+
+TEST(Compression, IsOfFloat32Only) {
+  EXPECT_EQ(two_bit(0.5f).of(DType::kFloat32), Encoding::kTwoBit);
+  for (DType type : {DType::kFloat64, DType::kFloat16, DType::kUint8, DType::kInt32, DType::kInt8, DType::kInt64})
+    EXPECT_EQ(two_bit(0.5f).of(type), Encoding::kPlain) << name_of(type);
+  EXPECT_EQ(encoded_bytes(Encoding::kPlain, DType::kFloat64, 3), 24u);
+  EXPECT_EQ(encoded_bytes(Encoding::kAbsent, DType::kFloat64, 3), 0u);
+}
+
+TEST(Compression, NeedsAThresholdThatIsFiniteAndAboveZero) {
+  for (float threshold : {0.0f, -0.5f, kInfinity, kNaN}) {
+    EXPECT_THROW(check(two_bit(threshold)), Error) << threshold;
+    EXPECT_NO_THROW(check({Encoding::kFloat16, threshold}));
+  }
+  EXPECT_NO_THROW(check(two_bit(0.5f)));
+}
+
+}  // namespace
+}  // namespace p3

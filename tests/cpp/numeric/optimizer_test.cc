@@ -1,0 +1,187 @@
+// The arithmetic is compared with MXNet's in tests/test_optimizers.py; here, what the core must hold without Python.
+#include "p3/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "p3/error.h"
+#include "base/half.h"
+#include "base/simd.h"
+
+namespace p3 {
+namespace {
+
+OptimizerSpec spec_of(Algorithm algorithm, double momentum = 0.9) {
+  OptimizerSpec spec;
+  spec.algorithm = algorithm;
+  spec.momentum = momentum;
+  spec.beta1 = 0.9;
+  spec.beta2 = 0.999;
+  spec.gamma1 = 0.9;
+  spec.gamma2 = 0.9;
+  spec.rho = 0.9;
+  spec.beta = 1;
+  spec.lamda1 = 0.01;
+  spec.lamda = 0.04;
+  spec.wd_lh = 0.01;
+  spec.schedule_decay = 0.004;
+  spec.epsilon = 1e-8;
+  return spec;
+}
+
+const Algorithm kAll[] = {Algorithm::kSgd,      Algorithm::kNag,     Algorithm::kAdam,
+                          Algorithm::kAdaGrad,  Algorithm::kRmsProp, Algorithm::kRmsPropCentered,
+                          Algorithm::kSignum,   Algorithm::kFtml,    Algorithm::kFtrl,
+                          Algorithm::kAdaDelta, Algorithm::kAdamax,  Algorithm::kNadam,
+                          Algorithm::kDcAsgd,   Algorithm::kTest};
+
+// Several updates of random weights by random gradients; the weights, then the states.
+template <typename T>
+std::vector<T> train(const Optimizer& optimizer, DType type, size_t n, size_t piece) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<T> uniform(-1, 1);
+  std::vector<T> weight(n), gradient(n);
+  for (T& value : weight) value = uniform(random);
+  std::vector<std::vector<T>> states(static_cast<size_t>(optimizer.state_count()), std::vector<T>(n));
+  std::vector<void*> whole;
+  for (auto& state : states) whole.push_back(state.data());
+  optimizer.start_state(type, weight.data(), whole.data(), n);
+  const RoundScalars round{0.1, 0.01, 0.7, 3, 0.2};
+  for (int step = 0; step < 5; ++step) {
+    for (T& value : gradient) value = uniform(random);
+    for (size_t begin = 0; begin < n; begin += piece) {
+      std::vector<void*> pointers;
+      for (auto& state : states) pointers.push_back(state.data() + begin);
+      optimizer.update(type, weight.data() + begin, nullptr, pointers.data(), gradient.data() + begin,
+                       std::min(piece, n - begin), round);
+    }
+  }
+  for (const auto& state : states) weight.insert(weight.end(), state.begin(), state.end());
+  return weight;
+}
+
+TEST(Optimizer, PiecesAndBothBuildsOfTheLoopGiveTheSameBits) {
+  for (Algorithm algorithm : kAll)
+    for (double momentum : {0.0, 0.9}) {
+      const auto optimizer = Optimizer::make(spec_of(algorithm, momentum));
+      const auto floats = train<float>(*optimizer, DType::kFloat32, 1003, 1003);
+      const auto doubles = train<double>(*optimizer, DType::kFloat64, 1003, 1003);
+      const bool before = use_avx2.exchange(false);
+      EXPECT_EQ(floats, train<float>(*optimizer, DType::kFloat32, 1003, 7)) << static_cast<int>(algorithm);
+      EXPECT_EQ(doubles, train<double>(*optimizer, DType::kFloat64, 1003, 7)) << static_cast<int>(algorithm);
+      use_avx2 = before;
+    }
+}
+
+// GCC 12 at -O3 once dropped this rounding of neighbouring numbers.
+TEST(Optimizer, NumbersOfMxnetsOperatorsAreFloatsInDoubleArithmeticToo) {
+  OptimizerSpec spec = spec_of(Algorithm::kAdam);
+  spec.beta1 = 0;
+  const auto optimizer = Optimizer::make(spec);
+  double weight = 0, gradient = 1, mean = 0, variance = 0;
+  void* states[] = {&mean, &variance};
+  optimizer->update(DType::kFloat64, &weight, nullptr, states, &gradient, 1, {0.1, 0.01, 0.7});
+  EXPECT_EQ(mean, static_cast<double>(0.7f));
+}
+
+TEST(Optimizer, StatesPerAlgorithm) {
+  const int expected[] = {1, 1, 2, 1, 1, 3, 1, 3, 2, 2, 2, 2, 2, 1};
+  for (Algorithm algorithm : kAll)
+    EXPECT_EQ(Optimizer::make(spec_of(algorithm))->state_count(), expected[static_cast<int>(algorithm)]);
+  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kSgd, 0))->state_count(), 0);
+  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kNag, 0))->state_count(), 0);
+  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kSignum, 0))->state_count(), 0);
+  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kDcAsgd, 0))->state_count(), 1);
+}
+
+TEST(Optimizer, StatesStartAtZeroAndDcasgdsPreviousWeightAsTheWeight) {
+  const std::vector<half> weight(5, float_to_half(1.5f));
+  for (Algorithm algorithm : kAll) {
+    const auto optimizer = Optimizer::make(spec_of(algorithm));
+    std::vector<std::vector<float>> states(static_cast<size_t>(optimizer->state_count()), std::vector<float>(5, -7));
+    std::vector<void*> pointers;
+    for (auto& state : states) pointers.push_back(state.data());
+    optimizer->start_state(DType::kFloat16, weight.data(), pointers.data(), weight.size());
+    for (const auto& state : states) {
+      const bool previous = algorithm == Algorithm::kDcAsgd && &state == &states.back();
+      EXPECT_EQ(state, std::vector<float>(5, previous ? 1.5f : 0.0f)) << static_cast<int>(algorithm);
+    }
+    optimizer->start_state(DType::kFloat16, nullptr, std::vector<void*>(states.size()).data(), 0);
+  }
+}
+
+TEST(Optimizer, HalvesWithAMasterLoseNoSmallSteps) {
+  OptimizerSpec spec = spec_of(Algorithm::kSgd, 0);
+  spec.multi_precision = true;
+  const auto precise = Optimizer::make(spec);
+  EXPECT_TRUE(precise->needs_master(DType::kFloat16));
+  EXPECT_FALSE(precise->needs_master(DType::kFloat32));
+  // More elements than a block, and steps of 2^-13, which a half near 1 cannot make.
+  std::vector<half> weight(2500, float_to_half(1)), rounded = weight;
+  std::vector<float> master(weight.size(), 1.0f), gradient(weight.size(), -0x1p-13f);
+  const auto coarse = Optimizer::make(spec_of(Algorithm::kSgd, 0));
+  EXPECT_FALSE(coarse->needs_master(DType::kFloat16));
+  for (int step = 0; step < 16; ++step) {
+    precise->update(DType::kFloat16, weight.data(), master.data(), nullptr, gradient.data(), weight.size(), {1, 0, 1});
+    coarse->update(DType::kFloat16, rounded.data(), nullptr, nullptr, gradient.data(), weight.size(), {1, 0, 1});
+  }
+  EXPECT_EQ(weight, std::vector<half>(weight.size(), float_to_half(1 + 16 * 0x1p-13f)));
+  EXPECT_EQ(master, std::vector<float>(weight.size(), 1 + 16 * 0x1p-13f));
+  EXPECT_EQ(rounded, std::vector<half>(weight.size(), float_to_half(1)));
+}
+
+TEST(Optimizer, IntegerWeightsAreRefused) {
+  const auto optimizer = Optimizer::make(spec_of(Algorithm::kSgd, 0));
+  int32_t weight = 1, gradient = 1;
+  try {
+    optimizer->update(DType::kInt32, &weight, nullptr, nullptr, &gradient, 1, {});
+    FAIL() << "int32 weights were accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("int32"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Optimizer, NonsenseIsRefusedAndTheFieldNamed) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+  const struct {
+    const char* field;
+    double OptimizerSpec::* number;
+    std::vector<double> bad;
+  } cases[] = {{"momentum", &OptimizerSpec::momentum, {nan, -0.1, infinity}},
+               {"beta1", &OptimizerSpec::beta1, {nan, -0.1, 1.0}},
+               {"beta2", &OptimizerSpec::beta2, {nan, -0.1, 1.0}},
+               {"epsilon", &OptimizerSpec::epsilon, {nan, -1e-8, infinity}},
+               {"gamma1", &OptimizerSpec::gamma1, {nan, -0.1, 1.0}},
+               {"gamma2", &OptimizerSpec::gamma2, {nan, -0.1, infinity}},
+               {"rho", &OptimizerSpec::rho, {nan, -0.1, 1.0}},
+               {"beta", &OptimizerSpec::beta, {nan, -0.1, infinity}},
+               {"lamda1", &OptimizerSpec::lamda1, {nan, -0.1, infinity}},
+               {"lamda", &OptimizerSpec::lamda, {nan, -0.1, infinity}},
+               {"wd_lh", &OptimizerSpec::wd_lh, {nan, -0.1, infinity}},
+               {"schedule_decay", &OptimizerSpec::schedule_decay, {nan, -0.1, infinity}},
+               {"clip_gradient", &OptimizerSpec::clip_gradient, {nan, infinity}},
+               {"clip_weights", &OptimizerSpec::clip_weights, {nan, infinity}}};
+  for (const auto& one : cases)
+    for (double value : one.bad) {
+      OptimizerSpec spec;
+      spec.*one.number = value;
+      try {
+        Optimizer::make(spec);
+        ADD_FAILURE() << one.field << " = " << value << " was accepted";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+        EXPECT_NE(std::string(error.what()).find(one.field), std::string::npos) << error.what();
+      }
+    }
+  OptimizerSpec unknown;
+  unknown.algorithm = static_cast<Algorithm>(99);
+  EXPECT_THROW(Optimizer::make(unknown), Error);
+}
+
+}  // namespace
+}  // namespace p3

@@ -1,0 +1,433 @@
+// A van that is lost and replaced, and a server that outlives a worker: nothing of the lost one is mistaken for its
+// successor's, nothing that was borrowed stays away, and what it had pushed counts.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "p3/ring_stream.h"
+#include "wire/rows.h"
+#include "transport/transport.h"
+#include "server/server_job.h"
+
+namespace p3 {
+namespace {
+
+// --- transport -----------------------------------------------------------------------------------------------------
+
+// A node that goes on without its peers, and counts what it is told.
+class Survivor : public Transport::Handler {
+ public:
+  explicit Survivor(double timeout_s = 10) : transport(node_options(timeout_s), *this) {}
+
+  static NodeOptions node_options(double timeout_s) {
+    NodeOptions made;
+    made.label = "the survivor";
+    made.timeout_s = timeout_s;
+    made.heartbeat_s = timeout_s / 10;
+    made.max_held_bytes = 1 << 20;
+    return made;
+  }
+  void* receive_into(int, const Header& header) override {
+    arriving.resize(header.payload_bytes);
+    return arriving.data();
+  }
+  [[noreturn]] void refuse(int, const Header&, const char* what) const override {
+    throw Error(ErrorKind::kProtocol, what);
+  }
+  void received(int, const Header&, void*) override { ++slices; }
+  void sent(const Frame&) override { ++returned; }
+  void left(int) override {}
+  bool lost(int, const Error& loss) override {
+    silent = loss.kind() == ErrorKind::kPeerSilent;
+    ++losses;
+    return true;
+  }
+  std::string waiting_for(int) const override { return {}; }
+  void failed(const Error&) override {}
+
+  std::vector<char> arriving;
+  std::atomic<uint64_t> slices{0}, returned{0}, losses{0};
+  std::atomic<bool> silent{false};
+  Transport transport;  // last: its threads use all of the above
+};
+
+Frame frame_of(std::vector<char>& payload, Survivor& owner) {
+  Frame frame;
+  frame.header.kind = FrameKind::kPush;
+  frame.header.payload_bytes = static_cast<uint32_t>(payload.size());
+  frame.payload = payload.data();
+  frame.context = &owner;
+  return frame;
+}
+
+TEST(LostVan, ReturnsAllThatItHadBorrowedAlsoAHalfWrittenFrame) {
+  Survivor node;
+  const auto [ours, its] = tcp_pair(4096);
+  RawPeer peer(ours);
+  node.transport.add_van(stream_of(its), "the peer");
+  node.transport.start();
+  std::vector<char> payload(16 << 20);  // more than any buffer takes
+  for (int i = 0; i < 3; ++i) node.transport.send({{0, frame_of(payload, node)}});
+  ASSERT_TRUE(peer.readable(kDeadlineMs));  // the first one is on its way
+  peer.close();
+  ASSERT_TRUE(eventually([&] { return node.returned == 3; }));
+  node.transport.send({{0, frame_of(payload, node)}});  // to nobody
+  EXPECT_EQ(node.returned, 4u);
+  EXPECT_EQ(node.losses, 1u);
+  EXPECT_FALSE(node.transport.error());
+}
+
+TEST(LostVan, IsReplacedAndKnowsNothingOfTheHalfFrameBefore) {
+  Survivor node;
+  auto [ours, its] = unix_pair();
+  RawPeer peer(ours);
+  node.transport.add_van(stream_of(its), "the peer");
+  node.transport.start();
+  Header header;
+  header.kind = FrameKind::kPush;
+  header.payload_bytes = 8;
+  peer.send_bytes(&header, sizeof header);
+  peer.send_bytes("1234", 4);
+  peer.close();
+  ASSERT_TRUE(eventually([&] { return node.losses == 1; }));
+
+  const auto [again, its_again] = unix_pair();
+  RawPeer successor(again);
+  node.transport.run_in_receiver([&, end = its_again] { node.transport.replace_van(0, stream_of(end)); });
+  successor.send(header, "12345678");
+  ASSERT_TRUE(eventually([&] { return node.slices == 1; }));
+  std::vector<char> payload(100, 'x');
+  node.transport.send({{0, frame_of(payload, node)}});
+  EXPECT_EQ(successor.must_receive().payload_bytes, 100u);
+  EXPECT_TRUE(eventually([&] { return node.returned == 1; }));  // nobody reads `payload` any more
+  EXPECT_FALSE(node.transport.error());
+}
+
+TEST(LostVan, ThatWasNotReadBecauseTooMuchWaitedForItIsReadAgain) {
+  Survivor node;
+  const auto [ours, its] = tcp_pair(4096);
+  RawPeer peer(ours);
+  node.transport.add_van(stream_of(its), "the peer", 0, /*is_bounded=*/true);
+  node.transport.start();
+  std::vector<char> payload(16 << 20);
+  Frame frame = frame_of(payload, node);
+  frame.copied_bytes = frame.header.payload_bytes;
+  node.transport.send({{0, frame}});
+  Header header;
+  header.kind = FrameKind::kPush;
+  peer.send(header);
+  for (int turn = 0; turn < 2; ++turn) node.transport.run_in_receiver([] {});  // it has looked at the peer
+  EXPECT_EQ(node.slices, 0u);
+
+  const auto [again, its_again] = unix_pair();
+  RawPeer successor(again);
+  node.transport.run_in_receiver([&] { node.transport.drop_van(0); });
+  EXPECT_EQ(node.transport.traffic().held_bytes, 0u);
+  node.transport.run_in_receiver([&, end = its_again] { node.transport.replace_van(0, stream_of(end)); });
+  successor.send(header);
+  EXPECT_TRUE(eventually([&] { return node.slices == 1; }));
+  EXPECT_FALSE(node.transport.error()) << node.transport.error()->what();
+}
+
+TEST(LostVan, IsOneWhosePeerIsSilentOrHasFailed) {
+  Survivor node(0.3);
+  const auto [ours, its] = unix_pair();
+  const auto [others, its_other] = unix_pair();
+  RawPeer silent(ours), failing(others);
+  node.transport.add_van(stream_of(its), "the silent peer");
+  node.transport.add_van(stream_of(its_other), "the failing peer");
+  node.transport.start();
+  Header header;
+  header.kind = FrameKind::kFail;
+  header.payload_bytes = 4;
+  failing.send(header, "oops");
+  ASSERT_TRUE(eventually([&] { return node.losses == 1; }));
+  EXPECT_FALSE(node.silent);
+  ASSERT_TRUE(eventually([&] { return node.losses == 2; }));
+  EXPECT_TRUE(node.silent);
+  EXPECT_FALSE(node.transport.error());
+}
+
+TEST(Transport, ATaskForAReceiverThatHasEndedIsAnError) {
+  Survivor node;
+  const auto [ours, its] = unix_pair();
+  RawPeer peer(ours);
+  node.transport.add_van(stream_of(its), "the peer");
+  node.transport.start();
+  node.transport.fail(Error(ErrorKind::kStopped, "enough"));
+  ASSERT_TRUE(wait_readable(node.transport.event_fd()));
+  EXPECT_THROW(node.transport.run_in_receiver([] {}), Error);
+}
+
+// For the sanitizer of threads: many send while vans come and go. P3_STRESS_S makes it last.
+TEST(LostVan, EverySentFrameComesBackOnceWhileVansAreReplaced) {
+  const char* wish = std::getenv("P3_STRESS_S");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wish ? 1000 * atoi(wish) : 300);
+  Survivor node;
+  constexpr int kVans = 3;
+  std::vector<RawPeer> peers;
+  for (int i = 0; i < kVans; ++i) {
+    const auto [ours, its] = unix_pair();
+    peers.emplace_back(ours);
+    node.transport.add_van(stream_of(its), "the peer");
+  }
+  node.transport.start();
+  std::vector<char> payload(20000);
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> sent{0};
+  std::vector<std::thread> senders;
+  for (int i = 0; i < 3; ++i)
+    senders.emplace_back([&, i] {
+      for (int n = 0; !stop; ++n) {
+        node.transport.send({{n % kVans, frame_of(payload, node)}},
+                            i == 0 ? Transport::Write::kBySender : Transport::Write::kHere);
+        ++sent;
+        while (!stop && sent > node.returned + 50) std::this_thread::yield();
+      }
+    });
+  std::mt19937 random(7);
+  for (uint64_t lost = 0; std::chrono::steady_clock::now() < until;) {
+    const size_t van = random() % kVans;
+    for (RawPeer& peer : peers)
+      while (peer.readable(0)) peer.must_receive();
+    peers[van].close();
+    ++lost;
+    ASSERT_TRUE(eventually([&] { return node.losses >= lost; }));
+    const auto [ours, its] = unix_pair();
+    peers[van] = RawPeer(ours);
+    node.transport.run_in_receiver(
+        [&, end = its] { node.transport.replace_van(static_cast<int>(van), stream_of(end)); });
+  }
+  stop = true;
+  for (std::thread& sender : senders) sender.join();
+  for (RawPeer& peer : peers) peer.close();
+  EXPECT_TRUE(eventually([&] { return node.returned == sent; })) << node.returned << " of " << sent;
+}
+
+// --- server --------------------------------------------------------------------------------------------------------
+
+ServerOptions outliving(int threads = 0) {
+  ServerOptions made = options(SumOrder::kRank, threads);
+  made.local_aggregation = false;
+  made.outlives_workers = true;
+  return made;
+}
+
+// Another process of that rank.
+void replace(Job& job, int worker) {
+  const auto [ours, its] = unix_pair();
+  job.workers[static_cast<size_t>(worker)] = RawPeer(ours);
+  job.server.replace_worker(worker, stream_of(its));
+}
+
+uint64_t pushed(const LostWorker& lost, uint32_t key) {
+  for (const auto& one : lost.pushed)
+    if (one.wire_key == key) return one.round;
+  ADD_FAILURE() << "nothing is said of key " << key;
+  return 0;
+}
+
+class OutlivingServer : public testing::TestWithParam<int> {};  // summing threads
+INSTANTIATE_TEST_SUITE_P(Threads, OutlivingServer, testing::Values(0, 2));
+
+TEST_P(OutlivingServer, CompletesTheCutStepAndItsSuccessorGoesOnFromThere) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1);
+  job.define(2, 1);
+  for (uint32_t key : {1u, 2u}) job.initialise(key, {0});
+  job.push(1, 1, 1, {10});  // of key 2 it has pushed nothing in this step
+  ASSERT_TRUE(job.has_received(5));
+  job.workers[1].close();
+  const LostWorker lost = job.server.lose_worker(1);
+  EXPECT_EQ(lost.problem, "");
+  EXPECT_EQ(pushed(lost, 1), 1u);
+  EXPECT_EQ(pushed(lost, 2), 0u);
+  job.server.fill(1, {{1, 1}, {2, 1}});
+  replace(job, 1);
+  job.init(1, 1, 0);  // its wish for the value comes before the round is complete
+  for (uint32_t key : {1u, 2u}) job.push(0, key, 1, {1});
+  Header header;
+  for (int i = 0; i < 2; ++i) {  // two threads finish the keys in either order
+    const std::vector<float> value = job.receive_value(0, &header);
+    EXPECT_EQ(value, std::vector<float>{header.key == 1 ? 11.0f : 1.0f});
+  }
+  EXPECT_EQ(job.receive_value(1, &header), (std::vector<float>{11}));
+  EXPECT_EQ(header.round, 1u);
+  job.init(1, 2, 0);  // and after
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{1}));
+  for (int worker : {0, 1})
+    for (uint32_t key : {1u, 2u}) job.push(worker, key, 2, {2});
+  for (int worker : {0, 1})
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
+}
+
+TEST_P(OutlivingServer, GivesItsValueToASuccessorOfWorker0) {
+  Job job(2, outliving(GetParam()));
+  OptimizerSpec sgd;
+  job.server.set_optimizer(0, sgd);
+  job.define(1, 1);
+  job.initialise(1, {10});
+  for (int worker : {0, 1}) job.push(worker, 1, 1, {1}, 0, 0, 1);
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{8}));
+  job.workers[0].close();
+  EXPECT_EQ(job.server.lose_worker(0).problem, "");
+  job.server.fill(0, {{1, 1}});
+  replace(job, 0);
+  job.init(0, 1, 0);  // without a value
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{8}));
+  for (int worker : {0, 1}) job.push(worker, 1, 2, {1}, 0, 0, 1);
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{6}));
+}
+
+TEST_P(OutlivingServer, ThrowsAHalfReceivedPushAway) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1000);
+  job.initialise(1, std::vector<float>(1000, 0));
+  const Header header = Job::header(FrameKind::kPush, 1, 0, 1, 1000);
+  const std::vector<float> half(500, 7);
+  job.workers[1].send_bytes(&header, sizeof header);
+  job.workers[1].send_bytes(half.data(), half.size() * sizeof(float));
+  ASSERT_TRUE(eventually([&] { return job.server.counters().buffer_bytes > 0; }));
+  const LostWorker lost = job.server.lose_worker(1);
+  EXPECT_EQ(pushed(lost, 1), 0u);
+  EXPECT_EQ(job.server.counters().buffer_bytes, 0u);
+  job.server.fill(1, {{1, 1}});
+  job.push(0, 1, 1, std::vector<float>(1000, 3));
+  EXPECT_EQ(job.receive_value(0), std::vector<float>(1000, 3));
+}
+
+TEST_P(OutlivingServer, RefusesASuccessorThatPushesBeforeItHasTheValue) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1);
+  job.initialise(1, {0});
+  job.server.lose_worker(1);
+  replace(job, 1);
+  job.push(1, 1, 1, {1});
+  EXPECT_NE(job.failure().find("out of turn"), std::string::npos);
+}
+
+TEST(OutlivingServer, CapturesNothingMoreForAWorker0ThatIsLost) {
+  constexpr uint64_t kElements = 1 << 20, kWishes = 50;  // each takes a moment, so that some wait still
+  Job job(2, outliving(1));
+  KeyPlan plan;
+  plan.wire_key = 1;
+  plan.elements = plan.slice_elements = kElements;
+  job.server.define(plan, "large", 0);
+  std::thread first([&] { job.init(0, 1, 0, std::vector<float>(kElements, 1)); });
+  EXPECT_EQ(job.workers[0].must_receive().kind, FrameKind::kValue);
+  first.join();
+  for (uint64_t i = 0; i < kWishes; ++i) job.workers[0].send(Job::header(FrameKind::kCapture, 1, 0, 0, 0));
+  ASSERT_TRUE(job.has_received(1 + kWishes));
+  EXPECT_EQ(job.server.lose_worker(0).problem, "");
+  job.server.take_captured(0);
+  ASSERT_TRUE(eventually([&] { return job.server.counters().received_slices == 0; }));
+  job.server.lose_worker(1);  // behind the last of them
+  EXPECT_TRUE(job.server.take_captured(0).empty());
+  EXPECT_FALSE(job.server.error());
+}
+
+TEST_P(OutlivingServer, CompletesSeveralRoundsAsTheyBegin) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1);
+  job.initialise(1, {0});
+  job.push(1, 1, 1, {10});
+  ASSERT_TRUE(job.has_received(3));
+  job.server.lose_worker(1);
+  job.server.fill(1, {{1, 2}});
+  for (float round : {1.0f, 2.0f}) {
+    job.push(0, 1, static_cast<uint64_t>(round), {round});
+    EXPECT_EQ(job.receive_value(0), (std::vector<float>{round == 1 ? 11.0f : 2.0f}));
+  }
+  job.server.fill(1, {{1, 3}, {1, 1}});  // one more; what is behind stays so
+  replace(job, 1);
+  job.init(1, 1, 0);  // its wish is for what round 3 leads to, which has not begun
+  job.push(0, 1, 3, {3});
+  Header header;
+  EXPECT_EQ(job.receive_value(1, &header), (std::vector<float>{3}));
+  EXPECT_EQ(header.round, 3u);
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{3}));
+  for (int worker : {0, 1}) job.push(worker, 1, 4, {2});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
+}
+
+TEST_P(OutlivingServer, CompletesTheFirstRoundOfAWorkerThatHadNotAskedForTheFirstValue) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1);
+  job.init(0, 1, 0, {5});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
+  job.push(0, 1, 1, {7});
+  ASSERT_TRUE(job.has_received(2));
+  EXPECT_EQ(job.server.lose_worker(1).problem, "");
+  job.server.fill(1, {{1, 1}});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{7}));
+  replace(job, 1);
+  job.init(1, 1, 0);
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{7}));
+}
+
+// Whoever skips a round that nobody pushes has to know whether that was the last one.
+TEST_P(OutlivingServer, TellsARoundThatAllSkippedFromOneThatALostWorkerMightHavePushed) {
+  for (bool skips : {false, true}) {
+    Job job(2, outliving(GetParam()));
+    job.server.set_optimizer(0, OptimizerSpec());
+    job.define(1, 1);
+    job.initialise(1, {5});
+    job.server.lose_worker(1);
+    job.server.fill(1, {{1, 1}}, skips);
+    Header header = Job::header(FrameKind::kPush, 1, 0, 1, 0);
+    header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    job.workers[0].send(header);
+    const Header answer = job.workers[0].must_receive();
+    EXPECT_EQ(static_cast<Encoding>(answer.encoding), skips ? Encoding::kAbsent : Encoding::kPlain);
+  }
+}
+
+TEST(OutlivingServer, MayLoseASuccessorThatNeverCame) {
+  Job job(2, outliving());
+  job.define(1, 1);
+  job.initialise(1, {5});
+  for (int turn = 0; turn < 2; ++turn) EXPECT_EQ(job.server.lose_worker(1).problem, "");
+  job.server.fill(1, {{1, 0}});
+  replace(job, 1);
+  job.init(1, 1, 0);
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{5}));
+}
+
+TEST(OutlivingServer, RefusesASuccessorOfALivingWorker) {
+  Job job(2, outliving());
+  const auto [ours, its] = unix_pair();
+  RawPeer stranger(ours);
+  EXPECT_THROW(job.server.replace_worker(1, stream_of(its)), Error);
+  EXPECT_THROW(job.server.fill(1, {}), Error);
+  EXPECT_FALSE(job.server.error());
+}
+
+TEST(OutlivingServer, SaysWhatOnlyTheLostWorkerCouldHaveTold) {
+  Job job(2, outliving());
+  EXPECT_EQ(job.server.lose_worker(1).problem, "no key has been agreed yet");
+  job.define(1, 1);
+  EXPECT_NE(job.server.lose_worker(1).problem.find("first value"), std::string::npos);
+}
+
+TEST(OutlivingServer, ALossOfTheSuccessorIsALossAgain) {
+  Job job(2, outliving());
+  job.define(1, 1);
+  job.initialise(1, {5});
+  for (int turn = 0; turn < 5; ++turn) {
+    job.server.lose_worker(1);
+    job.server.fill(1, {{1, 0}});
+    replace(job, 1);
+    if (turn % 2 == 0) job.init(1, 1, 0);
+  }
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{5}));
+  for (int worker : {0, 1}) job.push(worker, 1, 1, {1});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{2}));
+}
+
+}  // namespace
+}  // namespace p3

@@ -1,0 +1,431 @@
+// What every Stream promises, whatever carries it.
+#include "p3/stream.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "p3/error.h"
+#include "p3/ring_stream.h"
+#include "p3/socket_stream.h"
+#include "p3/tls_stream.h"
+#include "transport/raw_peer.h"
+
+namespace p3 {
+namespace {
+
+using StreamPair = std::pair<std::unique_ptr<Stream>, std::unique_ptr<Stream>>;
+
+StreamPair ring_pair(size_t bytes) {
+  const auto [maker, other] = unix_pair();
+  const RingStream::Descriptors made = RingStream::make(bytes);
+  RingStream::Descriptors passed;
+  for (size_t i = 0; i < made.size(); ++i) passed[i] = dup(made[i]);  // as over a socket
+  return {std::make_unique<RingStream>(maker, made, true), std::make_unique<RingStream>(other, passed, false)};
+}
+
+StreamPair socket_pair(std::pair<int, int> ends) { return {stream_of(ends.first), stream_of(ends.second)}; }
+
+// After the handshake; a new key after every 100 KB.
+StreamPair tls_pair(std::pair<int, int> ends, const std::string& other_key = std::string(32, 'k')) {
+  const std::string key(TlsStream::kKeyBytes, 'k');
+  auto a = std::make_unique<TlsStream>(ends.first, 128 << 10, key, true, 100'000);
+  auto b = std::make_unique<TlsStream>(ends.second, 128 << 10, other_key, false, 100'000);
+  TlsStream::Wait states[2];
+  do {
+    states[0] = a->handshake();
+    states[1] = b->handshake();
+  } while (states[0] != TlsStream::Wait::kNothing || states[1] != TlsStream::Wait::kNothing);
+  return {std::move(a), std::move(b)};
+}
+
+constexpr char kNoOpenSsl[] = "P3 was built without OpenSSL (libssl-dev)";
+
+struct Carrier {
+  const char* name;
+  StreamPair (*open)();
+  bool is_tls = false;
+  bool built_in() const { return !is_tls || TlsStream::built_in(); }
+};
+
+const Carrier kCarriers[] = {
+    {"Tcp", [] { return socket_pair(tcp_pair()); }},
+    {"TcpWithSmallBuffers", [] { return socket_pair(tcp_pair(4096)); }},
+    {"Unix", [] { return socket_pair(unix_pair()); }},
+    {"Tls", [] { return tls_pair(tcp_pair()); }, true},
+    {"TlsWithSmallBuffers", [] { return tls_pair(tcp_pair(4096)); }, true},
+    {"Ring", [] { return ring_pair(256 << 10); }},
+    {"SmallestRing", [] { return ring_pair(4096); }},
+};
+
+// Waits for one event of a stream the way Transport does.
+class Waiter {
+ public:
+  Waiter(int fd, uint32_t events) : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    epoll_event event{};
+    event.events = events;
+    EXPECT_EQ(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), 0);
+  }
+  ~Waiter() { ::close(epoll_); }
+  bool wait(int timeout_ms = kDeadlineMs) {
+    epoll_event event{};
+    return epoll_wait(epoll_, &event, 1, timeout_ms) == 1;
+  }
+
+ private:
+  int epoll_;
+};
+
+class StreamContract : public testing::TestWithParam<Carrier> {
+ protected:
+  StreamPair pair = GetParam().built_in() ? GetParam().open() : socket_pair(unix_pair());
+  Stream& a = *pair.first;
+  Stream& b = *pair.second;
+
+  void SetUp() override {
+    if (!GetParam().built_in()) GTEST_SKIP() << kNoOpenSsl;
+  }
+
+  static IoResult write(Stream& stream, const void* data, size_t size) {
+    const iovec part{const_cast<void*>(data), size};
+    return stream.write(&part, 1);
+  }
+  static IoResult read(Stream& stream, void* data, size_t size) {
+    const iovec part{data, size};
+    return stream.read(&part, 1);
+  }
+};
+
+TEST_P(StreamContract, AnEmptyStreamSaysTryAgain) {
+  char byte;
+  EXPECT_EQ(read(a, &byte, 1).error, EAGAIN);
+  EXPECT_EQ(read(b, &byte, 1).error, EAGAIN);
+}
+
+TEST_P(StreamContract, AFullStreamTakesLessAndLaterTellsThatThereIsRoom) {
+  Waiter room(a.write_fd(), a.write_event() | EPOLLET);
+  std::vector<char> block(1 << 20, 'x');
+  size_t in_flight = 0;
+  while (true) {
+    const IoResult result = write(a, block.data(), block.size());
+    in_flight += result.bytes;
+    if (result.bytes < block.size()) break;
+    ASSERT_LT(in_flight, size_t{1} << 30) << "it is not bounded";
+  }
+  room.wait(0);  // what was writable before is an old edge
+  std::vector<char> sink(1 << 20);
+  while (in_flight > 0) {
+    const IoResult result = read(b, sink.data(), sink.size());
+    if (result.error == EAGAIN) continue;
+    ASSERT_GT(result.bytes, 0u);
+    in_flight -= std::min(in_flight, result.bytes);  // more can have come than a writer has counted yet
+  }
+  EXPECT_TRUE(room.wait());
+  EXPECT_GT(write(a, block.data(), 1).bytes, 0u);
+}
+
+TEST_P(StreamContract, ReadableIsALevel) {
+  Waiter readable(b.read_fd(), EPOLLIN);
+  EXPECT_FALSE(readable.wait(0));
+  for (int turn = 0; turn < 3; ++turn) {  // the first time, the reader has never looked
+    ASSERT_EQ(write(a, "hello", 5).bytes, 5u);
+    EXPECT_TRUE(readable.wait());
+    EXPECT_TRUE(readable.wait());
+    char text[5];
+    ASSERT_EQ(read(b, text, 2).bytes, 2u);
+    EXPECT_TRUE(readable.wait());
+    ASSERT_EQ(read(b, text + 2, 3).bytes, 3u);
+    EXPECT_EQ(std::memcmp(text, "hello", 5), 0);
+    EXPECT_EQ(read(b, text, 1).error, EAGAIN);
+    EXPECT_FALSE(readable.wait(0));
+  }
+}
+
+TEST_P(StreamContract, TheEndComesAfterTheLastByte) {
+  ASSERT_EQ(write(a, "bye", 3).bytes, 3u);
+  a.end_writing();
+  Waiter readable(b.read_fd(), EPOLLIN);
+  ASSERT_TRUE(readable.wait());
+  char text[8];
+  ASSERT_EQ(read(b, text, sizeof text).bytes, 3u);
+  ASSERT_TRUE(readable.wait());
+  EXPECT_TRUE(read(b, text, sizeof text).end);
+}
+
+TEST_P(StreamContract, APeerThatVanishesIsAnEndOrAnError) {
+  pair.first.reset();
+  Waiter readable(b.read_fd(), EPOLLIN);
+  ASSERT_TRUE(readable.wait());
+  char byte;
+  const IoResult result = read(b, &byte, 1);
+  EXPECT_TRUE(result.end || (result.error != 0 && result.error != EAGAIN));
+}
+
+// Both ways at once, in pieces of random size, sleeping whenever the stream says so: nothing lost, added or swapped,
+// and nobody sleeps through a wake-up.
+TEST_P(StreamContract, RandomPiecesBothWaysArriveInOrder) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  constexpr size_t kTotal = 8 << 20;
+  std::vector<char> expected(kTotal);
+  std::mt19937 random(seed);
+  for (char& byte : expected) byte = static_cast<char>(random());
+  std::atomic<int> wrong{0};
+
+  const auto writer = [&](Stream& stream, unsigned own_seed) {
+    std::mt19937 own(own_seed);
+    Waiter room(stream.write_fd(), stream.write_event() | EPOLLET);
+    size_t at = 0;
+    while (at < kTotal) {
+      const size_t first = std::min<size_t>(own() % 300, kTotal - at);
+      const size_t second = std::min<size_t>(own() % 300000, kTotal - at - first);
+      const iovec parts[2] = {{expected.data() + at, first}, {expected.data() + at + first, second}};
+      const IoResult result = stream.write(parts, 2);
+      if (result.error != 0 && result.error != EAGAIN) break;
+      at += result.bytes;
+      if (result.bytes < first + second && !room.wait()) break;
+    }
+    if (at != kTotal) ++wrong;
+  };
+  const auto reader = [&](Stream& stream, unsigned own_seed) {
+    std::mt19937 own(own_seed);
+    Waiter readable(stream.read_fd(), EPOLLIN);
+    std::vector<char> got(kTotal);
+    size_t at = 0;
+    while (at < kTotal) {
+      const size_t first = std::min<size_t>(own() % 300000, kTotal - at);
+      const size_t second = std::min<size_t>(own() % 100 + 1, kTotal - at - first);
+      const iovec parts[2] = {{got.data() + at, first}, {got.data() + at + first, second}};
+      const IoResult result = stream.read(parts, 2);
+      if (result.error != 0 && result.error != EAGAIN) break;
+      at += result.bytes;
+      if (result.bytes == 0 && !readable.wait()) break;
+    }
+    if (got != expected) ++wrong;
+  };
+  std::thread threads[] = {std::thread(writer, std::ref(a), seed + 1), std::thread(writer, std::ref(b), seed + 2),
+                           std::thread(reader, std::ref(a), seed + 3), std::thread(reader, std::ref(b), seed + 4)};
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Carriers, StreamContract, testing::ValuesIn(kCarriers),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+class Tls : public testing::Test {
+  void SetUp() override {
+    if (!TlsStream::built_in()) GTEST_SKIP() << kNoOpenSsl;
+  }
+};
+
+TEST_F(Tls, AnotherKeyIsAnError) {
+  signal(SIGPIPE, SIG_IGN);
+  EXPECT_THROW(tls_pair(tcp_pair(), std::string(32, 'x')), Error);
+  EXPECT_THROW(tls_pair(tcp_pair(), "short"), Error);
+}
+
+// Nothing that comes behind an altered byte is believed, and nothing of it is given out.
+TEST_F(Tls, AnAlteredByteIsAnErrorForGood) {
+  const auto [ours, near] = tcp_pair();
+  const auto [far, theirs] = tcp_pair();
+  std::atomic<bool> alter{false};
+  const auto pump = [&alter](int from, int to) {
+    char bytes[4096];
+    for (ssize_t n; (n = recv(from, bytes, sizeof bytes, 0)) > 0;) {
+      if (alter) bytes[n / 2] = static_cast<char>(bytes[n / 2] ^ 1);
+      if (::send(to, bytes, static_cast<size_t>(n), MSG_NOSIGNAL) != n) return;
+    }
+    shutdown(to, SHUT_WR);
+  };
+  std::thread there(pump, near, far), back(pump, far, near);
+  {
+    const StreamPair pair = tls_pair({ours, theirs});
+    alter = true;
+    const std::vector<char> text(1000, 'x');
+    const iovec part{const_cast<char*>(text.data()), text.size()};
+    ASSERT_EQ(pair.first->write(&part, 1).bytes, text.size());
+    std::vector<char> got(1000, 0);
+    const iovec room{got.data(), got.size()};
+    Waiter readable(pair.second->read_fd(), EPOLLIN);
+    ASSERT_TRUE(readable.wait());
+    EXPECT_EQ(pair.second->read(&room, 1).error, EBADMSG);
+    EXPECT_EQ(pair.second->read(&room, 1).error, EBADMSG);
+    EXPECT_EQ(got, std::vector<char>(1000, 0));
+  }
+  there.join();
+  back.join();
+  ::close(near);
+  ::close(far);
+}
+
+TEST(SocketStream, PacesSlowLinksOnlyAndKeepsItsChoiceInBetween) {
+  constexpr uint64_t kMbit = 1000 * 1000 / 8;
+  for (bool paces_now : {true, false}) {
+    EXPECT_TRUE(SocketStream::should_pace(paces_now, 200 * kMbit));
+    EXPECT_TRUE(SocketStream::should_pace(paces_now, 800 * kMbit));
+    EXPECT_EQ(SocketStream::should_pace(paces_now, 1500 * kMbit), paces_now);
+    EXPECT_FALSE(SocketStream::should_pace(paces_now, 2500 * kMbit));
+  }
+}
+
+// So that a rate which is low because of the bound raises it, up to that of the path.
+TEST(SocketStream, MoreMayBeUnderWayThanThePathHolds) {
+  for (uint64_t rate : {0ull, 1'000'000ull, 25'000'000ull, 100'000'000ull, 1'250'000'000ull}) {
+    for (uint32_t min_rtt_us : {0u, 50u, 1000u, 100'000u}) {
+      for (int connections : {1, 3, 100}) {
+        const uint64_t bytes = SocketStream::bytes_under_way(rate, min_rtt_us, connections);
+        EXPECT_GE(bytes, 2 * rate * min_rtt_us / 1'000'000) << rate << " bytes/s, " << min_rtt_us << " us";
+        EXPECT_EQ(bytes & (bytes - 1), 0u);
+      }
+    }
+  }
+}
+
+// All connections that share a link must agree, though none of them measures exactly its rate.
+TEST(SocketStream, OneLinkIsOneBoundForAllThatShareIt) {
+  constexpr uint64_t kMbit = 1000 * 1000 / 8;
+  for (uint64_t share : {25, 50, 100}) {
+    EXPECT_EQ(SocketStream::bytes_under_way(200 * share / 100 * kMbit, 50, 1), 128u << 10);
+    EXPECT_LE(SocketStream::bytes_under_way(1000 * share / 100 * kMbit, 50, 1), 256u << 10);
+  }
+}
+
+TEST(SocketStream, ConnectionsShareWhatALinkNeeds) {
+  EXPECT_EQ(SocketStream::bytes_under_way(0, 0, 1), 128u << 10);
+  EXPECT_EQ(SocketStream::bytes_under_way(25 * 1000 * 1000 / 2, 50, 3), 64u << 10);
+  EXPECT_EQ(SocketStream::bytes_under_way(0, 0, 30), 32u << 10);
+}
+
+TEST(SocketStream, BoundsWhatIsUnderWayFromTheStartAndOnlyOnTcp) {
+  const auto send_buffer = [](const StreamPair& pair) {
+    int bytes = 0;
+    socklen_t length = sizeof bytes;
+    EXPECT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
+    return bytes;
+  };
+  EXPECT_EQ(send_buffer(socket_pair(tcp_pair())), 128 << 10);
+  const auto ends = unix_pair();
+  int before = 0;
+  socklen_t length = sizeof before;
+  ASSERT_EQ(getsockopt(ends.first, SOL_SOCKET, SO_SNDBUF, &before, &length), 0);
+  EXPECT_EQ(send_buffer(socket_pair(ends)), before);
+}
+
+TEST(SocketStream, HasLittleUnderWayWhileItYields) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  const std::vector<char> zeros(4 << 20);
+  const iovec part{const_cast<char*>(zeros.data()), zeros.size()};
+  const auto take_all = [&] {
+    std::vector<char> buffer(1 << 20);
+    const iovec room{buffer.data(), buffer.size()};
+    while (pair.second->read(&room, 1).bytes > 0) {
+    }
+  };
+  pair.first->yield(true);
+  int yielding = 0, not_yielding = 0;
+  socklen_t length = sizeof yielding;
+  ASSERT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &yielding, &length), 0);
+  EXPECT_GT(pair.first->write(&part, 1).bytes, 0u);
+  take_all();
+  pair.first->yield(false);
+  ASSERT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &not_yielding, &length), 0);
+  EXPECT_EQ(not_yielding, 4 * yielding);
+}
+
+TEST(Ring, EachSideKnowsWhatWaitsAtTheOther) {
+  const StreamPair pair = ring_pair(4096);
+  EXPECT_EQ(pair.first->peer_waiting(), 0u);
+  pair.first->tell_waiting(7);
+  pair.second->tell_waiting(9);
+  EXPECT_EQ(pair.first->peer_waiting(), 9u);
+  EXPECT_EQ(pair.second->peer_waiting(), 7u);
+}
+
+// Loopback is a path of many Gbit/s: what has been written there must have raised the bound.
+TEST(SocketStream, AFastPathGetsALargerBound) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  std::thread reader([&] {
+    std::vector<char> buffer(1 << 20);
+    const iovec part{buffer.data(), buffer.size()};
+    IoResult result;
+    do {
+      pollfd readable{pair.second->read_fd(), POLLIN, 0};
+      ASSERT_GT(poll(&readable, 1, 10'000), 0);
+      result = pair.second->read(&part, 1);
+    } while (!result.end);
+  });
+  std::vector<char> zeros(1 << 20);
+  for (size_t left = 64 << 20; left > 0;) {
+    const iovec part{zeros.data(), std::min(left, zeros.size())};
+    pollfd writable{pair.first->write_fd(), POLLOUT, 0};
+    if (poll(&writable, 1, 10'000) <= 0) break;
+    left -= pair.first->write(&part, 1).bytes;
+  }
+  pair.first->end_writing();
+  reader.join();
+  int bytes = 0;
+  socklen_t length = sizeof bytes;
+  ASSERT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
+  EXPECT_GT(bytes, 128 << 10);
+}
+
+// The peer may write its last bytes and go between the reader's look at the ring and its look at the socket.
+TEST(Ring, TheLastBytesComeBeforeTheEnd) {
+  for (int turn = 0; turn < 1500; ++turn) {
+    StreamPair pair = ring_pair(4096);
+    std::thread writer([&pair, turn] {
+      for (volatile int delay = turn * 37 % 4000; delay > 0; delay = delay - 1) {
+      }
+      char last[64] = {};
+      const iovec part{last, sizeof last};
+      EXPECT_EQ(pair.first->write(&part, 1).bytes, sizeof last);
+      pair.first->end_writing();
+    });
+    size_t came = 0;
+    char bytes[128];
+    const iovec part{bytes, sizeof bytes};
+    for (IoResult result; !result.end; came += result.bytes) result = pair.second->read(&part, 1);
+    writer.join();
+    ASSERT_EQ(came, 64u) << "turn " << turn;
+  }
+}
+
+TEST(Ring, MemoryThatIsNoRingIsRefused) {
+  const auto refused = [](int memory) {
+    const auto [maker, other] = unix_pair();
+    RingStream::Descriptors descriptors = RingStream::make(4096);
+    ::close(descriptors[0]);
+    descriptors[0] = memory;
+    ::close(maker);
+    EXPECT_THROW(RingStream(other, descriptors, false), Error);
+  };
+  const auto memory = [](off_t size, int seals) {
+    const int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    EXPECT_EQ(ftruncate(fd, size), 0);
+    EXPECT_EQ(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+  };
+  refused(memory(2 * 8192, 0));                  // could shrink under a copy
+  refused(memory(2 * 8192 + 1, F_SEAL_SHRINK));  // no size that make() gives
+  refused(memory(100, F_SEAL_SHRINK));
+  refused(memory(0, F_SEAL_SHRINK));
+  refused(-1);
+}
+
+TEST(Ring, ImpossibleSizesAreRefused) {
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{2048}, size_t{5000}}) EXPECT_THROW(RingStream::make(bytes), Error);
+}
+
+}  // namespace
+}  // namespace p3

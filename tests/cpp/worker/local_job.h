@@ -1,0 +1,164 @@
+// Jobs of real workers and a real server over sockets, where workers share machines.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/half.h"
+#include "p3/server.h"
+#include "p3/worker.h"
+#include "transport/raw_peer.h"
+
+namespace p3 {
+
+inline NodeOptions node(const std::string& label) {
+  NodeOptions made;
+  made.label = label;
+  return made;
+}
+
+inline std::string name_of_worker(size_t rank) { return "worker " + std::to_string(rank) + " (here)"; }
+
+// Waits for any number of operations.
+class Pending {
+ public:
+  Worker::Done done() {
+    return [this](const Error* error, bool) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++completed_;
+      if (error != nullptr && error_.empty()) error_ = error->what();
+      changed_.notify_all();
+    };
+  }
+  // The first error, or nothing.
+  std::string wait_for(size_t count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::milliseconds(kDeadlineMs), [&] { return completed_ >= count; }));
+    completed_ -= count;
+    return error_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t completed_ = 0;
+  std::string error_;
+};
+
+// A job of real cores. `machines`: of each worker.
+struct Job {
+  explicit Job(const std::vector<int>& machines, bool aggregated, SumOrder order = SumOrder::kRank) {
+    ServerOptions options;
+    options.node = node("server 0 (here)");
+    options.machines = Machines(machines);
+    options.local_aggregation = aggregated;
+    options.sum_order = order;
+    const Machines places(machines);
+    server = std::make_unique<Server>(0, 1, static_cast<int>(machines.size()), options);
+    for (size_t rank = 0; rank < machines.size(); ++rank) {
+      const auto [ours, its] = unix_pair();
+      workers.push_back(std::make_unique<Worker>(static_cast<int>(rank), 1, node(name_of_worker(rank))));
+      workers.back()->add_server(0, stream_of(ours), "server 0 (here)");
+      server->add_worker(static_cast<int>(rank), stream_of(its), name_of_worker(rank));
+      const auto leader = static_cast<size_t>(places.leader_of(static_cast<int>(rank)));
+      if (!aggregated || leader == rank) continue;
+      const auto [up, down] = unix_pair();
+      workers.back()->add_local(static_cast<int>(leader), stream_of(up), name_of_worker(leader));
+      workers[leader]->add_local(static_cast<int>(rank), stream_of(down), name_of_worker(rank));
+    }
+    server->start();
+    for (auto& worker : workers) worker->start();
+  }
+  ~Job() {
+    for (auto& worker : workers) worker->close(1);
+  }
+
+  int declare(uint64_t elements, DType dtype = DType::kFloat32) {
+    KeyPlan plan;
+    plan.wire_key = static_cast<uint32_t>(keys++);
+    plan.elements = elements;
+    plan.dtype = dtype;
+    plan.slice_elements = 1000;
+    server->define(plan, "key" + std::to_string(plan.wire_key), 0);
+    int handle = 0;
+    for (auto& worker : workers) {
+      handle = worker->declare("key" + std::to_string(plan.wire_key), elements, dtype);
+      worker->agree(handle, plan);
+    }
+    return handle;
+  }
+
+  template <typename Array>
+  std::string init(int key, Array& value, std::vector<Array>& landings) {
+    for (size_t i = 0; i < workers.size(); ++i)
+      workers[i]->init(key, value.data(), landings[i].data(), 0, pending.done());
+    return pending.wait_for(workers.size());
+  }
+
+  int keys = 0;
+  Pending pending;
+  std::unique_ptr<Server> server;
+  std::vector<std::unique_ptr<Worker>> workers;
+};
+
+// A server of three workers played by the test; the last two share a machine.
+struct ServerOfTwoMachines {
+  ServerOfTwoMachines() {
+    ServerOptions options;
+    options.node = node("server 0 (here)");
+    options.node.heartbeat_s = 5;  // nothing comes by itself meanwhile
+    options.machines = Machines(std::vector<int>{0, 1, 1});
+    server = std::make_unique<Server>(0, 1, 3, options);
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto [ours, its] = unix_pair();
+      workers.emplace_back(ours);
+      server->add_worker(rank, stream_of(its), "worker " + std::to_string(rank) + " (there)");
+    }
+    server->start();
+  }
+  std::string failure() {
+    EXPECT_TRUE(wait_readable(server->event_fd()));
+    return server->error() ? server->error()->what() : "";
+  }
+
+  std::vector<RawPeer> workers;
+  std::unique_ptr<Server> server;
+};
+
+// Values whose sum depends on the order.
+inline std::vector<float> random_values(size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> exponent(-8, 8);
+  std::vector<float> values(n);
+  for (float& value : values) value = std::exp2(exponent(random)) * (random() % 2 ? 1.f : -1.f);
+  return values;
+}
+
+template <typename T>
+std::vector<T> as(const std::vector<float>& values) {
+  if constexpr (sizeof(T) == 4) {
+    return values;
+  } else {
+    std::vector<T> made;
+    for (float value : values) made.push_back(float_to_half(value));
+    return made;
+  }
+}
+
+inline float widened(float value) { return value; }
+inline float widened(half value) { return half_to_float(value); }
+template <typename T>
+T narrowed(float value) {
+  return as<T>({value})[0];
+}
+
+inline const std::vector<std::vector<int>> kPlacements = {{7, 7, 7, 7}, {0, 1, 0, 1}, {1, 0, 0}, {0, 1, 2}};
+
+}  // namespace p3
