@@ -58,6 +58,7 @@ class PooledBuffer {
 
   explicit operator bool() const { return data_ != nullptr; }
   void* data() const { return data_; }
+  size_t bytes() const { return data_ == nullptr ? 0 : bytes_; }
   // The caller's from now on.
   void* release() { return std::exchange(data_, nullptr); }
   void give_back() {

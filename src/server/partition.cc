@@ -2,52 +2,49 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "numeric/sum.h"
 
 namespace p3 {
 
-ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, SumOrder order, int its_thread,
-                                 BufferPool& values, BufferPool& transient, int parts, bool whole_pushes)
-    : ServerShard(its_key, its_index, its_thread),
-      range(partition_at(its_key.plan, its_index)),
-      pushes_(its_key.pushes()),
-      in_order_(order == SumOrder::kRank),
-      values_(values),
-      transient_(transient),
-      dtype_(its_key.plan.dtype),
+ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host,
+                                 int parts)
+    : Shard(its_key, its_index, its_thread, host),
+      range_(partition_at(key.plan, index)),
+      dtype_(key.plan.dtype),
       sum_dtype_(sum_type(dtype_)),
-      row_bytes_(its_key.plan.row_elements * size_of(dtype_)),
-      bytes_(range.count * row_bytes_),
-      sum_bytes_(range.count * its_key.plan.row_elements * size_of(sum_dtype_)),
-      value_(static_cast<char*>(values.take(bytes_))),
-      stored_(range.count * static_cast<uint64_t>(parts), false),
+      row_bytes_(row_bytes_of(0)),
+      bytes_(range_.count * row_bytes_),
+      sum_bytes_(range_.count * key.plan.row_elements * size_of(sum_dtype_)),
+      value_(static_cast<char*>(host.values.take(bytes_))),
+      stored_(range_.count * static_cast<uint64_t>(parts), false),
       missing_(stored_.size()),
-      total_(in_order_ ? key.machines->count() : key.machines->num_workers(), key.plan, range, transient, in_order_,
-             whole_pushes),
-      wants_rows_(static_cast<size_t>(key.machines->num_workers()), false) {
+      total_(host.sum_order == SumOrder::kRank ? key.machines->count() : key.machines->num_workers(), key.plan, range_,
+             host.transient, host.sum_order == SumOrder::kRank, host.outlives_workers),
+      wants_rows_(workers(), false) {
   const Machines& machines = *key.machines;
-  if (!in_order_ || pushes_ == machines.count()) return;
+  if (host.sum_order != SumOrder::kRank || key.pushes_of_round() == machines.count()) return;
   for (int machine = 0; machine < machines.count(); ++machine)
-    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), key.plan, range, transient, true,
-                          whole_pushes);
+    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), key.plan, range_, host.transient, true,
+                          host.outlives_workers);
 }
 
 ServerPartition::~ServerPartition() {
-  values_.give_back(value_, bytes_);
-  if (master_ != nullptr) values_.give_back(master_, sum_bytes_);
-  for (void* state : state_) values_.give_back(state, sum_bytes_);
+  host_.values.give_back(value_, bytes_);
+  if (master_ != nullptr) host_.values.give_back(master_, sum_bytes_);
+  for (void* state : state_) host_.values.give_back(state, sum_bytes_);
 }
 
-const char* ServerPartition::problem_with(const Header& header, int worker, const Optimizer* optimizer) const {
+// --- the receiver thread -------------------------------------------------------------------------------------------
+
+const char* ServerPartition::problem_with_frame(const Header& header, int worker) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
   const bool about_a_part = header.kind == FrameKind::kFetchRows || header.kind == FrameKind::kStoreRows;
   const bool pushes = header.kind == FrameKind::kPushRows;
   const bool without_rows = header.kind == FrameKind::kInit || header.kind == FrameKind::kCapture;
   if (!without_rows && !pushes && !about_a_part) return "unexpected";
   if (header.kind == FrameKind::kCapture && worker != 0) return "unexpected";
-  if (about_a_part && header.part != 0 && !has_state(header.part, optimizer))
+  if (about_a_part && header.part != 0 && !has_state(header.part))
     return "of a state that its key's optimizer does not have";
   const DType type = about_a_part ? type_of(header.part) : dtype_;
   if (static_cast<DType>(header.dtype) != type) return "of another element type than agreed";
@@ -55,80 +52,66 @@ const char* ServerPartition::problem_with(const Header& header, int worker, cons
   if (without_rows ? encoding != Encoding::kAbsent
                    : encoding != Encoding::kPlain && !(pushes && encoding == Encoding::kAbsent))
     return "in another encoding than agreed";
+  if (encoding == Encoding::kAbsent) return nullptr;
   const size_t element_bytes = header.kind == FrameKind::kFetchRows ? 0 : size_of(type);
-  if (encoding == Encoding::kPlain &&
-      (header.payload_bytes < sizeof(RowsHeader) || header.payload_bytes > max_rows_payload(key.plan, element_bytes)))
-    return "of another size than agreed";
-  if (!is_its_to_send(header, worker)) return "another worker's to send";
-  return in_turn(header, worker) ? nullptr : "out of turn";
+  const bool fits = header.payload_bytes >= sizeof(RowsHeader) &&
+                    header.payload_bytes <= max_rows_payload(key.plan, element_bytes);
+  return fits ? nullptr : "of another size than agreed";
+}
+
+void* ServerPartition::place_of(const Header& header, PooledBuffer& buffer) {
+  if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
+  buffer = PooledBuffer(host_.transient, BufferPool::roomy(header.payload_bytes));
+  return buffer.data();
 }
 
 size_t ServerPartition::answer_bytes(const Header& header) const {
-  return header.kind == FrameKind::kFetchRows
-             ? rows_per_frame(key.plan) * key.plan.row_elements * size_of(type_of(header.part))
-             : 0;
-}
-
-std::vector<int> ServerPartition::init(int worker, uint32_t n, bool waits) {
-  note_init(worker, n, waits);
-  return newly_answerable();
-}
-
-void ServerPartition::lose(int worker, uint32_t incarnation, uint64_t pushed) {
-  ServerShard::lose(worker, incarnation, pushed);
-  if (pushed > published) return;  // what is missing of this round's push waits to be summed
-  const auto [sum, place] = sum_and_place(worker);
-  sum->forget_part_of(place);
+  return header.kind == FrameKind::kFetchRows ? rows_per_frame(key.plan) * row_bytes_of(header.part) : 0;
 }
 
 // --- a round -------------------------------------------------------------------------------------------------------
 
-// Where a worker's rows are added.
-std::pair<RankRowSum*, int> ServerPartition::sum_and_place(int worker) {
-  const Machines& machines = *key.machines;
-  const int machine = machines.of(worker);
-  if (!machine_.empty() && !machines.is_alone(worker))
-    return {&machine_[static_cast<size_t>(machine)], machines.place(worker)};
-  return {&total_, in_order_ ? machine : worker};
-}
-
-ServerPartition::Outcome ServerPartition::push(int worker, const Header& header, PooledBuffer payload,
-                                               bool is_filled) {
-  const auto [its_sum, place] = sum_and_place(worker);
+void ServerPartition::push(Task& task, Reply& reply) {
+  const auto [its_sum, place] = sum_and_place(task.worker);
   RankRowSum& sum = *its_sum;
-  Outcome outcome;
-  wants_rows_[static_cast<size_t>(worker)] = header.part == 1;
-  if (worker == 0) priority_ = header.priority;
-  if (payload) {
-    RankRowSum::Frame frame;
-    outcome.problem = sum.read(place, std::move(payload), header.payload_bytes, frame);
-    if (outcome.problem == nullptr)
-      outcome.problem = note_rows(worker, header, frame.rows.header, sum.rows_of(place) + frame.rows.ids.size());
-    outcome.contradicts = numbers_.note(worker, header.scalars);
-    if (outcome.problem != nullptr || outcome.contradicts >= 0) return outcome;
-    sum.add(place, std::move(frame));
+  wants_rows_[static_cast<size_t>(task.worker)] = task.header.part == 1;
+  if (task.worker == 0) priority_ = task.header.priority;
+  if (task.payload) {
+    reply.contradicts = numbers_.note(task.worker, task.header.scalars);
+    reply.problem = add(task, sum, place);
+    if (reply.problem != nullptr || reply.contradicts >= 0) return;
   } else {
     sum.add_nothing(place);
-    is_filled_ |= is_filled;
+    is_filled_ |= task.is_filled;
   }
+  reply.is_summed = true;
   pushed_ += sum.has_all_of(place);
-  if (&sum != &total_ && sum.complete()) total_.add(key.machines->of(worker), sum.take_rounded());
-  outcome.complete = pushed_ == pushes_;
-  return outcome;
+  if (&sum != &total_ && sum.complete()) total_.add(key.machines->of(task.worker), sum.take_rounded());
+  if (pushed_ == key.pushes_of_round()) finish(reply);
+}
+
+// Returns what is wrong with the frame, or null.
+const char* ServerPartition::add(Task& task, RankRowSum& sum, int place) {
+  RankRowSum::Frame frame;
+  if (const char* problem = sum.read(place, std::move(task.payload), task.header.payload_bytes, frame)) return problem;
+  const uint64_t union_of_frames = sum.rows_of(place) + frame.rows.ids.size();
+  if (const char* problem = note_rows(task, frame.rows.header, union_of_frames)) return problem;
+  sum.add(place, std::move(frame));
+  return nullptr;
 }
 
 // `union_of_frames`: rows of this push so far. Returns what is wrong with the frame, or null.
-const char* ServerPartition::note_rows(int worker, const Header& header, const RowsHeader& rows,
-                                       uint64_t union_of_frames) {
-  if (worker == 0) {
+const char* ServerPartition::note_rows(const Task& task, const RowsHeader& rows, uint64_t union_of_frames) {
+  if (task.worker == 0) {
     as_blocks_ = rows.coding == IdCoding::kBitmap;
     next_plan_ = rows.next_plan;
+    if (next_plan_ != 0 && !host_.can_move(key, next_plan_)) return "telling of a plan that the key does not have";
   } else if (rows.next_plan != 0) {
     return "telling of another plan, which only worker 0 may";
   }
   if (rows.last == 0) return nullptr;
-  const int contributors = header.of_machine != 0 ? header.contributors : 1;
-  const uint64_t pushed = header.of_machine != 0 ? rows.pushed_rows : union_of_frames;
+  const int contributors = task.header.of_machine != 0 ? task.header.contributors : 1;
+  const uint64_t pushed = task.header.of_machine != 0 ? rows.pushed_rows : union_of_frames;
   if (pushed < union_of_frames || pushed > union_of_frames * static_cast<uint64_t>(contributors))
     return "of more or fewer rows than its machine can have pushed";
   present_ += contributors;
@@ -136,54 +119,49 @@ const char* ServerPartition::note_rows(int worker, const Header& header, const R
   return nullptr;
 }
 
-ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
+// Where a worker's rows are added.
+std::pair<RankRowSum*, int> ServerPartition::sum_and_place(int worker) {
+  const Machines& machines = *key.machines;
+  const int machine = machines.of(worker);
+  if (!machine_.empty() && !machines.is_alone(worker))
+    return {&machine_[static_cast<size_t>(machine)], machines.place(worker)};
+  return {&total_, host_.sum_order == SumOrder::kRank ? machine : worker};
+}
+
+void ServerPartition::lose(int worker, uint32_t incarnation, uint64_t pushed) {
+  Shard::lose(worker, incarnation, pushed);
+  if (pushed > published) return;  // what is missing of this round's push waits to be summed
+  const auto [sum, place] = sum_and_place(worker);
+  sum->forget_part_of(place);
+}
+
+void ServerPartition::finish(Reply& reply) {
+  ++published;
   RowSum& sum = total_.sum();
   const std::vector<int64_t> touched = sum.ids();
+  const Optimizer* const its = optimizer();
   if (present_ > 0 && key.average) {
-    if (optimizer == nullptr)
+    if (its == nullptr)
       sum.divide(present_);
     else
       numbers_.scalars.rescale /= present_;
   }
-  if (optimizer != nullptr) update(*optimizer, touched);
+  if (its != nullptr) update(*its, touched);
 
-  Header header;
-  header.kind = FrameKind::kRows;
-  header.dtype = static_cast<uint8_t>(dtype_);
-  header.key = key.plan.wire_key;
-  header.slice = index;
-  header.round = published;
-  header.priority = priority_;
   const bool is_skipped = present_ == 0 && !is_filled_;
-  header.encoding = static_cast<uint8_t>(is_skipped ? Encoding::kAbsent : Encoding::kPlain);
-  header.part = optimizer == nullptr && !is_skipped;
-  int wanting = 0, receivers_here = 0;
-  for (int worker = 0; worker < key.machines->num_workers(); ++worker) {
-    if (!gets_rounds(worker)) continue;
-    ++receivers_here;
-    wanting += wants_rows(worker);
-  }
-  const auto told = [&](int receivers, uint64_t count, bool as_blocks) {
-    std::vector<Frame> frames;
-    if (receivers == 0) return frames;
-    if (is_skipped) return std::vector<Frame>{{header}};
-    for (RowsPiece& piece : cut_rows(key.plan, range, touched.data(), 0, count, as_blocks)) {
-      piece.header.next_plan = next_plan_;
-      piece.header.pushed_rows = RowsHeader::saturated(pushed_rows_);
-      piece.header.touched_rows = static_cast<uint32_t>(touched.size());
-      const size_t bytes = piece.payload_bytes(row_bytes_);
-      PooledBuffer payload(transient_, BufferPool::roomy(bytes));
-      write_rows(piece, touched.data(), row_bytes_, payload.data(), [&](void* destination, uint64_t i) {
-        if (optimizer != nullptr)
-          std::memcpy(destination, value_ + offset_of(touched[i]) * size_of(dtype_), row_bytes_);
-        else
-          sum.write_row(touched[i], destination);
-      });
-      frames.push_back(lent_.lend(header, std::move(payload), bytes, receivers));
+  Header round = header_of(FrameKind::kRows, is_skipped ? Encoding::kAbsent : Encoding::kPlain);
+  round.part = its == nullptr && !is_skipped;
+  const std::vector<int> workers = receivers();
+  const auto wants = [this](int worker) { return wants_rows_[static_cast<size_t>(worker)]; };
+  const auto wanting = static_cast<int>(std::count_if(workers.begin(), workers.end(), wants));
+  const std::vector<Frame> rows = frames_of(round, touched, true, wanting);
+  const std::vector<Frame> nothing = frames_of(round, touched, false, static_cast<int>(workers.size()) - wanting);
+  for (int worker : workers)
+    for (Frame frame : wants(worker) ? rows : nothing) {
+      frame.header.of_machine = key.is_shared(worker);
+      send(worker, frame, reply);
     }
-    return frames;
-  };
-  Published published_frames{told(wanting, touched.size(), as_blocks_), told(receivers_here - wanting, 0, false)};
+  reply.published = reply.frames.empty() ? round : reply.frames.front().frame.header;
 
   total_.clear();
   pushed_ = present_ = 0;
@@ -192,7 +170,31 @@ ServerPartition::Published ServerPartition::finish(const Optimizer* optimizer) {
   numbers_.first = -1;
   as_blocks_ = false;
   next_plan_ = 0;
-  return published_frames;
+  answer_who_catches_up(reply);
+}
+
+std::vector<Frame> ServerPartition::frames_of(const Header& round, const std::vector<int64_t>& touched, bool wanted,
+                                              int receivers) {
+  if (receivers == 0) return {};
+  if (static_cast<Encoding>(round.encoding) == Encoding::kAbsent) return std::vector<Frame>{{round}};
+  const bool are_sums = round.part == 1;
+  const uint64_t count = wanted ? touched.size() : 0;
+  std::vector<Frame> frames;
+  for (RowsPiece& piece : cut_rows(key.plan, range_, touched.data(), 0, count, wanted && as_blocks_)) {
+    piece.header.next_plan = next_plan_;
+    piece.header.pushed_rows = RowsHeader::saturated(pushed_rows_);
+    piece.header.touched_rows = static_cast<uint32_t>(touched.size());
+    const size_t bytes = piece.payload_bytes(row_bytes_);
+    PooledBuffer payload(host_.transient, BufferPool::roomy(bytes));
+    write_rows(piece, touched.data(), row_bytes_, payload.data(), [&](void* destination, uint64_t i) {
+      if (are_sums)
+        total_.sum().write_row(touched[i], destination);
+      else
+        std::memcpy(destination, value_ + offset_of(touched[i]) * size_of(dtype_), row_bytes_);
+    });
+    frames.push_back(lent_.lend(round, std::move(payload), bytes, receivers));
+  }
+  return frames;
 }
 
 // In runs of rows that follow each other both in the value and in the sum.
@@ -213,79 +215,87 @@ void ServerPartition::update(const Optimizer& optimizer, const std::vector<int64
   }
 }
 
-void ServerPartition::make_state(const Optimizer& optimizer) {
-  const size_t elements = range.count * key.plan.row_elements;
-  if (master_ == nullptr && optimizer.needs_master(dtype_)) {
-    master_ = static_cast<char*>(values_.take(sum_bytes_));
-    start_sum(dtype_, master_, value_, elements);
-  }
-  if (!state_.empty()) return;
-  for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(values_.take(sum_bytes_));
-  optimizer.start_state(dtype_, value_, state_.data(), elements);
+// The value stays here; it is fetched by who needs rows of it.
+void ServerPartition::send_value(const std::vector<int>& workers, Reply& reply, bool) {
+  const Frame frame{header_of(FrameKind::kValue, Encoding::kAbsent)};
+  for (int worker : workers) send(worker, frame, reply);
 }
 
 // --- rows of the value and of the state ----------------------------------------------------------------------------
 
-char* ServerPartition::part_at(uint8_t part, const Optimizer* optimizer) {
-  if (part == 0) return value_;
-  make_state(*optimizer);
-  return part == kMaster ? master_ : static_cast<char*>(state_[part - 1]);
+void ServerPartition::fetch(Task& task, Reply& reply) {
+  const uint8_t part = task.header.part;
+  uint64_t next_row = range_.first;
+  reply.problem = missing_ > 0 ? "out of turn"
+                               : read_rows(key.plan, range_, 0, task.payload.data(), task.header.payload_bytes, next_row,
+                                           received_);
+  if (reply.problem != nullptr) return;
+  Header header = task.header;
+  header.kind = FrameKind::kPart;
+  const size_t row_bytes = row_bytes_of(part), bytes = received_.ids.size() * row_bytes;
+  PooledBuffer content(host_.transient, BufferPool::roomy(bytes));
+  char* destination = static_cast<char*>(content.data());
+  const char* const place = part_at(part);
+  for (int64_t row : received_.ids) {
+    std::memcpy(destination, place + offset_of(row) * size_of(type_of(part)), row_bytes);
+    destination += row_bytes;
+  }
+  send(task.worker, lent_.lend(header, std::move(content), bytes, 1), reply);
 }
 
-const char* ServerPartition::store(const Header& header, const void* payload, const Optimizer* optimizer, bool& last) {
-  const size_t row_bytes = key.plan.row_elements * size_of(type_of(header.part));
-  uint64_t next_row = range.first;
-  const char* problem = read_rows(key.plan, range, row_bytes, payload, header.payload_bytes, next_row, received_);
-  if (problem != nullptr) return problem;
-  last = received_.header.last == 1;
-  char* const place = part_at(header.part, optimizer);
+void ServerPartition::store(Task& task, Reply& reply) {
+  const uint8_t part = task.header.part;
+  const size_t row_bytes = row_bytes_of(part);
+  uint64_t next_row = range_.first;
+  reply.problem = read_rows(key.plan, range_, row_bytes, task.payload.data(), task.header.payload_bytes, next_row,
+                            received_);
+  if (reply.problem != nullptr) return;
+  char* const place = part_at(part);
   for (size_t i = 0; i < received_.ids.size(); ++i) {
     const int64_t row = received_.ids[i];
-    std::memcpy(place + offset_of(row) * size_of(type_of(header.part)), received_.row(i), row_bytes);
-    if (header.part == 0 && master_ != nullptr)
+    std::memcpy(place + offset_of(row) * size_of(type_of(part)), received_.row(i), row_bytes);
+    if (part == 0 && master_ != nullptr)
       start_sum(dtype_, master_ + offset_of(row) * size_of(sum_dtype_), received_.row(i), key.plan.row_elements);
-    if (missing_ > 0) note_stored(header.part, row);
+    if (missing_ > 0) note_stored(part, row);
   }
-  return nullptr;
+  if (received_.header.last != 1) return;
+  if (!is_lost(task)) acknowledge(task, reply);
+  answer_inits(reply);
 }
 
 void ServerPartition::note_stored(uint8_t part, int64_t row) {
   const size_t nth = part == kMaster ? state_.size() + 1 : part;
-  const size_t place = nth * range.count + static_cast<size_t>(row) - range.first;
+  const size_t place = nth * range_.count + static_cast<size_t>(row) - range_.first;
   if (place >= stored_.size() || stored_[place]) return;
   stored_[place] = true;
   if (--missing_ == 0) std::vector<bool>().swap(stored_);
 }
 
-const char* ServerPartition::fetch(const Header& header, const void* payload, const Optimizer* optimizer,
-                                   Frame& answer) {
-  if (missing_ > 0) return "out of turn";
-  const size_t row_bytes = key.plan.row_elements * size_of(type_of(header.part));
-  uint64_t next_row = range.first;
-  const char* problem = read_rows(key.plan, range, 0, payload, header.payload_bytes, next_row, received_);
-  if (problem != nullptr) return problem;
-  Header answered = header;
-  answered.kind = FrameKind::kPart;
-  const size_t bytes = received_.ids.size() * row_bytes;
-  PooledBuffer content(transient_, BufferPool::roomy(bytes));
-  char* destination = static_cast<char*>(content.data());
-  const char* const place = part_at(header.part, optimizer);
-  for (int64_t row : received_.ids) {
-    std::memcpy(destination, place + offset_of(row) * size_of(type_of(header.part)), row_bytes);
-    destination += row_bytes;
-  }
-  answer = lent_.lend(answered, std::move(content), bytes, 1);
-  return nullptr;
-}
-
 const char* ServerPartition::capture(std::vector<CapturedArray>& captured) const {
   if (missing_ > 0) return "out of turn";
-  const uint64_t elements = range.count * key.plan.row_elements;
+  const uint64_t elements = range_.count * key.plan.row_elements;
   CapturedArray value = captured_array(0, dtype_, elements);
   std::memcpy(value.data.get(), value_, bytes_);
   captured.push_back(std::move(value));
   capture_state(state_, master_, elements, captured);
   return nullptr;
+}
+
+void ServerPartition::make_state(const Optimizer& optimizer) {
+  const size_t elements = range_.count * key.plan.row_elements;
+  if (master_ == nullptr && optimizer.needs_master(dtype_)) {
+    master_ = static_cast<char*>(host_.values.take(sum_bytes_));
+    start_sum(dtype_, master_, value_, elements);
+  }
+  if (!state_.empty()) return;
+  for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(host_.values.take(sum_bytes_));
+  optimizer.start_state(dtype_, value_, state_.data(), elements);
+}
+
+char* ServerPartition::part_at(uint8_t part) {
+  if (part == 0) return value_;
+  make_state(*optimizer());  // it was there when the frame was checked
+  return part == kMaster ? master_ : static_cast<char*>(state_[part - 1]);
 }
 
 }  // namespace p3

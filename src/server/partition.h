@@ -1,6 +1,5 @@
-// One partition of a key of rows on its server, through a round: each worker's rows come in, or each machine's, are
-// summed in order, update the rows that anybody touched, and those go out. All of it where the partition is summed,
-// except where a member says otherwise.
+// One partition of a key of rows on its server, through a round: the rows of each who pushes come in, are summed in order,
+// update the rows that anybody touched, and those go out.
 //
 // Memory: the whole value, and with an optimizer its state, of every row; a slot for each row (RowSum), and one more
 //         for each machine whose workers push on their own; between a push's turn and its coming, what came; and
@@ -12,80 +11,55 @@
 #include <utility>
 #include <vector>
 
-#include "base/buffer_pool.h"
-#include "p3/optimizer.h"
-#include "wire/rows.h"
-#include "p3/server.h"
-#include "transport/van.h"
 #include "numeric/rank_row_sum.h"
 #include "server/shard.h"
+#include "wire/rows.h"
 
 namespace p3 {
 
-class ServerPartition final : public ServerShard {
+class ServerPartition final : public Shard {
  public:
-  // `values` holds what stays (value, state), `transient` what was received or goes out. `parts`: how many a first value
-  // has; 1: the value alone.
-  // `whole_pushes`: see RankRowSum.
-  ServerPartition(const ServerKey& key, uint32_t index, SumOrder order, int thread, BufferPool& values,
-                  BufferPool& transient, int parts = 1, bool whole_pushes = false);
+  // `parts`: how many a first value has; 1: the value alone. A successor's has the optimizer's state as well.
+  ServerPartition(const ServerKey& key, uint32_t index, int thread, ShardHost& host, int parts = 1);
   ~ServerPartition() override;
 
-  const RowRange range;
-
   // --- the receiver thread -----------------------------------------------------------------------------------------
-  const char* problem_with(const Header& header, int worker, const Optimizer* optimizer) const override;
+  void* place_of(const Header& header, PooledBuffer& buffer) override;
   size_t answer_bytes(const Header& header) const override;
 
   // --- where it is summed ------------------------------------------------------------------------------------------
-  // As ServerSlice's, but nobody is answered before each row has been stored once; a successor's with its state.
-  std::vector<int> init(int worker, uint32_t n, bool waits);
   void lose(int worker, uint32_t incarnation, uint64_t pushed) override;
-
-  // What a frame brought. `problem`: what is wrong with it; null if nothing. `contradicts`: a worker whose scalars differ
-  // from this one's, or -1.
-  struct Outcome {
-    const char* problem = nullptr;
-    int contradicts = -1;
-    bool complete = false;  // all of this round are in
-  };
-  // `payload`: from the transient pool, of roomy(header.payload_bytes); empty if the worker has none.
-  // `is_filled`: as ServerSlice::add.
-  Outcome push(int worker, const Header& header, PooledBuffer payload, bool is_filled);
-  // The rows of one part (0: the value) get another content. Returns what is wrong with the payload, or null. `last`: of
-  // this worker's frames.
-  const char* store(const Header& header, const void* payload, const Optimizer* optimizer, bool& last);
-  // The frame that answers a wish for rows, or what is wrong with the wish.
-  const char* fetch(const Header& header, const void* payload, const Optimizer* optimizer, Frame& answer);
-  const char* capture(std::vector<CapturedArray>& captured) const override;
-  // After a store: the workers who can be answered now.
-  std::vector<int> newly_answerable() { return missing_ == 0 ? take_answerable() : std::vector<int>(); }
-
-  // All are in, and `published` counts the round: updates what was touched, and tells it.
-  struct Published {
-    std::vector<Frame> rows;     // in this order, for each who pushes and wants the rows
-    std::vector<Frame> nothing;  // for each of the others who push
-  };
-  Published finish(const Optimizer* optimizer);
-  // The end of this partition, of which something may still be on its way.
-  LentBuffers hand_over_lent() { return std::exchange(lent_, {}); }
-  uint32_t next_plan() const { return next_plan_; }  // that worker 0 has told of in this round
-  bool wants_rows(int worker) const { return wants_rows_[static_cast<size_t>(worker)]; }
+  LentBuffers hand_over_lent() override { return std::exchange(lent_, {}); }
 
  private:
-  const char* note_rows(int worker, const Header& header, const RowsHeader& rows, uint64_t union_of_frames);
-  std::pair<RankRowSum*, int> sum_and_place(int worker);
-  void note_stored(uint8_t part, int64_t row);
-  void update(const Optimizer& optimizer, const std::vector<int64_t>& touched);
-  void make_state(const Optimizer& optimizer);
-  char* part_at(uint8_t part, const Optimizer* optimizer);
-  DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
-  size_t offset_of(int64_t row) const { return (static_cast<uint64_t>(row) - range.first) * key.plan.row_elements; }
+  const char* problem_with_frame(const Header& header, int worker) const override;
+  FrameKind push_kind() const override { return FrameKind::kPushRows; }
 
-  const int pushes_;  // of a round
-  const bool in_order_;
-  BufferPool& values_;
-  BufferPool& transient_;
+  // --- a round -----------------------------------------------------------------------------------------------------
+  void push(Task& task, Reply& reply) override;
+  const char* add(Task& task, RankRowSum& sum, int place);
+  const char* note_rows(const Task& task, const RowsHeader& rows, uint64_t union_of_frames);
+  std::pair<RankRowSum*, int> sum_and_place(int worker);
+  void finish(Reply& reply);
+  // The frames of the round: all touched rows for those who want them, or what is told to the others; in either case
+  // `receivers` of each.
+  std::vector<Frame> frames_of(const Header& round, const std::vector<int64_t>& touched, bool wanted, int receivers);
+  void update(const Optimizer& optimizer, const std::vector<int64_t>& touched);
+  void send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) override;
+
+  // --- rows of the value and of the state --------------------------------------------------------------------------
+  bool has_value() const override { return missing_ == 0; }
+  void fetch(Task& task, Reply& reply) override;
+  void store(Task& task, Reply& reply) override;
+  void note_stored(uint8_t part, int64_t row);
+  const char* capture(std::vector<CapturedArray>& captured) const override;
+  void make_state(const Optimizer& optimizer);
+  char* part_at(uint8_t part);
+  DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
+  size_t row_bytes_of(uint8_t part) const { return key.plan.row_elements * size_of(type_of(part)); }
+  size_t offset_of(int64_t row) const { return (static_cast<uint64_t>(row) - range_.first) * key.plan.row_elements; }
+
+  const RowRange range_;
   const DType dtype_, sum_dtype_;
   const size_t row_bytes_, bytes_, sum_bytes_;
 

@@ -1,6 +1,6 @@
 // Which workers a shard sends its values to, while one may be lost and another process may take its rank again.
 //
-// A worker that is lost is away until its successor has wished for the value and got it: as of the round up to which
+// A worker that is lost is away until its successor has asked for the value and got it: as of the round up to which
 // its pushes were completed. What was received of the lost one counts if it is a whole push; no answer to it is sent.
 // Memory:  none before the first loss: a server has very many shards.
 // Threads: none of its own; where the shard is summed.
@@ -31,14 +31,14 @@ class Presence {
   }
 
   // Of a worker that is away.
-  void wish(int worker, uint64_t round) { workers_[static_cast<size_t>(worker)].wished = round; }
+  void request(int worker, uint64_t round) { workers_[static_cast<size_t>(worker)].requested = round; }
   // Who can be answered now, and is here from now on.
   std::vector<int> take_answerable(uint64_t published) {
     std::vector<int> answerable;
     for (size_t worker = 0; away_ > 0 && worker < workers_.size(); ++worker) {
       State& state = workers_[worker];
-      if (!state.wished || *state.wished > published) continue;
-      state.wished.reset();
+      if (!state.requested || *state.requested > published) continue;
+      state.requested.reset();
       state.here = true;
       --away_;
       answerable.push_back(static_cast<int>(worker));
@@ -53,7 +53,7 @@ class Presence {
     bool here = true;
     uint32_t lost = 0;  // number of the last process that is gone; the first one is number 1
     uint64_t pushed = 0;
-    std::optional<uint64_t> wished{};
+    std::optional<uint64_t> requested{};
   };
 
   State of(int worker) const { return workers_.empty() ? State() : workers_[static_cast<size_t>(worker)]; }

@@ -1,4 +1,7 @@
-// The server's own prioritised receive queue, and the thread that works it off, if there is one.
+// The server's own prioritised receive queue: what was received and not yet worked on, the most urgent first. Worked off
+// by a thread of its own, or, one task at a time, by the receiver.
+// Threads: any; start_thread() before all else.
+// Memory:  the tasks that are left with it go with their buffers, so it must go before the pools of these.
 #pragma once
 
 #include <pthread.h>
@@ -6,64 +9,38 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <future>
-#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
-#include <vector>
 
+#include "server/task.h"
 #include "transport/priority_queue.h"
-#include "p3/wire.h"
-#include "server/partition.h"
-#include "server/slice.h"
 
 namespace p3 {
 
-struct Task {
-  enum class Kind {
-    kInit,
-    kPush,
-    kFinish,
-    kFetch,
-    kStore,
-    kPushRows,
-    kFetchRows,
-    kStoreRows,
-    kCapture,
-    kWish,
-    kCall
-  } kind;
-  ServerShard* shard;
-  int worker = -1;
-  Header header{};
-  void* payload = nullptr;                     // from the pool of gradients; null: none
-  uint32_t inits = 0;                          // kInit: of this worker, this one included
-  uint32_t incarnation = 0;                    // which process of that rank sent it, counted from 1
-  bool is_filled = false;                      // a push that a lost worker might have made
-  uint64_t held_bytes = 0;                     // that the transport was told of
-  std::packaged_task<void()>* call = nullptr;  // kCall; its owner waits for it
-
-  // Each kind is about one kind of shard, but for kInit and kCapture.
-  ServerSlice& slice() const { return static_cast<ServerSlice&>(*shard); }
-  ServerPartition& partition() const { return static_cast<ServerPartition&>(*shard); }
-};
-
-// The server's own prioritised receive queue: what was received and not yet summed, most urgent slice first. Worked off
-// by a thread of its own, or, one task at a time, by the receiver.
-class Summer {
+class ReceiveQueue {
  public:
   template <typename Run>
   void start_thread(Run run) {
     thread_ = std::thread([this, run] {
+      std::unique_lock<std::mutex> lock(mutex_);
       while (true) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+        wake_.wait(lock, [this] { return stopping_ || !calls_.empty() || !queue_.empty(); });
         if (stopping_) return;
-        const Task task = queue_.pop();
-        lock.unlock();
-        run(task);
+        if (!calls_.empty()) {
+          std::packaged_task<void()> call = std::move(calls_.front());
+          calls_.pop_front();
+          lock.unlock();
+          call();
+        } else {
+          Task task = queue_.pop();
+          lock.unlock();
+          run(task);
+        }
+        lock.lock();
       }
     });
     pthread_setname_np(thread_.native_handle(), "p3-summer");
@@ -74,29 +51,32 @@ class Summer {
   bool run_one(Run run) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (queue_.empty()) return false;
-    const Task task = queue_.pop();
+    Task task = queue_.pop();
     const bool more = !queue_.empty();
     lock.unlock();
     run(task);
     return more;
   }
 
-  void push(const Urgency& urgency, const Task& task) {
+  void push(const Urgency& urgency, Task task) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      queue_.push(urgency, task);
+      queue_.push(urgency, std::move(task));
       peak_ = std::max<uint64_t>(peak_, queue_.size());
     }
     if (thread_.joinable()) wake_.notify_one();
   }
 
-  // Runs `call` before all that waits here, and returns when it is done. Needs the thread.
+  // Runs it before all that waits here, and returns when it is done. Needs the thread.
   void call(std::function<void()> function) {
     std::packaged_task<void()> call(std::move(function));
-    Task task{Task::Kind::kCall, nullptr};
-    task.call = &call;
-    push({0, std::numeric_limits<int32_t>::max()}, task);
-    call.get_future().get();
+    std::future<void> done = call.get_future();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      calls_.push_back(std::move(call));
+    }
+    wake_.notify_one();
+    done.get();
   }
 
   void stop() {
@@ -114,17 +94,11 @@ class Summer {
     return {queue_.size(), peak_};
   }
 
-  // After stop(): what was never run.
-  std::vector<Task> leftover() {
-    std::vector<Task> tasks;
-    while (!queue_.empty()) tasks.push_back(queue_.pop());
-    return tasks;
-  }
-
  private:
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   PriorityQueue<Task> queue_;
+  std::deque<std::packaged_task<void()>> calls_;
   uint64_t peak_ = 0;
   bool stopping_ = false;
   std::thread thread_;

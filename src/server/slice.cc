@@ -2,77 +2,65 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "numeric/sum.h"
 
 namespace p3 {
-
 namespace {
 
 bool is_about_state(FrameKind kind) { return kind == FrameKind::kFetch || kind == FrameKind::kStore; }
 
 }  // namespace
 
-ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, SumOrder order, int its_thread,
-                         BufferPool& values, BufferPool& gradients)
-    : ServerShard(its_key, its_index, its_thread),
-      elements(slice_at(its_key.plan, its_index).elements),
-      bytes(elements * size_of(its_key.plan.dtype)),
-      pushed_bytes(encoded_bytes(its_key.compression.encoding, its_key.plan.dtype, elements)),
-      outstanding(its_key.pushes()),
-      values_(values),
-      gradients_(gradients),
-      dtype_(its_key.plan.dtype),
+ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
+    : Shard(its_key, its_index, its_thread, host),
+      elements_(slice_at(key.plan, index).elements),
+      dtype_(key.plan.dtype),
       sum_dtype_(sum_type(dtype_)),
-      sum_bytes_(elements * size_of(sum_dtype_)),
-      value_(values.take(bytes)),
-      in_order_(order == SumOrder::kRank),
-      pushes_(its_key.pushes()),
-      total_(key.machines->count(), dtype_, elements, gradients, in_order_) {
+      bytes_(elements_ * size_of(dtype_)),
+      pushed_bytes_(encoded_bytes(key.compression.encoding, dtype_, elements_)),
+      sum_bytes_(elements_ * size_of(sum_dtype_)),
+      outstanding_(key.pushes_of_round()),
+      value_(host.values.take(bytes_)),
+      total_(key.machines->count(), dtype_, elements_, host.transient, host.sum_order == SumOrder::kRank) {
   const Machines& machines = *key.machines;
-  if (!in_order_ || pushes_ == machines.count()) return;
+  if (host.sum_order != SumOrder::kRank || key.pushes_of_round() == machines.count()) return;
   for (int machine = 0; machine < machines.count(); ++machine)
-    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), dtype_, elements, gradients);
+    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), dtype_, elements_, host.transient);
 }
 
 ServerSlice::~ServerSlice() {
-  values_.give_back(value_, bytes);
+  host_.values.give_back(value_, bytes_);
   drop_replaced();
-  if (wire_value_ != nullptr) values_.give_back(wire_value_, pushed_bytes);
-  if (master_ != nullptr) values_.give_back(master_, sum_bytes_);
-  for (void* state : state_) values_.give_back(state, sum_bytes_);
+  if (wire_value_ != nullptr) host_.values.give_back(wire_value_, pushed_bytes_);
+  if (master_ != nullptr) host_.values.give_back(master_, sum_bytes_);
+  for (void* state : state_) host_.values.give_back(state, sum_bytes_);
 }
 
-const char* ServerSlice::problem_with(const Header& header, int worker, const Optimizer* optimizer) const {
+// --- the receiver thread -------------------------------------------------------------------------------------------
+
+const char* ServerSlice::problem_with_frame(const Header& header, int worker) const {
   const bool is_rank_0s = header.kind == FrameKind::kStore || header.kind == FrameKind::kCapture;
   const bool is_known = header.kind == FrameKind::kPush || header.kind == FrameKind::kInit ||
                         header.kind == FrameKind::kCapture || is_about_state(header.kind);
   if (!is_known || (is_rank_0s && worker != 0)) return "unexpected";
   if (static_cast<DType>(header.dtype) != element_type(header.kind)) return "of another element type than agreed";
-  if (is_about_state(header.kind) && !has_state(header.part, optimizer))
-    return "of a state that its key's optimizer does not have";
+  if (is_about_state(header.kind) && !has_state(header.part)) return "of a state that its key's optimizer does not have";
   if (!may_come(header, worker)) return "in another encoding than agreed";
-  if (header.payload_bytes != payload_bytes(header)) return "of another size than agreed";
-  if (!is_its_to_send(header, worker)) return "another worker's to send";
-  return in_turn(header, worker) ? nullptr : "out of turn";
-}
-
-size_t ServerSlice::answer_bytes(const Header& header) const {
-  return header.kind == FrameKind::kInit ? bytes : header.kind == FrameKind::kFetch ? sum_bytes_ : 0;
+  return header.payload_bytes == payload_bytes(header) ? nullptr : "of another size than agreed";
 }
 
 DType ServerSlice::element_type(FrameKind kind) const { return is_about_state(kind) ? sum_dtype_ : dtype_; }
 
 size_t ServerSlice::payload_bytes(const Header& header) const {
-  return encoded_bytes(static_cast<Encoding>(header.encoding), element_type(header.kind), elements);
+  return encoded_bytes(static_cast<Encoding>(header.encoding), element_type(header.kind), elements_);
 }
 
 bool ServerSlice::may_come(const Header& header, int worker) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
   switch (header.kind) {
     case FrameKind::kInit:
-      return encoding == (worker == 0 && !catches_up[0] ? Encoding::kPlain : Encoding::kAbsent);
+      return encoding == (worker == 0 && !turns.catches_up(0) ? Encoding::kPlain : Encoding::kAbsent);
     case FrameKind::kPush:
       return encoding == Encoding::kAbsent || encoding == key.compression.encoding;
     case FrameKind::kFetch:
@@ -83,27 +71,178 @@ bool ServerSlice::may_come(const Header& header, int worker) const {
   }
 }
 
-void ServerSlice::replace_value(const void* value) {
-  make_writable(value_, bytes);
-  std::memcpy(value_, value, bytes);
+void* ServerSlice::place_of(const Header& header, PooledBuffer& buffer) {
+  if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
+  if (header.kind == FrameKind::kInit && !std::exchange(has_first_value_, true)) return value_;
+  buffer = PooledBuffer(host_.transient, header.payload_bytes);
+  return buffer.data();
+}
+
+size_t ServerSlice::answer_bytes(const Header& header) const {
+  return header.kind == FrameKind::kInit ? bytes_ : header.kind == FrameKind::kFetch ? sum_bytes_ : 0;
+}
+
+// --- a round -------------------------------------------------------------------------------------------------------
+
+void ServerSlice::push(Task& task, Reply& reply) {
+  if (task.payload) reply.contradicts = numbers_.note(task.worker, task.header.scalars);
+  if (reply.contradicts >= 0) return;
+  add(task);
+  reply.is_summed = true;
+  if (outstanding_.fetch_sub(1) == 1) resume(reply);
+}
+
+void ServerSlice::add(Task& task) {
+  const int worker = task.worker, machine = key.machines->of(worker);
+  ++pushed_;
+  present_ += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
+  is_filled_ |= task.is_filled;
+  if (worker == 0) priority_ = task.header.priority;
+  void* const gradient = task.payload.release();
+  if (host_.sum_order != SumOrder::kRank) return total_.add(0, gradient, key.compression);
+  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, gradient, key.compression);
+  RankSum& sum = machine_[static_cast<size_t>(machine)];
+  sum.add(key.machines->place(worker), gradient, key.compression);
+  if (sum.complete()) total_.add(machine, sum.take_rounded());
+}
+
+void ServerSlice::resume(Reply& reply) {
+  update();
+  const std::vector<int> workers = receivers();
+  outstanding_ = key.pushes_of_round() + static_cast<int>(workers.size());  // sends
+  ++published;
+  Frame frame = value_frame(has_new_value_ ? value_encoding_ : Encoding::kAbsent);
+  reply.published = frame.header;
+  for (int worker : workers) {
+    frame.header.of_machine = key.is_shared(worker);
+    send(worker, frame, reply);
+  }
+  answer_who_catches_up(reply);
+}
+
+// The value becomes update(value, sum), or the sum itself without an optimizer.
+void ServerSlice::update() {
+  drop_replaced();
+  const Optimizer* const its = optimizer();
+  void* sum = total_.take();
+  has_new_value_ = sum != nullptr || (is_filled_ && its != nullptr);
+  if (sum != nullptr && its == nullptr) {
+    if (key.average) divide_sum(dtype_, sum, present_, elements_);
+    publish_sum(sum);
+  } else if (sum != nullptr) {
+    make_state(*its);
+    if (key.average) numbers_.scalars.rescale /= present_;
+    value_encoding_ = Encoding::kPlain;
+    its->update(dtype_, value_, master_, state_.data(), sum, elements_, numbers_.scalars);
+  }
+  if (sum != nullptr) host_.transient.give_back(sum, sum_bytes_);
+  pushed_ = 0;
+  present_ = 0;
+  is_filled_ = false;
+  numbers_.first = -1;
+}
+
+void ServerSlice::publish_sum(void*& sum) {
+  if (key.compression.encoding == Encoding::kFloat16) {
+    if (wire_value_ == nullptr) wire_value_ = host_.values.take(pushed_bytes_);
+    finish_sum(DType::kFloat16, wire_value_, sum, elements_);
+    value_encoding_ = Encoding::kFloat16;
+  } else if (sum_dtype_ == dtype_) {
+    std::swap(value_, sum);
+  } else {
+    finish_sum(dtype_, value_, sum, elements_);
+  }
+}
+
+Frame ServerSlice::value_frame(Encoding encoding) {
+  Frame frame;
+  frame.header = header_of(FrameKind::kValue, encoding);
+  frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
+  frame.payload = lent(value_encoding_ == Encoding::kFloat16 ? wire_value_ : value_);  // of kAbsent none is sent
+  frame.context = static_cast<Lender*>(this);
+  return frame;
+}
+
+// Who waits has not pushed yet, so that `outstanding_` cannot be zero. What was asked for can be asked for again: it counts
+// as kept for who asks.
+void ServerSlice::send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) {
+  if (workers.empty()) return;
+  outstanding_ += static_cast<int>(workers.size());
+  Frame frame = value_frame(value_encoding_);
+  if (asked_for) frame.copied_bytes = frame.header.payload_bytes;
+  for (int worker : workers) send(worker, frame, reply);
+}
+
+void ServerSlice::taken_back() {
+  if (outstanding_.fetch_sub(1) == 1) host_.resume(*this, {published + 1, priority_});
+}
+
+// --- other contents ------------------------------------------------------------------------------------------------
+
+void ServerSlice::replace_value(PooledBuffer value) {
+  make_writable(value_, bytes_);
+  std::memcpy(value_, value.data(), bytes_);
   value_encoding_ = Encoding::kPlain;
   if (master_ == nullptr) return;
   make_writable(master_, sum_bytes_);
-  start_sum(dtype_, master_, value_, elements);
+  start_sum(dtype_, master_, value_, elements_);
 }
 
-void ServerSlice::replace_state(const Optimizer& optimizer, uint8_t part, const void* content) {
-  void*& state = state_at(optimizer, part);
+void ServerSlice::fetch(Task& task, Reply& reply) {
+  Frame frame;
+  frame.header = task.header;
+  frame.header.kind = FrameKind::kPart;
+  frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
+  frame.header.payload_bytes = static_cast<uint32_t>(sum_bytes_);
+  frame.payload = lent(state_at(task.header.part));
+  frame.copied_bytes = frame.header.payload_bytes;
+  frame.context = static_cast<Lender*>(this);
+  ++outstanding_;  // before it can be zero, as in send_value()
+  send(task.worker, frame, reply);
+}
+
+void ServerSlice::store(Task& task, Reply& reply) {
+  void*& state = state_at(task.header.part);
   make_writable(state, sum_bytes_);
-  std::memcpy(state, content, sum_bytes_);
+  std::memcpy(state, task.payload.data(), sum_bytes_);
+  if (!is_lost(task)) acknowledge(task, reply);
+}
+
+// A sum that went out as float16 is nowhere else: it is captured as its receivers have it.
+const char* ServerSlice::capture(std::vector<CapturedArray>& captured) const {
+  CapturedArray value = captured_array(0, dtype_, elements_);
+  if (value_encoding_ == Encoding::kFloat16) {
+    std::memcpy(value.data.get() + pushed_bytes_, wire_value_, pushed_bytes_);
+    widen_in_place(reinterpret_cast<float*>(value.data.get()), elements_);
+  } else {
+    std::memcpy(value.data.get(), value_, bytes_);
+  }
+  captured.push_back(std::move(value));
+  capture_state(state_, master_, elements_, captured);
+  return nullptr;
+}
+
+void ServerSlice::make_state(const Optimizer& optimizer) {
+  if (master_ == nullptr && optimizer.needs_master(dtype_)) {
+    master_ = host_.values.take(sum_bytes_);
+    start_sum(dtype_, master_, value_, elements_);
+  }
+  if (!state_.empty()) return;
+  for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(host_.values.take(sum_bytes_));
+  optimizer.start_state(dtype_, value_, state_.data(), elements_);
+}
+
+void*& ServerSlice::state_at(uint8_t part) {
+  make_state(*optimizer());  // it was there when the frame was checked
+  return part == kMaster ? master_ : state_[part - 1];
 }
 
 // Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.
 void ServerSlice::make_writable(void*& array, size_t size) {
-  const int pushes_to_come = pushes_ - pushed_;
-  if (outstanding == pushes_to_come) return drop_replaced();
+  const int pushes_to_come = key.pushes_of_round() - pushed_;
+  if (outstanding_ == pushes_to_come) return drop_replaced();
   if (std::find(not_lent_.begin(), not_lent_.end(), array) != not_lent_.end()) return;
-  replaced_.push_back({std::exchange(array, values_.take(size)), size});
+  replaced_.push_back({std::exchange(array, host_.values.take(size)), size});
   not_lent_.push_back(array);
 }
 
@@ -114,92 +253,7 @@ const void* ServerSlice::lent(const void* array) {
 
 void ServerSlice::drop_replaced() {
   not_lent_.clear();
-  for (const auto& [array, size] : std::exchange(replaced_, {})) values_.give_back(array, size);
-}
-
-std::vector<int> ServerSlice::init(int worker, uint32_t n, bool waits) {
-  note_init(worker, n, waits);
-  return take_answerable();
-}
-
-int ServerSlice::add(int worker, const Header& header, void* gradient, bool is_filled) {
-  ++pushed_;
-  present_ += gradient == nullptr ? 0 : header.of_machine != 0 ? header.contributors : 1;
-  is_filled_ |= is_filled;
-  const int contradicts = gradient == nullptr ? -1 : numbers_.note(worker, header.scalars);
-  if (worker == 0) priority_ = header.priority;
-  sum(worker, gradient);
-  return contradicts;
-}
-
-void ServerSlice::sum(int worker, void* gradient) {
-  const int machine = key.machines->of(worker);
-  if (!in_order_) return total_.add(0, gradient, key.compression);
-  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, gradient, key.compression);
-  RankSum& sum = machine_[static_cast<size_t>(machine)];
-  sum.add(key.machines->place(worker), gradient, key.compression);
-  if (sum.complete()) total_.add(machine, sum.take_rounded());
-}
-
-void ServerSlice::finish(const Optimizer* optimizer) {
-  drop_replaced();
-  void* sum = total_.take();
-  has_new_value_ = sum != nullptr || (is_filled_ && optimizer != nullptr);
-  if (sum != nullptr && optimizer == nullptr) {
-    if (key.average) divide_sum(dtype_, sum, present_, elements);
-    publish_sum(sum);
-  } else if (sum != nullptr) {
-    make_state(*optimizer);
-    if (key.average) numbers_.scalars.rescale /= present_;
-    value_encoding_ = Encoding::kPlain;
-    optimizer->update(dtype_, value_, master_, state_.data(), sum, elements, numbers_.scalars);
-  }
-  if (sum != nullptr) gradients_.give_back(sum, sum_bytes_);
-  pushed_ = 0;
-  present_ = 0;
-  is_filled_ = false;
-  numbers_.first = -1;
-}
-
-void ServerSlice::publish_sum(void*& sum) {
-  if (key.compression.encoding == Encoding::kFloat16) {
-    if (wire_value_ == nullptr) wire_value_ = values_.take(pushed_bytes);
-    finish_sum(DType::kFloat16, wire_value_, sum, elements);
-    value_encoding_ = Encoding::kFloat16;
-  } else if (sum_dtype_ == dtype_) {
-    std::swap(value_, sum);
-  } else {
-    finish_sum(dtype_, value_, sum, elements);
-  }
-}
-
-void ServerSlice::make_state(const Optimizer& optimizer) {
-  if (master_ == nullptr && optimizer.needs_master(dtype_)) {
-    master_ = values_.take(sum_bytes_);
-    start_sum(dtype_, master_, value_, elements);
-  }
-  if (!state_.empty()) return;
-  for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(values_.take(sum_bytes_));
-  optimizer.start_state(dtype_, value_, state_.data(), elements);
-}
-
-// A sum that went out as float16 is nowhere else: it is captured as its receivers have it.
-const char* ServerSlice::capture(std::vector<CapturedArray>& captured) const {
-  CapturedArray value = captured_array(0, dtype_, elements);
-  if (value_encoding_ == Encoding::kFloat16) {
-    std::memcpy(value.data.get() + pushed_bytes, wire_value_, pushed_bytes);
-    widen_in_place(reinterpret_cast<float*>(value.data.get()), elements);
-  } else {
-    std::memcpy(value.data.get(), value_, bytes);
-  }
-  captured.push_back(std::move(value));
-  capture_state(state_, master_, elements, captured);
-  return nullptr;
-}
-
-void*& ServerSlice::state_at(const Optimizer& optimizer, uint8_t part) {
-  make_state(optimizer);
-  return part == kMaster ? master_ : state_[part - 1];
+  for (const auto& [array, size] : std::exchange(replaced_, {})) host_.values.give_back(array, size);
 }
 
 }  // namespace p3

@@ -18,8 +18,8 @@ namespace p3 {
 // Who lent a frame its payload; the frame's context.
 class Lender {
  public:
-  // The frame has left. Any thread. True: the lender can go on with what waited for that (see ServerSlice).
-  virtual bool taken_back() = 0;
+  // The frame has left. Any thread.
+  virtual void taken_back() = 0;
 
  protected:
   ~Lender() = default;
@@ -51,12 +51,10 @@ class LentBuffers {
   struct Lent final : Lender {
     Lent(PooledBuffer its_content, int its_borrowers) : content(std::move(its_content)), borrowers(its_borrowers) {}
 
-    bool taken_back() override {
-      if (borrowers.fetch_sub(1) == 1) {
-        content.give_back();
-        returned = true;  // and may be destroyed
-      }
-      return false;
+    void taken_back() override {
+      if (borrowers.fetch_sub(1) != 1) return;
+      content.give_back();
+      returned = true;  // and may be destroyed
     }
 
     PooledBuffer content;

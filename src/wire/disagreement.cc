@@ -29,6 +29,8 @@ std::string push_of(const std::string& key, uint64_t round) {
   return "push round " + std::to_string(round) + " of key '" + key + "'";
 }
 
+std::string init_of(const std::string& key) { return "wait for its value of key '" + key + "'"; }
+
 Error left_too_early(const std::string& label, const std::string& worker, const std::string& waiting) {
   return Error(ErrorKind::kDisagreement,
                label + ": " + worker + " ended, but others still " + waiting +

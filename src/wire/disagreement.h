@@ -21,6 +21,8 @@ struct RoundNumbers {
 
 // "push round 3 of key 'w'"
 std::string push_of(const std::string& key, uint64_t round);
+// "wait for its value of key 'w'"
+std::string init_of(const std::string& key);
 
 // `label` sees that `worker` has ended while others do what `waiting` says.
 Error left_too_early(const std::string& label, const std::string& worker, const std::string& waiting);

@@ -1,6 +1,7 @@
 #include "wire/rows.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace p3 {
 namespace {

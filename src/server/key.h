@@ -1,0 +1,44 @@
+// What the shards of one key share, and the keys of one store.
+// Threads: plain values; the Registry's, which says when they may change.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "p3/compression.h"
+#include "p3/machines.h"
+#include "p3/optimizer.h"
+#include "p3/slicing.h"
+
+namespace p3 {
+
+struct Store {
+  std::unique_ptr<const Optimizer> optimizer;  // null: the servers only sum
+  Compression compression;
+  bool average = false;
+  bool has_keys = false;
+};
+
+// Immutable after define().
+struct ServerKey {
+  KeyPlan plan;
+  std::string name;
+  int store = 0;
+  Compression compression;             // of what is pushed; and float16 sums are sent as such
+  bool average = false;                // of the gradients of those that took part, instead of their sum
+  const Machines* machines = nullptr;  // the server's
+  // Whether the leader of each machine pushes for all its workers, and gets the value for them.
+  bool aggregated = false;
+  // Another plan of a key that trains already: its rows and their state come from there, and its rounds go on.
+  bool is_successor = false;
+
+  // Whose first value a worker waits for, besides rank 0's: who pushes for others must know the key before they push.
+  int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : 0; }
+  // Whether this worker pushes in each round, for itself or for its machine, and the value of the round goes to it.
+  bool pushes(int worker) const { return !aggregated || machines->leader_of(worker) == worker; }
+  // Whether it does so for others as well.
+  bool is_shared(int worker) const { return aggregated && !machines->is_alone(worker); }
+  int pushes_of_round() const { return aggregated ? machines->count() : machines->num_workers(); }
+};
+
+}  // namespace p3

@@ -1,0 +1,166 @@
+#include "server/registry.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "p3/error.h"
+#include "server/partition.h"
+#include "server/slice.h"
+
+namespace p3 {
+
+void Registry::define(const KeyPlan& plan, std::string name, int store) {
+  if (!makes_sense(plan))
+    throw Error(ErrorKind::kUsage, host_.label + ": the plan of key '" + name + "' makes no sense.");
+  auto entry = std::make_unique<Entry>();
+  ServerKey& key = entry->key;
+  key.machines = &machines_;
+  key.plan = plan;
+  key.name = std::move(name);
+  key.store = store;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Store& settings = stores_[store];
+    settings.has_keys = true;
+    if (!plan.has_rows()) key.compression = {settings.compression.of(plan.dtype), settings.compression.threshold};
+    key.average = settings.average;
+    key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain;
+  }
+  if (key.average && !is_float(plan.dtype))
+    throw Error(ErrorKind::kUsage, host_.label + ": key '" + key.name + "' is of type " + name_of(plan.dtype) +
+                                       "; only floating point keys can be averaged.");
+  add(std::move(entry), 1);
+}
+
+void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
+  auto entry = std::make_unique<Entry>();
+  int parts = 1;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = keys_.find(predecessor);
+    if (found == keys_.end() || !makes_sense(plan) || !plan.has_rows() ||
+        plan.elements != found->second->key.plan.elements ||
+        plan.row_elements != found->second->key.plan.row_elements || plan.dtype != found->second->key.plan.dtype)
+      throw Error(ErrorKind::kUsage, host_.label + ": key " + std::to_string(predecessor) + " can have no such successor.");
+    entry->key = found->second->key;
+    if (const Optimizer* optimizer = stores_.at(entry->key.store).optimizer.get())
+      parts += optimizer->state_count() + optimizer->needs_master(plan.dtype);
+  }
+  entry->key.plan = plan;
+  entry->key.is_successor = true;
+  add(std::move(entry), parts);
+}
+
+void Registry::add(std::unique_ptr<Entry> entry, int parts) {
+  const KeyPlan plan = entry->key.plan;
+  try {
+    make_shards(*entry, parts);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorKind::kUsage, host_.label + ": no memory for this server's part of key '" + entry->key.name +
+                                       "', which has " + std::to_string(plan.elements) + " elements of type " +
+                                       name_of(plan.dtype) + ". Use more servers.");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!keys_.emplace(plan.wire_key, std::move(entry)).second)
+    throw Error(ErrorKind::kUsage, host_.label + ": key " + std::to_string(plan.wire_key) + " is defined already.");
+}
+
+void Registry::make_shards(Entry& entry, int parts) {
+  const ServerKey& key = entry.key;
+  entry.shards.resize(slice_count(key.plan));
+  for (uint32_t i = 0; i < entry.shards.size(); ++i) {
+    if (server_of(key.plan, i, num_servers_) != rank_) continue;
+    const int thread = static_cast<int>(next_thread_++ % static_cast<size_t>(threads_));
+    if (key.plan.has_rows())
+      entry.shards[i] = std::make_unique<ServerPartition>(key, i, thread, host_, parts);
+    else
+      entry.shards[i] = std::make_unique<ServerSlice>(key, i, thread, host_);
+  }
+}
+
+// Buffers that its shards have lent may still be in the hands of a sender, though all have come to their receivers.
+void Registry::drop(uint32_t wire_key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = keys_.find(wire_key);
+  if (found == keys_.end() || !found->second->key.plan.has_rows()) return;  // others never have a successor
+  for (const auto& shard : found->second->shards)
+    if (shard != nullptr) still_lent_.push_back(shard->hand_over_lent());
+  keys_.erase(found);
+  still_lent_.erase(
+      std::remove_if(still_lent_.begin(), still_lent_.end(), [](LentBuffers& lent) { return lent.is_idle(); }),
+      still_lent_.end());
+}
+
+void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
+  auto optimizer = Optimizer::make(spec);
+  std::lock_guard<std::mutex> lock(mutex_);
+  Store& settings = stores_[store];
+  if (settings.optimizer != nullptr)
+    throw Error(ErrorKind::kUsage, host_.label + ": store " + std::to_string(store) + " has an optimizer already.");
+  settings.optimizer = std::move(optimizer);
+}
+
+void Registry::set_compression(int store, const Compression& compression) {
+  check(compression);
+  std::lock_guard<std::mutex> lock(mutex_);
+  without_keys(store).compression = compression;
+}
+
+void Registry::set_average(int store, bool average) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  without_keys(store).average = average;
+}
+
+// With the lock held.
+Store& Registry::without_keys(int store) {
+  Store& settings = stores_[store];
+  if (settings.has_keys)
+    throw Error(ErrorKind::kUsage, host_.label + ": store " + std::to_string(store) +
+                                       " has keys already; set its compression and reduction before its first init.");
+  return settings;
+}
+
+const Optimizer* Registry::optimizer_of(const ServerKey& key) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Optimizer* optimizer = stores_.at(key.store).optimizer.get();
+  if (optimizer != nullptr && !is_float(key.plan.dtype))
+    throw Error(ErrorKind::kUsage, host_.label + ": key '" + key.name + "' is of type " + name_of(key.plan.dtype) +
+                                       "; an optimizer updates floating point keys only.");
+  return optimizer;
+}
+
+bool Registry::can_move(const ServerKey& key, uint32_t plan) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = keys_.find(plan);
+  if (found == keys_.end() || plan == key.plan.wire_key) return false;
+  const ServerKey& to = found->second->key;
+  return to.is_successor && to.store == key.store && to.name == key.name;
+}
+
+std::vector<uint32_t> Registry::wire_keys() const {
+  std::vector<uint32_t> wire_keys;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [wire_key, entry] : keys_) wire_keys.push_back(wire_key);
+  return wire_keys;
+}
+
+Shard* Registry::find(const Header& header) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = keys_.find(header.key);
+  if (found == keys_.end() || header.slice >= found->second->shards.size()) return nullptr;
+  return found->second->shards[header.slice].get();
+}
+
+std::vector<Shard*> Registry::shards_of(uint32_t wire_key) const {
+  std::vector<Shard*> shards;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = keys_.find(wire_key);
+  if (found == keys_.end())
+    throw Error(ErrorKind::kUsage, host_.label + ": there is no key " + std::to_string(wire_key) + ".");
+  for (const auto& shard : found->second->shards)
+    if (shard != nullptr) shards.push_back(shard.get());
+  return shards;
+}
+
+}  // namespace p3

@@ -1,0 +1,82 @@
+// The keys and stores of one server, and the shards that it owns of them.
+// Threads: any. A shard stays where it is until its key is dropped; who works on one makes sure that it is not dropped.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "p3/machines.h"
+#include "p3/slicing.h"
+#include "server/key.h"
+#include "server/shard.h"
+
+namespace p3 {
+
+class Registry {
+ public:
+  // Server `rank` of `num_servers`. Shards are shared out to `threads` threads. `aggregates`: leaders push for their
+  // machines. All references outlive it.
+  Registry(int rank, int num_servers, int threads, const Machines& machines, bool aggregates, ShardHost& host)
+      : rank_(rank), num_servers_(num_servers), threads_(threads), machines_(machines), aggregates_(aggregates),
+        host_(host) {}
+
+  // As Server's methods of the same name.
+  void define(const KeyPlan& plan, std::string name, int store);
+  void define_successor(const KeyPlan& plan, uint32_t predecessor);
+  void drop(uint32_t wire_key);
+  void set_optimizer(int store, const OptimizerSpec& spec);
+  void set_compression(int store, const Compression& compression);
+  void set_average(int store, bool average);
+
+  const Optimizer* optimizer_of(const ServerKey& key) const;
+  bool can_move(const ServerKey& key, uint32_t plan) const;
+  std::vector<uint32_t> wire_keys() const;
+  // The shard that a frame is about; null: of no key, or another server's.
+  Shard* find(const Header& header) const;
+  // Throws Error(kUsage) if there is no such key.
+  std::vector<Shard*> shards_of(uint32_t wire_key) const;
+  // Calls visit(shard) for each, under the lock; until it returns true. Whether it did.
+  template <typename Visit>
+  bool any_shard(Visit visit) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [wire_key, key] : keys_)
+      for (const auto& shard : key->shards)
+        if (shard != nullptr && visit(*shard)) return true;
+    return false;
+  }
+  template <typename Visit>
+  void each_shard(Visit visit) const {
+    any_shard([&](Shard& shard) {
+      visit(shard);
+      return false;
+    });
+  }
+
+ private:
+  struct Entry {
+    ServerKey key;
+    std::vector<std::unique_ptr<Shard>> shards;  // null where another server owns it
+  };
+
+  void add(std::unique_ptr<Entry> entry, int parts);
+  void make_shards(Entry& entry, int parts);
+  Store& without_keys(int store);
+
+  const int rank_, num_servers_, threads_;
+  const Machines& machines_;
+  const bool aggregates_;
+  ShardHost& host_;
+  size_t next_thread_ = 0;
+
+  mutable std::mutex mutex_;  // all below; their elements stay where they are
+  std::unordered_map<uint32_t, std::unique_ptr<Entry>> keys_;
+  std::vector<LentBuffers> still_lent_;  // by keys that were dropped
+  std::map<int, Store> stores_;
+};
+
+}  // namespace p3
