@@ -41,7 +41,7 @@ void* MachineLeader::room_for(int van, const Key& key, const Header& push) {
   LocalPush& arriving = member(place).arriving;
   arriving = {key.machine_sum, &key, place, {push}, {}};
   if (static_cast<Encoding>(push.encoding) != Encoding::kAbsent)
-    arriving.payload = PooledBuffer(pool_, room_bytes(key, push));
+    arriving.payload = PooledBuffer(pool_, key.machine_sum->room_bytes(push));
   return arriving.payload.data();
 }
 
@@ -75,7 +75,7 @@ void MachineLeader::add(LocalPush push) {
   MachineSum& sum = *push.sum;
   if (push.place == 0) {
     check_that_nobody_left(*push.key, header.round);
-    push.payload = copy_of(*push.key, push.frame);
+    push.payload = copy_of(sum, push.frame);
     if (ends_round(header, push.payload.data())) sum.note_arrival(0, header);
   }
   const MachineSum::Outcome outcome = sum.add(push.place, header, std::move(push.payload));
@@ -93,14 +93,9 @@ void MachineLeader::add(LocalPush push) {
   transport_.send(frames, Transport::Write::kHere);
 }
 
-// Rows may come in any size; slices have few.
-size_t MachineLeader::room_bytes(const Key& key, const Header& push) {
-  return key.row_elements > 0 ? BufferPool::roomy(push.payload_bytes) : push.payload_bytes;
-}
-
-PooledBuffer MachineLeader::copy_of(const Key& key, const Frame& own) {
+PooledBuffer MachineLeader::copy_of(const MachineSum& sum, const Frame& own) {
   if (static_cast<Encoding>(own.header.encoding) == Encoding::kAbsent) return {};
-  PooledBuffer copy(pool_, room_bytes(key, own.header));
+  PooledBuffer copy(pool_, sum.room_bytes(own.header));
   if (own.encoder != nullptr)
     own.encoder->encode(own.header, own.payload, copy.data());
   else if (own.header.payload_bytes > 0)
@@ -125,55 +120,13 @@ void MachineLeader::note_late(const Key& key, std::chrono::steady_clock::time_po
 
 // --- answers -------------------------------------------------------------------------------------------------------
 
-std::vector<Transport::Outgoing> MachineLeader::pass_on_slice(Key& key, const Header& header, const void* value) const {
-  key.machine_sum->answered(header.slice);
-  Frame frame;
-  frame.header = header;
-  frame.header.of_machine = 0;
-  frame.payload = value;
-  frame.context = &key;
+std::optional<Frame> MachineLeader::pass_on(Key& key, const Header& header, const void* payload) {
+  MachineSum::Passed passed = key.machine_sum->pass_on(header, payload, key);
   std::vector<Transport::Outgoing> frames;
-  for (const Member& member : members_) frames.push_back({member.van, frame});
-  return frames;
-}
-
-std::optional<Frame> MachineLeader::pass_on_rows(const Key& key, const Header& header, const void* payload) {
-  auto& sum = static_cast<MachineRows&>(*key.machine_sum);
-  const bool absent = static_cast<Encoding>(header.encoding) == Encoding::kAbsent;
-  const bool last = ends_round(header, absent ? nullptr : payload);
-  Frame rows{header, payload};
-  rows.header.of_machine = 0;
-  Frame acknowledgement = rows;
-  if (!absent) {
-    std::memcpy(&acknowledgement_, payload, sizeof acknowledgement_);
-    acknowledgement_.first_row = partition_at(sum.plan, header.slice).first;
-    acknowledgement_.rows = acknowledgement_.id_bytes = 0;
-    acknowledgement_.coding = IdCoding::kRange;
-    acknowledgement.header.payload_bytes = sizeof acknowledgement_;
-    acknowledgement.payload = &acknowledgement_;
-  }
-
-  // A copy: the leader's own may be somewhere else by the time it leaves.
-  const auto send_to = [&](bool wanting, const Frame& original) {
-    std::vector<Transport::Outgoing> frames;
-    for (size_t i = 0; i < members_.size(); ++i)
-      if (sum.wants(static_cast<int>(i) + 1, header.slice) == wanting) frames.push_back({members_[i].van, original});
-    if (frames.empty()) return;
-    const size_t bytes = original.header.payload_bytes;
-    if (bytes > 0) {
-      PooledBuffer copy(pool_, BufferPool::roomy(bytes));
-      std::memcpy(copy.data(), original.payload, bytes);
-      const Frame lent = lent_.lend(original.header, std::move(copy), bytes, static_cast<int>(frames.size()));
-      for (Transport::Outgoing& outgoing : frames) outgoing.frame = lent;
-    }
-    transport_.send(frames, Transport::Write::kHere);
-  };
-  if (last) sum.answered(header.slice);
-  send_to(true, rows);
-  if (last) send_to(false, acknowledgement);
-  if (sum.wants(0, header.slice)) return rows;
-  if (last) return acknowledgement;
-  return {};
+  frames.reserve(passed.frames.size());
+  for (const auto& [place, frame] : passed.frames) frames.push_back({member(place).van, frame});
+  if (!frames.empty()) transport_.send(frames, Transport::Write::kHere);
+  return passed.own;
 }
 
 }  // namespace p3

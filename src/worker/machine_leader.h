@@ -20,7 +20,7 @@
 #include "transport/priority_queue.h"
 #include "wire/rows.h"
 #include "transport/transport.h"
-#include "worker/operation.h"
+#include "worker/key.h"
 
 namespace p3 {
 
@@ -46,11 +46,9 @@ class MachineLeader {
   // Adds one frame; the machine's push leaves once all are in. True: there was more. Throws what is wrong with it.
   bool work();
 
-  // The frames that pass on a slice from where it has landed; `key` is their context.
-  std::vector<Transport::Outgoing> pass_on_slice(Key& key, const Header& header, const void* value) const;
-  // Passes rows on, to each member as it wants them. Returns what is for the leader itself, if anything: the frame, or
-  // an acknowledgement without rows. It is borrowed until the next call.
-  std::optional<Frame> pass_on_rows(const Key& key, const Header& header, const void* payload);
+  // Passes a frame of an answer on to the members, as each wants it. Returns what is for the leader itself, if anything,
+  // until the next call. What has landed is borrowed from `key`: its Lender is told of each frame that has left.
+  std::optional<Frame> pass_on(Key& key, const Header& header, const void* payload);
 
   void note_departure(int van) { member(place_of(van)).left = true; }
   // Who of this machine has not pushed a round that another one has.
@@ -79,9 +77,7 @@ class MachineLeader {
   const std::string& label() const { return transport_.options().label; }
   const std::string& label_of(int place) { return place == 0 ? label() : transport_.label(member(place).van); }
   static uint64_t held_by(const LocalPush& push) { return sizeof push + push.frame.header.payload_bytes; }
-  // Of a received payload.
-  static size_t room_bytes(const Key& key, const Header& push);
-  PooledBuffer copy_of(const Key& key, const Frame& own);
+  PooledBuffer copy_of(const MachineSum& sum, const Frame& own);
   void add(LocalPush push);
 
   const int rank_;
@@ -90,7 +86,6 @@ class MachineLeader {
   BufferPool pool_;
   LentBuffers lent_;
   std::vector<Member> members_;  // by rank
-  RowsHeader acknowledgement_;   // pass_on_rows
 
   std::mutex mutex_;  // the queue
   PriorityQueue<LocalPush> pushes_;

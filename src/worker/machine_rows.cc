@@ -1,6 +1,8 @@
 #include "worker/machine_rows.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 namespace p3 {
 
@@ -73,6 +75,43 @@ std::vector<Frame> MachineRows::take(uint32_t index) {
   partition.as_blocks = false;
   partition.next_plan = 0;
   return frames;
+}
+
+MachineSum::Passed MachineRows::pass_on(const Header& header, const void* payload, Lender&) {
+  const bool absent = static_cast<Encoding>(header.encoding) == Encoding::kAbsent;
+  const bool last = ends_round(header, absent ? nullptr : payload);
+  Frame rows{header, payload};
+  rows.header.of_machine = 0;
+  Frame acknowledgement = rows;
+  if (!absent) {
+    std::memcpy(&acknowledgement_, payload, sizeof acknowledgement_);
+    acknowledgement_.first_row = partition_at(plan, header.slice).first;
+    acknowledgement_.rows = acknowledgement_.id_bytes = 0;
+    acknowledgement_.coding = IdCoding::kRange;
+    acknowledgement.header.payload_bytes = sizeof acknowledgement_;
+    acknowledgement.payload = &acknowledgement_;
+  }
+  if (last) answered(header.slice);
+  Passed passed;
+  pass_to(true, rows, passed);
+  if (last) pass_to(false, acknowledgement, passed);
+  if (wants(0, header.slice))
+    passed.own = rows;
+  else if (last)
+    passed.own = acknowledgement;
+  return passed;
+}
+
+void MachineRows::pass_to(bool wanting, const Frame& frame, Passed& passed) {
+  const size_t first = passed.frames.size(), bytes = frame.header.payload_bytes;
+  for (int place = 1; place < workers(); ++place)
+    if (wants(place, frame.header.slice) == wanting) passed.frames.push_back({place, frame});
+  const auto receivers = static_cast<int>(passed.frames.size() - first);
+  if (receivers == 0 || bytes == 0) return;
+  PooledBuffer copy(pool_, BufferPool::roomy(bytes));
+  std::memcpy(copy.data(), frame.payload, bytes);
+  const Frame lent = lent_.lend(frame.header, std::move(copy), bytes, receivers);
+  for (size_t i = first; i < passed.frames.size(); ++i) passed.frames[i].frame = lent;
 }
 
 }  // namespace p3

@@ -20,10 +20,10 @@ class MachineRows final : public MachineSum {
   // Frame by frame. The machine's frames are blocks if the leader's own were.
   Outcome add(int place, const Header& push, PooledBuffer payload) override;
 
-  // Whether a worker wants what has become of the rows, until the next round.
-  bool wants(int place, uint32_t partition) const { return partitions_[partition].wants[static_cast<size_t>(place)]; }
-  // Of the machine's pushes since the last call.
-  uint64_t take_pushed_bytes() { return std::exchange(pushed_bytes_, 0); }
+  size_t room_bytes(const Header& push) const override { return BufferPool::roomy(push.payload_bytes); }
+  // As copies, because the leader's own may be somewhere else by the time they leave; to those who want rows. The others
+  // get an acknowledgement without rows once the last frame is there.
+  Passed pass_on(const Header& header, const void* payload, Lender& landing) override;
 
  private:
   struct Partition {
@@ -40,11 +40,13 @@ class MachineRows final : public MachineSum {
 
   const char* problem_with_payload(const Header& push) const override;
   std::vector<Frame> take(uint32_t partition);
+  bool wants(int place, uint32_t partition) const { return partitions_[partition].wants[static_cast<size_t>(place)]; }
+  void pass_to(bool wanting, const Frame& frame, Passed& passed);
 
   BufferPool& pool_;
   LentBuffers& lent_;
   std::deque<Partition> partitions_;
-  uint64_t pushed_bytes_ = 0;
+  RowsHeader acknowledgement_;  // that was last given to the leader
 };
 
 }  // namespace p3

@@ -33,4 +33,17 @@ MachineSum::Outcome MachineSlices::add(int place, const Header& push, PooledBuff
   return outcome;
 }
 
+MachineSum::Passed MachineSlices::pass_on(const Header& header, const void* value, Lender& landing) {
+  answered(header.slice);
+  Frame frame;
+  frame.header = header;
+  frame.header.of_machine = 0;
+  frame.payload = value;
+  Passed passed;
+  passed.own = frame;
+  frame.context = &landing;
+  for (int place = 1; place < workers(); ++place) passed.frames.push_back({place, frame});
+  return passed;
+}
+
 }  // namespace p3

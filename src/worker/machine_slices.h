@@ -14,7 +14,11 @@ class MachineSlices final : public MachineSum {
   // `lent` holds the sums that leave.
   MachineSlices(const KeyPlan& plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent);
 
+  size_t room_bytes(const Header& push) const override { return push.payload_bytes; }
   Outcome add(int place, const Header& push, PooledBuffer payload) override;
+  // From where it has landed; the leader has it already.
+  Passed pass_on(const Header& header, const void* value, Lender& landing) override;
+  int frames_from_landing() const override { return workers() - 1; }
 
  private:
   const char* problem_with_payload(const Header& push) const override;

@@ -5,10 +5,11 @@
 
 namespace p3 {
 
-MachineSum::MachineSum(const KeyPlan& its_plan, int workers, uint64_t next_round)
+MachineSum::MachineSum(const KeyPlan& its_plan, int its_workers, uint64_t next_round)
     : plan(its_plan),
+      workers_(its_workers),
       shards_(slice_count(plan),
-              {std::vector<uint64_t>(static_cast<size_t>(workers), 0), next_round, {}, {}, {}, false}) {}
+              {std::vector<uint64_t>(static_cast<size_t>(its_workers), 0), next_round, {}, {}, {}, false}) {}
 
 void MachineSum::note_arrival(int place, const Header& push) {
   Shard& shard = shards_[push.slice];

@@ -9,12 +9,14 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/buffer_pool.h"
 #include "wire/disagreement.h"
 #include "p3/lateness.h"
 #include "p3/slicing.h"
+#include "transport/lent_buffers.h"
 #include "transport/van.h"
 #include "p3/wire.h"
 
@@ -42,21 +44,41 @@ class MachineSum {
     int contradicts = -1;           // the place of one whose scalars differ from this one's
     std::vector<Frame> push;        // the machine's, with the leader's priority, once all are in
   };
+  // The bytes of a buffer for the payload of a push.
+  virtual size_t room_bytes(const Header& push) const = 0;
   // Adds what came of this worker; the payload is empty if it has no gradient.
   virtual Outcome add(int place, const Header& push, PooledBuffer payload) = 0;
   const RoundScalars& scalars(uint32_t shard) const { return shards_[shard].numbers.scalars; }
 
   // Whether the machine's push has been made, and not answered: then nobody may push.
   bool is_awaiting(uint32_t shard) const { return shards_[shard].awaiting; }
-  void answered(uint32_t shard);
+  // What becomes of a frame of the answer.
+  struct Passed {
+    struct ToMember {
+      int place;
+      Frame frame;
+    };
+    std::vector<ToMember> frames;
+    std::optional<Frame> own;  // for the leader itself; until the next call
+  };
+  // `landing`: whose the payload is, if it lies where it has landed on the leader.
+  virtual Passed pass_on(const Header& header, const void* payload, Lender& landing) = 0;
+  // Of each shard's answer: that borrow the payload from `landing`.
+  virtual int frames_from_landing() const { return 0; }
+  // Of the machine's pushes since the last call; counted for keys of rows alone.
+  uint64_t take_pushed_bytes() { return std::exchange(pushed_bytes_, 0); }
 
  protected:
+  void answered(uint32_t shard);
+  int workers() const { return workers_; }
   // What is wrong with the encoding or the size of a push, or null.
   virtual const char* problem_with_payload(const Header& push) const = 0;
   // Notes the header of a push, or of the last frame of one. Returns who contradicts it, or -1.
   int note(int place, const Header& push, bool has_gradient);
   // The header of the machine's push, which waits for an answer from now on.
   Header take_header(uint32_t shard);
+
+  uint64_t pushed_bytes_ = 0;
 
  private:
   struct Shard {
@@ -68,6 +90,7 @@ class MachineSum {
     bool awaiting = false;
   };
 
+  const int workers_;
   uint64_t& came(int place, uint32_t shard) { return shards_[shard].came[static_cast<size_t>(place)]; }
 
   std::vector<Shard> shards_;

@@ -6,36 +6,40 @@
 #include <utility>
 
 #include "p3/dtype.h"
+#include "wire/routing.h"
 
 namespace p3 {
 
-RowsTransfer::RowsTransfer(Kind kind, const RowsView& rows, void* landing, uint8_t part)
-    : kind_(kind), rows_(rows), landing_(landing), part_(part) {
-  if (kind_ != Kind::kFetch || is_ascending(rows_.ids, rows_.count)) return;
+RowsTransfer::RowsTransfer(Kind its_kind, Key& key, const RowsView& rows, void* landing, uint8_t part)
+    : Transfer(its_kind, key, part), rows_(rows), landing_(landing) {
+  if (kind != Kind::kFetch || is_ascending(rows_.ids, rows_.count)) return;
   ids_.assign(rows_.ids, rows_.ids + rows_.count);
   std::sort(ids_.begin(), ids_.end());
   ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
 }
 
-RowsTransfer::RowsTransfer(Kind kind, std::vector<int64_t> ids, const void* values, void* landing, uint8_t part)
-    : kind_(kind), landing_(landing), part_(part), ids_(std::move(ids)) {
+RowsTransfer::RowsTransfer(Kind its_kind, Key& key, std::vector<int64_t> ids, const void* values, void* landing,
+                           uint8_t part)
+    : Transfer(its_kind, key, part), landing_(landing), ids_(std::move(ids)) {
   rows_ = {ids_.data(), ids_.size(), values};
 }
 
-RowsTransfer::RowsTransfer(std::unique_ptr<const SortedRows> sorted, void* landing)
-    : kind_(Kind::kPush), sorted_(std::move(sorted)), rows_(sorted_->view()), landing_(landing), part_(0) {}
+RowsTransfer::RowsTransfer(Key& key, std::unique_ptr<const SortedRows> sorted, void* landing)
+    : Transfer(Kind::kPush, key), sorted_(std::move(sorted)), rows_(sorted_->view()), landing_(landing) {}
 
-std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, const Header& header, bool as_blocks, uint32_t next_plan) {
+std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
   plan_ = plan;
-  const bool of_state = part_ != 0;
-  row_bytes_ = plan.row_elements * size_of(of_state ? sum_type(plan.dtype) : plan.dtype);
+  row_bytes_ = plan.row_elements * size_of(type());
   if (is_sorted_copy()) fetched_.resize(ids_.size() * row_bytes_);
   parts_.resize(slice_count(plan));
+  const uint32_t next_plan = kind == Kind::kPush ? std::exchange(key_.announced, 0) : 0;
 
   Frame frame;
   frame.header = header;
-  if (is_round()) frame.header.part = landing_ != nullptr;
-  const bool absent = kind_ == Kind::kSkip || kind_ == Kind::kWish;
+  frame.header.kind = frame_kind();
+  frame.header.dtype = static_cast<uint8_t>(type());
+  frame.header.part = is_round() ? landing_ != nullptr : part_;
+  const bool absent = kind == Kind::kSkip || kind == Kind::kInit;
   frame.header.encoding = static_cast<uint8_t>(absent ? Encoding::kAbsent : Encoding::kPlain);
   if (!absent) frame.encoder = this;
 
@@ -56,12 +60,12 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, const Header& header
       continue;
     }
     // A push is waited for by every partition; of all else, something must be answered.
-    if (begin == end && kind_ != Kind::kPush && !(count == 0 && i == 0)) continue;
-    part.pieces = cut_rows(plan, range, ids, begin, end, as_blocks && kind_ == Kind::kPush);
+    if (begin == end && kind != Kind::kPush && !(count == 0 && i == 0)) continue;
+    part.pieces = cut_rows(plan, range, ids, begin, end, key_.as_blocks && kind == Kind::kPush);
     for (RowsPiece& piece : part.pieces) {
       piece.header.next_plan = next_plan;
       frame.header.payload_bytes = static_cast<uint32_t>(
-          kind_ == Kind::kFetch ? sizeof(RowsHeader) + piece.header.id_bytes : piece.payload_bytes(row_bytes_));
+          kind == Kind::kFetch ? sizeof(RowsHeader) + piece.header.id_bytes : piece.payload_bytes(row_bytes_));
       frame.payload = &piece;
       bytes_sent_ += frame.header.payload_bytes;
       frames.push_back(frame);
@@ -70,9 +74,22 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, const Header& header
   return frames;
 }
 
+FrameKind RowsTransfer::frame_kind() const {
+  switch (kind) {
+    case Kind::kInit:
+      return FrameKind::kInit;
+    case Kind::kFetch:
+      return FrameKind::kFetchRows;
+    case Kind::kStore:
+      return FrameKind::kStoreRows;
+    default:
+      return FrameKind::kPushRows;
+  }
+}
+
 void RowsTransfer::encode(const Header&, const void* source, void* payload) {
   const RowsPiece& piece = *static_cast<const RowsPiece*>(source);
-  if (kind_ == Kind::kFetch) {
+  if (kind == Kind::kFetch) {
     write_ids(piece, ids_.empty() ? rows_.ids : ids_.data(), payload);
     return;
   }
@@ -86,23 +103,23 @@ void RowsTransfer::encode(const Header&, const void* source, void* payload) {
 const char* RowsTransfer::problem_with(const Header& header) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
   const Part& part = parts_[header.slice];
-  if (static_cast<DType>(header.dtype) != (part_ == 0 ? plan_.dtype : sum_type(plan_.dtype))) return "wrongly sized";
-  switch (kind_) {
+  if (static_cast<DType>(header.dtype) != type()) return "wrongly sized";
+  switch (kind) {
     case Kind::kPush:
     case Kind::kSkip:
       if (header.kind != FrameKind::kRows || header.part > 1) return "unexpected";
-      if (encoding == Encoding::kAbsent && kind_ == Kind::kSkip) return nullptr;
+      if (encoding == Encoding::kAbsent && kind == Kind::kSkip) return nullptr;
       if (encoding != Encoding::kPlain) return "in another encoding than agreed";
       return header.payload_bytes < sizeof(RowsHeader) ||
                      header.payload_bytes > max_rows_payload(plan_, size_of(plan_.dtype))
                  ? "wrongly sized"
                  : nullptr;
-    case Kind::kWish:
+    case Kind::kInit:
       return header.kind == FrameKind::kValue && encoding == Encoding::kAbsent ? nullptr : "unexpected";
     case Kind::kStore:
       return header.kind == FrameKind::kPart && header.part == part_ && encoding == Encoding::kAbsent ? nullptr
                                                                                                       : "unexpected";
-    case Kind::kFetch:
+    default:
       break;
   }
   if (header.kind != FrameKind::kPart || header.part != part_ || encoding != Encoding::kPlain) return "unexpected";
@@ -110,32 +127,32 @@ const char* RowsTransfer::problem_with(const Header& header) const {
 }
 
 void* RowsTransfer::place_of(const Header& header) {
-  if (kind_ != Kind::kFetch) return nullptr;
+  if (kind != Kind::kFetch) return nullptr;
   const Part& part = parts_[header.slice];
   char* const start = is_sorted_copy() ? fetched_.data() : landing();
   return start + part.pieces[part.fetched].begin * row_bytes_;
 }
 
-const char* RowsTransfer::land(const Header& header, const void* payload, bool& complete) {
+const char* RowsTransfer::land(const Header& header, const void* payload, bool& is_last) {
   Part& part = parts_[header.slice];
-  if (kind_ == Kind::kFetch) {
-    complete = ++part.fetched == part.pieces.size();
+  if (kind == Kind::kFetch) {
+    is_last = ++part.fetched == part.pieces.size();
     return nullptr;
   }
-  complete = true;
+  is_last = true;
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
   const RowRange range = partition_at(plan_, header.slice);
   const char* problem = read_rows(plan_, range, row_bytes_, payload, header.payload_bytes, part.next_row, received_);
   if (problem != nullptr) return problem;
   if (landing_ == nullptr && !received_.ids.empty()) return "not asked for";
-  updated_ = true;
-  sums_ |= header.part == 1;
+  is_updated_ = true;
+  has_sums_ |= header.part == 1;
   bytes_received_ += header.payload_bytes;
   for (size_t i = 0; i < received_.ids.size(); ++i)
     std::memcpy(landing() + static_cast<size_t>(received_.ids[i]) * row_bytes_, received_.row(i), row_bytes_);
   part.landed.insert(part.landed.end(), received_.ids.begin(), received_.ids.end());
-  complete = received_.header.last == 1;
-  if (!complete) return nullptr;
+  is_last = received_.header.last == 1;
+  if (!is_last) return nullptr;
   round_.pushed += received_.header.pushed_rows;
   round_.touched += received_.header.touched_rows;
   round_.next_plan = std::max(round_.next_plan, received_.header.next_plan);
@@ -143,14 +160,14 @@ const char* RowsTransfer::land(const Header& header, const void* payload, bool& 
   return all_came ? nullptr : "not all that was touched";
 }
 
-void RowsTransfer::finish(std::vector<int64_t>& left_over) {
+void RowsTransfer::finish() {
   for (const Part& part : parts_) changed_.insert(changed_.end(), part.landed.begin(), part.landed.end());
-  if (sums_ && landing_ != nullptr) {
+  if (has_sums_ && landing_ != nullptr) {
     std::vector<int64_t> zeroed;
-    std::set_difference(left_over.begin(), left_over.end(), changed_.begin(), changed_.end(),
+    std::set_difference(key_.left_over.begin(), key_.left_over.end(), changed_.begin(), changed_.end(),
                         std::back_inserter(zeroed));
     for (int64_t row : zeroed) std::memset(landing() + static_cast<size_t>(row) * row_bytes_, 0, row_bytes_);
-    left_over = changed_;
+    key_.left_over = changed_;
     const auto middle = static_cast<std::ptrdiff_t>(changed_.size());
     changed_.insert(changed_.end(), zeroed.begin(), zeroed.end());
     std::inplace_merge(changed_.begin(), changed_.begin() + middle, changed_.end());
@@ -160,6 +177,20 @@ void RowsTransfer::finish(std::vector<int64_t>& left_over) {
     const auto place = std::lower_bound(ids_.begin(), ids_.end(), rows_.ids[i]) - ids_.begin();
     std::memcpy(landing() + i * row_bytes_, fetched_.data() + static_cast<size_t>(place) * row_bytes_, row_bytes_);
   }
+}
+
+void RowsTransfer::count() {
+  if (!is_round()) return;
+  KeyCounters& counters = key_.counters;
+  counters.own_rows = rows_.count;
+  counters.pushed_rows = round_.pushed;
+  counters.touched_rows = round_.touched;
+  counters.row_bytes_sent += key_.machine_sum == nullptr ? bytes_sent_ : key_.machine_sum->take_pushed_bytes();
+  counters.row_bytes_received += bytes_received_;
+  key_.next_plan = round_.next_plan;
+  if (key_.pushes > 0 && is_updated())
+    key_.as_blocks = counters.as_slices =
+        slices_are_cheaper(*key_.plan, key_.pushes, {round_.pushed, round_.touched}, landing_ != nullptr);
 }
 
 }  // namespace p3

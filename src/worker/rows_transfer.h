@@ -1,18 +1,15 @@
-// One operation on a key of rows on its worker: what it asks of each partition, and how the answers are put together.
-//
-// Threads: begin() once, before any frame is sent; encode() by who sends; all else on the receiver thread.
-// Memory:  borrows the caller's arrays, and lends its pieces to the frames, until the operation is done.
+// One operation on a key of rows on its worker: see transfer.h. What comes back are rows in frames, which land() copies to
+// their places.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "numeric/sorted_rows.h"
 #include "wire/rows.h"
-#include "transport/van.h"
-#include "p3/wire.h"
+#include "worker/key.h"
+#include "worker/transfer.h"
 
 namespace p3 {
 
@@ -23,39 +20,27 @@ struct RowsOfRound {
   uint32_t next_plan = 0;  // that the key's next round takes; 0: none
 };
 
-class RowsTransfer final : public Encoder {
+class RowsTransfer final : public Transfer {
  public:
-  enum class Kind { kPush, kSkip, kWish, kFetch, kStore };
-
   // `rows` and `landing` as Worker's methods have them; the ids ascend, but for kFetch, which takes any order.
-  RowsTransfer(Kind kind, const RowsView& rows, void* landing, uint8_t part);
+  // kInit asks whether the rows are there.
+  RowsTransfer(Kind kind, Key& key, const RowsView& rows, void* landing, uint8_t part = 0);
   // The same, with ids of its own.
-  RowsTransfer(Kind kind, std::vector<int64_t> ids, const void* values, void* landing, uint8_t part);
+  RowsTransfer(Kind kind, Key& key, std::vector<int64_t> ids, const void* values, void* landing, uint8_t part = 0);
   // kPush of a sorted copy.
-  RowsTransfer(std::unique_ptr<const SortedRows> sorted, void* landing);
+  RowsTransfer(Key& key, std::unique_ptr<const SortedRows> sorted, void* landing);
 
-  // The frames to send, of which `header` tells what they have in common.
-  // `next_plan`: of a push of rank 0, see RowsHeader.
-  std::vector<Frame> begin(const KeyPlan& plan, const Header& header, bool as_blocks, uint32_t next_plan = 0);
-  bool asks(uint32_t partition) const { return !parts_[partition].pieces.empty(); }
+  std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
+  bool asks(uint32_t partition) const override { return !parts_[partition].pieces.empty(); }
   void encode(const Header& header, const void* piece, void* payload) override;
+  const char* problem_with(const Header& header) const override;
+  void* place_of(const Header& header) override;
+  const char* land(const Header& header, const void* payload, bool& is_last) override;
+  void finish() override;
+  void count() override;
 
-  // What is wrong with an answer's header, or null.
-  const char* problem_with(const Header& header) const;
-  // Where its payload goes; null: anywhere, as land() puts it in its place.
-  void* place_of(const Header& header);
-  // Takes an answer. Returns what is wrong with it, or null. `complete`: it was the partition's last.
-  const char* land(const Header& header, const void* payload, bool& complete);
-  // All have landed. `left_over`: the rows of the landing array that hold sums of the round before, and then of this one.
-  void finish(std::vector<int64_t>& left_over);
-
-  bool updated() const { return updated_; }
-  bool holds_value() const { return landing_ != nullptr; }
-  const RowsOfRound& round() const { return round_; }
-  uint64_t own_rows() const { return rows_.count; }
+  // Once it is finished: the rows of the landing array that have changed, ascending.
   const std::vector<int64_t>& changed() const { return changed_; }
-  uint64_t bytes_sent() const { return bytes_sent_; }
-  uint64_t bytes_received() const { return bytes_received_; }
 
  private:
   struct Part {
@@ -65,15 +50,14 @@ class RowsTransfer final : public Encoder {
     std::vector<int64_t> landed;  // ids
   };
 
-  bool is_sorted_copy() const { return kind_ == Kind::kFetch && !ids_.empty() && rows_.ids != ids_.data(); }
-  bool is_round() const { return kind_ == Kind::kPush || kind_ == Kind::kSkip; }
+  bool is_sorted_copy() const { return kind == Kind::kFetch && !ids_.empty() && rows_.ids != ids_.data(); }
+  FrameKind frame_kind() const;
+  DType type() const { return part_ == 0 ? key_.dtype : sum_type(key_.dtype); }
   char* landing() const { return static_cast<char*>(landing_); }
 
-  const Kind kind_;
   std::unique_ptr<const SortedRows> sorted_;
   RowsView rows_;
   void* const landing_;
-  const uint8_t part_;
   std::vector<int64_t> ids_;   // its own; or kFetch: the caller's, ascending, each once, if they were not so
   std::vector<char> fetched_;  // the rows of such a sorted copy
   KeyPlan plan_;
@@ -81,8 +65,7 @@ class RowsTransfer final : public Encoder {
   std::vector<Part> parts_;
   ReceivedRows received_;
   RowsOfRound round_;
-  bool updated_ = false;
-  bool sums_ = false;  // what landed are sums
+  bool has_sums_ = false;  // what landed are sums
   std::vector<int64_t> changed_;
   uint64_t bytes_sent_ = 0, bytes_received_ = 0;
 };

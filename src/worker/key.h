@@ -1,0 +1,107 @@
+// A key as its worker knows it, and what it has been asked to do with it.
+// Threads: the Worker's lock, but for what a member says.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "p3/worker.h"
+#include "transport/lent_buffers.h"
+#include "worker/machine_sum.h"
+#include "worker/transfer.h"
+
+namespace p3 {
+
+// Another plan of a key of rows, to which its rows move.
+struct Successor {
+  KeyPlan plan;
+  std::vector<uint8_t> parts;
+  RowRange share;
+  Worker::MoveDone done;
+};
+
+// Something asked for about one key, and not yet complete.
+struct Operation {
+  std::shared_ptr<Transfer> transfer;
+  Worker::Done done;
+  int32_t priority = 0;
+  RoundScalars scalars{};
+  const Successor* successor = nullptr;  // whose plan it is about, instead of the key's
+  // Instead of this one and the next, if the key catches up.
+  std::shared_ptr<std::vector<Operation>> to_catch_up = nullptr;
+  std::chrono::steady_clock::time_point asked_at = std::chrono::steady_clock::now();
+};
+
+// Is told when a frame that a key lent has left. Threads: any.
+class FrameCounter {
+ public:
+  virtual void count_down(Key& key) = 0;
+
+ protected:
+  ~FrameCounter() = default;
+};
+
+struct Key final : Lender {
+  Key(FrameCounter& its_frames, std::string its_name, uint64_t its_elements, DType its_dtype, uint32_t its_row_elements,
+      const Compression& its_compression)
+      : frames(its_frames),
+        name(std::move(its_name)),
+        elements(its_elements),
+        dtype(its_dtype),
+        row_elements(its_row_elements),
+        compression(its_compression),
+        residual(compression.encoding == Encoding::kTwoBit ? elements : 0) {}
+
+  FrameCounter& frames;
+  // Any thread.
+  const std::string name;
+  const uint64_t elements;
+  const DType dtype;
+  const uint32_t row_elements;  // 0: a dense key
+  const Compression compression;
+  uint64_t rows() const { return elements / row_elements; }
+
+  std::vector<float> residual;  // what compression has left out so far; while a push is under way, who sends
+  KeyCounters counters;
+
+  std::optional<KeyPlan> plan;
+  std::optional<KeyPlan> captured_plan;
+  uint64_t round = 0;         // the last one begun
+  bool catches_up = false;    // until its first init is complete, which brings a value and its round
+  bool learns_round = false;  // the first slice of that value tells the round
+
+  // Of a key of rows.
+  bool as_blocks = false;                    // route_rows
+  int pushes = 0;                            // choose_route; 0: the route is fixed
+  std::vector<int64_t> left_over;            // receiver thread: rows of the landing array that hold sums of the last round
+  std::map<uint32_t, Successor> successors;  // by wire key
+  uint32_t next_plan = 0;                    // the successor that the next operation waits for; 0: none
+  uint32_t announced = 0;                    // on rank 0: the one that the next push tells of
+
+  // --- the operations; the front one is under way if `active` ------------------------------------------------------
+  std::deque<Operation> operations;
+  bool active = false;
+  uint32_t outstanding = 0;  // shards whose answer must land, and frames that must leave, before it is complete
+  uint32_t to_land = 0;      // those answers
+  std::vector<bool> landed;  // by shard
+  Transfer& transfer() const { return *operations.front().transfer; }
+  const KeyPlan& plan_in_use() const {
+    return active && operations.front().successor != nullptr ? operations.front().successor->plan : *plan;
+  }
+
+  // --- local aggregation -------------------------------------------------------------------------------------------
+  bool by_leader = false;                   // its rounds go through the leader of this machine, another worker
+  std::shared_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds
+  bool sums_here() const { return machine_sum != nullptr && transfer().is_round(); }
+
+  void taken_back() override { frames.count_down(*this); }
+};
+
+}  // namespace p3

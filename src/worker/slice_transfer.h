@@ -1,0 +1,34 @@
+// One operation on a dense key on its worker: see transfer.h. A value lands where it belongs as it is received.
+#pragma once
+
+#include <vector>
+
+#include "worker/key.h"
+#include "worker/transfer.h"
+
+namespace p3 {
+
+class SliceTransfer final : public Transfer {
+ public:
+  // `data` goes out (null: nothing does), the answer comes into `landing`; both are of the whole key, or of a part of it.
+  SliceTransfer(Kind kind, Key& key, const void* data, void* landing, uint8_t part = 0);
+
+  void ask_for_value() override { data_ = nullptr; }
+  std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
+  // The slices of one round are apart, and rounds follow each other: nobody else uses this piece of the residual.
+  void encode(const Header& header, const void* gradient, void* payload) override;
+  const char* problem_with(const Header& header) const override;
+  void* place_of(const Header& header) override;
+  const char* land(const Header& header, const void* payload, bool& is_last) override;
+
+ private:
+  bool is_about_a_part() const { return kind == Kind::kFetch || kind == Kind::kStore; }
+  bool may_come(Encoding encoding) const;
+  FrameKind frame_kind() const;
+
+  const char* data_;
+  char* const landing_;
+  const DType type_;  // of what goes out and comes in
+};
+
+}  // namespace p3

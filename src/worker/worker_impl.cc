@@ -1,0 +1,377 @@
+#include "worker/worker_impl.h"
+
+#include <algorithm>
+
+#include "p3/trace.h"
+#include "wire/disagreement.h"
+#include "worker/operation.h"
+
+namespace p3 {
+
+// --- from the script to the network -------------------------------------------------------------------------------
+
+void Worker::Impl::agree(int handle, const KeyPlan& plan, bool catches_up) {
+  std::vector<Transport::Outgoing> frames;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Key& key = find(handle);
+    if (key.plan) throw Error(ErrorKind::kUsage, label() + ": key '" + key.name + "' was agreed already.");
+    if (plan.elements != key.elements || plan.dtype != key.dtype || plan.row_elements != key.row_elements ||
+        !makes_sense(plan))
+      throw Error(ErrorKind::kUsage, label() + ": the plan of key '" + key.name + "' does not fit its declaration.");
+    key.plan = plan;
+    key.catches_up = catches_up;
+    const bool aggregated = key.compression.encoding == Encoding::kPlain;
+    key.by_leader = aggregated && leader_van_ >= 0;
+    if (aggregated && leader_.leads()) key.machine_sum = leader_.sum_of(plan, 1);
+    handle_of_wire_key_[plan.wire_key] = handle;
+    begin_next(key, frames);
+  }
+  transport_.send(frames);
+}
+
+void Worker::Impl::submit(Key& key, std::vector<Operation> operations) {
+  std::vector<Transport::Outgoing> frames;
+  std::optional<Error> failure;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failure = failure_;
+    if (!failure) {
+      pending_ += operations.size();
+      for (Operation& operation : operations) key.operations.push_back(std::move(operation));
+      begin_next(key, frames);
+    }
+  }
+  if (failure)
+    operations.back().done(&*failure, false);
+  else
+    transport_.send(frames);
+}
+
+void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames) {
+  if (key.active || !key.plan || failure_) return;
+  if (key.next_plan != 0 && !begin_to_move(key)) return;
+  if (key.operations.empty()) return;
+  if (key.catches_up) begin_to_catch_up(key);
+  const Operation& operation = key.operations.front();
+  Transfer& transfer = *operation.transfer;
+  key.active = true;
+  if (transfer.is_round()) ++key.round;
+  const KeyPlan& plan = key.plan_in_use();
+  Header header;
+  header.key = plan.wire_key;
+  header.round = key.round;
+  header.priority = operation.priority;
+  header.scalars = operation.scalars;
+  const std::vector<Frame> made = transfer.begin(plan, header);
+  if (transfer.is_round()) {
+    Header ready = made.front().header;
+    ready.payload_bytes = 0;
+    trace_at(recorder(), operation.asked_at, TraceKind::kReady, ready);
+  }
+
+  const uint32_t count = slice_count(plan);
+  key.landed.assign(count, false);
+  key.to_land = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    key.landed[i] = !transfer.asks(i);
+    key.to_land += transfer.asks(i);
+  }
+  key.outstanding = key.to_land;
+  if (key.sums_here()) key.outstanding += count * static_cast<uint32_t>(key.machine_sum->frames_from_landing());
+  for (const Frame& frame : made) begin_frame(key, frame, frames);
+  if (key.outstanding == 0) complete_at_once_.push_back(&key);
+  if (key.outstanding == 0 || key.sums_here() || leader_left_) transport_.ask_for_work();
+}
+
+void Worker::Impl::begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames) {
+  if (key.sums_here()) return leader_.bring(key, frame);
+  if (frame.payload != nullptr || frame.encoder != nullptr) {
+    frame.context = static_cast<Lender*>(&key);
+    ++key.outstanding;
+  }
+  frames.push_back({van_of(key, frame.header.slice), frame});
+}
+
+int Worker::Impl::van_of(const Key& key, uint32_t shard) const {
+  if (key.transfer().is_round() && key.by_leader) return leader_van_;
+  return van_of_server_[static_cast<size_t>(server_of(key.plan_in_use(), shard, num_servers_))];
+}
+
+// --- and back: the receiver thread ---------------------------------------------------------------------------------
+
+void* Worker::Impl::receive_into(int van, const Header& header) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = handle_of_wire_key_.find(header.key);
+  if (known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
+  Key& key = keys_[static_cast<size_t>(known->second)];
+  if (is_push(header.kind)) return receive_push_into(van, key, header);
+  if (key.active && key.learns_round && header.kind == FrameKind::kValue) {
+    key.learns_round = false;
+    key.round = header.round;
+  }
+  if (!key.active || header.round != key.round || header.key != key.plan_in_use().wire_key)
+    refuse(van, header, "out of turn");
+  if ((header.of_machine != 0) != key.sums_here()) refuse(van, header, "for another number of workers than agreed");
+  if (header.slice >= slice_count(key.plan_in_use()) || key.landed[header.slice] ||
+      van_of(key, header.slice) != van)
+    refuse(van, header, "misplaced");
+  if (header.of_machine != 0 && !key.machine_sum->is_awaiting(header.slice))
+    refuse(van, header, "an answer to no push");
+  if (const char* problem = key.transfer().problem_with(header)) refuse(van, header, problem);
+  if (void* place = key.transfer().place_of(header)) return place;
+  std::vector<char>& arriving = arriving_[static_cast<size_t>(van)];
+  arriving.resize(header.payload_bytes);
+  return arriving.data();
+}
+
+void Worker::Impl::refuse(int van, const Header& header, const char* what) const {
+  throw slice_refused(label(), transport_.label(van), header, what, std::to_string(header.key));
+}
+
+void Worker::Impl::received(int van, const Header& header, void* payload) {
+  if (is_push(header.kind)) return leader_.received(van);
+  const auto [active, transfer] = under_way(header);
+  Key& key = *active;
+  Frame answer{header, payload};
+  if (header.of_machine != 0) {
+    const auto own = leader_.pass_on(key, header, payload);
+    if (!own) return;
+    answer = *own;
+  }
+  bool is_last = false;
+  const char* problem = transfer->land(answer.header, answer.payload, is_last);
+  if (problem != nullptr) refuse(van, header, problem);
+  if (!is_last) return;
+  if (key.to_land == 1) transfer->finish();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    key.landed[header.slice] = true;
+    --key.to_land;
+  }
+  count_down(key);
+}
+
+std::pair<Key*, Transfer*> Worker::Impl::under_way(const Header& header) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Key& key = keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
+  return {&key, &key.transfer()};
+}
+
+void Worker::Impl::count_down(Key& key) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--key.outstanding > 0) return;
+  }
+  complete(key);
+}
+
+void Worker::Impl::complete(Key& key) {
+  std::vector<Transport::Outgoing> frames;
+  Done done;
+  bool updated;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Operation& operation = key.operations.front();
+    count(key, operation);
+    updated = operation.transfer->is_updated();
+    done = std::move(operation.done);
+    if (operation.transfer->kind == Transfer::Kind::kInit) {
+      key.catches_up = key.learns_round = false;
+      if (operation.successor != nullptr) done = adopt(key, *operation.successor);
+    }
+    key.operations.pop_front();
+    key.active = false;
+    begin_next(key, frames);
+  }
+  transport_.send(frames);
+  if (done) done(nullptr, updated);
+  {
+    // Only now: close() must not return before the last `done` has.
+    std::lock_guard<std::mutex> lock(mutex_);
+    --pending_;
+  }
+  idle_.notify_all();
+}
+
+void Worker::Impl::count(Key& key, const Operation& operation) {
+  ++rounds_;
+  operation.transfer->count();
+  if (operation.transfer->is_round() && key.next_plan != 0) ++pending_;  // the move, until its operations are there
+  if (operation.transfer->is_round() && key.round > last_round_) last_round_ = key.round;
+  if (operation.transfer->kind != Transfer::Kind::kPush) return;
+  const auto now = Clock::now();
+  const double waited_s = seconds_since(operation.asked_at, now);
+  ++key.counters.rounds;
+  key.counters.completed_s = std::chrono::duration<double>(now.time_since_epoch()).count();
+  key.counters.waited_s += waited_s;
+  key.counters.longest_wait_s = std::max(key.counters.longest_wait_s, waited_s);
+}
+
+bool Worker::Impl::work() {
+  std::vector<Key*> complete_at_once;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (leader_left_) check_that_nothing_waits_for(leader_van_);
+    complete_at_once.swap(complete_at_once_);
+  }
+  for (Key* key : complete_at_once) {
+    key->transfer().finish();
+    complete(*key);
+  }
+  return leader_.work();
+}
+
+// --- a key that goes on from somewhere else, or goes over to another plan ------------------------------------------
+
+void Worker::Impl::begin_to_catch_up(Key& key) {
+  const std::shared_ptr<std::vector<Operation>> instead = key.operations.front().to_catch_up;
+  if (instead != nullptr) {
+    pending_ += instead->size();
+    pending_ -= 2;
+    key.operations.erase(key.operations.begin(), key.operations.begin() + 2);
+    key.operations.insert(key.operations.begin(), std::make_move_iterator(instead->begin()),
+                          std::make_move_iterator(instead->end()));
+  }
+  if (key.transfer().kind != Transfer::Kind::kInit) return;
+  key.transfer().ask_for_value();
+  key.learns_round = true;
+}
+
+void Worker::Impl::move_rows(int handle, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share,
+                             MoveDone done) {
+  std::vector<Transport::Outgoing> frames;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Key& key = find(handle);
+    if (key.row_elements == 0 || plan.elements != key.elements || plan.dtype != key.dtype ||
+        plan.row_elements != key.row_elements || plan.wire_key == 0 || !makes_sense(plan) ||
+        share.first + share.count > row_count(plan))
+      throw Error(ErrorKind::kUsage, label() + ": the rows of key '" + key.name + "' cannot move to such a plan.");
+    key.successors[plan.wire_key] = {plan, std::move(parts), share, std::move(done)};
+    handle_of_wire_key_[plan.wire_key] = handle;
+    if (rank_ == 0) key.announced = plan.wire_key;
+    begin_next(key, frames);
+  }
+  transport_.send(frames);
+}
+
+bool Worker::Impl::begin_to_move(Key& key) {
+  const auto found = key.successors.find(key.next_plan);
+  if (found == key.successors.end()) return false;
+  if (key.machine_sum != nullptr) key.machine_sum = leader_.sum_of(found->second.plan, key.round + 1);
+  std::vector<Operation> moving = p3::move_rows(key, found->second);
+  pending_ += moving.size() - 1;  // the move itself was pending
+  key.operations.insert(key.operations.begin(), std::make_move_iterator(moving.begin()),
+                        std::make_move_iterator(moving.end()));
+  key.next_plan = 0;
+  return true;
+}
+
+Worker::Done Worker::Impl::adopt(Key& key, const Successor& successor) {
+  const uint32_t former = key.plan->wire_key;
+  handle_of_wire_key_.erase(former);
+  key.plan = successor.plan;
+  Done told = [done = successor.done, former](const Error*, bool) { done(former); };
+  key.successors.erase(key.plan->wire_key);
+  return told;
+}
+
+// --- the leader of a machine, and who follows it -------------------------------------------------------------------
+
+void* Worker::Impl::receive_push_into(int van, const Key& key, const Header& header) {
+  const int place = leader_.place_of(van);
+  if (place == 0 || key.machine_sum == nullptr) refuse(van, header, "unexpected");
+  if (const char* problem = key.machine_sum->problem_with(place, header)) refuse(van, header, problem);
+  leader_.check_that_nobody_left(key, header.round);
+  return leader_.room_for(van, key, header);
+}
+
+void Worker::Impl::check_that_nothing_waits_for(int van) const {
+  if (const auto awaited = awaited_from(van))
+    throw left_too_early(label(), transport_.label(van), push_of(awaited->key->name, awaited->round));
+}
+
+std::optional<Worker::Impl::Awaited> Worker::Impl::awaited_from(int van) const {
+  const int place = leader_.place_of(van);
+  for (const Key& key : keys_) {
+    if (place > 0 && key.machine_sum != nullptr)
+      if (const auto round = key.machine_sum->waits_for(place)) return Awaited{&key, *round};
+    if (place > 0 || !key.active) continue;
+    for (uint32_t i = 0; i < slice_count(key.plan_in_use()); ++i)
+      if (!key.landed[i] && van_of(key, i) == van) return Awaited{&key, key.round};
+  }
+  return {};
+}
+
+void Worker::Impl::left(int van) {
+  if (van == leader_van_ || leader_.place_of(van) > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leader_left_ = van == leader_van_;
+    if (!leader_left_) leader_.note_departure(van);
+    check_that_nothing_waits_for(van);
+  }
+  if (server_of_van_[static_cast<size_t>(van)] < 0) return;
+  throw Error(ErrorKind::kPeerLost, label() + ": " + transport_.label(van) + " left the job" + waiting_for(van) +
+                                        " while this worker still runs.");
+}
+
+// --- the end -------------------------------------------------------------------------------------------------------
+
+void Worker::Impl::failed(const Error& error) {
+  std::vector<Done> pending;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_) failure_ = error;
+    complete_at_once_.clear();
+    for (Key& key : keys_) {
+      for (Operation& operation : key.operations) pending.push_back(std::move(operation.done));
+      key.operations.clear();
+      pending_ -= std::exchange(key.next_plan, 0) != 0;  // a move that waits for its plan
+      key.active = false;
+    }
+  }
+  for (const Done& done : pending)
+    if (done) done(&*failure_, false);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pending_ -= pending.size();
+  }
+  idle_.notify_all();
+}
+
+bool Worker::Impl::close(double timeout_s) {
+  bool idle;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    idle = idle_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] {
+      return pending_ == 0 || failure_;
+    }) && pending_ == 0;
+  }
+  if (!idle)
+    transport_.fail(
+        Error(ErrorKind::kStopped, label() + ": closed with operations pending" + waiting_for_any() + "."));
+  const bool orderly = transport_.finish(timeout_s, /*until_read=*/true) && idle;
+  failed(Error(ErrorKind::kStopped, label() + " is closed."));  // for later calls, which no thread would answer
+  if (recorder() != nullptr) recorder()->close();
+  return orderly;
+}
+
+std::string Worker::Impl::waiting_for(int van) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto awaited = awaited_from(van);
+  if (!awaited) return {};
+  return " while waiting for round " + std::to_string(awaited->round) + " of key '" + awaited->key->name + "'";
+}
+
+std::string Worker::Impl::waiting_for_any() const {
+  std::vector<int> vans = van_of_server_;
+  if (leader_van_ >= 0) vans.push_back(leader_van_);
+  for (int van : vans) {
+    const std::string text = waiting_for(van);
+    if (!text.empty()) return text;
+  }
+  return {};
+}
+
+}  // namespace p3

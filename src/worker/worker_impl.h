@@ -1,0 +1,141 @@
+// Behind Worker: routes frames to keys and keys' frames to vans, holds the lock, and reports. What an operation does to
+// its key's shards is its Transfer's (transfer.h); what is added up for a machine, MachineLeader's.
+// Threads: any, unless a member says otherwise.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "p3/worker.h"
+#include "transport/transport.h"
+#include "worker/key.h"
+#include "worker/machine_leader.h"
+
+namespace p3 {
+
+class Worker::Impl : public Transport::Handler, public FrameCounter {
+ public:
+  Impl(int rank, int num_servers, NodeOptions options);
+
+  // Worker's methods of the same names.
+  void add_server(int server, std::unique_ptr<Stream> stream, std::string peer);
+  void add_local(int worker, std::unique_ptr<Stream> stream, std::string peer);
+  void add_watch(std::unique_ptr<Stream> stream, std::string peer);
+  void start();
+  int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression);
+  int declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype);
+  void agree(int handle, const KeyPlan& plan, bool catches_up);
+  void capture(int handle, uint64_t snapshot, float* residual, Done done);
+  void restore_residual(int handle, const float* residual);
+  std::optional<KeyPlan> captured_plan(int handle);
+  void route_rows(int handle, bool as_slices);
+  void choose_route(int handle, int pushes);
+  void move_rows(int handle, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, MoveDone done);
+  void mark_stall(int handle, int64_t begin_ns, int64_t end_ns);
+  Counters counters() const;
+  Traffic traffic_with(int server) const;
+  KeyCounters key_counters(int handle);
+  std::vector<Late> late() const;
+  bool close(double timeout_s);
+
+  int rank() const { return rank_; }
+  const std::string& label() const { return transport_.options().label; }
+  Transport& transport() { return transport_; }
+
+  // Throw Error(kUsage) if there is none, or if it is of the other kind.
+  Key& key(int handle);
+  Key& dense_key(int handle);
+  Key& key_of_rows(int handle);
+  // Fails the job if the key has no row of such an id.
+  void check_ids(const Key& key, const int64_t* ids, uint64_t count);
+  // One after the other; `done` is only that of the last one.
+  void submit(Key& key, std::vector<Operation> operations);
+
+  // --- Transport::Handler ------------------------------------------------------------------------------------------
+  void* receive_into(int van, const Header& header) override;
+  [[noreturn]] void refuse(int van, const Header& header, const char* what) const override;
+  void received(int van, const Header& header, void* payload) override;
+  void sent(const Frame& frame) override { static_cast<Lender*>(frame.context)->taken_back(); }
+  bool work() override;
+  void left(int van) override;
+  std::string waiting_for(int van) const override;
+  uint64_t last_round() const override { return last_round_; }
+  void look(std::chrono::steady_clock::time_point now) override;
+  void failed(const Error& error) override;
+
+  // The answer of one shard has landed, or one frame that borrows from the key has left.
+  void count_down(Key& key) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Awaited {
+    const Key* key;
+    uint64_t round;
+  };
+
+  Recorder* recorder() const { return transport_.options().trace.get(); }
+  void require_residual(const Key& key) const;
+  int add_key(std::string name, uint64_t elements, DType dtype, uint32_t row_elements, const Compression& compression);
+  // What is under way is complete: tells who asked for it, and begins the key's next operation.
+  void complete(Key& key);
+  // The key of an answer, and what it answers. They stay while the receiver works on the answer.
+  std::pair<Key*, Transfer*> under_way(const Header& header);
+  std::string waiting_for_any() const;
+
+  // With the lock held.
+  Key& find(int handle);
+  // Sends the frames of the key's next operation, unless one is under way or the plan is not known yet.
+  void begin_next(Key& key, std::vector<Transport::Outgoing>& frames);
+  // Sends a frame of the operation under way, or adds it to this machine's sum. What it borrows stays until it has left,
+  // even if a peer answers what it has not been asked yet.
+  void begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames);
+  // Where a shard of the operation under way is, and its answer comes from.
+  int van_of(const Key& key, uint32_t shard) const;
+  void count(Key& key, const Operation& operation);
+  void begin_to_catch_up(Key& key);
+  // False if the plan that the key goes over to is not known here yet.
+  bool begin_to_move(Key& key);
+  // The last operation of a move is complete. Returns what tells the caller.
+  Done adopt(Key& key, const Successor& successor);
+  void* receive_push_into(int van, const Key& key, const Header& header);
+  void check_that_nothing_waits_for(int van) const;
+  // What this worker needs of that peer, if anything.
+  std::optional<Awaited> awaited_from(int van) const;
+
+  const int rank_;
+  const int num_servers_;
+  std::vector<int> van_of_server_;
+  std::vector<int> server_of_van_;  // -1: only watched, or a worker of this machine
+
+  int leader_van_ = -1;   // to the leader of this machine, if that is another worker
+  MachineLeader leader_;  // if it is this one
+
+  std::vector<std::vector<char>> arriving_;  // receiver thread: by van, the payload being received
+
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;
+  std::deque<Key> keys_;  // a deque: keys stay where they are
+  std::unordered_map<uint32_t, int> handle_of_wire_key_;
+  std::vector<Key*> complete_at_once_;  // whose operation under way asks no other node
+  bool leader_left_ = false;
+  size_t pending_ = 0;  // operations whose `done` has not returned
+  std::optional<Error> failure_;
+  std::vector<Late> late_;  // of this machine, if this worker leads it
+
+  std::atomic<uint64_t> rounds_{0};
+  std::atomic<uint64_t> last_round_{0};  // written with the lock held
+
+  Transport transport_;  // last: its threads use all of the above
+};
+
+}  // namespace p3
