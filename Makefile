@@ -59,10 +59,10 @@ fuzz: $(VENV)/installed
 
 # CASES='--store p3_sync --case push_and_pull' runs these cells only; --help lists what else there is.
 compatibility: $(VENV)/installed
-	PYTHONPATH=tests python -m compatibility $(CASES)
+	PYTHONPATH=tests/mxnet python -m compatibility $(CASES)
 
 mxnet-tests: $(VENV)/installed
-	MXNET_SOURCE=$${MXNET_SOURCE:?names no source of MXNet 1.9.1: docs/mxnet-tests.md} python -m pytest tests/test_mxnets_own.py
+	MXNET_SOURCE=$${MXNET_SOURCE:?names no source of MXNet 1.9.1: docs/mxnet-tests.md} python -m pytest tests/mxnet/test_mxnets_own.py
 
 # Before anything is built: what the machine lacks is named, all of it.
 build/can-test:

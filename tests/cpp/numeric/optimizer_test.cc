@@ -1,4 +1,4 @@
-// The arithmetic is compared with MXNet's in tests/test_optimizers.py; here, what the core must hold without Python.
+// The arithmetic is compared with MXNet's in tests/mxnet/test_optimizers.py; here, what the core must hold without Python.
 #include "p3/optimizer.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Half precision is compared with NumPy's in tests/test_sums.py; here, what the core must hold without Python.
+// Half precision is compared with NumPy's in tests/core/test_sums.py; here, what the core must hold without Python.
 #include "numeric/sum.h"
 
 #include <gtest/gtest.h>

@@ -1,0 +1,200 @@
+"""What the documentation shows is so: its commands run, its example prints what it says, its tables match the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import struct
+import sys
+
+import pytest
+from processes import ROOT, Process, clean_environment
+
+from p3 import cli
+from p3.cluster import messages
+from p3.cluster.placement import place, read_hostfile
+from p3.settings import VARIABLES
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# Set by `p3 run` for the processes it starts; nobody else should.
+NOT_FOR_PEOPLE = {"P3_LISTEN_FD", "P3_STATUS_FD", "P3_LAUNCHER_PID"}
+
+
+def blocks(language):
+    """The README's fenced blocks of a language, in order."""
+    return [text for found, text in re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S) if found == language]
+
+
+def block_with(text, language="sh"):
+    (block,) = [block for block in blocks(language) if text in block]
+    return block
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
+
+
+@pytest.fixture
+def start_shell(tmp_path, processes):
+    """start_shell(script, ...) -> Process: in a folder with the README's example, where `p3` and `python` are ours."""
+    (tmp_path / "train.py").write_text(blocks("python")[0])
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, options in (("python", ""), ("p3", "-m p3")):
+        program = programs / name
+        program.write_text('#!/bin/sh\nexec %s %s "$@"\n' % (shlex.quote(sys.executable), options))
+        program.chmod(0o755)
+
+    def start(script, pass_fds=(), **env):
+        env = clean_environment(HOME=str(tmp_path), **env)
+        env["PATH"] = "%s:%s" % (programs, env["PATH"])
+        processes.append(Process(["sh", "-ec", script], env, tmp_path, pass_fds))
+        return processes[-1]
+
+    return start
+
+
+def test_settings_table_lists_every_public_setting_with_its_default():
+    def shown(default):
+        if default is None:
+            return "unset"
+        return "%g" % default if isinstance(default, (bool, float)) else str(default)
+
+    public = {name: shown(setting.default) for name, setting in VARIABLES.items() if name not in NOT_FOR_PEOPLE}
+    rows = re.findall(r"^\| `((?:DMLC|P3)_\w+)` \| (.*?) \| .+ \|$", README, re.M)
+    assert dict(rows) == public
+    assert len(rows) == len(public)
+
+
+def test_example_runs_embedded_and_prints_what_the_readme_says(start_shell):
+    finished = start_shell("python train.py").wait()
+    assert finished.code == 0, finished.err
+    assert "`%s`" % finished.out.strip() in README
+
+
+def test_example_runs_on_two_workers_and_prints_what_the_readme_says(start_shell):
+    command, block = "p3 run -n 2 -s 2 python train.py", block_with("[worker 0]", "")
+    assert command in COMMANDS
+    finished = start_shell(command).wait()
+    assert finished.code == 0, finished.err
+    assert sorted(finished.out.splitlines()) == block.splitlines()
+
+
+def test_commands_for_another_launcher_make_a_job(start_shell, make_cluster):
+    make_secret, environment = block_with("token_hex"), block_with("export DMLC_PS_ROOT_URI")
+    scheduler, each_host = block_with("DMLC_ROLE=scheduler"), block_with("DMLC_ROLE=worker")
+    listener = make_cluster().listener
+    environment = environment.replace("10.0.0.5", "127.0.0.1").replace("9091", str(listener.getsockname()[1]))
+
+    assert start_shell(make_secret).wait().code == 0
+    first = start_shell(
+        environment + scheduler + each_host + "wait", (listener.fileno(),), P3_LISTEN_FD=str(listener.fileno())
+    )
+    second = start_shell(environment + each_host + "wait")
+    finished = [first.wait(), second.wait()]
+    assert [one.code for one in finished] == [0, 0], finished
+    assert sorted(one.out.strip() for one in finished) == [
+        "worker %d of 2: [[1. 1. 1. 1.]]" % rank for rank in range(2)
+    ]
+
+
+def test_hostfile_has_room_for_its_job(tmp_path):
+    (command,) = [line for line in COMMANDS if "--hostfile" in line]
+    program, *arguments = shlex.split(command)
+    assert program == "p3"
+    options = cli._parser().parse_args(arguments)
+    path = tmp_path / options.hostfile
+    path.write_text(block_with("# %s\n" % options.hostfile, ""))
+    tasks = place(options.workers, options.servers, read_hostfile(str(path)))
+    assert len({task.host.name for task in tasks}) == 2
+
+
+def test_every_other_command_names_what_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    extras = re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+    seen = 0
+    for line in COMMANDS:
+        program, *words = shlex.split(line, comments=True) or [""]
+        if program == "make":
+            assert re.search(r"^%s:" % words[0], makefile, re.M), line
+        elif program == "pip":
+            assert re.fullmatch(r"install \.\[(%s)\]" % "|".join(extras), " ".join(words)), line
+        elif program == "sudo":
+            assert (ROOT / words[1]).is_file(), line
+        else:
+            assert "p3 " in line or "p3-secret" in line or line.startswith("export DMLC_"), "no test runs: " + line
+            continue
+        seen += 1
+    assert seen == 6
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        target, _, anchor = link.partition("#")
+        found = (page.parent / target) if target else page
+        assert found.exists(), link
+        headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.M) if anchor else []
+        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], link
+    for path in re.findall(r"`((?:p3|src|include|docs|tests|examples|benchmarks|tools)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_drawing_names_files_that_exist():
+    drawing = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    ours = {path.name for folder in ("p3", "src") for path in (ROOT / folder).rglob("*") if path.is_file()}
+    named = set(re.findall(r"\b\w+\.(?:py|cc)\b", drawing))
+    assert named and named <= ours, named - ours
+
+
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def test_header_table_and_example_are_one_frame():
+    codes = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "f64": "d"}
+    values = {
+        "magic": 0x57643350, "version": 4, "kind": 1, "dtype": 2, "encoding": 0, "key": 0x01020304, "slice": 0x0A0B0C0D,
+        "round": 417, "priority": -2, "payload_bytes": 200000, "crc32c": 0, "part": 0,
+        "of_machine": 1, "contributors": 260, "lr": 1.0, "wd": 0.5, "rescale": 0.25, "updates": 3.0, "schedule": 0.75,
+    }
+    header = bytearray(80)
+    table = PROTOCOL.partition("## Data plane: encodings")[0]  # the rows' own header has a table further below
+    rows = re.findall(r"^\| (\d+) \| (\d) \| (\w+) \| `(\w+)` \|", table, re.M)
+    for offset, size, code, field in rows:
+        assert struct.calcsize(codes[code]) == int(size), field
+        struct.pack_into("<" + codes[code], header, int(offset), values.pop(field))
+    assert values == {}
+    (dump,) = re.findall(r"^```\n(50 33 .*?)^```$", PROTOCOL, re.M | re.S)
+    assert bytes.fromhex("".join(line[:23] for line in dump.splitlines())) == bytes(header)
+
+    pinned = (ROOT / "tests" / "cpp" / "wire" / "wire_test.cc").read_text().partition("expected = {")[2].partition("};")[0]
+    numbers = re.sub(r"//.*", "", pinned).replace("\n", "").split(",")
+    assert bytes(int(number, 0) for number in numbers if number.strip()) == bytes(header)
+
+
+def _enum(name, header="wire.h"):
+    header = (ROOT / "include" / "p3" / header).read_text()
+    return header.partition("enum class %s " % name)[2].partition("};")[0]
+
+
+def test_encodings_are_those_of_the_code():
+    in_code = re.findall(r"^  (k\w+) = (\d),", _enum("Encoding") + _enum("IdCoding", "rows.h"), re.M)
+    assert re.findall(r"^\| (\d) \| `(k\w+)` \|", PROTOCOL.partition("## Data plane: encodings")[2], re.M) == [
+        (number, name) for name, number in in_code
+    ]
+
+
+def test_frame_kinds_are_those_of_the_code():
+    in_code = re.findall(r"^  (k\w+) = (\d+),", _enum("FrameKind"), re.M)
+    frames = PROTOCOL.partition("## Data plane: encodings")[0]
+    assert re.findall(r"^\| (\d+) \| `(k\w+)` \|", frames, re.M) == [(number, name) for name, number in in_code]
+
+
+def test_control_messages_are_those_of_the_code():
+    ((dump, text),) = re.findall(r"`((?:[0-9a-f]{2} )+[0-9a-f]{2})` is `(\{.*?\})`", PROTOCOL)
+    assert messages.encode({"kind": "bye"}) == bytes.fromhex(dump)
+    assert bytes.fromhex(dump)[4:].decode() == text
+    for kind in messages.FIELDS:
+        assert "`%s`" % kind in PROTOCOL, kind

@@ -1,0 +1,295 @@
+"""`p3 bench`: every experiment runs, what it writes is complete, and one store's failure is the others' no concern."""
+
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+from lab_traces import needs_lab
+from processes import QUICK_IMPORT, ROOT, Process, clean_environment
+
+from p3 import cli
+from p3.measure.bench import campaign, experiments, jobs, nic, results, runs, train
+from p3.measure.bench.command import fill_in_rate
+from p3.measure.lab import hosts
+from p3.measure.replay import models
+
+TINY = ["--size", "0.01", "--iterations", "2", "--warmup", "1", "--repeats", "1"]
+EMULATED = [*TINY, "--models", "sockeye", "--rate", "400mbit"]
+FIELDS = {
+    "kind", "experiment", "label", "store", "model", "size", "bytes", "computation", "compute_s", "rate_mbit",
+    "delay_ms", "hosts", "workers", "servers", "slice_elements", "repeat", "iteration_s", "median_s",
+    "bound_s", "bound_reason", "stall_s", "worst_layer", "result", "error",
+}  # fmt: skip
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """bench(EXPERIMENT, option, ...) -> (exit status, the settings written, the other records)."""
+
+    def run(*arguments):
+        out = tmp_path / "results.jsonl"
+        status = cli.main(["bench", *arguments, "--out", str(out)])
+        settings, *records = map(json.loads, out.read_text().splitlines())
+        assert settings["kind"] == "settings" and settings["experiment"] == arguments[0]
+        return status, settings, records
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
+    return run
+
+
+def runs_of(records):
+    found = [record for record in records if record["kind"] == "run"]
+    assert all(set(record) == FIELDS for record in found)
+    return found
+
+
+def assert_right(record):
+    assert (record["result"], record["error"]) == ("right", None)
+    assert len(record["iteration_s"]) == 2 and min(record["iteration_s"]) > 0
+    assert min(record["iteration_s"]) <= record["median_s"] <= max(record["iteration_s"])
+
+
+@needs_lab
+def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(bench, capsys, tmp_path):
+    status, settings, records = bench("bandwidth", *EMULATED, "--compute", "0.02", "--hosts", "1")
+    assert status == 0, records
+    assert [record["store"] for record in runs_of(records)] == list(results.STORES)
+    for record in records:
+        assert_right(record)
+        assert (record["computation"], record["compute_s"], record["rate_mbit"]) == ("emulated", 0.02, 400)
+        assert record["bytes"] == models.load("sockeye", 0.01).bytes
+        assert record["bound_s"] >= 0.02 and record["bound_reason"]
+        assert record["slice_elements"] == (50000 if record["store"].startswith("p3") else None)
+    assert settings["versions"]["mxnet"] == "1.9.1" and settings["options"]["repeats"] == 1
+    printed = capsys.readouterr().out
+    assert "Computation is emulated" in printed and "paper's" in printed
+    if importlib.util.find_spec("matplotlib"):
+        assert cli.main(["plot", str(tmp_path / "results.jsonl"), "--out", str(tmp_path), "--format", "svg"]) == 0
+        assert capsys.readouterr().out == printed
+
+
+@needs_lab
+def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_concern_of_others(
+    bench, monkeypatch, capsys
+):
+    broken = jobs.Store("dist_sync", "p3_sync", {"P3_PRIORITY": "none"})  # fails sooner than MXNet's own would
+    monkeypatch.setitem(jobs.STORES, "dist_sync", broken)
+    status, _, records = bench("utilization", *EMULATED, "--stores", "dist_sync,p3_sync", "--compute", "0.02")
+    assert status == 1
+    failed, right, *cards = records
+    assert runs_of(records) == [failed, right]
+    assert failed["result"] == "failed" and failed["median_s"] is None and failed["iteration_s"] == []
+    assert "ended with status 1" in failed["error"] and "P3_PRIORITY='none': allowed is one of" in failed["error"]
+    assert_right(right)
+    assert right["bound_s"] > 0.02 and "must be pushed" in right["bound_reason"]
+    assert [(card["kind"], card["host"]) for card in cards] == [("nic", 0), ("nic", 1)]
+    for card in cards:
+        # Of each iteration half of the pushes and half of the broadcasts cross each card, each way.
+        for way in ("bytes_in", "bytes_out"):
+            assert sum(card[way]) > right["bytes"]
+            assert len(card[way]) == pytest.approx(sum(right["iteration_s"]) / card["interval_s"], abs=20)
+    printed = capsys.readouterr().out
+    assert "1 of 1 runs failed: dist_sync:" in printed and "idle share of network cards" in printed
+
+
+@needs_lab
+def test_compute_trains_and_emulates_nothing(bench, capsys):
+    options = ["--iterations", "2", "--warmup", "10", "--repeats", "1", "--size", "0.01", "--hosts", "1"]
+    status, _, records = bench("compute", *options, "--stores", "p3_sync")
+    assert status == 0, records
+    (record,) = runs_of(records)
+    assert_right(record)
+    assert record["bytes"] == train.model_bytes(0.01)  # of the net that was trained, and of one that fails
+    assert record["computation"] == "real" and record["compute_s"] is record["bound_s"] is None
+    assert "Nothing is emulated" in capsys.readouterr().out
+
+
+@needs_lab
+def test_hanging_job_meets_its_deadline_and_leaves_nothing(bench, capsys):
+    options = ["--stores", "p3_sync", "--hosts", "1", "--ratios", "0.01", "--timeout", "1"]
+    status, _, records = bench("ratio", *TINY, "--models", "sockeye", "--rate", "1mbit", *options)
+    (record,) = runs_of(records)
+    assert record["compute_s"] == pytest.approx(models.load("sockeye", 0.01).bytes * 8 / 1e6 / 0.01)
+    assert status == 1 and record["result"] == "failed" and "the workers did not end in 1 s" in record["error"]
+
+
+def wait_until(condition, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@needs_lab
+def test_ctrl_c_keeps_what_has_ended_and_leaves_nothing(tmp_path, processes):
+    out = tmp_path / "results.jsonl"
+    arguments = ["bench", "slices", *EMULATED, "--slices", "9000", "--compute", "1000", "--out", str(out)]
+    process = Process([sys.executable, "-m", "p3", *arguments], clean_environment(), tmp_path)
+    processes.append(process)
+    wait_until(lambda: list(hosts.RUN.glob("tmp-%d-*/lab/0/net" % process.popen.pid)))
+    (name,) = [path.name for path in hosts.RUN.glob("tmp-%d-*" % process.popen.pid)]
+    wait_until(lambda: [one for one in hosts.status() if one.name == name and one.processes and all(one.processes)])
+    left = [pid for one in hosts.status() if one.name == name for pids in one.processes for pid in pids]
+    process.signal(signal.SIGINT)
+    finished = process.wait(30)
+    assert finished.code == 130 and "interrupted" in finished.err, finished
+    assert json.loads(out.read_text())["kind"] == "settings"
+    assert not (hosts.RUN / name).exists()
+    assert left and not any((hosts.Path("/proc") / str(pid) / "exe").exists() for pid in left)
+
+
+def test_real_hosts_over_ssh(bench, tmp_path, monkeypatch, sshd, capsys):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("localhost\n127.0.0.2\n")
+    monkeypatch.setenv("P3_SSH", sshd)
+    monkeypatch.setenv("DMLC_NODE_HOST", "127.0.0.1")
+    options = [*TINY, "--models", "sockeye", "--compute", "0.02", "--hostfile", str(hostfile)]
+    status, settings, records = bench("utilization", *options, "--stores", "p3_sync")
+    assert status == 0, records
+    assert not settings["options"]["throttled"]
+    assert [one["kind"] for one in records] == ["run", "nic", "nic"]
+    (record,) = runs_of(records)
+    assert_right(record)
+    assert record["rate_mbit"] > 0 and record["bound_s"] > 0
+    assert "measured from localhost to 127.0.0.2" in capsys.readouterr().err
+
+
+def test_no_secret_is_on_a_command_line_to_another_host(monkeypatch):
+    from p3.measure.bench.remote import SshHost
+    from p3.settings import Settings
+
+    monkeypatch.setenv("P3_SECRET", "swordfish-swordfish")
+    host = SshHost("far", "10.0.0.5", Settings(python="/opt/python"))
+    line = " ".join(host.supervised([sys.executable, "-c", "import mxnet"], {"DMLC_ROLE": "server"}))
+    assert "swordfish" not in line and "DMLC_ROLE=server" in line
+    assert "/opt/python -m p3.measure.bench.remote /opt/python -c" in line
+
+
+# Without running anything
+
+
+def options_of(*arguments):
+    options = cli._parser().parse_args(["bench", *arguments])
+    fill_in_rate(options)
+    return options
+
+
+def configurations(*arguments):
+    (experiment,) = [one for one in experiments.EXPERIMENTS if one.name == arguments[0]]
+    return experiment.configurations(options_of(*arguments))
+
+
+def test_targets_are_all_models_in_both_regimes():
+    made = configurations("targets")
+    assert [(one.model, one.rate_mbit, one.compute_s) for one in made] == [
+        (model, *regime) for regime in ((200, 4.0), (800, 1.0)) for model in models.NAMES
+    ]
+    assert all(one.size == models.LAB_SIZES[one.model] for one in made)
+
+
+def test_scale_shrinks_what_one_machine_cannot_carry():
+    made = configurations("scale", "--models", "vgg19")
+    assert [one.hosts for one in made] == [2, 4, 8, 16]
+    assert {(one.rate_mbit, one.compute_s) for one in made} == {(40, 4.0)}
+    assert made[0].size == pytest.approx(models.LAB_SIZES["vgg19"] / 5)
+
+
+def test_ratio_chooses_the_computation():
+    (made,) = configurations("ratio", "--models", "bert", "--ratios", "1.4", "--rate", "100mbit")
+    assert models.load("bert").bytes * 8 / 100e6 / made.compute_s == pytest.approx(1.4)
+
+
+def test_every_experiment_has_configurations():
+    for experiment in experiments.EXPERIMENTS:
+        made = configurations(experiment.name)
+        assert made and len({(one.model, one.label) for one in made}) == len(made)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["targets", "--stores", "dist_async"], "'dist_async' is none of dist_sync"),
+    (["targets", "--models", "vgg19,vgg19"], "names one twice"),
+    (["targets", "--repeats", "0"], "'0' is not a number from 1 to"),
+    (["slices", "--rate", "800bps"], "write bit, kbit"),
+])  # fmt: skip
+def test_wrong_options_are_refused(arguments, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", *arguments])
+    assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["targets", "--hosts", "2,4"], "p3 bench targets takes one --hosts"),
+    (["utilization", "--hosts", "1"], "at least 2 --hosts"),
+    (["targets", "--hostfile", "/nowhere"], "--hostfile /nowhere cannot be read"),
+])  # fmt: skip
+def test_what_an_experiment_cannot_do_is_refused(arguments, words, capsys):
+    assert cli.main(["bench", *arguments]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_stores_take_turns_in_an_order_that_rotates():
+    class Here:
+        def __init__(self, configuration):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    made = configurations("targets", "--models", "vgg19,bert", "--regimes", "slow")
+    turns = [
+        (repeat, configuration.model, store.name)
+        for store, configuration, repeat, _ in campaign._turns(made, ["dist_sync", "p3_sync"], 2, Here)
+    ]
+    assert turns == [
+        (repeat, model, store)
+        for repeat, order in enumerate((["dist_sync", "p3_sync"], ["p3_sync", "dist_sync"]))
+        for model in ("vgg19", "bert")
+        for store in order
+    ]
+
+
+def lines_of(rank, seconds, stalls, digest, result="right"):
+    return [
+        {"kind": "header", "rank": rank, "workers": 2, "bytes": 40, "layers": [["a", 30], ["b", 10]]},
+        {"kind": "iteration", "warmup": True, "start": 0.0, "seconds": 99.0, "stall_s": 9.0, "stalls": [9.0, 0.0]},
+        *({"kind": "iteration", "warmup": False, "start": 0.0, "seconds": one, "stall_s": sum(stalls), "stalls": stalls}
+          for one in seconds),
+        {"kind": "result", "result": result, "digest": digest},
+    ]  # fmt: skip
+
+
+def test_iteration_is_as_long_as_its_slowest_workers_and_warm_up_does_not_count():
+    found = runs._summary([lines_of(0, [1.0, 5.0], [0.1, 0.3], "x"), lines_of(1, [2.0, 3.0], [0.2, 0.3], "x")])
+    assert found == {
+        "bytes": 40, "iteration_s": [2.0, 5.0], "median_s": 3.5, "stall_s": 0.5, "worst_layer": "b", "result": "right",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("digest, result", [("y", "right"), ("x", "wrong")])
+def test_run_is_wrong_if_one_worker_is_or_if_workers_differ(digest, result):
+    found = runs._summary([lines_of(0, [1.0], [0, 0], "x"), lines_of(1, [1.0], [0, 0], digest, result)])
+    assert found["result"] == "wrong"
+
+
+def test_workers_that_trained_alone_are_wrong():
+    found = runs._summary([lines_of(0, [1.0], [0, 0], "x")])
+    assert found["result"] == "wrong"
+
+
+def test_bytes_of_an_interval_are_between_the_samples_next_to_its_edges():
+    samples = {"times": [0.0, 1.0, 2.5], "bytes_in": [100, 200, 500], "bytes_out": [0, 0, 3]}
+    found = nic.per_interval(samples, 0.5, 2.6, 1.0)
+    assert found == {"bytes_in": [150, 200], "bytes_out": [1, 2]}
+
+
+def test_ports_of_this_machine_are_free_and_differ():
+    assert len(set(itertools.islice(campaign._free_ports(), 5))) == 5

@@ -1,0 +1,103 @@
+"""`p3 chaos`: a few cells of the matrix, with short time-outs; the whole of it is a command's work."""
+
+import json
+
+import pytest
+from lab_traces import needs_lab
+
+from p3 import cli
+from p3.measure.chaos import run, tables
+from p3.measure.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
+
+QUICK = {"P3_HEARTBEAT_S": "0.2", "P3_TIMEOUT_S": "2"}
+
+
+def judged(role, rank, fault, moment, outcome="raised", training=NUMPY):
+    record = run.run(Cell(Victim(role, rank), fault, moment, training), 1, QUICK)
+    assert record["hit"] is not None, record
+    assert (record["weights"], sum(record["left"].values())) == ("right", 0), record
+    assert record["outcome"] == outcome, record
+    return record
+
+
+def test_the_matrix_has_every_fault_at_every_moment_for_every_role():
+    all_cells = list(cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)))
+    found = {(cell.victim.role, cell.fault, cell.moment) for cell in all_cells if cell.training == NUMPY}
+    everything = {(role, fault, moment) for role in ROLES for fault in FAULTS for moment in MOMENTS if fault != "replace"}
+    # A job that has not begun is not started again.
+    assert everything - found == {(role, "restart", "rendezvous") for role in ROLES}
+
+
+def test_the_matrix_brings_every_training_back_and_replaces_every_worker_that_can_be():
+    gluon = {cell for cell in cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)) if cell.training != NUMPY}
+    restarted = {cell.training for cell in gluon if cell.fault == "restart"}
+    replaced = {(cell.training, cell.victim.rank) for cell in gluon if cell.fault == "replace"}
+    assert {cell.fault for cell in gluon} == {"restart", "replace"}
+    assert restarted == TRAININGS.keys() - {NUMPY}
+    assert replaced == {(training, rank) for training in restarted - {"fp16-sums"} for rank in range(2)}
+
+
+def test_a_server_killed_while_gradients_leave():
+    record = judged("server", 1, "kill", "mid-push")
+    assert 0 < record["hit"]["sent"] < record["hit"]["slices"]
+    assert record["p3_run"][0].startswith("server 1 ended with signal SIGKILL")
+    assert record["names_victim"] == len(record["errors"]) == 4
+
+
+def test_a_worker_stopped_while_values_land():
+    record = judged("worker", 1, "stop", "mid-broadcast")
+    assert 0 < record["hit"]["landed"] < record["hit"]["slices"]
+    assert record["names_victim"] == record["names_round"] == len(record["errors"]) == 4
+    assert record["endings"]["worker 1"] == "signal SIGTERM"  # woken, to end
+
+
+@needs_lab
+def test_a_worker_cut_off_raises_like_all_others():
+    record = judged("worker", 0, "cut", "mid-push")
+    assert set(record["errors"]) == {"worker 0", "worker 1", "server 0", "server 1", "scheduler"}
+    assert "nor from anyone else" in record["errors"]["worker 0"], record["errors"]
+
+
+def test_a_job_comes_back_when_a_server_is_killed_while_a_snapshot_is_written():
+    record = judged("server", 0, "restart", "snapshot", outcome="came back")
+    assert (record["code"], record["rounds"]) == (0, 6) and record["begun"] in (2, 4), record
+
+
+@pytest.mark.timeout(320)
+def test_sums_that_workers_apply_come_back_after_a_join():
+    pytest.importorskip("mxnet")
+    record = judged("server", 0, "restart", "mid-push", "came back", "fp16-sums")
+    assert (record["code"], record["begun"], record["rounds"]) == (0, 3, 12), record
+
+
+def test_other_bits_after_the_same_step_are_wrong_weights():
+    same = [{"round": 1, "digest": "a"}, {"round": 1, "digest": "a"}, {"round": 2, "digest": "b"}]
+    assert run._are_right(same)
+    assert not run._are_right([*same, {"round": 2, "digest": "c"}])
+    assert run._are_right([{"round": 1, "right": True}]) and not run._are_right([{"round": 1, "right": False}])
+
+
+def test_a_server_that_is_left_alone_by_a_stopped_scheduler_ends_as_well():
+    record = judged("scheduler", 0, "stop", "exit")
+    assert {record["endings"][name] for name in ("server 0", "server 1")} == {"exit code 1"}, record
+
+
+def test_the_tables_count_what_went_wrong(tmp_path, capsys):
+    good = {
+        "role": "server", "rank": 0, "fault": "kill", "moment": "exit", "code": 137, "p3_run": ["x"], "error_s": 0.2,
+        "end_s": 1.0, "names_victim": 2, "names_round": 1, "errors": {"a": "", "b": ""},
+    }  # fmt: skip
+    path = tmp_path / "records"
+    path.write_text("".join(json.dumps(dict(good, outcome=outcome)) + "\n" for outcome in ("raised", "wrong", "hung")))
+    assert cli.main(["chaos", "--markdown", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "| a weight was wrong | 1 |" in shown and "| hung | 1 |" in shown
+    assert "3 runs: 0.2 (0.2), 1.0 (1.0); **1 wrong, 1 hung**" in shown
+    assert shown.strip() == tables.markdown([json.loads(line) for line in path.read_text().splitlines()])
+
+
+@pytest.mark.parametrize("options", [["--faults", "flood"], ["--jobs", "0"], ["--moments", "exit,exit"]])
+def test_wrong_options_are_refused(options, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["chaos", *options])
+    assert caught.value.code == 2 and options[0] in capsys.readouterr().err

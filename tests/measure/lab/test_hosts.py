@@ -1,0 +1,213 @@
+"""The namespaces of a lab: who can reach whom, that rate and delay hold, and that nothing stays behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from lab_traces import DEADLINE_S, needs_lab, traces
+from processes import clean_environment
+
+from p3.measure.lab import hosts, network
+
+# Listens on a free port, says which, reads one connection to its end, and tells how many bytes came in how many s.
+SINK = """
+import json, socket, sys, time
+listener = socket.create_server(("", 0))
+print(listener.getsockname()[1], flush=True)
+connection = listener.accept()[0]
+start, total = time.monotonic(), 0
+while True:
+    data = connection.recv(1 << 16)
+    if not data:
+        break
+    total += len(data)
+print(json.dumps({"bytes": total, "seconds": time.monotonic() - start}), flush=True)
+"""
+
+# Connects to ADDRESS PORT, sends BYTES, and prints how long the connection took to be made.
+SOURCE = """
+import socket, sys, time
+start = time.monotonic()
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as connection:
+    print(time.monotonic() - start)
+    connection.sendall(bytes(int(sys.argv[3])))
+"""
+
+
+def start(host, script, *argv):
+    return subprocess.Popen(
+        host.command(sys.executable, "-c", script, *map(str, argv)), stdout=subprocess.PIPE, universal_newlines=True
+    )
+
+
+def transfer(source, sink, size):
+    """Sends `size` bytes from one host to another: (bytes received, seconds for them, seconds to connect)."""
+    with contextlib.ExitStack() as stack:
+        receiver = stack.enter_context(start(sink, SINK))
+        stack.callback(receiver.kill)
+        port = receiver.stdout.readline().strip()
+        sender = stack.enter_context(start(source, SOURCE, sink.address, port, size))
+        stack.callback(sender.kill)
+        connect_s = float(sender.communicate(timeout=DEADLINE_S)[0])
+        received = json.loads(receiver.communicate(timeout=DEADLINE_S)[0])
+    return received["bytes"], received["seconds"], connect_s
+
+
+@needs_lab
+def test_every_host_reaches_every_other():
+    with hosts.lab(3) as lab:
+        for source in lab:
+            for sink in lab:
+                if source is not sink:
+                    assert transfer(source, sink, 100_000)[0] == 100_000
+
+
+@needs_lab
+def test_hosts_are_not_on_the_real_network():
+    with hosts.lab(1) as lab:
+        routes = subprocess.check_output(lab[0].command("ip", "-j", "route"), timeout=DEADLINE_S)
+        assert [route["dst"] for route in json.loads(routes)] == ["10.33.0.0/24"]
+
+
+@needs_lab
+@pytest.mark.parametrize("limited", ["up", "down"])
+def test_rate_bounds_each_direction(limited):
+    # Not a test of speed: however slow the machine, it cannot be faster than the link.
+    rate_mbit, size = 40, 1_000_000
+    try:
+        with hosts.lab(2, rate_mbit=rate_mbit) as lab:
+            # Lift the other end's limit, so that the one under test has to hold on its own.
+            folder = hosts.RUN / lab[0].lab / "lab"
+            namespace, device = (folder / "switch", "port1") if limited == "up" else (folder / "0", "eth0")
+            network.call("nsenter", f"--net={namespace}/net", "tc", "qdisc", "del", "dev", device, "root")
+            received, seconds, _ = transfer(lab[0], lab[1], size)
+    except hosts.MissingQdisc as missing:
+        pytest.skip(str(missing))
+    assert received == size
+    assert seconds >= (size - 2 * network.BURST_BYTES) * 8 / (rate_mbit * 1e6)
+
+
+@needs_lab
+def test_delay_is_paid_once_each_way():
+    try:
+        with hosts.lab(2, delay_ms=40) as lab:
+            _, _, connect_s = transfer(lab[0], lab[1], 1)
+    except hosts.MissingQdisc as missing:
+        pytest.skip(str(missing))
+    assert connect_s >= 0.080
+
+
+@needs_lab
+@pytest.mark.parametrize("heeds", [True, False])
+def test_error_inside_removes_hosts_and_processes(monkeypatch, heeds):
+    monkeypatch.setattr(network, "TERMINATE_TIMEOUT_S", DEADLINE_S if heeds else 0.0)
+    with pytest.raises(ZeroDivisionError):
+        with hosts.lab(2) as lab:
+            deafness = "" if heeds else "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            forgotten = start(lab[1], deafness + SINK)
+            forgotten.stdout.readline()
+            assert traces(lab[0].lab)
+            1 / 0
+    assert forgotten.wait(DEADLINE_S) == -(signal.SIGTERM if heeds else signal.SIGKILL)
+    forgotten.stdout.close()
+    assert traces(lab[0].lab) == []
+
+
+LAB_UNTIL_SIGNALLED = """
+import signal
+from p3.measure.lab import hosts
+with hosts.lab(2) as lab:
+    print(lab[0].lab, flush=True)
+    signal.pause()
+"""
+
+
+@contextlib.contextmanager
+def program_with_a_lab():
+    """(its process, the name of its lab)"""
+    with subprocess.Popen(
+        [sys.executable, "-c", LAB_UNTIL_SIGNALLED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        universal_newlines=True, env=clean_environment(),
+    ) as process:
+        name = process.stdout.readline().strip()
+        try:
+            assert traces(name)
+            yield process, name
+        finally:
+            process.kill()
+
+
+@needs_lab
+def test_ctrl_c_removes_hosts():
+    with program_with_a_lab() as (process, name):
+        process.send_signal(signal.SIGINT)
+        process.wait(DEADLINE_S)
+    assert traces(name) == []
+
+
+@needs_lab
+def test_second_ctrl_c_does_not_cut_the_removal_in_two(monkeypatch):
+    call = network.call
+
+    def interrupted(*argv):
+        if "umount" in argv:
+            os.kill(os.getpid(), signal.SIGINT)
+        return call(*argv)
+
+    with pytest.raises(KeyboardInterrupt):
+        with hosts.lab(2) as lab:
+            monkeypatch.setattr(network, "call", interrupted)
+    assert traces(lab[0].lab) == []
+
+
+@needs_lab
+def test_next_lab_removes_what_a_killed_program_left():
+    with program_with_a_lab() as (process, name):
+        process.kill()
+        process.wait(DEADLINE_S)
+        (left,) = [one for one in hosts.status() if one.name == name]
+        assert left.state == "left over"
+    with hosts.lab(1) as lab:
+        assert traces(name) == []
+        assert traces(lab[0].lab)
+
+
+@needs_lab
+def test_lab_in_use_cannot_be_taken_down_by_another():
+    with program_with_a_lab() as (process, name):
+        with pytest.raises(hosts.LabError, match="in use by the program that made it"):
+            hosts.down(name)
+        assert traces(name)
+        process.send_signal(signal.SIGINT)
+        process.wait(DEADLINE_S)
+
+
+@needs_lab
+def test_failed_command_is_told_with_what_it_printed(monkeypatch):
+    monkeypatch.setattr(network, "QUEUE_MS", -1e6)  # a negative queue, which tc refuses
+    with pytest.raises(hosts.LabError, match=r"'nsenter .* tbf .*' failed with status \d+: .+"):
+        with hosts.lab(1, rate_mbit=10):
+            pass
+    assert [one.name for one in hosts.status() if str(os.getpid()) in one.name] == []
+
+
+@pytest.mark.parametrize("arguments", [{"count": 0}, {"count": 2, "rate_mbit": 0}, {"count": 2, "delay_ms": -1}])
+def test_senseless_numbers_are_refused(arguments):
+    with pytest.raises(ValueError):
+        with hosts.lab(**arguments):
+            pass
+
+
+def test_missing_command_is_named(monkeypatch):
+    monkeypatch.setattr(hosts.shutil, "which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
+    assert "'tc'" in hosts.why_unavailable()
+
+
+def test_missing_capabilities_are_named(monkeypatch):
+    monkeypatch.setattr(hosts.shutil, "which", lambda tool: f"/sbin/{tool}")
+    monkeypatch.setattr(hosts, "_effective_capabilities", lambda: 0)
+    assert "root" in hosts.why_unavailable()

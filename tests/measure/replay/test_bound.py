@@ -1,0 +1,208 @@
+"""The lower bound: what a few lines of arithmetic give, and never above what an ideal schedule reaches."""
+
+import random
+import re
+
+import pytest
+from ideal_schedule import ends_of_iterations
+from processes import ROOT
+
+from p3.measure.replay import bound as bounds
+from p3.measure.replay import models
+from p3.measure.replay.bound import NO_OVERHEAD, Cluster, Overhead, bound, one_of_each
+
+MB_PER_S = 8.0  # in Mbit/s
+
+
+def model_of(*layers):
+    """Layers as (megabytes, share of the time); backward takes twice as long as forward."""
+    total = 3 * sum(share for _, share in layers)
+    return models.Model("made", 1.0, tuple(
+        models.Layer(
+            "layer%d" % number,
+            (models.Tensor("weight", (round(megabytes * 250_000),)),),
+            share / total,
+            2 * share / total,
+        )
+        for number, (megabytes, share) in enumerate(layers)
+    ))
+
+
+def seconds(model, compute_s, cluster, slice_elements=1000, overhead=NO_OVERHEAD, **settings):
+    return bound(model, compute_s, cluster, slice_elements, overhead, **settings).seconds
+
+
+def test_single_layer_hides_nothing_behind_its_computation():
+    # On each NIC half of 3 MB pushed and half broadcast, and as much the other way.
+    assert seconds(model_of((3, 1)), 2.0, one_of_each(2, MB_PER_S)) == pytest.approx(2.0 + 3.0)
+
+
+def test_light_first_layer_lets_the_rest_hide():
+    # The second layer's 3 MB have the backward and the forward step of the first, 4.5 of 6 s, to hide behind.
+    model = model_of((0.008, 3), (3, 1))
+    assert seconds(model, 6.0, one_of_each(2, MB_PER_S)) == pytest.approx(6.0 + 0.008)
+
+
+def test_heavy_last_layer_that_takes_longer_than_the_first_one_computes_is_exposed():
+    # All 5.008 MB must pass while the second layer, 1.5 of 6 s, is not computed.
+    model = model_of((0.008, 3), (5, 1))
+    assert seconds(model, 6.0, one_of_each(2, MB_PER_S)) == pytest.approx(1.5 + 5.008)
+
+
+def test_heavy_first_layer_is_exposed_whole():
+    assert seconds(model_of((3, 1), (0.1, 9)), 2.0, one_of_each(2, MB_PER_S)) == pytest.approx(2.0 + 3.0)
+
+
+def test_middle_layer_can_be_the_one_that_counts():
+    # Layers 0 and 1, 2 MB, against the 1 + 8 of 10 s between layer 1's use and its gradient.
+    model = model_of((0.008, 1), (1.992, 1), (0.004, 8))
+    assert seconds(model, 10.0, one_of_each(2, MB_PER_S)) == pytest.approx(9.0 + 2.0)
+
+
+def test_unlimited_network_leaves_the_computation():
+    result = bound(model_of((3, 1), (5, 2)), 2.0, one_of_each(2, float("inf")))
+    assert result.seconds == pytest.approx(2.0)
+    assert "the computation is the limit" in result.explain()
+
+
+def test_no_computation_leaves_the_bytes():
+    assert seconds(model_of((3, 1), (5, 2)), 0.0, one_of_each(2, MB_PER_S)) == pytest.approx(8.0)
+
+
+def test_single_host_needs_no_network():
+    assert seconds(model_of((3, 1)), 2.0, one_of_each(1, MB_PER_S)) == pytest.approx(2.0)
+    assert seconds(model_of((3, 1)), 2.0, one_of_each(1, MB_PER_S), delay_s=1.0) == pytest.approx(2.0)
+
+
+def test_four_hosts_send_one_and_a_half_times_the_model():
+    # Three quarters of it pushed to the others, and a quarter broadcast to each of three.
+    assert seconds(model_of((4, 1)), 2.0, one_of_each(4, MB_PER_S)) == pytest.approx(2.0 + 6.0)
+
+
+def test_server_on_a_host_of_its_own_takes_in_the_model_from_every_worker():
+    cluster = Cluster([MB_PER_S] * 3, [MB_PER_S] * 3, workers=[0, 1], servers=[2])
+    assert seconds(model_of((3, 1)), 2.0, cluster) == pytest.approx(2.0 + 6.0)
+
+
+def test_slow_nic_counts_by_direction():
+    # Host 1 sends at a quarter of the rate: 3 MB in 12 s, and that holds up every round.
+    cluster = Cluster([MB_PER_S, MB_PER_S / 4], [MB_PER_S] * 2, [0, 1], [0, 1])
+    result = bound(model_of((3, 1)), 0.0, cluster, 1000, NO_OVERHEAD)
+    assert result.seconds == pytest.approx(12.0)
+    assert "host 1's NIC, up" in result.explain()
+
+
+def test_single_slice_goes_there_and_back_whole():
+    assert seconds(model_of((1, 1)), 2.0, one_of_each(2, MB_PER_S), slice_elements=250_000) == pytest.approx(2.0 + 2.0)
+
+
+def test_delay_counts_both_ways_for_a_value_that_is_waited_for():
+    assert seconds(model_of((0.000004, 1)), 2.0, one_of_each(2, MB_PER_S), delay_s=0.1) == pytest.approx(2.2, abs=1e-5)
+
+
+def test_headers_count_for_each_slice_and_packet():
+    # 250 slices of 4000 bytes; each with 100 bytes of header and 1/10 for packets.
+    overhead = Overhead(slice_bytes=100, packet_bytes=100, packet_payload_bytes=1000)
+    result = seconds(model_of((1, 1)), 0.0, one_of_each(2, MB_PER_S), overhead=overhead)
+    assert result == pytest.approx(250 * 4100 * 1.1 / 1e6)
+
+
+def test_explanation_names_the_layer_and_what_is_waited_for():
+    text = bound(model_of((3, 1), (0.1, 9)), 2.0, one_of_each(2, MB_PER_S), 1000, NO_OVERHEAD).explain()
+    assert "'layer0'" in text and "3 MB" in text and "5.0000 s" in text
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ((model_of((1, 1)), -1.0, one_of_each(2, 8)), "compute_s is -1.0"),
+    ((model_of((1, 1)), 1.0, one_of_each(2, 0)), "rates must be positive"),
+    ((model_of((1, 1)), 1.0, Cluster([8], [8], [0], [1])), "servers on hosts"),
+    ((model_of((1, 1)), 1.0, Cluster([8, 8], [8], [0], [0])), "2 rates up and 1 down"),
+    ((model_of((1, 1)), 1.0, one_of_each(2, 8), 0), "slice_elements is 0"),
+    ((models.Model("empty", 1.0, ()), 1.0, one_of_each(2, 8)), "no layers"),
+])
+def test_what_cannot_be_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        bound(*arguments)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_ideal_schedule_is_never_faster(seed):
+    generator = random.Random(seed)
+
+    def rates():
+        return [generator.choice([4.0, 8.0, 8.0, 32.0]) for _ in range(hosts)]
+
+    def places(most):
+        return [generator.randrange(hosts) for _ in range(generator.randint(1, most))]
+
+    hosts = generator.randint(1, 4)
+    cluster = one_of_each(hosts, 8.0)
+    if seed % 3:
+        cluster = Cluster(rates(), rates(), places(4), places(4))
+    layers = [(generator.choice([0.0004, 0.02, 0.5]), generator.random()) for _ in range(generator.randint(1, 6))]
+    compute_s = generator.choice([0.0, 0.3, 1.0])
+    settings = dict(slice_elements=generator.choice([5000, 40000]), overhead=Overhead(),
+                    delay_s=generator.choice([0.0, 0.05]))
+    ends = ends_of_iterations(model_of(*layers), compute_s, cluster, 8, **settings)
+    least = bound(model_of(*layers), compute_s, cluster, **settings)
+    for number, end in enumerate(ends):
+        assert end >= compute_s + number * least.seconds - 1e-9, (seed, number, least.explain())
+
+
+@pytest.mark.parametrize("name, hosts, within", [
+    ("vgg19", 2, 1.01), ("resnet50", 2, 1.01), ("inception_v3", 2, 1.01), ("sockeye", 2, 1.01), ("bert", 2, 1.01),
+    ("vgg19", 4, 1.01), ("resnet50", 4, 1.01), ("inception_v3", 4, 1.01), ("sockeye", 4, 1.01), ("bert", 4, 1.04),
+])  # fmt: skip
+def test_ideal_schedule_comes_near(name, hosts, within):
+    model, cluster = models.load(name), one_of_each(hosts, 200)
+    ends = ends_of_iterations(model, 4.0, cluster, 7, bounds.DEFAULT_SLICE_ELEMENTS, Overhead())
+    period = (ends[-1] - ends[2]) / (len(ends) - 3)
+    assert period <= within * bound(model, 4.0, cluster).seconds
+
+
+def test_command_prints_seconds_and_reason(capsys):
+    assert bounds.main(["--model", "sockeye", "--rate", "200", "--compute", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "73.0 MB, emulated computation: at least 5." in out and "must be pushed and broadcast" in out
+
+
+def test_tables_of_the_documentation_are_what_the_code_gives():
+    page = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
+
+    def rows(name):
+        table = page.partition("<!-- %s -->" % name)[2].partition("<!-- /%s -->" % name)[0]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n")[3:-1]]
+
+    names = ["`%s`" % name for name in models.NAMES]
+    assert [row[0] for row in rows("models")] == [row[0] for row in rows("bounds")] == names
+    for row, name in zip(rows("models"), models.NAMES):
+        model = models.load(name)
+        heaviest = max(range(len(model.layers)), key=lambda number: model.layers[number].bytes)
+
+        def share(number):
+            layer = model.layers[number]
+            return 100 * layer.bytes / model.bytes, 100 * (layer.forward + layer.backward)
+
+        number = "%d%s" % (heaviest + 1, "st" if heaviest == 0 else "th")
+        assert row[1:] == [
+            "%.1f MB" % (models.load(name, 1.0).bytes / 1e6), "%g" % model.size, "%.1f MB" % (model.bytes / 1e6),
+            "%d, %d" % (len(model.layers), len(model.tensors)),
+            "`%s`, the %s: %.0f%%, %.1f%%" % (model.layers[heaviest].name, number, *share(heaviest)),
+            "%.1f%%, %.1f%%" % share(0),
+        ]
+    for row, name in zip(rows("bounds"), models.NAMES):
+        model = models.load(name)
+        slow = bound(model, 4.0, one_of_each(2, 200))
+        assert row[1:5] == ["%.3f" % one for one in (
+            slow.seconds,
+            bound(model, 4.0, one_of_each(2, 200), overhead=NO_OVERHEAD).seconds,
+            bound(model, 1.0, one_of_each(2, 800)).seconds,
+            bound(model, 4.0, one_of_each(4, 200)).seconds,
+        )]
+        found = re.fullmatch(r"the layers up to `(\w+)`: ([\d.]+) MB in ([\d.]+) s", row[5])
+        if found:
+            layer, megabytes, transfer_s = found.groups()
+            assert "gradient of '%s'" % layer in slow.reason and "%.3g MB" % float(megabytes) in slow.reason
+            assert "%.2f" % float(re.search(r"takes ([\d.]+) s", slow.reason).group(1)) == transfer_s
+        else:
+            assert row[5] == "computation" and slow.seconds < 1.001 * slow.compute_s

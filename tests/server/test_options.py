@@ -1,0 +1,75 @@
+"""Options of a store: what makes no sense is refused with words that help, and a server passes the rest to its core."""
+
+import pytest
+
+from p3.server.options import validate
+
+SGD = {"name": "sgd", "momentum": 0.9, "clip_gradient": -1.0, "multi_precision": False}
+SENSIBLE = [
+    ("optimizer", SGD),
+    ("compression", {"type": "2bit", "threshold": 0.5}),
+    ("compression", {"type": "2bit", "threshold": 1}),
+    ("compression", {"type": "fp16"}),
+    ("reduction", {"type": "sum"}),
+    ("reduction", {"type": "average"}),
+]
+SENSELESS = [
+    ("momentum", {}, "option 'momentum' is unknown; a store has compression, optimizer, reduction"),
+    (["compression"], {}, "option ['compression'] is unknown; a store has"),
+    ("optimizer", dict(SGD, momentum=-1), "optimizer sgd: momentum is -1; it must be a finite number of at least 0"),
+    ("compression", "fp16", "compression: the value must be a dict, not str"),
+    ("compression", {}, "compression: type is None; it must be one of 2bit, fp16"),
+    ("compression", {"type": "1bit"}, "compression: type is '1bit'; it must be one of 2bit, fp16"),
+    ("compression", {"type": ["fp16"]}, "compression: type is ['fp16']; it must be one of"),
+    ("compression", {"type": "2bit"}, "compression 2bit: threshold is missing; it must be a plain number from"),
+    ("compression", {"type": "fp16", "threshold": 1}, "compression fp16: 'threshold' (which is 1) is no field of it"),
+    ("reduction", {"type": "max"}, "reduction: type is 'max'; it must be one of average, sum"),
+    ("reduction", {"type": "sum", "weight": 2}, "reduction sum: 'weight' (which is 2) is no field of it; it has type"),
+]
+SENSELESS += [
+    ("compression", {"type": "2bit", "threshold": value}, "compression 2bit: threshold is %r; it must be a" % (value,))
+    for value in (0, -0.5, float("nan"), float("inf"), 1e-40, 1e39, 10**400, True, "0.5", None)
+]
+
+
+@pytest.mark.parametrize("name, value", SENSIBLE)
+def test_sensible_options_pass(name, value):
+    validate(name, value)
+
+
+@pytest.mark.parametrize("name, value, text", SENSELESS)
+def test_senseless_options_are_refused_in_words_that_name_them(name, value, text):
+    with pytest.raises(ValueError) as caught:
+        validate(name, value)
+    assert text in str(caught.value)
+
+
+class RecordingCore:
+    """Notes what is called. The core's own methods are tested in tests/core/test_binding.py and with real jobs."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, method):
+        return lambda *arguments: self.calls.append((method, *arguments))
+
+
+@pytest.fixture
+def obey():
+    return pytest.importorskip("p3.server.process", reason="the extension is not built").obey
+
+
+@pytest.mark.parametrize("name, value", SENSIBLE)
+def test_a_server_passes_an_option_to_its_core_and_answers(obey, name, value):
+    core = RecordingCore()
+    answer = obey(core, {"kind": "set_option", "store": 3, "name": name, "value": value})
+    assert answer == {"kind": "option_set", "store": 3, "name": name}
+    assert core.calls == [("set_" + name, 3, value["type"] if name == "reduction" else value)]
+
+
+@pytest.mark.parametrize("name, value", [("momentum", {}), ("compression", {"type": "1bit"}), ("reduction", {})])
+def test_a_server_checks_again_what_it_receives(obey, name, value):
+    core = RecordingCore()
+    with pytest.raises(ValueError, match=name):
+        obey(core, {"kind": "set_option", "store": 3, "name": name, "value": value})
+    assert core.calls == []

@@ -1,0 +1,113 @@
+"""A server's part of a snapshot: a file of what was captured, or an error of the whole job."""
+
+import hashlib
+import json
+import queue
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from core_jobs import ADAM, DEADLINE_S, LR, Job, wait_all
+
+from p3.server.snapshots import SnapshotWriter
+from p3.settings import Settings
+
+
+def settings_with(directory):
+    return replace(Settings.from_env({}), snapshot_dir=directory)
+
+
+def tensors_in(path):
+    """{name: array} of a safetensors file, by its definition."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    types = {"F16": "float16", "F32": "float32"}
+    return {
+        name: np.frombuffer(data[slice(*tensor["data_offsets"])], types[tensor["dtype"]]).reshape(tensor["shape"])
+        for name, tensor in header.items()
+        if name != "__metadata__"
+    }
+
+
+def test_each_server_writes_what_it_holds_of_every_key(tmp_path):
+    with Job(num_workers=2, num_servers=2, slice_elements=100) as job:
+        job.set_on_servers("set_optimizer", ADAM)
+        keys = [job.key(250), job.key(3, "float16")]
+        values = [np.arange(250, dtype="float32"), np.array([1, 2, 3], "float16")]
+        for key, value in zip(keys, values):
+            job.init(key, value)
+        landed = job.push(keys[0], [np.ones(250, "float32")] * 2, LR)[0]
+        wait_all([worker.capture(key, 40) for worker in job.workers for key in keys])
+
+        parts, written = {}, queue.Queue()
+        for rank, server in enumerate(job.servers):
+            writer = SnapshotWriter(server, settings_with(str(tmp_path)), f"server {rank} (here)", rank)
+            writer.write(40, written.put)
+            parts[rank] = written.get(timeout=DEADLINE_S)
+        found = {}
+        for rank, part in parts.items():
+            file = tmp_path / "round-000000000040.part" / f"server-{rank}.safetensors"
+            content = file.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            assert part == {"kind": "snapshot_written", "round": 40, "bytes": len(content), "sha256": digest}
+            found.update(tensors_in(file))
+        of_first = {f"0.{piece}.{part}" for piece in range(3) for part in range(3)}
+        assert set(found) == of_first | {"1.0.0"}
+        np.testing.assert_array_equal(np.concatenate([found[f"0.{piece}.0"] for piece in range(3)]), landed)
+        np.testing.assert_array_equal(found["1.0.0"], values[1])
+        assert found["1.0.0"].dtype == np.float16
+
+
+def test_without_a_directory_the_job_fails_and_says_why():
+    with Job(num_workers=1, num_servers=1) as job:
+        SnapshotWriter(job.servers[0], settings_with(None), "server 0 (here)", 0).write(40, pytest.fail)
+        assert "server 0 (here): cannot write a snapshot: P3_SNAPSHOT_DIR is not set" in str(job.servers[0].error)
+
+
+def test_a_disk_that_is_full_fails_the_job_with_server_file_and_reason(run_job, tmp_path):
+    """As far as a test can fill one: this process may write no file larger than a megabyte."""
+    finished = run_job(SNAPSHOT, 1, 1, env=environment(tmp_path), arguments=["limited"])
+    assert finished.code != 0
+    place = tmp_path / "snapshots" / "round-000000000002.part" / "server-0.safetensors"
+    text = f"server 0 (this process): writing the snapshot of round 2 to {place} failed: File too large. Make room, or"
+    assert text in finished.out + finished.err, finished
+    assert not list(place.parent.glob("server*"))
+
+
+def test_a_server_that_cannot_write_is_named_on_every_worker(run_job, tmp_path):
+    (tmp_path / "snapshots" / "round-000000000002.part" / "server-1.safetensors").mkdir(parents=True)
+    finished = run_job(SNAPSHOT, 2, 2, env=environment(tmp_path))
+    assert finished.code != 0
+    for rank in (0, 1):
+        text = f"worker {rank} heard: server 1 (127.0.0.1): writing the snapshot of round 2 to "
+        assert text in finished.out, finished
+    assert "server-1.safetensors failed: Is a directory" in finished.out
+
+
+def environment(folder):
+    return {"P3_SNAPSHOT_DIR": str(folder / "snapshots"), "P3_SNAPSHOT_EVERY": "2"}
+
+
+SNAPSHOT = """
+    import os, resource, signal, sys
+    import numpy as np
+    from p3._core import P3Error
+    from p3.worker.session import Session
+
+    if sys.argv[1:] == ["limited"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        for name in [name for name in os.environ if name.startswith("DMLC_")]:
+            del os.environ[name]  # worker and server in one process, which has the limit
+    with Session.open() as session:
+        key = session.declare("weight", (1 << 20,), "float32")
+        landing = np.zeros(1 << 20, "float32")
+        session.init(key, landing if session.rank == 0 else None, landing).wait(30)
+        try:
+            for step in range(1, 1000000):
+                session.pushpull(key, landing, landing.copy()).wait(30)
+                session.snapshot(step, [key])
+        except P3Error as error:
+            print("worker %d heard: %s" % (session.rank, error), flush=True)
+            raise
+"""

@@ -1,0 +1,408 @@
+"""Snapshots of running jobs, and jobs that resume from them: to the bit, whatever was killed, with other servers."""
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+
+import numpy as np
+import plugin_jobs as jobs
+import pytest
+from processes import ROOT, Process, clean_environment
+
+from p3.cluster import messages
+from p3.cluster.agreement import Agreement
+from p3.cluster.node import Node
+from p3.errors import ProtocolError
+from p3.settings import Settings
+from p3.snapshots import files
+from p3.worker.session import Session
+
+WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(2)]
+SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
+SHA256 = "0f" * 32
+
+
+# What the scheduler makes of it
+
+
+class Book:
+    def __init__(self):
+        self.agreement = Agreement(WORKERS, SERVERS, 4)
+
+    def say(self, node, kind, **fields):
+        """[(receiver, its message)]"""
+        return self.agreement.receive(node, messages.check(dict(fields, kind=kind)))
+
+    def written(self, node, round):
+        return self.say(node, "snapshot_written", round=round, bytes=node.rank, sha256=SHA256)
+
+
+def test_a_snapshot_is_complete_when_every_part_is_written_in_whatever_order():
+    book = Book()
+    assert book.written(WORKERS[1], 5) == []  # it may be ahead of worker 0
+    asked = book.say(WORKERS[0], "captured", round=5)
+    assert asked == [(server, {"kind": "write_snapshot", "round": 5}) for server in SERVERS]
+    assert book.written(SERVERS[1], 5) == book.written(SERVERS[0], 5) == []
+    ((receiver, complete),) = book.written(WORKERS[0], 5)
+    assert receiver == WORKERS[0] and messages.check(complete)["round"] == 5
+    assert [(part["role"], part["rank"]) for part in complete["parts"]] == [
+        ("server", 0), ("server", 1), ("worker", 0), ("worker", 1),
+    ]  # fmt: skip
+
+
+def test_the_next_snapshot_takes_the_place_of_one_that_is_never_complete():
+    book = Book()
+    book.say(WORKERS[0], "captured", round=5)
+    book.written(SERVERS[0], 5)
+    book.say(WORKERS[0], "captured", round=6)
+    assert book.written(SERVERS[1], 5) == []  # too late, and no harm
+    for node in (*SERVERS, WORKERS[0]):
+        assert book.written(node, 6) == []
+    assert len(book.written(WORKERS[1], 6)) == 1
+
+
+GIVEN_UP = [(WORKERS[0], {"kind": "snapshot_complete", "round": 5, "parts": []})]
+
+
+def test_a_snapshot_is_given_up_when_a_worker_has_joined_without_its_part():
+    book = Book()
+    book.say(WORKERS[0], "captured", round=5)
+    assert book.say(WORKERS[1], "joined", worker=1, step=5)[2:] == GIVEN_UP
+    assert book.written(SERVERS[0], 5) == []  # too late, and no harm
+    book.say(WORKERS[0], "joined", worker=0, step=5)  # so join() returns, and steps go on
+    book.say(WORKERS[0], "captured", round=6)
+    assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
+
+
+def test_a_worker_that_leaves_or_joins_behind_its_part_does_not_spoil_the_snapshot():
+    book = Book()
+    assert book.written(WORKERS[1], 5) == book.say(WORKERS[1], "bye") == []
+    assert len(book.say(WORKERS[0], "captured", round=5)) == 2
+    book.written(SERVERS[0], 5), book.written(SERVERS[1], 5)
+    assert len(book.written(WORKERS[0], 5)[0][1]["parts"]) == 4
+
+
+def test_a_worker_that_has_left_makes_later_snapshots_impossible():
+    book = Book()
+    book.say(WORKERS[1], "bye")
+    assert book.say(WORKERS[0], "captured", round=5)[2:] == GIVEN_UP
+
+
+def test_a_replaced_worker_writes_no_part_of_a_round_before_it_came():
+    book = Book()
+    assert book.agreement.lose(WORKERS[1]) == book.agreement.catch_up(WORKERS[1], 5, {}) == []
+    assert book.say(WORKERS[0], "captured", round=5)[2:] == GIVEN_UP  # its predecessor was ahead of worker 0
+    assert len(book.say(WORKERS[0], "captured", round=6)) == 2
+    assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
+
+
+def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_of_them():
+    book = Book()
+    joined = {"kind": "joined", "worker": 0, "step": 5}
+    assert book.say(WORKERS[0], "joined", worker=0, step=5) == [(worker, joined) for worker in WORKERS]
+    assert book.agreement.joined(WORKERS[0]) == 5 and book.agreement.joined(WORKERS[1]) is None
+    book.agreement.lose(WORKERS[1])
+    assert book.agreement.catch_up(WORKERS[1], 5, {}) == [joined]
+    assert len(book.agreement.join_for(WORKERS[1], 4)) == 2
+    assert (book.agreement.joins, book.agreement.joined_at) == (1, 5)
+    assert book.agreement.catch_up(WORKERS[1], 5, {}) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda book: book.say(WORKERS[1], "captured", round=6),
+        lambda book: book.say(WORKERS[0], "captured", round=5),
+        lambda book: book.say(SERVERS[0], "captured", round=6),
+        lambda book: book.written(SERVERS[0], 6),
+        lambda book: [book.written(WORKERS[1], 5) for _ in range(2)],
+        lambda book: [book.written(WORKERS[1], round) for round in range(6, 20)],
+        lambda book: book.say(WORKERS[1], "resume", round=5),
+        lambda book: book.say(WORKERS[1], "joined", worker=0, step=5),
+    ],
+)
+def test_who_may_not_say_it_fails_the_job(wrong):
+    book = Book()
+    book.say(WORKERS[0], "captured", round=5)
+    with pytest.raises(ProtocolError):
+        wrong(book)
+
+
+# One process, without MXNet
+
+
+@pytest.fixture
+def open_session(tmp_path):
+    """open_session(every=1) -> an embedded session that takes snapshots in tmp_path."""
+    opened = []
+
+    def make(every=1):
+        opened.append(Session.open(Settings(snapshot_dir=str(tmp_path), snapshot_every=every, wait_timeout_s=30)))
+        return opened[-1]
+
+    yield make
+    for session in opened:
+        session.close()
+
+
+def step(session, key, round, state=None):
+    landing = np.empty(key.shape, "float32")
+    session.pushpull(key, np.full(key.shape, round, "float32"), landing).wait(30)
+    session.snapshot(round, [key], state)
+    return landing
+
+
+def test_only_every_nth_round_is_taken_and_the_newest_are_kept(open_session, tmp_path):
+    session = open_session(every=3)
+    key = session.declare("w", (5,), "float32")
+    session.init(key, np.zeros(5, "float32"), np.empty(5, "float32")).wait(30)
+    for round in range(1, 11):
+        step(session, key, round)
+    session.close()
+    assert files.rounds(str(tmp_path)) == [9, 6]
+    np.testing.assert_array_equal(files.newest_valid(str(tmp_path)).value(0, "w"), np.full(5, 9, "float32"))
+
+
+def test_without_a_directory_nothing_is_taken_and_nothing_resumed():
+    with Session.open(Settings(snapshot_every=1)) as session:
+        assert session.resume() == (0, {})
+        session.snapshot(1, [], "anything")
+
+
+def test_rounds_must_ascend_and_a_state_must_be_storable(open_session):
+    session = open_session()
+    session.snapshot(4, [])
+    for round in (4, 3, 4.5, True, None, -1):
+        with pytest.raises(ValueError, match="round"):
+            session.snapshot(round, [])
+    with pytest.raises(ValueError, match=r"state\['f'\]"):
+        session.snapshot(5, [], {"f": open_session})
+
+
+def test_a_job_that_has_not_resumed_does_not_touch_another_ones_snapshots(open_session, tmp_path):
+    session = open_session()
+    session.snapshot(5, [])
+    session.close()
+    again = open_session()
+    with pytest.raises(ValueError, match="round 5.*Call resume"):
+        again.snapshot(2, [])
+    assert files.rounds(str(tmp_path)) == [5]
+
+
+def test_resume_comes_before_the_first_key(open_session):
+    session = open_session()
+    session.declare("w", (5,), "float32")
+    with pytest.raises(ValueError, match="before the first key"):
+        session.resume()
+
+
+def test_another_model_is_refused(open_session):
+    session = open_session()
+    key = session.declare("w", (5,), "float32")
+    session.init(key, np.zeros(5, "float32"), np.empty(5, "float32")).wait(30)
+    step(session, key, 1, {"a": 1})
+    session.close()
+    again = open_session()
+    assert again.resume() == (1, {"a": 1})
+    with pytest.raises(ValueError, match=r"shape \(6,\).*in the snapshot of round 1 shape \(5,\)"):
+        again.resumed_value(again.declare("w", (6,), "float32"))
+    assert again.resumed_value(again.declare("v", (6,), "float32")) is None
+
+
+def test_a_directory_that_cannot_be_written_fails_the_job_with_its_path(open_session, tmp_path):
+    (tmp_path / ("round-%012d.part" % 1)).write_text("in the way")
+    session = open_session()
+    session.snapshot(1, [])
+    with pytest.raises(Exception, match=r"snapshot of round 1.*round-000000000001.part"):
+        session.snapshots.finish()
+        session.check()
+
+
+def test_a_path_that_can_be_no_directory_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with Session.open(Settings(snapshot_dir=str(tmp_path / "file" / "snapshots"), snapshot_every=1)) as session:
+        with pytest.raises(ValueError, match="P3_SNAPSHOT_DIR=.*file/snapshots cannot be used: Not a directory"):
+            session.resume()
+
+
+# Jobs
+
+
+def counted(finished):
+    """{(round it began at, values)} of the workers' last lines."""
+    return re.findall(r"from (\d+): (\w+), rank (\w+)", finished.out)
+
+
+def start(processes, tmp_path, workers, servers, script, *arguments, options=(), **env):
+    command = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", str(servers), *options]
+    command += [sys.executable, str(script), *map(str, arguments)]
+    env = dict({"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([jobs.QUICK_IMPORT, str(ROOT)])}, **env)
+    processes.append(Process(command, clean_environment(**env), tmp_path))
+    return processes[-1]
+
+
+def snapshots_in(directory, every):
+    return "--snapshot-dir", str(directory), "--snapshot-every", str(every)
+
+
+COUNTING = jobs.SCRIPTS / "counting.py"
+
+
+def test_a_job_that_fails_twice_ends_with_the_bits_of_an_undisturbed_one(processes, tmp_path):
+    undisturbed = start(processes, tmp_path, 2, 2, COUNTING, 9)
+    options = ("--restarts", "2", *snapshots_in("snapshots", 2))
+    restarted = start(processes, tmp_path, 2, 2, COUNTING, 9, 4, 6, options=options).wait()
+    undisturbed = undisturbed.wait()
+    assert (undisturbed.code, restarted.code) == (0, 0), restarted
+    assert "restart 1 of 2" in restarted.err and "restart 2 of 2" in restarted.err
+    assert "failed with exit code 3" in restarted.err
+    ((_, values, _), other) = counted(undisturbed)
+    assert sorted(counted(restarted)) == [("6", values, "0"), ("6", values, "1")]
+    assert other[1] == values
+
+    # Another number of servers and of partitions, from a snapshot that is not the newest, as that is damaged.
+    newest = tmp_path / "snapshots" / ("round-%012d" % 8)
+    (newest / "server-1.safetensors").write_bytes(b"")
+    env = {"P3_PARTITIONS": "5", "P3_LOCAL_AGGREGATION": "0"}
+    resumed = start(processes, tmp_path, 2, 3, COUNTING, 9, options=snapshots_in("snapshots", 2), **env).wait()
+    assert sorted(counted(resumed)) == [("6", values, "0"), ("6", values, "1")], resumed
+    assert "server-1 has 0 bytes" in resumed.out + resumed.err
+
+    # Each worker has its own part, so another number of workers has none.
+    refused = start(processes, tmp_path, 1, 2, COUNTING, 9, options=snapshots_in("snapshots", 2)).wait()
+    assert refused.code != 0 and "a job with 2 workers; this one has 1" in refused.err + refused.out
+
+
+def test_a_job_is_restarted_only_so_often_and_ends_with_the_last_code(run_job):
+    script = """
+        import sys
+        from p3.worker.session import Session
+        Session.open()
+        sys.exit(5)
+    """
+    finished = run_job(script, 1, 1, options=("--restarts", "2"))
+    assert finished.code == 5
+    assert finished.err.count("started again") == 2
+
+
+@pytest.mark.parametrize("script", ["import nowhere", "from p3.worker.session import Session; Session.open().new_store()"])
+def test_what_never_ran_and_what_succeeds_is_not_restarted(run_job, script):
+    finished = run_job(script, 1, 1, options=("--restarts", "2"))
+    assert finished.code == ("nowhere" in script)
+    assert "started again" not in finished.err
+
+
+def test_an_interrupted_job_is_not_restarted(start_job):
+    script = """
+        import time
+        from p3.worker.session import Session
+        Session.open()
+        print("running", flush=True)
+        time.sleep(60)
+    """
+    process = start_job(script, 1, 1, options=("--restarts", "2"))
+    assert process.read_line().endswith("running")
+    process.signal(signal.SIGINT)
+    finished = process.wait()
+    assert finished.code == 130 and "started again" not in finished.err
+
+
+def test_a_time_out_is_for_all_starts_together(run_job):
+    script = """
+        import sys, time
+        from p3.worker.session import Session
+        session = Session.open()
+        time.sleep(600)
+    """
+    finished = run_job(script, 1, 1, options=("--restarts", "2", "--timeout", "3"))
+    assert finished.code == 124 and "started again" not in finished.err
+
+
+# Real trainings, with MXNet
+
+
+def test_a_worker_that_joins_early_holds_up_no_snapshots(run_job):
+    pytest.importorskip("mxnet")
+    script = """
+        import p3, mxnet as mx
+        kv = mx.kv.create("p3_sync")
+        value = mx.nd.ones(3)
+        kv.init("w", value)
+        for step in range(6 if kv.rank == 0 else 3):
+            kv.pushpull("w", mx.nd.ones(3), out=value)
+            kv.snapshot(step + 1)
+        kv.join(update=lambda store: None)
+        for step in range(6, 8):
+            kv.pushpull("w", mx.nd.ones(3), out=value)
+            kv.snapshot(step + 1)
+        print("sum", value.asnumpy())
+    """
+    env = {"PYTHONPATH": os.pathsep.join([jobs.QUICK_IMPORT, str(ROOT)]), "P3_WAIT_TIMEOUT_S": "30"}
+    finished = run_job(script, 2, 1, env=env, options=snapshots_in("snapshots", 1))
+    assert finished.code == 0, finished
+    assert finished.out.count("sum [2. 2. 2.]") == 2
+    assert "given up" not in finished.out + finished.err  # by time
+
+
+KINDS = "momentum adam nadam scheduler 2bit updates_on_trainer updates_on_store float16 sparse two_stores forgotten"
+
+
+def test_every_kind_of_training_resumes_to_the_bit(tmp_path):
+    pytest.importorskip("mxnet")
+    status, output = jobs.run(jobs.python("resumed_runs.py", tmp_path, *KINDS.split()))
+    assert status == 0, output
+    for kind in KINDS.split():
+        assert "%s same\n" % kind in output, output
+
+
+def processes_of(launcher, role):
+    """The ids of the processes of a job that have this role."""
+    found = []
+    for child in open("/proc/%d/task/%d/children" % (launcher, launcher)).read().split():
+        try:
+            with open("/proc/%s/environ" % child, "rb") as file:
+                env = file.read().split(b"\0")
+        except OSError:
+            continue
+        if b"DMLC_ROLE=" + role.encode() in env:
+            found.append(int(child))
+    return found
+
+
+def kill_when(process, directory, round, role, rank, deadline_s=60):
+    """SIGKILLs a process of the job when the snapshot of that round has been begun."""
+    deadline = time.monotonic() + deadline_s
+    while not any(int(re.sub(r"\D", "", name)) >= round for name in os.listdir(directory) if name.startswith("round-")):
+        assert time.monotonic() < deadline and process.popen.poll() is None, process.wait(1)
+        time.sleep(0.005)
+    os.kill(sorted(processes_of(process.popen.pid, role))[rank], signal.SIGKILL)
+
+
+def test_the_example_survives_the_death_of_a_worker_and_of_a_server(processes, tmp_path):
+    for module in ("mxnet", "sklearn", "tqdm"):
+        pytest.importorskip(module)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    choice = random.Random(seed)
+    steps, every, directory = 60, 5, tmp_path / "snapshots"
+    directory.mkdir()
+    env = {"PYTHONPATH": str(ROOT)}  # with scikit-learn
+    example = ROOT / "examples" / "resume.py"
+    undisturbed = start(processes, tmp_path, 2, 2, example, "--steps", steps, **env).wait()
+    options = ("--restarts", "2", *snapshots_in(directory, every))
+    process = start(processes, tmp_path, 2, 2, example, "--steps", steps, options=options, **env)
+    first, second = sorted(choice.sample(range(2, steps // every - 1), 2))
+    kill_when(process, str(directory), first * every, "worker", choice.randrange(2))
+    while processes_of(process.popen.pid, "scheduler"):  # until all of that start have ended
+        assert process.popen.poll() is None, process.wait(1)
+        time.sleep(0.005)
+    kill_when(process, str(directory), second * every, "server", choice.randrange(2))
+    finished = process.wait(100)
+    assert (undisturbed.code, finished.code) == (0, 0), finished
+    assert finished.err.count("started again") == 2
+    pattern = r"worker (\d): %d steps, weights and statistics (\w+)" % steps
+    digests = sorted(re.findall(pattern, undisturbed.out))
+    assert len(digests) == 2 and sorted(re.findall(pattern, finished.out)) == digests
