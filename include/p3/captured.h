@@ -7,11 +7,11 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "p3/dtype.h"
 
 namespace p3 {
@@ -35,7 +35,7 @@ class Captured {
  public:
   // A shard captured again replaces its former copy, so this never holds more than one copy of all that there is.
   void add(std::vector<CapturedArray> of_shard, uint64_t snapshot) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (CapturedArray& array : of_shard) {
       array.snapshot = snapshot;
       arrays_[{array.wire_key, array.slice, array.part}] = std::move(array);
@@ -46,7 +46,7 @@ class Captured {
   // given up may be asked for while the copies of the next one come in.
   std::vector<CapturedArray> take(uint64_t snapshot) {
     std::vector<CapturedArray> taken;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto it = arrays_.begin(); it != arrays_.end();) {
       CapturedArray& array = it->second;
       if (array.snapshot == snapshot) taken.push_back(std::move(array));
@@ -56,8 +56,8 @@ class Captured {
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::tuple<uint32_t, uint32_t, uint8_t>, CapturedArray> arrays_;
+  Mutex mutex_;
+  std::map<std::tuple<uint32_t, uint32_t, uint8_t>, CapturedArray> arrays_ P3_GUARDED_BY(mutex_);
 };
 
 }  // namespace p3

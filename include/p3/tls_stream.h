@@ -10,10 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "p3/socket_stream.h"
 
 struct ssl_st;  // OpenSSL's SSL
@@ -49,13 +49,13 @@ class TlsStream : public SocketStream {
     void operator()(ssl_st* ssl) const;
   };
 
-  void seal(const iovec* parts, int count, size_t skip);
+  void seal(const iovec* parts, int count, size_t skip) P3_EXCLUDES(mutex_);
   void set_buffered(bool buffered);
 
   const std::string key_;
   const uint64_t bytes_per_key_;
-  std::mutex mutex_;
-  std::unique_ptr<ssl_st, FreeSsl> ssl_;
+  Mutex mutex_;
+  std::unique_ptr<ssl_st, FreeSsl> ssl_ P3_GUARDED_BY(mutex_);
   bool writes_in_kernel_ = false;
 
   // Writer: records on their way into the socket, and the bytes in them, which count as written when all have left.

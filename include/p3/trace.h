@@ -15,10 +15,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 
+#include "base/thread_annotations.h"
 #include "p3/wire.h"
 
 namespace p3 {
@@ -83,13 +83,13 @@ class Recorder {
   };
 
   Chunk& own_chunk();
-  void write_rest(Chunk& chunk);
-  void write_bytes(const void* data, size_t size);
+  void write_rest(Chunk& chunk) P3_REQUIRES(mutex_);
+  void write_bytes(const void* data, size_t size) P3_REQUIRES(mutex_);
 
   const uint64_t id_;  // tells recorders apart, where an address may be used again
-  std::mutex mutex_;   // all below
-  int fd_;
-  std::unordered_map<std::thread::id, std::unique_ptr<Chunk>> chunks_;
+  Mutex mutex_;
+  int fd_ P3_GUARDED_BY(mutex_);
+  std::unordered_map<std::thread::id, std::unique_ptr<Chunk>> chunks_ P3_GUARDED_BY(mutex_);
 };
 
 inline void trace_at(Recorder* recorder, std::chrono::steady_clock::time_point when, TraceKind kind,

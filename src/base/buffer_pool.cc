@@ -12,7 +12,7 @@ BufferPool::~BufferPool() {
 }
 
 void* BufferPool::take(size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<void*>& available = free_[bytes];
   void* buffer;
   if (available.empty()) {
@@ -29,7 +29,7 @@ void* BufferPool::take(size_t bytes) {
 }
 
 void BufferPool::give_back(void* buffer, size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   in_use_ -= bytes;
   if (reuses_)
     free_[bytes].push_back(buffer);
@@ -44,12 +44,12 @@ size_t BufferPool::roomy(size_t bytes) {
 }
 
 uint64_t BufferPool::bytes_in_use() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return in_use_;
 }
 
 uint64_t BufferPool::peak_bytes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return peak_;
 }
 

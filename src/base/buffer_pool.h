@@ -6,10 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "base/thread_annotations.h"
 
 namespace p3 {
 
@@ -34,9 +35,10 @@ class BufferPool {
 
  private:
   const bool reuses_;
-  mutable std::mutex mutex_;
-  std::unordered_map<size_t, std::vector<void*>> free_;
-  uint64_t in_use_ = 0, peak_ = 0;
+  mutable Mutex mutex_;
+  std::unordered_map<size_t, std::vector<void*>> free_ P3_GUARDED_BY(mutex_);
+  uint64_t in_use_ P3_GUARDED_BY(mutex_) = 0;
+  uint64_t peak_ P3_GUARDED_BY(mutex_) = 0;
 };
 
 // A buffer that goes back to its pool by itself, or none.

@@ -135,6 +135,7 @@ TlsStream::TlsStream(int fd, int notsent_low_water_bytes, const std::string& key
 TlsStream::~TlsStream() { TlsStream::close(); }
 
 TlsStream::Wait TlsStream::handshake() {
+  MutexLock lock(mutex_);
   ERR_clear_error();
   const int returned = SSL_do_handshake(ssl_.get());
   if (returned != 1) {
@@ -177,7 +178,7 @@ IoResult TlsStream::write(const iovec* parts, int count) {
 
 // Encrypts the next batch, behind the first `skip` bytes.
 void TlsStream::seal(const iovec* parts, int count, size_t skip) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (int i = 0; i < count && sealed_bytes_ < kBatchBytes; ++i) {
     const size_t skipped = std::min(skip, parts[i].iov_len);
     skip -= skipped;
@@ -201,7 +202,7 @@ void TlsStream::seal(const iovec* parts, int count, size_t skip) {
 
 IoResult TlsStream::read(const iovec* parts, int count) {
   if (last_word_.end || last_word_.error != 0) return last_word_;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   IoResult result;
   for (int i = 0; i < count; ++i) {
     char* at = static_cast<char*>(parts[i].iov_base);

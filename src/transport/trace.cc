@@ -23,19 +23,19 @@ void Recorder::record(const TraceEvent& event) {
   chunk.events[count] = event;
   chunk.count.store(count + 1, std::memory_order_release);  // flush() may be reading what lies before
   if (count + 1 < kChunkEvents) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   write_rest(chunk);
   chunk.written = 0;
   chunk.count.store(0, std::memory_order_relaxed);
 }
 
 void Recorder::flush() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& [thread, chunk] : chunks_) write_rest(*chunk);
 }
 
 void Recorder::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& [thread, chunk] : chunks_) write_rest(*chunk);
   TraceEvent end;
   end.time_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
@@ -49,7 +49,7 @@ Recorder::Chunk& Recorder::own_chunk() {
   thread_local uint64_t owner = 0;
   thread_local Chunk* own = nullptr;
   if (owner != id_) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     auto& chunk = chunks_[std::this_thread::get_id()];
     if (chunk == nullptr) chunk = std::make_unique<Chunk>();
     own = chunk.get();
@@ -58,7 +58,6 @@ Recorder::Chunk& Recorder::own_chunk() {
   return *own;
 }
 
-// With the lock held.
 void Recorder::write_rest(Chunk& chunk) {
   const uint32_t count = chunk.count.load(std::memory_order_acquire);
   write_bytes(chunk.events + chunk.written, (count - chunk.written) * sizeof(TraceEvent));

@@ -76,8 +76,7 @@ Transport::~Transport() {
 int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer, bool is_bounded) {
   const int number = static_cast<int>(vans_.size());
   vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_.trace.get(),
-                                        options_.checksums));
-  vans_.back()->is_bounded = is_bounded;
+                                        options_.checksums, is_bounded));
   return number;
 }
 
@@ -90,7 +89,11 @@ void Transport::start() {
     van->last_read = van->last_write = now;
     serve(*van);
   }
-  started_ = takes_tasks_ = true;
+  {
+    MutexLock lock(mutex_);
+    takes_tasks_ = true;
+  }
+  started_ = true;
   sender_ = std::thread([this] { send_loop(); });
   receiver_ = std::thread([this] { receive_loop(); });
   pthread_setname_np(sender_.native_handle(), "p3-sender");  // as top and gdb show them
@@ -108,12 +111,12 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
   bool wake = false;
   std::vector<Frame> unsent;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (error_ || stopping_) return;
     const auto now = Clock::now();
     for (const Outgoing& out : frames) {
       Van& van = *vans_[static_cast<size_t>(out.van)];
-      if (!van.lost)
+      if (!van.is_lost())
         van.push(out.frame, now);
       else if (out.frame.context != nullptr)
         unsent.push_back(out.frame);
@@ -153,11 +156,11 @@ Van* Transport::most_urgent_writable() {
 }
 
 // Of all frames that wait to leave this machine, here or in a process that shares memory with this one; tells those of
-// this node's. With the lock held, and nobody else sending.
+// this node's. Nobody else is sending.
 uint64_t Transport::most_urgent_waiting() {
   uint64_t own = 0, all = 0;
   for (const auto& van : vans_) {
-    if (van->lost) continue;  // what a dead process has told last stays in the memory that it shared
+    if (van->is_lost()) continue;  // what a dead process has told last stays in the memory that it shared
     own = std::max(own, van->waiting_to_leave());
     all = std::max(all, van->stream().peer_waiting());
   }
@@ -172,7 +175,7 @@ bool Transport::nothing_to_send() const {
 void Transport::queue_pings(Clock::time_point now) {
   const auto heartbeat = seconds(options_.heartbeat_s);  // not per van: this runs for every frame
   for (auto& van : vans_) {
-    if (van->has_work() || van->peer_left || van->lost || now - van->last_write < heartbeat) continue;
+    if (van->has_work() || van->state() != Van::State::kOpen || now - van->last_write < heartbeat) continue;
     Header ping;
     ping.round = handler_.last_round();
     ping.priority = std::numeric_limits<int32_t>::max();
@@ -185,7 +188,7 @@ void Transport::send_loop() {
   while (!failing_ && !stopping_) {
     bool write;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       // What a van is writing belongs to who holds the role; without it not even has_work() may be asked.
       if (!sending_) queue_pings(Clock::now());
       write = !sending_ && role_wanted_ == 0 && most_urgent_writable() != nullptr;
@@ -202,7 +205,7 @@ void Transport::send_loop() {
       continue;
     }
     const int count = epoll_wait(send_epoll_, events, 64, milliseconds(options_.heartbeat_s / 2));
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     sender_sleeps_ = false;
     for (int i = 0; i < count; ++i) {
       if (Van* van = static_cast<Van*>(events[i].data.ptr)) {
@@ -214,8 +217,8 @@ void Transport::send_loop() {
     }
   }
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    stopped_.wait(lock, [this] { return !sending_; });  // soon: who sends here sees that this node fails or stops
+    MutexLock lock(mutex_);
+    while (sending_) stopped_.wait(lock);  // not for long: who sends here sees that this node fails or stops
     sender_done_ = true;
   }
   if (failing_) announce_failure();
@@ -231,7 +234,7 @@ bool Transport::write_frames(int limit) {
     uint64_t edges = 0;
     bool yields = false;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       const uint64_t most_urgent = most_urgent_waiting();
       const auto now = Clock::now();
       queue_pings(now);  // an idle van must not look dead because another one is busy
@@ -255,14 +258,14 @@ bool Transport::write_frames(int limit) {
         if (van->sent_frame().context != nullptr) handler_.sent(van->sent_frame());
         break;
       case Van::Progress::kBlocked: {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (van->edges == edges) van->writable = false;
         break;
       }
       default: {
         // The receiver tells of the loss, unless the peer had said goodbye: it sees the same connection end, and reads
         // first what the peer may have said before.
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         van->writable = false;
         van->broken = true;  // and keeps the frame, which may have to be given back
       }
@@ -272,9 +275,9 @@ bool Transport::write_frames(int limit) {
 
 // Waits until who sends has stopped, which is soon, and takes the role. False: this node fails, and gives all back.
 bool Transport::take_role() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   ++role_wanted_;
-  stopped_.wait(lock, [this] { return !sending_; });
+  while (sending_) stopped_.wait(lock);
   --role_wanted_;
   if (failing_) return false;
   return sending_ = true;
@@ -282,7 +285,7 @@ bool Transport::take_role() {
 
 void Transport::leave_role() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     sending_ = sender_sleeps_ = false;
   }
   stopped_.notify_all();
@@ -291,15 +294,16 @@ void Transport::leave_role() {
 
 void Transport::drop_van(int number) {
   Van& van = *vans_[static_cast<size_t>(number)];
-  if (van.lost || !take_role()) return;
+  if (van.is_lost() || !take_role()) return;
+  const bool was_read = van.state() < Van::State::kEnded;
   std::vector<Frame> unsent;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     van.drop(unsent);
   }
   // A frozen peer may keep the descriptors open that it shares with us, and they would stay in the epolls.
   epoll_ctl(send_epoll_, EPOLL_CTL_DEL, van.stream().write_fd(), nullptr);
-  if (!std::exchange(van.read_closed, true)) epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
+  if (was_read) epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
   if (van.paused.exchange(false)) --paused_vans_;
   van.stream().end_writing();
   van.stream().close();
@@ -312,7 +316,7 @@ void Transport::replace_van(int number, std::unique_ptr<Stream> stream) {
   Van& van = *vans_[static_cast<size_t>(number)];
   if (!take_role()) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     van.replace(std::move(stream), Clock::now());
   }
   serve(van);
@@ -322,7 +326,7 @@ void Transport::replace_van(int number, std::unique_ptr<Stream> stream) {
 void Transport::announce_failure() {
   std::string text;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     text = error_->what();
     for (auto& van : vans_) van->drop_queue();
   }
@@ -331,12 +335,12 @@ void Transport::announce_failure() {
   header.kind = FrameKind::kFail;
   header.payload_bytes = static_cast<uint32_t>(text.size());
   for (auto& van : vans_) {
-    if (van->lost) continue;
+    if (van->is_lost()) continue;
     // Behind a half written frame the text would be taken for its payload; that peer sees the connection end instead.
     if (!van->mid_frame()) {
       van->give_up_frame();
       {
-        std::lock_guard<std::mutex> lock(mutex_);  // for traffic()
+        MutexLock lock(mutex_);  // for traffic()
         van->push({header, text.data()}, Clock::now());
         van->begin_frame(Clock::now());
       }
@@ -390,7 +394,7 @@ void Transport::receive_loop() {
   }
   std::deque<std::packaged_task<void()>> never_run;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     takes_tasks_ = false;
     tasks_.swap(never_run);
   }
@@ -402,7 +406,7 @@ void Transport::run_in_receiver(std::function<void()> task) {
   std::packaged_task<void()> packaged(std::move(task));
   std::future<void> done = packaged.get_future();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (takes_tasks_) tasks_.push_back(std::move(packaged));
   }
   packaged = {};
@@ -418,7 +422,7 @@ void Transport::run_tasks() {
   while (true) {
     std::packaged_task<void()> task;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();
@@ -430,14 +434,13 @@ void Transport::run_tasks() {
 void Transport::read_from(Van& van) {
   if (lingering_) return read_to_the_end(van);
   for (size_t reads = 0; reads < kReadsPerTurn && !failing_; ++reads) {
-    if (van.is_bounded && !van.reads_on && van.held_bytes() > options_.max_held_bytes) return pause(van);
+    if (van.is_bounded && !van.broken && van.held_bytes() > options_.max_held_bytes) return pause(van);
     switch (van.read_some()) {
       case Van::Progress::kBlocked:
         return;
       case Van::Progress::kEnd:
       case Van::Progress::kBroken:
-        ended(van);
-        if (!van.peer_left && !finishing_) lose(van);
+        if (!ended(van) && !finishing_) lose(van);
         return;
       default:
         break;
@@ -465,18 +468,20 @@ void Transport::read_from(Van& van) {
         if (!goes_on_without(van, failure)) throw failure;
         return;
       } else if (header.kind == FrameKind::kBye) {
-        van.peer_left = true;
+        van.advance(Van::State::kPeerLeft);
         if (!finishing_) handler_.left(van.number);
       }
     }
   }
 }
 
-// Nothing more comes. A peer that has said goodbye before waits for our end: see finish().
-void Transport::ended(Van& van) {
-  van.read_closed = true;
+// Nothing more comes. Returns whether the peer has said goodbye before; it then waits for our end: see finish().
+bool Transport::ended(Van& van) {
+  const bool said_goodbye = van.state() == Van::State::kPeerLeft;
+  van.advance(Van::State::kEnded);
   epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
-  if (van.peer_left) van.stream().end_writing();
+  if (said_goodbye) van.stream().end_writing();
+  return said_goodbye;
 }
 
 void Transport::read_to_the_end(Van& van) {
@@ -512,12 +517,7 @@ void Transport::let_go(int van_number, uint64_t bytes) {
 void Transport::resume_vans() {
   if (paused_vans_ == 0) return;
   for (auto& van : vans_) {
-    if (!van->paused) continue;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (van->broken) van->reads_on = true;
-    }
-    if (!van->reads_on && !may_resume(*van)) continue;
+    if (!van->paused || (!van->broken && !may_resume(*van))) continue;
     van->paused = false;
     --paused_vans_;
     van->last_read = Clock::now();
@@ -528,7 +528,7 @@ void Transport::resume_vans() {
 // While we do not read a peer, what it takes of our bytes is its sign of life.
 void Transport::note_reading_of_paused(Clock::time_point now) {
   if (paused_vans_ == 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& van : vans_) {
     if (!van->paused) continue;
     const uint64_t sent = van->bytes_sent();
@@ -558,15 +558,15 @@ void Transport::accuse_silent_peers(Clock::time_point now) {
   note_reading_of_paused(now);
   if (loss_ && now >= loss_->second) throw loss_->first;
   const auto is_silent_for = [&](const Van& van, double silence_s) {
-    return !van.peer_left && !van.read_closed && now - van.last_read > seconds(silence_s);
+    return van.state() == Van::State::kOpen && now - van.last_read > seconds(silence_s);
   };
   for (const auto& van : vans_) {
     if (!is_silent_for(*van, options_.timeout_s)) continue;
     const auto others = std::count_if(vans_.begin(), vans_.end(), [&](const auto& other) {
-      return !other->peer_left && !other->read_closed && other != van;
+      return other->state() == Van::State::kOpen && other != van;
     });
     const bool all = others > 0 && std::all_of(vans_.begin(), vans_.end(), [&](const auto& other) {
-                       return other->peer_left || other->read_closed || is_silent_for(*other, options_.timeout_s / 2);
+                       return other->state() != Van::State::kOpen || is_silent_for(*other, options_.timeout_s / 2);
                      });
     const std::string time = " for " + number_text(options_.timeout_s) + " s";
     const std::string silence = van->paused ? van->label() + " has read nothing" + time + " of the " +
@@ -591,7 +591,7 @@ bool Transport::goes_on_without(Van& van, const Error& loss) {
 
 void Transport::fail(const Error& error) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (error_ || stopping_) return;
     error_ = error;
     failing_ = true;
@@ -615,7 +615,7 @@ void Transport::release() {
 }
 
 std::optional<Error> Transport::error() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return error_;
 }
 
@@ -627,17 +627,18 @@ bool Transport::finish(double timeout_s, bool until_read) {
   Header bye;
   bye.kind = FrameKind::kBye;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!error_)
       for (auto& van : vans_)
-        if (!van->lost) van->push({bye}, Clock::now());
+        if (!van->is_lost()) van->push({bye}, Clock::now());
     finishing_ = true;
   }
   raise_event(send_wake_);
   bool sent;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    sent = stopped_.wait_until(lock, deadline, [this] { return sender_done_; }) && !error_;
+    MutexLock lock(mutex_);
+    while (!sender_done_ && stopped_.wait_until(lock, deadline)) continue;
+    sent = sender_done_ && !error_;
   }
   if (sent && until_read) linger(std::min(deadline, Clock::now() + seconds(options_.timeout_s / 2)));
   stop();
@@ -645,21 +646,21 @@ bool Transport::finish(double timeout_s, bool until_read) {
 }
 
 void Transport::linger(Clock::time_point deadline) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& van : vans_)
-    if (!van->lost && !van->is_watch()) van->stream().end_writing();
+    if (!van->is_lost() && !van->is_watch()) van->stream().end_writing();
   lingering_ = true;
   raise_event(receive_wake_);
-  stopped_.wait_until(lock, deadline, [this] { return all_have_ended_ || error_; });
+  while (!all_have_ended_ && !error_ && stopped_.wait_until(lock, deadline)) continue;
 }
 
 void Transport::tell_if_all_have_ended() {
   const bool all = std::all_of(vans_.begin(), vans_.end(), [](const auto& van) {
-    return van->lost || van->read_closed || van->is_watch();
+    return van->state() >= Van::State::kEnded || van->is_watch();
   });
   if (!all) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     all_have_ended_ = true;
   }
   stopped_.notify_all();
@@ -672,8 +673,8 @@ void Transport::stop() {
     raise_event(receive_wake_);
     if (sender_.joinable()) sender_.join();
     if (receiver_.joinable()) receiver_.join();
-    std::unique_lock<std::mutex> lock(mutex_);
-    stopped_.wait(lock, [this] { return !sending_; });  // a thread of the handler may be writing still
+    MutexLock lock(mutex_);
+    while (sending_) stopped_.wait(lock);  // a thread of the handler may be writing still
   }
   for (auto& van : vans_) van->stream().close();
 }
@@ -683,7 +684,7 @@ void Transport::abandon_after_fork() {
 }
 
 Traffic Transport::traffic_with(int van) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return vans_[static_cast<size_t>(van)]->traffic();
 }
 

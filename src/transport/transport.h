@@ -18,23 +18,22 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "p3/error.h"
 #include "p3/node.h"
-#include "transport/van.h"
 #include "p3/wire.h"
+#include "transport/van.h"
 
 namespace p3 {
 
@@ -130,10 +129,10 @@ class Transport {
   void send_loop();
   bool write_frames(int limit);
   void receive_loop();
-  Van* most_urgent_writable();
-  uint64_t most_urgent_waiting();
-  bool nothing_to_send() const;
-  void queue_pings(Clock::time_point now);
+  Van* most_urgent_writable() P3_REQUIRES(mutex_);
+  uint64_t most_urgent_waiting() P3_REQUIRES(mutex_);
+  bool nothing_to_send() const P3_REQUIRES(mutex_);
+  void queue_pings(Clock::time_point now) P3_REQUIRES(mutex_);
   void announce_failure();
   std::string whereabouts(const Van& van) const;
   void lose(Van& van);
@@ -145,7 +144,7 @@ class Transport {
   void accuse_silent_peers(Clock::time_point now);
   void read_from(Van& van);
   void read_to_the_end(Van& van);
-  void ended(Van& van);
+  bool ended(Van& van);
   void linger(Clock::time_point deadline);
   void tell_if_all_have_ended();
   void pause(Van& van);
@@ -162,18 +161,20 @@ class Transport {
   int send_epoll_ = -1, send_wake_ = -1;
   int receive_epoll_ = -1, receive_wake_ = -1;
 
-  mutable std::mutex mutex_;  // the vans' queues, error_, and the flags below
-  std::condition_variable stopped_;
-  std::optional<Error> error_;
-  bool started_ = false;
-  bool sender_sleeps_ = false;
-  bool sending_ = false;     // somebody holds the sending role
-  int role_wanted_ = 0;      // who sends gives it up soon
-  size_t last_written_ = 0;  // the van whose turn it was
-  bool sender_done_ = false;
+  mutable Mutex mutex_;  // also the vans' queues: see van.h
+  CondVar stopped_;
+  std::optional<Error> error_ P3_GUARDED_BY(mutex_);
+  bool started_ = false;  // written once, by start()
+  bool sender_sleeps_ P3_GUARDED_BY(mutex_) = false;
+  bool sending_ P3_GUARDED_BY(mutex_) = false;     // somebody holds the sending role
+  int role_wanted_ P3_GUARDED_BY(mutex_) = 0;      // who sends gives it up soon
+  size_t last_written_ P3_GUARDED_BY(mutex_) = 0;  // the van whose turn it was
+  bool sender_done_ P3_GUARDED_BY(mutex_) = false;
+  bool all_have_ended_ P3_GUARDED_BY(mutex_) = false;
+  std::deque<std::packaged_task<void()>> tasks_ P3_GUARDED_BY(mutex_);  // for the receiver
+  bool takes_tasks_ P3_GUARDED_BY(mutex_) = false;
   std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty
   std::atomic<bool> lingering_{false};  // it has, and what comes counts for nothing any more
-  bool all_have_ended_ = false;
   std::atomic<bool> failing_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<int> threads_holding_{2};
@@ -182,8 +183,6 @@ class Transport {
   bool work_asked_ = false;                                  // receiver: by itself
   int paused_vans_ = 0;                                      // receiver
   int sharing_link_ = 1;                                     // vans that leave the machine
-  std::deque<std::packaged_task<void()>> tasks_;             // for the receiver
-  bool takes_tasks_ = false;
   std::thread sender_, receiver_;
 };
 

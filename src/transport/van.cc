@@ -17,13 +17,16 @@ iovec rest_of(const void* base, size_t size, size_t done) {
 }  // namespace
 
 Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, Recorder* recorder,
-         bool checksums)
+         bool checksums, bool bounded)
     : number(van_number),
+      is_bounded(bounded),
       label_(std::move(label)),
       peer_(peer),
       recorder_(recorder),
       checksums_(checksums),
       stream_(std::move(stream)) {}
+
+void Van::advance(State to) { state_ = std::max(state(), to); }
 
 void Van::push(Frame frame, std::chrono::steady_clock::time_point now) {
   frame.queued_at = now;
@@ -40,7 +43,7 @@ void Van::hold(uint64_t bytes) {
 }
 
 void Van::drop(std::vector<Frame>& unsent) {
-  lost = true;
+  advance(State::kLost);
   if (std::exchange(writing_, false)) unsent.push_back(current_);
   while (!queue_.empty()) unsent.push_back(queue_.pop());
   for (const Frame& frame : unsent) let_go(held_by(frame));
@@ -52,7 +55,8 @@ void Van::replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::tim
   in_header_bytes_ = ahead_bytes_ = 0;
   error_ = 0;
   writable = true;
-  peer_left = read_closed = reads_on = broken = lost = false;
+  broken = false;
+  state_ = State::kOpen;
   last_read = last_write = now;
 }
 

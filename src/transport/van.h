@@ -2,6 +2,7 @@
 //
 // Threads: push() and queue accessors under the Transport's lock; write_some() by who holds its sending role,
 //          read_some() by the receiver. The Van itself has no lock and no thread.
+// State:   of the connection, as its reader sees it, it only moves forward; replace() begins a new life.
 // Memory:  a queued frame borrows its payload (see Transport).
 #pragma once
 
@@ -39,15 +40,28 @@ struct Frame {
 class Van {
  public:
   enum class Progress { kMoved, kFrameDone, kBlocked, kEnd, kBroken };
+  enum class State : uint8_t {
+    kOpen,
+    kPeerLeft,  // the peer has said goodbye
+    kEnded,     // nothing more can be read, with or without a goodbye
+    kLost,      // dropped: nothing goes in or out until replace()
+  };
 
   // `peer`: rank of the node at the other end, for `recorder`, which may be null. `checksums`: of frames with slices.
+  // `is_bounded`: it is not read while too much is held.
   Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, Recorder* recorder = nullptr,
-      bool checksums = false);
+      bool checksums = false, bool is_bounded = false);
 
   const int number;
+  const bool is_bounded;
   const std::string& label() const { return label_; }
   Stream& stream() { return *stream_; }
   bool is_watch() const { return peer_ == kNoPeer; }  // no slices come or go here
+
+  // Any thread may ask; the receiver alone moves it forward.
+  State state() const { return state_; }
+  bool is_lost() const { return state_ == State::kLost; }
+  void advance(State to);
 
   // --- sending -----------------------------------------------------------------------------------------------------
   void push(Frame frame, std::chrono::steady_clock::time_point now);
@@ -56,7 +70,7 @@ class Van {
   bool has_queued() const { return !queue_.empty(); }
   bool has_work() const { return writing_ || has_queued(); }
   bool mid_frame() const { return writing_ && (written_ > 0 || stream_->holds_unwritten()); }
-  // The connection is no more: moves what will never leave to `unsent`, a half written frame included.
+  // The connection is no more (kLost): moves what will never leave to `unsent`, a half written frame included.
   void drop(std::vector<Frame>& unsent);
   // Another connection to the same peer, as if nothing had ever come or left. Nobody may be using the van.
   void replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now);
@@ -76,10 +90,11 @@ class Van {
   // Under the Transport's lock. `edges` counts the write events, so that one which comes between a write that found
   // the stream full and the moment that is noted is not lost.
   bool writable = true;
-  bool broken = false;  // a write has failed: what is queued will never leave
-  bool lost = false;    // from drop() to replace()
   uint64_t edges = 0;
   std::chrono::steady_clock::time_point last_write{};
+  // A write has failed: what is queued will never leave. Set by who writes; the receiver then reads on, whatever is
+  // held, for what the peer said last, and for the end.
+  std::atomic<bool> broken{false};
 
   // --- receiving ---------------------------------------------------------------------------------------------------
   // One system call. After kMoved, call next() until it returns kNothing.
@@ -100,14 +115,10 @@ class Van {
   void let_go(uint64_t bytes) { held_bytes_.fetch_sub(bytes); }
   uint64_t held_bytes() const { return held_bytes_; }
 
-  bool is_bounded = false;          // before start(): it is not read while too much is held
-  bool reads_on = false;            // it is broken: for what the peer said last, and the end
-  std::atomic<bool> paused{false};  // so it is now; written by the receiver
+  std::atomic<bool> paused{false};  // a bounded van, not read just now; written by the receiver
   uint64_t bytes_sent_then = 0;     // receiver: when it looked last whether the peer of a paused van reads
 
   std::chrono::steady_clock::time_point last_read{};
-  std::atomic<bool> peer_left{false};  // written by the receiver, read by both threads
-  bool read_closed = false;
   std::string fail_text;  // the buffer of a kFail frame
 
   int error() const { return error_; }  // errno after kBroken
@@ -121,6 +132,7 @@ class Van {
   Recorder* const recorder_;
   const bool checksums_;
   std::unique_ptr<Stream> stream_;
+  std::atomic<State> state_{State::kOpen};
   std::atomic<int> error_{0};  // written by the sender and the receiver
 
   static uint64_t held_by(const Frame& frame) { return sizeof frame + frame.copied_bytes; }
