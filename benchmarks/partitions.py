@@ -25,7 +25,7 @@ WORKER = Path(__file__).resolve().parent / "partitions_worker.py"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--rate", type=float, default=100.0, metavar="MBIT", help="of each link, each way (%(default)s)")
+    parser.add_argument("--rate", type=float, default=100.0, metavar="MBIT", help="of each link (%(default)s)")
     parser.add_argument("--rows", type=int, default=10000, help="default: %(default)s")
     parser.add_argument("--length", type=int, default=128, help="of a row, in elements (%(default)s)")
     parser.add_argument("--touched", type=int, default=3000, help="words drawn by a worker in a step (%(default)s)")

@@ -1,4 +1,4 @@
-"""One worker of partitions.py: rounds of one key of rows, first while its partitions are searched, then with each number.
+"""One worker of partitions.py: rounds of one key of rows, while partitions are searched, then with each number.
 
     partitions_worker.py ROWS LENGTH TOUCHED STEPS SWEEPS PARTITIONS,...
 

@@ -6,7 +6,8 @@
     sudo python benchmarks/pushpull.py --checksum                             # p3_sync against p3_checksum
     sudo python benchmarks/pushpull.py --stores p3_sync,p3_tls                # what encryption costs
 
-Every host runs one worker and one server, unless there are fewer --hosts than workers; each round all keys are pushed and the sums of all workers pulled, on
+Every host runs one worker and one server, unless there are fewer --hosts than workers; each round all keys are pushed
+and the sums of all workers pulled, on
     dist_sync   MXNet's default store
     mxnet_p3    MXNet's own P3 (DMLC_PS_VAN_TYPE=p3, DMLC_PS_WATER_MARK=10)
     p3_sync     this project
@@ -68,7 +69,7 @@ def main() -> int:
     turns: Dict[str, List[Turn]] = {store: [] for store in options.stores}
     server_peak: Dict[str, int] = {}
     failures: Dict[str, str] = {}
-    waiting_cpu: Dict[str, float] = {store: 0.0 for store in options.stores}
+    waiting_cpu: Dict[str, float] = dict.fromkeys(options.stores, 0.0)
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(
             lab(options.hosts or max(setup.workers, setup.servers), options.rate, options.delay)
@@ -129,8 +130,10 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stores", default="dist_sync,mxnet_p3,p3_sync,raw_tcp", help="which, comma-separated (default: %(default)s)")
-    parser.add_argument("--checksum", action="store_const", dest="stores", const="p3_sync,p3_checksum", help="--stores %(const)s")
+    parser.add_argument("--stores", default="dist_sync,mxnet_p3,p3_sync,raw_tcp", help="comma-separated (%(default)s)")
+    parser.add_argument(
+        "--checksum", action="store_const", dest="stores", const="p3_sync,p3_checksum", help="--stores %(const)s"
+    )
     parser.add_argument("--keys", default="20x1000000,400x50000", help="COUNTxELEMENTS,... of float32 (%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")

@@ -1,4 +1,4 @@
-"""A store's job that `pushpull.py` keeps alive and talks to: p3.measure.bench.jobs with a control socket to each worker.
+"""A store's job that `pushpull.py` keeps alive and talks to: a job of p3.measure.bench with a socket to each worker.
 
     with PushPullJob("dist_sync", hosts, setup, port=9100, folder=folder) as job:
         job.start()
@@ -22,7 +22,7 @@ from typing import Dict, List, Sequence
 
 import usage
 from p3.measure.bench import jobs
-from p3.measure.bench.jobs import JobError
+from p3.measure.bench.jobs import JobError  # noqa: F401  (for pushpull.py)
 from p3.measure.lab.hosts import Host
 from raw_tcp import SERVERS_VARIABLE
 

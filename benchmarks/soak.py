@@ -90,7 +90,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def start(options: argparse.Namespace) -> subprocess.Popen:
-    settings = dict({"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"})
+    settings = {"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"}
     settings.update(setting.split("=", 1) for setting in options.set)
     command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
     if options.reconnects:

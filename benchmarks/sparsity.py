@@ -66,8 +66,8 @@ def run(name: str, alpha: float, vocabulary: int, hosts, port: int, options) -> 
         "--steps", str(options.steps), "--warmup", str(options.warmup),
     ]  # fmt: skip
     record = {
-        "variant": name, "target_alpha": alpha, "vocabulary": vocabulary, "hosts": len(hosts), "rate_mbit": options.rate,
-        "commit": machine.commit(), "error": None,
+        "variant": name, "target_alpha": alpha, "vocabulary": vocabulary, "hosts": len(hosts),
+        "rate_mbit": options.rate, "commit": machine.commit(), "error": None,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="p3-sparsity-") as folder, jobs.Job(
         jobs.STORES[store], hosts, command, root=hosts[0], port=port, folder=Path(folder),
@@ -83,7 +83,8 @@ def run(name: str, alpha: float, vocabulary: int, hosts, port: int, options) -> 
     if any(result["result"] != "right" or result["workers"] != len(hosts) for result in results):
         return dict(record, error=f"wrong: {results}")
     steps = [
-        max(same) for same in zip(*([one["seconds"] for one in lines if not one.get("warmup", True)] for lines in outputs))
+        max(same)
+        for same in zip(*([one["seconds"] for one in lines if not one.get("warmup", True)] for lines in outputs))
     ]
     step_s = statistics.median(steps)
     return dict(
@@ -163,7 +164,7 @@ def parse_options(arguments: Optional[List[str]] = None) -> argparse.Namespace:
     parser.add_argument("--alphas", default="0.01,0.04,0.1,0.3,1", help="of the model (%(default)s)")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="which, comma-separated (%(default)s)")
     parser.add_argument("--hosts", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--rate", type=float, default=100.0, metavar="MBIT", help="of each link, each way (%(default)s)")
+    parser.add_argument("--rate", type=float, default=100.0, metavar="MBIT", help="of each link (%(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="timed, of a run (%(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (%(default)s)")

@@ -32,7 +32,8 @@ class Text:
     def __init__(self, streams):
         words = re.findall(r"\w+|[^\w\s]", "\n".join(topics[name] for name in sorted(topics)).lower())
         counts = collections.Counter(words)
-        numbers = {word: number for number, (word, _) in enumerate(sorted(counts.items(), key=lambda one: (-one[1], one)))}
+        by_count = sorted(counts.items(), key=lambda one: (-one[1], one))
+        numbers = {word: number for number, (word, _) in enumerate(by_count)}
         length = len(words) // streams
         self.words = len(numbers)
         self.streams = np.array([numbers[word] for word in words[: length * streams]], "int32").reshape(streams, length)
@@ -84,7 +85,7 @@ class LanguageModel(gluon.Block):
 
 
 def log_expected(words, vocabulary, samples):
-    """How often a word is expected in a sample, as a logarithm: word n is drawn with log((n+2)/(n+1))/log(vocabulary+1)."""
+    """Log of how often a sample is expected to have a word: word n has log((n+2)/(n+1)) / log(vocabulary+1)."""
     chance = np.log((words + 2.0) / (words + 1.0)) / math.log(vocabulary + 1)
     return np.log(samples * chance)
 
@@ -127,7 +128,7 @@ def perplexity(net, stream, words):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--vocabulary", type=int, default=50000, help="rows; the text has fewer words, the rest is room")
+    parser.add_argument("--vocabulary", type=int, default=50000, help="rows; the text has fewer words")
     parser.add_argument("--dense", action="store_true", help="synchronise every row in every step")
     options = parser.parse_args()
 

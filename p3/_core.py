@@ -1,4 +1,4 @@
-"""Stands in where the C++ core is not built: Python prefers the extension module of this name, which then lies beside it."""
+"""Stands in where the C++ core is not built. Once it is, Python prefers the extension module of this name."""
 
 import os
 import sys

@@ -1,11 +1,11 @@
 """The C++ core as Python sees it (implemented in _core.pyx).
 
-Arrays are anything with the buffer protocol and C order (NumPy arrays of any type of DTYPES, memoryviews); raw addresses
-go through the `*_raw` methods, where the caller answers for lifetime and size. All calls release the GIL while in C++
-and may be made from any thread. Errors of use are `ValueError`; a failed job is `P3Error`.
+Arrays are anything with the buffer protocol and C order (NumPy arrays of any type of DTYPES, memoryviews); raw
+addresses go through the `*_raw` methods, where the caller answers for lifetime and size. All calls release the GIL
+while in C++ and may be made from any thread. Errors of use are `ValueError`; a failed job is `P3Error`.
 """
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 DTYPES: dict  # {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
 DTYPE_NAMES: dict  # the same the other way round
@@ -41,7 +41,7 @@ class Completions:
 TLS_BUILT_IN: bool  # whether this build has OpenSSL
 
 class Tls:
-    """A TLS connection before the core takes it over (include/p3/tls_stream.h), or one that Python keeps. Not blocking."""
+    """A TLS connection before the core takes it over (include/p3/tls_stream.h), or one that Python keeps."""
 
     # Owns `fd`. `key`: 32 bytes that the other end has, too. `connects`: the client of the two.
     def __init__(self, fd: int, key: bytes, connects: bool, *, notsent_low_water_bytes: int = 131072) -> None: ...
@@ -75,14 +75,14 @@ class P3Worker:
     def add_server(
         self, server: int, fd: int, label: str, *, ring: Sequence[int] = (), tls: Optional[Tls] = None
     ) -> None: ...
-    # As add_server, to another worker of this machine: its leader, or if this one leads each of the others (p3/worker.h).
-    # `made_ring`: whether the ring is of this worker's making.
+    # As add_server, to another worker of this machine: its leader, or if this one leads each of the others
+    # (p3/worker.h). `made_ring`: whether the ring is of this worker's making.
     def add_local(
         self, worker: int, fd: int, label: str, *, ring: Sequence[int] = (), made_ring: bool = False
     ) -> None: ...
     def add_watch(self, fd: int, label: str, *, tls: Optional[Tls] = None) -> None: ...
     def start(self) -> None: ...
-    # A handle, local to this worker. `compression` is the store's: {"type": "2bit", "threshold": 0.5} or {"type": "fp16"}.
+    # A handle, local to this worker. `compression`: {"type": "2bit", "threshold": 0.5}, {"type": "fp16"} or None.
     def declare(self, name: str, elements: int, dtype: int, compression: Optional[dict] = None) -> int: ...
     # A key of rows, each of `row_elements`: the methods whose names end in _rows are for such keys, and no others.
     def declare_rows(self, name: str, rows: int, row_elements: int, dtype: int) -> int: ...
@@ -120,8 +120,8 @@ class P3Worker:
     # `part` 0 is the value; others as for fetch().
     def fetch_rows(self, key: int, part: int, ids: Any, landing: Any, priority: int = 0) -> Operation: ...
     def store_rows(self, key: int, part: int, ids: Any, content: Any) -> Operation: ...
-    # Another plan for the rounds after rank 0's next push; every worker takes over rows first_row .. + rows. The Operation is
-    # done when the key has gone over; never if it does not come to that.
+    # Another plan for the rounds after rank 0's next push; every worker takes over rows first_row .. + rows. The
+    # Operation is done when the key has gone over; never if it does not come to that.
     def move_rows(
         self,
         key: int,
@@ -245,5 +245,5 @@ class P3Server:
 def make_ring(bytes_each_way: int) -> List[int]: ...  # a power of two, at least 4096
 def slice_count(elements: int, slice_elements: int) -> int: ...
 
-# What moves with the rows of a key: 0, the value, and the parts of the optimizer's state; `description` None: no optimizer.
+# What moves with the rows of a key: 0, the value, and the parts of the optimizer's state (None: no optimizer).
 def state_parts(description: Optional[dict], dtype: int) -> List[int]: ...

@@ -19,7 +19,7 @@ def _run_other_sitecustomize(here):
 
 def _register(here):
     try:
-        import p3  # noqa: F401
+        import p3
     except ImportError:
         sys.path.append(os.path.dirname(os.path.dirname(here)))  # P3 runs from its source tree
         import p3  # noqa: F401

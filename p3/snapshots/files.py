@@ -196,8 +196,8 @@ class Snapshot:
     """A complete snapshot. Refused, with the reason, if its manifest is damaged; see verify() for its parts.
 
     keys: a list of {"store", "id", "shape", "dtype", "optimizer", "plan"}. `id` is what the script calls the key;
-    `optimizer` the description that the servers had, or None; `plan` says how the key was cut into slices or partitions:
-    {"wire_key", "slice_elements", "row_elements", "partitions"} (docs/protocol.md).
+    `optimizer` the description that the servers had, or None; `plan` says how the key was cut into slices or
+    partitions: {"wire_key", "slice_elements", "row_elements", "partitions"} (docs/protocol.md).
     """
 
     def __init__(self, directory: str, round: int) -> None:
@@ -302,7 +302,7 @@ class Snapshot:
                 raise Refused("its version is %r; this P3 reads %d" % (manifest["version"], VERSION))
             if manifest["round"] != self.round:
                 raise Refused("it is of round %r" % (manifest["round"],))
-            for name, part in manifest["parts"].items():
+            for name in manifest["parts"]:
                 if not _PART.fullmatch(name + ".safetensors"):
                     raise Refused("%r is no part of a snapshot" % name)
         return manifest

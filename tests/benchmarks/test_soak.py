@@ -9,8 +9,8 @@ from processes import ROOT, clean_environment
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import soak  # noqa: E402
-import soak_worker  # noqa: E402
+import soak
+import soak_worker
 
 
 def run_soak(*arguments):

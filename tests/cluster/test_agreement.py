@@ -119,7 +119,9 @@ def test_a_sparse_key_is_cut_anew_and_its_former_plan_dropped_when_all_have_left
     job.say(WORKERS[0], "repartition", store=0, name="w", partitions=1)
 
 
-@pytest.mark.parametrize("rank, name, partitions", [(1, "w", 2), (0, "w", 0), (0, "w", 9), (0, "dense", 2), (0, "?", 2)])
+@pytest.mark.parametrize(
+    "rank, name, partitions", [(1, "w", 2), (0, "w", 0), (0, "w", 9), (0, "dense", 2), (0, "?", 2)]
+)
 def test_only_rank_0_cuts_anew_and_only_sparse_keys_and_their_rows(rank, name, partitions):
     job = Job(10)
     job.announce(0, "dense", (25,))

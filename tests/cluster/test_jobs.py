@@ -110,7 +110,8 @@ def test_a_key_that_rank_0_never_declares(make_cluster):
 
 @pytest.fixture
 def little_address_space():
-    """For the processes that a test starts: without a limit, the kernel lends 128 TB, and taking them back takes long."""
+    """For the processes that a test starts: without a limit the kernel lends 128 TB, and is long in taking them
+    back."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 38, before[1]))
     yield

@@ -266,11 +266,11 @@ FAILS = """
 
 
 @pytest.mark.parametrize("how, code, last", [
-    ("import argparse; p = argparse.ArgumentParser(prog='train.py'); p.add_argument('--data', required=True); p.parse_args()",
-     2, "train.py: error: the following arguments are required: --data"),
+    ("import argparse; p = argparse.ArgumentParser(prog='train.py'); p.add_argument('--data', required=True); "
+     "p.parse_args()", 2, "train.py: error: the following arguments are required: --data"),
     ("raise SystemExit('no data here')", 1, "no data here"),
-    ("import json; json.loads('{')", 1, "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: "
-     "line 1 column 2 (char 1)"),
+    ("import json; json.loads('{')", 1,
+     "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
 ])  # fmt: skip
 def test_a_script_that_fails_by_itself_is_reported_by_its_own_last_line(run_job, how, code, last):
     finished = run_job(FAILS % how, workers=1)
@@ -282,7 +282,8 @@ def test_a_script_that_fails_by_itself_is_reported_by_its_own_last_line(run_job,
 def test_an_exception_that_the_job_has_taken_for_its_failure_is_not_reported_twice(run_job):
     script = JOIN + "    if session.rank == 1: import json; json.loads('{')\n    session.barrier()"
     (only,) = run_job(script).err.splitlines()
-    assert only.startswith("p3 run: the job failed: worker 1 (127.0.0.1): the script ended with JSONDecodeError: Expecting")
+    worker = "worker 1 (127.0.0.1)"
+    assert only.startswith("p3 run: the job failed: %s: the script ended with JSONDecodeError: Expecting" % worker)
 
 
 @pytest.mark.parametrize("how, last", [("sys.exit('no data')", "; its last line: no data"), ("sys.exit(1)", "")])

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from types import MappingProxyType
 
 import pytest
 from plugin_jobs import SCRIPTS, python
@@ -23,7 +24,7 @@ from p3.snapshots import files
 from p3.worker.steps import Steps
 
 sys.path.insert(0, str(SCRIPTS))
-import replaced_steps  # noqa: E402
+import replaced_steps
 
 SERVERS = [Node("server", 0, "a"), Node("server", 1, "b")]
 DEADLINE_S = 60
@@ -137,7 +138,7 @@ def test_who_runs_the_same_program_can_tell_what_a_lost_worker_was_about_to_do(m
 def test_the_log_of_steps_is_short():
     pushed = []
     steps = new_steps(lambda key: pushed.count(key) - 3)  # three are on their way
-    for step in range(1000):
+    for _ in range(1000):
         pushed.append("a")
         steps.push("a")
     assert len(steps._ended) <= 70
@@ -196,13 +197,13 @@ def lost_at(keys, rounds, problem=""):
     return {"kind": "lost_at", "rank": 1, "problem": problem, "keys": keys, "rounds": rounds}
 
 
-def place(state, step=0, rounds={}, numbers=None):
+def place(state, step=0, rounds=MappingProxyType({}), numbers=None):
     return {"state": state, "step": step, "keys": list(rounds), "rounds": list(rounds.values()), "numbers": numbers,
             "marked": False}  # fmt: skip
 
 
 def new_loss(pushed, joins=0):
-    loss = Loss(WORKERS[1], 1, SERVERS[:1], {key: 0 for key in pushed}, joins)
+    loss = Loss(WORKERS[1], 1, SERVERS[:1], dict.fromkeys(pushed, 0), joins)
     assert loss.on_lost_at(SERVERS[0], lost_at(list(pushed), list(pushed.values())), restores=False)
     return loss
 
@@ -529,7 +530,8 @@ class StepsOfTwoStores(Job):
             [tuple(map(int, found.groups())) for found in (re.search(pattern, line) for line in self.said) if found]
             for pattern in (r"rank (\d+) process \d+ begins (\d+)", r"rank (\d+) dies in step (\d+)")
         )
-        ends = {rank for rank, _, moment in self.deaths if moment == "join"}  # that may come too late for a job that is over
+        # That may come too late for a job that is over.
+        ends = {rank for rank, _, moment in self.deaths if moment == "join"}
         assert {rank for rank, _, _ in self.deaths} - {rank for rank, _ in died} <= ends, (begun, died, self.deaths)
         assert len(begun) == self.workers + len(died), (begun, died)
         for rank, step in died:
@@ -546,7 +548,8 @@ class StepsOfTwoStores(Job):
             for key in replaced_steps.SHAPES[store]:
                 complete = everyone * sum(key in replaced_steps.keys_of(store, step) for step in range(self.STEPS))
                 least, greatest = map(int, self.values(key))
-                assert complete - least in may_lack and complete - greatest in may_lack, (key, least, greatest, complete)
+                lacks = {complete - least, complete - greatest}
+                assert lacks <= may_lack, (key, least, greatest, complete)
 
 
 @pytest.mark.parametrize(
@@ -564,7 +567,13 @@ def test_two_stores_and_keys_that_rest_go_on_in_step(processes, tmp_path, epoch,
 
 @pytest.mark.parametrize(
     "optimizer, workers, fp16, marks, epoch",
-    [("nadam", 2, 0, 0, 0), ("ftml", 3, 1, 1, 10), ("adam", 2, 1, 0, 10), ("nadam", 2, 1, 1, 10), ("adam", 1, 0, 0, 10)],
+    [
+        ("nadam", 2, 0, 0, 0),
+        ("ftml", 3, 1, 1, 10),
+        ("adam", 2, 1, 0, 10),
+        ("nadam", 2, 1, 1, 10),
+        ("adam", 1, 0, 0, 10),
+    ],
 )
 def test_optimizers_count_on_where_the_others_are(processes, optimizer, workers, fp16, marks, epoch):
     steps = 60

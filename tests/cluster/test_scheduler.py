@@ -110,10 +110,10 @@ def test_the_first_failure_is_the_jobs_and_reaches_all_in_full():
         await job.start()
         job.worker.send({"kind": "failed", "text": "worker 0 (127.0.0.1): the disk is full"})
         job.worker.send({"kind": "failed", "text": "a consequence"})
-        for member in (job.worker, job.server):
+        for node in (job.worker, job.server):
             with pytest.raises(RendezvousError, match=r"^worker 0 \(127.0.0.1\): the disk is full$"):
-                await member.receive()
-            await member.close()
+                await node.receive()
+            await node.close()
 
     assert play(test) == "worker 0 (127.0.0.1): the disk is full"
 
@@ -121,7 +121,7 @@ def test_the_first_failure_is_the_jobs_and_reaches_all_in_full():
 def test_a_member_that_reads_nothing_holds_up_nobody():
     async def test(job, helpers):
         await job.start()
-        for turn in range(200):  # 40 MB for a worker that reads none of them, more than any socket buffers
+        for _ in range(200):  # 40 MB for a worker that reads none of them, more than any socket buffers
             job.worker.send({"kind": "order", "store": 0, "names": ["x" * 200000]})
         key = {"store": 0, "name": "w", "shape": [3], "dtype": "float32", "sparse": False, "defaults": []}
         job.worker.send(dict(key, kind="announce"))

@@ -1,4 +1,4 @@
-"""Whoever does not know the secret changes nothing, however it tries (tests/helpers/strangers.py), and however often."""
+"""Whoever does not know the secret changes nothing, however it tries (helpers/strangers.py), and however often."""
 
 import asyncio
 import logging

@@ -100,7 +100,7 @@ def start_server_behind_relay(tmp_path):
 
 
 def through_relays(cluster, relays, start_server, script=TRAIN, **settings):
-    """A job of one server and two workers, of which every byte over TCP passes a relay: (processes, scheduler's relay)."""
+    """A job of one server and two workers, whose every byte over TCP passes a relay: (processes, scheduler's relay)."""
     relay = relays(cluster.port)
     scheduler = cluster.start("scheduler", **settings)
     settings = dict(settings, DMLC_PS_ROOT_PORT=str(relay.port), P3_LOCAL="tcp", P3_LOCAL_AGGREGATION="0")

@@ -291,7 +291,10 @@ def test_what_cannot_be_fetched_or_stored_is_refused():
 
 @pytest.mark.parametrize(
     "rank, part, message",
-    [(1, 1, "worker 1 .* sent a slice that is unexpected"), (0, 2, "of a state that its key's optimizer does not have")],
+    [
+        (1, 1, "worker 1 .* sent a slice that is unexpected"),
+        (0, 2, "of a state that its key's optimizer does not have"),
+    ],
 )
 def test_a_store_that_the_server_refuses_fails_the_job(rank, part, message):
     with Job() as job:

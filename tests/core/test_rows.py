@@ -52,7 +52,9 @@ def test_without_an_optimizer_sums_land_and_those_of_the_round_before_become_zer
             gradients = [random_gradient(random, (11, 2), dtype) for _ in range(3)]
             expected = np.zeros((11, 2), dtype)
             if dtype == "float16":  # exact in float32, so that only the last rounding shows
-                gradients = [(rows_of(sorted(set(ids))), np.round(values[: len(set(ids))])) for ids, values in gradients]
+                gradients = [
+                    (rows_of(sorted(set(ids))), np.round(values[: len(set(ids))])) for ids, values in gradients
+                ]
             sums = sum_of(gradients, expected)
             for row, total in sums.items():
                 expected[row] = total

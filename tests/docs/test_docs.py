@@ -169,7 +169,8 @@ def test_header_table_and_example_are_one_frame():
     (dump,) = re.findall(r"^```\n(50 33 .*?)^```$", PROTOCOL, re.M | re.S)
     assert bytes.fromhex("".join(line[:23] for line in dump.splitlines())) == bytes(header)
 
-    pinned = (ROOT / "tests" / "cpp" / "wire" / "wire_test.cc").read_text().partition("expected = {")[2].partition("};")[0]
+    test = (ROOT / "tests" / "cpp" / "wire" / "wire_test.cc").read_text()
+    pinned = test.partition("expected = {")[2].partition("};")[0]
     numbers = re.sub(r"//.*", "", pinned).replace("\n", "").split(",")
     assert bytes(int(number, 0) for number in numbers if number.strip()) == bytes(header)
 

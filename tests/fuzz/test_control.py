@@ -13,7 +13,7 @@ from p3.errors import ProtocolError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import control  # noqa: E402
+import control
 
 WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(2)]
 SERVERS = [Node("server", 0, "s0")]

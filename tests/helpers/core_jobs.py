@@ -189,7 +189,9 @@ class MovingJob(RowsJob):
         key, slice_elements, code = self.wire_keys, self.slice_elements, DTYPES[value.dtype.name]
         first_slice = 100 * key + 1  # not the servers' former order
         for server in self.servers:
-            server.define_successor(key - 1, key, value.size, code, first_slice, slice_elements, value.shape[1], partitions)
+            server.define_successor(
+                key - 1, key, value.size, code, first_slice, slice_elements, value.shape[1], partitions
+            )
         moves = []
         # Rank 0 last: others may know of the plan before they are told to take it.
         for rank in reversed(range(len(self.workers))):

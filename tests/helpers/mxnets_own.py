@@ -1,7 +1,7 @@
-"""MXNet's own tests of its stores, for `p3_sync`: how they are fetched, and what is changed in them. docs/mxnet-tests.md
+"""MXNet's own tests of its stores, for `p3_sync`: how they are fetched, and what is changed in them.
 
-MXNET_SOURCE names MXNet 1.9.1's source: a folder with its files, or a git repository that has the tag 1.9.1. The files are
-copied to where a test runs and changed there; none is kept here.
+MXNET_SOURCE names MXNet 1.9.1's source: a folder with its files, or a git repository that has the tag 1.9.1. The files
+are copied to where a test runs and changed there; none is kept here.
 """
 
 import os

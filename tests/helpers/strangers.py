@@ -1,12 +1,15 @@
-"""Attacks on the listeners of a job, by someone who does not know its secret: python tests/helpers/strangers.py HOST PORT [ATTACK ...]
+"""Attacks on the listeners of a job, by someone who does not know its secret.
+
+    python tests/helpers/strangers.py HOST PORT [ATTACK ...]
 
     garbage          random bytes                           half_handshake   a proper hello, and nothing more
     silence          nothing at all                         wrong_proof      a whole handshake, with a guessed proof
     huge_length      a message of 4 GiB before any proof    reflected        the acceptor's own bytes, sent back to it
     http             a web browser                          replayed         a handshake that was overheard, again
 
-and `flood`: as many connections as asked for, in waves that are held open, each wave another attack. Each attack opens one
-connection and returns what the listener said before it closed. Only tests, and people with listeners of their own, use it.
+and `flood`: as many connections as asked for, in waves that are held open, each wave another attack. Each attack opens
+one connection and returns what the listener said before it closed. Only tests, and people with listeners of their own,
+use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds of every kind in several stores, without MXNet; prints what landed and what was sent: aggregated.py [STEPS ...].
+"""Rounds of every kind in several stores, without MXNet; prints what landed and was sent: aggregated.py [STEPS ...].
 
 STEPS: of each rank, in the store whose workers join; all take as many by default.
 """

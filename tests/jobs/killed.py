@@ -1,7 +1,7 @@
 """Workers of which one kills itself in the middle of a round; the others print what they get: killed.py RANK KIND.
 
-KIND: of the key, "dense" or "rows". A second key never gets the gradient of the one that dies: however late that is, the
-others are in the round.
+KIND: of the key, "dense" or "rows". A second key never gets the gradient of the one that dies: however late that is,
+the others are in the round.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Sparse rounds without end, until another process is killed: killed_rows.py CASE. Prints "under way", then the error."""
+"""Sparse rounds until another process is killed: killed_rows.py CASE. Prints "under way", then the error."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""Workers whose sparse keys move in the midst of all else that they do: moving.py move|stay. Each prints what it sees."""
+"""Workers whose sparse keys move amid all else that they do: moving.py move|stay. Each prints what it sees."""
 
 import os
 import sys

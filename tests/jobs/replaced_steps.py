@@ -1,10 +1,10 @@
-"""A worker with two stores, keys that are not pushed in every step, and join() at each epoch's end, which dies where it is
-told: python replaced_steps.py STEPS EPOCH MARKS DIRECTORY RANK:STEP:MOMENT ...
+"""A worker with two stores, keys that are not pushed in every step, and join() at each epoch's end, which dies where it
+is told: python replaced_steps.py STEPS EPOCH MARKS DIRECTORY RANK:STEP:MOMENT ...
 
-As in a GAN each step is one of a store and then one of the other, which reads what the first has led to. Each push adds the
-worker's own bit, 1 << rank, to all elements. EPOCH 0: no join(). MARKS 1: kv.snapshot() after each step.
-A moment is how many pushes of the step the worker has called by then; "step": all are behind; "join": in join(), or soon
-behind it. Deaths of one rank come in their order; DIRECTORY keeps how many have been.
+As in a GAN each step is one of a store and then one of the other, which reads what the first has led to. Each push adds
+the worker's own bit, 1 << rank, to all elements. EPOCH 0: no join(). MARKS 1: kv.snapshot() after each step.
+A moment is how many pushes of the step the worker has called by then; "step": all are behind; "join": in join(), or
+soon behind it. Deaths of one rank come in their order; DIRECTORY keeps how many have been.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Two Trainers of a GAN in one process, which may be killed at any time: replaced_trainers.py STEPS OPTIMIZER FP16 MARKS EPOCH
+"""Two Trainers of a GAN in one process, killed at any time: replaced_trainers.py STEPS OPTIMIZER FP16 MARKS EPOCH
 
-The first layer of the first net rests in every fourth step, the second net in every third; a layer of it is frozen until
-step 10. The learning rate falls by a schedule,
+The first layer of the first net rests in every fourth step, the second net in every third; a layer of it is frozen
+until step 10. The learning rate falls by a schedule,
 and once by the script's word. EPOCH 0: no join(), MARKS 1: kv.snapshot() after each step.
 At the end it prints a fingerprint of each weight, and how often the optimizers have counted.
 """
@@ -59,7 +59,8 @@ def main(steps, optimizer, fp16, marks, epoch):
             digest = hashlib.sha256(parameter.data().asnumpy().tobytes()).hexdigest()[:16]
             print("rank", rank, "key", parameter.name, "holds", digest, digest, flush=True)
         counts = trainers[number].optimizer._index_update_count
-        counted = "-".join(str(counts[key]) for key in sorted(counts)) + "-of-%d" % trainers[number].optimizer.num_update
+        updates = trainers[number].optimizer.num_update
+        counted = "-".join(str(counts[key]) for key in sorted(counts)) + "-of-%d" % updates
         print("rank", rank, "key", f"counts{number}", "holds", counted, counted, flush=True)
 
 

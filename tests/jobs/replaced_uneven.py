@@ -1,6 +1,8 @@
-"""Workers whose epochs have 3, 5 and 4 steps, with join() at their ends: python replaced_uneven.py MARKS RANK EPOCH:MOMENT FILE
+"""Workers whose epochs have 3, 5 and 4 steps, with join() at their ends: replaced_uneven.py MARKS RANK EPOCH:MOMENT
+FILE
 
-The worker of that rank dies in that step of that epoch, or in its join(), unless FILE is there. Each push adds 10 ** rank.
+The worker of that rank dies in that step of that epoch, or in its join(), unless FILE exists. Each push adds 10 **
+rank.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""resumed_runs.py DIRECTORY KIND...: of each kind of training, whether a resumed run has the bits of an undisturbed one.
+"""resumed_runs.py DIRECTORY KIND...: for each kind of training, whether a resumed run has the bits of a whole one.
 
 Each kind is trained three times: without interruption; up to a step behind the last snapshot; and from there, with
 everything made anew and other first weights. Embedded, one after the other in one process.
@@ -9,7 +9,7 @@ import os
 import sys
 
 import numpy as np
-import p3
+import p3  # noqa: F401
 import mxnet as mx
 from mxnet import autograd, gluon
 

@@ -10,7 +10,8 @@ ROWS, COLUMNS = 100, 1000
 ROUNDS, PARTITIONS = 4, 5
 
 with Session.open() as session:
-    table, dense = session.declare("table", (ROWS, COLUMNS), "float32", sparse=True), session.declare("w", (9,), "float32")
+    table = session.declare("table", (ROWS, COLUMNS), "float32", sparse=True)
+    dense = session.declare("w", (9,), "float32")
     weight, landing = np.zeros((ROWS, COLUMNS), "float32"), np.zeros(9, "float32")
     session.wait([session.init_rows(table, weight, weight), session.init(dense, landing, landing)])
     ids = np.arange(session.rank, ROWS, 2)

@@ -87,8 +87,8 @@ def train(mx, case, store, rank=0, workers=1, steps=100):
         mx.autograd.backward(losses(mx, net, x, y, devices))
         step()
     if store is None or not case["update_on_kvstore"]:
-        # MXNet, which then updates, may still be bringing a weight back from the layout of the evaluation; asnumpy() does not
-        # wait for that, and may crash. What P3 writes can be read at once (tests/mxnet/test_traps.py).
+        # MXNet, which then updates, may still be bringing a weight back from the layout of the evaluation; asnumpy()
+        # does not wait for that, and may crash. What P3 writes can be read at once (tests/mxnet/test_traps.py).
         mx.nd.waitall()
     return {name: p.data(devices[-1]).asnumpy() for name, p in net.collect_params().items()}
 

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("mxnet")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from compatibility import run, table  # noqa: E402
-from compatibility.registry import CASES, STORES  # noqa: E402
+from compatibility import run, table
+from compatibility.registry import CASES, STORES
 
 RESULTS = table.load()
 

@@ -4,7 +4,7 @@ import plugin_jobs as jobs
 import pytest
 
 pytest.importorskip("mxnet")
-import numpy as np  # noqa: E402
+import numpy as np
 
 
 def test_sums_and_weights_of_compressed_gradients_are_those_of_numpy():

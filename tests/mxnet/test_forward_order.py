@@ -196,7 +196,7 @@ def test_rank_0_announces_the_order_once_and_again_when_it_has_grown():
     session = Session()
     priorities = Priorities(session, 3, "auto")
     keys = [Key(layer.name) for layer in layers]
-    for key, layer in zip(keys, layers):
+    for key in keys:
         priorities.add(key, [])
     priorities.know_parameters({layer.name: layer.weight for layer in layers})
     assert session.announced == []

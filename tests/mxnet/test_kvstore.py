@@ -146,7 +146,8 @@ def test_values_are_cast_to_the_type_of_the_array_that_takes_them(kv):
 
 def test_the_sum_over_devices_has_the_type_of_the_first(kv):
     kv.init("w", zeros(3))
-    kv.pushpull("w", [mx.nd.ones(3), mx.nd.full(3, 1 + 2.0**-30, dtype="float64", ctx=mx.cpu(1))], out=(out := zeros(3)))
+    finer = mx.nd.full(3, 1 + 2.0**-30, dtype="float64", ctx=mx.cpu(1))
+    kv.pushpull("w", [mx.nd.ones(3), finer], out=(out := zeros(3)))
     assert out.asnumpy().tolist() == [2] * 3
 
 

@@ -9,10 +9,10 @@ import pytest
 from processes import QUICK_IMPORT, ROOT, Process, clean_environment
 
 pytest.importorskip("mxnet")
-from lab_traces import needs_lab  # noqa: E402
+from lab_traces import needs_lab
 
-from p3.measure.bench import jobs  # noqa: E402
-from p3.measure.lab.hosts import lab  # noqa: E402
+from p3.measure.bench import jobs
+from p3.measure.lab.hosts import lab
 
 PAGE = ROOT / "docs" / "mxnet-tests.md"
 HOSTS = 3
@@ -52,7 +52,7 @@ def test_mxnets_distributed_tests_pass_on_three_hosts(tmp_path, monkeypatch, scr
         job.start()
         job.wait(DEADLINE_S)
         for number in range(HOSTS):
-            assert f"worker {number} " in job.output(f"worker {number}").read_text()  # each script says what it has done
+            assert f"worker {number} " in job.output(f"worker {number}").read_text()  # what it has done
 
 
 UNIT_TESTS = [Path(name).name for name in mxnets_own.CHANGES if name.startswith(mxnets_own.UNITTEST + "test_")]

@@ -9,11 +9,11 @@ import pytest
 
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed: pip install mxnet==1.9.1", allow_module_level=True)
-import mxnet as mx  # noqa: E402
-from mxnet.base import MXNetError  # noqa: E402
-from optimizer_cases import OPTIMIZERS, Native, Reference, runnable  # noqa: E402
+import mxnet as mx
+from mxnet.base import MXNetError
+from optimizer_cases import OPTIMIZERS, Native, Reference, runnable
 
-from p3.mxnet.optimizer_states import from_mxnet, read, to_mxnet, write  # noqa: E402
+from p3.mxnet.optimizer_states import from_mxnet, read, to_mxnet, write
 
 SHAPE = (3, 5)
 KEY = 7

@@ -14,8 +14,8 @@ from p3.server.optimizers import NotOnServer, describe, validate
 
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed: pip install mxnet==1.9.1", allow_module_level=True)
-import mxnet as mx  # noqa: E402
-from optimizer_cases import OPTIMIZERS, Native, Reference  # noqa: E402
+import mxnet as mx
+from optimizer_cases import OPTIMIZERS, Native, Reference
 
 STEPS = 50
 VARIANTS = {

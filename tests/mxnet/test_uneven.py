@@ -9,11 +9,11 @@ import pytest
 
 if find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed", allow_module_level=True)
-import mxnet as mx  # noqa: E402
-from mxnet import gluon  # noqa: E402
+import mxnet as mx
+from mxnet import gluon
 
 sys.path.insert(0, str(jobs.SCRIPTS))
-import uneven  # noqa: E402
+import uneven
 
 
 def run(directory, update, reduction, steps, **variables):

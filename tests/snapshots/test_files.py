@@ -1,4 +1,4 @@
-"""Snapshots on disk: what is whole is used, whatever is damaged is refused with the reason, and the one before it taken."""
+"""Snapshots on disk: what is whole is used; what is damaged is refused with the reason, and the one before taken."""
 
 import errno
 import json
@@ -210,7 +210,8 @@ def test_a_full_disk_leaves_no_half_written_part(directory, monkeypatch):
 def test_a_disk_that_fills_up_leaves_the_snapshot_before(tmp_path):
     mounted = tmp_path / "small"
     mounted.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mounted)], capture_output=True).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mounted)]
+    if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
         directory = str(mounted / "snapshots")

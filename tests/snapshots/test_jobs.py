@@ -288,7 +288,9 @@ def test_a_job_is_restarted_only_so_often_and_ends_with_the_last_code(run_job):
     assert finished.err.count("started again") == 2
 
 
-@pytest.mark.parametrize("script", ["import nowhere", "from p3.worker.session import Session; Session.open().new_store()"])
+@pytest.mark.parametrize(
+    "script", ["import nowhere", "from p3.worker.session import Session; Session.open().new_store()"]
+)
 def test_what_never_ran_and_what_succeeds_is_not_restarted(run_job, script):
     finished = run_job(script, 1, 1, options=("--restarts", "2"))
     assert finished.code == ("nowhere" in script)

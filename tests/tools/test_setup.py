@@ -77,7 +77,7 @@ def test_what_set_up_fetches_is_pinned(name):
 
 
 class Machine:
-    """tools/needs on a machine of our making: stand-ins take the place of the compiler, of downloads and of packages."""
+    """tools/needs on a machine of our making: stand-ins are its compiler, its downloads and its packages."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -146,7 +146,8 @@ def test_all_that_is_missing_is_named_at_once_with_its_command(machine):
     found = machine.needs("test", machine.python("headers"))
     version = "%d.%d" % sys.version_info[:2]
     assert found.returncode == 1 and found.stdout == ""
-    assert "  the headers of Python %s\n  a C++17 compiler\n  GoogleTest; could not be fetched:\n" % version in found.stderr
+    missing = "  the headers of Python %s\n  a C++17 compiler\n  GoogleTest; could not be fetched:\n"
+    assert missing % version in found.stderr
     assert "      http://a: unreachable\n      http://b: unreachable\n" in found.stderr
     assert "sudo apt-get install python%s-dev g++ libgtest-dev " % version in found.stderr
 

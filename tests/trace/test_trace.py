@@ -102,7 +102,8 @@ def test_a_partition_of_a_key_of_rows_lives_as_a_slice_does_also_after_it_moved(
     landed = of_table[(of_table["round"] == 1) & (of_table["worker"] == 1) & (of_table["slice"] == 0)]["landed"]
     ends = trace.seconds(1, arrived["time_ns"][arrived["kind"] == reader.RECEIVE_END])
     assert len(ends) == 3 and landed == ends.max()  # 50 rows
-    assert {(stall.key, stall.round) for stall in trace.stalls} == {(of_table["key"][0], number) for number in range(1, 5)}
+    stalls = {(stall.key, stall.round) for stall in trace.stalls}
+    assert stalls == {(of_table["key"][0], number) for number in range(1, 5)}
     assert " of 2 landed last" in "\n".join(report.lines(trace, only_round=1))
     assert chrome.write(trace, str(tmp_path / "out.json")) > 0
 

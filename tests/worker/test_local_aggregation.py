@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("p3._core", reason="the extension is not built")
 
-from core_jobs import ADAM, HALF, MOMENTUM, SKIP, RowsJob, random_gradient  # noqa: E402
+from core_jobs import ADAM, HALF, MOMENTUM, SKIP, RowsJob, random_gradient
 
 DEADLINE_S = 60
 SLICES = {"P3_SLICE_ELEMENTS": "20000"}

@@ -112,7 +112,7 @@ def utilization(results: Results) -> Figure:
     stores = _stores(summaries)
     figure, grid = _figure(results, "Use of host %d's network card" % first, len(stores), len(panels))
     for row, store in enumerate(stores):
-        for column, (key, members) in enumerate(panels):
+        for column, (_, members) in enumerate(panels):
             axes = grid[row][column]
             chosen = [one for one in members if one.store == store]
             summary = next((one for one in chosen if isinstance(one, Summary)), None)
@@ -185,7 +185,7 @@ def _lines(results: Results, title: str, x: _Axis, y: _Measure) -> Figure:
     for one in summaries:
         if x.value(one) is None and x is not _SLICE:
             raise ConfigError("%s has no place in the figure: no %s" % (one, x.label))
-    panels = _panels(summaries, lambda one: {field: None for field in x.varying})
+    panels = _panels(summaries, lambda one: dict.fromkeys(x.varying))
     rows = -(-len(panels) // _COLUMNS)
     figure, grid = _figure(results, title, rows, min(len(panels), _COLUMNS))
     flat = [axes for row in grid for axes in row]

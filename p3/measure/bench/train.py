@@ -98,7 +98,7 @@ def run(options, out) -> bool:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m p3.measure.bench.train", description="Trains a small net on a KVStore.")
+    parser = argparse.ArgumentParser(prog="python -m p3.measure.bench.train", description="Trains a small net.")
     parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync")
     parser.add_argument("--size", type=float, default=1.0, help="of the first dense layer (default 1: 12.9 MB)")
     parser.add_argument("--iterations", type=int, default=20, help="that count (default 20)")

@@ -95,8 +95,8 @@ def campaign(options: argparse.Namespace) -> int:
                     out.write(json.dumps(record) + "\n")
                     out.flush()
                 if record["outcome"] not in run.GOOD:
-                    tqdm.write("%(training)s, %(role)s %(rank)d, %(fault)s, %(moment)s (seed %(seed)d): %(outcome)s" % record,
-                               file=sys.stderr)  # fmt: skip
+                    text = "%(training)s, %(role)s %(rank)d, %(fault)s, %(moment)s (seed %(seed)d): %(outcome)s"
+                    tqdm.write(text % record, file=sys.stderr)
                 progress.update()
         except KeyboardInterrupt:
             for one in waiting:

@@ -68,8 +68,8 @@ class Blow:
         struck.touch()
 
     def in_round(self, session: Session, number: int, slices: int, pushed: int) -> bool:
-        """True if it struck in this round of so many slices, of which the caller has pushed some and holds back the rest: so
-        the moment comes while the round is under way, however late this process looks."""
+        """True if it struck in this round of so many slices, of which the caller has pushed some and holds back the
+        rest: so the moment comes while the round is under way, however late this process looks."""
         hit_in = {"first-round": 1, "mid-push": self.cell.course.hit_in, "mid-broadcast": self.cell.course.hit_in}
         if hit_in.get(self.cell.moment) != number:
             return False

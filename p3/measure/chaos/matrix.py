@@ -89,7 +89,9 @@ VICTIMS = (
 PROCESSES = VICTIMS
 
 
-def cells(roles: Sequence[str], faults: Sequence[str], moments: Sequence[str], trainings: Sequence[str]) -> Iterator[Cell]:
+def cells(
+    roles: Sequence[str], faults: Sequence[str], moments: Sequence[str], trainings: Sequence[str]
+) -> Iterator[Cell]:
     for training in trainings:
         for fault in faults:
             for moment in moments:

@@ -1,8 +1,8 @@
 """One run: a job under `p3 run`, a fault at its moment, and the record of what came of it.
 
 The run is judged from outside, as its user sees it: by what `p3 run` prints, when, and by what is left. With root each
-run has a lab of its own, whose processes, sockets and shared memory are nobody else's; without, the last two may be, and
-are not looked at.
+run has a lab of its own, whose processes, sockets and shared memory are nobody else's; without, the last two may be,
+and are not looked at.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _site(cell: Cell) -> Iterator[Sequence]:
 def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
     launcher = ["-n", str(WORKERS), "-s", str(SERVERS)]
     job = ["--folder", str(folder), "--role", cell.victim.role, "--rank", str(cell.victim.rank), "--fault", cell.fault,
-           "--moment", cell.moment, "--training", cell.training, "--seed", str(seed), "--striker", str(cell.striker)]  # fmt: skip
+           "--moment", cell.moment, "--training", cell.training, "--seed", str(seed),
+           "--striker", str(cell.striker)]  # fmt: skip
     if cell.has_snapshots:
         launcher += ["--snapshot-dir", str(folder / "snapshots"), "--snapshot-every",
                      str(cell.course.snapshot_every)]  # fmt: skip
@@ -218,7 +219,7 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
 
 
 def _are_right(rounds: List[dict]) -> bool:
-    """NumPy's job knows. Of others, all workers, at every start, must have come to the same bits after the same step."""
+    """NumPy's job knows. Of others, all workers, at every start, must have the same bits after the same step."""
     digests: Dict[int, set] = {}
     for entry in rounds:
         digests.setdefault(entry["round"], set()).add(entry.get("digest"))

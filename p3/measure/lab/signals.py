@@ -12,8 +12,8 @@ from typing import Iterator, List
 def signals_held() -> Iterator[None]:
     """Ctrl-C and SIGTERM act at the end of the block: for setting up, cleaning up and starting a process, all short.
 
-    By handlers and not by a signal mask, because another thread, of a library perhaps, would take a masked signal, and a
-    process that is started would inherit the mask.
+    By handlers and not by a signal mask, because another thread, of a library perhaps, would take a masked signal, and
+    a process that is started would inherit the mask.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python runs handlers in the main thread alone, so no signal interrupts this one

@@ -225,7 +225,7 @@ def _check(model, compute_s, cluster, slice_elements, delay_s):
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m p3.measure.replay.bound", description="A bound of the iteration time.")
+    parser = argparse.ArgumentParser(prog="python -m p3.measure.replay.bound", description="Bounds iteration time.")
     parser.add_argument("--model", required=True, choices=models.NAMES)
     parser.add_argument("--size", type=float, help="fraction of the model's parameters (default: the lab's)")
     parser.add_argument("--compute", type=float, required=True, metavar="SECONDS", help="of forward and backward pass")

@@ -9,8 +9,8 @@ from processes import ROOT, Process, clean_environment
 
 pytest.importorskip("matplotlib", reason="p3 plot needs matplotlib: pip install matplotlib")
 
-from p3.errors import ConfigError  # noqa: E402
-from p3.measure.bench import plot, results  # noqa: E402
+from p3.errors import ConfigError
+from p3.measure.bench import plot, results
 
 STORES = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
 BLUE, GREEN = "#0072B2", "#009E73"
