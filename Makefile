@@ -54,7 +54,7 @@ TARGETS := $(patsubst tests/fuzz/%_fuzz.cc,%,$(wildcard tests/fuzz/*_fuzz.cc))
 fuzz: $(VENV)/installed
 	CXX=$${CXX:-clang++} cmake -S . -B build/fuzz -G Ninja -DP3_FUZZ=ON -DP3_SANITIZE=address,undefined
 	cmake --build build/fuzz
-	tools/fuzz build/fuzz $(TIME) $(TARGETS)
+	tools/fuzz run build/fuzz $(TIME) $(TARGETS)
 	python tests/fuzz/control.py --seconds $(TIME)
 
 # CASES='--store p3_sync --case push_and_pull' runs these cells only; --help lists what else there is.
