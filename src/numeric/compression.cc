@@ -6,9 +6,9 @@
 #include <cstring>
 #include <string>
 
-#include "p3/error.h"
 #include "base/simd.h"
 #include "numeric/sum.h"
+#include "p3/error.h"
 
 namespace p3 {
 namespace {

@@ -6,10 +6,10 @@
 #include <sstream>
 #include <utility>
 
-#include "numeric/optimizer_rules.h"
-#include "p3/error.h"
 #include "base/simd.h"
+#include "numeric/optimizer_rules.h"
 #include "numeric/sum.h"
+#include "p3/error.h"
 
 namespace p3 {
 namespace {

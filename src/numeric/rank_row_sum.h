@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/buffer_pool.h"
-#include "wire/rows.h"
 #include "numeric/row_sum.h"
+#include "wire/rows.h"
 
 namespace p3 {
 

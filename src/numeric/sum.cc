@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string>
 
-#include "p3/error.h"
 #include "base/half.h"
 #include "base/simd.h"
+#include "p3/error.h"
 
 #if P3_X86
 #include <immintrin.h>

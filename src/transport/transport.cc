@@ -655,9 +655,8 @@ void Transport::linger(Clock::time_point deadline) {
 }
 
 void Transport::tell_if_all_have_ended() {
-  const bool all = std::all_of(vans_.begin(), vans_.end(), [](const auto& van) {
-    return van->state() >= Van::State::kEnded || van->is_watch();
-  });
+  const bool all = std::all_of(vans_.begin(), vans_.end(),
+                               [](const auto& van) { return van->state() >= Van::State::kEnded || van->is_watch(); });
   if (!all) return;
   {
     MutexLock lock(mutex_);

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "p3/node.h"
-#include "transport/priority_queue.h"
 #include "p3/stream.h"
 #include "p3/trace.h"
 #include "p3/wire.h"
+#include "transport/priority_queue.h"
 
 namespace p3 {
 

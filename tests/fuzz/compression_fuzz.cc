@@ -1,9 +1,9 @@
 // Compressed payloads of any content: decoding stays within both arrays, and gives what encoding meant.
 #include <cmath>
 
+#include "base/half.h"
 #include "input.h"
 #include "p3/compression.h"
-#include "base/half.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;

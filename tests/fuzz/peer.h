@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "input.h"
-#include "wire/rows.h"
 #include "p3/socket_stream.h"
 #include "p3/wire.h"
+#include "wire/rows.h"
 
 namespace p3 {
 

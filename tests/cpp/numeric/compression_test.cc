@@ -9,9 +9,9 @@
 #include <random>
 #include <vector>
 
-#include "p3/error.h"
 #include "base/half.h"
 #include "base/simd.h"
+#include "p3/error.h"
 
 namespace p3 {
 namespace {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "p3/captured.h"
 #include "base/half.h"
-#include "wire/rows.h"
+#include "p3/captured.h"
 #include "server/server_job.h"
+#include "wire/rows.h"
 
 namespace p3 {
 namespace {

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include "p3/compression.h"
 #include "base/half.h"
+#include "p3/compression.h"
 #include "p3/server.h"
 #include "server/server_job.h"
 

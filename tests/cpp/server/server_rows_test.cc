@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "wire/rows.h"
 #include "server/server_job.h"
+#include "wire/rows.h"
 
 namespace p3 {
 namespace {

@@ -6,9 +6,9 @@
 #include <thread>
 #include <vector>
 
-#include "wire/rows.h"
 #include "p3/worker.h"
 #include "server/server_job.h"
+#include "wire/rows.h"
 
 namespace p3 {
 namespace {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "worker/local_job.h"
 #include "p3/ring_stream.h"
+#include "worker/local_job.h"
 
 namespace p3 {
 namespace {

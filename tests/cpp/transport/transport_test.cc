@@ -227,9 +227,8 @@ TEST(Transport, AGoodbyeArrivesThoughThePeerReadsLateAndStillSends) {
   for (; came < 2; ++came) ASSERT_TRUE(peer.receive(header));  // the rest lies in the kernel, here or there
   std::future<bool> finished =
       std::async(std::launch::async, [&] { return node.transport.finish(kDeadlineMs / 1000, /*until_read=*/true); });
-  ASSERT_TRUE(within_deadline([&] {
-    return node.transport.traffic().bytes_sent == kFrames * (sizeof(Header) + 8000) + sizeof(Header);
-  }));
+  ASSERT_TRUE(within_deadline(
+      [&] { return node.transport.traffic().bytes_sent == kFrames * (sizeof(Header) + 8000) + sizeof(Header); }));
   // A node that closes now has done so soon; this one waits.
   const Header ping;
   for (int i = 0; i < 30 && finished.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready; ++i)

@@ -1,5 +1,4 @@
 // Rows as they travel: cutting, writing, reading, and what is refused.
-#include "numeric/sorted_rows.h"
 #include "wire/rows.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +7,8 @@
 #include <random>
 #include <string>
 #include <vector>
+
+#include "numeric/sorted_rows.h"
 
 namespace p3 {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "worker/local_job.h"
 #include "numeric/rank_sum.h"
+#include "worker/local_job.h"
 
 namespace p3 {
 namespace {

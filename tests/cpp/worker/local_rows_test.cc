@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "worker/local_job.h"
 #include "wire/rows.h"
+#include "worker/local_job.h"
 
 namespace p3 {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "p3/compression.h"
 #include "base/half.h"
+#include "p3/compression.h"
 #include "p3/worker.h"
 #include "worker/worker_job.h"
 
