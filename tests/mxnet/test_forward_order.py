@@ -8,8 +8,8 @@ mx = pytest.importorskip("mxnet")
 from mxnet import autograd, gluon  # noqa: E402
 
 import p3  # noqa: E402,F401  (after MXNet on purpose: the plugin must find it imported already)
+from p3.mxnet import forward_order  # noqa: E402
 from p3.mxnet.priorities import Priorities  # noqa: E402
-from p3.worker import forward_order  # noqa: E402
 
 # The smallest square input that each net takes.
 NETS = {"vgg19": 32, "resnet50_v1": 32, "mobilenet1.0": 32, "densenet121": 224}
