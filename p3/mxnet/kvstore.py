@@ -39,15 +39,15 @@ from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
 from p3 import _core
-from p3.server.optimizers import NotOnServer, describe, round_scalars, updates_rows_alone
-from p3.settings import Settings
-from p3.worker import partitions
 from p3.mxnet import hooks, joining, optimizer_states, store_snapshots
-from p3.worker import session as sessions
 from p3.mxnet.keys import DenseKey, checked, is_sparse
+from p3.mxnet.optimizers import NotOnServer, describe, round_scalars, updates_rows_alone
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.row_keys import RowKey, ServerRowKey, pull_rows
 from p3.mxnet.server_states import ServerStates
+from p3.settings import Settings
+from p3.worker import partitions
+from p3.worker import session as sessions
 
 log = logging.getLogger("p3")
 

@@ -17,10 +17,21 @@ import numpy as np
 from mxnet.base import MXNetError
 
 from p3._core import Completions
-from p3.server.optimizers import begin_behind
+from p3.mxnet.optimizers import begin_behind
 from p3.snapshots import tree
 
 _LOOK_UP_S = 0.5  # so often a failure of the job is noticed
+
+
+def _to_mxnet(array, stype="default"):
+    with mx.util.np_shape(True):  # or MXNet takes a length of 0, and the empty shape, for "not known yet"
+        made = mx.nd.array(array, dtype=array.dtype)
+    return made if stype == "default" else made.tostype(stype)
+
+
+tree.register(
+    "mxnet", tree.ArrayKind(mx.nd.NDArray, lambda array: array.stype, lambda array: array.asnumpy(), _to_mxnet)
+)
 
 
 def take(stores, round, state, trainers):
@@ -172,7 +183,7 @@ def value_of(store, entry, arrays):
     if entry.id in own["weights"]:
         return own["weights"][entry.id]
     value = store._session.resumed_value(entry.declared, entry.id)
-    return None if value is None else tree.to_mxnet(value)
+    return None if value is None else _to_mxnet(value)
 
 
 def restore_key(store, entry):

@@ -4,7 +4,7 @@
     compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; or {"type": "fp16"}
     reduction    {"type": "average"}                        what becomes of the workers' gradients; or {"type": "sum"}
 
-Without them: the sum of the gradients, sent as it is, is the new value. Needs neither MXNet nor NumPy.
+Without them: the sum of the gradients, sent as it is, is the new value. Needs neither a framework nor NumPy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A server's part of a snapshot: what worker 0 has had captured (P3Server.take_captured) goes to one file.
 
 Writing happens in a thread, so neither rounds nor control messages wait for the disk. It imports neither NumPy nor
-MXNet.
+a framework.
 """
 
 from __future__ import annotations

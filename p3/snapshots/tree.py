@@ -1,14 +1,13 @@
 """Values of a script as they lie in a snapshot: arrays as tensors, the rest as JSON. No pickles.
 
 A tree is None, a bool, int, float or str, an array, or a list, tuple or dict of trees. It comes back as it was, types
-and bits; an MXNet array as one in CPU memory.
+and bits. Arrays are NumPy's, and those that a front end has registered, which come back in CPU memory.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -16,6 +15,27 @@ from p3.snapshots.files import FILE_TYPES
 
 _PLAIN = (type(None), bool, int, float, str)
 _KEYS = (bool, int, float, str)  # of dicts
+
+
+class ArrayKind(NamedTuple):
+    """A front end's arrays."""
+
+    type: type
+    variant: Callable[[Any], str]  # what there is to say of one, beside what NumPy's array says
+    to_numpy: Callable[[Any], np.ndarray]  # may wait
+    from_numpy: Callable[[np.ndarray, str], Any]  # array and variant
+
+
+_kinds: Dict[str, ArrayKind] = {}
+
+
+def register(front_end: str, kind: ArrayKind) -> None:
+    """From now on such arrays can be in a tree."""
+    _kinds[front_end] = kind
+
+
+def _front_end_of(value: Any) -> Optional[str]:
+    return next((name for name, kind in _kinds.items() if isinstance(value, kind.type)), None)
 
 
 def checked(tree: Any, where: str, copy: Callable[[Any], Any] = np.array) -> Any:
@@ -34,7 +54,7 @@ def checked(tree: Any, where: str, copy: Callable[[Any], Any] = np.array) -> Any
             if type(key) not in _KEYS:
                 raise ValueError("%s: the key %r cannot be in a snapshot; strings and numbers can" % (where, key))
         return {key: checked(item, "%s[%r]" % (where, key), copy) for key, item in tree.items()}
-    if (isinstance(tree, np.ndarray) or _is_mxnet(tree)) and np.dtype(tree.dtype).name in FILE_TYPES:
+    if (isinstance(tree, np.ndarray) or _front_end_of(tree)) and np.dtype(tree.dtype).name in FILE_TYPES:
         return copy(tree)
     type_name = type(tree).__name__
     if hasattr(tree, "dtype"):
@@ -46,7 +66,7 @@ def checked(tree: Any, where: str, copy: Callable[[Any], Any] = np.array) -> Any
 
 
 def encode(tree: Any) -> Tuple[List[Tuple[str, str, Tuple[int, ...], Any]], Dict[str, str]]:
-    """(tensors, metadata) for files.write_part. Waits for MXNet's arrays."""
+    """(tensors, metadata) for files.write_part. Waits for a front end's arrays."""
     tensors: List[Tuple[str, str, Tuple[int, ...], Any]] = []
 
     def walk(value: Any) -> Any:
@@ -56,10 +76,10 @@ def encode(tree: Any) -> Tuple[List[Tuple[str, str, Tuple[int, ...], Any]], Dict
             return {type(value).__name__: [walk(item) for item in value]}
         if isinstance(value, dict):
             return {"dict": [[key, walk(item)] for key, item in value.items()]}
-        kind = "numpy"
-        if _is_mxnet(value):
-            kind = "mxnet." + value.stype
-            value = value.asnumpy()
+        kind, front_end = "numpy", _front_end_of(value)
+        if front_end is not None:
+            kind = "%s.%s" % (front_end, _kinds[front_end].variant(value))
+            value = _kinds[front_end].to_numpy(value)
         array = np.ascontiguousarray(value).reshape(value.shape)
         name = "array.%d" % len(tensors)
         tensors.append((name, array.dtype.name, array.shape, array))
@@ -80,22 +100,14 @@ def decode(tensors: Dict[str, Any], metadata: Dict[str, str]) -> Any:
         if kind in ("list", "tuple"):
             return {"list": list, "tuple": tuple}[kind](walk(item) for item in content)
         name, array_kind = content
-        return to_mxnet(tensors[name], array_kind[6:]) if array_kind.startswith("mxnet.") else tensors[name]
+        front_end, _, variant = array_kind.partition(".")
+        if front_end == "numpy":
+            return tensors[name]
+        if front_end not in _kinds:
+            raise ValueError("it holds arrays of %s: import p3 and %s before resume()" % (front_end, front_end))
+        return _kinds[front_end].from_numpy(tensors[name], variant)
 
     try:
         return walk(json.loads(metadata["tree"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("the part of a worker holds no values: %s: %s" % (type(error).__name__, error)) from None
-
-
-def _is_mxnet(value: Any) -> bool:
-    mxnet = sys.modules.get("mxnet")
-    return mxnet is not None and isinstance(value, mxnet.nd.NDArray)
-
-
-def to_mxnet(array: np.ndarray, stype: str = "default") -> Any:
-    import mxnet as mx
-
-    with mx.util.np_shape(True):  # or MXNet takes a length of 0, and the empty shape, for "not known yet"
-        made = mx.nd.array(array, dtype=array.dtype)
-    return made if stype == "default" else made.tostype(stype)

@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 from p3._kernels import NativeOptimizer, use_avx2
-
-from p3.server.optimizers import NotOnServer, describe, validate
+from p3.server.optimizers import validate
 
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed: pip install mxnet==1.9.1", allow_module_level=True)
 import mxnet as mx
 from optimizer_cases import OPTIMIZERS, Native, Reference
+from p3.mxnet.optimizers import NotOnServer, describe
 
 STEPS = 50
 VARIANTS = {

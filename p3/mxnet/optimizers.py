@@ -1,0 +1,149 @@
+"""MXNet's optimizers for the servers: their descriptions (p3/server/optimizers.py), and the numbers of each push."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Tuple
+
+import mxnet as mx
+
+from p3.server.optimizers import FIELDS, validate
+
+# MXNet's class -> our algorithm.
+_NATIVE = {
+    "SGD": "sgd",
+    "ccSGD": "sgd",
+    "NAG": "nag",
+    "Adam": "adam",
+    "AdaGrad": "adagrad",
+    "RMSProp": "rmsprop",
+    "Signum": "signum",
+    "FTML": "ftml",
+    "Ftrl": "ftrl",
+    "AdaDelta": "adadelta",
+    "Adamax": "adamax",
+    "Nadam": "nadam",
+    "DCASGD": "dcasgd",
+    "Test": "test",
+}
+# Where MXNet asks clip_gradient "is not None", and elsewhere whether it is true: these clip to 0.
+_CLIP_TO_ZERO = ("adagrad", "adadelta", "adamax", "nadam", "dcasgd")
+
+# Why the others of MXNet's registry stay on the workers.
+_NOT_NATIVE = {
+    "LAMB": "LAMB needs whole tensors, and a server has only slices",
+    "LARS": "LARS needs whole tensors, and a server has only slices",
+    "LBSGD": "LBSGD needs whole tensors, and a server has only slices",
+    "GroupAdaGrad": "GroupAdaGrad needs whole rows, and a slice may end within one",
+    "SGLD": "SGLD draws random numbers from MXNet's generator; seed it alike on every worker, or their weights drift "
+    "apart",
+}
+
+
+class NotOnServer(Exception):
+    """This optimizer must run on the workers; the text says why."""
+
+
+def describe(optimizer: Any) -> Dict[str, Any]:
+    """The description of an `mx.optimizer.Optimizer` that the servers run natively.
+
+    Raises NotOnServer for any other. The class must match exactly: a subclass may override `update`.
+    """
+    algorithm = _algorithm(optimizer)
+    description: Dict[str, Any] = {"name": algorithm}
+    for field in FIELDS[algorithm]:
+        if field == "multi_precision":
+            description[field] = bool(optimizer.multi_precision)
+        elif field == "clip_gradient":
+            description[field] = _clip_gradient(optimizer, algorithm)
+        elif field == "clip_weights":
+            description[field] = _bound(optimizer.clip_weights)
+        else:
+            attribute = "float_stable_eps" if (algorithm, field) == ("adagrad", "epsilon") else field
+            description[field] = float(getattr(optimizer, attribute))
+    try:
+        validate(description)
+    except ValueError as error:
+        raise NotOnServer(str(error)) from None
+    return description
+
+
+def round_scalars(optimizer: Any, index: Any) -> Tuple[float, float, float, float, float]:
+    """(lr, wd, rescale, updates, schedule) of the next update of key `index`, as `optimizer.update` computes them.
+
+    Counts the update, so call it exactly once for each round of a key. The bias corrections of Adam and Adamax are in
+    lr; `updates` and `schedule` are in p3/optimizer.h.
+    """
+    algorithm = _algorithm(optimizer)
+    optimizer._update_count(index)
+    updates = optimizer._index_update_count[index]
+    lr, schedule = optimizer._get_lr(index), 1.0
+    if algorithm == "adam":
+        lr *= math.sqrt(1.0 - optimizer.beta2**updates) / (1.0 - optimizer.beta1**updates)
+    elif algorithm == "adamax":
+        lr /= 1.0 - optimizer.beta1**updates
+    elif algorithm == "nadam":
+        # As in MXNet, every update of any parameter counts; so it is kept in the optimizer.
+        optimizer.m_schedule *= _nadam_momentum(optimizer, updates)
+        schedule = optimizer.m_schedule
+    if algorithm not in ("ftml", "nadam"):
+        updates = 0  # all workers must send the same, so nothing is sent that no server reads
+    wd, rescale = optimizer._get_wd(index), optimizer.rescale_grad
+    return float(lr), float(wd), float(rescale), float(updates), float(schedule)
+
+
+def begin_behind(optimizer: Any, index: Any, updates: int) -> None:
+    """As if so many updates of key `index` had been counted already."""
+    if updates <= 0:
+        return
+    optimizer._index_update_count[index] = updates
+    optimizer.num_update = max(optimizer.num_update, updates)
+    if _algorithm(optimizer) == "nadam":
+        for update in range(1, updates + 1):
+            optimizer.m_schedule *= _nadam_momentum(optimizer, update)
+
+
+def _nadam_momentum(optimizer: Any, updates: int) -> float:
+    return optimizer.beta1 * (1.0 - 0.5 * 0.96 ** (updates * optimizer.schedule_decay))
+
+
+def updates_rows_alone(optimizer: Any, dtype: Any) -> bool:
+    """Whether MXNet updates only the rows that a row_sparse gradient has: its lazy update. Others need every row.
+
+    AdaGrad's decays them alone too, where MXNet's operator knows no decay.
+    """
+    kind = type(optimizer)
+    if kind is mx.optimizer.AdaGrad:
+        return True
+    if kind not in (mx.optimizer.SGD, mx.optimizer.Adam) or not optimizer.lazy_update:
+        return False
+    # MXNet's operator for a float16 weight with a float32 master copy updates all rows.
+    has_master = optimizer.multi_precision and str(getattr(dtype, "__name__", dtype)) == "float16"
+    return not (kind is mx.optimizer.SGD and has_master)
+
+
+def _algorithm(optimizer: Any) -> str:
+    kind = type(optimizer)
+    if not kind.__module__.startswith("mxnet.optimizer"):
+        raise NotOnServer(f"{kind.__name__} is user-defined")
+    if kind.__name__ in _NOT_NATIVE:
+        raise NotOnServer(_NOT_NATIVE[kind.__name__])
+    if kind.__name__ not in _NATIVE or kind is not getattr(mx.optimizer, kind.__name__):
+        raise NotOnServer(f"the servers have no {kind.__name__}, only {', '.join(sorted(_NATIVE))}")
+    if kind is mx.optimizer.Signum and optimizer.momentum == 0 and optimizer.wd_lh:
+        raise NotOnServer("Signum without momentum has no wd_lh in MXNet; set wd instead")
+    return "rmsprop_centered" if kind is mx.optimizer.RMSProp and optimizer.centered else _NATIVE[kind.__name__]
+
+
+def _clip_gradient(optimizer: Any, algorithm: str) -> float:
+    clip = None if algorithm == "test" else optimizer.clip_gradient  # Test clips nothing
+    if clip is not None and algorithm in _CLIP_TO_ZERO:
+        if clip < 0:
+            raise NotOnServer(f"{type(optimizer).__name__} with clip_gradient {clip} has no sensible meaning")
+        return float(clip)
+    return _bound(clip)
+
+
+def _bound(clip: Any) -> float:
+    """None and 0 are no clipping for MXNet, as negative numbers are."""
+    return float(clip) if clip else -1.0
