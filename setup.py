@@ -1,5 +1,6 @@
 """Builds the C++ core with CMake and the Cython extensions on top of it.
 
+The core is one shared library, libp3core.so in the package's folder, so that all extensions of a process share one.
 Everything declarative is in pyproject.toml; this file holds only what it cannot say.
 """
 
@@ -7,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from glob import glob
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -16,52 +18,56 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
+# One folder for every build, the C++ tests' included: what is compiled already is not compiled again.
+BUILD = ROOT / "build" / "core"
+CORE = "libp3core.so"
+
+
 class BuildWithCore(build_ext):
-    """Builds libp3core.a first, then links each extension with it."""
+    """Builds the C++ libraries first, then links the extensions with them."""
+
+    def run(self):
+        super().run()
+        package = ROOT / "p3" if self.inplace else Path(self.build_lib) / "p3"
+        self.copy_file(str(BUILD / CORE), str(package / CORE))
 
     def build_extensions(self):
-        # One folder for every build, the C++ tests' included: what is compiled already is not compiled again.
-        core = ROOT / "build" / "core"
-        self._build_core(core)
-        for extension in self.extensions:
-            extension.extra_objects = [str(core / "libp3core.a"), *(core / "links").read_text().split()]
-            extension.depends = [*extension.depends, str(core / "libp3core.a")]
-        super().build_extensions()
-
-    def _build_core(self, build_dir: Path) -> None:
         cmake = shutil.which("cmake")
         if cmake is None:
             sys.exit("P3: cmake was not found. Install it with: pip install cmake ninja")
-        configure = [cmake, "-S", str(ROOT), "-B", str(build_dir), "-DP3_BUILD_TESTS=OFF"]
-        if shutil.which("ninja") and not (build_dir / "Makefile").exists():
+        configure = [cmake, "-S", str(ROOT), "-B", str(BUILD), "-DP3_BUILD_TESTS=OFF"]
+        if shutil.which("ninja") and not (BUILD / "Makefile").exists():
             configure += ["-G", "Ninja"]
         subprocess.run(configure, check=True)
-        subprocess.run([cmake, "--build", str(build_dir), "--parallel", str(os.cpu_count() or 1)], check=True)
+        build = [cmake, "--build", str(BUILD), "--target", "extensions", "--parallel", str(os.cpu_count() or 1)]
+        subprocess.run(build, check=True)
+        super().build_extensions()
 
 
-def sources_in(folder: str):
-    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob("*.cc"))]
-
-
-def extension(name: str, *sources: str) -> Extension:
-    headers = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "include" / "p3").glob("*.h"))]
+def extension(name: str, *libraries: str) -> Extension:
+    """`libraries`: of its own, before the core's."""
+    source = name.replace(".", "/")
+    links = [str(BUILD / library) for library in (*libraries, CORE)]
+    to_package = "/".join(["$ORIGIN", *[".."] * (name.count(".") - 1)])
     return Extension(
         name,
-        sources=list(sources),
+        sources=[source + ".pyx"],
         include_dirs=["include", "src"],
         language="c++",
         extra_compile_args=["-std=c++17", "-O2", "-ffp-contract=off"],
-        extra_link_args=["-pthread"],
+        extra_objects=links,
+        extra_link_args=["-pthread", "-Wl,-rpath," + to_package],
         libraries=["dl"],
-        depends=headers,
+        depends=[*links, *glob("include/p3/*.h"), *glob("src/binding/*.h"), *glob(os.path.dirname(source) + "/*.h")],
     )
 
 
 setup(
     ext_modules=cythonize(
         [
-            extension("p3._kernels", "p3/_kernels.pyx"),
-            extension("p3._core", "p3/_core.pyx", *sources_in("p3/mxnet")),
+            extension("p3._core"),
+            extension("p3._kernels"),
+            extension("p3.mxnet._mxnet", "libp3mxnet.a"),
         ],
         compiler_directives={"language_level": 3, "binding": True, "embedsignature": True},
     ),

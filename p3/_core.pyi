@@ -7,6 +7,8 @@ while in C++ and may be made from any thread. Errors of use are `ValueError`; a 
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from p3.key_plan import KeyPlan
+
 DTYPES: dict  # {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
 DTYPE_NAMES: dict  # the same the other way round
 
@@ -86,15 +88,8 @@ class P3Worker:
     def declare(self, name: str, elements: int, dtype: int, compression: Optional[dict] = None) -> int: ...
     # A key of rows, each of `row_elements`: the methods whose names end in _rows are for such keys, and no others.
     def declare_rows(self, name: str, rows: int, row_elements: int, dtype: int) -> int: ...
-    def agree(
-        self,
-        key: int,
-        wire_key: int,
-        first_slice: int,
-        slice_elements: int,
-        partitions: int = 0,  # of a key of rows
-        catches_up: bool = False,
-    ) -> None: ...
+    # ValueError unless the plan fits the declaration.
+    def agree(self, key: int, plan: KeyPlan, catches_up: bool = False) -> None: ...
     def init(self, key: int, value: Optional[Any], landing: Any, priority: int = 0) -> Operation: ...
     # `scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars).
     def push(
@@ -120,19 +115,10 @@ class P3Worker:
     # `part` 0 is the value; others as for fetch().
     def fetch_rows(self, key: int, part: int, ids: Any, landing: Any, priority: int = 0) -> Operation: ...
     def store_rows(self, key: int, part: int, ids: Any, content: Any) -> Operation: ...
-    # Another plan for the rounds after rank 0's next push; every worker takes over rows first_row .. + rows. The
-    # Operation is done when the key has gone over; never if it does not come to that.
-    def move_rows(
-        self,
-        key: int,
-        wire_key: int,
-        first_slice: int,
-        slice_elements: int,
-        partitions: int,
-        parts: Sequence[int],  # of state_parts()
-        first_row: int,
-        rows: int,
-    ) -> Operation: ...
+    # Another plan for the rounds after rank 0's next push; every worker takes over rows first_row .. + rows. The Operation is
+    # done when the key has gone over; never if it does not come to that.
+    # `parts`: of state_parts().
+    def move_rows(self, key: int, plan: KeyPlan, parts: Sequence[int], first_row: int, rows: int) -> Operation: ...
     # How gradients travel from the next push on: as blocks of all rows with a bitmap, or as the rows touched.
     def route_rows(self, key: int, as_slices: bool) -> None: ...
     def choose_route(self, key: int, pushes: int) -> None: ...  # by the bytes, before each round; alike on all workers
@@ -143,9 +129,9 @@ class P3Worker:
     def capture(self, key: int, snapshot: int, residual: Optional[Any] = None) -> Operation: ...
     def keeps_residual(self, key: int) -> bool: ...
     def restore_residual(self, key: int, residual: Any) -> None: ...  # before the key's first push; copied at once
-    # Of the last capture: wire_key, first_slice, slice_elements, row_elements, partitions. None if there was none. A
-    # key of rows that moves to other partitions has another one afterwards, also another wire_key.
-    def captured_plan(self, key: int) -> Optional[dict]: ...
+    # Of the last capture; None if there was none. A key of rows that moves to other partitions has another one then,
+    # also another wire_key.
+    def captured_plan(self, key: int) -> Optional[KeyPlan]: ...
     def fail(self, text: str) -> None: ...  # first failure wins; told to every server
     @property
     def error(self) -> Optional[P3Error]: ...
@@ -195,32 +181,11 @@ class P3Server:
         self, worker: int, fd: int, *, ring: Sequence[int] = (), tls: Optional[Tls] = None
     ) -> None: ...
     def start(self) -> None: ...
-    def define(
-        self,
-        wire_key: int,
-        name: str,
-        elements: int,
-        dtype: int,
-        first_slice: int,
-        slice_elements: int,
-        store: int = 0,
-        row_elements: int = 0,  # 0: a dense key
-        partitions: int = 0,
-    ) -> None: ...
-    # Another plan of a key of rows, which fills it from the workers (move_rows); and the end of the one before.
-    def define_successor(
-        self,
-        predecessor: int,  # wire key
-        wire_key: int,
-        elements: int,
-        dtype: int,
-        first_slice: int,
-        slice_elements: int,
-        row_elements: int,
-        partitions: int,
-    ) -> None: ...
+    def define(self, plan: KeyPlan, name: str, store: int = 0) -> None: ...
+    # Another plan of a key of rows, which fills it from the workers (move_rows); and the end of the one before, by wire key.
+    def define_successor(self, plan: KeyPlan, predecessor: int) -> None: ...
     def drop(self, wire_key: int) -> None: ...
-    # `description` as made by p3.server.optimizers.describe(): {"name": "sgd", "momentum": 0.9, ...}
+    # `description` as p3.server.optimizers has them: {"name": "sgd", "momentum": 0.9, ...}
     def set_optimizer(self, store: int, description: dict) -> None: ...
     # Both before the store's first define(); the description as P3Worker.declare's, the reduction "sum" or "average".
     def set_compression(self, store: int, description: dict) -> None: ...

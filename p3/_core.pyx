@@ -3,25 +3,17 @@
 
 This file converts, checks and releases the GIL; it decides nothing. Each buffer view is held until the core is done
 with the memory: an Operation that is dropped early lives on in its worker until then.
-
-Every function from C++ says `except +`, or `noexcept` where it has nothing that could fail: an exception that Cython was
-not told of ends the process.
 """
 
 from cpython.buffer cimport (
-    PyBUF_ANY_CONTIGUOUS, PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo,
-    PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
+    PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.ref cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libcpp cimport bool as cbool
-from libcpp.memory cimport make_shared, shared_ptr, unique_ptr
-from libcpp.string cimport string
-from libcpp.utility cimport move, pair
-from libcpp.vector cimport vector
+from libcpp.memory cimport make_shared
+from libcpp.utility cimport move
 
-include "_optimizer_spec.pxi"
+from p3.key_plan import KeyPlan
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
 DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
@@ -33,436 +25,6 @@ class P3Error(RuntimeError):
     def __init__(self, text, kind="remote"):
         super().__init__(text)
         self.kind = kind
-
-
-cdef extern from "p3/worker.h" namespace "p3" nogil:
-    cdef cppclass Done "p3::Worker::Done":
-        pass
-    cdef cppclass RowsDone "p3::Worker::RowsDone":
-        pass
-    cdef cppclass optional_error "std::optional<p3::Error>":
-        pass
-
-
-cdef extern from "p3/node.h" namespace "p3" nogil:
-    cdef cppclass NodeOptions:
-        string label
-        cbool checksums
-        double heartbeat_s
-        double timeout_s
-    cdef cppclass Traffic:
-        uint64_t bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices
-        uint64_t held_bytes, peak_held_bytes
-        double queued_s
-    cdef cppclass Counters:
-        Traffic traffic, local
-        uint64_t rounds, received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes
-
-
-cdef extern from "p3/compression.h" namespace "p3" nogil:
-    cdef cppclass Compression:
-        Compression() noexcept
-
-
-cdef extern from "p3/server.h" namespace "p3" nogil:
-    cdef cppclass ServerOptions:
-        pass
-
-
-cdef extern from "p3/tls_stream.h" namespace "p3" nogil:
-    cdef cppclass TlsStream
-
-
-cdef extern from "p3/stream.h" namespace "p3" nogil:
-    cdef cppclass Stream:
-        int read_fd() noexcept
-        int write_fd() noexcept
-
-
-cdef extern from "p3/captured.h" namespace "p3" nogil:
-    shared_ptr[char] new_bytes(size_t) except +
-    cdef cppclass CapturedArray:
-        uint32_t wire_key, slice
-        uint8_t part
-        DType dtype
-        uint64_t elements
-        shared_ptr[char] data
-
-
-cdef extern from *:
-    """
-    #include <chrono>
-    #include <condition_variable>
-    #include <deque>
-    #include <memory>
-    #include <mutex>
-    #include <optional>
-    #include <string>
-
-    #include "p3/error.h"
-    #include "p3/machines.h"
-    #include "p3/ring_stream.h"
-    #include "p3/server.h"
-    #include "p3/socket_stream.h"
-    #include "p3/tls_stream.h"
-    #include "p3/trace.h"
-    #include "p3/worker.h"
-
-    namespace {
-
-    PyObject* p3_error_type = nullptr;
-
-    const char* kind_name(p3::ErrorKind kind) {
-      switch (kind) {
-        case p3::ErrorKind::kUsage: return "usage";
-        case p3::ErrorKind::kDisagreement: return "disagreement";
-        case p3::ErrorKind::kPeerLost: return "peer_lost";
-        case p3::ErrorKind::kPeerSilent: return "peer_silent";
-        case p3::ErrorKind::kProtocol: return "protocol";
-        case p3::ErrorKind::kRemote: return "remote";
-        case p3::ErrorKind::kStopped: return "stopped";
-      }
-      return "unknown";
-    }
-
-    PyObject* new_p3_error(const p3::Error& error) {
-      // Texts can come from other nodes: whatever their bytes, they become a string.
-      PyObject* text = PyUnicode_DecodeUTF8(error.what(), static_cast<Py_ssize_t>(strlen(error.what())), "replace");
-      if (text == nullptr) return nullptr;
-      PyObject* made = PyObject_CallFunction(p3_error_type, "Os", text, kind_name(error.kind()));
-      Py_DECREF(text);
-      return made;
-    }
-
-    // The one place where the core's exceptions become Python's. Called with the GIL held.
-    void raise_as_python() {
-      try {
-        throw;
-      } catch (const p3::Error& error) {
-        if (error.kind() == p3::ErrorKind::kUsage) {
-          PyErr_SetString(PyExc_ValueError, error.what());
-        } else if (PyObject* made = new_p3_error(error)) {
-          PyErr_SetObject(p3_error_type, made);
-          Py_DECREF(made);
-        }
-      } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
-      } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-      }
-    }
-
-    PyObject* error_or_none(const std::optional<p3::Error>& error) {
-      if (error) return new_p3_error(*error);
-      Py_RETURN_NONE;
-    }
-
-    // How a Python thread waits for a `Done`.
-    class Completion {
-     public:
-      static p3::Worker::Done done_of(std::shared_ptr<Completion> self) {
-        return [self](const p3::Error* error, bool updated) {
-          {
-            std::lock_guard<std::mutex> lock(self->mutex_);
-            self->done_ = true;
-            self->updated_ = updated;
-            if (error != nullptr) self->error_ = *error;
-          }
-          self->changed_.notify_all();
-        };
-      }
-      // Of an operation on rows: also keeps which rows have changed.
-      static p3::Worker::RowsDone rows_done_of(std::shared_ptr<Completion> self) {
-        return [self](const p3::Error* error, const p3::RowsView& changed) {
-          self->changed_rows_.assign(changed.ids, changed.ids + changed.count);  // before anybody may look
-          done_of(self)(error, true);
-        };
-      }
-      bool done() const {
-        std::lock_guard<std::mutex> lock(mutex_);
-        return done_;
-      }
-      // Once it is done.
-      const std::vector<int64_t>& changed_rows() const { return changed_rows_; }
-      bool updated() const {
-        std::lock_guard<std::mutex> lock(mutex_);
-        return updated_;
-      }
-      // False after timeout_s. Throws the operation's error.
-      bool wait(double timeout_s) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        const bool in_time =
-            changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
-        if (error_) throw *error_;
-        return in_time;
-      }
-
-     private:
-      mutable std::mutex mutex_;
-      std::condition_variable changed_;
-      bool done_ = false;
-      bool updated_ = false;
-      std::vector<int64_t> changed_rows_;
-      std::optional<p3::Error> error_;
-    };
-
-    // How a Python thread waits for whichever of many operations completes next.
-    class Completions {
-     public:
-      static p3::Worker::Done done_of(std::shared_ptr<Completions> self, int64_t token) {
-        return [self, token](const p3::Error* error, bool updated) {
-          {
-            std::lock_guard<std::mutex> lock(self->mutex_);
-            self->done_.push_back({token, updated});
-            if (error != nullptr && !self->error_) self->error_ = *error;
-          }
-          self->changed_.notify_all();
-        };
-      }
-      // {token, updated}, or {-1, false} after timeout_s. Throws the first error of any operation.
-      std::pair<int64_t, bool> next(double timeout_s) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return !done_.empty(); });
-        if (error_) throw *error_;
-        if (done_.empty()) return {-1, false};
-        const auto result = done_.front();
-        done_.pop_front();
-        return result;
-      }
-
-     private:
-      std::mutex mutex_;
-      std::condition_variable changed_;
-      std::deque<std::pair<int64_t, bool>> done_;
-      std::optional<p3::Error> error_;
-    };
-
-    // The core's end of a van: a TLS connection, a bare socket, or shared memory that a socket keeps watch over.
-    std::unique_ptr<p3::Stream> stream_of(int fd, int notsent_low_water_bytes, const std::vector<int>& ring,
-                                          bool is_maker, p3::TlsStream* tls) {
-      if (tls != nullptr) return std::unique_ptr<p3::Stream>(tls);
-      if (ring.empty()) return std::make_unique<p3::SocketStream>(fd, notsent_low_water_bytes);
-      p3::RingStream::Descriptors descriptors;
-      if (ring.size() != descriptors.size())
-        throw p3::Error(p3::ErrorKind::kUsage, "a ring has " + std::to_string(descriptors.size()) + " descriptors");
-      std::copy(ring.begin(), ring.end(), descriptors.begin());
-      return std::make_unique<p3::RingStream>(fd, descriptors, is_maker);
-    }
-
-    std::vector<int> make_ring_descriptors(size_t bytes_each_way) {
-      const auto made = p3::RingStream::make(bytes_each_way);
-      return {made.begin(), made.end()};
-    }
-
-    p3::Compression compression_of(const std::string& type, double threshold) {
-      p3::Compression compression;
-      if (type == "2bit") {
-        compression.encoding = p3::Encoding::kTwoBit;
-        compression.threshold = static_cast<float>(threshold);
-      } else if (type == "fp16") {
-        compression.encoding = p3::Encoding::kFloat16;
-      } else {
-        throw p3::Error(p3::ErrorKind::kUsage, "compression: there is no type '" + type + "'");
-      }
-      return compression;
-    }
-
-    p3::Worker::MoveDone moved(std::shared_ptr<Completion> completion) {
-      return [done = Completion::done_of(completion)](uint32_t) { done(nullptr, true); };
-    }
-
-    // The parts of a value of that type and of the state that the optimizer keeps for it.
-    std::vector<uint8_t> parts_of(const p3::OptimizerSpec& spec, p3::DType dtype) {
-      const auto optimizer = p3::Optimizer::make(spec);
-      std::vector<uint8_t> parts{0};
-      for (int i = 1; i <= optimizer->state_count(); ++i) parts.push_back(static_cast<uint8_t>(i));
-      if (optimizer->needs_master(dtype)) parts.push_back(p3::kMaster);
-      return parts;
-    }
-
-    // False if the key was never captured.
-    bool captured_plan_of(const p3::Worker& worker, int key, p3::KeyPlan* plan) {
-      const auto captured = worker.captured_plan(key);
-      if (captured) *plan = *captured;
-      return captured.has_value();
-    }
-
-    template <typename Node>
-    void fail_node(Node& node, const std::string& text) {
-      node.fail(p3::Error(p3::ErrorKind::kRemote, text));
-    }
-
-    p3::NodeOptions traced(p3::NodeOptions options, int fd) {
-      if (fd >= 0) options.trace = std::make_shared<p3::Recorder>(fd);
-      return options;
-    }
-
-    p3::ServerOptions server_options(p3::NodeOptions node, bool by_arrival, int threads,
-                                     const std::vector<int>& machines, bool local_aggregation, bool outlives_workers) {
-      p3::ServerOptions options;
-      options.node = std::move(node);
-      options.sum_order = by_arrival ? p3::SumOrder::kArrival : p3::SumOrder::kRank;
-      options.threads = threads;
-      options.machines = p3::Machines(machines);
-      options.local_aggregation = local_aggregation;
-      options.outlives_workers = outlives_workers;
-      return options;
-    }
-
-    }  // namespace
-    """
-    PyObject* p3_error_type
-    void raise_as_python() noexcept
-    object error_or_none(const optional_error&) except +raise_as_python
-    cppclass Completion:
-        @staticmethod
-        Done done_of(shared_ptr[Completion]) except +raise_as_python nogil
-        @staticmethod
-        RowsDone rows_done_of(shared_ptr[Completion]) except +raise_as_python nogil
-        cbool done() noexcept nogil
-        const vector[int64_t]& changed_rows() noexcept nogil
-        cbool updated() noexcept nogil
-        cbool wait(double) except +raise_as_python nogil
-    cppclass CCompletions "Completions":
-        @staticmethod
-        Done done_of(shared_ptr[CCompletions], int64_t) except +raise_as_python nogil
-        pair[int64_t, cbool] next(double) except +raise_as_python nogil
-    Compression compression_of(const string&, double) except +raise_as_python
-    cdef cppclass MoveDone "p3::Worker::MoveDone":
-        pass
-    MoveDone moved(shared_ptr[Completion]) except +raise_as_python nogil
-    cbool captured_plan_of(const Worker&, int, KeyPlan*) except +raise_as_python
-    vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
-    unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool, TlsStream*) except +raise_as_python
-    vector[int] make_ring_descriptors(size_t) except +raise_as_python
-    NodeOptions traced(NodeOptions, int) except +raise_as_python
-    ServerOptions server_options(
-        NodeOptions, cbool, int, const vector[int]&, cbool, cbool
-    ) except +raise_as_python
-
-
-cdef extern from "p3/dtype.h" namespace "p3" nogil:
-    cdef enum class DType(unsigned char):
-        pass
-    size_t size_of(DType) noexcept
-    DType sum_type(DType) noexcept
-
-
-cdef extern from "p3/optimizer.h" namespace "p3" nogil:
-    cdef cppclass RoundScalars:
-        double lr, wd, rescale, updates, schedule
-
-
-cdef extern from "p3/slicing.h" namespace "p3" nogil:
-    cdef cppclass KeyPlan:
-        uint32_t wire_key
-        DType dtype
-        uint64_t elements
-        uint32_t slice_elements
-        uint64_t first_slice
-        uint32_t row_elements, partitions
-    uint32_t core_slice_count "p3::slice_count"(const KeyPlan&) noexcept
-
-
-cdef extern from "p3/rows.h" namespace "p3" nogil:
-    cdef cppclass RowRange:
-        uint64_t first
-        uint64_t count
-    cdef cppclass RowsView:
-        const int64_t* ids
-        uint64_t count
-        const void* values
-
-
-cdef extern from "p3/lateness.h" namespace "p3" nogil:
-    cdef cppclass Late:
-        int worker
-        cbool of_machine
-        string key
-        uint64_t round
-        double waited_s
-        int waiting
-
-
-cdef extern from "p3/worker.h" namespace "p3" nogil:
-    cdef cppclass KeyCounters:
-        uint64_t rounds
-        double completed_s, waited_s, longest_wait_s
-        cbool as_slices
-        uint64_t own_rows, pushed_rows, touched_rows, row_bytes_sent, row_bytes_received
-    cdef cppclass Worker:
-        Worker(int, int, NodeOptions) except +raise_as_python
-        void add_server(int, unique_ptr[Stream], string) except +raise_as_python
-        void add_local(int, unique_ptr[Stream], string) except +raise_as_python
-        void add_watch(unique_ptr[Stream], string) except +raise_as_python
-        void start() except +raise_as_python
-        int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
-        void agree(int, const KeyPlan&, cbool) except +raise_as_python
-        void init(int, const void*, void*, int32_t, Done) except +raise_as_python
-        void push(int, const void*, void*, int32_t, const RoundScalars&, Done) except +raise_as_python
-        void skip(int, void*, int32_t, Done) except +raise_as_python
-        void fetch(int, uint8_t, void*, Done) except +raise_as_python
-        void store(int, uint8_t, const void*, Done) except +raise_as_python
-        int declare_rows(string, uint64_t, uint64_t, DType) except +raise_as_python
-        void init_rows(int, const void*, void*, int32_t, Done) except +raise_as_python
-        void push_rows(int, const RowsView&, void*, int32_t, const RoundScalars&, RowsDone) except +raise_as_python
-        void skip_rows(int, void*, int32_t, Done) except +raise_as_python
-        void fetch_rows(int, uint8_t, const int64_t*, uint64_t, void*, int32_t, Done) except +raise_as_python
-        void store_rows(int, uint8_t, const RowsView&, Done) except +raise_as_python
-        void choose_route(int, int) except +raise_as_python
-        void move_rows(int, const KeyPlan&, vector[uint8_t], const RowRange&, MoveDone) except +raise_as_python
-        void route_rows(int, cbool) except +raise_as_python
-        void capture(int, uint64_t, float*, Done) except +raise_as_python
-        cbool keeps_residual(int) except +raise_as_python
-        void restore_residual(int, const float*) except +raise_as_python
-        optional_error error() except +raise_as_python
-        int event_fd() noexcept
-        Counters counters() except +raise_as_python
-        vector[Late] late() except +raise_as_python
-        Traffic traffic_with(int) except +raise_as_python
-        KeyCounters key_counters(int) except +raise_as_python
-        void mark_stall(int, int64_t, int64_t) except +raise_as_python
-        cbool close(double) except +raise_as_python
-        void abandon_after_fork() noexcept
-    void fail_worker "fail_node"(Worker&, const string&) except +raise_as_python
-
-
-cdef extern from "p3/server.h" namespace "p3" nogil:
-    cdef cppclass Pushed "p3::LostWorker::Pushed":
-        uint32_t wire_key
-        uint64_t round
-
-    cdef cppclass LostWorker:
-        string problem
-        vector[Pushed] pushed
-
-    cdef cppclass Server:
-        Server(int, int, int, ServerOptions) except +raise_as_python
-        void add_worker(int, unique_ptr[Stream], string) except +raise_as_python
-        void add_watch(unique_ptr[Stream], string) except +raise_as_python
-        void start() except +raise_as_python
-        void define(const KeyPlan&, string, int) except +raise_as_python
-        void define_successor(const KeyPlan&, uint32_t) except +raise_as_python
-        void drop(uint32_t) except +raise_as_python
-        void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
-        void set_compression(int, const Compression&) except +raise_as_python
-        void set_average(int, cbool) except +raise_as_python
-        LostWorker lose_worker(int) except +raise_as_python
-        void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
-        void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
-        optional_error error() except +raise_as_python
-        int event_fd() noexcept
-        cbool finished() noexcept
-        vector[CapturedArray] take_captured(uint64_t) except +raise_as_python
-        Counters counters() except +raise_as_python
-        vector[Late] late() except +raise_as_python
-        vector[double] mean_lateness_s() except +raise_as_python
-        void stop() except +raise_as_python
-        void abandon_after_fork() noexcept
-    void fail_server "fail_node"(Server&, const string&) except +raise_as_python
-
-
-p3_error_type = <PyObject*>P3Error  # the module keeps it alive
 
 
 cdef string utf8(text) except *:
@@ -480,19 +42,20 @@ cdef NodeOptions node_options(label, double heartbeat_s, double timeout_s, int t
     return traced(options, trace_fd)
 
 
-cdef KeyPlan key_plan(uint32_t wire_key, uint64_t elements, int dtype, uint64_t first_slice, uint32_t slice_elements,
-                      uint32_t row_elements=0, uint32_t partitions=0) except *:
-    if slice_elements == 0:
+cdef CKeyPlan key_plan(plan) except *:
+    if plan.dtype not in DTYPES:
+        raise ValueError(f"{plan.dtype!r} is no element type; DTYPES lists them")
+    if plan.slice_elements == 0:
         raise ValueError("slice_elements must be at least 1")
-    cdef KeyPlan plan
-    plan.wire_key = wire_key
-    plan.dtype = dtype_of(dtype)
-    plan.elements = elements
-    plan.slice_elements = slice_elements
-    plan.first_slice = first_slice
-    plan.row_elements = row_elements
-    plan.partitions = partitions
-    return plan
+    cdef CKeyPlan core_plan
+    core_plan.wire_key = plan.wire_key
+    core_plan.dtype = dtype_of(DTYPES[plan.dtype])
+    core_plan.elements = plan.elements
+    core_plan.slice_elements = plan.slice_elements
+    core_plan.first_slice = plan.first_slice
+    core_plan.row_elements = plan.row_elements
+    core_plan.partitions = plan.partitions
+    return core_plan
 
 
 NO_SCALARS = (0.0, 0.0, 1.0, 0.0, 1.0)  # where the servers only sum
@@ -509,6 +72,51 @@ cdef DType dtype_of(int code) except *:
     if not 0 <= code <= 6:
         raise ValueError(f"{code} is no element type; DTYPES lists them")
     return <DType>code
+
+
+# The values of the C++ enumeration.
+cdef dict _ALGORITHMS = {
+    "sgd": 0,
+    "nag": 1,
+    "adam": 2,
+    "adagrad": 3,
+    "rmsprop": 4,
+    "rmsprop_centered": 5,
+    "signum": 6,
+    "ftml": 7,
+    "ftrl": 8,
+    "adadelta": 9,
+    "adamax": 10,
+    "nadam": 11,
+    "dcasgd": 12,
+    "test": 13,
+}
+
+
+# ValueError, naming the field, unless the description is complete and sensible (p3/server/optimizers.py).
+cdef OptimizerSpec optimizer_spec(description) except *:
+    from p3.server.optimizers import validate
+
+    validate(description)
+    cdef OptimizerSpec spec
+    spec.algorithm = <Algorithm> <unsigned char> _ALGORITHMS[description["name"]]
+    # A field that the algorithm does not have keeps the default of the C++ struct.
+    spec.momentum = description.get("momentum", spec.momentum)
+    spec.beta1 = description.get("beta1", spec.beta1)
+    spec.beta2 = description.get("beta2", spec.beta2)
+    spec.epsilon = description.get("epsilon", spec.epsilon)
+    spec.gamma1 = description.get("gamma1", spec.gamma1)
+    spec.gamma2 = description.get("gamma2", spec.gamma2)
+    spec.rho = description.get("rho", spec.rho)
+    spec.beta = description.get("beta", spec.beta)
+    spec.lamda1 = description.get("lamda1", spec.lamda1)
+    spec.lamda = description.get("lamda", spec.lamda)
+    spec.wd_lh = description.get("wd_lh", spec.wd_lh)
+    spec.schedule_decay = description.get("schedule_decay", spec.schedule_decay)
+    spec.clip_gradient = description["clip_gradient"]
+    spec.clip_weights = description.get("clip_weights", spec.clip_weights)
+    spec.multi_precision = description["multi_precision"]
+    return spec
 
 
 cdef Compression compression_from(description) except *:
@@ -539,12 +147,69 @@ cdef dict traffic_dict(const Traffic& traffic):
     }
 
 
-include "_tls.pxi"
+TLS_BUILT_IN = TlsStream.built_in()
+
+
+cdef class Tls:
+    cdef TlsStream* stream
+    cdef readonly int read_fd, write_fd
+
+    def __cinit__(self, int fd, bytes key not None, cbool connects, *, int notsent_low_water_bytes=131072):
+        self.stream = new TlsStream(fd, notsent_low_water_bytes, key, connects)
+        self.read_fd = self.stream.read_fd()
+        self.write_fd = self.stream.write_fd()
+
+    def __dealloc__(self):
+        del self.stream
+
+    cdef TlsStream* still_here(self) except NULL:
+        if self.stream == NULL:
+            raise ValueError("this TLS connection belongs to the core by now")
+        return self.stream
+
+    def handshake(self):
+        return ("done", "read", "write")[shake_hands(self.still_here()[0])]
+
+    def read(self, int size):
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
+        cdef int64_t moved = read_some(self.still_here()[0], <char*>data, size)
+        if moved == 0:
+            return None
+        return data[:max(moved, 0)]
+
+    def write(self, data):
+        cdef const unsigned char[::1] view = data
+        if view.shape[0] == 0:
+            return 0
+        cdef int64_t moved = write_some(self.still_here()[0], <const char*>&view[0], view.shape[0])
+        if moved < 0:
+            raise BrokenPipeError("the other end has gone")
+        return moved
+
+    def end_writing(self):
+        self.still_here().end_writing()
+
+    def close(self):
+        if self.stream != NULL:
+            self.stream.close()
+
+    @property
+    def writes_in_kernel(self):
+        return self.still_here().writes_in_kernel()
+
+
+# For stream_of(): the core's from here on; null for None.
+cdef TlsStream* released(Tls tls) except? NULL:
+    if tls is None:
+        return NULL
+    cdef TlsStream* stream = tls.still_here()
+    tls.stream = NULL
+    return stream
 
 
 def make_ring(bytes_each_way):
     """Descriptors of new shared memory for one van, to be passed to the other side and to add_server / add_worker."""
-    return list(make_ring_descriptors(bytes_each_way))
+    return list(c_make_ring(bytes_each_way))
 
 
 def state_parts(description, int dtype):
@@ -556,7 +221,7 @@ def state_parts(description, int dtype):
 
 def slice_count(elements, slice_elements):
     """How many slices a key of `elements` has."""
-    return core_slice_count(key_plan(0, elements, 0, 0, slice_elements))
+    return c_slice_count(key_plan(KeyPlan(0, "float32", elements, 0, slice_elements)))
 
 
 cdef check_size(name, size_t nbytes, size_t expected, rows):
@@ -568,10 +233,6 @@ cdef check_size(name, size_t nbytes, size_t expected, rows):
 
 cdef class CoreArray:
     """An array of the core's, which lives as long as this or the core needs it: read it with memoryview or NumPy."""
-
-    cdef shared_ptr[char] data
-    cdef Py_ssize_t elements, itemsize
-    cdef bytes format
 
     @staticmethod
     cdef CoreArray over(shared_ptr[char] data, Py_ssize_t elements, DType dtype):
@@ -595,13 +256,6 @@ cdef class CoreArray:
 
 cdef class Operation:
     """Something under way on one key. Holds its arrays until the core is done with them."""
-
-    cdef shared_ptr[Completion] completion
-    cdef Py_buffer source
-    cdef Py_buffer landing
-    cdef Py_buffer ids
-    cdef cbool holds_source, holds_landing, holds_ids
-    cdef cbool tells_changed
 
     def __cinit__(self):
         self.completion = make_shared[Completion]()
@@ -676,8 +330,6 @@ cdef class Operation:
 cdef class Completions:
     """Where operations given the same one are announced when they complete, in that order."""
 
-    cdef shared_ptr[CCompletions] queue
-
     def __cinit__(self):
         self.queue = make_shared[CCompletions]()
 
@@ -688,16 +340,11 @@ cdef class Completions:
             result = queue.next(timeout_s)
         return None if result.first < 0 else (result.first, result.second)
 
+    cdef Done done_of(self, int64_t token) except *:
+        return CCompletions.done_of(self.queue, token)
+
 
 cdef class P3Worker:
-    cdef Worker* core
-    cdef int rank
-    cdef int notsent_low_water_bytes
-    cdef list unfinished  # operations that the core may still borrow from
-    cdef Py_ssize_t sweep_at
-    # Of each key, by handle: elements, type, bytes, bytes of a state, elements of a row (0: a dense key).
-    cdef list sizes
-
     def __cinit__(self, int rank, int num_servers, label, *, double heartbeat_s=1.0, double timeout_s=10.0,
                   int notsent_low_water_bytes=131072, int trace_fd=-1, cbool checksums=False):
         self.core = new Worker(rank, num_servers, node_options(label, heartbeat_s, timeout_s, trace_fd, checksums))
@@ -741,14 +388,10 @@ cdef class P3Worker:
         )
         return key
 
-    def agree(self, int key, uint32_t wire_key, uint64_t first_slice, uint32_t slice_elements, uint32_t partitions=0,
-              cbool catches_up=False):
-        elements, dtype, _, _, row_elements = self.sizes[key]
-        cdef KeyPlan plan = key_plan(
-            wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
-        )
+    def agree(self, int key, plan not None, cbool catches_up=False):
+        cdef CKeyPlan core_plan = key_plan(plan)
         with nogil:
-            self.core.agree(key, plan, catches_up)
+            self.core.agree(key, core_plan, catches_up)
 
     def init(self, int key, value, landing not None, int32_t priority=0):
         cdef Operation operation = self.begin(key, value, landing, 2)
@@ -843,20 +486,16 @@ cdef class P3Worker:
             self.core.store_rows(key, part, rows, Completion.done_of(operation.completion))
         return operation
 
-    def move_rows(self, int key, uint32_t wire_key, uint64_t first_slice, uint32_t slice_elements, uint32_t partitions,
-                  parts, uint64_t first_row, uint64_t rows):
+    def move_rows(self, int key, plan not None, parts, uint64_t first_row, uint64_t rows):
         self.row_bytes(key, 0)
-        elements, dtype, _, _, row_elements = self.sizes[key]
-        cdef KeyPlan plan = key_plan(
-            wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
-        )
+        cdef CKeyPlan core_plan = key_plan(plan)
         cdef vector[uint8_t] moving = parts
         cdef RowRange share
         share.first = first_row
         share.count = rows
         cdef Operation operation = Operation()
         with nogil:
-            self.core.move_rows(key, plan, moving, share, moved(operation.completion))
+            self.core.move_rows(key, core_plan, moving, share, Completion.move_done_of(operation.completion))
         return operation
 
     def route_rows(self, int key, cbool as_slices):
@@ -885,16 +524,18 @@ cdef class P3Worker:
         self.core.restore_residual(key, <const float*>holder.source.buf)
 
     def captured_plan(self, int key):
-        cdef KeyPlan plan
-        if not captured_plan_of(self.core[0], key, &plan):
+        cdef optional[CKeyPlan] captured = self.core.captured_plan(key)
+        if not captured.has_value():
             return None
-        return {
-            "wire_key": plan.wire_key,
-            "first_slice": plan.first_slice,
-            "slice_elements": plan.slice_elements,
-            "row_elements": plan.row_elements,
-            "partitions": plan.partitions,
-        }
+        cdef CKeyPlan plan = captured.value()
+        return KeyPlan(plan.wire_key, DTYPE_NAMES[<int>plan.dtype], plan.elements, plan.first_slice,
+                       plan.slice_elements, plan.row_elements, plan.partitions)
+
+    cdef CoreArray new_residual(self, int key):
+        """Memory for what compression leaves out of the key; None where it leaves nothing out."""
+        if not self.core.keeps_residual(key):
+            return None
+        return CoreArray.over(new_bytes(self.residual_bytes(key)), self.sizes[key][0], <DType>0)
 
     cdef size_t residual_bytes(self, int key):
         return self.sizes[key][0] * sizeof(float)
@@ -1012,22 +653,16 @@ cdef class P3Server:
     def start(self):
         self.core.start()
 
-    def define(self, uint32_t wire_key, name, uint64_t elements, int dtype, uint64_t first_slice,
-               uint32_t slice_elements, int store=0, uint32_t row_elements=0, uint32_t partitions=0):
-        cdef KeyPlan plan = key_plan(
-            wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
-        )
+    def define(self, plan not None, name, int store=0):
+        cdef CKeyPlan core_plan = key_plan(plan)
         cdef string text = utf8(name)
         with nogil:
-            self.core.define(plan, text, store)
+            self.core.define(core_plan, text, store)
 
-    def define_successor(self, uint32_t predecessor, uint32_t wire_key, uint64_t elements, int dtype,
-                         uint64_t first_slice, uint32_t slice_elements, uint32_t row_elements, uint32_t partitions):
-        cdef KeyPlan plan = key_plan(
-            wire_key, elements, dtype, first_slice, slice_elements, row_elements, partitions
-        )
+    def define_successor(self, plan not None, uint32_t predecessor):
+        cdef CKeyPlan core_plan = key_plan(plan)
         with nogil:
-            self.core.define_successor(plan, predecessor)
+            self.core.define_successor(core_plan, predecessor)
 
     def drop(self, uint32_t wire_key):
         with nogil:
@@ -1114,7 +749,3 @@ cdef class P3Server:
 
     def abandon_after_fork(self):
         self.core.abandon_after_fork()
-
-
-include "mxnet/engine.pxi"
-include "mxnet/rows.pxi"

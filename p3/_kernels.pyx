@@ -12,15 +12,7 @@ from cpython.buffer cimport (
 from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
 
-include "_optimizer_spec.pxi"
-
-cdef extern from "p3/dtype.h" namespace "p3" nogil:
-    cdef enum class DType(unsigned char):
-        kFloat32
-        kFloat16
-    bint is_float(DType type) noexcept
-    DType sum_type(DType type) noexcept
-    const char* name_of(DType type) noexcept
+from p3._core cimport DType, OptimizerSpec, RoundScalars, is_float, name_of, optimizer_spec, sum_type
 
 cdef extern from "numeric/sum.h" namespace "p3" nogil:
     void c_start_sum "p3::start_sum"(DType type, void* accumulator, const void* source, size_t elements) except +
@@ -35,14 +27,6 @@ cdef extern from "base/simd.h" namespace "p3" nogil:
     Flag c_use_avx2 "p3::use_avx2"
 
 cdef extern from "p3/optimizer.h" namespace "p3" nogil:
-    cdef cppclass RoundScalars:
-        RoundScalars() noexcept
-        double lr
-        double wd
-        double rescale
-        double updates
-        double schedule
-
     cdef cppclass Optimizer "const p3::Optimizer":
         int state_count() noexcept
         bint needs_master(DType type) noexcept

@@ -14,21 +14,17 @@ from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Seq
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
+from p3.key_plan import KeyPlan
 
 # What one worker may have the scheduler keep: far more than jobs come to.
 MAX_CLAIM_BYTES = 64 << 20  # of keys and options, as text
 _MAX_BARRIERS = 1000  # that it has entered and others have not
 _MAX_COUNTS = 100  # that it has asked for and servers have not answered
-_MAX_DIMENSIONS = 32  # NumPy's, and MXNet's
+_MAX_DIMENSIONS = 32  # NumPy 1's
 
 Sent = List[Tuple[Node, dict]]
 Identity = Tuple[int, Hashable]  # of a key or an option: store and name
 Claims = Dict[Identity, Dict[Node, dict]]
-
-
-def slice_count(elements: int, slice_elements: int) -> int:
-    """As the core's: an empty key has one empty slice, so that its rounds complete like any other's."""
-    return max(1, -(-elements // slice_elements))
 
 
 def _product(lengths: Sequence[int]) -> int:
@@ -63,7 +59,7 @@ class Agreement:
         self._options: Claims = {}  # what each worker asked for; {} if it goes without
         self._slices = 0  # of all keys so far
         self._wire_keys = 0
-        self._plans: Dict[Identity, dict] = {}  # of each decided key, the latest
+        self._plans: Dict[Identity, KeyPlan] = {}  # of each decided key, the latest
         self._agreed: Dict[int, dict] = {}  # by wire key, as the workers were told
         self._orders: Dict[int, dict] = {}  # by store, the latest
         self._leaving: Dict[int, Tuple[Identity, Set[Node]]] = {}  # former plans of sparse keys: who still uses them
@@ -168,46 +164,39 @@ class Agreement:
             self._claim_option(message["store"], option, node, {})
         if not decided:
             return []
-        elements = _product(shape)
-        plan = {
-            "wire_key": self._wire_keys,
-            "first_slice": self._slices,
-            "slice_elements": self._slice_elements,
-            "row_elements": _product(shape[1:]) if is_sparse else 0,
-            "partitions": max(1, min(self._partitions, shape[0])) if is_sparse else 0,
-            "store": message["store"],
-            "name": message["name"],
-            "dtype": message["dtype"],
-        }
-        agreed = dict(plan, kind="agreed", shape=message["shape"], catch_up=None)
-        self._plans[identity] = dict(plan, elements=elements)
-        self._agreed[plan["wire_key"]] = agreed
-        return self._define(identity, agreed, predecessor=plan["wire_key"])
+        plan = KeyPlan(
+            wire_key=self._wire_keys,
+            dtype=message["dtype"],
+            elements=_product(shape),
+            first_slice=self._slices,
+            slice_elements=self._slice_elements,
+            row_elements=_product(shape[1:]) if is_sparse else 0,
+            partitions=max(1, min(self._partitions, shape[0])) if is_sparse else 0,
+        )
+        self._agreed[plan.wire_key] = plan.agreed(*identity, shape)
+        return self._define(identity, plan, self._agreed[plan.wire_key], predecessor=plan.wire_key)
 
-    def _define(self, identity: Identity, outcome: dict, predecessor: int) -> Sent:
+    def _define(self, identity: Identity, plan: KeyPlan, outcome: dict, predecessor: int) -> Sent:
         """Has the servers define the latest plan of a key; then the workers get the outcome."""
-        plan = self._plans[identity]
+        self._plans[identity] = plan
         self._wire_keys += 1
-        self._slices += plan["partitions"] or slice_count(plan["elements"], self._slice_elements)
-        self._questions["defined", plan["wire_key"]] = _Question(set(self._servers), self._workers, outcome)
-        return self._to(self._servers, dict(plan, kind="define", predecessor=predecessor))
+        self._slices += plan.slices
+        self._questions["defined", plan.wire_key] = _Question(set(self._servers), self._workers, outcome)
+        return self._to(self._servers, plan.define(*identity, predecessor))
 
     def _on_repartition(self, node: Node, message: dict) -> Sent:
         """Another number of partitions, once all workers have done with the plan before."""
         identity, partitions = (message["store"], message["name"]), message["partitions"]
         plan = self._plans.get(identity)
-        if node.rank != 0 or plan is None or not plan["row_elements"]:
+        if node.rank != 0 or plan is None or not plan.row_elements:
             raise ProtocolError("%s wants other partitions of key %r, which it may not" % (node, message["name"]))
-        rows = plan["elements"] // plan["row_elements"]
-        former = plan["wire_key"]
+        former = plan.wire_key
         is_moving = any(identity == moving for moving, _ in self._leaving.values())
-        if not 1 <= partitions <= rows or is_moving or ("defined", former) in self._questions:
+        if not 1 <= partitions <= plan.rows or is_moving or ("defined", former) in self._questions:
             raise ProtocolError("%s wants %d partitions of key %r now" % (node, partitions, message["name"]))
         self._leaving[former] = identity, set(self._workers)
-        successor = {"wire_key": self._wire_keys, "first_slice": self._slices, "partitions": partitions}
-        self._plans[identity] = dict(plan, **successor)
-        outcome = dict(successor, kind="repartitioned", slice_elements=plan["slice_elements"])
-        return self._define(identity, dict(outcome, store=message["store"], name=message["name"]), former)
+        successor = plan._replace(wire_key=self._wire_keys, first_slice=self._slices, partitions=partitions)
+        return self._define(identity, successor, successor.repartitioned(*identity), former)
 
     def _on_moved(self, node: Node, message: dict) -> Sent:
         identity, staying = self._leaving.get(message["wire_key"], (None, set()))

@@ -109,7 +109,7 @@ def _one_of(*words: str) -> Callable[[Any], bool]:
 
 
 _SNAPSHOT_PART = {"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256}
-# Of optimizers and Trainers (p3/mxnet/store_snapshots.py): how often each device has updated each key, and all plain numbers.
+# Of optimizers and Trainers (Session.describe_optimizers): how often each device has updated each key, and all plain numbers.
 _OPTIMIZER = {"plain": _flat, "scheduler": _flat, "counts": _counts, "device": _int}
 _NUMBERS = {"optimizers": _optimizers, "trainers": _list_of({"scale": _flat, "loss_scaler": _flat})}
 
@@ -129,6 +129,9 @@ _REJOINED = {
     "marked": _bool,  # the script says where steps end
     "numbers": _numbers_or_none,  # of the optimizers; null: nobody could tell
 }
+# A key_plan.KeyPlan; and what of it another one that follows changes.
+_SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "partitions": _int}
+_PLAN = {**_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int}
 _SERVER = {"host": _str, "port": _int, "local": _str, "machine": _str}
 _WORKER = {"host": _str, "machine": _int, "local": _str}  # machine: equal for workers of one machine
 
@@ -202,15 +205,9 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     },
     "start": {},
     "define": {
-        "wire_key": _int,
         "store": _int,
         "name": _name,
-        "elements": _int,
-        "dtype": _str,
-        "first_slice": _int,
-        "slice_elements": _int,
-        "row_elements": _int,  # 0: a dense key
-        "partitions": _int,
+        **_PLAN,
         "predecessor": _int,  # the key whose other plan this is; wire_key itself: none
     },
     "lost": {"rank": _int},  # to servers: that worker is gone
@@ -227,23 +224,11 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "agreed": {
         "store": _int,
         "name": _name,
-        "shape": _ints,
-        "dtype": _str,
-        "wire_key": _int,
-        "first_slice": _int,
-        "slice_elements": _int,
-        "row_elements": _int,
-        "partitions": _int,
+        **{field: fits for field, fits in _PLAN.items() if field != "elements"},
+        "shape": _ints,  # which has so many elements
         "catch_up": _int_or_none,  # the job had the key before this worker joined, who goes on behind that round
     },
-    "repartitioned": {
-        "store": _int,
-        "name": _name,
-        "wire_key": _int,
-        "first_slice": _int,
-        "slice_elements": _int,
-        "partitions": _int,
-    },
+    "repartitioned": {"store": _int, "name": _name, **_SUCCESSOR},
     "settled": {"store": _int, "name": _name},  # all workers use the sparse key's other plan
     "option_agreed": {"store": _int, "name": _str, "value": _flat},
     "counters": {"number": _int, "servers": _counters_of_all},  # by the servers' ranks

@@ -22,26 +22,27 @@ constexpr bool is_cpu_memory(int device_type) {
 
 }  // namespace
 
-void MXNetEngine::init(Worker* worker, const Key& key) const {
-  enqueue(worker, key, "first value", nullptr, key.landing,
-          [worker, handle = key.handle, priority = key.priority](const Operation& operation) {
+void MXNetEngine::init(Worker* worker, const Key& key, Priority priority) const {
+  enqueue(worker, key, priority, "first value", nullptr, key.landing,
+          [worker, handle = key.handle, priority](const Operation& operation) {
             void* landing = operation.output_address();
-            worker->init(handle, landing, landing, priority,
+            worker->init(handle, landing, landing, priority.in_queues,
                          [done = operation.completion()](const Error* error, bool) { done(error); });
           });
 }
 
-void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars) const {
-  enqueue(worker, key, "gradient", gradient, key.landing,
-          [worker, handle = key.handle, priority = key.priority, scalars](const Operation& operation) {
-            worker->push(handle, operation.input_address(), operation.output_address(), priority, scalars,
+void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars,
+                       Priority priority) const {
+  enqueue(worker, key, priority, "gradient", gradient, key.landing,
+          [worker, handle = key.handle, priority, scalars](const Operation& operation) {
+            worker->push(handle, operation.input_address(), operation.output_address(), priority.in_queues, scalars,
                          [done = operation.completion()](const Error* error, bool) { done(error); });
           });
 }
 
 // It reads the landing array, so it runs between the pushes, which write it.
 void MXNetEngine::capture(Worker* worker, const Key& key, uint64_t snapshot, std::shared_ptr<char> residual,
-                          Worker::Done done) const {
+                          Priority priority, Worker::Done done) const {
   struct Told {
     ~Told() {  // nobody has, as the engine drops what would read an array whose round has failed
       const Error dropped(ErrorKind::kStopped, "key '" + name + "' was not captured, as a round of it has failed");
@@ -53,7 +54,7 @@ void MXNetEngine::capture(Worker* worker, const Key& key, uint64_t snapshot, std
   const auto told = std::make_shared<Told>();
   told->name = key.name;
   told->done = std::move(done);
-  enqueue(worker, key, "landing array", key.landing, nullptr,
+  enqueue(worker, key, priority, "landing array", key.landing, nullptr,
           [worker, handle = key.handle, snapshot, residual, told](const Operation& operation) {
             worker->capture(handle, snapshot, reinterpret_cast<float*>(residual.get()),
                             [residual, told](const Error* error, bool updated) {
@@ -64,15 +65,15 @@ void MXNetEngine::capture(Worker* worker, const Key& key, uint64_t snapshot, std
 }
 
 // From here the operation belongs to the engine. The input is a const variable, the output a mutable one.
-void MXNetEngine::enqueue(Worker* worker, const Key& key, const char* input_word, NDArrayHandle input,
-                          NDArrayHandle output, Work work) const {
+void MXNetEngine::enqueue(Worker* worker, const Key& key, Priority priority, const char* input_word,
+                          NDArrayHandle input, NDArrayHandle output, Work work) const {
   auto owner = std::make_unique<Operation>(api_, worker, key, input_word, std::move(work));
   if (output) api_->check(api_->MXNDArrayDetach(output, &owner->output_));
   if (input) api_->check(api_->MXNDArrayDetach(input, &owner->input_));
 
   Operation* operation = owner.release();
   api_->check(api_->MXEnginePushAsyncND(&Operation::run, operation, &Operation::release, &kCpu, &input, input ? 1 : 0,
-                                        &output, output ? 1 : 0, &kCpuPrioritized, key.engine_priority,
+                                        &output, output ? 1 : 0, &kCpuPrioritized, priority.in_engine,
                                         key.name.c_str(), false));
 }
 
@@ -133,13 +134,13 @@ void MXNetEngine::Operation::release(void* param) {
                                                         "it raised an error, which MXNet reports at the next wait"));
 }
 
-void MXNetEngine::skip(Worker* worker, const Key& key, Worker::Done done) const {
+void MXNetEngine::skip(Worker* worker, const Key& key, Priority priority, Worker::Done done) const {
   void* landing = api_->address_of(key.landing);
   if (!landing)
     throw std::runtime_error("the landing array of key '" + key.name +
                              "' was moved into a blocked oneDNN layout; only P3 may write it");
   // The script may give up waiting, and drop the array, while the core still writes there.
-  worker->skip(key.handle, landing, key.priority,
+  worker->skip(key.handle, landing, priority.in_queues,
                [kept = api_->keep(key.landing), done = std::move(done)](const Error* error, bool updated) {
                  done(error, updated);
                });

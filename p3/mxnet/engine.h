@@ -18,6 +18,12 @@
 
 namespace p3 {
 
+// How soon an operation goes, wherever some wait.
+struct Priority {
+  int32_t in_queues = 0;  // P3's
+  int in_engine = 0;      // MXNet's; distinct per key, since the engine scrambles equals
+};
+
 class MXNetEngine {
  public:
   // `library` is the path of the libmxnet that this process has loaded.
@@ -27,23 +33,22 @@ class MXNetEngine {
   struct Key {
     int handle = 0;                   // Worker::declare's
     std::string name;                 // for messages
-    int32_t priority = 0;             // in P3's queues
-    int engine_priority = 0;          // in the engine's; distinct per key, since the engine scrambles equals
     NDArrayHandle landing = nullptr;  // in CPU memory, written by the round; disjoint from the gradient
   };
 
   // The key's first value, which rank 0 sends from the landing array itself: each slice has left before it comes back.
-  void init(Worker* worker, const Key& key) const;
+  void init(Worker* worker, const Key& key, Priority priority) const;
   // The key's next round. `gradient`: CPU memory, shape and type of the landing array.
-  void push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars) const;
+  void push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars,
+            Priority priority) const;
 
   // Worker::capture after the rounds queued so far and before the next one, which does not wait for it. `done` is called in
   // any case; `residual`, which may be null, is kept until then.
-  void capture(Worker* worker, const Key& key, uint64_t snapshot, std::shared_ptr<char> residual,
+  void capture(Worker* worker, const Key& key, uint64_t snapshot, std::shared_ptr<char> residual, Priority priority,
                Worker::Done done) const;
 
   // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing array.
-  void skip(Worker* worker, const Key& key, Worker::Done done) const;
+  void skip(Worker* worker, const Key& key, Priority priority, Worker::Done done) const;
 
   // MXNet's own copy, as engine work: also to another device, storage type or element type, and to an array that is held in
   // a blocked layout, which is in the plain one afterwards.
@@ -60,8 +65,8 @@ class MXNetEngine {
   // completion() or fail(), here or on another thread, after which the operation may be gone.
   using Work = std::function<void(const Operation&)>;
   // `work` runs when `input` is ready and nobody uses `output`; one of them may be null.
-  void enqueue(Worker* worker, const Key& key, const char* input_word, NDArrayHandle input, NDArrayHandle output,
-               Work work) const;
+  void enqueue(Worker* worker, const Key& key, Priority priority, const char* input_word, NDArrayHandle input,
+               NDArrayHandle output, Work work) const;
   const MXNetApi& api() const { return *api_; }
 
  private:

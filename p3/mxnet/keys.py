@@ -13,7 +13,9 @@ import numpy as np
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
-from p3 import _core
+from p3._core import DTYPES
+from p3.mxnet import _mxnet
+from p3.mxnet.priorities import Priority
 
 log = logging.getLogger("p3")
 
@@ -23,7 +25,7 @@ class Key:
 
     __slots__ = (
         "id", "declared", "shape", "dtype", "sparse_weight", "landing", "weight", "outs", "pushed", "in_steps", "operations",
-        "index", "parameter", "searched", "engine",
+        "priority", "index", "parameter", "searched", "engine",
     )  # fmt: skip
     route = None  # how its gradients travel
 
@@ -38,14 +40,15 @@ class Key:
         self.outs = ()  # where its value was copied to last
         self.pushed = False  # whether this worker has ever pushed it
         self.in_steps = False  # or is known to do so in its steps
+        self.priority = Priority(0, 0)  # of its last round or read: what follows from that has the same
 
     # `landing` is None on keys whose rows stay on the servers; each such key overrides what uses it.
 
     def keep_weight(self):
         self.weight = self.landing.copy()
 
-    def value(self):
-        """The value (or sum) as a dense array; perhaps the key's own."""
+    def value(self, priority):
+        """The value (or sum) as a dense array; perhaps the key's own. `priority`: where it must be fetched."""
         return self.landing if self.weight is None else self.weight
 
     def template(self):
@@ -55,11 +58,11 @@ class Key:
     def sum_for_updater(self):
         return self.landing
 
-    def read_rows(self, ids):
+    def read_rows(self, ids, priority):
         """A new row_sparse array, in CPU memory, of the value's rows `ids`: ascending, each once, at least one."""
         rows = self.new_rows(ids)
-        source = self.value().handle.value
-        _core.gather_rows(self.engine, str(self.id), source, self.row_bytes, ids, rows.handle.value)
+        source = self.value(priority).handle.value
+        _mxnet.gather_rows(self.engine, str(self.id), source, self.row_bytes, ids, rows.handle.value, priority)
         return rows
 
     def stats(self, counters, num_workers):
@@ -70,7 +73,7 @@ class Key:
         """Until MXNet's engine has handed the key's rounds to the core, and they are done."""
         self.landing.wait_to_read()
 
-    def capture(self, round, completions, token):
+    def capture(self, round, priority, completions, token):
         """The key as the pushes so far leave it, for the snapshot of that round; every worker calls it at the same point.
 
         Queued in MXNet's engine: the pushes so far go before it, the next one waits on rank 0 until the servers hold
@@ -79,7 +82,7 @@ class Key:
         Returns a buffer of the key's elements in float32 that from then on holds what compression has left out on this
         worker, for _core.P3Worker.restore_residual(); None if it leaves nothing out.
         """
-        return self.operations.capture(round, completions, token)
+        return self.operations.capture(round, priority, completions, token)
 
     def require_shape(self, array, action):
         """MXNetError unless `array` has the key's shape."""
@@ -112,7 +115,7 @@ class Key:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def new_rows(self, ids):
-        handle = _core.new_rows(self.engine, _core.DTYPES[self.dtype], self.shape, ids)
+        handle = _mxnet.new_rows(self.engine, DTYPES[self.dtype], self.shape, ids)
         return mx.nd.sparse.RowSparseNDArray(mx.base.NDArrayHandle(handle))
 
     def sum_devices(self, values):
@@ -131,14 +134,14 @@ class DenseKey(Key):
     def __init__(self, engine, key, declared, sparse_weight=False, landing=None):
         super().__init__(engine, key, declared, sparse_weight, new_landing(declared) if landing is None else landing)
         self.densifies = False  # whether a log line has said so
-        self.operations = _core.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
+        self.operations = _mxnet.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
 
-    def init(self, value):
+    def init(self, value, priority):
         """`value` is dense; None on all ranks but 0."""
         if value is not None and value is not self.landing:
             # By MXNet, because inference may have left the weight itself in a layout that only MXNet can read.
             to_dense(classic(value)).copyto(self.landing)
-        self.operations.init()
+        self.operations.init(priority)
 
     def gradient(self, values, stage):
         """What push() sends: the sum over this worker's devices, in CPU memory. `stage`: copied by MXNet in any case."""
@@ -150,15 +153,15 @@ class DenseKey(Key):
             total = total.copyto(mx.cpu())
         return total
 
-    def push(self, gradient, scalars):
-        self.operations.push(gradient.handle.value, scalars)
+    def push(self, gradient, scalars, priority):
+        self.operations.push(gradient.handle.value, scalars, priority)
 
-    def copy_out(self, outs):
+    def copy_out(self, outs, priority):
         for out in outs:
-            self.copy_to(out, self.value())
+            self.copy_to(out, self.value(priority))
 
-    def skip(self, completions, token):
-        self.operations.skip(completions, token)
+    def skip(self, priority, completions, token):
+        self.operations.skip(priority, completions, token)
 
     def fetch_part(self, session, part, array):
         return session.fetch_state(self.declared, part, array)

@@ -39,7 +39,7 @@ from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
 from p3 import _core
-from p3.mxnet import hooks, joining, optimizer_states, store_snapshots
+from p3.mxnet import _mxnet, hooks, joining, optimizer_states, store_snapshots
 from p3.mxnet.keys import DenseKey, checked, is_sparse
 from p3.mxnet.optimizers import NotOnServer, describe, round_scalars, updates_rows_alone
 from p3.mxnet.priorities import Priorities
@@ -67,7 +67,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._session = sessions.current()
         session = self._session
         session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _all_stores(session))
-        self._engine = _core.MXNetEngine(self._session.core, mx.base._LIB._name)
+        self._engine = _mxnet.MXNetEngine(self._session.core, mx.base._LIB._name)
         self._stage_gradients = settings.stage_gradients
         self._engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
         self._updater = self._updater_func = self._str_updater_func = None
@@ -210,8 +210,9 @@ class P3KVStore(mx.kvstore.KVStore):
                 entry = self._key(one_key)
                 if len(ids) not in (1, len(outs)):
                     raise MXNetError(f"row_sparse_pull of key {one_key!r}: {len(ids)} row_ids for {len(outs)} arrays")
-                entry.operations.set_priority(*self._priorities.of(entry, priority, outs))
-                pull_rows(entry, [checked(one, one_key) for one in outs], [checked(one, one_key) for one in ids])
+                entry.priority = self._priorities.of(entry, priority, outs)
+                arrays = [checked(one, one_key) for one in outs]
+                pull_rows(entry, arrays, [checked(one, one_key) for one in ids], entry.priority)
                 self._after_operation()
 
     def join(self, update=None):
@@ -491,8 +492,8 @@ class P3KVStore(mx.kvstore.KVStore):
         return entry
 
     def _give_first_value(self, entry, value):
-        entry.operations.set_priority(*self._priorities.at_init(entry))
-        entry.init(value if self.rank == 0 else None)
+        entry.priority = self._priorities.at_init(entry)
+        entry.init(value if self.rank == 0 else None, entry.priority)
         if self._updates_here:
             entry.keep_weight()
         self._after_operation()
@@ -543,7 +544,7 @@ class P3KVStore(mx.kvstore.KVStore):
         name = _name_as(kind, entry.id)
         settled = self._declare(kind, entry.id, entry.shape, entry.dtype, entry.sparse_weight, name, entry.landing)
         self._priorities.replace(entry, settled)
-        self._give_first_value(settled, entry.value() if self.rank == 0 else None)
+        self._give_first_value(settled, entry.value(entry.priority) if self.rank == 0 else None)
         settled.outs = entry.outs
         if entry.id in self._loaded_states:
             with _mxnet_errors():
@@ -572,10 +573,10 @@ class P3KVStore(mx.kvstore.KVStore):
         scalars = _core.NO_SCALARS
         if self._server_optimizer is not None:
             scalars = round_scalars(self._server_optimizer, entry.id)
-        entry.operations.set_priority(*self._priorities.of(entry, priority, (*outs, *values)))
+        entry.priority = self._priorities.of(entry, priority, (*outs, *values))
         if self._partitions is not None and entry.declared.sparse:
             self._partitions.pushed(entry.declared)
-        entry.push(gradient, scalars)
+        entry.push(gradient, scalars, entry.priority)
         entry.pushed = entry.in_steps = True
         if self._updates_here:
             self._updater(entry.id, entry.sum_for_updater(), entry.weight)
@@ -585,7 +586,7 @@ class P3KVStore(mx.kvstore.KVStore):
     def _copy_out(self, entry, outs):
         for out in outs:
             entry.require_shape(checked(out, entry.id), "pulled into an array of")
-        entry.copy_out(outs)
+        entry.copy_out(outs, entry.priority)
         entry.outs = outs
 
     # What joining.py asks of a store

@@ -9,6 +9,8 @@ Setting P3_PRIORITY:
 Larger is sooner; equals leave in the order of their pushes.
 """
 
+from typing import NamedTuple
+
 from p3.mxnet import forward_order
 
 MODES = ("auto", "caller", "index", "off")
@@ -17,6 +19,13 @@ MODES = ("auto", "caller", "index", "off")
 _CALLER_LIMIT = 1 << 19
 _UNSEEN = -(1 << 20)
 _ENGINE_STEPS = 1 << 10
+
+
+class Priority(NamedTuple):
+    """How soon an operation goes where some wait; larger is sooner."""
+
+    in_queues: int  # P3's
+    in_engine: int  # MXNet's; distinct per key, as it scrambles equals
 
 
 class Priorities:
@@ -61,7 +70,7 @@ class Priorities:
         self._seen = None
 
     def of(self, key, caller, arrays):
-        """(priority in P3's queues, priority in MXNet's engine) for the next round of `key`.
+        """The Priority of the next round of `key`.
 
         `caller` is the caller's priority, `arrays` those of the call, by which a Parameter may be recognised.
         """
@@ -81,7 +90,7 @@ class Priorities:
         return -max(-_CALLER_LIMIT, min(number, _CALLER_LIMIT))
 
     def _with_engine_priority(self, key, priority):
-        return priority, priority * _ENGINE_STEPS - key.index % _ENGINE_STEPS
+        return Priority(priority, priority * _ENGINE_STEPS - key.index % _ENGINE_STEPS)
 
     def _find_parameter(self, key, arrays):
         key.searched = forward_order.noted

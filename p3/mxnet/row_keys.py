@@ -13,7 +13,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
 
-from p3 import _core
+from p3._core import NO_SCALARS
+from p3.mxnet import _mxnet
 from p3.mxnet.keys import Key, classic, is_sparse, new_landing, to_dense
 
 
@@ -23,7 +24,7 @@ class _KeyOfRows(Key):
     def __init__(self, engine, key, declared, sparse_weight, landing, anchor):
         super().__init__(engine, key, declared, sparse_weight, landing)
         self.rounds = 0  # so far, inits and skips included
-        self.operations = _core.MXNetRowsKey(
+        self.operations = _mxnet.MXNetRowsKey(
             engine, declared.handle, str(key), anchor.handle.value, self.shape[0], self.row_bytes, landing is not None
         )
 
@@ -35,11 +36,11 @@ class _KeyOfRows(Key):
             total = total.copyto(mx.cpu())
         return total
 
-    def push(self, gradient, scalars):
-        self.operations.push(gradient.handle.value, is_sparse(gradient), self._next_round(), scalars)
+    def push(self, gradient, scalars, priority):
+        self.operations.push(gradient.handle.value, is_sparse(gradient), self._next_round(), scalars, priority)
 
-    def skip(self, completions, token):
-        self.operations.skip(self._next_round(), completions, token)
+    def skip(self, priority, completions, token):
+        self.operations.skip(self._next_round(), priority, completions, token)
 
     def fetch_part(self, session, part, array):
         return session.fetch_rows(self.declared, self._all_rows(), array, part)
@@ -71,19 +72,19 @@ class RowKey(_KeyOfRows):
         self._holds_value = False  # since an init, and not yet sums
         self._copies = []  # arrays that the value was last copied to, and after which round
 
-    def init(self, value):
+    def init(self, value, priority):
         if value is not None and value is not self.landing:
             to_dense(classic(value)).copyto(self.landing)
-        self.operations.init(0, self._next_round())
+        self.operations.init(0, self._next_round(), priority)
         self._holds_value = True
 
-    def push(self, gradient, scalars):
-        if self._holds_value and scalars is _core.NO_SCALARS:
+    def push(self, gradient, scalars, priority):
+        if self._holds_value and scalars is NO_SCALARS:
             # Without an optimizer sums take the place of the value, also where this round has none.
             self.landing[:] = 0
             self._copies = []
         self._holds_value = False
-        super().push(gradient, scalars)
+        super().push(gradient, scalars, priority)
 
     def keep_weight(self):
         super().keep_weight()
@@ -92,14 +93,14 @@ class RowKey(_KeyOfRows):
     def sum_for_updater(self):
         return self.landing.tostype("row_sparse")
 
-    def copy_out(self, outs):
+    def copy_out(self, outs, priority):
         copies = []
         for out in outs:
             since = next((after for array, after in self._copies if array is out), None)
             if since is None:
-                self.copy_to(out, self.value())
+                self.copy_to(out, self.value(priority))
             elif since < self.rounds:
-                self.operations.copy_changed(out.handle.value, since, self.rounds)
+                self.operations.copy_changed(out.handle.value, since, self.rounds, priority)
             if self.weight is None and self._takes_rows(out):
                 copies.append((out, self.rounds))
         self._copies = copies
@@ -118,10 +119,10 @@ class ServerRowKey(_KeyOfRows):
         self._like = mx.nd.sparse.zeros("row_sparse", declared.shape, dtype=declared.dtype)
         super().__init__(engine, key, declared, sparse_weight, None, anchor=self._anchor)
 
-    def init(self, value):
+    def init(self, value, priority):
         """`value`: of all rows, so rank 0 needs the memory for them once."""
         value = None if value is None else to_dense(value).as_in_context(mx.cpu())
-        self.operations.init(0 if value is None else value.handle.value, self._next_round())
+        self.operations.init(0 if value is None else value.handle.value, self._next_round(), priority)
 
     def gradient(self, values, stage):
         if not all(map(is_sparse, values)):
@@ -134,16 +135,16 @@ class ServerRowKey(_KeyOfRows):
     def template(self):
         return self._like
 
-    def value(self):
-        return self.read_rows(self._all_rows()).tostype("default")
+    def value(self, priority):
+        return self.read_rows(self._all_rows(), priority).tostype("default")
 
-    def read_rows(self, ids):
+    def read_rows(self, ids, priority):
         rows = self.new_rows(ids)
-        self.operations.fetch(ids, rows.handle.value)
+        self.operations.fetch(ids, rows.handle.value, priority)
         return rows
 
-    def copy_out(self, outs):
-        rows = self.read_rows(self._all_rows()) if outs else None
+    def copy_out(self, outs, priority):
+        rows = self.read_rows(self._all_rows(), priority) if outs else None
         for out in outs:
             self.copy_to(out, rows)
 
@@ -162,7 +163,7 @@ def unique_rows(key, row_ids):
     return np.unique(ids.astype(np.int64))
 
 
-def pull_rows(key, outs, row_ids):
+def pull_rows(key, outs, row_ids, priority):
     """Copies rows to row_sparse arrays, each of which then has just those. `row_ids`: one for each, or one for all."""
     for number, out in enumerate(outs):
         if not is_sparse(out):
@@ -170,5 +171,8 @@ def pull_rows(key, outs, row_ids):
         key.require_shape(out, "pulled into an array of")
         if number < len(row_ids):
             ids = unique_rows(key, row_ids[number])
-            rows = key.read_rows(ids) if ids.size else mx.nd.sparse.zeros("row_sparse", key.shape, dtype=key.dtype)
+            if ids.size:
+                rows = key.read_rows(ids, priority)
+            else:
+                rows = mx.nd.sparse.zeros("row_sparse", key.shape, dtype=key.dtype)
         key.engine.copy(rows.handle.value, out.handle.value)

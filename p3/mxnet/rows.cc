@@ -137,13 +137,13 @@ NDArrayHandle make_rows(const MXNetApi& api, int dtype, const std::vector<int64_
   return made;
 }
 
-void MXNetRows::init(NDArrayHandle value, uint64_t round) {
-  engine_->enqueue(worker_, key, "first value", value, key.landing,
-                   [worker = worker_, handle = key.handle, priority = key.priority, lands = lands_, round,
+void MXNetRows::init(NDArrayHandle value, uint64_t round, Priority priority) {
+  engine_->enqueue(worker_, key, priority, "first value", value, key.landing,
+                   [worker = worker_, handle = key.handle, priority, lands = lands_, round,
                     changed = changed_](const MXNetEngine::Operation& operation) {
                      void* landing = lands ? operation.output_address() : nullptr;
                      const void* first = operation.input() ? operation.input_address() : landing;
-                     worker->init_rows(handle, first, landing, priority,
+                     worker->init_rows(handle, first, landing, priority.in_queues,
                                        [done = operation.completion(), changed, round](const Error* error, bool) {
                                          changed->note_all(round);
                                          done(error);
@@ -151,10 +151,11 @@ void MXNetRows::init(NDArrayHandle value, uint64_t round) {
                    });
 }
 
-void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, const RoundScalars& scalars) {
+void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, const RoundScalars& scalars,
+                     Priority priority) {
   engine_->enqueue(
-      worker_, key, "gradient", gradient, key.landing,
-      [worker = worker_, api = &engine_->api(), handle = key.handle, priority = key.priority, lands = lands_,
+      worker_, key, priority, "gradient", gradient, key.landing,
+      [worker = worker_, api = &engine_->api(), handle = key.handle, priority, lands = lands_,
        rows = rows_, is_sparse, round, scalars, changed = changed_](const MXNetEngine::Operation& operation) {
         auto ids = std::make_shared<std::vector<int64_t>>();
         RowsView view;
@@ -169,7 +170,7 @@ void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, con
         view.ids = ids->data();
         view.count = ids->size();
         worker->push_rows(
-            handle, view, lands ? operation.output_address() : nullptr, priority, scalars,
+            handle, view, lands ? operation.output_address() : nullptr, priority.in_queues, scalars,
             [done = operation.completion(), ids, changed, round](const Error* error, const RowsView& now) {
               if (!error) changed->note(round, now.ids, now.count);
               done(error);
@@ -177,9 +178,9 @@ void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, con
       });
 }
 
-void MXNetRows::skip(uint64_t round, Worker::Done done) {
+void MXNetRows::skip(uint64_t round, Priority priority, Worker::Done done) {
   void* landing = lands_ ? landing_address() : nullptr;
-  worker_->skip_rows(key.handle, landing, key.priority,
+  worker_->skip_rows(key.handle, landing, priority.in_queues,
                      [kept = engine_->api().keep(key.landing), done = std::move(done), changed = changed_,
                       round](const Error* error, bool updated) {
                        changed->note_all(round);
@@ -195,8 +196,8 @@ void* MXNetRows::landing_address() const {
   return landing;
 }
 
-void MXNetRows::copy_changed(NDArrayHandle weight, uint64_t from, uint64_t to) {
-  engine_->enqueue(worker_, key, "landing array", key.landing, weight,
+void MXNetRows::copy_changed(NDArrayHandle weight, uint64_t from, uint64_t to, Priority priority) {
+  engine_->enqueue(worker_, key, priority, "landing array", key.landing, weight,
                    [api = &engine_->api(), name = key.name, rows = rows_, row_bytes = row_bytes_, from, to,
                     changed = changed_](const MXNetEngine::Operation& operation) {
                      auto* destination = static_cast<char*>(api->address_of(operation.output()));
@@ -218,19 +219,20 @@ void MXNetRows::copy_changed(NDArrayHandle weight, uint64_t from, uint64_t to) {
                    });
 }
 
-void MXNetRows::fetch(std::vector<int64_t> ids, NDArrayHandle destination) {
+void MXNetRows::fetch(std::vector<int64_t> ids, NDArrayHandle destination, Priority priority) {
   engine_->enqueue(
-      worker_, key, "last round", key.landing, destination,
-      [worker = worker_, api = &engine_->api(), handle = key.handle, priority = key.priority,
+      worker_, key, priority, "last round", key.landing, destination,
+      [worker = worker_, api = &engine_->api(), handle = key.handle, priority,
        ids = std::make_shared<const std::vector<int64_t>>(std::move(ids))](const MXNetEngine::Operation& operation) {
-        worker->fetch_rows(handle, 0, ids->data(), ids->size(), values_of(*api, operation.output()), priority,
+        worker->fetch_rows(handle, 0, ids->data(), ids->size(), values_of(*api, operation.output()),
+                           priority.in_queues,
                            [done = operation.completion(), ids](const Error* error, bool) { done(error); });
       });
 }
 
 void gather_rows(const MXNetEngine& engine, Worker* worker, const MXNetEngine::Key& key, uint64_t row_bytes,
-                 std::vector<int64_t> ids, NDArrayHandle source, NDArrayHandle destination) {
-  engine.enqueue(worker, key, "value", source, destination,
+                 std::vector<int64_t> ids, NDArrayHandle source, NDArrayHandle destination, Priority priority) {
+  engine.enqueue(worker, key, priority, "value", source, destination,
                  [api = &engine.api(), row_bytes, ids = std::move(ids)](const MXNetEngine::Operation& operation) {
                    gather(static_cast<const char*>(operation.input_address()), row_bytes, ids,
                           static_cast<char*>(values_of(*api, operation.output())));

@@ -55,21 +55,21 @@ class MXNetRows {
   MXNetEngine::Key key;  // its landing array, or the anchor
 
   // The first value, on rank 0 that of the landing array, or without one `value`: dense, in CPU memory, of all rows.
-  void init(NDArrayHandle value, uint64_t round);
+  void init(NDArrayHandle value, uint64_t round, Priority priority);
   // The next round. `gradient`: row_sparse, in CPU memory, and nobody will write it again. Or dense: all rows.
-  void push(NDArrayHandle gradient, bool is_sparse, uint64_t round, const RoundScalars& scalars);
+  void push(NDArrayHandle gradient, bool is_sparse, uint64_t round, const RoundScalars& scalars, Priority priority);
   // As MXNetEngine::skip.
-  void skip(uint64_t round, Worker::Done done);
+  void skip(uint64_t round, Priority priority, Worker::Done done);
 
   // As MXNetEngine::capture, which has no residual for keys of rows.
-  void capture(uint64_t snapshot, Worker::Done done) const {
-    engine_->capture(worker_, key, snapshot, nullptr, std::move(done));
+  void capture(uint64_t snapshot, Priority priority, Worker::Done done) const {
+    engine_->capture(worker_, key, snapshot, nullptr, priority, std::move(done));
   }
 
   // Brings `weight`, which is as the landing array was after round `from`, up to round `to`: dense and in CPU memory.
-  void copy_changed(NDArrayHandle weight, uint64_t from, uint64_t to);
+  void copy_changed(NDArrayHandle weight, uint64_t from, uint64_t to, Priority priority);
   // Writes the values of `destination`, which has just these rows (make_rows), as the servers have them.
-  void fetch(std::vector<int64_t> ids, NDArrayHandle destination);
+  void fetch(std::vector<int64_t> ids, NDArrayHandle destination, Priority priority);
 
  private:
   void* landing_address() const;
@@ -83,6 +83,6 @@ class MXNetRows {
 
 // As fetch(), from a dense array in CPU memory.
 void gather_rows(const MXNetEngine& engine, Worker* worker, const MXNetEngine::Key& key, uint64_t row_bytes,
-                 std::vector<int64_t> ids, NDArrayHandle source, NDArrayHandle destination);
+                 std::vector<int64_t> ids, NDArrayHandle source, NDArrayHandle destination, Priority priority);
 
 }  // namespace p3

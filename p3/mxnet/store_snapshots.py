@@ -45,7 +45,9 @@ def take(stores, round, state, trainers):
     session.snapshots.wait_for_last(round)
     entries = [(store, entry) for store in stores for entry in store._keys.values()]
     completions = Completions()
-    residuals = [entry.capture(round, completions, number) for number, (_, entry) in enumerate(entries)]
+    residuals = [
+        entry.capture(round, entry.priority, completions, number) for number, (_, entry) in enumerate(entries)
+    ]
     own = {
         "state": state,
         "stores": {store._store: _own_of_store(store) for store in stores},

@@ -1,7 +1,7 @@
 """The server process: joins the job, does what the scheduler tells it, and ends when every worker has left.
 
 Its tensors live in the core (P3Server); this file only carries control messages to it. It imports neither NumPy nor
-MXNet, so that it starts at once.
+a framework, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import sys
 import time
 from typing import Optional
 
-from p3._core import DTYPES, P3Error, P3Server
+from p3._core import P3Error, P3Server
 from p3.cluster.member import Member
 from p3.cluster.messages import sendable
 from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
 from p3.cluster.vans import accept_workers
 from p3.errors import ConfigError, RendezvousError
+from p3.key_plan import KeyPlan
 from p3.server.options import validate
 from p3.server.replacing import Replacing
 from p3.server.snapshots import SnapshotWriter
@@ -35,32 +36,12 @@ def obey(core: P3Server, message: dict) -> Optional[dict]:
     """Does what a `define`, `drop`, `set_option` or `count_for` message asks; returns the answer, if there is one.
     ValueError if it makes no sense."""
     if message["kind"] == "define":
-        if message["dtype"] not in DTYPES:
-            raise ValueError("key %r has the unknown type %r" % (message["name"], message["dtype"]))
-        if message["predecessor"] != message["wire_key"]:
-            core.define_successor(
-                message["predecessor"],
-                message["wire_key"],
-                message["elements"],
-                DTYPES[message["dtype"]],
-                message["first_slice"],
-                message["slice_elements"],
-                message["row_elements"],
-                message["partitions"],
-            )
-            return {"kind": "defined", "wire_key": message["wire_key"]}
-        core.define(
-            message["wire_key"],
-            str(message["name"]),
-            message["elements"],
-            DTYPES[message["dtype"]],
-            message["first_slice"],
-            message["slice_elements"],
-            message["store"],
-            message["row_elements"],
-            message["partitions"],
-        )
-        return {"kind": "defined", "wire_key": message["wire_key"]}
+        plan = KeyPlan.of(message)
+        if message["predecessor"] == plan.wire_key:
+            core.define(plan, str(message["name"]), message["store"])
+        else:
+            core.define_successor(plan, message["predecessor"])
+        return {"kind": "defined", "wire_key": plan.wire_key}
     if message["kind"] == "set_option":
         store, name, value = message["store"], message["name"], message["value"]
         validate(name, value)

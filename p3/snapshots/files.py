@@ -26,6 +26,8 @@ import secrets
 import shutil
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from p3.key_plan import KeyPlan
+
 log = logging.getLogger("p3.snapshots")
 
 VERSION = 1
@@ -196,8 +198,7 @@ class Snapshot:
     """A complete snapshot. Refused, with the reason, if its manifest is damaged; see verify() for its parts.
 
     keys: a list of {"store", "id", "shape", "dtype", "optimizer", "plan"}. `id` is what the script calls the key;
-    `optimizer` the description that the servers had, or None; `plan` says how the key was cut into slices or
-    partitions: {"wire_key", "slice_elements", "row_elements", "partitions"} (docs/protocol.md).
+    `optimizer` the description that the servers had, or None; `plan` is KeyPlan.kept(), how the key was cut.
     """
 
     def __init__(self, directory: str, round: int) -> None:
@@ -273,9 +274,9 @@ class Snapshot:
 
     def _tensors(self, key: dict, part: int) -> List[Tuple[str, int]]:
         """(name, elements) of the tensors that make up an array of a key, in order."""
-        plan = key["plan"]
-        sizes = _sizes(math.prod(key["shape"]), plan["slice_elements"], plan["row_elements"], plan["partitions"])
-        names = ["%d.%d.%d" % (plan["wire_key"], number, part) for number in range(len(sizes))]
+        plan = KeyPlan.of_kept(key["plan"], key["shape"], key["dtype"])
+        sizes = plan.sizes()
+        names = ["%d.%d.%d" % (plan.wire_key, number, part) for number in range(len(sizes))]
         missing = next((name for name in names if name not in self._where), None)
         if missing is not None:
             raise Refused("tensor %s of key %r is missing" % (missing, key["id"]))
@@ -319,16 +320,6 @@ def _refusing(what: str):
         raise Refused("%s: %s" % (what, error.strerror or error)) from None
     except Exception as error:  # the library's own, and what wrong types in a manifest raise
         raise Refused("%s: %s: %s" % (what, type(error).__name__, error)) from None
-
-
-def _sizes(elements: int, slice_elements: int, row_elements: int, partitions: int) -> List[int]:
-    """How many elements each slice, or partition of rows, has: docs/protocol.md."""
-    if row_elements:
-        rows = elements // row_elements
-        ends = [rows * number // partitions for number in range(partitions + 1)]
-        return [(end - begin) * row_elements for begin, end in zip(ends, ends[1:])]
-    count = max(1, -(-elements // slice_elements))
-    return [min(slice_elements, elements - number * slice_elements) for number in range(count)]
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -28,8 +28,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 
-from p3._core import DTYPES, P3Error, slice_count, state_parts
+from p3._core import DTYPES, P3Error, state_parts
 from p3.cluster.messages import sendable
+from p3.key_plan import KeyPlan
 from p3.server.options import SETTLED_BY_FIRST_KEY, validate
 from p3.settings import Settings, in_job
 from p3.snapshots import tree
@@ -52,6 +53,20 @@ class Key(NamedTuple):
     dtype: str
     handle: int  # what the core calls it, here only
     sparse: bool = False  # a key of rows: its gradients touch few of them
+
+
+class _Agreed:
+    """What the job has agreed on for a key, which this worker may not have declared yet."""
+
+    def __init__(self, message: dict) -> None:
+        self.plan = KeyPlan.of(message)
+        self.shape = tuple(message["shape"])
+        self.catch_up: Optional[int] = message["catch_up"]
+        self.successor: Optional[dict] = None  # a `repartitioned` message that came before the declaration
+        self.is_applied = False  # the core has the plan
+
+    def fits(self, key: Key) -> bool:
+        return (self.shape, self.plan.dtype, self.plan.row_elements > 0) == (key.shape, key.dtype, key.sparse)
 
 
 class Session:
@@ -77,13 +92,13 @@ class Session:
         self.describe_optimizers: Callable[[], Optional[dict]] = lambda: None  # as JSON can carry it, for a successor
         self._steps: Optional[Steps] = None
         if link.replaces_workers:
-            self._steps = Steps(lambda: self.describe_optimizers(), self._completed_pushes, self._plans_has)
+            self._steps = Steps(lambda: self.describe_optimizers(), self._completed_pushes, self._is_agreed)
             if link.rejoined:
                 self._steps.begin_behind(past["step"], past["joins"], past["marked"], past["numbers"])
         self._link = link
         self._changed = threading.Condition()  # guards all below; notified when any of it, or the core's state, changes
         self._keys: Dict[Tuple[int, Name], Key] = {}
-        self._plans: Dict[Tuple[int, Name], dict] = {}  # `agreed` messages, also of keys not yet declared here
+        self._agreed: Dict[Tuple[int, Name], _Agreed] = {}
         self._options: Dict[Tuple[int, str], dict] = {}  # store and name -> what this worker asked for
         self._pushed: Set[int] = set()  # stores to which this worker has pushed
         self._options_agreed: Dict[Tuple[int, str], dict] = {}
@@ -191,7 +206,7 @@ class Session:
             else:
                 handle = self.core.declare(str(name), elements, DTYPES[type_name], compression)
             key = self._keys[store, name] = Key(store, name, shape, type_name, handle, sparse)
-            plan = self._plans.get((store, name))
+            agreed = self._agreed.get((store, name))
             defaults = [option for option in SETTLED_BY_FIRST_KEY if (store, option) not in self._options]
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
         self._link.send(
@@ -205,8 +220,8 @@ class Session:
                 "defaults": defaults,
             }
         )
-        if plan is not None:
-            self._agree(key, plan)
+        if agreed is not None:
+            self._agree(key, agreed)
         return key
 
     def init(self, key: Key, value: Optional[Any], landing: Any, priority: int = 0):
@@ -426,15 +441,15 @@ class Session:
         """With the lock held."""
         for news in self._steps.news():
             rounds = news.pop("rounds")
-            keys = [self._plans[identity]["wire_key"] for identity in rounds]
+            keys = [self._agreed[identity].plan.wire_key for identity in rounds]
             marked = self._steps.is_marked
             self._link.send({"kind": "place", "keys": keys, "rounds": list(rounds.values()), "marked": marked, **news})
 
     def _completed_pushes(self, identity) -> int:
         return self.core.key_counters(self._keys[identity].handle)["rounds"]
 
-    def _plans_has(self, identity) -> bool:
-        return identity in self._plans
+    def _is_agreed(self, identity) -> bool:
+        return identity in self._agreed
 
     # What all workers agree on
 
@@ -484,7 +499,7 @@ class Session:
         )
 
     def set_optimizer(self, store: int, description: dict) -> None:
-        """set_option() of what p3.server.optimizers.describe() makes of an optimizer."""
+        """set_option() of a description as p3.server.optimizers has them."""
         self.set_option(store, "optimizer", description)
 
     def option(self, store: int, name: str) -> Optional[dict]:
@@ -585,14 +600,15 @@ class Session:
     def agreed_shape(self, store: int, name: Name) -> Optional[Tuple[int, ...]]:
         """Of a key that the job has; None if it has none by now."""
         with self._changed:
-            plan = self._plans.get((store, name))
-            return None if plan is None else tuple(plan["shape"])
+            agreed = self._agreed.get((store, name))
+            return None if agreed is None else agreed.shape
 
     def updates_behind(self, key: Key) -> int:
         """In a process that has taken a lost one's place: how often the key has been updated, if all workers had it from the
         beginning. Rounds that all skipped are none."""
         with self._changed:
-            rounds = self._plans.get((key.store, key.name), {}).get("catch_up") or 0
+            agreed = self._agreed.get((key.store, key.name))
+            rounds = agreed.catch_up or 0 if agreed is not None else 0
         updates = rounds - self.past["joins"]
         return updates + self.past["resumed"] if updates > 0 else 0
 
@@ -600,14 +616,13 @@ class Session:
         """A captured key as a snapshot describes it (p3.snapshots.files.Snapshot); `id`: what the script calls it."""
         with self._changed:
             optimizer = self._options_agreed.get((key.store, "optimizer"))
-        plan = self.core.captured_plan(key.handle)
         return {
             "store": key.store,
             "id": id,
             "shape": list(key.shape),
             "dtype": key.dtype,
             "optimizer": optimizer,
-            "plan": {name: plan[name] for name in ("wire_key", "slice_elements", "row_elements", "partitions")},
+            "plan": self.core.captured_plan(key.handle).kept(),
         }
 
     # Counters
@@ -718,17 +733,17 @@ class Session:
         with self._changed:
             if kind == "agreed":
                 identity = message["store"], message["name"]
-                self._plans[identity] = message
+                agreed = self._agreed[identity] = _Agreed(message)
                 key = self._keys.get(identity)
                 if self._steps is not None:
-                    if message["catch_up"] is not None:
-                        self._steps.know(identity, message["catch_up"])
+                    if agreed.catch_up is not None:
+                        self._steps.know(identity, agreed.catch_up)
                     self._tell_place()
             elif kind == "repartitioned":
-                plan = self._plans[message["store"], message["name"]]
-                may_move = plan.get("applied", False)
+                agreed = self._agreed[message["store"], message["name"]]
+                may_move = agreed.is_applied
                 if not may_move:  # this worker has not declared the key yet
-                    plan["successor"] = message
+                    agreed.successor = message
             elif kind == "settled":
                 self._moving.discard((message["store"], message["name"]))
             elif kind == "option_agreed":
@@ -741,9 +756,9 @@ class Session:
             elif kind == "missing":
                 rounds = dict(zip(message["keys"], message["rounds"]))
                 pushed = {
-                    identity: rounds[plan["wire_key"]]
-                    for identity, plan in self._plans.items()
-                    if plan["wire_key"] in rounds
+                    identity: rounds[agreed.plan.wire_key]
+                    for identity, agreed in self._agreed.items()
+                    if agreed.plan.wire_key in rounds
                 }
                 self._steps.ask(message["rank"], message["attempt"], message["joins"], pushed)
                 self._tell_place()
@@ -757,7 +772,7 @@ class Session:
                 self.snapshots.on_message(message)
             self._changed.notify_all()
         if kind == "agreed" and key is not None:
-            self._agree(key, message)
+            self._agree(key, agreed)
         elif kind == "repartitioned" and may_move:
             self._move(message)
         elif kind == "abort":
@@ -768,59 +783,43 @@ class Session:
         with self._changed:
             self._changed.notify_all()
 
-    def _agree(self, key: Key, plan: dict) -> None:
+    def _agree(self, key: Key, agreed: _Agreed) -> None:
         """Gives the core the job's plan, once; never a plan that contradicts what was declared here."""
         with self._changed:
-            declared = (key.shape, key.dtype, key.sparse)
-            if plan.get("applied") or (tuple(plan["shape"]), plan["dtype"], plan["row_elements"] > 0) != declared:
+            if agreed.is_applied or not agreed.fits(key):
                 return
-            plan["applied"] = True
-            self._partitions[key.store, key.name] = plan["partitions"]
-            plan = dict(plan)  # a move changes it
-        self.core.agree(
-            key.handle,
-            plan["wire_key"],
-            plan["first_slice"],
-            plan["slice_elements"],
-            plan["partitions"],
-            plan["catch_up"] is not None,
-        )
-        if self._link.recording is not None:
-            slices = plan["partitions"] or slice_count(math.prod(key.shape), plan["slice_elements"])
-            self._link.recording.note_key(plan["wire_key"], key.store, key.name, key.shape, key.dtype, slices)
-        if "successor" in plan:
-            self._move(plan["successor"])
+            agreed.is_applied = True
+            plan = agreed.plan  # a move changes it
+            self._partitions[key.store, key.name] = plan.partitions
+        self.core.agree(key.handle, plan, agreed.catch_up is not None)
+        self._note_key(key, plan)
+        if agreed.successor is not None:
+            self._move(agreed.successor)
 
-    def _move(self, plan: dict) -> None:
+    def _note_key(self, key: Key, plan: KeyPlan) -> None:
+        if self._link.recording is not None:
+            self._link.recording.note_key(plan.wire_key, key.store, key.name, key.shape, key.dtype, plan.slices)
+
+    def _move(self, message: dict) -> None:
         """This worker's share of a sparse key's rows is to go to other partitions, once rank 0's next round has told all."""
-        identity = plan["store"], plan["name"]
+        identity = message["store"], message["name"]
         with self._changed:
             # As agreed by now, not as this worker has asked: the servers expect the same parts.
-            key, optimizer = self._keys[identity], self._options_agreed.get((plan["store"], "optimizer"))
-            former, rows = self._plans[identity]["wire_key"], self._keys[identity].shape[0]
-        first, end = (rows * rank // self.num_workers for rank in (self.rank, self.rank + 1))
-        operation = self.core.move_rows(
-            key.handle,
-            plan["wire_key"],
-            plan["first_slice"],
-            plan["slice_elements"],
-            plan["partitions"],
-            state_parts(optimizer, DTYPES[key.dtype]),
-            first,
-            end - first,
-        )
+            key, optimizer = self._keys[identity], self._options_agreed.get((message["store"], "optimizer"))
+            former = self._agreed[identity].plan
+        plan = former.successor(message)
+        first, end = (plan.rows * rank // self.num_workers for rank in (self.rank, self.rank + 1))
+        parts = state_parts(optimizer, DTYPES[key.dtype])
+        operation = self.core.move_rows(key.handle, plan, parts, first, end - first)
         with self._changed:
-            self._plans[identity]["wire_key"] = plan["wire_key"]
+            self._agreed[identity].plan = plan
             self._moving.add(identity)
             self._changed.notify_all()
-        report = threading.Thread(target=self._report_move, args=(operation, former, plan), name="p3-move", daemon=True)
-        report.start()
-        if self._link.recording is not None:
-            self._link.recording.note_key(
-                plan["wire_key"], key.store, key.name, key.shape, key.dtype, plan["partitions"]
-            )
+        arguments = (operation, key, former, plan)
+        threading.Thread(target=self._report_move, args=arguments, name="p3-move", daemon=True).start()
+        self._note_key(key, plan)
 
-    def _report_move(self, operation, former: int, plan: dict) -> None:
+    def _report_move(self, operation, key: Key, former: KeyPlan, plan: KeyPlan) -> None:
         """A thread of its own: the core tells of the end, the control thread is for messages."""
         while not operation.done:
             if self._unusable is not None or self.core.error is not None:
@@ -828,9 +827,9 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 operation.wait(_MOVE_POLL_S)
         with self._changed:
-            self._partitions[plan["store"], plan["name"]] = plan["partitions"]
+            self._partitions[key.store, key.name] = plan.partitions
             self._changed.notify_all()
-        self._link.send({"kind": "moved", "wire_key": former})
+        self._link.send({"kind": "moved", "wire_key": former.wire_key})
 
     def _wait_until(self, condition, timeout_s: float, what: str) -> None:
         deadline = time.monotonic() + timeout_s

@@ -42,7 +42,7 @@ inline bool cpu_has_avx2() {
 }
 
 // Whether the AVX2 builds are used. Tests clear it to compare the two; true needs cpu_has_avx2().
-inline std::atomic<bool> use_avx2{cpu_has_avx2()};
+extern std::atomic<bool> use_avx2;
 
 template <typename Body>
 void loop_baseline(size_t n, Body body) {

@@ -5,9 +5,10 @@ import random
 import pytest
 
 from p3.cluster import messages
-from p3.cluster.agreement import Agreement, slice_count
+from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
+from p3.key_plan import KeyPlan
 
 WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
 SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
@@ -135,7 +136,8 @@ def test_slice_count_is_the_cores():
     core = pytest.importorskip("p3._core", reason="the extension is not built")
     for elements in (0, 1, 9, 10, 11, 12345678):
         for slice_elements in (1, 10, 50000):
-            assert slice_count(elements, slice_elements) == core.slice_count(elements, slice_elements)
+            plan = KeyPlan(0, "float32", elements, 0, slice_elements)
+            assert plan.slices == core.slice_count(elements, slice_elements) == len(plan.sizes())
 
 
 def test_the_same_plan_comes_out_in_whatever_order_the_others_announce():

@@ -326,19 +326,14 @@ def test_counters_tell_of_each_key_and_each_server():
 def extern_functions():
     """Each declaration of a C++ function in the binding, on one line: {"file:line": text}."""
     found = {}
-    for path in sorted([*PACKAGE.rglob("*.pyx"), *PACKAGE.rglob("*.pxi")]):
-        in_block = in_source = False
+    for path in sorted([*PACKAGE.rglob("*.pyx"), *PACKAGE.rglob("*.pxd")]):
+        in_block = False
         open_text, opened_at = "", 0
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            text = line.split("#")[0].strip() if not in_source else line.strip()
-            if text and not line[0].isspace() and not in_source:
+            text = line.split("#")[0].strip()
+            if text and not line[0].isspace():
                 in_block = text.startswith("cdef extern")
-                continue
-            if not in_block:
-                continue
-            if text == '"""':
-                in_source = not in_source
-            elif not in_source and text:
+            elif in_block and text:
                 opened_at = number if not open_text else opened_at
                 open_text += " " + text
                 if open_text.count("(") == open_text.count(")"):

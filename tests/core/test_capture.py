@@ -144,4 +144,4 @@ def test_a_key_that_moves_to_other_partitions_is_captured_with_the_new_ones(mach
         np.testing.assert_array_equal(captured[1][0].reshape(value.shape), job.landings[0])
         for worker in job.workers:
             plan = worker.captured_plan(0)
-            assert (plan["wire_key"], plan["partitions"], plan["row_elements"]) == (1, 7, 5)
+            assert (plan.wire_key, plan.partitions, plan.row_elements) == (1, 7, 5)

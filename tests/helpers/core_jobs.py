@@ -5,7 +5,8 @@ import socket
 
 import numpy as np
 
-from p3._core import DTYPES, NO_SCALARS, P3Server, P3Worker, make_ring, slice_count, state_parts
+from p3._core import DTYPES, NO_SCALARS, P3Server, P3Worker, make_ring, state_parts
+from p3.key_plan import KeyPlan
 
 DEADLINE_S = 20
 SGD = {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision": False}
@@ -62,15 +63,16 @@ class Job:
 
     def key(self, elements, dtype="float32", compression=None):
         """The handle of a new key, the same on every worker."""
-        wire_key, first_slice = self.keys, self.slices
+        wire_key = self.keys
+        plan = KeyPlan(wire_key, dtype, elements, self.slices, self.slice_elements)
         self.keys += 1
-        self.slices += slice_count(elements, self.slice_elements)
+        self.slices += plan.slices
         for server in self.servers:
-            server.define(wire_key, f"key{wire_key}", elements, DTYPES[dtype], first_slice, self.slice_elements)
+            server.define(plan, f"key{wire_key}")
         handles = set()
         for worker in self.workers:
             handle = worker.declare(f"key{wire_key}", elements, DTYPES[dtype], compression)
-            worker.agree(handle, wire_key, first_slice, self.slice_elements)
+            worker.agree(handle, plan)
             handles.add(handle)
         (handle,) = handles
         return handle
@@ -123,11 +125,12 @@ class RowsJob(Job):
             self.set_on_servers("set_reduction", "average")
         rows, row_elements = value.shape
         code = DTYPES[value.dtype.name]
+        self.plan = KeyPlan(0, value.dtype.name, value.size, 0, slice_elements, row_elements, partitions)
         for server in self.servers:
-            server.define(0, "emb", value.size, code, 0, slice_elements, 0, row_elements, partitions)
+            server.define(self.plan, "emb")
         for worker in self.workers:
             assert worker.declare_rows("emb", rows, row_elements, code) == 0
-            worker.agree(0, 0, 0, slice_elements, partitions)
+            worker.agree(0, self.plan)
         if optimizer is not None:
             self.set_on_servers("set_optimizer", optimizer)
         self.init_rows(value)
@@ -186,22 +189,20 @@ class MovingJob(RowsJob):
 
     def move(self, value, partitions, optimizer, before_round):
         """All workers go over to so many partitions behind the round that `before_round` runs."""
-        key, slice_elements, code = self.wire_keys, self.slice_elements, DTYPES[value.dtype.name]
+        key, former = self.wire_keys, self.wire_keys - 1
         first_slice = 100 * key + 1  # not the servers' former order
+        plan = self.plan._replace(wire_key=key, first_slice=first_slice, partitions=partitions)
         for server in self.servers:
-            server.define_successor(
-                key - 1, key, value.size, code, first_slice, slice_elements, value.shape[1], partitions
-            )
+            server.define_successor(plan, former)
         moves = []
         # Rank 0 last: others may know of the plan before they are told to take it.
         for rank in reversed(range(len(self.workers))):
             first, end = (len(value) * edge // len(self.workers) for edge in (rank, rank + 1))
-            plan = (0, key, first_slice, slice_elements, partitions)
-            parts = state_parts(optimizer, code)
-            moves.append(self.workers[rank].move_rows(*plan, parts, first, end - first))
+            parts = state_parts(optimizer, DTYPES[value.dtype.name])
+            moves.append(self.workers[rank].move_rows(0, plan, parts, first, end - first))
         before_round()
         for move in moves:
             move.wait(DEADLINE_S)
         for server in self.servers:
-            server.drop(key - 1)
+            server.drop(former)
         self.wire_keys += 1

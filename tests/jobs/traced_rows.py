@@ -17,9 +17,9 @@ with Session.open() as session:
     ids = np.arange(session.rank, ROWS, 2)
     for number in range(1, ROUNDS + 1):
         if number == 2 and session.rank == 0:
-            before = session._plans[0, "table"]["wire_key"]
+            before = session._agreed[0, "table"].plan.wire_key
             session.repartition(table, PARTITIONS)
-            agreed = lambda: session._plans[0, "table"]["wire_key"] != before  # noqa: E731
+            agreed = lambda: session._agreed[0, "table"].plan.wire_key != before  # noqa: E731
             session._wait_until(agreed, 30, "for the plan")
         rows = session.pushpull_rows(table, ids, np.ones((len(ids), COLUMNS), "float32"), weight)
         session.pushpull(dense, landing, landing).wait(30)

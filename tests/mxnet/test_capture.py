@@ -46,7 +46,8 @@ def test_captures_take_their_turn_between_pushes_in_mxnets_engine():
     push(3)
     completions, residuals = Completions(), {}
     for number, (name, (store, _)) in enumerate(weights.items()):
-        residuals[name] = store._keys[name].capture(ROUND, completions, number)
+        key = store._keys[name]
+        residuals[name] = key.capture(ROUND, key.priority, completions, number)
     push(4)
     assert sorted(completions.next(DEADLINE_S) for _ in weights) == [(number, False) for number in range(4)]
 
@@ -59,7 +60,7 @@ def test_captures_take_their_turn_between_pushes_in_mxnets_engine():
     expected = {"dense": [-0.5] * 70000, "rows": rows, "on the servers": rows, "2bit": [0.5, 0, -0.5]}
     for name, (store, _) in weights.items():
         plan = session.core.captured_plan(store._keys[name].declared.handle)
-        np.testing.assert_array_equal(np.concatenate(pieces[plan["wire_key"]]), expected[name], name)
+        np.testing.assert_array_equal(np.concatenate(pieces[plan.wire_key]), expected[name], name)
     assert residuals.pop("2bit") is not None and set(residuals.values()) == {None}
     mx.nd.waitall()
 
@@ -70,9 +71,10 @@ def test_a_residual_that_nobody_holds_is_no_danger():
     kv.init("key", mx.nd.zeros((100000,)))
     kv.push("key", mx.nd.full((100000,), 0.75))
     completions = Completions()
-    kept = kv._keys["key"].capture(ROUND, completions, 0)
+    key = kv._keys["key"]
+    kept = key.capture(ROUND, key.priority, completions, 0)
     for _ in range(20):
-        kv._keys["key"].capture(ROUND, Completions(), 0)
+        key.capture(ROUND, key.priority, Completions(), 0)
     assert completions.next(DEADLINE_S) == (0, False)
     assert np.asarray(kept).tolist() == [0.25] * 100000
     mx.nd.waitall()
@@ -87,7 +89,8 @@ def test_a_capture_behind_a_failed_push_tells_who_waits():
         kv.init("weight", mx.nd.zeros((2, 2)))
         kv.push("weight", mx.nd.linalg.potrf(-mx.nd.ones((2, 2))))  # not positive definite
         completions = Completions()
-        kv._keys["weight"].capture(7, completions, 1)
+        key = kv._keys["weight"]
+        key.capture(7, key.priority, completions, 1)
         try:
             print("done:", completions.next(30))
         except P3Error as error:

@@ -66,17 +66,17 @@ def test_a_worker_that_does_not_know_the_plan_yet_waits_for_it(machines):
     value = np.zeros((10, 2), "float32")
     workers = len(machines)
     with MovingJob(value, workers, 2, optimizer=SGD, machines=machines) as job:
+        plan = job.plan._replace(wire_key=1, first_slice=7, partitions=5)
         for server in job.servers:
-            server.define_successor(0, 1, 20, 0, 7, 8, 2, 5)
-        plan = (0, 1, 7, 8, 5, [0])
-        leads = job.workers[0].move_rows(*plan, 0, 5)
+            server.define_successor(plan, 0)
+        leads = job.workers[0].move_rows(0, plan, [0], 0, 5)
         for member in job.workers[2:]:
-            member.move_rows(*plan, 10, 0)
+            member.move_rows(0, plan, [0], 10, 0)
         job.round([(rows_of([1]), value[:1] + 1)] * workers)
         late = [worker.push_rows(0, rows_of([1]), value[:1] + 1, landing, 0, LR)
                 for worker, landing in zip(job.workers, job.landings)]
         assert not leads.done
-        job.workers[1].move_rows(*plan, 5, 5)
+        job.workers[1].move_rows(0, plan, [0], 5, 5)
         for operation in late:
             operation.wait(DEADLINE_S)
         assert leads.done

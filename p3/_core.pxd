@@ -1,0 +1,292 @@
+"""The C++ core as Cython sees it, and what a front end's extension shares of _core.pyx.
+
+Every function from C++ says `except +`, or `noexcept` where it has nothing that could fail: an exception that Cython
+was not told of ends the process.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport shared_ptr, unique_ptr
+from libcpp.optional cimport optional
+from libcpp.string cimport string
+from libcpp.utility cimport pair
+from libcpp.vector cimport vector
+
+
+cdef extern from "p3/error.h" namespace "p3" nogil:
+    cdef cppclass Error:
+        pass
+
+
+cdef extern from "binding/python_errors.h" namespace "p3::binding":
+    void raise_as_python() noexcept
+    object error_or_none(const optional[Error]&) except +raise_as_python
+
+
+cdef extern from "p3/dtype.h" namespace "p3" nogil:
+    cdef enum class DType(unsigned char):
+        kFloat32
+        kFloat16
+    size_t size_of(DType) noexcept
+    DType sum_type(DType) noexcept
+    cbool is_float(DType) noexcept
+    const char* name_of(DType) noexcept
+
+
+cdef extern from "p3/slicing.h" namespace "p3" nogil:
+    cdef cppclass CKeyPlan "p3::KeyPlan":
+        uint32_t wire_key
+        DType dtype
+        uint64_t elements
+        uint32_t slice_elements
+        uint64_t first_slice
+        uint32_t row_elements, partitions
+    uint32_t c_slice_count "p3::slice_count"(const CKeyPlan&) noexcept
+
+
+cdef extern from "p3/rows.h" namespace "p3" nogil:
+    cdef cppclass RowRange:
+        uint64_t first
+        uint64_t count
+    cdef cppclass RowsView:
+        const int64_t* ids
+        uint64_t count
+        const void* values
+
+
+cdef extern from "p3/compression.h" namespace "p3" nogil:
+    cdef cppclass Compression:
+        Compression() noexcept
+
+
+cdef extern from "p3/optimizer.h" namespace "p3" nogil:
+    cdef enum class Algorithm(unsigned char):
+        pass
+    cdef cppclass OptimizerSpec:
+        OptimizerSpec() noexcept
+        Algorithm algorithm
+        double momentum, beta1, beta2, epsilon, gamma1, gamma2, rho, beta, lamda1, lamda, wd_lh, schedule_decay
+        double clip_gradient, clip_weights
+        cbool multi_precision
+    cdef cppclass RoundScalars:
+        RoundScalars() noexcept
+        double lr, wd, rescale, updates, schedule
+
+
+cdef extern from "p3/stream.h" namespace "p3" nogil:
+    cdef cppclass Stream:
+        int read_fd() noexcept
+        int write_fd() noexcept
+
+
+cdef extern from "p3/tls_stream.h" namespace "p3" nogil:
+    cdef cppclass TlsStream(Stream):
+        TlsStream(int, int, const string&, cbool) except +raise_as_python
+        @staticmethod
+        cbool built_in() noexcept
+        cbool writes_in_kernel() noexcept
+        void end_writing() noexcept
+        void close() noexcept
+
+
+cdef extern from "p3/node.h" namespace "p3" nogil:
+    cdef cppclass NodeOptions:
+        string label
+        cbool checksums
+        double heartbeat_s
+        double timeout_s
+    cdef cppclass Traffic:
+        uint64_t bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices
+        uint64_t held_bytes, peak_held_bytes
+        double queued_s
+    cdef cppclass Counters:
+        Traffic traffic, local
+        uint64_t rounds, received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes
+
+
+cdef extern from "p3/lateness.h" namespace "p3" nogil:
+    cdef cppclass Late:
+        int worker
+        cbool of_machine
+        string key
+        uint64_t round
+        double waited_s
+        int waiting
+
+
+cdef extern from "p3/captured.h" namespace "p3" nogil:
+    shared_ptr[char] new_bytes(size_t) except +
+    cdef cppclass CapturedArray:
+        uint32_t wire_key, slice
+        uint8_t part
+        DType dtype
+        uint64_t elements
+        shared_ptr[char] data
+
+
+cdef extern from "p3/worker.h" namespace "p3" nogil:
+    cdef cppclass KeyCounters:
+        uint64_t rounds
+        double completed_s, waited_s, longest_wait_s
+        cbool as_slices
+        uint64_t own_rows, pushed_rows, touched_rows, row_bytes_sent, row_bytes_received
+    cdef cppclass Done "p3::Worker::Done":
+        pass
+    cdef cppclass RowsDone "p3::Worker::RowsDone":
+        pass
+    cdef cppclass MoveDone "p3::Worker::MoveDone":
+        pass
+    cdef cppclass Worker:
+        Worker(int, int, NodeOptions) except +raise_as_python
+        void add_server(int, unique_ptr[Stream], string) except +raise_as_python
+        void add_local(int, unique_ptr[Stream], string) except +raise_as_python
+        void add_watch(unique_ptr[Stream], string) except +raise_as_python
+        void start() except +raise_as_python
+        int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
+        void agree(int, const CKeyPlan&, cbool) except +raise_as_python
+        void init(int, const void*, void*, int32_t, Done) except +raise_as_python
+        void push(int, const void*, void*, int32_t, const RoundScalars&, Done) except +raise_as_python
+        void skip(int, void*, int32_t, Done) except +raise_as_python
+        void fetch(int, uint8_t, void*, Done) except +raise_as_python
+        void store(int, uint8_t, const void*, Done) except +raise_as_python
+        int declare_rows(string, uint64_t, uint64_t, DType) except +raise_as_python
+        void init_rows(int, const void*, void*, int32_t, Done) except +raise_as_python
+        void push_rows(int, const RowsView&, void*, int32_t, const RoundScalars&, RowsDone) except +raise_as_python
+        void skip_rows(int, void*, int32_t, Done) except +raise_as_python
+        void fetch_rows(int, uint8_t, const int64_t*, uint64_t, void*, int32_t, Done) except +raise_as_python
+        void store_rows(int, uint8_t, const RowsView&, Done) except +raise_as_python
+        void choose_route(int, int) except +raise_as_python
+        void move_rows(int, const CKeyPlan&, vector[uint8_t], const RowRange&, MoveDone) except +raise_as_python
+        void route_rows(int, cbool) except +raise_as_python
+        void capture(int, uint64_t, float*, Done) except +raise_as_python
+        cbool keeps_residual(int) except +raise_as_python
+        void restore_residual(int, const float*) except +raise_as_python
+        optional[CKeyPlan] captured_plan(int) except +raise_as_python
+        optional[Error] error() except +raise_as_python
+        int event_fd() noexcept
+        Counters counters() except +raise_as_python
+        vector[Late] late() except +raise_as_python
+        Traffic traffic_with(int) except +raise_as_python
+        KeyCounters key_counters(int) except +raise_as_python
+        void mark_stall(int, int64_t, int64_t) except +raise_as_python
+        cbool close(double) except +raise_as_python
+        void abandon_after_fork() noexcept
+
+
+cdef extern from "p3/server.h" namespace "p3" nogil:
+    cdef cppclass ServerOptions:
+        pass
+    cdef cppclass Pushed "p3::LostWorker::Pushed":
+        uint32_t wire_key
+        uint64_t round
+    cdef cppclass LostWorker:
+        string problem
+        vector[Pushed] pushed
+    cdef cppclass Server:
+        Server(int, int, int, ServerOptions) except +raise_as_python
+        void add_worker(int, unique_ptr[Stream], string) except +raise_as_python
+        void add_watch(unique_ptr[Stream], string) except +raise_as_python
+        void start() except +raise_as_python
+        void define(const CKeyPlan&, string, int) except +raise_as_python
+        void define_successor(const CKeyPlan&, uint32_t) except +raise_as_python
+        void drop(uint32_t) except +raise_as_python
+        void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
+        void set_compression(int, const Compression&) except +raise_as_python
+        void set_average(int, cbool) except +raise_as_python
+        LostWorker lose_worker(int) except +raise_as_python
+        void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
+        void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
+        optional[Error] error() except +raise_as_python
+        int event_fd() noexcept
+        cbool finished() noexcept
+        vector[CapturedArray] take_captured(uint64_t) except +raise_as_python
+        Counters counters() except +raise_as_python
+        vector[Late] late() except +raise_as_python
+        vector[double] mean_lateness_s() except +raise_as_python
+        void stop() except +raise_as_python
+        void abandon_after_fork() noexcept
+
+
+cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
+    unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool, TlsStream*) except +raise_as_python
+    vector[int] c_make_ring "p3::binding::make_ring"(size_t) except +raise_as_python
+    Compression compression_of(const string&, double) except +raise_as_python
+    NodeOptions traced(NodeOptions, int) except +raise_as_python
+    ServerOptions server_options(
+        NodeOptions, cbool, int, const vector[int]&, cbool, cbool
+    ) except +raise_as_python
+    vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
+    void fail_worker "p3::binding::fail"(Worker&, const string&) except +raise_as_python
+    void fail_server "p3::binding::fail"(Server&, const string&) except +raise_as_python
+    int shake_hands(TlsStream&) except +raise_as_python
+    int64_t read_some(TlsStream&, char*, size_t) except +raise_as_python
+    int64_t write_some(TlsStream&, const char*, size_t) except +raise_as_python
+
+
+cdef extern from "binding/completion.h" namespace "p3::binding" nogil:
+    cdef cppclass Completion:
+        @staticmethod
+        Done done_of(shared_ptr[Completion]) except +raise_as_python
+        @staticmethod
+        RowsDone rows_done_of(shared_ptr[Completion]) except +raise_as_python
+        @staticmethod
+        MoveDone move_done_of(shared_ptr[Completion]) except +raise_as_python
+        cbool done() noexcept
+        cbool updated() noexcept
+        const vector[int64_t]& changed_rows() noexcept
+        cbool wait(double) except +raise_as_python
+    cdef cppclass CCompletions "p3::binding::Completions":
+        @staticmethod
+        Done done_of(shared_ptr[CCompletions], int64_t) except +raise_as_python
+        pair[int64_t, cbool] next(double) except +raise_as_python
+
+
+cdef OptimizerSpec optimizer_spec(description) except *
+cdef RoundScalars round_scalars(scalars) except *
+
+
+cdef class CoreArray:
+    cdef shared_ptr[char] data
+    cdef Py_ssize_t elements, itemsize
+    cdef bytes format
+
+    @staticmethod
+    cdef CoreArray over(shared_ptr[char] data, Py_ssize_t elements, DType dtype)
+
+
+cdef class Completions:
+    cdef shared_ptr[CCompletions] queue
+
+    cdef Done done_of(self, int64_t token) except *
+
+
+cdef class Operation:
+    cdef shared_ptr[Completion] completion
+    cdef Py_buffer source
+    cdef Py_buffer landing
+    cdef Py_buffer ids
+    cdef cbool holds_source, holds_landing, holds_ids
+    cdef cbool tells_changed
+
+    cdef take_landing(self, landing, size_t nbytes, rows=*)
+    cdef take_source(self, source, size_t nbytes, rows=*)
+    cdef uint64_t take_ids(self, ids) except? 0
+    cdef const void* source_address(self)
+    cdef void* landing_address(self)
+
+
+cdef class P3Worker:
+    cdef Worker* core
+    cdef int rank
+    cdef int notsent_low_water_bytes
+    cdef list unfinished  # operations that the core may still borrow from
+    cdef Py_ssize_t sweep_at
+    # Of each key, by handle: elements, type, bytes, bytes of a state, elements of a row (0: a dense key).
+    cdef list sizes
+
+    cdef CoreArray new_residual(self, int key)
+    cdef size_t residual_bytes(self, int key)
+    cdef size_t row_bytes(self, int key, int part) except? 0
+    cdef check_handle(self, int key)
+    cdef Operation begin(self, int key, source, landing, int size)
+    cdef keep(self, Operation operation)

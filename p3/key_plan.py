@@ -1,0 +1,79 @@
+"""How a key is cut into slices, or the rows of a sparse one into partitions: what all nodes of a job agree on for it.
+
+Here are also its forms in messages and in snapshots; so whoever adds a field does it here, and in messages.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Union
+
+Name = Union[str, int]
+
+
+class KeyPlan(NamedTuple):
+    """As the core's (include/p3/slicing.h), which checks every plan it is given: ValueError if it makes no sense."""
+
+    wire_key: int  # what frames call the key
+    dtype: str
+    elements: int
+    first_slice: int  # slices of all keys before: those of the whole job go round robin over the servers
+    slice_elements: int
+    row_elements: int = 0  # of a key of rows; 0: a dense key
+    partitions: int = 0  # of a key of rows, where they take the place of slices
+
+    @property
+    def rows(self) -> int:
+        """Of a key of rows."""
+        return self.elements // self.row_elements
+
+    @property
+    def slices(self) -> int:
+        """Or partitions. An empty key has one, so that its rounds complete like any other's."""
+        return self.partitions or max(1, -(-self.elements // self.slice_elements))
+
+    def sizes(self) -> List[int]:
+        """The elements of each slice or partition: docs/protocol.md."""
+        if self.row_elements:
+            ends = [self.rows * number // self.partitions for number in range(self.partitions + 1)]
+            return [(end - begin) * self.row_elements for begin, end in zip(ends, ends[1:])]
+        whole = self.slice_elements
+        return [min(whole, self.elements - number * whole) for number in range(self.slices)]
+
+    # Messages (p3/cluster/messages.py)
+
+    def define(self, store: int, name: Name, predecessor: int) -> Dict[str, Any]:
+        return dict(self._asdict(), kind="define", store=store, name=name, predecessor=predecessor)
+
+    def agreed(self, store: int, name: Name, shape: Sequence[int]) -> Dict[str, Any]:
+        fields = dict(self._asdict(), kind="agreed", store=store, name=name, shape=shape, catch_up=None)
+        del fields["elements"]
+        return fields
+
+    def repartitioned(self, store: int, name: Name) -> Dict[str, Any]:
+        fields = {field: getattr(self, field) for field in _SUCCESSOR_FIELDS}
+        return dict(fields, kind="repartitioned", store=store, name=name)
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> KeyPlan:
+        """That of a `define` or `agreed` message."""
+        fields = message if "elements" in message else {**message, "elements": math.prod(message["shape"])}
+        return cls(*(fields[field] for field in cls._fields))
+
+    def successor(self, message: Mapping[str, Any]) -> KeyPlan:
+        """That of a `repartitioned` message about this key."""
+        return self._replace(**{field: message[field] for field in _SUCCESSOR_FIELDS})
+
+    # Snapshots (p3/snapshots/files.py)
+
+    def kept(self) -> Dict[str, int]:
+        return {field: getattr(self, field) for field in _KEPT_FIELDS}
+
+    @classmethod
+    def of_kept(cls, kept: Mapping[str, int], shape: Sequence[int], dtype: str) -> KeyPlan:
+        fields = {field: kept[field] for field in _KEPT_FIELDS}
+        return cls(dtype=dtype, elements=math.prod(shape), first_slice=0, **fields)
+
+
+_SUCCESSOR_FIELDS = ("wire_key", "first_slice", "slice_elements", "partitions")
+_KEPT_FIELDS = ("wire_key", "slice_elements", "row_elements", "partitions")

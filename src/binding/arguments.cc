@@ -1,0 +1,98 @@
+#include "binding/arguments.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "p3/error.h"
+#include "p3/machines.h"
+#include "p3/ring_stream.h"
+#include "p3/socket_stream.h"
+#include "p3/trace.h"
+#include "p3/wire.h"
+
+namespace p3::binding {
+
+std::unique_ptr<Stream> stream_of(int fd, int notsent_low_water_bytes, const std::vector<int>& ring, bool is_maker,
+                                  TlsStream* tls) {
+  if (tls != nullptr) return std::unique_ptr<Stream>(tls);
+  if (ring.empty()) return std::make_unique<SocketStream>(fd, notsent_low_water_bytes);
+  RingStream::Descriptors descriptors;
+  if (ring.size() != descriptors.size())
+    throw Error(ErrorKind::kUsage, "a ring has " + std::to_string(descriptors.size()) + " descriptors");
+  std::copy(ring.begin(), ring.end(), descriptors.begin());
+  return std::make_unique<RingStream>(fd, descriptors, is_maker);
+}
+
+std::vector<int> make_ring(size_t bytes_each_way) {
+  const auto made = RingStream::make(bytes_each_way);
+  return {made.begin(), made.end()};
+}
+
+Compression compression_of(const std::string& type, double threshold) {
+  Compression compression;
+  if (type == "2bit") {
+    compression.encoding = Encoding::kTwoBit;
+    compression.threshold = static_cast<float>(threshold);
+  } else if (type == "fp16") {
+    compression.encoding = Encoding::kFloat16;
+  } else {
+    throw Error(ErrorKind::kUsage, "compression: there is no type '" + type + "'");
+  }
+  return compression;
+}
+
+NodeOptions traced(NodeOptions options, int trace_fd) {
+  if (trace_fd >= 0) options.trace = std::make_shared<Recorder>(trace_fd);
+  return options;
+}
+
+ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, const std::vector<int>& machines,
+                             bool local_aggregation, bool outlives_workers) {
+  ServerOptions options;
+  options.node = std::move(node);
+  options.sum_order = by_arrival ? SumOrder::kArrival : SumOrder::kRank;
+  options.threads = threads;
+  options.machines = Machines(machines);
+  options.local_aggregation = local_aggregation;
+  options.outlives_workers = outlives_workers;
+  return options;
+}
+
+std::vector<uint8_t> parts_of(const OptimizerSpec& spec, DType dtype) {
+  const auto optimizer = Optimizer::make(spec);
+  std::vector<uint8_t> parts{0};
+  for (int i = 1; i <= optimizer->state_count(); ++i) parts.push_back(static_cast<uint8_t>(i));
+  if (optimizer->needs_master(dtype)) parts.push_back(kMaster);
+  return parts;
+}
+
+void fail(Worker& worker, const std::string& text) { worker.fail(Error(ErrorKind::kRemote, text)); }
+void fail(Server& server, const std::string& text) { server.fail(Error(ErrorKind::kRemote, text)); }
+
+int shake_hands(TlsStream& stream) { return static_cast<int>(stream.handshake()); }
+
+namespace {
+
+int64_t moved_or_end(const IoResult& result) {
+  if (result.bytes > 0 || result.error == EAGAIN) return static_cast<int64_t>(result.bytes);
+  if (result.error == 0) return result.end ? -1 : 0;
+  if (result.error == ECONNRESET || result.error == EPIPE) return -1;
+  throw Error(ErrorKind::kPeerLost,
+              result.error == EBADMSG ? "TLS refuses what came: altered on the way" : std::strerror(result.error));
+}
+
+}  // namespace
+
+int64_t read_some(TlsStream& stream, char* data, size_t size) {
+  const iovec part{data, size};
+  return moved_or_end(stream.read(&part, 1));
+}
+
+int64_t write_some(TlsStream& stream, const char* data, size_t size) {
+  const iovec part{const_cast<char*>(data), size};
+  return moved_or_end(stream.write(&part, 1));
+}
+
+}  // namespace p3::binding

@@ -1,0 +1,46 @@
+// The core's arguments, made of what Cython can pass. Errors: as what they make throws, and Error(kUsage).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "p3/compression.h"
+#include "p3/dtype.h"
+#include "p3/node.h"
+#include "p3/optimizer.h"
+#include "p3/server.h"
+#include "p3/stream.h"
+#include "p3/tls_stream.h"
+#include "p3/worker.h"
+
+namespace p3::binding {
+
+// A van's stream: the TLS connection, if there is one, which it takes over; the bare socket; or, with the descriptors of a
+// ring, shared memory, of which the socket tells only the end.
+std::unique_ptr<Stream> stream_of(int fd, int notsent_low_water_bytes, const std::vector<int>& ring, bool is_maker,
+                                  TlsStream* tls);
+std::vector<int> make_ring(size_t bytes_each_way);
+
+Compression compression_of(const std::string& type, double threshold);
+
+// Takes the descriptor over. -1: no trace.
+NodeOptions traced(NodeOptions options, int trace_fd);
+ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, const std::vector<int>& machines,
+                             bool local_aggregation, bool outlives_workers);
+
+// The parts that a key of that type has where the optimizer updates it: 0, its value, and the parts of its state.
+std::vector<uint8_t> parts_of(const OptimizerSpec& spec, DType dtype);
+
+void fail(Worker& worker, const std::string& text);
+void fail(Server& server, const std::string& text);
+
+// One step of a handshake. 0: done, 1: wait until readable, 2: until writable.
+int shake_hands(TlsStream& stream);
+// Bytes moved, 0 where none can move now, -1 where the other end has gone. Throws Error(kPeerLost) for all else.
+int64_t read_some(TlsStream& stream, char* data, size_t size);
+int64_t write_some(TlsStream& stream, const char* data, size_t size);
+
+}  // namespace p3::binding
