@@ -35,8 +35,11 @@ void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, c
                        Priority priority) const {
   enqueue(worker, key, priority, "gradient", gradient, key.landing,
           [worker, handle = key.handle, priority, scalars](const Operation& operation) {
-            worker->push(handle, operation.input_address(), operation.output_address(), priority.in_queues, scalars,
-                         [done = operation.completion()](const Error* error, bool) { done(error); });
+            operation.with_input(priority, [worker, handle, priority, scalars, landing = operation.output_address()](
+                                     const void* gradient, Operation::Completion done) {
+              worker->push(handle, gradient, landing, priority.in_queues, scalars,
+                           [done = std::move(done)](const Error* error, bool) { done(error); });
+            });
           });
 }
 
@@ -101,8 +104,8 @@ const void* MXNetEngine::Operation::input_address() const {
   const void* address = api_->address_of(input_);
   if (!address)
     throw Error(ErrorKind::kUsage, std::string("the ") + input_word_ + " of key '" + key_.name +
-                                       "' is held in a blocked oneDNN layout, which P3 cannot read in place; set "
-                                       "P3_STAGE_GRADIENTS=1 on every worker to have MXNet copy such arrays first");
+                                       "' is held in a blocked oneDNN layout, which P3 cannot read in place; give "
+                                       "it a copy of the array");
   return address;
 }
 
@@ -114,7 +117,38 @@ void* MXNetEngine::Operation::output_address() const {
   return address;
 }
 
-std::function<void(const Error* error)> MXNetEngine::Operation::completion() const {
+void MXNetEngine::Operation::with_input(
+    Priority priority, std::function<void(const void* input, Completion completion)> use) const {
+  if (const void* address = api_->address_of(input_)) return use(address, completion());
+
+  NDArrayHandle input = input_;
+  NDArrayHandle* copies = nullptr;
+  int count = 0;  // MXNet makes the array, in the plain layout
+  api_->check(api_->MXImperativeInvoke(api_->copy, 1, &input, &count, &copies, 0, nullptr, nullptr));
+  const std::unique_ptr<void, int (*)(NDArrayHandle)> copy(copies[0], api_->MXNDArrayFree);
+
+  // This operation ends with the one that reads the copy: also if the engine drops that, as the copy has failed.
+  struct Ending {
+    ~Ending() {
+      const Error dropped(ErrorKind::kUsage, what + " was not sent: MXNet could not copy it");
+      if (completion) completion(&dropped);
+    }
+    std::string what;
+    Completion completion;
+  };
+  const auto ending = std::make_shared<Ending>();
+  ending->what = std::string("the ") + input_word_ + " of key '" + key_.name + "'";
+  ending->completion = completion();
+  MXNetEngine(api_).enqueue(worker_, key_, priority, input_word_, copy.get(), nullptr,
+                            [use = std::move(use), ending](const Operation& copied) {
+                              use(copied.input_address(), [ending, end = copied.completion()](const Error* error) {
+                                std::exchange(ending->completion, nullptr)(error);
+                                end(error);
+                              });
+                            });
+}
+
+MXNetEngine::Operation::Completion MXNetEngine::Operation::completion() const {
   return [complete = on_complete_](const Error* error) { complete.call(complete.engine, complete.param, error); };
 }
 

@@ -38,7 +38,7 @@ class MXNetEngine {
 
   // The key's first value, which rank 0 sends from the landing array itself: each slice has left before it comes back.
   void init(Worker* worker, const Key& key, Priority priority) const;
-  // The key's next round. `gradient`: CPU memory, shape and type of the landing array.
+  // The key's next round. `gradient`: CPU memory, shape and type of the landing array; it may be held in a blocked layout.
   void push(Worker* worker, const Key& key, NDArrayHandle gradient, const RoundScalars& scalars,
             Priority priority) const;
 
@@ -70,6 +70,8 @@ class MXNetEngine {
   const MXNetApi& api() const { return *api_; }
 
  private:
+  explicit MXNetEngine(const MXNetApi* api) : api_(api) {}
+
   const MXNetApi* api_;
 };
 
@@ -86,7 +88,12 @@ class MXNetEngine::Operation {
   void* output_address() const;
 
   // To be called once, with null or what went wrong. May be kept after the operation is gone.
-  std::function<void(const Error* error)> completion() const;
+  using Completion = std::function<void(const Error* error)>;
+  Completion completion() const;
+  // Calls `use`, now or on another thread of the engine, with the address of the dense input, which holds until the
+  // completion is called. A oneDNN operator may have left the input in a blocked layout, which only MXNet can read: then
+  // with the address of MXNet's copy.
+  void with_input(Priority priority, std::function<void(const void* input, Completion completion)> use) const;
   // As completion(), of an error that the whole job must hear of.
   void fail(const Error& error) const;
 

@@ -143,13 +143,13 @@ class DenseKey(Key):
             to_dense(classic(value)).copyto(self.landing)
         self.operations.init(priority)
 
-    def gradient(self, values, stage):
-        """What push() sends: the sum over this worker's devices, in CPU memory. `stage`: copied by MXNet in any case."""
+    def gradient(self, values):
+        """What push() sends: the sum over this worker's devices, in CPU memory."""
         if any(map(is_sparse, values)):
             self._say_that_it_densifies()
             values = [to_dense(value) for value in values]
         total = self.sum_devices(values)
-        if stage or not self.engine.in_cpu_memory(total.handle.value):
+        if not self.engine.in_cpu_memory(total.handle.value):
             total = total.copyto(mx.cpu())
         return total
 

@@ -68,7 +68,6 @@ class P3KVStore(mx.kvstore.KVStore):
         session = self._session
         session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _all_stores(session))
         self._engine = _mxnet.MXNetEngine(self._session.core, mx.base._LIB._name)
-        self._stage_gradients = settings.stage_gradients
         self._engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
         self._updater = self._updater_func = self._str_updater_func = None
         self._is_p3 = False  # MXNet's word for its own P3
@@ -569,7 +568,7 @@ class P3KVStore(mx.kvstore.KVStore):
                 with _mxnet_errors():
                     store_snapshots.restore_key(self, entry)
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
-        gradient = entry.gradient(values, self._stage_gradients)
+        gradient = entry.gradient(values)
         scalars = _core.NO_SCALARS
         if self._server_optimizer is not None:
             scalars = round_scalars(self._server_optimizer, entry.id)

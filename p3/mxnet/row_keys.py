@@ -28,11 +28,11 @@ class _KeyOfRows(Key):
             engine, declared.handle, str(key), anchor.handle.value, self.shape[0], self.row_bytes, landing is not None
         )
 
-    def gradient(self, values, stage):
+    def gradient(self, values):
         """As DenseKey.gradient; and if it is row_sparse, it is an array that nobody will write again."""
         total = self.sum_devices(values)
         is_ours = len(values) > 1
-        if not self.engine.in_cpu_memory(total.handle.value) or ((stage or is_sparse(total)) and not is_ours):
+        if not self.engine.in_cpu_memory(total.handle.value) or (is_sparse(total) and not is_ours):
             total = total.copyto(mx.cpu())
         return total
 
@@ -124,10 +124,10 @@ class ServerRowKey(_KeyOfRows):
         value = None if value is None else to_dense(value).as_in_context(mx.cpu())
         self.operations.init(0 if value is None else value.handle.value, self._next_round(), priority)
 
-    def gradient(self, values, stage):
+    def gradient(self, values):
         if not all(map(is_sparse, values)):
             raise MXNetError(f"key {self.id!r} has a row_sparse weight; it takes row_sparse gradients, not dense ones")
-        return super().gradient(values, stage)
+        return super().gradient(values)
 
     def keep_weight(self):
         pass  # another kind of key takes over at the first push

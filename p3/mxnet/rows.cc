@@ -157,24 +157,30 @@ void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, con
       worker_, key, priority, "gradient", gradient, key.landing,
       [worker = worker_, api = &engine_->api(), handle = key.handle, priority, lands = lands_,
        rows = rows_, is_sparse, round, scalars, changed = changed_](const MXNetEngine::Operation& operation) {
-        auto ids = std::make_shared<std::vector<int64_t>>();
-        RowsView view;
+        void* landing = lands ? operation.output_address() : nullptr;
+        const auto push = [=](std::vector<int64_t> row_ids, const void* values, MXNetEngine::Operation::Completion done) {
+          const auto ids = std::make_shared<const std::vector<int64_t>>(std::move(row_ids));
+          RowsView view;
+          view.ids = ids->data();
+          view.count = ids->size();
+          view.values = values;
+          worker->push_rows(handle, view, landing, priority.in_queues, scalars,
+                            [done = std::move(done), ids, changed, round](const Error* error, const RowsView& now) {
+                              if (!error) changed->note(round, now.ids, now.count);
+                              done(error);
+                            });
+        };
         if (is_sparse) {
-          *ids = ids_of(*api, operation.input());
-          view.values = ids->empty() ? nullptr : values_of(*api, operation.input());
+          std::vector<int64_t> ids = ids_of(*api, operation.input());
+          const void* values = ids.empty() ? nullptr : values_of(*api, operation.input());
+          push(std::move(ids), values, operation.completion());
         } else {
-          ids->resize(rows);
-          std::iota(ids->begin(), ids->end(), int64_t{0});
-          view.values = operation.input_address();
+          operation.with_input(priority, [push, rows](const void* values, MXNetEngine::Operation::Completion done) {
+            std::vector<int64_t> all(rows);
+            std::iota(all.begin(), all.end(), int64_t{0});
+            push(std::move(all), values, std::move(done));
+          });
         }
-        view.ids = ids->data();
-        view.count = ids->size();
-        worker->push_rows(
-            handle, view, lands ? operation.output_address() : nullptr, priority.in_queues, scalars,
-            [done = operation.completion(), ids, changed, round](const Error* error, const RowsView& now) {
-              if (!error) changed->note(round, now.ids, now.count);
-              done(error);
-            });
       });
 }
 

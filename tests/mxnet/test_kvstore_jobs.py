@@ -60,12 +60,6 @@ def test_gradient_that_fails_on_one_worker_is_an_error_on_all():
         assert "gradient of key 'weight' failed" in errors[rank]
 
 
-def test_gradient_in_a_blocked_layout_is_refused_and_the_setting_named():
-    for message in errors_of("blocked_gradient").values():
-        assert "key 'weight'" in message and "P3_STAGE_GRADIENTS=1" in message
-
-
-def test_staged_gradients_may_have_any_layout():
-    command = jobs.python("failures.py", "blocked_gradient")
-    status, output = jobs.run_p3(2, 1, command, P3_STAGE_GRADIENTS="1")
+def test_gradients_may_be_held_in_a_blocked_layout():
+    status, output = jobs.run_p3(2, 1, jobs.python("failures.py", "blocked_gradient"))
     assert status == 0 and output.count("no error") == 2, output
