@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import List, Optional, Sequence
 
+from p3.cluster.execute import Launched
 from p3.errors import ConfigError, NotBuilt
 from p3.settings import Settings
 
@@ -62,7 +63,8 @@ def _exec(options, settings: Settings, command: List[str]) -> int:
 
     if options.secret_stdin:
         return execute.supervise([sys.executable, "-m", "p3", "exec", "--"] + command)
-    return execute.execute(settings, command)
+    launched = Launched(*(getattr(options, name) for name in Launched._fields))
+    return execute.execute(settings, command, launched)
 
 
 def _doctor(_options, settings: Settings, _command: List[str]) -> int:
@@ -147,6 +149,8 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         "P3_SECRET_FILE in the environment.",
     )
     execute.add_argument("--secret-stdin", action="store_true", help="read the secret from the first line of input")
+    for name in Launched._fields:  # from `p3 run`
+        execute.add_argument(Launched.option(name), type=int, help=argparse.SUPPRESS)
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")
     execute.set_defaults(handler=_exec)
 

@@ -1,10 +1,11 @@
-"""Every setting of P3, in one place: each is a field with its variable, default, unit and meaning.
+"""Every setting of P3, in one place: each is a field with its variable, default, allowed values and description.
 
     settings = Settings.from_env(os.environ)      # ConfigError names the variable, its value and what is allowed
+    python -m p3.settings                         # prints the table of README.md
 
 The environment is ps-lite's (DMLC_*), so that launchers that know it can start P3; P3's own variables are P3_*.
 An unknown P3_* variable is a warning that names the nearest known one, because a typing error would otherwise
-silently leave the default in force.
+silently leave the default in force. So is a removed one; its warning says what to do instead.
 """
 
 from __future__ import annotations
@@ -46,18 +47,6 @@ def _auto_or(parse_number: Callable[[str], int]) -> Callable[[str], Union[int, s
             return text if text == "auto" else parse_number(text)
         except ValueError as error:
             raise ValueError("auto, or %s" % error) from None
-
-    return parse
-
-
-def _power_of_two(low: int, high: int) -> Callable[[str], int]:
-    integer = _integer(low, high)
-
-    def parse(text: str) -> int:
-        value = integer(text)
-        if value & (value - 1):
-            raise ValueError("a power of two from %d to %d" % (low, high))
-        return value
 
     return parse
 
@@ -114,101 +103,179 @@ def _secret(text: str) -> str:
     return text
 
 
-def _setting(variable: str, default, parse, meaning: str, secret: bool = False):
-    metadata = {"variable": variable, "parse": parse, "meaning": meaning, "secret": secret}
+def _setting(variable: str, default, parse, text: str, secret: bool = False, common: bool = False):
+    """`text`: what it is, in which unit, when to change it. `common`: must be the same on all nodes."""
+    metadata = {"variable": variable, "parse": parse, "text": text, "secret": secret, "common": common}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Settings:
+    # fmt: off
     # Who this process is and whom it joins.
-    role: Optional[str] = _setting("DMLC_ROLE", None, _choice(*ROLES), "what this process is; unset: embedded")
-    root_host: Optional[str] = _setting("DMLC_PS_ROOT_URI", None, _text, "name or address of the scheduler's host")
-    root_port: Optional[int] = _setting("DMLC_PS_ROOT_PORT", None, _integer(1, 65535), "the scheduler's TCP port")
-    num_workers: Optional[int] = _setting("DMLC_NUM_WORKER", None, _integer(1, 10000), "workers in the job")
-    num_servers: Optional[int] = _setting("DMLC_NUM_SERVER", None, _integer(1, 10000), "servers in the job")
-    interface: Optional[str] = _setting("DMLC_INTERFACE", None, _text, "network interface whose address is ours")
-    node_host: Optional[str] = _setting("DMLC_NODE_HOST", None, _text, "address at which others reach this node")
-    rank: Optional[int] = _setting("P3_RANK", None, _integer(0, 9999), "rank in its role; unset: given on joining")
-    local_rank: Optional[int] = _setting("P3_LOCAL_RANK", None, _integer(0, 9999), "rank among this host's workers")
-    local_size: Optional[int] = _setting("P3_LOCAL_SIZE", None, _integer(1, 10000), "workers on this host")
-    secret: Optional[str] = _setting("P3_SECRET", None, _secret, "the job's secret", secret=True)
-    secret_file: Optional[str] = _setting("P3_SECRET_FILE", None, _command, "file that holds the job's secret")
-    tls: bool = _setting("P3_TLS", False, _flag, "1: what crosses the network is encrypted; the same on all nodes")
+    role: Optional[str] = _setting(
+        "DMLC_ROLE", None, _choice(*ROLES),
+        "What this process is: `worker`, `server` or `scheduler`. `p3 run` sets it. With no `DMLC_*` variable at all "
+        "a script runs embedded: a worker and a server in its own process.",
+    )
+    root_host: Optional[str] = _setting(
+        "DMLC_PS_ROOT_URI", None, _text,
+        "Name or address of the scheduler's host, as all nodes reach it. `p3 run` sets it.",
+    )
+    root_port: Optional[int] = _setting(
+        "DMLC_PS_ROOT_PORT", None, _integer(1, 65535),
+        "TCP port of the scheduler. `p3 run` takes a free one; set it where a firewall opens only certain ports.",
+    )
+    num_workers: Optional[int] = _setting(
+        "DMLC_NUM_WORKER", None, _integer(1, 10000), "Number of workers in the job. `p3 run -n` sets it."
+    )
+    num_servers: Optional[int] = _setting(
+        "DMLC_NUM_SERVER", None, _integer(1, 10000), "Number of servers in the job. `p3 run -s` sets it."
+    )
+    interface: Optional[str] = _setting(
+        "DMLC_INTERFACE", None, _text,
+        "Network interface whose IPv4 address other nodes use to reach this one. Set it on hosts with several "
+        "networks; unset, it is the interface that leads to the scheduler.",
+    )
+    node_host: Optional[str] = _setting(
+        "DMLC_NODE_HOST", None, _text,
+        "Address at which other nodes reach this one; overrides `DMLC_INTERFACE`. Set it behind address translation.",
+    )
+    rank: Optional[int] = _setting(
+        "P3_RANK", None, _integer(0, 9999),
+        "Rank of this process in its role, from 0. `p3 run` sets it. With another launcher, set it for a process that "
+        "replaces a lost worker or resumes a worker's snapshot; unset, the scheduler assigns ranks.",
+    )
+    secret: Optional[str] = _setting(
+        "P3_SECRET", None, _secret,
+        "The job's secret, at least 16 characters, the same on all nodes. `p3 run` makes one for each job; with "
+        "another launcher prefer `P3_SECRET_FILE`.",
+        secret=True,
+    )
+    secret_file: Optional[str] = _setting(
+        "P3_SECRET_FILE", None, _command,
+        "File that holds the secret, readable by its owner alone. Set it with another launcher than `p3 run`.",
+    )
+    tls: bool = _setting(
+        "P3_TLS", False, _flag,
+        "`1`: encrypt what crosses the network ([docs/security.md](docs/security.md)). Turn it on unless you trust "
+        "the network; it costs processor time.",
+        common=True,
+    )
 
     # How tensors travel.
-    slice_elements: int = _setting("P3_SLICE_ELEMENTS", 50000, _integer(1, 1 << 28), "elements of a slice, at most")
-    partitions: Union[int, str] = _setting(
-        "P3_PARTITIONS", "auto", _auto_or(_integer(1, 1 << 20)), "parts of each sparse key, at most one for each row"
+    slice_elements: int = _setting(
+        "P3_SLICE_ELEMENTS", 50000, _integer(1, 1 << 28),
+        "Maximum number of elements in a slice, the unit that priorities order. Smaller slices let urgent ones "
+        "overtake sooner and cost more overhead. Leave it alone unless `p3 bench slices` favours another size for "
+        "your model.",
+        common=True,
     )
-    route: str = _setting(
-        "P3_ROUTE", "auto", _choice("auto", "rows", "slices"), "of sparse keys: what is fewer bytes, or always the one"
+    partitions: Union[int, str] = _setting(
+        "P3_PARTITIONS", "auto", _auto_or(_integer(1, 1 << 20)),
+        "Number of partitions of each sparse key, at most one for each row. `auto` starts with the number of servers "
+        "and searches for the fastest number while the job trains. Set a number to spare a job that search.",
+        common=True,
     )
     priority: str = _setting(
-        "P3_PRIORITY", "auto", _choice("auto", "caller", "index", "off"), "by first use, caller's, number, or none"
+        "P3_PRIORITY", "auto", _choice("auto", "caller", "index", "off"),
+        "Which slices are most urgent. `auto`: those of the parameters that the forward pass uses first; `caller`: as "
+        "push and pull say; `index`: those of the lowest key; `off`: none, slices leave in the order they came. Leave "
+        "it alone; the others are for scripts with priorities of their own and for measuring what priorities gain.",
+        common=True,
     )
     sum_order: str = _setting(
-        "P3_SUM_ORDER", "rank", _choice("rank", "arrival"), "rank: reproducible; arrival: less memory on the server"
+        "P3_SUM_ORDER", "rank", _choice("rank", "arrival"),
+        "`rank`: servers add gradients in the order of ranks, so every run gives the same bits. `arrival`: as they "
+        "come, which takes less memory. Change it if servers run out of memory and the last bits may differ between "
+        "runs.",
+        common=True,
     )
-    server_threads: int = _setting("P3_SERVER_THREADS", 0, _integer(0, 256), "threads of a server that only sum")
-    notsent_lowat_bytes: int = _setting(
-        "P3_NOTSENT_LOWAT", 128 << 10, _integer(1 << 12, 1 << 30), "bytes that may wait unsent in the kernel, per van"
+    server_threads: int = _setting(
+        "P3_SERVER_THREADS", 0, _integer(0, 256),
+        "Number of threads in which a server adds and updates. 0: its receiving thread does so, which suffices for "
+        "some 10 Gbit/s. Raise it on servers with a faster network and idle cores.",
     )
     local: str = _setting(
-        "P3_LOCAL", "shm", _choice("shm", "unix", "tcp"), "to a server of the same machine: shared memory, or a socket"
+        "P3_LOCAL", "shm", _choice("shm", "unix", "tcp"),
+        "How processes of one machine connect: `shm` by shared memory, `unix` by a local socket, `tcp` as between "
+        "machines. Leave it alone unless `p3 doctor` says that local sockets do not work.",
     )
     local_aggregation: bool = _setting(
-        "P3_LOCAL_AGGREGATION", True, _flag, "1: workers of one machine add up their gradients before they leave it"
+        "P3_LOCAL_AGGREGATION", True, _flag,
+        "`1`: the workers of a machine add up their gradients before they leave it, and one copy of each value comes "
+        "back. `0`: each pushes on its own; the bits are the same. Leave it alone; `P3_ON_WORKER_LOSS=wait` turns it "
+        "off.",
+        common=True,
     )
-    ring_bytes: int = _setting(
-        "P3_RING_BYTES", 512 << 10, _power_of_two(4096, 1 << 30), "shared memory of a van, each way; a power of two"
-    )
-    checksum: bool = _setting("P3_CHECKSUM", False, _flag, "1: CRC32C on every slice; an altered one ends the job")
-    stage_gradients: bool = _setting(
-        "P3_STAGE_GRADIENTS", False, _flag, "1: MXNet copies each gradient before it is sent"
+    checksum: bool = _setting(
+        "P3_CHECKSUM", False, _flag,
+        "`1`: add a CRC32C to every slice; an altered one ends the job with an error that names its sender. Turn it "
+        "on if you suspect a network or memory of altering data.",
+        common=True,
     )
 
     # How long to wait.
-    heartbeat_s: float = _setting("P3_HEARTBEAT_S", 1.0, _seconds(0.01, 3600), "between two signs of life")
-    timeout_s: float = _setting("P3_TIMEOUT_S", 10.0, _seconds(0.1, 86400), "silence that means death")
+    timeout_s: float = _setting(
+        "P3_TIMEOUT_S", 10.0, _seconds(0.1, 86400),
+        "Seconds of silence after which a peer counts as dead. A heartbeat leaves each connection every tenth of "
+        "that, and at least every second. Raise it if hosts or the network pause for longer.",
+    )
     rendezvous_timeout_s: float = _setting(
-        "P3_RENDEZVOUS_TIMEOUT_S", 60.0, _seconds(0.1, 86400), "until all nodes must have joined"
+        "P3_RENDEZVOUS_TIMEOUT_S", 60.0, _seconds(0.1, 86400),
+        "Seconds within which all nodes must join. Raise it if the launcher starts them further apart.",
     )
     on_worker_loss: str = _setting(
-        "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait"), "wait: the others wait for another process of that rank"
-    )
-    rejoin_timeout_s: float = _setting(
-        "P3_REJOIN_TIMEOUT_S", 300.0, _seconds(0.1, 864000), "that others wait for a lost worker"
+        "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait"),
+        "`fail`: a lost worker ends the job. `wait`: the others wait for another process of its rank, at most half of "
+        "`P3_WAIT_TIMEOUT_S`, and train on with it ([docs/reliability.md](docs/reliability.md#replacing-a-worker)).",
+        common=True,
     )
     wait_timeout_s: float = _setting(
-        "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000), "barrier, set_optimizer and the like wait for living workers"
+        "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000),
+        "Seconds that a barrier, `set_optimizer`, a snapshot and the like wait for other nodes. Raise it if one "
+        "worker works for longer while others wait in a barrier.",
     )
     straggler_s: float = _setting(
-        "P3_STRAGGLER_S", 30.0, _seconds(0.1, 864000), "a worker keeps others waiting before the log names it"
+        "P3_STRAGGLER_S", 30.0, _seconds(0.1, 864000),
+        "Seconds that a living worker may keep others waiting before the log names it. Raise it if steps take longer.",
     )
     stuck_s: float = _setting(
-        "P3_STUCK_S", 3600.0, _seconds(0, 864000), "a living worker keeps others waiting before the job fails; 0: never"
+        "P3_STUCK_S", 3600.0, _seconds(0, 864000),
+        "Seconds that a living worker may keep others waiting before the job fails; 0: for ever. Raise it if one "
+        "worker evaluates or reads data for longer.",
     )
 
     # How P3 is run.
     log_level: str = _setting(
-        "P3_LOG", "warning", _choice("debug", "info", "warning", "error"), "least severity of what is logged"
+        "P3_LOG", "warning", _choice("debug", "info", "warning", "error"),
+        "Lowest severity that is logged: `debug`, `info`, `warning` or `error`. Set `info` to see how a job proceeds.",
     )
-    trace: Optional[str] = _setting("P3_TRACE", None, _path, "directory for a record of what happens to each slice")
+    trace: Optional[str] = _setting(
+        "P3_TRACE", None, _path,
+        "Directory where every process records what happens to each slice, for [`p3 trace`](docs/trace.md). Unset: no "
+        "record. Set it to find out what the forward pass waits for.",
+    )
     snapshot_dir: Optional[str] = _setting(
-        "P3_SNAPSHOT_DIR", None, _path, "directory, shared by all nodes, of snapshots to resume from; unset: none"
+        "P3_SNAPSHOT_DIR", None, _path,
+        "Directory, shared by all nodes, where [snapshots](docs/reliability.md) are written and resumed from. Unset: "
+        "none are taken.",
     )
     snapshot_every: int = _setting(
-        "P3_SNAPSHOT_EVERY", 100, _integer(1, 1 << 31), "of the rounds given to kv.snapshot, each so-many-th is taken"
+        "P3_SNAPSHOT_EVERY", 100, _integer(1, 1 << 31),
+        "Rounds from one snapshot to the next, as the script counts them for `kv.snapshot`. Lower it to lose less work "
+        "after a failure; raise it if a snapshot takes longer to write than that many rounds.",
+        common=True,
     )
-    snapshot_keep: int = _setting("P3_SNAPSHOT_KEEP", 2, _integer(1, 10000), "snapshots that stay, the newest")
-    ssh: str = _setting("P3_SSH", "ssh -o BatchMode=yes", _command, "command by which `p3 run` reaches other hosts")
-    python: Optional[str] = _setting("P3_PYTHON", None, _command, "Python on other hosts; unset: the same path as here")
-
-    # Set by `p3 run` for the processes it starts; not meant for people.
-    listen_fd: Optional[int] = _setting("P3_LISTEN_FD", None, _integer(3, 1 << 20), "scheduler: its listening socket")
-    status_fd: Optional[int] = _setting("P3_STATUS_FD", None, _integer(3, 1 << 20), "scheduler: where it reports to")
-    launcher_pid: Optional[int] = _setting("P3_LAUNCHER_PID", None, _integer(1, 1 << 30), "whom to die with")
+    snapshot_keep: int = _setting(
+        "P3_SNAPSHOT_KEEP", 2, _integer(1, 10000),
+        "Number of snapshots to keep, the newest ones. With 1, a damaged snapshot leaves none to resume from.",
+    )
+    ssh: str = _setting(
+        "P3_SSH", "ssh -o BatchMode=yes", _command,
+        "Command by which `p3 run` and `p3 bench` reach other hosts. Set it to choose a user, a port or a key.",
+    )
+    # fmt: on
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -224,17 +291,21 @@ class Settings:
                 "P3_LOCAL_AGGREGATION=1 and P3_ON_WORKER_LOSS=wait exclude each other: what a worker has added up for "
                 "others would be lost with it. Leave P3_LOCAL_AGGREGATION unset."
             )
-        settings = cls(**values)
-        if settings.heartbeat_s * 2 > settings.timeout_s:
-            raise ConfigError(
-                "P3_HEARTBEAT_S=%g is too long for P3_TIMEOUT_S=%g: a living peer would count as dead. "
-                "Make the time-out at least twice the heartbeat." % (settings.heartbeat_s, settings.timeout_s)
-            )
-        return settings
+        return cls(**values)
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Between two heartbeats: several may be lost or late before the peer counts as dead."""
+        return min(1.0, self.timeout_s / 10)
 
     @property
     def replaces_workers(self) -> bool:
         return self.on_worker_loss == "wait"
+
+    @property
+    def replacement_timeout_s(self) -> float:
+        """That others wait for a lost worker's successor: the job then fails of the loss, before a barrier gives up."""
+        return self.wait_timeout_s / 2
 
     def require(self, *names: str) -> None:
         """ConfigError that lists the variables of those settings, of `names`, that are not set."""
@@ -281,6 +352,23 @@ class Settings:
 _BY_NAME = {setting.name: setting for setting in fields(Settings)}
 VARIABLES = {setting.metadata["variable"]: setting for setting in fields(Settings)}
 
+# What `p3 run` tells each worker's script, for example to choose a GPU. P3_LOCAL_SIZE also shares out the cores.
+TOLD_TO_SCRIPTS = ("P3_LOCAL_RANK", "P3_LOCAL_SIZE")
+
+# Former settings, and what to do instead.
+REMOVED = {
+    "P3_HEARTBEAT_S": "set P3_TIMEOUT_S; a heartbeat leaves every tenth of it, and at least every second",
+    "P3_LAUNCHER_PID": "pass --launcher-pid to p3 exec",
+    "P3_LISTEN_FD": "pass --listen-fd to p3 exec",
+    "P3_NOTSENT_LOWAT": "unset it; 128 KiB may wait unsent on each connection",
+    "P3_PYTHON": "unset it, and have the same path lead to Python on every host",
+    "P3_REJOIN_TIMEOUT_S": "set P3_WAIT_TIMEOUT_S to twice as much; a lost worker is waited for half as long as that",
+    "P3_RING_BYTES": "unset it; a connection by shared memory has 512 KiB each way",
+    "P3_ROUTE": "unset it; a sparse key takes the route of fewer bytes in each round",
+    "P3_STAGE_GRADIENTS": "unset it; MXNet copies just those gradients that P3 cannot read in place",
+    "P3_STATUS_FD": "pass --status-fd to p3 exec",
+}
+
 
 def variable_of(name: str) -> str:
     """The environment variable of a setting: variable_of('timeout_s') is 'P3_TIMEOUT_S'."""
@@ -290,6 +378,21 @@ def variable_of(name: str) -> str:
 def in_job(env: Mapping[str, str]) -> bool:
     """Whether the environment asks to join a job (any DMLC_* variable) rather than to run embedded."""
     return any(name.startswith("DMLC_") and value for name, value in env.items())
+
+
+def table() -> str:
+    """All settings as README.md shows them."""
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    for variable, setting in VARIABLES.items():
+        text = setting.metadata["text"] + (" The same on all nodes." if setting.metadata["common"] else "")
+        rows.append("| `%s` | %s | %s |" % (variable, _shown(setting.default), text))
+    return "\n".join(rows)
+
+
+def _shown(default) -> str:
+    if default is None:
+        return "unset"
+    return "%g" % default if isinstance(default, (bool, float)) else str(default)
 
 
 def _parse(setting, text: str):
@@ -302,7 +405,13 @@ def _parse(setting, text: str):
 
 def _warn_of_unknown(env: Mapping[str, str]) -> None:
     for name in sorted(env):
-        if name.startswith("P3_") and name not in VARIABLES:
+        if name in REMOVED:
+            log.warning("%s is set, but is no setting any more and has no effect: %s", name, REMOVED[name])
+        elif name.startswith("P3_") and name not in VARIABLES and name not in TOLD_TO_SCRIPTS:
             nearest = difflib.get_close_matches(name, VARIABLES, n=1)
             hint = "; did you mean %s?" % nearest[0] if nearest else ""
             log.warning("%s is set, but P3 knows no such setting%s", name, hint)
+
+
+if __name__ == "__main__":
+    print(table())

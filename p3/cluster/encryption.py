@@ -31,11 +31,11 @@ def require(settings: Settings) -> None:
             )
 
 
-async def secure(sock: socket.socket, key: bytes, connects: bool, settings: Settings):
+async def secure(sock: socket.socket, key: bytes, connects: bool):
     """The p3._core.Tls that has taken the place of `sock`. ProtocolError if the other end has not the same key."""
     from p3._core import P3Error, Tls
 
-    tls = Tls(sock.detach(), key, connects, notsent_low_water_bytes=settings.notsent_lowat_bytes)
+    tls = Tls(sock.detach(), key, connects)
 
     async def handshake() -> None:
         while True:

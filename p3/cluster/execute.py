@@ -7,11 +7,12 @@ Python started below. What any launcher starts, `p3 run` included.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
 import threading
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from p3.errors import ConfigError
 from p3.settings import Settings
@@ -23,15 +24,31 @@ _TERMINATE_GRACE_S = 5.0
 _WORKER_DEFAULTS = {"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "1"}
 
 
-def execute(settings: Settings, command: List[str]) -> int:
+class Launched(NamedTuple):
+    """What `p3 run` tells a `p3 exec` that it starts on its own host, as options of the command line."""
+
+    launcher_pid: Optional[int] = None  # the process dies with that one
+    listen_fd: Optional[int] = None  # the scheduler's listening socket
+    status_fd: Optional[int] = None  # where the scheduler reports what becomes of the job
+
+    @staticmethod
+    def option(name: str) -> str:
+        return "--" + name.replace("_", "-")
+
+    def options(self) -> List[str]:
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        return ["%s=%d" % (self.option(name), value) for name, value in given.items()]
+
+
+def execute(settings: Settings, command: List[str], launched: Launched = Launched()) -> int:
     """Returns the exit code of a server or scheduler; does not return for a worker. ConfigError if it cannot be."""
     settings.require("role")
-    if settings.launcher_pid is not None:
-        _die_with(settings.launcher_pid)
+    if launched.launcher_pid is not None:
+        _die_with(launched.launcher_pid)
     if settings.role == "scheduler":
         from p3.cluster import scheduler
 
-        return scheduler.main(settings)
+        return scheduler.main(settings, launched.listen_fd, launched.status_fd)
     if settings.role == "server":
         from p3.server import process
 
@@ -41,20 +58,20 @@ def execute(settings: Settings, command: List[str]) -> int:
     if not command:
         raise ConfigError("worker: p3 exec needs the command to run, for example: p3 exec python train.py")
     try:
-        os.execvpe(command[0], command, worker_environment(os.environ, settings.local_size))
+        os.execvpe(command[0], command, worker_environment(os.environ))
     except OSError as error:
         raise ConfigError("worker: cannot run %r: %s" % (command[0], error.strerror)) from None
 
 
-def worker_environment(env: Mapping[str, str], local_size: Optional[int]) -> Dict[str, str]:
-    """`env` as the worker's command gets it. Where the number of this host's workers is known, its cores are shared
-    out among them: threads beyond that would starve the network's, and change the order of sums."""
+def worker_environment(env: Mapping[str, str]) -> Dict[str, str]:
+    """`env` as the worker's command gets it. Where the number of this host's workers is known (P3_LOCAL_SIZE), its cores
+    are shared out among them: threads beyond that would starve the network's, and change the order of sums."""
     made = dict(_WORKER_DEFAULTS, **env)
-    if local_size is not None:
-        made.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // local_size)))
+    workers = env.get("P3_LOCAL_SIZE", "")
+    if workers.isdigit() and int(workers) > 0:
+        made.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(workers))))
     autoload = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_autoload")
     made["PYTHONPATH"] = os.pathsep.join([autoload] + [path for path in [env.get("PYTHONPATH")] if path])
-    made.pop("P3_LAUNCHER_PID", None)  # the command's own children live as long as it wants
     return made
 
 
@@ -66,8 +83,13 @@ def supervise(command: List[str]) -> int:
     """
     pipe = open(0, "rb", buffering=0, closefd=False)  # unbuffered: a buffer's lock would be held at our end
     secret = pipe.readline().strip().decode("ascii", "replace")
-    env = dict(os.environ, P3_SECRET=secret, P3_LAUNCHER_PID=str(os.getpid()))
-    child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(
+        command,
+        env=dict(os.environ, P3_SECRET=secret),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=functools.partial(_die_with, os.getpid()),  # there is no other thread yet that could hold a lock
+    )
 
     def end_child(*_ignored) -> None:
         _signal_group(child.pid, signal.SIGTERM)

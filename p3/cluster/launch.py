@@ -23,6 +23,7 @@ import time
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from p3.cluster import encryption
+from p3.cluster.execute import Launched
 from p3.cluster.node import interface_address, listen
 from p3.cluster.output import Output, Source
 from p3.cluster.placement import Host, Task, local_command, local_environment, place, remote_command
@@ -140,10 +141,9 @@ class Launcher:
             "DMLC_NUM_SERVER": str(self._num_servers),
         }
         self._job, self._command = job, command
-        inherited = {"P3_LISTEN_FD": str(listener.fileno()), "P3_STATUS_FD": str(status_write)}
-        scheduler = Task("scheduler", 0, Host("localhost"), dict(inherited, DMLC_ROLE="scheduler"))
+        scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
         try:
-            await self._start(scheduler, job, [], (listener.fileno(), status_write))
+            await self._start(scheduler, job, [], listen_fd=listener.fileno(), status_fd=status_write)
         finally:
             listener.close()
             os.close(status_write)
@@ -152,9 +152,9 @@ class Launcher:
             await self._start(task, job, command if task.role == "worker" else [])
         return status
 
-    async def _start(self, task: Task, job: Dict[str, str], command: Sequence[str], descriptors=()) -> None:
+    async def _start(self, task: Task, job: Dict[str, str], command: Sequence[str], **descriptors: int) -> None:
         if task.host.is_local:
-            arguments = local_command(command)
+            arguments = local_command(Launched(os.getpid(), **descriptors), command)
             env = local_environment(task, job, self._secret, os.environ)
         else:
             arguments = remote_command(task, job, os.environ, self._settings, os.getcwd(), command)
@@ -163,7 +163,7 @@ class Launcher:
             process = await asyncio.create_subprocess_exec(
                 *arguments,
                 env=env,
-                pass_fds=descriptors,
+                pass_fds=tuple(descriptors.values()),
                 stdin=asyncio.subprocess.DEVNULL if task.host.is_local else asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

@@ -57,7 +57,7 @@ class Member:
                 door.append(DoorStep.open(settings, host if settings.role == "server" else None))
                 port, local = door[0].port, door[0].local
             if settings.tls:
-                tunnel = encryption.Tunnel(await encryption.secure(sock, proved.key("join"), True, settings))
+                tunnel = encryption.Tunnel(await encryption.secure(sock, proved.key("join"), True))
                 sock = tunnel.socket
             await channel.send_message(sock, _join_message(settings, host, port, local))
             member = cls(settings, secret, host, await Stream.over(sock), tunnel)
@@ -96,7 +96,7 @@ class Member:
             await channel.read_message(sock, "accepted")
             if self._settings.tls:
                 key = proved.key("watch of %s %d" % (self.node.role, self.node.rank))
-                van = van._replace(tls=await encryption.secure(sock, key, True, self._settings))
+                van = van._replace(tls=await encryption.secure(sock, key, True))
         except (ProtocolError, OSError) as error:
             van.close()
             raise RendezvousError("%s: the scheduler refused a watch connection: %s" % (self._label, error)) from None

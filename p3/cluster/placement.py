@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from p3.cluster.execute import Launched
 from p3.errors import ConfigError
 from p3.settings import Settings
 
@@ -14,7 +15,7 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 # Of the launcher's environment, what processes on other hosts get too; the rest belongs to this host.
 _FORWARDED_PREFIXES = ("P3_", "MXNET_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "DMLC_INTERFACE")
-_NEVER_FORWARDED = ("P3_SECRET", "P3_SECRET_FILE", "P3_SSH", "P3_PYTHON", "P3_LAUNCHER_PID")
+_NEVER_FORWARDED = ("P3_SECRET", "P3_SECRET_FILE", "P3_SSH")
 
 
 class Host(NamedTuple):
@@ -93,15 +94,15 @@ def local_environment(task: Task, job: Mapping[str, str], secret: str, own: Mapp
     env.pop("P3_SECRET_FILE", None)
     env.update(job)
     env.update(task.env)
-    env.update(P3_SECRET=secret, P3_LAUNCHER_PID=str(os.getpid()), PYTHONUNBUFFERED=own.get("PYTHONUNBUFFERED", "1"))
+    env.update(P3_SECRET=secret, PYTHONUNBUFFERED=own.get("PYTHONUNBUFFERED", "1"))
     path = source_path()
     if path is not None:
         env["PYTHONPATH"] = os.pathsep.join([value for value in (own.get("PYTHONPATH"), path) if value])
     return env
 
 
-def local_command(command: Sequence[str]) -> List[str]:
-    return [sys.executable, "-m", "p3", "exec", "--"] + list(command)
+def local_command(launched: Launched, command: Sequence[str]) -> List[str]:
+    return [sys.executable, "-m", "p3", "exec", *launched.options(), "--", *command]
 
 
 def remote_command(
@@ -117,7 +118,7 @@ def remote_command(
     env.update(job)
     env.update(task.env)
     env.setdefault("PYTHONUNBUFFERED", "1")
-    words = [settings.python or sys.executable, "-m", "p3", "exec", "--secret-stdin", "--"] + list(command)
+    words = [sys.executable, "-m", "p3", "exec", "--secret-stdin", "--"] + list(command)
     return ssh_command(settings, task.host.name, env, directory, words)
 
 
@@ -126,7 +127,7 @@ def forwarded_environment(own: Mapping[str, str]) -> Dict[str, str]:
     env = {
         name: value
         for name, value in own.items()
-        if name.startswith(_FORWARDED_PREFIXES) and name not in _NEVER_FORWARDED and not name.endswith("_FD")
+        if name.startswith(_FORWARDED_PREFIXES) and name not in _NEVER_FORWARDED
     }
     path = source_path()
     if path is not None:

@@ -74,9 +74,11 @@ class _Vacancy:
 
 
 class Scheduler:
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
-        """`listener` is a listening, non-blocking socket; it is closed when the job ends."""
+    def __init__(self, settings: Settings, listener: socket.socket, status_fd: Optional[int] = None) -> None:
+        """`listener` is a listening, non-blocking socket; it is closed when the job ends. `status_fd`: where `p3 run`
+        reads what becomes of the job."""
         self._settings = settings
+        self._status_fd = status_fd
         self._secret = settings.job_secret()
         self._listener = listener
         self._label = "scheduler (%s)" % settings.root_host
@@ -147,7 +149,7 @@ class Scheduler:
                 tunnel.close()
 
     async def _tunnel(self, sock: socket.socket, key: bytes) -> encryption.Tunnel:
-        return encryption.Tunnel(await encryption.secure(sock, key, False, self._settings))
+        return encryption.Tunnel(await encryption.secure(sock, key, False))
 
     async def _serve_member(self, stream: channel.Stream, join: dict) -> None:
         member = _Member(stream, join)
@@ -362,7 +364,7 @@ class Scheduler:
     def _begin_to_wait(self, member: _Member, text: str) -> None:
         member.gone = True
         member.stream.abort()
-        node, timeout_s = member.node, self._settings.rejoin_timeout_s
+        node, timeout_s = member.node, self._settings.replacement_timeout_s
         log.warning("%s The others wait for another process of rank %d, at most %g s.", text, node.rank, timeout_s)
         self._report({"state": "lost", "rank": node.rank})
         self._times_lost[node] = self._times_lost.get(node, 0) + 1
@@ -385,11 +387,11 @@ class Scheduler:
     async def _wait_for(self, node: Node, vacancy: _Vacancy) -> None:
         """Says every now and then who is waited for, and fails the job when that took too long."""
         loop = asyncio.get_running_loop()
-        began, timeout_s = loop.time(), self._settings.rejoin_timeout_s
+        began, timeout_s = loop.time(), self._settings.replacement_timeout_s
         while True:
             left_s = _REMINDER_S if vacancy.visitors else vacancy.since + timeout_s - loop.time()
             if left_s <= 0:
-                text = "%s Nobody took its place within %g s (P3_REJOIN_TIMEOUT_S)." % (vacancy.text, timeout_s)
+                text = "%s Nobody took its place within %g s (half of P3_WAIT_TIMEOUT_S)." % (vacancy.text, timeout_s)
                 self._fail(text)
             await asyncio.wait(
                 {self._end, vacancy.is_filled}, timeout=min(_REMINDER_S, left_s), return_when=asyncio.FIRST_COMPLETED
@@ -561,17 +563,17 @@ class Scheduler:
 
     def _report(self, state: dict) -> None:
         """One JSON line to `p3 run`, if that started us."""
-        if self._settings.status_fd is not None:
+        if self._status_fd is not None:
             try:
-                os.write(self._settings.status_fd, json.dumps(state).encode() + b"\n")
+                os.write(self._status_fd, json.dumps(state).encode() + b"\n")
             except OSError:  # the launcher has gone, and takes us with it
                 pass
 
 
-def open_listener(settings: Settings) -> socket.socket:
+def open_listener(settings: Settings, listen_fd: Optional[int]) -> socket.socket:
     """The scheduler's socket: inherited from `p3 run`, or bound to DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT."""
-    if settings.listen_fd is not None:
-        listener = socket.socket(fileno=settings.listen_fd)
+    if listen_fd is not None:
+        listener = socket.socket(fileno=listen_fd)
         listener.setblocking(False)
         return listener
     settings.require("root_host", "root_port")
@@ -591,19 +593,19 @@ def open_listener(settings: Settings) -> socket.socket:
         ) from None
 
 
-def main(settings: Settings) -> int:
-    """Runs the scheduler of one job; the exit code of its process."""
+def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optional[int] = None) -> int:
+    """Runs the scheduler of one job; the exit code of its process. The descriptors are those that `p3 run` passes on."""
     try:
         settings.require("root_host", "num_workers", "num_servers")
         settings.job_secret()
         encryption.require(settings)
-        listener = open_listener(settings)
+        listener = open_listener(settings, listen_fd)
     except (ConfigError, RendezvousError) as error:
         print("p3: %s" % error, file=sys.stderr)
         return 1
 
     async def serve() -> Optional[str]:
-        return await Scheduler(settings, listener).run()
+        return await Scheduler(settings, listener, status_fd).run()
 
     failure = asyncio.run(serve())
     if failure is not None:

@@ -26,6 +26,7 @@ _FAREWELL_S = 1.0  # for those who are being refused
 _SEVERAL_ADDRESSES = (
     ". If it has several addresses, set DMLC_NODE_HOST or DMLC_INTERFACE there to one that this host reaches."
 )
+_RING_BYTES = 512 << 10  # each way: larger rings hold more slices that a more urgent one cannot overtake
 _RING_DESCRIPTORS = 5  # of a core's ring: its memory and four eventfds
 
 
@@ -151,7 +152,7 @@ async def admit_workers(
             await channel.send_message(sock, {"kind": "accepted"})
             if encrypts:
                 key = peer.key(_subject(rank, label))
-                van = van._replace(tls=await encryption.secure(sock, key, False, settings))
+                van = van._replace(tls=await encryption.secure(sock, key, False))
             if awaited.get(rank) is not wait:
                 raise ProtocolError("worker %d was lost again while it connected" % rank)
             del awaited[rank]
@@ -199,7 +200,7 @@ async def connect_to_leader(settings: Settings, secret: bytes, node: Node, rank:
 async def _connect(settings: Settings, secret: bytes, node: Node, peer: Node, family: int, address) -> Van:
     ring: List[int] = []
     if family == socket.AF_UNIX and settings.local == "shm":
-        ring = _make_ring(settings)
+        ring = _make_ring()
     encrypts = settings.tls and family != socket.AF_UNIX
 
     async def attempt() -> Van:
@@ -214,7 +215,7 @@ async def _connect(settings: Settings, secret: bytes, node: Node, peer: Node, fa
             await channel.read_message(sock, "accepted")
             tls = None
             if encrypts:
-                tls = await encryption.secure(sock, proved.key(_subject(node.rank, str(peer))), True, settings)
+                tls = await encryption.secure(sock, proved.key(_subject(node.rank, str(peer))), True)
             return Van(sock, ring, tls)
         except BaseException:
             sock.close()
@@ -238,11 +239,11 @@ async def _connect(settings: Settings, secret: bytes, node: Node, peer: Node, fa
         ) from None
 
 
-def _make_ring(settings: Settings) -> List[int]:
+def _make_ring() -> List[int]:
     from p3._core import make_ring  # here: the scheduler, which loads no core, knows this module too
 
     try:
-        return make_ring(settings.ring_bytes)
+        return make_ring(_RING_BYTES)
     except ValueError as error:
         log.warning("no shared memory with processes of this machine, a socket serves instead: %s", error)
         return []

@@ -93,7 +93,6 @@ async def _serve(settings: Settings) -> None:
             outlives_workers=settings.replaces_workers,
             heartbeat_s=settings.heartbeat_s,
             timeout_s=settings.timeout_s,
-            notsent_low_water_bytes=settings.notsent_lowat_bytes,
             trace_fd=fd_of(Recording.of(settings, member.node)),
             checksums=settings.checksum,
         )

@@ -40,7 +40,6 @@ class EmbeddedLink:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.slice_elements = settings.slice_elements
-        self.route = settings.route
         self.searches_partitions = settings.partitions == "auto"
         self.wait_timeout_s = settings.wait_timeout_s
         self._agreement = Agreement([_WORKER], [_SERVER], settings.slice_elements, settings.partitions)
@@ -49,7 +48,6 @@ class EmbeddedLink:
         options = {
             "heartbeat_s": settings.heartbeat_s,
             "timeout_s": settings.timeout_s,
-            "notsent_low_water_bytes": settings.notsent_lowat_bytes,
             "checksums": settings.checksum,
         }
         self.recording = Recording.of(settings, _WORKER)

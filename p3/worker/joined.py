@@ -127,7 +127,6 @@ class JoinedLink:
         # That reach the servers in a round.
         self.pushes = len(machines) if settings.local_aggregation else self.num_workers
         self.slice_elements = settings.slice_elements
-        self.route = settings.route
         # What moves while a worker is lost would be lost with it.
         self.searches_partitions = settings.partitions == "auto" and not settings.replaces_workers
         self.label = str(member.node)
@@ -138,7 +137,6 @@ class JoinedLink:
             self.label,
             heartbeat_s=settings.heartbeat_s,
             timeout_s=settings.timeout_s,
-            notsent_low_water_bytes=settings.notsent_lowat_bytes,
             trace_fd=fd_of(self.recording),
             checksums=settings.checksum,
         )

@@ -199,10 +199,7 @@ class Session:
             if sparse:
                 row_elements = math.prod(shape[1:])
                 handle = self.core.declare_rows(str(name), shape[0], row_elements, DTYPES[type_name])
-                if self._link.route == "auto":
-                    self.core.choose_route(handle, self._link.pushes)
-                else:
-                    self.core.route_rows(handle, self._link.route == "slices")
+                self.core.choose_route(handle, self._link.pushes)
             else:
                 handle = self.core.declare(str(name), elements, DTYPES[type_name], compression)
             key = self._keys[store, name] = Key(store, name, shape, type_name, handle, sparse)

@@ -194,7 +194,7 @@ def test_no_scheduler_at_all(make_cluster):
 def test_a_port_in_use(make_cluster):
     """A program that is no scheduler holds the port, and never answers."""
     cluster = make_cluster(1, 1)
-    nodes = [cluster.start("scheduler", P3_LISTEN_FD=""), cluster.start("server"), cluster.start("worker", TRAIN)]
+    nodes = [cluster.start("scheduler", inherits=False), cluster.start("server"), cluster.start("worker", TRAIN)]
     scheduler, server, worker = all_ended(nodes)
     assert "cannot listen on DMLC_PS_ROOT_PORT=%d: Address already in use" % cluster.port in scheduler.err
     for node in (server, worker):
@@ -206,11 +206,8 @@ def test_a_port_in_use(make_cluster):
 def test_a_missing_variable(make_cluster, variable):
     cluster = make_cluster(1, 1)
     for role in ("scheduler", "server", "worker"):
-        if role == "scheduler" and variable == "DMLC_PS_ROOT_PORT":
-            settings = {variable: "", "P3_LISTEN_FD": ""}
-        else:
-            settings = {variable: ""}
-        node = cluster.start(role, TRAIN, **settings).wait(SOON_S)
+        inherits = variable != "DMLC_PS_ROOT_PORT"
+        node = cluster.start(role, TRAIN, inherits, **{variable: ""}).wait(SOON_S)
         assert node.code == 1 and variable in node.err and "not set" in node.err, node
 
 
@@ -231,7 +228,7 @@ def test_a_missing_secret(make_cluster):
 
 def test_an_address_that_does_not_resolve(make_cluster):
     cluster = make_cluster(1, 1)
-    nodes = [cluster.start("scheduler", DMLC_PS_ROOT_URI="nowhere.invalid", P3_LISTEN_FD="")]
+    nodes = [cluster.start("scheduler", inherits=False, DMLC_PS_ROOT_URI="nowhere.invalid")]
     nodes += [cluster.start(role, TRAIN, DMLC_PS_ROOT_URI="nowhere.invalid") for role in ("server", "worker")]
     assert_every_process_says(all_ended(nodes), "DMLC_PS_ROOT_URI=nowhere.invalid does not resolve to an address")
 
@@ -278,7 +275,7 @@ def test_a_killed_node_is_an_error_on_all_others(make_cluster, victim):
 
 @pytest.mark.parametrize("victim", ["worker", "server", "scheduler"])
 def test_a_frozen_node_is_an_error_on_all_others(make_cluster, victim):
-    nodes = started(make_cluster(2, 1), [TRAIN_FOR_EVER] * 2, P3_TIMEOUT_S="2", P3_HEARTBEAT_S="0.2")
+    nodes = started(make_cluster(2, 1), [TRAIN_FOR_EVER] * 2, P3_TIMEOUT_S="2")
     frozen = {"scheduler": nodes[0], "server": nodes[1], "worker": nodes[3]}[victim]
     for worker in nodes[2:]:
         assert worker.read_line().startswith("under way")

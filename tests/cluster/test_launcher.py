@@ -106,28 +106,27 @@ def test_a_wrong_hostfile_is_refused(tmp_path, text):
 
 def test_a_remote_command_is_quoted_and_holds_no_secret():
     (_, task) = place(1, 1, [Host("far")])
-    own = {"P3_SECRET": "swordfish-swordfish", "P3_SLICE_ELEMENTS": "5", "HOME": "/home/me", "P3_LISTEN_FD": "5"}
+    own = {"P3_SECRET": "swordfish-swordfish", "P3_SLICE_ELEMENTS": "5", "HOME": "/home/me"}
     line = remote_command(
-        task, {"DMLC_PS_ROOT_PORT": "77"}, own, Settings(python="/opt/py thon"), "/a dir", ["echo", "$HOME", "it's"]
+        task, {"DMLC_PS_ROOT_PORT": "77"}, own, Settings(), "/a dir", ["echo", "$HOME", "it's"]
     )
     assert line[:4] == ["ssh", "-o", "BatchMode=yes", "far"]
-    assert "swordfish" not in line[4] and "HOME=" not in line[4] and "LISTEN_FD" not in line[4]
+    assert "swordfish" not in line[4] and "HOME=" not in line[4]
     assert "P3_SLICE_ELEMENTS=5" in line[4] and "DMLC_PS_ROOT_PORT=77" in line[4]
     assert line[4].startswith("cd '/a dir' && exec env ")
     shell = subprocess.run(["sh", "-c", "set -- " + line[4].partition("exec env ")[2] + '; printf "%s\n" "$@"'],
                            capture_output=True, text=True, timeout=10).stdout.splitlines()
-    assert shell[shell.index("/opt/py thon"):] == [
-        "/opt/py thon", "-m", "p3", "exec", "--secret-stdin", "--", "echo", "$HOME", "it's"
+    assert shell[shell.index(sys.executable):] == [
+        sys.executable, "-m", "p3", "exec", "--secret-stdin", "--", "echo", "$HOME", "it's"
     ]
 
 
 def test_cores_are_shared_out_among_a_hosts_workers_unless_told_otherwise():
     cores = len(os.sched_getaffinity(0))
-    assert worker_environment({}, cores)["OMP_NUM_THREADS"] == "1"
-    assert worker_environment({}, 1)["OMP_NUM_THREADS"] == str(cores)
-    assert worker_environment({}, 10 * cores)["OMP_NUM_THREADS"] == "1"
-    assert worker_environment({"OMP_NUM_THREADS": "3"}, 1)["OMP_NUM_THREADS"] == "3"
-    assert "OMP_NUM_THREADS" not in worker_environment({}, None)
+    for workers, threads in ((cores, 1), (1, cores), (10 * cores, 1)):
+        assert worker_environment({"P3_LOCAL_SIZE": str(workers)})["OMP_NUM_THREADS"] == str(threads)
+    assert worker_environment({"P3_LOCAL_SIZE": "1", "OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in worker_environment({})
 
 
 # Output
@@ -195,14 +194,14 @@ def test_the_environment_of_a_worker(run_job):
         JOIN + """
     names = ["DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "P3_RANK", "P3_LOCAL_RANK", "OMP_NUM_THREADS"]
     names += ["MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"]
-    print(*[os.environ[name] for name in names], "P3_LAUNCHER_PID" in os.environ, "p3" in sys.modules)
+    print(*[os.environ[name] for name in names], "p3" in sys.modules)
     """,
         env={"OMP_NUM_THREADS": "3"},
         servers=2,
     )
     assert sorted(finished.out.splitlines()) == [
-        "[worker 0] worker 2 2 0 0 3 1 False True",
-        "[worker 1] worker 2 2 1 1 3 1 False True",
+        "[worker 0] worker 2 2 0 0 3 1 True",
+        "[worker 1] worker 2 2 1 1 3 1 True",
     ]
 
 
@@ -396,7 +395,7 @@ def test_a_timeout_ends_the_job(run_job):
 
 
 def autoload(text, tmp_path, **settings):
-    env = worker_environment(clean_environment(DMLC_ROLE="worker", **settings), None)
+    env = worker_environment(clean_environment(DMLC_ROLE="worker", **settings))
     return run_here([sys.executable, "-c", text], env, tmp_path)
 
 

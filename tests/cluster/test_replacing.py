@@ -310,7 +310,7 @@ class Job:
 
     def __init__(self, processes, command, workers, *options, **variables):
         quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(ROOT)])}
-        quick.update(P3_TIMEOUT_S="2", P3_HEARTBEAT_S="0.2")
+        quick.update(P3_TIMEOUT_S="2")
         launcher = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "wait"]
         self.process = Process([*launcher, *options, *command], clean_environment(**{**quick, **variables}), ROOT)
         processes.append(self.process)
@@ -442,7 +442,7 @@ def test_a_frozen_worker_is_replaced_and_ended(processes):
 
 def test_the_job_fails_if_nobody_comes_in_time(make_cluster):
     cluster = make_cluster(2, 1)
-    settings = {"P3_ON_WORKER_LOSS": "wait", "P3_REJOIN_TIMEOUT_S": "1.5"}
+    settings = {"P3_ON_WORKER_LOSS": "wait", "P3_WAIT_TIMEOUT_S": "3"}
     script = (SCRIPTS / "replaced_worker.py").read_text().replace("sys.argv[1]", "10**9")
     nodes = [cluster.start("scheduler", **settings), cluster.start("server", **settings)]
     nodes += [cluster.start("worker", script, **dict(settings, P3_RANK=str(rank))) for rank in range(2)]
@@ -636,7 +636,7 @@ def test_a_key_that_has_become_another_kind_has_its_weights_in_a_successor(run_j
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_server_ends_the_job(make_cluster, number):
     cluster = make_cluster(2, 2)
-    settings = {"P3_ON_WORKER_LOSS": "wait", "P3_TIMEOUT_S": "2", "P3_HEARTBEAT_S": "0.2"}
+    settings = {"P3_ON_WORKER_LOSS": "wait", "P3_TIMEOUT_S": "2"}
     script = (SCRIPTS / "replaced_worker.py").read_text().replace("sys.argv[1]", "10**9")
     nodes = [cluster.start("scheduler", **settings)] + [cluster.start("server", **settings) for _ in range(2)]
     nodes += [cluster.start("worker", script, **dict(settings, P3_RANK=str(rank))) for rank in range(2)]

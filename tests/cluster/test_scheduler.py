@@ -84,7 +84,7 @@ def test_signs_of_life_are_echoed_and_their_absence_is_death():
             await job.server.receive()
         assert not helpers[0].done()
 
-    failure = play(test, timeout_s=0.5, heartbeat_s=0.1)
+    failure = play(test, timeout_s=0.5)
     assert failure.startswith("scheduler (127.0.0.1): worker 0 (127.0.0.1) gave no sign of life for 0.5 s")
 
 
@@ -94,7 +94,7 @@ def test_a_watch_that_ends_without_a_goodbye_is_death_after_a_while():
         helpers.append(asyncio.ensure_future(job.keep_alive(job.server_watch)))
         job.worker_watch.close()
 
-    assert "worker 0 (127.0.0.1) ended its data plane without a goodbye" in play(test, timeout_s=0.5, heartbeat_s=0.1)
+    assert "worker 0 (127.0.0.1) ended its data plane without a goodbye" in play(test, timeout_s=0.5)
 
 
 def test_a_control_connection_that_ends_without_a_goodbye_is_death():

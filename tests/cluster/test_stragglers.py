@@ -55,7 +55,7 @@ def test_nobody_accuses_a_worker_that_is_not_there_or_elsewhere(sender, worker):
         stragglers().note(sender, dict(LATE, worker=worker), 0.0)
 
 
-SOON = {"P3_HEARTBEAT_S": "0.1", "P3_STRAGGLER_S": "0.3", "P3_STUCK_S": "3"}  # looks once in a heartbeat
+SOON = {"P3_TIMEOUT_S": "2", "P3_STRAGGLER_S": "0.3", "P3_STUCK_S": "3"}  # looks once in a heartbeat
 
 JOB = """
     import threading

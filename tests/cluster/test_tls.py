@@ -190,8 +190,8 @@ def run(test):
 
 async def both(ours, theirs, our_key=KEY, their_key=KEY):
     results = await asyncio.gather(
-        encryption.secure(ours, our_key, True, Settings()),
-        encryption.secure(theirs, their_key, False, Settings()),
+        encryption.secure(ours, our_key, True),
+        encryption.secure(theirs, their_key, False),
         return_exceptions=True,
     )
     return results
@@ -228,7 +228,7 @@ def test_an_end_with_a_certificate_instead_of_the_key_is_refused(tmp_path):
         thread = threading.Thread(target=impostor, daemon=True)
         thread.start()
         with pytest.raises(ProtocolError, match="TLS"):
-            await encryption.secure(ours, KEY, True, Settings())
+            await encryption.secure(ours, KEY, True)
         thread.join(10)
 
     run(test)

@@ -13,13 +13,10 @@ from processes import ROOT, Process, clean_environment
 from p3 import cli
 from p3.cluster import messages
 from p3.cluster.placement import place, read_hostfile
-from p3.settings import VARIABLES
+from p3 import settings
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-# Set by `p3 run` for the processes it starts; nobody else should.
-NOT_FOR_PEOPLE = {"P3_LISTEN_FD", "P3_STATUS_FD", "P3_LAUNCHER_PID"}
 
 
 def blocks(language):
@@ -55,16 +52,10 @@ def start_shell(tmp_path, processes):
     return start
 
 
-def test_settings_table_lists_every_public_setting_with_its_default():
-    def shown(default):
-        if default is None:
-            return "unset"
-        return "%g" % default if isinstance(default, (bool, float)) else str(default)
-
-    public = {name: shown(setting.default) for name, setting in VARIABLES.items() if name not in NOT_FOR_PEOPLE}
-    rows = re.findall(r"^\| `((?:DMLC|P3)_\w+)` \| (.*?) \| .+ \|$", README, re.M)
-    assert dict(rows) == public
-    assert len(rows) == len(public)
+def test_settings_are_as_the_code_describes_them():
+    """To bring README.md up to date: python -m p3.settings"""
+    (table,) = re.findall(r"^<!-- settings: .* -->\n(.*?)\n<!-- /settings -->$", README, re.M | re.S)
+    assert table == settings.table()
 
 
 def test_example_runs_embedded_and_prints_what_the_readme_says(start_shell):
@@ -88,9 +79,8 @@ def test_commands_for_another_launcher_make_a_job(start_shell, make_cluster):
     environment = environment.replace("10.0.0.5", "127.0.0.1").replace("9091", str(listener.getsockname()[1]))
 
     assert start_shell(make_secret).wait().code == 0
-    first = start_shell(
-        environment + scheduler + each_host + "wait", (listener.fileno(),), P3_LISTEN_FD=str(listener.fileno())
-    )
+    scheduler = scheduler.replace("p3 exec", "p3 exec --listen-fd=%d" % listener.fileno())  # a port that is free
+    first = start_shell(environment + scheduler + each_host + "wait", (listener.fileno(),))
     second = start_shell(environment + each_host + "wait")
     finished = [first.wait(), second.wait()]
     assert [one.code for one in finished] == [0, 0], finished

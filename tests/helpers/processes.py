@@ -109,17 +109,17 @@ class Cluster:
         """The environment of a node; a setting of '' takes a variable away."""
         return {name: value for name, value in clean_environment(**dict(self._common, **settings)).items() if value}
 
-    def start(self, role: str, script: str = "", **settings: str) -> Process:
-        """Starts `p3 exec` in that role; a worker runs the script."""
+    def start(self, role: str, script: str = "", inherits: bool = True, **settings: str) -> Process:
+        """Starts `p3 exec` in that role; a worker runs the script. A scheduler `inherits` the listener."""
         command = [sys.executable, "-m", "p3", "exec"]
         if role == "worker":
             path = self._folder / ("worker%d.py" % len(self._processes))
             path.write_text(textwrap.dedent(script))
             command += [sys.executable, str(path)]
         pass_fds = ()
-        if role == "scheduler" and "P3_LISTEN_FD" not in settings:
+        if role == "scheduler" and inherits:
             pass_fds = (self.listener.fileno(),)
-            settings["P3_LISTEN_FD"] = str(self.listener.fileno())
+            command.append("--listen-fd=%d" % self.listener.fileno())
         env = self.env(**dict({"DMLC_ROLE": role}, **settings))
         self._processes.append(Process(command, env, self._folder, pass_fds))
         if pass_fds:

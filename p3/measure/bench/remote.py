@@ -26,16 +26,12 @@ class SshHost(NamedTuple):
 
     def command(self, *argv: str) -> List[str]:
         """Runs `argv` there, in the same folder. It reads no input."""
-        return ssh_command(self.settings, self.name, {}, os.getcwd(), self._there(argv), "-n")
+        return ssh_command(self.settings, self.name, {}, os.getcwd(), argv, "-n")
 
     def supervised(self, argv: Sequence[str], environment: Mapping[str, str]) -> List[str]:
         env = dict(forwarded_environment(os.environ), PYTHONUNBUFFERED="1", **environment)
-        words = self._there([sys.executable, "-m", "p3.measure.bench.remote", *argv])
+        words = [sys.executable, "-m", "p3.measure.bench.remote", *argv]
         return ssh_command(self.settings, self.name, env, os.getcwd(), words)
-
-    def _there(self, argv: Sequence[str]) -> List[str]:
-        """With that host's Python for ours."""
-        return [(self.settings.python or word) if word == sys.executable else word for word in argv]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The blow itself, and whom it hits. Everything runs on one machine, on a lab's hosts or not, so process ids are known.
 
 A process of the job is found by its environment. Of one that was started as if over ssh, the supervisor has the same
-role and rank, and does not count: it is what ssh would leave on the other host.
+role and rank, but not the secret, which it reads from its input; it is what ssh would leave on the other host, and does
+not count.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def find(victim: Victim, mark: str) -> int:
     deadline = time.monotonic() + FIND_TIMEOUT_S
     while time.monotonic() < deadline:
         for pid, variables in marked(mark).items():
-            if variables.get("DMLC_ROLE") == victim.role and variables.get("P3_LAUNCHER_PID"):
+            if variables.get("DMLC_ROLE") == victim.role and variables.get("P3_SECRET"):
                 if victim.role == "scheduler" or variables.get("P3_RANK") == str(victim.rank):
                     return pid
         time.sleep(_POLL_S)

@@ -9,7 +9,7 @@ from p3 import cli
 from p3.measure.chaos import run, tables
 from p3.measure.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
 
-QUICK = {"P3_HEARTBEAT_S": "0.2", "P3_TIMEOUT_S": "2"}
+QUICK = {"P3_TIMEOUT_S": "2"}
 
 
 def judged(role, rank, fault, moment, outcome="raised", training=NUMPY):
