@@ -1,5 +1,5 @@
 # make demo   sets everything up in .venv and trains on this machine with 2 workers and 2 servers
-# make test   the same set-up, then every test, C++ and Python
+# make test   the same set-up, then every test, C++ and Python; with Python 3.12 and later, those that need no MXNet
 # make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
 # make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, then the control messages; needs clang
 # make compatibility   the same set-up, then docs/compatibility.md afresh: every case with MXNet's stores and with P3's

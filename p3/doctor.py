@@ -57,15 +57,9 @@ def main(settings: Settings) -> int:
 def _python(_settings: Settings) -> List[Row]:
     from p3 import __version__
 
-    suits = (3, 8) <= sys.version_info[:2] <= (3, 11)
     return [
         Row(OK, "p3", "%s in %s" % (__version__, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))),
-        Row(
-            OK if suits else MISSING,
-            "python",
-            "%s, %s" % (platform.python_version(), sys.executable),
-            "" if suits else "install Python 3.8, 3.9, 3.10 or 3.11: MXNet 1.9.1 works with no other",
-        ),
+        Row(OK, "python", "%s, %s" % (platform.python_version(), sys.executable)),
     ]
 
 
@@ -88,21 +82,26 @@ def _core(_settings: Settings) -> List[Row]:
 def _numpy(_settings: Settings) -> List[Row]:
     version = _version_of("numpy")
     if version is None:
-        return [Row(MISSING, "numpy", "not installed", _pip("'numpy<1.24'"))]
-    problem = hooks.numpy_problem(version)
-    if problem is not None:
-        return [Row(MISSING, "numpy", *problem)]
-    return [Row(OK, "numpy", version)]
+        return [Row(MISSING, "numpy", "not installed", _pip("numpy"))]
+    problem = hooks.numpy_problem(version) if _installed_mxnet() else None
+    return [Row(OK, "numpy", version) if problem is None else Row(MISSING, "numpy", *problem)]
 
 
 def _mxnet(_settings: Settings) -> List[Row]:
-    # Looked up, not imported: as a server, `import mxnet` would never return.
-    for name in ("mxnet", "mxnet-cu117", "mxnet-cu112"):
+    name = _installed_mxnet()
+    if name is not None:
         version = _version_of(name)
-        if version is not None:
-            state = OK if version.startswith("1.9.") else NOTE
-            return [Row(state, "mxnet", "%s %s%s" % (name, version, "" if state == OK else "; P3 is made for 1.9.1"))]
-    return [Row(NOTE, "mxnet", "not installed; only workers that train with MXNet need it", _pip("'mxnet-p3[mxnet]'"))]
+        state = OK if version.startswith("1.9.") else NOTE
+        return [Row(state, "mxnet", "%s %s%s" % (name, version, "" if state == OK else "; P3 is made for 1.9.1"))]
+    finding = "not installed; only workers that train with MXNet need it"
+    if sys.version_info >= (3, 12):
+        return [Row(NOTE, "mxnet", finding + ", with Python 3.8 to 3.11")]
+    return [Row(NOTE, "mxnet", finding, _pip("'mxnet-p3[mxnet]'"))]
+
+
+def _installed_mxnet() -> Optional[str]:
+    """Looked up, not imported: as a server, `import mxnet` would never return."""
+    return next((name for name in ("mxnet", "mxnet-cu117", "mxnet-cu112") if _version_of(name) is not None), None)
 
 
 def _cpu(_settings: Settings) -> List[Row]:
