@@ -23,7 +23,7 @@ import sys
 import time
 from typing import Dict, Optional
 
-from p3.cluster import auth, channel, encryption, messages
+from p3.cluster import auth, channel, encryption, frames, messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node, listen, resolve
 from p3.cluster.rendezvous import Rendezvous, label_of
@@ -38,8 +38,6 @@ log = logging.getLogger("p3.scheduler")
 _FAREWELL_S = 2.0  # for nodes to take note of a failure and go
 _FIRST_MESSAGE = {auth.CONTROL: "join", auth.WATCH: "watch"}
 _REMINDER_S = 10.0  # between two log lines about a lost worker
-_WATCH_FRAME_BYTES = 80  # a sign of life of the core: one frame header
-_ROUND_IN_FRAME = slice(16, 24)
 
 
 class _Member:
@@ -210,9 +208,9 @@ class Scheduler:
                 sock = tunnel.socket
             await self._started.wait()
             while True:
-                frame = await asyncio.wait_for(channel.read_exactly(sock, _WATCH_FRAME_BYTES), timeout_s)
+                frame = await asyncio.wait_for(channel.read_exactly(sock, frames.HEADER.size), timeout_s)
                 member.last_heard = time.monotonic()
-                member.last_round = int.from_bytes(frame[_ROUND_IN_FRAME], "little")
+                member.last_round = frames.round_of(frame)
                 await asyncio.wait_for(channel.send(sock, frame), timeout_s)
         except asyncio.TimeoutError:
             long_ago = time.monotonic() - timeout_s / 2

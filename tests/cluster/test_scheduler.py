@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from p3.cluster import auth, channel, member
+from p3.cluster import auth, channel, frames, member
 from p3.cluster.member import Member, _connect_to_scheduler
 from p3.cluster.node import listen
 from p3.cluster.scheduler import Scheduler
 from p3.errors import RendezvousError
 from p3.settings import Settings
 
-FRAME = bytes(range(80))
+FRAME = bytes(range(frames.HEADER.size))
 
 
 class Job:

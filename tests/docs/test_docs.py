@@ -10,10 +10,9 @@ import sys
 import pytest
 from processes import ROOT, Process, clean_environment
 
-from p3 import cli
-from p3.cluster import messages
+from p3 import cli, settings
+from p3.cluster import frames, messages
 from p3.cluster.placement import place, read_hostfile
-from p3 import settings
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -142,27 +141,31 @@ def test_drawing_names_files_that_exist():
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 
-def test_header_table_and_example_are_one_frame():
+def test_headers_of_the_specification_of_python_and_of_the_core_are_one():
+    """The core's: its bytes in the C++ test, which compares them with a header in memory."""
+    table = PROTOCOL.partition("## Data plane: encodings")[0]  # the rows' own header has a table further below
+    rows = re.findall(r"^\| (\d+) \| (\d) \| (\w+) \| `(\w+)` \|", table, re.M)
     codes = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "f64": "d"}
+    assert {field: codes[code] for _, _, code, field in rows} == frames.FIELDS
+    offset = 0
+    for at, size, code, field in rows:
+        assert (int(at), int(size)) == (offset, struct.calcsize(codes[code])), field
+        offset += int(size)
+
     values = {
         "magic": 0x57643350, "version": 4, "kind": 1, "dtype": 2, "encoding": 0, "key": 0x01020304, "slice": 0x0A0B0C0D,
         "round": 417, "priority": -2, "payload_bytes": 200000, "crc32c": 0, "part": 0,
         "of_machine": 1, "contributors": 260, "lr": 1.0, "wd": 0.5, "rescale": 0.25, "updates": 3.0, "schedule": 0.75,
-    }
-    header = bytearray(80)
-    table = PROTOCOL.partition("## Data plane: encodings")[0]  # the rows' own header has a table further below
-    rows = re.findall(r"^\| (\d+) \| (\d) \| (\w+) \| `(\w+)` \|", table, re.M)
-    for offset, size, code, field in rows:
-        assert struct.calcsize(codes[code]) == int(size), field
-        struct.pack_into("<" + codes[code], header, int(offset), values.pop(field))
-    assert values == {}
+    }  # fmt: skip
+    header = frames.HEADER.pack(*(values[field] for field in frames.FIELDS))
+    assert frames.round_of(header) == 417
     (dump,) = re.findall(r"^```\n(50 33 .*?)^```$", PROTOCOL, re.M | re.S)
-    assert bytes.fromhex("".join(line[:23] for line in dump.splitlines())) == bytes(header)
+    assert bytes.fromhex("".join(line[:23] for line in dump.splitlines())) == header
 
     test = (ROOT / "tests" / "cpp" / "wire" / "wire_test.cc").read_text()
     pinned = test.partition("expected = {")[2].partition("};")[0]
     numbers = re.sub(r"//.*", "", pinned).replace("\n", "").split(",")
-    assert bytes(int(number, 0) for number in numbers if number.strip()) == bytes(header)
+    assert bytes(int(number, 0) for number in numbers if number.strip()) == header
 
 
 def _enum(name, header="wire.h"):
