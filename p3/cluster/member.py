@@ -88,7 +88,7 @@ class Member:
         return [rank for rank, worker in enumerate(self.workers) if worker["machine"] == here]
 
     async def open_watch(self) -> Van:
-        """A proved connection to the scheduler for the core's signs of life."""
+        """A proved connection to the scheduler for the core's heartbeats."""
         sock, proved = await _connect_to_scheduler(self._settings, self._secret, auth.WATCH, _MARGIN_S)
         van = Van(sock, [])
         try:

@@ -162,7 +162,7 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "option": {"store": _int, "name": _str, "value": _flat},  # empty: an optimizer that this worker goes without
     "order": {"store": _int, "names": _names},  # also from the scheduler to all workers
     "barrier": {"number": _int},
-    "count": {"number": _int},  # the worker's n-th wish for the servers' counters
+    "count": {"number": _int},  # of the worker's request for the servers' counters
     "repartition": {"store": _int, "name": _name, "partitions": _int},  # of a sparse key; rank 0
     "moved": {"wire_key": _int},  # this worker has done with that plan of a sparse key
     "defined": {"wire_key": _int},  # a server has done what `define` asked

@@ -27,7 +27,7 @@ from p3.cluster import auth, channel, encryption, frames, messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node, listen, resolve
 from p3.cluster.rendezvous import Rendezvous, label_of
-from p3.cluster.replacing import Loss, Standing, infer
+from p3.cluster.losses import Loss, Standing, infer
 from p3.cluster.stragglers import Stragglers
 from p3.cluster.strangers import PACE_S, Gate
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
@@ -49,7 +49,7 @@ class _Member:
         self.node: Optional[Node] = None  # once ranks are given
         self.ready = False
         self.watched = False
-        self.last_heard = 0.0  # when its last sign of life came, and the round that it had completed by then
+        self.last_heard = 0.0  # when its last heartbeat came, and the round that it had completed by then
         self.last_round = 0
         self.left = False
         self.gone = False  # lost, and perhaps replaced
@@ -191,7 +191,7 @@ class Scheduler:
         await member.stream.close(_FAREWELL_S)
 
     async def _watch(self, sock: socket.socket, first: dict, peer: auth.Acceptor) -> None:
-        """Echoes the core's signs of life, and notices when they cease."""
+        """Echoes the core's heartbeats, and notices when they cease."""
         member = next(
             (m for node, m in self._by_node.items() if (node.role, node.rank) == (first["role"], first["rank"])), None
         )
@@ -216,10 +216,10 @@ class Scheduler:
             long_ago = time.monotonic() - timeout_s / 2
             others = [m for m in self._members.values() if not m.left and m is not member]
             if others and all(m.last_heard < long_ago for m in others):
-                self._lost(member, "gave no sign of life for %g s, nor did any other node: this host is cut off from "
+                self._lost(member, "sent no heartbeat for %g s, nor did any other node: this host is cut off from "
                            "the network, or they are" % timeout_s)  # fmt: skip
             else:
-                self._lost(member, "gave no sign of life for %g s: it is frozen or unreachable" % timeout_s)
+                self._lost(member, "sent no heartbeat for %g s: it is frozen or unreachable" % timeout_s)
         except (OSError, ProtocolError):
             # The core has ended. Its process says why over the control connection, or closes that as well.
             if not member.left:

@@ -2,7 +2,7 @@
 
 Servers, and the leaders of machines, see whose push of a round is missing while others' are in, and for how long; each
 tells the scheduler. It says so once P3_STRAGGLER_S have passed, then at intervals that double, and fails the job after
-P3_STUCK_S. A worker that gives no signs of life is not late but dead, which others notice.
+P3_STUCK_S. A worker that sends no heartbeats is not late but dead, which others notice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who knocks at a listener, before it has proved that it knows the job's secret.
+"""Limits connections to a listener that have not proved yet that they know the job's secret.
 
 A stranger may hold a connection for as long as a handshake takes (auth.HANDSHAKE_TIMEOUT_S). So there are only so many
 such connections at a time; one more, and the oldest of the busiest address is closed. A flood therefore displaces itself,

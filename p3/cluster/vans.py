@@ -142,7 +142,7 @@ async def admit_workers(
             hello = await channel.read_message(sock, "van")
             rank = hello["rank"]
             if rank not in awaited or awaited[rank] in opening:
-                raise ProtocolError("there is no need of a worker %d" % rank)
+                raise ProtocolError("unexpected worker rank %d" % rank)
             wait = awaited[rank]
             opening.add(wait)
             if hello["ring"]:

@@ -22,8 +22,8 @@ from p3.cluster.vans import accept_workers
 from p3.errors import ConfigError, RendezvousError
 from p3.key_plan import KeyPlan
 from p3.server.options import validate
-from p3.server.replacing import Replacing
-from p3.server.snapshots import SnapshotWriter
+from p3.server.lost_workers import LostWorkers
+from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
 
@@ -32,8 +32,8 @@ log = logging.getLogger("p3.server")
 _LOOK_S = 0.5
 
 
-def obey(core: P3Server, message: dict) -> Optional[dict]:
-    """Does what a `define`, `drop`, `set_option` or `count_for` message asks; returns the answer, if there is one.
+def apply(core: P3Server, message: dict) -> Optional[dict]:
+    """Applies a `define`, `drop`, `set_option` or `count_for` message to the core; returns the answer, if there is one.
     ValueError if it makes no sense."""
     if message["kind"] == "define":
         plan = KeyPlan.of(message)
@@ -114,14 +114,14 @@ async def _serve(settings: Settings) -> None:
         await member.start()
         core.start()
         log.info("%s: started with %d workers", label, len(member.workers))
-        replacing = Replacing(core, door[0], settings, label) if settings.replaces_workers else None
+        lost_workers = LostWorkers(core, door[0], settings, label) if settings.replaces_workers else None
         try:
             snapshots = SnapshotWriter(core, settings, label, member.node.rank)
-            await _follow(member, core, snapshots, replacing, label, settings.straggler_s)
+            await _follow(member, core, snapshots, lost_workers, label, settings.straggler_s)
         finally:
             core.stop()
-            if replacing is not None:
-                await replacing.close()
+            if lost_workers is not None:
+                await lost_workers.close()
     except (RendezvousError, P3Error) as error:  # the scheduler, and so everyone, hears why; of an abort it knows
         text = str(error)
         if isinstance(error, P3Error) and not text.startswith(label):
@@ -136,7 +136,7 @@ async def _follow(
     member: Member,
     core: P3Server,
     snapshots: SnapshotWriter,
-    replacing: Optional[Replacing],
+    lost_workers: Optional[LostWorkers],
     label: str,
     straggler_s: float,
 ) -> None:
@@ -172,9 +172,9 @@ async def _follow(
                 if message["kind"] == "write_snapshot":
                     snapshots.write(message["round"], on_written)
                     continue
-                answer = replacing.obey(message) if replacing is not None else None
+                answer = lost_workers.apply(message) if lost_workers is not None else None
                 if answer is None:
-                    answer = obey(core, message)
+                    answer = apply(core, message)
                 if answer is not None:
                     member.send(answer)
         except RendezvousError as error:  # an abort, or the scheduler is gone: the workers hear it from us as well

@@ -8,7 +8,7 @@
 What blocks: open(), set_option(), barrier(), server_counters() and close(), each with a deadline. Everything else
 returns at once.
 Threads: every method may be called from any thread. The control connection lives in a daemon thread of its own; the
-core's threads do the sending, so signs of life go on while Python's lock is held elsewhere.
+core's threads do the sending, so heartbeats go on while Python's lock is held elsewhere.
 Errors: wrong use is ValueError. A failed job is P3Error, the same first failure in every later call; its text starts
 with the node that reported it. Before the job runs: ConfigError, RendezvousError, AuthenticationError (p3.errors).
 """
@@ -34,7 +34,7 @@ from p3.key_plan import KeyPlan
 from p3.server.options import SETTLED_BY_FIRST_KEY, validate
 from p3.settings import Settings, in_job
 from p3.snapshots import tree
-from p3.worker.snapshots import Resumed, Snapshots
+from p3.worker.session_snapshots import Resumed, Snapshots
 from p3.worker.steps import Steps
 
 log = logging.getLogger("p3")
@@ -73,7 +73,7 @@ class Session:
     """See the module. Make one with Session.open() or, shared by all stores of a process, with current()."""
 
     def __init__(self, link) -> None:
-        """`link` joins us to the rest of the job: embedded.EmbeddedLink or joined.JoinedLink."""
+        """`link` joins us to the rest of the job: embedded_link.EmbeddedLink or cluster_link.ClusterLink."""
         self.core = link.core  # _core.P3Worker
         self.rank: int = link.rank
         self.num_workers: int = link.num_workers
@@ -134,9 +134,9 @@ class Session:
             if in_job(os.environ):
                 settings.require("role")
         if settings.role is None:
-            from p3.worker.embedded import EmbeddedLink as Link
+            from p3.worker.embedded_link import EmbeddedLink as Link
         else:
-            from p3.worker.joined import JoinedLink as Link
+            from p3.worker.cluster_link import ClusterLink as Link
         session = cls(Link(settings))
         _register(session)
         return session
@@ -369,19 +369,19 @@ class Session:
         self._link.send({"kind": "repartition", "store": key.store, "name": key.name, "partitions": partitions})
 
     def is_moving(self, key: Key) -> bool:
-        """Whether other partitions were wished for, and not all workers have gone over to them yet."""
+        """Whether other partitions were requested, and not all workers have gone over to them yet."""
         with self._changed:
             return (key.store, key.name) in self._moving
 
     # Where this worker stands in its program: see steps.py. A store that goes past pushpull() and skip() calls these.
 
-    def begin_push(self, key: Key, place: Optional[int] = None) -> None:
-        """Before a push is queued, and counted anywhere; for who pushes past this class as well. `place`: of the key among
+    def begin_push(self, key: Key, order: Optional[int] = None) -> None:
+        """Before a push is queued, and counted anywhere; for who pushes past this class as well. `order`: of the key among
         those of its store, if the script says so (see Steps.push)."""
         self._barriers_behind, self._join_behind = 0, False  # this process trains on from where its predecessor stood
         if key.store not in self._pushed:
             self._settle_optimizer(key.store)
-        self._note(Steps.push, (key.store, key.name), None if place is None else (key.store, place))
+        self._note(Steps.push, (key.store, key.name), None if order is None else (key.store, order))
 
     def _settle_optimizer(self, store: int) -> None:
         """Before the store's first push."""

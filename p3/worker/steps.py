@@ -2,7 +2,7 @@
 
 All workers run the same program, so who is left knows what a lost one was about to do: which keys it would still have pushed
 in the step that was cut short, and which number that step has. Each worker keeps a log of its own calls, and answers
-the scheduler's question about a lost one from it (p3/cluster/replacing.py).
+the scheduler's question about a lost one from it (p3/cluster/losses.py).
 
 A *step* ends where the script says so (snapshot(), with the script's own number). Until it first does, a step ends before a
 push of a key that was pushed since the last end, and in barriers, join() and close(). A key that is not pushed in each step
@@ -71,8 +71,8 @@ class Steps:
         self._rounds: Rounds = {}
         self._pushes: Rounds = {}
         self._open: Rounds = {}  # of the step that has not ended
-        self._places: List[Tuple[int, int]] = []  # of its keys in the order: of their store, and there
-        self._stores: Dict[int, int] = {}  # their places, by what was pushed first
+        self._orders: List[Tuple[int, int]] = []  # of its keys: that of their store, and that in the store
+        self._stores: Dict[int, int] = {}  # their order, by what was pushed first
         self._is_ordered: Optional[bool] = None  # as the first step was
         self._settled = _End(0, 0, None, {}, {})  # an end behind which all is complete, and all rounds by then
         self._ended: Deque[_End] = deque()  # later ones
@@ -92,18 +92,18 @@ class Steps:
     # The script's calls, in its order
 
     def push(self, key: Hashable, order: Optional[Tuple[int, int]] = None) -> None:
-        """`order`: the key's store, and its place among the keys of that; None if the script says nothing of an order. Whether
+        """`order`: the key's store, and the key's order in that; None if the script says nothing of an order. Whether
         it means what it says, its first step tells."""
-        place = None if order is None else (self._stores.setdefault(order[0], len(self._stores)), order[1])
-        is_back = place is not None and self._is_ordered and bool(self._places) and place < self._places[-1]
+        at = None if order is None else (self._stores.setdefault(order[0], len(self._stores)), order[1])
+        is_back = at is not None and self._is_ordered and bool(self._orders) and at < self._orders[-1]
         if not self.is_marked and (key in self._open or is_back):
             self.end()
         elif not self._pushes and self._settled.numbers is None:
             self._settled = self._settled._replace(numbers=self._numbers())
         if self._joining is not None:
             self.joined(self.step)  # sessions may skip without a word
-        if place is not None:
-            self._places.append(place)
+        if at is not None:
+            self._orders.append(at)
         self._rounds[key] = self._open[key] = self._rounds.get(key, 0) + 1
         self._pushes[key] = self._pushes.get(key, 0) + 1
 
@@ -211,10 +211,10 @@ class Steps:
         self.step = step
         pushes = {key: self._pushes[key] for key in self._open}
         self._ended.append(_End(step, self.joins, self._numbers(), self._open, pushes))
-        if self._is_ordered is None and self._places:
-            backs = sum(later < earlier for earlier, later in zip(self._places, self._places[1:]))
+        if self._is_ordered is None and self._orders:
+            backs = sum(later < earlier for earlier, later in zip(self._orders, self._orders[1:]))
             self._is_ordered = backs <= 1  # perhaps to the first key of the next step
-        self._open, self._places = {}, []
+        self._open, self._orders = {}, []
         while len(self._ended) > _LOG and not self._questions and self._is_complete(self._ended[0]):
             end = self._ended.popleft()
             self._settled = end._replace(rounds={**self._settled.rounds, **end.rounds})

@@ -17,7 +17,7 @@ from p3._core import TLS_BUILT_IN
 from p3.cluster.launch import Launcher
 from p3.cluster.node import Node
 from p3.cluster.placement import Host
-from p3.cluster.replacing import Loss, Standing, infer
+from p3.cluster.losses import Loss, Standing, infer
 from p3.errors import ConfigError, ProtocolError, RendezvousError
 from p3.settings import Settings
 from p3.snapshots import files
@@ -434,7 +434,7 @@ def test_a_frozen_worker_is_replaced_and_ended(processes):
     pid = job.lose(1, 20, signal.SIGSTOP)
     finished = job.end()
     assert finished.code == 0, finished
-    assert any("gave no sign of life for 2 s" in line for line in job.said)
+    assert any("sent no heartbeat for 2 s" in line for line in job.said)
     assert_sums_are_exact(job, 2)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

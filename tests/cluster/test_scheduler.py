@@ -85,7 +85,7 @@ def test_signs_of_life_are_echoed_and_their_absence_is_death():
         assert not helpers[0].done()
 
     failure = play(test, timeout_s=0.5)
-    assert failure.startswith("scheduler (127.0.0.1): worker 0 (127.0.0.1) gave no sign of life for 0.5 s")
+    assert failure.startswith("scheduler (127.0.0.1): worker 0 (127.0.0.1) sent no heartbeat for 0.5 s")
 
 
 def test_a_watch_that_ends_without_a_goodbye_is_death_after_a_while():

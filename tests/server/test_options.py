@@ -55,21 +55,21 @@ class RecordingCore:
 
 
 @pytest.fixture
-def obey():
-    return pytest.importorskip("p3.server.process", reason="the extension is not built").obey
+def apply():
+    return pytest.importorskip("p3.server.process", reason="the extension is not built").apply
 
 
 @pytest.mark.parametrize("name, value", SENSIBLE)
-def test_a_server_passes_an_option_to_its_core_and_answers(obey, name, value):
+def test_a_server_passes_an_option_to_its_core_and_answers(apply, name, value):
     core = RecordingCore()
-    answer = obey(core, {"kind": "set_option", "store": 3, "name": name, "value": value})
+    answer = apply(core, {"kind": "set_option", "store": 3, "name": name, "value": value})
     assert answer == {"kind": "option_set", "store": 3, "name": name}
     assert core.calls == [("set_" + name, 3, value["type"] if name == "reduction" else value)]
 
 
 @pytest.mark.parametrize("name, value", [("momentum", {}), ("compression", {"type": "1bit"}), ("reduction", {})])
-def test_a_server_checks_again_what_it_receives(obey, name, value):
+def test_a_server_checks_again_what_it_receives(apply, name, value):
     core = RecordingCore()
     with pytest.raises(ValueError, match=name):
-        obey(core, {"kind": "set_option", "store": 3, "name": name, "value": value})
+        apply(core, {"kind": "set_option", "store": 3, "name": name, "value": value})
     assert core.calls == []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core_jobs import ADAM, DEADLINE_S, LR, Job, wait_all
 
-from p3.server.snapshots import SnapshotWriter
+from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
 
 

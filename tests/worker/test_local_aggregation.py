@@ -47,7 +47,7 @@ def test_four_workers_of_one_machine_get_the_same_bits_for_a_fourth_of_the_bytes
         assert near > 1.9 * sent_apart * 3 / 4, store  # three go to the leader, and it sends three values back
         assert all(result["sent"][store][1] == 0 for result in apart), store
     # Residuals are each worker's own, so compressed keys go their own way.
-    assert all(result["sent"]["compressed"][1] < 2000 for result in together)  # signs of life
+    assert all(result["sent"]["compressed"][1] < 2000 for result in together)  # heartbeats
 
 
 @pytest.mark.parametrize("machines", [[0, 0, 0, 0], [0, 1, 0, 1], [1, 0, 0]])

@@ -18,7 +18,7 @@ from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Tup
 
 from p3.measure.bench import experiments, jobs, machine, results, runs, tables
 from p3.measure.bench.experiments import Configuration
-from p3.measure.bench.remote import SshHost
+from p3.measure.bench.ssh_host import SshHost
 from p3.measure.bench.runs import Course, Site
 from p3.cluster.launch import root_address
 from p3.cluster.placement import read_hostfile

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from p3.measure.bench.remote import SshHost
+from p3.measure.bench.ssh_host import SshHost
 from p3.cluster.placement import source_path
 
 STOP_TIMEOUT_S = 15.0  # for servers and scheduler, after the workers

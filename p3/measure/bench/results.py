@@ -41,7 +41,7 @@ RESULTS = ("right", "wrong", "failed")
 # Speedups over dist_sync that the paper reports: the best of its bandwidth sweep (section 5.3).
 PAPER_SPEEDUPS = {"resnet50": 1.26, "inception_v3": 1.18, "vgg19": 1.66, "sockeye": 1.38}
 
-# An interval in which a NIC carried less than this share of its rate is idle; signs of life stay below.
+# An interval in which a NIC carried less than this share of its rate is idle; heartbeats stay below.
 IDLE_SHARE = 0.05
 # A median may be this much below the bound: what a token bucket lets through at once, and rounding.
 BOUND_TOLERANCE = 0.01

@@ -23,7 +23,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from p3.measure.bench.jobs import LocalHost
 from p3.measure.chaos.matrix import COURSES, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
-from p3.measure.chaos.remote import host_of
+from p3.measure.chaos.lab_ssh import host_of
 from p3.measure.chaos.strike import MARK, marked
 from p3.cluster.placement import source_path
 from p3.measure.lab import hosts
@@ -109,7 +109,7 @@ def _environment(
     env.update(P3_RENDEZVOUS_TIMEOUT_S=repr(rendezvous_s), P3_LOG="info")  # so p3 run tells how each process ended
     if len(site) > 1:
         env["DMLC_NODE_HOST"] = site[0].address
-        env["P3_SSH"] = f"{sys.executable} -m p3.measure.chaos.remote {_lab_folder(site)}"
+        env["P3_SSH"] = f"{sys.executable} -m p3.measure.chaos.lab_ssh {_lab_folder(site)}"
     env.update(settings or {})
     return env
 

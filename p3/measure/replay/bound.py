@@ -26,7 +26,7 @@ DEFAULT_SLICE_ELEMENTS = 50000
 class Overhead(NamedTuple):
     """What travels besides the values: by default P3's header, and Ethernet, IP and TCP with time stamps at MTU 1500.
 
-    Acknowledgements, signs of life and retransmissions are left out, as a lower bound may.
+    Acknowledgements, heartbeats and retransmissions are left out, as a lower bound may.
     """
 
     slice_bytes: int = 80

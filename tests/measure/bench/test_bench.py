@@ -161,14 +161,14 @@ def test_real_hosts_over_ssh(bench, tmp_path, monkeypatch, sshd, capsys):
 
 
 def test_no_secret_is_on_a_command_line_to_another_host(monkeypatch):
-    from p3.measure.bench.remote import SshHost
+    from p3.measure.bench.ssh_host import SshHost
     from p3.settings import Settings
 
     monkeypatch.setenv("P3_SECRET", "swordfish-swordfish")
-    host = SshHost("far", "10.0.0.5", Settings(python="/opt/python"))
+    host = SshHost("far", "10.0.0.5", Settings())
     line = " ".join(host.supervised([sys.executable, "-c", "import mxnet"], {"DMLC_ROLE": "server"}))
     assert "swordfish" not in line and "DMLC_ROLE=server" in line
-    assert "/opt/python -m p3.measure.bench.remote /opt/python -c" in line
+    assert "{0} -m p3.measure.bench.ssh_host {0} -c".format(sys.executable) in line
 
 
 # Without running anything

@@ -1,5 +1,5 @@
 """The server's part in replacing a lost worker: tells what it has of it, completes its last step, and lets another
-process in. What the scheduler does with that is in p3/cluster/replacing.py."""
+process in. What the scheduler does with that is in p3/cluster/losses.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p3.settings import Settings
 log = logging.getLogger("p3.server")
 
 
-class Replacing:
+class LostWorkers:
     """Keeps the door open while the job runs. Threads: the event loop's alone."""
 
     def __init__(self, core: P3Server, door: DoorStep, settings: Settings, label: str) -> None:
@@ -28,8 +28,8 @@ class Replacing:
             )
         )
 
-    def obey(self, message: dict) -> Optional[dict]:
-        """Does what a `lost` or `fill` message asks, and returns the answer; None for any other message.
+    def apply(self, message: dict) -> Optional[dict]:
+        """Applies a `lost` or `fill` message, and returns the answer; None for any other message.
         ValueError if it makes no sense."""
         rank = message.get("rank")
         if message["kind"] == "lost":

@@ -1,4 +1,4 @@
-"""Stands for ssh when `p3 run` starts a job on the hosts of a lab: python -m p3.measure.chaos.remote FOLDER HOST LINE.
+"""Stands for ssh when `p3 run` starts a job on the hosts of a lab: python -m p3.measure.chaos.lab_ssh FOLDER HOST LINE.
 
 FOLDER is the lab's. Every process of the job gets a host of its own, which its role and rank in LINE tell: so one link
 belongs to one process. As over ssh, nothing of the launcher's own environment reaches the other host but the mark by

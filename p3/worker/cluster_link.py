@@ -19,7 +19,7 @@ from p3.trace.recording import Recording, fd_of
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class JoinedLink:
+class ClusterLink:
     """What a Session needs of the rest of the job. Made in the caller's thread; blocks until the job is complete."""
 
     def __init__(self, settings: Settings) -> None:

@@ -14,8 +14,8 @@ from p3._core import P3Server, P3Worker
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
-from p3.server.process import obey
-from p3.server.snapshots import SnapshotWriter
+from p3.server.process import apply
+from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
 
@@ -24,7 +24,7 @@ _SERVER = Node("server", 0, "this process")
 
 
 class EmbeddedLink:
-    """The same interface as joined.JoinedLink."""
+    """The same interface as cluster_link.ClusterLink."""
 
     rank = 0
     num_workers = 1
@@ -100,6 +100,6 @@ class EmbeddedLink:
                 elif decided["kind"] == "write_snapshot":
                     self._snapshots.write(decided["round"], lambda part: self._deliver(_SERVER, part))
                 else:
-                    answer = obey(self._server, decided)
+                    answer = apply(self._server, decided)
                     if answer is not None:
                         self._deliver(_SERVER, answer)
