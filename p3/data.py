@@ -137,7 +137,7 @@ def _worker(rank: Optional[int], num_workers: Optional[int]) -> Tuple[int, int]:
 
 def _worker_of_job() -> Tuple[Optional[int], int]:
     """(rank, workers) of this process. Never opens a session, as that may wait for the whole job."""
-    sessions = sys.modules.get("p3.worker.session")
+    sessions = sys.modules.get("p3.worker.open_sessions")
     session = sessions and sessions.opened()
     if session is not None:
         return session.rank, session.num_workers

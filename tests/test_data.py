@@ -29,10 +29,10 @@ def no_job(monkeypatch):
     """No variable of a job and no session in this process; returns monkeypatch, to set some."""
     for name in ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "P3_RANK"):
         monkeypatch.delenv(name, raising=False)
-    sessions = sys.modules.get("p3.worker.session")
+    sessions = sys.modules.get("p3.worker.open_sessions")
     if sessions is not None:
         monkeypatch.setattr(sessions, "_current", None)
-        monkeypatch.setattr(sessions, "_opened", [])
+        monkeypatch.setattr(sessions, "_open", [])
     return monkeypatch
 
 

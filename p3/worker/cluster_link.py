@@ -15,12 +15,13 @@ from p3.cluster.vans import DoorStep, accept_workers, connect_to_leader, connect
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
+from p3.worker.link import Link
 
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class ClusterLink:
-    """What a Session needs of the rest of the job. Made in the caller's thread; blocks until the job is complete."""
+class ClusterLink(Link):
+    """Made in the caller's thread; blocks until the job is complete."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.role != "worker":
@@ -29,7 +30,7 @@ class ClusterLink:
                 % settings.role
             )
         self.settings = settings
-        self.wait_timeout_s = settings.wait_timeout_s
+        self.replaces_workers = settings.replaces_workers
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._member: Optional[Member] = None
         self._opened = threading.Event()
@@ -43,24 +44,21 @@ class ClusterLink:
             raise self._opening_failed
 
     def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
-        """From here on, both are called in the control thread: for each message, and once the core has failed."""
         self._on_message = on_message
         self._on_failure = on_failure
         self._loop.call_soon_threadsafe(self._begin_to_listen)
 
     def send(self, message: dict) -> None:
-        """Any thread; returns at once. ProtocolError if the message cannot be sent at all."""
         messages.encode(message)  # here, where the caller sees the error
         self._post(self._member.send, message)
 
     def report(self, text: str) -> None:
-        """Tells the scheduler, once, that this worker has failed. Any thread."""
         if not self._reported:
             self._reported = True
             self._post(self._member.send, {"kind": "failed", "text": messages.sendable(text)})
 
     def close(self, failure: Optional[str]) -> None:
-        """Says goodbye, or what went wrong, and ends the thread; waits at most 5 s."""
+        """Waits at most 5 s for the thread to end."""
         self._leaving = True
         if failure is not None:
             self.report(failure)
@@ -115,26 +113,19 @@ class ClusterLink:
 
     async def _open_vans(self, door: Optional[List[DoorStep]]) -> None:
         settings, member = self.settings, self._member
-        self.rank = member.node.rank
+        self.node = member.node
         self.rejoined = member.rejoined
-        self.replaces_workers = settings.replaces_workers
         self.num_workers = len(member.workers)
         self.num_servers = len(member.servers)
         neighbours = member.neighbours()
-        self.local_rank, self.local_size = neighbours.index(self.rank), len(neighbours)
-        self.aggregates = settings.local_aggregation and self.local_size > 1
+        self.local_rank, self.local_size = neighbours.index(self.node.rank), len(neighbours)
         machines = {worker["machine"] for worker in member.workers}
-        # That reach the servers in a round.
         self.pushes = len(machines) if settings.local_aggregation else self.num_workers
-        self.slice_elements = settings.slice_elements
-        # What moves while a worker is lost would be lost with it.
-        self.searches_partitions = settings.partitions == "auto" and not settings.replaces_workers
-        self.label = str(member.node)
         self.recording = Recording.of(settings, member.node)
         self.core = P3Worker(
-            self.rank,
+            self.node.rank,
             self.num_servers,
-            self.label,
+            str(self.node),
             heartbeat_s=settings.heartbeat_s,
             timeout_s=settings.timeout_s,
             trace_fd=fd_of(self.recording),
@@ -152,15 +143,14 @@ class ClusterLink:
 
     async def _open_local_vans(self, door: DoorStep, secret: bytes, neighbours: List[int]) -> None:
         """Between the leader of this machine, the worker of lowest rank, and the others."""
-        workers, leader, is_leader = self._member.workers, neighbours[0], self.rank == neighbours[0]
+        workers, leader, is_leader = self._member.workers, neighbours[0], self.local_rank == 0
         try:
             if self.local_size == 1:
                 vans = {}
             elif is_leader:
-                vans = await accept_workers(door, secret, self.label, neighbours[1:], "worker")
+                vans = await accept_workers(door, secret, str(self.node), neighbours[1:], "worker")
             else:
-                node = self._member.node
-                vans = {leader: await connect_to_leader(self.settings, secret, node, leader, workers[leader])}
+                vans = {leader: await connect_to_leader(self.settings, secret, self.node, leader, workers[leader])}
         finally:
             door.close()
         for rank, van in sorted(vans.items()):
@@ -185,7 +175,7 @@ class ClusterLink:
                 self._reported = True
                 self._on_message({"kind": "abort", "text": str(error)})
         except Exception as error:  # without a listener, nothing would be agreed any more, and everyone would wait
-            text = "%s: a control message could not be followed: %s: %s" % (self.label, type(error).__name__, error)
+            text = "%s: a control message could not be followed: %s: %s" % (self.node, type(error).__name__, error)
             self.core.fail(messages.sendable(text))
             self.report(text)
             self._on_failure()

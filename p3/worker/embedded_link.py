@@ -18,30 +18,24 @@ from p3.server.process import apply
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
+from p3.worker.link import Link
 
 _WORKER = Node("worker", 0, "this process")
 _SERVER = Node("server", 0, "this process")
 
 
-class EmbeddedLink:
-    """The same interface as cluster_link.ClusterLink."""
-
-    rank = 0
+class EmbeddedLink(Link):
+    node = _WORKER
     num_workers = 1
     num_servers = 1
     local_rank = 0
     local_size = 1
-    aggregates = False
-    rejoined = None
-    replaces_workers = False
     pushes = 1
-    label = str(_WORKER)
+    replaces_workers = False
+    rejoined = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.slice_elements = settings.slice_elements
-        self.searches_partitions = settings.partitions == "auto"
-        self.wait_timeout_s = settings.wait_timeout_s
         self._agreement = Agreement([_WORKER], [_SERVER], settings.slice_elements, settings.partitions)
         self._lock = threading.RLock()  # messages are delivered in the order in which they were decided
         self._closed = False

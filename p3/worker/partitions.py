@@ -12,7 +12,8 @@ import weakref
 from typing import Dict, Optional
 
 from p3.worker.partition_search import PartitionSearch
-from p3.worker.session import Key, Session
+from p3.worker.key import Key
+from p3.worker.session import Session
 
 log = logging.getLogger("p3")
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy as np
 
 from p3._core import P3Error
 from p3.snapshots import files, tree
@@ -30,9 +32,9 @@ class Resumed(NamedTuple):
 
 
 class Snapshots:
-    """Of one session. In this order for each: due(), wait_for_last(), queueing of copies, write().
+    """Of one session. In this order for each: due(), wait_for_last(), queueing of copies, write(); or due(), take().
 
-    Threads: these, resume() and finish() from one; on_message() from any.
+    Threads: these, resume() and finish() from one.
     """
 
     def __init__(self, session, link) -> None:
@@ -54,6 +56,9 @@ class Snapshots:
         self._chosen: Optional[int] = None  # worker 0's choice of what to resume
         self.source: Optional[files.Snapshot] = None  # what this job was resumed from
         self.own: Any = None  # what this worker gave write() for it
+        session.handle("snapshot_complete", self._on_complete)
+        session.handle("joined", self._on_joined)
+        session.handle("resume", self._on_resume)
 
     # Taking one
 
@@ -85,6 +90,19 @@ class Snapshots:
                     "avoids it", self._session.label, round, self._writing,
                 )  # fmt: skip
         self.finish()
+
+    def take(self, round: int, keys: Sequence[Any], state: Any) -> None:
+        """All of these for a session without stores: the copies are queued here."""
+        session = self._session
+        own = {"state": tree.checked(state, "state"), "residuals": []}
+        self.wait_for_last(round)
+        operations = []
+        for key in keys:
+            residual = np.zeros(key.shape, "float32") if session.core.keeps_residual(key.handle) else None
+            operations.append(session.core.capture(key.handle, round, residual))
+            own["residuals"].append([key.store, key.name, residual])
+        describe = lambda: [session.describe_key(key, key.name) for key in keys]  # noqa: E731
+        self.write(round, describe, lambda: session.wait(operations), own)
 
     def write(self, round: int, describe: Callable[[], List[dict]], copied: Callable[[], None], own: Any) -> None:
         """Has all parts written; returns at once.
@@ -119,15 +137,16 @@ class Snapshots:
     def join_ended(self) -> None:
         self._joins += 1
 
-    def on_message(self, message: dict) -> None:
-        """The session holds its lock, and notifies who waits."""
-        if message["kind"] == "snapshot_complete" and message["round"] == self._writing:
+    def _on_complete(self, message: dict) -> None:
+        if message["round"] == self._writing:
             self._parts = message["parts"]
-        elif message["kind"] == "joined":
-            self._joined[message["worker"]] = self._joined.get(message["worker"], 0) + 1
-            self._joined_at[message["worker"]] = message["step"]
-        elif message["kind"] == "resume":
-            self._chosen = message["round"]
+
+    def _on_joined(self, message: dict) -> None:
+        self._joined[message["worker"]] = self._joined.get(message["worker"], 0) + 1
+        self._joined_at[message["worker"]] = message["step"]
+
+    def _on_resume(self, message: dict) -> None:
+        self._chosen = message["round"]
 
     def _anyone_joined(self) -> bool:
         """A worker that has taken its last step takes no part, so a snapshot would never be complete."""
@@ -156,7 +175,7 @@ class Snapshots:
 
     def _all_written(self, round: int) -> bool:
         try:
-            self._session._wait_until(
+            self._session.wait_until(
                 lambda: self._parts is not None,
                 self._timeout_s,
                 "for the parts of the snapshot of round %d; it is given up" % round,
@@ -192,7 +211,7 @@ class Snapshots:
                 )  # fmt: skip
             self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
         what = "for worker 0 to choose a snapshot: every worker must resume"
-        session._wait_until(lambda: self._chosen is not None, self._timeout_s, what)
+        session.wait_until(lambda: self._chosen is not None, self._timeout_s, what)
 
     def _newest(self) -> Optional[files.Snapshot]:
         try:
@@ -240,6 +259,18 @@ class Snapshots:
                 % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
             )
         return {part: self.source.state(key.store, id, part) for part in self.source.parts(key.store, id) if part != 0}
+
+    def restore(self, key) -> None:
+        """See Session.restore."""
+        session, store_part = self._session, self._session.store_state
+        if key.sparse:
+            rows = np.arange(key.shape[0], dtype=np.int64)
+            store_part = lambda key, part, content: session.store_rows(key, rows, content, part)  # noqa: E731
+        states = self.states(key, key.name, session.option(key.store, "optimizer"))
+        session.wait([store_part(key, part, content) for part, content in states.items()])
+        for store, name, residual in (self.own or {}).get("residuals", ()):
+            if (store, name) == (key.store, key.name) and residual is not None:
+                session.core.restore_residual(key.handle, residual)
 
     def _described(self, key, id) -> Optional[dict]:
         described = self.source and self.source.key(key.store, id)

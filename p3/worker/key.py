@@ -1,0 +1,71 @@
+"""A key as one worker has declared it, and what the job has agreed on for it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+
+from p3._core import DTYPES
+from p3.key_plan import KeyPlan
+
+Name = Union[str, int]  # 1 and "1" are different keys
+Identity = Tuple[int, Name]  # of a key in its job: its store and name
+
+
+class Key(NamedTuple):
+    """One tensor of the job."""
+
+    store: int
+    name: Name
+    shape: Tuple[int, ...]
+    dtype: str
+    handle: int  # what the core calls it, here only
+    sparse: bool = False  # a key of rows: its gradients touch few of them
+
+    @property
+    def identity(self) -> Identity:
+        return self.store, self.name
+
+
+class Agreed:
+    """What the job has agreed on for a key, which this worker may not have declared yet."""
+
+    def __init__(self, message: dict) -> None:
+        self.plan = KeyPlan.of(message)
+        self.shape = tuple(message["shape"])
+        self.catch_up: Optional[int] = message["catch_up"]
+        self.successor: Optional[dict] = None  # a `repartitioned` message that came before the declaration
+        self.is_applied = False  # the core has the plan
+
+    def fits(self, key: Key) -> bool:
+        return (self.shape, self.plan.dtype, self.plan.row_elements > 0) == (key.shape, key.dtype, key.sparse)
+
+
+def checked(label: str, store: int, name: Name, shape: Sequence[int], dtype: Any, sparse: bool) -> Key:
+    """The Key, still without a handle. `label`: of the worker. ValueError if there cannot be such a key."""
+    name = name if isinstance(name, str) else operator.index(name)
+    shape = tuple(operator.index(length) for length in shape)
+    if any(length < 0 for length in shape):
+        raise ValueError("%s: key %r: shape %s has a negative length" % (label, name, shape))
+    if sparse and (not shape or 0 in shape[1:]):
+        raise ValueError("%s: key %r: shape %s has no rows to be sparse in" % (label, name, shape))
+    return Key(store, name, shape, _dtype_name(dtype), -1, sparse)
+
+
+def require_same(label: str, key: Key, declared: Key) -> None:
+    """ValueError if a key is declared again as another one."""
+    if declared.sparse != key.sparse:
+        kinds = ("sparse", "dense") if key.sparse else ("dense", "sparse")
+        raise ValueError("%s: key %r was declared %s; it cannot become %s" % (label, key.name, *kinds))
+    if (declared.shape, declared.dtype) != (key.shape, key.dtype):
+        raise ValueError(
+            "%s: key %r was declared with shape %s and type %s; it cannot become %s and %s"
+            % (label, key.name, key.shape, key.dtype, declared.shape, declared.dtype)
+        )
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    if name not in DTYPES:
+        raise ValueError("type %s cannot be synchronised; P3 knows %s" % (name, ", ".join(DTYPES)))
+    return name

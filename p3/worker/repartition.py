@@ -1,0 +1,100 @@
+"""Cuts the rows of a sparse key anew while the job trains, as Session.repartition() says.
+
+Rank 0 asks; once the servers have agreed, the scheduler tells all workers (`repartitioned`), and each moves its share of
+the rows when rank 0's next round has told that the former partitions end. When all have, the scheduler says `settled`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Dict, Optional, Set
+
+from p3._core import DTYPES, state_parts
+from p3.key_plan import KeyPlan
+from p3.worker.key import Agreed, Identity, Key, Name
+from p3.worker.link import Link
+
+_MOVE_POLL_S = 1.0  # how soon the end of the session is noticed; that of the move, at once
+
+
+class Repartition:
+    """Of one session, whose lock guards it."""
+
+    def __init__(self, session, link: Link) -> None:
+        self._session = session
+        self._link = link
+        self._partitions: Dict[Identity, int] = {}  # of sparse keys
+        self._moving: Set[Identity] = set()  # those that are on their way to other partitions
+        session.handle("settled", self._on_settled)
+
+    def partitions(self, key: Key) -> int:
+        with self._session.changed:
+            return self._partitions.get(key.identity, 0)
+
+    def is_moving(self, key: Key) -> bool:
+        with self._session.changed:
+            return key.identity in self._moving
+
+    def moving_of(self, store: int) -> Optional[Name]:
+        """The name of a key of the store that is on its way, if there is one."""
+        with self._session.changed:
+            return next((name for number, name in self._moving if number == store), None)
+
+    def request(self, key: Key, partitions: int) -> None:
+        session = self._session
+        if session.rank != 0 or not key.sparse or not 1 <= partitions <= key.shape[0]:
+            raise ValueError(
+                "%s: key %r cannot get %r partitions: only rank 0 cuts sparse keys anew, into at most their rows"
+                % (session.label, key.name, partitions)
+            )
+        if self._link.replaces_workers:
+            raise ValueError(
+                "%s: rows do not move where a lost worker is replaced (P3_ON_WORKER_LOSS=wait); set P3_PARTITIONS"
+                % session.label
+            )
+        if self.is_moving(key):
+            raise ValueError("%s: key %r is on its way to other partitions already" % (session.label, key.name))
+        if self.partitions(key) == 0:
+            raise ValueError("%s: key %r is not agreed yet; wait for its first value" % (session.label, key.name))
+        with session.changed:
+            self._moving.add(key.identity)
+        self._link.send({"kind": "repartition", "store": key.store, "name": key.name, "partitions": partitions})
+
+    def agreed(self, key: Key, plan: KeyPlan) -> None:
+        """The key's first plan; with the lock held."""
+        self._partitions[key.identity] = plan.partitions
+
+    def _on_settled(self, message: dict) -> None:
+        self._moving.discard((message["store"], message["name"]))
+
+    def move(self, key: Key, agreed: Agreed, plan: KeyPlan, optimizer: Optional[dict]) -> None:
+        """This worker's share of a sparse key's rows is to go to other partitions, once rank 0's next round has told all.
+
+        `agreed` gets the new plan. `optimizer`: as agreed by now, not as this worker has asked: the servers expect the
+        same parts of its state.
+        """
+        session = self._session
+        first, end = (plan.rows * rank // session.num_workers for rank in (session.rank, session.rank + 1))
+        parts = state_parts(optimizer, DTYPES[key.dtype])
+        operation = session.core.move_rows(key.handle, plan, parts, first, end - first)
+        with session.changed:
+            former, agreed.plan = agreed.plan, plan
+            self._moving.add(key.identity)
+            session.changed.notify_all()
+        arguments = (operation, key, former, plan)
+        threading.Thread(target=self._report_move, args=arguments, name="p3-move", daemon=True).start()
+        self._link.note_key(key, plan)
+
+    def _report_move(self, operation, key: Key, former: KeyPlan, plan: KeyPlan) -> None:
+        """A thread of its own: the core tells of the end, the control thread is for messages."""
+        session = self._session
+        while not operation.done:
+            if session.has_ended:
+                return
+            with contextlib.suppress(TimeoutError):
+                operation.wait(_MOVE_POLL_S)
+        with session.changed:
+            self._partitions[key.identity] = plan.partitions
+            session.changed.notify_all()
+        self._link.send({"kind": "moved", "wire_key": former.wire_key})

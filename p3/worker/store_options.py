@@ -1,0 +1,94 @@
+"""The options of stores (p3/server/options.py) as one worker sets them, and as all have agreed on them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Dict, List, Optional, Set, Tuple
+
+from p3.server.options import SETTLED_BY_FIRST_KEY, validate
+from p3.worker.link import Link
+
+log = logging.getLogger("p3")
+
+
+class StoreOptions:
+    """Of one session, whose lock guards it."""
+
+    def __init__(self, session, link: Link) -> None:
+        self._session = session
+        self._link = link
+        self._wanted: Dict[Tuple[int, str], dict] = {}  # store and name -> what this worker asked for
+        self._agreed: Dict[Tuple[int, str], dict] = {}
+        self._pushed: Set[int] = set()  # stores to which this worker has pushed
+        session.handle("option_agreed", self._on_agreed)
+
+    def wanted(self, store: int, name: str) -> Optional[dict]:
+        return self._wanted.get((store, name))
+
+    def agreed(self, store: int, name: str) -> Optional[dict]:
+        return self._agreed.get((store, name))
+
+    def defaults(self, store: int) -> List[str]:
+        """Those that the store's first key settles, as this worker has not set them."""
+        return [option for option in SETTLED_BY_FIRST_KEY if (store, option) not in self._wanted]
+
+    def begin_push(self, store: int) -> None:
+        """Before the store's first push: whether this worker goes without an optimizer is compared with what others have
+        set, or their rounds would be updated, and ours summed."""
+        if store in self._pushed:
+            return
+        with self._session.changed:
+            self._pushed.add(store)
+            goes_without = (store, "optimizer") not in self._wanted
+        if goes_without:
+            self._link.send({"kind": "option", "store": store, "name": "optimizer", "value": {}})
+
+    def set(self, store: int, name: str, value: dict) -> None:
+        """See Session.set_option."""
+        session = self._session
+        validate(name, value)
+        value = dict(value)
+        with session.changed:
+            before = self._wanted.get((store, name))
+            if before is None:
+                self._require_still_open(store, name, value)
+                self._wanted[store, name] = value
+        if before is None:
+            if name == "compression" and self._link.aggregates and session.local_rank == 0:
+                text = "%s: store %d is compressed, so each worker of this machine pushes on its own"
+                log.info(text, session.label, store)
+            self._link.send({"kind": "option", "store": store, "name": name, "value": value})
+        elif before != value:
+            raise ValueError(
+                "%s: store %d has the %s %s already; it cannot become %s: make a new store"
+                % (session.label, store, name, before, value)
+            )
+        session.wait_until(
+            lambda: self._agreed.get((store, name)) == value,
+            session.wait_timeout_s,
+            "for the %s of store %d: worker 0 has not set it, or a server does not answer" % (name, store),
+        )
+
+    def _require_still_open(self, store: int, name: str, value: dict) -> None:
+        session = self._session
+        if name in SETTLED_BY_FIRST_KEY and session.has_keys(store):
+            raise ValueError(
+                "%s: store %d has keys already; its %s %s must be set before the first init"
+                % (session.label, store, name, value)
+            )
+        if name != "optimizer":
+            return
+        if store in self._pushed:
+            raise ValueError(
+                "%s: gradients were pushed to store %d already; set its optimizer %s before the first push"
+                % (session.label, store, value)
+            )
+        moving = session.moving_key(store)
+        if moving is not None:  # its state could not go with the rows
+            raise ValueError(
+                "%s: the rows of key %r of store %d are on their way to other partitions; set the optimizer before "
+                "the first push" % (session.label, moving, store)
+            )
+
+    def _on_agreed(self, message: dict) -> None:
+        self._agreed[message["store"], message["name"]] = message["value"]
