@@ -16,9 +16,16 @@ MASTER: int  # the part of a slice's state that is the float32 master of its flo
 NO_SCALARS: Tuple[float, ...]  # those of a round without an optimizer
 
 class P3Error(RuntimeError):
-    """The job has failed. `kind` is one of usage, disagreement, peer_lost, peer_silent, protocol, remote, stopped."""
+    """The job has failed; the text says how. The rest is there for programs, each as far as it is known.
 
-    kind: str
+    A failure that another node has told of ("remote") has its text alone.
+    """
+
+    kind: str  # usage, disagreement, peer_lost, peer_silent, protocol, remote, stopped
+    peer: Optional[str]  # whom it is about: "server 0"
+    host: Optional[str]  # where that is: "10.0.0.8"
+    key: Optional[str]
+    round: Optional[int]
 
 class Operation:
     """One round of one key under way. Holds its arrays until the core is done with them."""

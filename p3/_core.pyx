@@ -20,11 +20,16 @@ DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
 
 
 class P3Error(RuntimeError):
-    """The job has failed. `kind` is one of usage, disagreement, peer_lost, peer_silent, protocol, remote, stopped."""
+    """The job has failed: see _core.pyi."""
 
-    def __init__(self, text, kind="remote"):
+    def __init__(self, text, kind="remote", peer=None, key=None, round=None):
         super().__init__(text)
         self.kind = kind
+        self.key = key
+        self.round = round
+        # A node is called "worker 2 (10.0.0.5)".
+        self.peer, _, host = (peer or "").partition(" (")
+        self.peer, self.host = self.peer or None, host.rstrip(")") or None
 
 
 cdef string utf8(text) except *:

@@ -4,10 +4,10 @@
 
 #include <Python.h>
 
-#include <cstring>
 #include <exception>
 #include <new>
 #include <optional>
+#include <string>
 
 #include "p3/error.h"
 
@@ -26,6 +26,17 @@ inline const char* name_of(ErrorKind kind) {
   return "unknown";
 }
 
+inline PyObject* new_none() {
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+// Texts can come from other nodes: whatever their bytes, they become a string. None for an empty one.
+inline PyObject* text_or_none(const std::string& text) {
+  if (text.empty()) return new_none();
+  return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
+
 // A new p3._core.P3Error; null, with Python's error set, if there is none to be had.
 inline PyObject* new_p3_error(const Error& error) {
   PyObject* core = PyImport_ImportModule("p3._core");
@@ -33,11 +44,15 @@ inline PyObject* new_p3_error(const Error& error) {
   PyObject* type = PyObject_GetAttrString(core, "P3Error");
   Py_DECREF(core);
   if (type == nullptr) return nullptr;
-  // Texts can come from other nodes: whatever their bytes, they become a string.
-  PyObject* text = PyUnicode_DecodeUTF8(error.what(), static_cast<Py_ssize_t>(std::strlen(error.what())), "replace");
-  PyObject* made = text == nullptr ? nullptr : PyObject_CallFunction(type, "Os", text, name_of(error.kind()));
-  Py_XDECREF(text);
-  Py_DECREF(type);
+  const Subject& subject = error.subject();
+  PyObject* const text = text_or_none(error.what());
+  PyObject* const peer = text_or_none(subject.peer);
+  PyObject* const key = text_or_none(subject.key);
+  PyObject* const round = subject.round ? PyLong_FromUnsignedLongLong(*subject.round) : new_none();
+  PyObject* made = nullptr;
+  if (text != nullptr && peer != nullptr && key != nullptr && round != nullptr)
+    made = PyObject_CallFunction(type, "OsOOO", text, name_of(error.kind()), peer, key, round);
+  for (PyObject* object : {text, peer, key, round, type}) Py_XDECREF(object);
   return made;
 }
 

@@ -9,7 +9,7 @@
 #include "server/registry.h"
 #include "server/shard.h"
 #include "transport/transport.h"
-#include "wire/disagreement.h"
+#include "wire/failures.h"
 #include "wire/rows.h"
 
 namespace p3 {
@@ -91,8 +91,8 @@ class Server::Impl : public Transport::Handler, public ShardHost {
 
   [[noreturn]] void refuse(int van, const Header& header, const char* what) const override {
     const Shard* const shard = registry_.find(header);
-    throw slice_refused(label, transport_.label(van), header, what,
-                        shard == nullptr ? std::to_string(header.key) : "'" + shard->key.name + "'");
+    throw frame_refused(label, transport_.label(van), header, what,
+                        shard == nullptr ? std::nullopt : std::optional(shard->key.name));
   }
 
   void received(int van, const Header& header, void*) override {
@@ -138,7 +138,8 @@ class Server::Impl : public Transport::Handler, public ShardHost {
       transport_.fail(error);
     } catch (const std::exception& error) {
       transport_.fail(Error(ErrorKind::kStopped,
-                            label + ": " + error.what() + " while working on key '" + shard.key.name + "'."));
+                            label + ": " + error.what() + " while working on key '" + shard.key.name + "'.",
+                            {{}, shard.key.name, {}}));
     }
     if (held_bytes > 0) transport_.let_go(van_of(worker), held_bytes);
   }
@@ -241,17 +242,15 @@ class Server::Impl : public Transport::Handler, public ShardHost {
     const int worker = vans_[index_of(van)].worker;
     if (worker < 0) return;
     workers_[index_of(worker)].has_left = true;
-    const std::string waiting = what_waits_for(worker);
-    if (!waiting.empty()) throw left_too_early(label, worker_label(worker), waiting);
+    if (const auto awaited = awaited_from(worker)) throw left_too_early(label, worker_label(worker), *awaited);
     if (!std::all_of(workers_.begin(), workers_.end(), [](const WorkerState& each) { return each.has_left; })) return;
     finished_ = true;
     transport_.signal();
   }
 
-  std::string waiting_for(int van) const override {
+  std::optional<Awaited> waiting_for(int van) const override {
     const int worker = vans_[index_of(van)].worker;
-    const std::string waiting = worker < 0 ? "" : what_waits_for(worker);
-    return waiting.empty() ? "" : " while others " + waiting;
+    return worker < 0 ? std::nullopt : awaited_from(worker);
   }
 
   uint64_t last_round() const override { return last_round_; }
@@ -334,24 +333,26 @@ class Server::Impl : public Transport::Handler, public ShardHost {
 
   // Of a frame whose round or value would never come, as somebody that it needs has left.
   void check_that_nobody_left(const Shard& shard, int worker, const Header& header) const {
-    const auto check = [&](int other, const std::string& waiting) {
-      if (workers_[index_of(other)].has_left) throw left_too_early(label, worker_label(other), waiting);
+    const auto check = [&](int other, const Awaited& awaited) {
+      if (workers_[index_of(other)].has_left) throw left_too_early(label, worker_label(other), awaited);
     };
     if (is_push(header.kind))
-      for (int other = 0; other < num_workers(); ++other) check(other, push_of(shard.key.name, header.round));
+      for (int other = 0; other < num_workers(); ++other)
+        check(other, {Awaited::What::kPush, shard.key.name, header.round});
     if (header.kind == FrameKind::kInit)
       for (int needed : {0, shard.key.leader_of(worker)})
-        if (shard.turns.would_wait_for_init_of(needed, worker)) check(needed, init_of(shard.key.name));
+        if (shard.turns.would_wait_for_init_of(needed, worker))
+          check(needed, {Awaited::What::kFirstValue, shard.key.name});
   }
 
-  // What others do that needs this worker too, and it has not done: empty if nothing.
-  std::string what_waits_for(int worker) const {
-    std::string waiting;
+  // What others do that needs this worker too, and it has not done.
+  std::optional<Awaited> awaited_from(int worker) const {
+    std::optional<Awaited> awaited;
     registry_.any_shard([&](const Shard& shard) {
-      waiting = shard.turns.needs(worker, shard.published);
-      return !waiting.empty();
+      awaited = shard.turns.needs(worker, shard.published);
+      return awaited.has_value();
     });
-    return waiting;
+    return awaited;
   }
 
   // Receiver thread. Completes the round that this worker pushes next, if it is to be completed for it, and begins.

@@ -20,7 +20,7 @@
 #include "server/task.h"
 #include "server/turns.h"
 #include "transport/lent_buffers.h"
-#include "wire/disagreement.h"
+#include "wire/failures.h"
 
 namespace p3 {
 

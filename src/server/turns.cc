@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "wire/disagreement.h"
-
 namespace p3 {
 
 Turns::Turns(const ServerKey& key)
@@ -51,11 +49,12 @@ uint32_t Turns::note_init(int worker, uint64_t published) {
 
 uint64_t Turns::last_begun() const { return *std::max_element(next_round_.begin(), next_round_.end()); }
 
-std::string Turns::needs(int worker, uint64_t published) const {
-  if (last_begun() > std::max<uint64_t>(next_round_[index_of(worker)], 1)) return push_of(key_.name, published + 1);
+std::optional<Awaited> Turns::needs(int worker, uint64_t published) const {
+  if (last_begun() > std::max<uint64_t>(next_round_[index_of(worker)], 1))
+    return Awaited{Awaited::What::kPush, key_.name, published + 1};
   for (int other = 0; other < key_.machines->num_workers(); ++other)
     if ((worker == 0 || key_.leader_of(other) == worker) && inits_[index_of(other)] > inits_[index_of(worker)])
-      return init_of(key_.name);
+      return Awaited{Awaited::What::kFirstValue, key_.name};
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include "p3/lateness.h"
 #include "p3/wire.h"
 #include "server/key.h"
+#include "wire/failures.h"
 
 namespace p3 {
 
@@ -33,8 +34,8 @@ class Turns {
   // An init is in. Returns how many of this worker's are.
   uint32_t note_init(int worker, uint64_t published);
 
-  // What others do that needs this worker too, and that it has not done ("push round 3 of key 'w'"); empty if nothing.
-  std::string needs(int worker, uint64_t published) const;
+  // What others do that needs this worker too, and that it has not done.
+  std::optional<Awaited> needs(int worker, uint64_t published) const;
   // Whether an init of this worker would wait for one of `other`.
   bool would_wait_for_init_of(int other, int worker) const;
   // Tells who has kept others waiting since the first push of the round. For those who push as one, their leader stands.

@@ -43,19 +43,6 @@ std::chrono::steady_clock::duration seconds(double value) {
 
 int milliseconds(double value_s) { return std::max(1, static_cast<int>(value_s * 1e3)); }
 
-// " (Connection reset by peer)", or nothing for an orderly end.
-std::string cause(int error) {
-  if (error == EBADMSG) return " (TLS refuses what came from it: altered on the way)";
-  return error == 0 ? "" : " (" + std::string(strerror(error)) + ")";
-}
-
-std::string number_text(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
-}
-
 }  // namespace
 
 Transport::Transport(NodeOptions options, Handler& handler) : options_(std::move(options)), handler_(handler) {
@@ -451,7 +438,7 @@ void Transport::read_from(Van& van) {
       if (event == Van::Event::kHeader) {
         const std::string reason = malformed(header, options_.checksums);
         if (!reason.empty())
-          throw Error(ErrorKind::kProtocol, options_.label + ": " + van.label() + " sent " + reason + ".");
+          throw frame_malformed(options_.label, van.label(), reason);
         if (carries_slice(header.kind)) {
           van.payload_goes_to(handler_.receive_into(van.number, header));
         } else {
@@ -539,19 +526,11 @@ void Transport::note_reading_of_paused(Clock::time_point now) {
 // A peer that has failed cannot say why behind half a frame, but it tells others, who pass it on. So where one ends in the
 // middle of a frame, the cause has a moment to come from elsewhere before the loss itself counts as the cause.
 void Transport::lose(Van& van) {
-  const Error loss(ErrorKind::kPeerLost,
-                   options_.label + ": lost " + van.label() + cause(van.error()) + whereabouts(van) +
-                       ". Its process ended or its host became unreachable; see its log for the cause.");
+  const Error loss = peer_lost(options_.label, van.label(), van.error(), handler_.waiting_for(van.number),
+                               handler_.last_round());
   if (goes_on_without(van, loss)) return;
   if (!van.mid_receive()) throw loss;
   if (!loss_) loss_ = {loss, Clock::now() + seconds(std::min(options_.heartbeat_s, options_.timeout_s / 4))};
-}
-
-// How far the job has come: what the peer was waited for with, or else the last round.
-std::string Transport::whereabouts(const Van& van) const {
-  const std::string waiting = handler_.waiting_for(van.number);
-  const uint64_t round = handler_.last_round();
-  return waiting.empty() && round > 0 ? " after round " + std::to_string(round) : waiting;
 }
 
 void Transport::accuse_silent_peers(Clock::time_point now) {
@@ -568,15 +547,10 @@ void Transport::accuse_silent_peers(Clock::time_point now) {
     const bool all = others > 0 && std::all_of(vans_.begin(), vans_.end(), [&](const auto& other) {
                        return other->state() != Van::State::kOpen || is_silent_for(*other, options_.timeout_s / 2);
                      });
-    const std::string time = " for " + number_text(options_.timeout_s) + " s";
-    const std::string silence = van->paused ? van->label() + " has read nothing" + time + " of the " +
-                                                  std::to_string(van->held_bytes()) + " bytes that wait for it"
-                                            : "nothing heard from " + van->label() + time + whereabouts(*van);
-    const Error loss(ErrorKind::kPeerSilent,
-                     options_.label + ": " + silence +
-                         (all ? ", nor from anyone else. This host is cut off from the network, or they are."
-                              : ". It is stopped, overloaded or cut off; see its log.") +
-                         " If it is only slow, raise P3_TIMEOUT_S.");
+    const Error loss =
+        van->paused ? peer_reads_nothing(options_.label, van->label(), options_.timeout_s, all, van->held_bytes())
+                    : peer_silent(options_.label, van->label(), options_.timeout_s, all,
+                                  handler_.waiting_for(van->number), handler_.last_round());
     if (!goes_on_without(*van, loss)) throw loss;
   }
 }

@@ -34,6 +34,7 @@
 #include "p3/node.h"
 #include "p3/wire.h"
 #include "transport/van.h"
+#include "wire/failures.h"
 
 namespace p3 {
 
@@ -58,8 +59,8 @@ class Transport {
     virtual void left(int van) = 0;
     // The connection has ended, its peer is silent, or has failed: as `loss` says. True: this node goes on without it.
     virtual bool lost(int, const Error& /*loss*/) { return false; }
-    // What this node is waiting for from that peer, for messages: " while key 'x' waited for round 3", or empty.
-    virtual std::string waiting_for(int van) const = 0;
+    // What this node, or those it serves, are waiting for from that peer.
+    virtual std::optional<Awaited> waiting_for(int van) const = 0;
     // The last round that this node has completed; signs of life carry it. Any thread; takes no lock.
     virtual uint64_t last_round() const { return 0; }
     // Called on the receiver thread, several times in a time-out.
@@ -134,7 +135,6 @@ class Transport {
   bool nothing_to_send() const P3_REQUIRES(mutex_);
   void queue_pings(Clock::time_point now) P3_REQUIRES(mutex_);
   void announce_failure();
-  std::string whereabouts(const Van& van) const;
   void lose(Van& van);
   bool goes_on_without(Van& van, const Error& loss);
   bool take_role();

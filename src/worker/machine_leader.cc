@@ -6,7 +6,7 @@
 
 #include "worker/machine_rows.h"
 #include "worker/machine_slices.h"
-#include "wire/disagreement.h"
+#include "wire/failures.h"
 #include "p3/trace.h"
 
 namespace p3 {
@@ -80,7 +80,7 @@ void MachineLeader::add(LocalPush push) {
   }
   const MachineSum::Outcome outcome = sum.add(push.place, header, std::move(push.payload));
   if (outcome.problem != nullptr)
-    throw slice_refused(label(), label_of(push.place), header, outcome.problem, std::to_string(header.key));
+    throw frame_refused(label(), label_of(push.place), header, outcome.problem, push.key->name);
   if (outcome.contradicts >= 0)
     throw scalars_differ(label(), label_of(outcome.contradicts), sum.scalars(header.slice), label_of(push.place),
                          header.scalars, header.round, push.key->name);
@@ -105,7 +105,8 @@ PooledBuffer MachineLeader::copy_of(const MachineSum& sum, const Frame& own) {
 
 void MachineLeader::check_that_nobody_left(const Key& key, uint64_t round) const {
   for (const Member& member : members_)
-    if (member.left) throw left_too_early(label(), transport_.label(member.van), push_of(key.name, round));
+    if (member.left)
+      throw left_too_early(label(), transport_.label(member.van), {Awaited::What::kPush, key.name, round});
 }
 
 void MachineLeader::note_late(const Key& key, std::chrono::steady_clock::time_point now, LateWorkers& late) const {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/buffer_pool.h"
-#include "wire/disagreement.h"
+#include "wire/failures.h"
 #include "p3/lateness.h"
 #include "p3/slicing.h"
 #include "transport/lent_buffers.h"

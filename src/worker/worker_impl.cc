@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "p3/trace.h"
-#include "wire/disagreement.h"
+#include "wire/failures.h"
 #include "worker/operation.h"
 
 namespace p3 {
@@ -126,7 +126,7 @@ void* Worker::Impl::receive_into(int van, const Header& header) {
 }
 
 void Worker::Impl::refuse(int van, const Header& header, const char* what) const {
-  throw slice_refused(label(), transport_.label(van), header, what, std::to_string(header.key));
+  throw frame_refused(label(), transport_.label(van), header, what, {});
 }
 
 void Worker::Impl::received(int van, const Header& header, void* payload) {
@@ -288,18 +288,19 @@ void* Worker::Impl::receive_push_into(int van, const Key& key, const Header& hea
 }
 
 void Worker::Impl::check_that_nothing_waits_for(int van) const {
-  if (const auto awaited = awaited_from(van))
-    throw left_too_early(label(), transport_.label(van), push_of(awaited->key->name, awaited->round));
+  if (const auto awaited = awaited_from(van)) throw left_too_early(label(), transport_.label(van), *awaited);
 }
 
-std::optional<Worker::Impl::Awaited> Worker::Impl::awaited_from(int van) const {
+std::optional<Awaited> Worker::Impl::awaited_from(int van) const {
   const int place = leader_.place_of(van);
   for (const Key& key : keys_) {
     if (place > 0 && key.machine_sum != nullptr)
-      if (const auto round = key.machine_sum->waits_for(place)) return Awaited{&key, *round};
+      if (const auto round = key.machine_sum->waits_for(place))
+        return Awaited{Awaited::What::kRound, key.name, *round};
     if (place > 0 || !key.active) continue;
     for (uint32_t i = 0; i < slice_count(key.plan_in_use()); ++i)
-      if (!key.landed[i] && van_of(key, i) == van) return Awaited{&key, key.round};
+      if (!key.landed[i] && van_of(key, i) == van)
+        return Awaited{Awaited::What::kRound, key.name, key.round};
   }
   return {};
 }
@@ -312,8 +313,7 @@ void Worker::Impl::left(int van) {
     check_that_nothing_waits_for(van);
   }
   if (server_of_van_[static_cast<size_t>(van)] < 0) return;
-  throw Error(ErrorKind::kPeerLost, label() + ": " + transport_.label(van) + " left the job" + waiting_for(van) +
-                                        " while this worker still runs.");
+  throw peer_left(label(), transport_.label(van), waiting_for(van));
 }
 
 // --- the end -------------------------------------------------------------------------------------------------------
@@ -350,27 +350,23 @@ bool Worker::Impl::close(double timeout_s) {
   }
   if (!idle)
     transport_.fail(
-        Error(ErrorKind::kStopped, label() + ": closed with operations pending" + waiting_for_any() + "."));
+        Error(ErrorKind::kStopped, label() + ": closed with operations pending" + clause(waiting_for_any()) + "."));
   const bool orderly = transport_.finish(timeout_s, /*until_read=*/true) && idle;
   failed(Error(ErrorKind::kStopped, label() + " is closed."));  // for later calls, which no thread would answer
   if (recorder() != nullptr) recorder()->close();
   return orderly;
 }
 
-std::string Worker::Impl::waiting_for(int van) const {
+std::optional<Awaited> Worker::Impl::waiting_for(int van) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto awaited = awaited_from(van);
-  if (!awaited) return {};
-  return " while waiting for round " + std::to_string(awaited->round) + " of key '" + awaited->key->name + "'";
+  return awaited_from(van);
 }
 
-std::string Worker::Impl::waiting_for_any() const {
+std::optional<Awaited> Worker::Impl::waiting_for_any() const {
   std::vector<int> vans = van_of_server_;
   if (leader_van_ >= 0) vans.push_back(leader_van_);
-  for (int van : vans) {
-    const std::string text = waiting_for(van);
-    if (!text.empty()) return text;
-  }
+  for (int van : vans)
+    if (const auto awaited = waiting_for(van)) return awaited;
   return {};
 }
 

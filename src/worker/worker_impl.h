@@ -68,7 +68,7 @@ class Worker::Impl : public Transport::Handler, public FrameCounter {
   void sent(const Frame& frame) override { static_cast<Lender*>(frame.context)->taken_back(); }
   bool work() override;
   void left(int van) override;
-  std::string waiting_for(int van) const override;
+  std::optional<Awaited> waiting_for(int van) const override;
   uint64_t last_round() const override { return last_round_; }
   void look(std::chrono::steady_clock::time_point now) override;
   void failed(const Error& error) override;
@@ -78,10 +78,6 @@ class Worker::Impl : public Transport::Handler, public FrameCounter {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Awaited {
-    const Key* key;
-    uint64_t round;
-  };
 
   Recorder* recorder() const { return transport_.options().trace.get(); }
   void require_residual(const Key& key) const;
@@ -90,7 +86,7 @@ class Worker::Impl : public Transport::Handler, public FrameCounter {
   void complete(Key& key);
   // The key of an answer, and what it answers. They stay while the receiver works on the answer.
   std::pair<Key*, Transfer*> under_way(const Header& header);
-  std::string waiting_for_any() const;
+  std::optional<Awaited> waiting_for_any() const;
 
   // With the lock held.
   Key& find(int handle);

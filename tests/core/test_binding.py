@@ -143,6 +143,20 @@ def test_a_failure_reaches_every_node_and_every_later_call(ring_bytes):
         wait_until(lambda: all(node.error is not None for node in job.workers + job.servers))
 
 
+def test_an_error_says_in_fields_whom_and_what_it_is_about():
+    with Job(num_servers=1) as job:
+        key = job.key(10)
+        zeros = np.zeros(10, "float32")
+        job.init(key, zeros)
+        job.workers[0].push(key, zeros, zeros.copy())
+        job.servers[0].abandon_after_fork()  # closes its connections, as if its process had died
+        wait_until(lambda: job.workers[0].error is not None)
+        error = job.workers[0].error
+        assert (error.kind, error.peer, error.host) == ("peer_lost", "server 0", "here"), error
+        assert (error.key, error.round) == ("key0", 1), error
+        assert "while waiting for round 1 of key 'key0'" in str(error)
+
+
 def test_an_orderly_end_finishes_the_servers():
     with Job() as job:
         job.init(job.key(10), np.zeros(10, "float32"))
@@ -303,6 +317,8 @@ def test_a_store_that_the_server_refuses_fails_the_job(rank, part, message):
         job.init(key, np.zeros(10, "float32"))
         with pytest.raises(P3Error, match=message):
             job.workers[rank].store(key, part, np.zeros(10, "float32")).wait(DEADLINE_S)
+        refused = next(server.error for server in job.servers if server.error.kind == "protocol")
+        assert (refused.peer, refused.host, refused.key, refused.round) == (f"worker {rank}", "here", "key0", 0)
 
 
 def test_counters_tell_of_each_key_and_each_server():

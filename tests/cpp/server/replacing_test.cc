@@ -47,7 +47,7 @@ class Survivor : public Transport::Handler {
     ++losses;
     return true;
   }
-  std::string waiting_for(int) const override { return {}; }
+  std::optional<Awaited> waiting_for(int) const override { return {}; }
   void failed(const Error&) override {}
 
   std::vector<char> arriving;

@@ -73,7 +73,7 @@ class Node : public Transport::Handler {
   bool work() override { return on_work && on_work(); }
   void sent(const Frame&) override { ++sent_frames; }
   void left(int) override { ++goodbyes; }
-  std::string waiting_for(int) const override { return {}; }
+  std::optional<Awaited> waiting_for(int) const override { return {}; }
   void failed(const Error&) override { ++failures; }
 
   std::function<void(int, const Header&)> on_slice;
