@@ -36,8 +36,8 @@ void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, c
   enqueue(worker, key, priority, "gradient", gradient, key.landing,
           [worker, handle = key.handle, priority, scalars](const Operation& operation) {
             operation.with_input(priority, [worker, handle, priority, scalars, landing = operation.output_address()](
-                                     const void* gradient, Operation::Completion done) {
-              worker->push(handle, gradient, landing, priority.in_queues, scalars,
+                                     const void* address, Operation::Completion done) {
+              worker->push(handle, address, landing, priority.in_queues, scalars,
                            [done = std::move(done)](const Error* error, bool) { done(error); });
             });
           });

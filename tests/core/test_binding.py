@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from core_jobs import DEADLINE_S, Job, wait_all
 
 import p3
 from p3._core import DTYPES, MASTER, P3Error, P3Worker
+from p3.key_plan import KeyPlan
 
 PACKAGE = Path(p3.__file__).parent
 
@@ -144,17 +146,19 @@ def test_a_failure_reaches_every_node_and_every_later_call(ring_bytes):
 
 
 def test_an_error_says_in_fields_whom_and_what_it_is_about():
-    with Job(num_servers=1) as job:
-        key = job.key(10)
-        zeros = np.zeros(10, "float32")
-        job.init(key, zeros)
-        job.workers[0].push(key, zeros, zeros.copy())
-        job.servers[0].abandon_after_fork()  # closes its connections, as if its process had died
-        wait_until(lambda: job.workers[0].error is not None)
-        error = job.workers[0].error
-        assert (error.kind, error.peer, error.host) == ("peer_lost", "server 0", "here"), error
-        assert (error.key, error.round) == ("key0", 1), error
-        assert "while waiting for round 1 of key 'key0'" in str(error)
+    worker = P3Worker(0, 1, "worker 0 (here)")
+    ours, its = socket.socketpair()
+    worker.add_server(0, ours.detach(), "server 0 (10.0.0.8)")
+    worker.start()
+    key, zeros = worker.declare("w", 10, DTYPES["float32"]), np.zeros(10, "float32")
+    worker.agree(key, KeyPlan(0, "float32", 10, 0, 1000))
+    push = worker.push(key, zeros, zeros.copy())
+    its.close()
+    with pytest.raises(P3Error, match="lost server 0 .*while waiting for round 1 of key 'w'") as caught:
+        push.wait(DEADLINE_S)
+    assert (caught.value.kind, caught.value.peer, caught.value.host) == ("peer_lost", "server 0", "10.0.0.8")
+    assert (caught.value.key, caught.value.round) == ("w", 1)
+    worker.close(0)
 
 
 def test_an_orderly_end_finishes_the_servers():
