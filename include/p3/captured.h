@@ -48,9 +48,9 @@ class Captured {
     std::vector<CapturedArray> taken;
     MutexLock lock(mutex_);
     for (auto it = arrays_.begin(); it != arrays_.end();) {
-      CapturedArray& array = it->second;
-      if (array.snapshot == snapshot) taken.push_back(std::move(array));
-      it = array.snapshot > snapshot ? std::next(it) : arrays_.erase(it);
+      const uint64_t its = it->second.snapshot;
+      if (its == snapshot) taken.push_back(std::move(it->second));
+      it = its > snapshot ? std::next(it) : arrays_.erase(it);
     }
     return taken;
   }
