@@ -2,6 +2,7 @@
 # make test   the same set-up, then every test, C++ and Python; with Python 3.12 and later, those that need no MXNet
 # make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
 # make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, then the control messages; needs clang
+# make lint   ruff, clang-format and clang-tidy, and Clang's check of locks (-Wthread-safety); needs clang and clang-tidy
 # make compatibility   the same set-up, then docs/compatibility.md afresh: every case with MXNet's stores and with P3's
 # make mxnet-tests   the same set-up, then MXNet's own tests of its stores with P3's; MXNET_SOURCE=/path/to/mxnet-1.9.1
 # PYTHON=/path/to/python3.x chooses the Python that .venv is made from.
@@ -16,7 +17,7 @@ unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_S
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*/*.h src/*/*.cc p3/*.pyx p3/*.pxd p3/mxnet/*.pyx p3/mxnet/*.h p3/mxnet/*.cc)
 
 .NOTPARALLEL:  # each step uses all cores by itself
-.PHONY: all demo test test-cpp test-python sanitize sanitize-address sanitize-thread sanitize-short fuzz compatibility mxnet-tests clean
+.PHONY: all demo test test-cpp test-python sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
 
 all: $(VENV)/installed
 
@@ -57,6 +58,13 @@ fuzz: $(VENV)/installed
 	tools/fuzz run build/fuzz $(TIME) $(TARGETS)
 	python tests/fuzz/control.py --seconds $(TIME)
 
+# clang-tidy reports as errors what Clang warns of, too.
+lint: build/can-lint $(VENV)/installed
+	ruff check .
+	clang-format --dry-run -Werror $$(git ls-files '*.h' '*.cc')
+	CXX=$${CXX:-clang++} cmake -S . -B build/lint -G Ninja -DP3_BUILD_TESTS=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+	run-clang-tidy -quiet -p build/lint
+
 # CASES='--store p3_sync --case push_and_pull' runs these cells only; --help lists what else there is.
 compatibility: $(VENV)/installed
 	PYTHONPATH=tests/mxnet python -m compatibility $(CASES)
@@ -65,8 +73,8 @@ mxnet-tests: $(VENV)/installed
 	MXNET_SOURCE=$${MXNET_SOURCE:?names no source of MXNet 1.9.1: docs/mxnet-tests.md} python -m pytest tests/mxnet/test_mxnets_own.py
 
 # Before anything is built: what the machine lacks is named, all of it.
-build/can-test:
-	@./tools/needs test $(PYTHON) >/dev/null
+build/can-%:
+	@./tools/needs $* $(PYTHON) >/dev/null
 	@mkdir -p build
 	@touch $@
 
