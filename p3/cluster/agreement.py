@@ -3,8 +3,8 @@
 The scheduler runs one `Agreement`; so does an embedded session, without any scheduler. receive() takes one message of
 one node and returns what must be sent to whom. Agreement on a key is no barrier: workers announce in any order, rank
 0's word decides, and the others' are compared with it whenever both are known. Options are agreed in the same way;
-where a store's first key settles an option, announcing the key is a word on that option too, and the first push is one on
-the optimizer.
+where a store's first key settles an option, announcing the key is a word on that option too, and the first push is one
+on the optimizer.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Agreement:
         return self._on_barrier(node, {"number": number})
 
     def catch_up(self, node: Node, step: int, rounds: Mapping[int, int]) -> List[dict]:
-        """What a worker that has taken a lost one's place, behind that step and these rounds of the keys, must be told of
-        the past. What is being decided, it hears as the others do."""
+        """What a worker that has taken a lost one's place, behind that step and these rounds of the keys, must be told
+        of the past. What is being decided, it hears as the others do."""
         self._snapshots.come_back(node, step)
         told = [
             dict(agreed, catch_up=rounds.get(wire_key, 0))

@@ -9,10 +9,11 @@ A mutual challenge with HMAC-SHA256, in four fixed-size binary messages:
 
 The connector proves first, so a stranger who connects gets no proof to guess the secret from; one whose proof is wrong
 sees the connection close and learns nothing. Somebody has to prove first, and whoever can stand in the acceptor's place
-gets that proof; to connect is easier than that (docs/security.md). The labels keep a proof from being reflected, and the roles and the purpose keep
-it from being relayed to another kind of node or connection. What follows is neither encrypted nor signed, unless both
-ends go on to TLS (P3_TLS=1) with a key that only they can make of the secret, hello and challenge: see key(). That begins
-behind the proofs, so no stranger ever reaches the TLS library, and what the two say of it cannot be altered in between.
+gets that proof; to connect is easier than that (docs/security.md). The labels keep a proof from being reflected, and
+the roles and the purpose keep it from being relayed to another kind of node or connection. What follows is neither
+encrypted nor signed, unless both ends go on to TLS (P3_TLS=1) with a key that only they can make of the secret, hello
+and challenge: see key(). That begins behind the proofs, so no stranger ever reaches the TLS library,
+and what the two say of it cannot be altered in between.
 
 Nothing here does I/O: `Connector` and `Acceptor` say what to send and judge what came.
 """

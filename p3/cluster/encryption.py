@@ -1,8 +1,9 @@
 """TLS between two nodes that have proved themselves to each other (P3_TLS=1), over TCP alone.
 
-The core's TlsStream does it, with OpenSSL, for control, data and watch connections alike: its key comes of the handshake
-that went before (auth.py), so there are no certificates to make, to pass on and to trust. Python's ssl can take such a
-key from 3.13 on only. A data or watch connection goes to the core as it is; control messages go through a `Tunnel`.
+The core's TlsStream does it, with OpenSSL, for control, data and watch connections alike: its key comes of the
+handshake that went before (auth.py), so there are no certificates to make, to pass on and to trust. Python's ssl can
+take such a key from 3.13 on only. A data or watch connection goes to the core as it is;
+control messages go through a `Tunnel`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def require(settings: Settings) -> None:
 
         if not TLS_BUILT_IN:
             raise ConfigError(
-                "P3_TLS=1: P3 was built without OpenSSL. Run: apt-get install libssl-dev (or: dnf install openssl-devel), "
-                "and build P3 again (pip install --force-reinstall --no-deps mxnet-p3)."
+                "P3_TLS=1: P3 was built without OpenSSL. Run: apt-get install libssl-dev (or: dnf install "
+                "openssl-devel), and build P3 again (pip install --force-reinstall --no-deps mxnet-p3)."
             )
 
 
@@ -58,8 +59,8 @@ async def secure(sock: socket.socket, key: bytes, connects: bool):
 
 
 class Tunnel:
-    """`socket` is one end of a pair: what goes in and out there in plain crosses the network encrypted. An end of either
-    side is one of the other, and so is an error: who waits for a message learns that none will come."""
+    """`socket` is one end of a pair: what goes in and out there in plain crosses the network encrypted. An end of
+    either side is one of the other, and so is an error: who waits for a message learns that none will come."""
 
     def __init__(self, tls) -> None:
         self.socket, self._outer = socket.socketpair()

@@ -64,8 +64,8 @@ def execute(settings: Settings, command: List[str], launched: Launched = Launche
 
 
 def worker_environment(env: Mapping[str, str]) -> Dict[str, str]:
-    """`env` as the worker's command gets it. Where the number of this host's workers is known (P3_LOCAL_SIZE), its cores
-    are shared out among them: threads beyond that would starve the network's, and change the order of sums."""
+    """`env` as the worker's command gets it. Where the number of this host's workers is known (P3_LOCAL_SIZE), its
+    cores are shared out among them: threads beyond that would starve the network's, and change the order of sums."""
     made = dict(_WORKER_DEFAULTS, **env)
     workers = env.get("P3_LOCAL_SIZE", "")
     if workers.isdigit() and int(workers) > 0:

@@ -95,7 +95,7 @@ class Launcher:
         self._secret = secrets.token_hex(32)
         self._output = Output()
         self._running: List[Running] = []
-        self._restarts_left = {rank: worker_restarts for rank in range(num_workers)}
+        self._restarts_left = dict.fromkeys(range(num_workers), worker_restarts)
         self._joining: Set[int] = set()  # ranks whose process was started anew, and is not in its place yet
         self._job_started = False
         self._job_failure: Optional[str] = None  # in the scheduler's words
@@ -299,7 +299,8 @@ class Launcher:
         return code if code >= 0 else 128 - code
 
     def _unlikelihood(self, failed: Running) -> tuple:
-        """Sorts the likeliest cause first: 1 is the code of an exception, which mostly reports what happened elsewhere."""
+        """Sorts the likeliest cause first: 1 is the code of an exception,
+        which mostly reports what happened elsewhere."""
         order = ("worker", "server", "scheduler").index(failed.task.role)
         return (self._echoes(failed), failed.process.returncode == 1, order)
 
@@ -391,7 +392,8 @@ def run(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
     async def launch() -> Tuple[int, bool]:
-        launcher = Launcher(settings, hosts, num_workers, num_servers, worker_restarts)  # with a secret and a port of its own
+        # With a secret and a port of its own.
+        launcher = Launcher(settings, hosts, num_workers, num_servers, worker_restarts)
         return await launcher.run(command, timeout_s, deadline), launcher.may_restart
 
     for attempt in itertools.count(1):

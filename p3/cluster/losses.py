@@ -1,19 +1,19 @@
 """Replacing a lost worker while the others wait (P3_ON_WORKER_LOSS=wait): what the scheduler knows and decides. No I/O.
 
 The servers are told that the worker is `lost`. Each closes its connection and says `lost_at`: up to which round of each
-key it has pushes of it. The other workers run the same program, so they know what it was about to do: the scheduler asks
-them (`missing`), and they say where they stand (`place`, p3/worker/steps.py). As long as they are in the step that was cut
-short, the servers `fill` what the lost worker would have pushed in it, as if it had nothing to add. As soon as one of them
-is behind that step and what follows it, all is known: the number of the step, which rounds of which keys are behind the
-job then, and the numbers of the optimizers. When the servers have `filled` up to there, another process may join as
-that rank: it gets the values after those rounds, and goes on with the next step.
+key it has pushes of it. The other workers run the same program, so they know what it was about to do: the scheduler
+asks them (`missing`), and they say where they stand (`place`, p3/worker/steps.py). As long as they are in the step that
+was cut short, the servers `fill` what the lost worker would have pushed in it, as if it had nothing to add. As soon as
+one of them is behind that step and what follows it, all is known: the number of the step, which rounds of which keys
+are behind the job then, and the numbers of the optimizers. When the servers have `filled` up to there, another process
+may join as that rank: it gets the values after those rounds, and goes on with the next step.
 
 If nobody is left who could tell, as all are lost, or there is but one worker, the counts of rounds must do: infer().
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from p3.cluster.node import Node
 from p3.errors import ProtocolError, RendezvousError
@@ -36,8 +36,8 @@ class Loss:
     def __init__(
         self, node: Node, attempt: int, servers: Sequence[Node], stores: Mapping[int, int], joins: int = 0
     ) -> None:
-        """`attempt`: of the losses of this rank. `stores`: that of each key, by wire key, which the servers know. `joins`:
-        how often the worker had called join()."""
+        """`attempt`: of the losses of this rank. `stores`: that of each key, by wire key, which the servers know.
+        `joins`: how often the worker had called join()."""
         self.node, self.attempt, self.joins = node, attempt, joins
         self._servers = servers
         self._stores = stores
@@ -155,11 +155,12 @@ class Loss:
 
 
 def infer(pushed: Sequence[Rounds], begun: Sequence[Standing], at_least: int = 0) -> Tuple[List[int], Standing]:
-    """Of workers that are lost when no other is there: which of them can be replaced now, and behind which cut. The others
-    were lost in later steps, of which those who come can tell.
+    """Of workers that are lost when no other is there: which of them can be replaced now, and behind which cut. The
+    others were lost in later steps, of which those who come can tell.
 
-    `pushed`: the rounds of keys that each has pushed. `begun`: from where each had taken its steps; rounds that all skipped
-    since are in its rounds. `at_least`: steps that are behind the job for sure. In each step a worker pushes the keys once: so the key that is furthest tells the step.
+    `pushed`: the rounds of keys that each has pushed. `begun`: from where each had taken its steps; rounds that all
+    skipped since are in its rounds. `at_least`: steps that are behind the job for sure. In each step a worker pushes
+    the keys once: so the key that is furthest tells the step.
     """
     steps = [
         start.step + max((round - start.rounds.get(key, 0) for key, round in rounds.items()), default=0)

@@ -109,7 +109,8 @@ def _one_of(*words: str) -> Callable[[Any], bool]:
 
 
 _SNAPSHOT_PART = {"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256}
-# Of optimizers and Trainers (Session.describe_optimizers): how often each device has updated each key, and all plain numbers.
+# Of optimizers and Trainers (Session.describe_optimizers): how often each device has updated each key,
+# and all plain numbers.
 _OPTIMIZER = {"plain": _flat, "scheduler": _flat, "counts": _counts, "device": _int}
 _NUMBERS = {"optimizers": _optimizers, "trainers": _list_of({"scale": _flat, "loss_scaler": _flat})}
 

@@ -70,7 +70,7 @@ def read_hostfile(path: str) -> List[Host]:
 
 def place(num_workers: int, num_servers: int, hosts: Sequence[Host]) -> List[Task]:
     """Workers and servers, each round robin over the hosts; a host takes at most its slots of workers."""
-    taken: Dict[Host, int] = {host: 0 for host in hosts}
+    taken: Dict[Host, int] = dict.fromkeys(hosts, 0)
     worker_hosts: List[Host] = []
     while len(worker_hosts) < num_workers:
         free = [host for host in hosts if host.slots is None or taken[host] < host.slots]

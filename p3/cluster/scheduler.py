@@ -329,8 +329,9 @@ class Scheduler:
             )
         if self._agreement is None:
             self._fail(
-                "%s: %s did not join %s. Are they started, with this DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and do the "
-                "workers open a P3 store (kv = mx.kv.create('p3_sync'))? P3_RENDEZVOUS_TIMEOUT_S allows more time.%s"
+                "%s: %s did not join %s. Are they started, with this DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and do "
+                "the workers open a P3 store (kv = mx.kv.create('p3_sync'))? P3_RENDEZVOUS_TIMEOUT_S allows more "
+                "time.%s"
                 % (self._label, self._rendezvous.missing(), waited, refused)
             )
         elif not self._started.is_set():
@@ -592,7 +593,8 @@ def open_listener(settings: Settings, listen_fd: Optional[int]) -> socket.socket
 
 
 def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optional[int] = None) -> int:
-    """Runs the scheduler of one job; the exit code of its process. The descriptors are those that `p3 run` passes on."""
+    """Runs the scheduler of one job; the exit code of its process.
+    The descriptors are those that `p3 run` passes on."""
     try:
         settings.require("root_host", "num_workers", "num_servers")
         settings.job_secret()

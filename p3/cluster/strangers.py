@@ -1,9 +1,9 @@
 """Limits connections to a listener that have not proved yet that they know the job's secret.
 
 A stranger may hold a connection for as long as a handshake takes (auth.HANDSHAKE_TIMEOUT_S). So there are only so many
-such connections at a time; one more, and the oldest of the busiest address is closed. A flood therefore displaces itself,
-and a node of the job gets in as long as it proves itself faster than its own address opens MAX_UNPROVED others; if it
-does not, it tries again (channel.persistently). What is logged of strangers is bounded, too.
+such connections at a time; one more, and the oldest of the busiest address is closed. A flood therefore displaces
+itself, and a node of the job gets in as long as it proves itself faster than its own address opens MAX_UNPROVED others;
+if it does not, it tries again (channel.persistently). What is logged of strangers is bounded, too.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class Van(NamedTuple):
 
 
 class DoorStep(NamedTuple):
-    """Where a node can be reached: a server at a TCP port; both, for workers of the same machine, at an abstract AF_UNIX
-    name."""
+    """Where a node can be reached: a server at a TCP port; both, for workers of the same machine, at an abstract
+    AF_UNIX name."""
 
     listeners: List[socket.socket]
     port: int
@@ -88,8 +88,8 @@ async def accept_workers(
     settings: Settings = Settings(),
     stays_open: bool = False,
 ) -> Dict[int, Van]:
-    """One van per worker of those ranks, accepted by a node of `role`. Never returns if one stays away: the caller holds
-    the deadline. Closes the door, unless it `stays_open`."""
+    """One van per worker of those ranks, accepted by a node of `role`. Never returns if one stays away: the caller
+    holds the deadline. Closes the door, unless it `stays_open`."""
     found: Dict[int, Van] = {}
     complete = asyncio.Event()
 
@@ -123,8 +123,8 @@ async def admit_workers(
     """Calls `arrived` for each van of a worker whose rank is in `awaited` by then, and takes the rank out of it. Until
     cancelled; leaves the door open. `pace_s`: Gate's.
 
-    Who takes a rank out of `awaited` and puts it back with another object waits for another process: a van that the former
-    one had begun to open does not arrive any more, whatever has come of it by then.
+    Who takes a rank out of `awaited` and puts it back with another object waits for another process: a van that the
+    former one had begun to open does not arrive any more, whatever has come of it by then.
     """
     loop = asyncio.get_running_loop()
     gate = Gate(label, log)

@@ -4,8 +4,8 @@ It takes part in each round of each key with a skip: a push without a gradient. 
 round, and the key is skipped again. Once all workers skip a round of a key, it completes without a new value: no worker
 will push that key any more. So nobody counts steps, and the servers know of no joined workers, only of skips.
 
-All workers must serve the same keys, or they would wait for each other: those of every store that this process has made.
-Which of them a script still holds, and when Python takes the others away, is each worker's own affair.
+All workers must serve the same keys, or they would wait for each other: those of every store that this process has
+made. Which of them a script still holds, and when Python takes the others away, is each worker's own affair.
 """
 
 import mxnet as mx
@@ -83,6 +83,6 @@ def serve_others(session, stores, check, update):
 def _require_in_steps(entry):
     if not entry.in_steps:
         raise MXNetError(
-            f"join: another worker has pushed key {entry.id!r}, which this worker never has, so its sum cannot be applied "
-            "here. Take at least one step before join, or create the Trainer with update_on_kvstore=True"
+            f"join: another worker has pushed key {entry.id!r}, which this worker never has, so its sum cannot be "
+            "applied here. Take at least one step before join, or create the Trainer with update_on_kvstore=True"
         )

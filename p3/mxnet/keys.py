@@ -24,8 +24,8 @@ class Key:
     """One key of a store, and what Priorities notes about it."""
 
     __slots__ = (
-        "id", "declared", "shape", "dtype", "sparse_weight", "landing", "weight", "outs", "pushed", "in_steps", "operations",
-        "priority", "index", "parameter", "searched", "engine",
+        "id", "declared", "shape", "dtype", "sparse_weight", "landing", "weight", "outs", "pushed", "in_steps",
+        "operations", "priority", "index", "parameter", "searched", "engine",
     )  # fmt: skip
     route = None  # how its gradients travel
 
@@ -74,7 +74,8 @@ class Key:
         self.landing.wait_to_read()
 
     def capture(self, round, priority, completions, token):
-        """The key as the pushes so far leave it, for the snapshot of that round; every worker calls it at the same point.
+        """The key as the pushes so far leave it, for the snapshot of that round;
+        every worker calls it at the same point.
 
         Queued in MXNet's engine: the pushes so far go before it, the next one waits on rank 0 until the servers hold
         their copy. `completions` (_core.Completions) gets `token` then, on other ranks when its turn has come; if the

@@ -36,7 +36,6 @@ except ModuleNotFoundError as error:
     ) from None
 from mxnet import autograd
 from mxnet.base import MXNetError
-from mxnet.ndarray import NDArray
 
 from p3 import _core
 from p3.mxnet import _mxnet, hooks, joining, optimizer_states, store_snapshots
@@ -143,8 +142,9 @@ class P3KVStore(mx.kvstore.KVStore):
         """For `p3 trace`: the training thread waited for the key's value between these times of time.monotonic_ns()."""
         self._session.mark_stall(self._key(key).declared, begin_ns, end_ns)
 
-    # Values in, values out. Each call may be about one key or about a list of keys with a list of values; a key that the
-    # list names several times has the values of all. Arrays to copy to may have another type than the key: MXNet casts.
+    # Values in, values out. Each call may be about one key or about a list of keys with a list of values; a key that
+    # the list names several times has the values of all. Arrays to copy to may have another type than the key:
+    # MXNet casts.
 
     def init(self, key, value):
         """Makes keys known; their first values are those of rank 0. A key that is initialised again keeps its value.
@@ -218,16 +218,17 @@ class P3KVStore(mx.kvstore.KVStore):
         """For a worker that has taken its last step: returns when every worker has called it. So steps may be uneven.
 
         Until then the others' rounds, of every store that was made, go on without this worker, and its weights follow
-        theirs; also of stores that the script has dropped, as others may still use theirs. A store that hands its sums to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with
-        the store after each step of the others, when their sums lie in the arrays that this worker pulled to last, it
-        does what this worker would have done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go
-        on. As Horovod's join, but without an idle worker's zeros on the wire.
+        theirs; also of stores that the script has dropped, as others may still use theirs. A store that hands its sums
+        to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with the store after each step of the
+        others, when their sums lie in the arrays that this worker pulled to last, it does what this worker would have
+        done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go on. As Horovod's join, but
+        without an idle worker's zeros on the wire.
         """
         self._check()
         if not self._keys:
             raise MXNetError(
-                "join: this worker has no keys to serve the others' rounds with. Trainer makes them in its first step, so "
-                "every worker must take at least one; or call init"
+                "join: this worker has no keys to serve the others' rounds with. Trainer makes them in its first step, "
+                "so every worker must take at least one; or call init"
             )
         if update is None and self._hands_out_sums() and self._pushed_keys():
             raise MXNetError(joining.NEEDS_UPDATE)
@@ -245,11 +246,12 @@ class P3KVStore(mx.kvstore.KVStore):
         """Takes a snapshot of the whole job, if P3_SNAPSHOT_DIR is set and this round is due (P3_SNAPSHOT_EVERY).
 
         Every worker calls it after each step, with the number of steps taken so far, which also tells where a step ends
-        for who takes a lost worker's place (P3_ON_WORKER_LOSS), with or without a directory. It is of all stores of this process;
-        `trainer`, or a list of all Trainers, adds what Trainers know themselves: running statistics, and if they update,
-        weights and states. `state` is what this worker alone needs to go on: a dict of names to arrays, numbers, strings,
-        None, and lists and dicts of these (position in the data, random states ...); ValueError names what cannot be in it.
-        Waits for nothing; but a round that is due while the snapshot before is still being written waits for that.
+        for who takes a lost worker's place (P3_ON_WORKER_LOSS), with or without a directory. It is of all stores of
+        this process; `trainer`, or a list of all Trainers, adds what Trainers know themselves: running statistics, and
+        if they update, weights and states. `state` is what this worker alone needs to go on: a dict of names to arrays,
+        numbers, strings, None, and lists and dicts of these (position in the data, random states ...); ValueError names
+        what cannot be in it. Waits for nothing; but a round that is due while the snapshot before is still being
+        written waits for that.
         """
         self._check()
         with _paused(), _job_errors():
@@ -258,11 +260,11 @@ class P3KVStore(mx.kvstore.KVStore):
     def resume(self, trainer=None):
         """Brings the job back to its newest valid snapshot. On every worker, before the first init of any store.
 
-        Returns (round, state): how many steps were taken, and this worker's own state; (0, {}) where there is none. Each
-        key then begins with the snapshot's value instead of the script's. `trainer`: as for snapshot; its weights have the
-        snapshot's values when this returns. Create all Trainers before. A worker that has taken the place of a lost one
-        (P3_ON_WORKER_LOSS) gets the steps that are behind the job, {} and the others' weights, and goes on beside them.
-        Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if
+        Returns (round, state): how many steps were taken, and this worker's own state; (0, {}) where there is none.
+        Each key then begins with the snapshot's value instead of the script's. `trainer`: as for snapshot; its weights
+        have the snapshot's values when this returns. Create all Trainers before. A worker that has taken the place of a
+        lost one (P3_ON_WORKER_LOSS) gets the steps that are behind the job, {} and the others' weights, and goes on
+        beside them. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if
         the snapshot does not fit this job; a damaged one is logged, and the one before it taken.
         """
         self._check()
@@ -297,8 +299,8 @@ class P3KVStore(mx.kvstore.KVStore):
     def set_reduction(self, reduction):
         """What a round makes of the workers' gradients: their "sum", as MXNet's stores, or their "average".
 
-        The average is over the workers that took part in the round (see join), so `Trainer.step` is given the batch size
-        of one worker. Blocks until the servers know.
+        The average is over the workers that took part in the round (see join), so `Trainer.step` is given the batch
+        size of one worker. Blocks until the servers know.
         """
         self._check()
         with _mxnet_errors():
@@ -309,12 +311,13 @@ class P3KVStore(mx.kvstore.KVStore):
     def set_optimizer(self, optimizer):
         """Has the servers update the weights, or the workers where the servers lack the optimizer. Blocks till agreed.
 
-        The object stays in use: its learning rate, weight decay and rescale_grad are read at each push. After a store's first
-        push the workers update too, as servers could not tell which gradients came before: from what the pushes so far
-        have led to, so that every worker must set it between the same pushes.
+        The object stays in use: its learning rate, weight decay and rescale_grad are read at each push. After a store's
+        first push the workers update too, as servers could not tell which gradients came before: from what the pushes
+        so far have led to, so that every worker must set it between the same pushes.
         """
         self._check()
-        is_set = optimizer is getattr(self._updater, "optimizer", None)  # as Trainer does after a reset; its state stays
+        # As Trainer does after a reset; its state stays.
+        is_set = optimizer is getattr(self._updater, "optimizer", None)
         try:
             description = describe(optimizer)
             if self._updates_here:
@@ -356,8 +359,8 @@ class P3KVStore(mx.kvstore.KVStore):
     def save_optimizer_states(self, fname, dump_optimizer=False):
         """Writes the optimizer's state, as of this worker's last round, to one file that MXNet's Updater can load.
 
-        Atomic: `fname` is the old file or the whole new one. Any worker may call it, alone. With dump_optimizer the file
-        also holds the optimizer (learning rate, number of updates).
+        Atomic: `fname` is the old file or the whole new one. Any worker may call it, alone. With dump_optimizer the
+        file also holds the optimizer (learning rate, number of updates).
         """
         optimizer = self._require_optimizer("saved")
         states = self._updater.states
@@ -431,8 +434,8 @@ class P3KVStore(mx.kvstore.KVStore):
         return 0
 
     def _send_command_to_servers(self, head, body):
-        """MXNet's own commands, as far as they mean something here: 0, an optimizer pickled by the caller; 1, that it has
-        float32 master copies. P3's servers take none, as they never evaluate what they receive; this store obeys.
+        """MXNet's own commands, as far as they mean something here: 0, an optimizer pickled by the caller; 1, that it
+        has float32 master copies. P3's servers take none, as they never evaluate what they receive; this store obeys.
         """
         if head == _SET_OPTIMIZER:
             self.set_optimizer(pickle.loads(body.encode() if isinstance(body, str) else body))
@@ -508,8 +511,8 @@ class P3KVStore(mx.kvstore.KVStore):
         return ServerRowKey if on_servers else RowKey
 
     def _settled_before(self, kind, key, value):
-        """In a process that has taken a lost one's place: the kind that the others have gone over to in _settle_kind, and the
-        name that the key has since; else `kind`, and None."""
+        """In a process that has taken a lost one's place: the kind that the others have gone over to in _settle_kind,
+        and the name that the key has since; else `kind`, and None."""
         if self._session.rejoined_at is not None:
             with_rows = self._kind_of_key(is_sparse(value), True, value.dtype)
             for other in (with_rows, DenseKey):

@@ -1,9 +1,9 @@
 """Snapshots of MXNet stores: what a worker itself knows of its stores and Trainers, and how it comes back.
 
 The servers' copies are the values of all keys, and the optimizer's arrays where the servers update. What is left, a
-worker writes into its own part: the numbers of its optimizers (rounds counted, learning rate, ...), what compression has
-left out so far, and where the workers update, weights and states. Arrays are copied by MXNet's engine, behind what it
-has yet to write to them.
+worker writes into its own part: the numbers of its optimizers (rounds counted, learning rate, ...), what compression
+has left out so far, and where the workers update, weights and states. Arrays are copied by MXNet's engine, behind what
+it has yet to write to them.
 
 A key takes its value back at its first init (value_of), and the rest before its first push (restore_key); an optimizer,
 when the store gets it (restore_optimizer).
@@ -84,7 +84,8 @@ def _own_of_store(store):
 
 
 def _own_of_trainer(trainer):
-    """Weights and optimizer, where this Trainer updates; and everywhere what no gradient changes: running statistics."""
+    """Weights and optimizer, where this Trainer updates; and everywhere what no gradient changes:
+    running statistics."""
     updates = trainer._kv_initialized and not trainer._update_on_kvstore
     own = {"arrays": {}, "states": [], "optimizer": None, "scale": trainer._scale}
     own["loss_scaler"] = _plain(getattr(trainer, "_amp_loss_scaler", None))
@@ -103,7 +104,7 @@ def restore_trainers(store, trainers):
     saved = session.snapshots.own["trainers"]
     if len(saved) != len(trainers):
         raise ValueError(
-            "resume: %d Trainers are given, but the snapshot was taken with %d; give both methods the same, in one order"
+            "resume: %d Trainers are given, but the snapshot was taken with %d; give both the same, in one order"
             % (len(trainers), len(saved))
         )
     source = session.snapshots.source
@@ -122,7 +123,8 @@ def restore_trainers(store, trainers):
 
 
 def _expect_sums(store, trainer):
-    """Of a Trainer that updates: where the sums of its steps go, for a worker that calls join() before its first one."""
+    """Of a Trainer that updates: where the sums of its steps go,
+    for a worker that calls join() before its first one."""
     for number, parameter in enumerate(trainer._params):
         if parameter.grad_req != "null":
             entry = store._keys[number]
@@ -130,7 +132,8 @@ def _expect_sums(store, trainer):
 
 
 def fetch_weights(store, trainers):
-    """In a process that has taken a lost worker's place: gives each Trainer its keys, and with them the job's weights."""
+    """In a process that has taken a lost worker's place: gives each Trainer its keys,
+    and with them the job's weights."""
     for trainer in trainers:
         _give_keys(store, trainer, store._session.agreed_shape)
     numbers = store._session.past["numbers"]
@@ -177,8 +180,8 @@ def value_of(store, entry, arrays):
     is_known = own is not None and store._session.snapshots.source.key(store._store, entry.id) is not None
     if (is_known or store._session.rejoined_at is not None) and any(array._fresh_grad for array in arrays):
         raise MXNetError(
-            f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the Trainer to "
-            "resume, before the first step: kv.resume(trainer=trainer)"
+            f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the Trainer "
+            "to resume, before the first step: kv.resume(trainer=trainer)"
         )
     if not is_known:
         return None
@@ -207,7 +210,10 @@ def numbers_of(session, stores):
     """What the numbers of all optimizers are, for who takes a lost worker's place; as JSON can carry it."""
     optimizers = {str(store._store): _sendable(_numbers(store._server_optimizer)) for store in stores}
     trainers = [
-        {"scale": {"_scale": trainer._scale}, "loss_scaler": _finite(_plain(getattr(trainer, "_amp_loss_scaler", None)))}
+        {
+            "scale": {"_scale": trainer._scale},
+            "loss_scaler": _finite(_plain(getattr(trainer, "_amp_loss_scaler", None))),
+        }
         for trainer in (reference() for reference in session.trainers)
         if trainer is not None
     ]
@@ -236,7 +242,7 @@ def count_updates(store):
 def _sendable(numbers):
     if numbers is None:
         return None
-    counts = [[device, [[key, updates] for key, updates in counted.items()]] for device, counted in numbers["counts"].items()]
+    counts = [[device, [list(pair) for pair in counted.items()]] for device, counted in numbers["counts"].items()]
     return dict(numbers, plain=_finite(numbers["plain"]), scheduler=_finite(numbers["scheduler"]), counts=counts)
 
 

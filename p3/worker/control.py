@@ -28,7 +28,8 @@ class Control:
         self.label = str(link.node)  # "worker 2 (10.0.0.5)", as messages name this node
         self.slice_elements = link.settings.slice_elements
         self.wait_timeout_s = link.settings.wait_timeout_s
-        self.changed = threading.Condition()  # guards what messages change; notified after each, and of the core's failure
+        # Guards what messages change; notified after each, and of the core's failure.
+        self.changed = threading.Condition()
         self._link = link
         self._handlers: Dict[str, Handler] = {"abort": self._on_abort}
         self._unusable: Optional[str] = None  # why no call is possible any more: closed, or a forked child

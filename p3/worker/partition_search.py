@@ -68,7 +68,8 @@ class PartitionSearch:
         return self.samples[self.partitions] > (1 + NOISE) * self.samples[previous]
 
     def _end(self) -> int:
-        """The fit's minimum has been measured by now. Where it is clearly worse than a sample, times are not as fitted."""
+        """The fit's minimum has been measured by now. Where it is clearly worse than a sample,
+        times are not as fitted."""
         self.finished = True
         best = min(self.samples, key=lambda partitions: self.samples[partitions])
         is_good = self.samples[self._fitted] <= (1 + TOLERANCE) * self.samples[best]

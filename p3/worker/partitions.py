@@ -1,7 +1,7 @@
 """Has the number of partitions of each sparse key found while the job trains (P3_PARTITIONS=auto), on rank 0.
 
-One key after the other, in the order of their first pushes, as all of them share the steps that are measured. The search
-is partition_search.py; the rows move as Session.repartition() says.
+One key after the other, in the order of their first pushes, as all of them share the steps that are measured. The
+search is partition_search.py; the rows move as Session.repartition() says.
 Threads: one at a time.
 """
 
@@ -38,7 +38,8 @@ class Partitions:
         self._rounds, self._completed_s = 0, 0.0  # of that key, when last looked at
 
     def pushed(self, key: Key) -> None:
-        """Call it at each push of a sparse key, on rank 0. Looks at what has been completed since, and may act on it."""
+        """Call it at each push of a sparse key, on rank 0. Looks at what has been completed since,
+        and may act on it."""
         if key not in self._seen:
             self._seen.add(key)
             self._waiting[key] = None

@@ -1,7 +1,7 @@
 """Where this worker stands in its program, and what it tells the scheduler of that while a lost worker is waited for.
 
-Steps (steps.py) keeps the log of the script's calls; here they are noted, in their order, and its answers are sent. Where
-lost workers end the job, nothing is noted.
+Steps (steps.py) keeps the log of the script's calls; here they are noted, in their order, and its answers are sent.
+Where lost workers end the job, nothing is noted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class Progress:
     """Of one session; `session` guards it by its lock. Threads: any."""
 
     def __init__(self, session, link: Link, agreed: Dict[Identity, Agreed], numbers: Callable[[], Any]) -> None:
-        """`agreed`: the session's, of all keys. `numbers` describes the optimizers, as JSON can carry it, for a successor."""
+        """`agreed`: the session's, of all keys. `numbers` describes the optimizers, as JSON can carry it,
+        for a successor."""
         self._session = session
         self._send = link.send
         self._agreed = agreed

@@ -45,8 +45,8 @@ class Session(Control):
         self.rejoined_at: Optional[int] = None if self.past is None else self.past["step"]
         self.trainers: List[Callable] = []  # references to those that the script has told of
         self.describe_optimizers: Callable[[], Optional[dict]] = lambda: None  # as JSON can carry it, for a successor
-        # Of each store that was made, what the script calls a key -> the Key that stands for it; whoever makes the store
-        # notes them. They stay when the script drops the store: see joining.py.
+        # Of each store that was made, what the script calls a key -> the Key that stands for it; whoever makes the
+        # store notes them. They stay when the script drops the store: see joining.py.
         self.keys_of_stores: List[Dict[Name, Key]] = []
         self._keys: Dict[Identity, Key] = {}
         self._agreed: Dict[Identity, Agreed] = {}  # also of keys not yet declared here
@@ -106,9 +106,9 @@ class Session(Control):
     def declare(self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0, sparse: bool = False) -> Key:
         """Makes a key known and starts its agreement; returns at once. The same key again returns the same Key.
 
-        A `sparse` key is one of rows, which its first dimension counts: use init_rows(), pushpull_rows() and their like.
-        `dtype` is a name of _core.DTYPES, or a NumPy type. ValueError if this worker declared the key with another
-        shape or type. Another worker's contradiction fails the job, with an error that names both workers.
+        A `sparse` key is one of rows, which its first dimension counts: use init_rows(), pushpull_rows() and their
+        like. `dtype` is a name of _core.DTYPES, or a NumPy type. ValueError if this worker declared the key with
+        another shape or type. Another worker's contradiction fails the job, with an error that names both workers.
         """
         self.check()
         declared = keys_of_jobs.checked(self.label, store, name, shape, dtype, sparse)
@@ -166,8 +166,8 @@ class Session(Control):
     def skip(self, key: Key, landing: Any, priority: int = 0):
         """One round without a gradient of this worker, which has taken its last step while others go on.
 
-        Their new value comes into `landing`. Once every worker skips, it stays as it is, and the Operation, when done, is
-        not `updated`: so a worker that has finished skips each key again and again until then.
+        Their new value comes into `landing`. Once every worker skips, it stays as it is, and the Operation, when done,
+        is not `updated`: so a worker that has finished skips each key again and again until then.
         """
         self.check()
         self.begin_skip(key)
@@ -197,12 +197,13 @@ class Session(Control):
         self, key: Key, ids: Any, values: Any, landing: Optional[Any], priority: int = 0,
         lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0, updates: float = 0.0, schedule: float = 1.0,
     ):  # fmt: skip
-        """One round, as pushpull(), of a gradient that is zero but for some rows: `ids` (int64) and `values`, row by row.
+        """One round, as pushpull(), of a gradient that is zero but for some rows: `ids` (int64) and `values`,
+        row by row.
 
         Ids may come in any order; what comes for one id more than once is added up. No rows at all are fine. The
-        optimizer updates the rows that any worker touched, and no others: those are written to `landing`, an array of the
-        whole key, and listed by the Operation's `changed` when it is done. Without an optimizer they become the sums, and
-        the rows that held sums of the round before become zero. `landing` None: the rows stay on the servers.
+        optimizer updates the rows that any worker touched, and no others: those are written to `landing`, an array of
+        the whole key, and listed by the Operation's `changed` when it is done. Without an optimizer they become the
+        sums, and the rows that held sums of the round before become zero. `landing` None: the rows stay on the servers.
         An id that the key does not have fails the job.
         """
         self.check()
@@ -252,11 +253,12 @@ class Session(Control):
         """Whether other partitions were requested, and not all workers have gone over to them yet."""
         return self._repartition.is_moving(key)
 
-    # Where this worker stands in its program: see progress.py. A store that goes past pushpull() and skip() calls these.
+    # Where this worker stands in its program: see progress.py.
+    # A store that goes past pushpull() and skip() calls these.
 
     def begin_push(self, key: Key, order: Optional[int] = None) -> None:
-        """Before a push is queued, and counted anywhere; for who pushes past this class as well. `order`: of the key among
-        those of its store, if the script says so (see Steps.push)."""
+        """Before a push is queued, and counted anywhere; for who pushes past this class as well. `order`: of the key
+        among those of its store, if the script says so (see Steps.push)."""
         self._options.begin_push(key.store)
         self._progress.push(key, order)
 
@@ -339,8 +341,9 @@ class Session(Control):
     def snapshot(self, round: int, keys: Sequence[Key], state: Any = None) -> None:
         """Between two steps, by every worker at the same ones: takes a snapshot if one is due (P3_SNAPSHOT_EVERY).
 
-        `round`: how many steps this job has taken. `keys`: all of the job. `state`: what this worker wants to have back: a
-        tree (p3.snapshots.tree), which is copied. Returns at once, but waits while the snapshot before is being written.
+        `round`: how many steps this job has taken. `keys`: all of the job. `state`: what this worker wants to have
+        back: a tree (p3.snapshots.tree), which is copied. Returns at once,
+        but waits while the snapshot before is being written.
         """
         self.check()
         is_due = self.snapshots.due(round)
@@ -351,8 +354,8 @@ class Session(Control):
     def resume(self) -> Resumed:
         """By every worker, before its first key: finds the newest valid snapshot in P3_SNAPSHOT_DIR.
 
-        Its round, and this worker's state; (0, {}) where there is none, (rejoined_at, {}) in a process that has taken the
-        place of a lost one. Then give each init() resumed_value(), and call restore() before the key's first round.
+        Its round, and this worker's state; (0, {}) where there is none, (rejoined_at, {}) in a process that has taken
+        the place of a lost one. Then give each init() resumed_value(), and call restore() before the key's first round.
         Blocks until worker 0 has chosen, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot is of a job with another
         number of workers.
         """
@@ -365,7 +368,8 @@ class Session(Control):
         return resumed
 
     def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
-        """What the snapshot has as the key's value; on rank 0, the others need none. None if it does not know the key."""
+        """What the snapshot has as the key's value; on rank 0, the others need none.
+        None if it does not know the key."""
         return self.snapshots.value(key, key.name if id is None else id)
 
     def restore(self, key: Key) -> None:
@@ -379,8 +383,8 @@ class Session(Control):
             return None if agreed is None else agreed.shape
 
     def updates_behind(self, key: Key) -> int:
-        """In a process that has taken a lost one's place: how often the key has been updated, if all workers had it from the
-        beginning. Rounds that all skipped are none."""
+        """In a process that has taken a lost one's place: how often the key has been updated, if all workers had it
+        from the beginning. Rounds that all skipped are none."""
         with self.changed:
             agreed = self._agreed.get(key.identity)
             rounds = agreed.catch_up or 0 if agreed is not None else 0
@@ -481,7 +485,8 @@ class Session(Control):
         identity = message["store"], message["name"]
         with self.changed:
             key, agreed = self._keys[identity], self._agreed[identity]
-        self._repartition.move(key, agreed, agreed.plan.successor(message), self._options.agreed(key.store, "optimizer"))
+        optimizer = self._options.agreed(key.store, "optimizer")
+        self._repartition.move(key, agreed, agreed.plan.successor(message), optimizer)
 
 
 def current() -> Session:

@@ -1,8 +1,8 @@
 """The snapshots of a job, as one worker takes part in them: which rounds, who writes what, and coming back to one.
 
 Between two steps the training thread only queues what copies the values, in the order of each key's rounds, and copies
-what the script gave. A thread of its own waits for the copies, writes this worker's part, and reports it; on worker 0 it
-also tells the servers to write theirs, and completes the snapshot when all parts are there.
+what the script gave. A thread of its own waits for the copies, writes this worker's part, and reports it; on worker 0
+it also tells the servers to write theirs, and completes the snapshot when all parts are there.
 
 A failure to write fails the job: whoever asked for snapshots would not want to learn later that there are none.
 """
@@ -107,8 +107,8 @@ class Snapshots:
     def write(self, round: int, describe: Callable[[], List[dict]], copied: Callable[[], None], own: Any) -> None:
         """Has all parts written; returns at once.
 
-        `copied` is called in another thread, and returns when the copies are made; then `describe`, which describes their
-        keys as files.Snapshot has them, on worker 0. `own` is a tree of what this worker alone knows.
+        `copied` is called in another thread, and returns when the copies are made; then `describe`, which describes
+        their keys as files.Snapshot has them, on worker 0. `own` is a tree of what this worker alone knows.
         """
         self._writing, self._parts = round, None
         arguments = (round, describe, copied, own)
@@ -220,8 +220,8 @@ class Snapshots:
             return files.newest_valid(self._directory)
         except OSError as error:
             raise ValueError(
-                "%s: P3_SNAPSHOT_DIR=%s cannot be used: %s. It must be a directory, or a path where one can be made, that all "
-                "nodes share" % (self._session.label, self._directory, error.strerror)
+                "%s: P3_SNAPSHOT_DIR=%s cannot be used: %s. It must be a directory, or a path where one can be made, "
+                "that all nodes share" % (self._session.label, self._directory, error.strerror)
             ) from None
 
     def _load(self, round: int) -> None:

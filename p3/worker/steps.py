@@ -1,14 +1,15 @@
 """Where a worker stands in its program, for when another one is lost (P3_ON_WORKER_LOSS=wait). No I/O.
 
-All workers run the same program, so who is left knows what a lost one was about to do: which keys it would still have pushed
-in the step that was cut short, and which number that step has. Each worker keeps a log of its own calls, and answers
-the scheduler's question about a lost one from it (p3/cluster/losses.py).
+All workers run the same program, so who is left knows what a lost one was about to do: which keys it would still have
+pushed in the step that was cut short, and which number that step has. Each worker keeps a log of its own calls, and
+answers the scheduler's question about a lost one from it (p3/cluster/losses.py).
 
-A *step* ends where the script says so (snapshot(), with the script's own number). Until it first does, a step ends before a
-push of a key that was pushed since the last end, and in barriers, join() and close(). A key that is not pushed in each step
-may be the first of one: in a program that pushes its keys in the order of their priorities, as Trainer and Module do, a step
-also ends before a key that comes earlier in that order than the key before. What lies between the end of a step and the next push, barriers and join()
-for example, belongs to the step before. Rounds that are skipped are of no step.
+A *step* ends where the script says so (snapshot(), with the script's own number). Until it first does, a step ends
+before a push of a key that was pushed since the last end, and in barriers, join() and close(). A key that is not pushed
+in each step may be the first of one: in a program that pushes its keys in the order of their priorities, as Trainer and
+Module do, a step also ends before a key that comes earlier in that order than the key before. What lies between the end
+of a step and the next push, barriers and join() for example, belongs to the step before.
+Rounds that are skipped are of no step.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _LOG = 64  # steps that are kept without a look at whether they are complete
 class Place(NamedTuple):
     """Where this worker stands, as to a lost one."""
 
-    # IN: in the step in which that one was lost, before it, or not yet past what follows it. SKIPPING: the same, in a join()
-    # that the lost one had called too. JOINED: in a join() that it called right behind that step, and the lost one had not.
-    # BEHIND: it has pushed in a later step, or left.
+    # IN: in the step in which that one was lost, before it, or not yet past what follows it. SKIPPING: the same, in a
+    # join() that the lost one had called too. JOINED: in a join() that it called right behind that step, and the lost
+    # one had not. BEHIND: it has pushed in a later step, or left.
     state: str
     step: int  # JOINED, BEHIND: the number of that step
     rounds: Rounds  # of the keys: what the lost one would have called as well, as far as is known by now, or all of it
@@ -143,8 +144,8 @@ class Steps:
     # Questions
 
     def ask(self, rank: int, attempt: int, joins: int, pushed: Mapping[Hashable, int]) -> None:
-        """About the worker of that rank, which was lost: `pushed` has the rounds of the keys that it has pushed, all or a
-        part of them, and `joins` counts its calls of join(). Replaces a question about it."""
+        """About the worker of that rank, which was lost: `pushed` has the rounds of the keys that it has pushed, all or
+        a part of them, and `joins` counts its calls of join(). Replaces a question about it."""
         self._questions[rank] = _Question(attempt, joins, {key: round for key, round in pushed.items() if round > 0})
 
     def settle(self, rank: int) -> None:

@@ -33,8 +33,8 @@ class StoreOptions:
         return [option for option in SETTLED_BY_FIRST_KEY if (store, option) not in self._wanted]
 
     def begin_push(self, store: int) -> None:
-        """Before the store's first push: whether this worker goes without an optimizer is compared with what others have
-        set, or their rounds would be updated, and ours summed."""
+        """Before the store's first push: whether this worker goes without an optimizer is compared with what others
+        have set, or their rounds would be updated, and ours summed."""
         if store in self._pushed:
             return
         with self._session.changed:

@@ -14,7 +14,6 @@ from relay import Relay
 
 from p3.cluster import auth, channel, encryption
 from p3.errors import ProtocolError
-from p3.settings import Settings
 
 core = pytest.importorskip("p3._core", reason="the extension is not built")
 if not core.TLS_BUILT_IN:

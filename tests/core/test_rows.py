@@ -11,7 +11,6 @@ from core_jobs import ADAM, DEADLINE_S, MOMENTUM, SGD, SKIP, Job, RowsJob, rando
 from processes import QUICK_IMPORT, ROOT
 
 from p3._core import DTYPES, MASTER, P3Error
-from p3.key_plan import KeyPlan
 from p3.settings import Settings
 from p3.worker.session import Session
 

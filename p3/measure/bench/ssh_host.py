@@ -1,8 +1,9 @@
 """Hosts behind ssh, for the lab's experiments on real machines.
 
 What is started there through `SshHost.supervised` lives as long as its standard input, which is the ssh connection: so
-nothing stays behind when the program that started it ends, however it ends. `python -m p3.measure.bench.ssh_host COMMAND
-...` is the other end; it reads the job's secret from the first line of its input, as `p3 exec --secret-stdin` does.
+nothing stays behind when the program that started it ends, however it ends. `python -m p3.measure.bench.ssh_host
+COMMAND ...` is the other end; it reads the job's secret from the first line of its input,
+as `p3 exec --secret-stdin` does.
 """
 
 from __future__ import annotations
