@@ -36,8 +36,8 @@ void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, c
   enqueue(worker, key, priority, "gradient", gradient, key.landing,
           [worker, handle = key.handle, priority, scalars](const Operation& operation) {
             operation.with_input(priority, [worker, handle, priority, scalars, landing = operation.output_address()](
-                                     const void* address, Operation::Completion done) {
-              worker->push(handle, address, landing, priority.in_queues, scalars,
+                                               const void* source, Operation::Completion done) {
+              worker->push(handle, source, landing, priority.in_queues, scalars,
                            [done = std::move(done)](const Error* error, bool) { done(error); });
             });
           });
@@ -76,8 +76,8 @@ void MXNetEngine::enqueue(Worker* worker, const Key& key, Priority priority, con
 
   Operation* operation = owner.release();
   api_->check(api_->MXEnginePushAsyncND(&Operation::run, operation, &Operation::release, &kCpu, &input, input ? 1 : 0,
-                                        &output, output ? 1 : 0, &kCpuPrioritized, priority.in_engine,
-                                        key.name.c_str(), false));
+                                        &output, output ? 1 : 0, &kCpuPrioritized, priority.in_engine, key.name.c_str(),
+                                        false));
 }
 
 MXNetEngine::Operation::~Operation() {
@@ -117,8 +117,8 @@ void* MXNetEngine::Operation::output_address() const {
   return address;
 }
 
-void MXNetEngine::Operation::with_input(
-    Priority priority, std::function<void(const void* input, Completion completion)> use) const {
+void MXNetEngine::Operation::with_input(Priority priority,
+                                        std::function<void(const void* input, Completion completion)> use) const {
   if (const void* address = api_->address_of(input_)) return use(address, completion());
 
   NDArrayHandle input = input_;

@@ -155,10 +155,11 @@ void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, con
                      Priority priority) {
   engine_->enqueue(
       worker_, key, priority, "gradient", gradient, key.landing,
-      [worker = worker_, api = &engine_->api(), handle = key.handle, priority, lands = lands_,
-       rows = rows_, is_sparse, round, scalars, changed = changed_](const MXNetEngine::Operation& operation) {
+      [worker = worker_, api = &engine_->api(), handle = key.handle, priority, lands = lands_, rows = rows_, is_sparse,
+       round, scalars, changed = changed_](const MXNetEngine::Operation& operation) {
         void* landing = lands ? operation.output_address() : nullptr;
-        const auto push = [=](std::vector<int64_t> row_ids, const void* values, MXNetEngine::Operation::Completion done) {
+        const auto push = [=](std::vector<int64_t> row_ids, const void* values,
+                              MXNetEngine::Operation::Completion done) {
           const auto ids = std::make_shared<const std::vector<int64_t>>(std::move(row_ids));
           RowsView view;
           view.ids = ids->data();
@@ -187,8 +188,8 @@ void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, con
 void MXNetRows::skip(uint64_t round, Priority priority, Worker::Done done) {
   void* landing = lands_ ? landing_address() : nullptr;
   worker_->skip_rows(key.handle, landing, priority.in_queues,
-                     [kept = engine_->api().keep(key.landing), done = std::move(done), changed = changed_,
-                      round](const Error* error, bool updated) {
+                     [kept = engine_->api().keep(key.landing), done = std::move(done), changed = changed_, round](
+                         const Error* error, bool updated) {
                        changed->note_all(round);
                        done(error, updated);
                      });
@@ -230,8 +231,7 @@ void MXNetRows::fetch(std::vector<int64_t> ids, NDArrayHandle destination, Prior
       worker_, key, priority, "last round", key.landing, destination,
       [worker = worker_, api = &engine_->api(), handle = key.handle, priority,
        ids = std::make_shared<const std::vector<int64_t>>(std::move(ids))](const MXNetEngine::Operation& operation) {
-        worker->fetch_rows(handle, 0, ids->data(), ids->size(), values_of(*api, operation.output()),
-                           priority.in_queues,
+        worker->fetch_rows(handle, 0, ids->data(), ids->size(), values_of(*api, operation.output()), priority.in_queues,
                            [done = operation.completion(), ids](const Error* error, bool) { done(error); });
       });
 }

@@ -15,13 +15,20 @@ namespace p3::binding {
 
 inline const char* name_of(ErrorKind kind) {
   switch (kind) {
-    case ErrorKind::kUsage: return "usage";
-    case ErrorKind::kDisagreement: return "disagreement";
-    case ErrorKind::kPeerLost: return "peer_lost";
-    case ErrorKind::kPeerSilent: return "peer_silent";
-    case ErrorKind::kProtocol: return "protocol";
-    case ErrorKind::kRemote: return "remote";
-    case ErrorKind::kStopped: return "stopped";
+    case ErrorKind::kUsage:
+      return "usage";
+    case ErrorKind::kDisagreement:
+      return "disagreement";
+    case ErrorKind::kPeerLost:
+      return "peer_lost";
+    case ErrorKind::kPeerSilent:
+      return "peer_silent";
+    case ErrorKind::kProtocol:
+      return "protocol";
+    case ErrorKind::kRemote:
+      return "remote";
+    case ErrorKind::kStopped:
+      return "stopped";
   }
   return "unknown";
 }

@@ -437,8 +437,7 @@ void Transport::read_from(Van& van) {
       const Header& header = van.received_header();
       if (event == Van::Event::kHeader) {
         const std::string reason = malformed(header, options_.checksums);
-        if (!reason.empty())
-          throw frame_malformed(options_.label, van.label(), reason);
+        if (!reason.empty()) throw frame_malformed(options_.label, van.label(), reason);
         if (carries_slice(header.kind)) {
           van.payload_goes_to(handler_.receive_into(van.number, header));
         } else {
@@ -526,8 +525,8 @@ void Transport::note_reading_of_paused(Clock::time_point now) {
 // A peer that has failed cannot say why behind half a frame, but it tells others, who pass it on. So where one ends in the
 // middle of a frame, the cause has a moment to come from elsewhere before the loss itself counts as the cause.
 void Transport::lose(Van& van) {
-  const Error loss = peer_lost(options_.label, van.label(), van.error(), handler_.waiting_for(van.number),
-                               handler_.last_round());
+  const Error loss =
+      peer_lost(options_.label, van.label(), van.error(), handler_.waiting_for(van.number), handler_.last_round());
   if (goes_on_without(van, loss)) return;
   if (!van.mid_receive()) throw loss;
   if (!loss_) loss_ = {loss, Clock::now() + seconds(std::min(options_.heartbeat_s, options_.timeout_s / 4))};

@@ -98,7 +98,8 @@ Error peer_reads_nothing(const std::string& label, const std::string& peer, doub
 }
 
 Error peer_left(const std::string& label, const std::string& peer, const std::optional<Awaited>& awaited) {
-  return {ErrorKind::kPeerLost, label + ": " + peer + " left the job" + clause(awaited) + " while this worker still runs.",
+  return {ErrorKind::kPeerLost,
+          label + ": " + peer + " left the job" + clause(awaited) + " while this worker still runs.",
           about(peer, awaited)};
 }
 
