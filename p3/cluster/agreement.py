@@ -98,7 +98,7 @@ class Agreement:
             raise ProtocolError("%s sent a %r message, which it may not now" % (node, message["kind"]))
         return getattr(self, "_on_" + message["kind"])(node, message)
 
-    # Replacing a worker (see replacing.py)
+    # Replacing a worker (see losses.py)
 
     def stores(self) -> Dict[int, int]:
         """Of each key that the servers have been told to define: its store, by wire key."""

@@ -1,0 +1,65 @@
+"""The nodes that have joined, as the scheduler knows them."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional
+
+from p3.cluster import channel
+from p3.cluster.node import Node
+from p3.cluster.rendezvous import label_of
+
+
+class Entry:
+    """A node that has joined: its control connection and what is known of its life."""
+
+    def __init__(self, stream: channel.Stream, join: dict) -> None:
+        self.stream = stream
+        self.join = join
+        self.node: Optional[Node] = None  # once ranks are given
+        self.ready = False
+        self.watched = False
+        self.last_heard = 0.0  # when its last heartbeat came, and the round that it had completed by then
+        self.last_round = 0
+        self.left = False
+        self.gone = False  # lost, and perhaps replaced
+        self.catches_up = False  # takes a lost worker's place, and hears of nothing until it is ready
+
+    def __str__(self) -> str:
+        return str(self.node) if self.node else label_of(self.join)
+
+    def tell(self, message: dict) -> None:
+        """Queues the message, if the node is there to hear it."""
+        if not self.left and not self.gone and not self.catches_up:
+            self.stream.send(message)
+
+
+class Roster:
+    def __init__(self) -> None:
+        self.entries: Dict[int, Entry] = {}  # by the order of joining
+        self.by_node: Dict[Node, Entry] = {}  # once ranks are given
+
+    def add(self, entry: Entry) -> None:
+        self.entries[len(self.entries)] = entry
+
+    def assign(self, nodes: Dict[int, Node]) -> None:
+        """The ranks, by the order of joining."""
+        for identity, node in nodes.items():
+            self.entries[identity].node = node
+            self.by_node[node] = self.entries[identity]
+
+    def replace(self, node: Node, entry: Entry) -> None:
+        former = self.by_node[node]
+        identity = next(number for number, other in self.entries.items() if other is former)
+        self.entries[identity] = self.by_node[node] = entry
+        entry.node = node
+
+    def find(self, role: str, rank: int) -> Optional[Entry]:
+        return next((entry for node, entry in self.by_node.items() if (node.role, node.rank) == (role, rank)), None)
+
+    def nodes(self, role: str) -> List[Node]:
+        return sorted(node for node in self.by_node if node.role == role)
+
+    def tell_all(self, role: str, message: dict) -> None:
+        for node, entry in self.by_node.items():
+            if node.role == role:
+                entry.tell(message)
