@@ -36,8 +36,10 @@ class BuildWithCore(build_ext):
         if cmake is None:
             sys.exit("P3: cmake was not found. Install it with: pip install cmake ninja")
         configure = [cmake, "-S", str(ROOT), "-B", str(BUILD), "-DP3_BUILD_TESTS=OFF"]
-        if shutil.which("ninja") and not (BUILD / "Makefile").exists():
-            configure += ["-G", "Ninja"]
+        ninja = shutil.which("ninja")
+        if ninja and not (BUILD / "Makefile").exists():
+            # Named, for the one that CMake remembers may have gone with the environment that pip built in before.
+            configure += ["-G", "Ninja", "-DCMAKE_MAKE_PROGRAM=" + ninja]
         subprocess.run(configure, check=True)
         build = [cmake, "--build", str(BUILD), "--target", "extensions", "--parallel", str(os.cpu_count() or 1)]
         subprocess.run(build, check=True)
