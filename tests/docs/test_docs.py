@@ -168,13 +168,13 @@ def test_headers_of_the_specification_of_python_and_of_the_core_are_one():
     assert bytes(int(number, 0) for number in numbers if number.strip()) == header
 
 
-def _enum(name, header="wire.h"):
-    header = (ROOT / "include" / "p3" / header).read_text()
+def _enum(name, header="include/p3/wire.h"):
+    header = (ROOT / header).read_text()
     return header.partition("enum class %s " % name)[2].partition("};")[0]
 
 
 def test_encodings_are_those_of_the_code():
-    in_code = re.findall(r"^  (k\w+) = (\d),", _enum("Encoding") + _enum("IdCoding", "rows.h"), re.M)
+    in_code = re.findall(r"^  (k\w+) = (\d),", _enum("Encoding") + _enum("IdCoding", "src/wire/rows.h"), re.M)
     assert re.findall(r"^\| (\d) \| `(k\w+)` \|", PROTOCOL.partition("## Data plane: encodings")[2], re.M) == [
         (number, name) for name, number in in_code
     ]
