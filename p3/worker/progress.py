@@ -79,7 +79,8 @@ class Progress:
             self._send(dict(joined, step=self._steps.step))
             self._tell()  # behind that word
         # Before the first skip: if this worker is lost then, all know why it had skipped a round.
-        session.wait_until(lambda: snapshots.times_joined(session.rank) > before, what="for the scheduler")
+        is_counted = lambda: snapshots.times_joined(session.rank) > before  # noqa: E731
+        session.wait_until(is_counted, session.wait_timeout_s, "for the scheduler")
         return True
 
     def joined(self) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 
 import numpy as np
 
@@ -95,6 +96,7 @@ table.show("skip")
 
 repartition(table.key, 2)
 operation = table.push()
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12 and later
 child = os.fork()
 if child == 0:
     os._exit(0)
