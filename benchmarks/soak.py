@@ -28,6 +28,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Dict, List, Tuple
@@ -39,7 +40,16 @@ SLACK_BYTES = 2 << 20
 
 def main() -> int:
     options = parse_options()
-    job = start(options)
+    with tempfile.TemporaryDirectory(prefix="p3-soak-") as folder:
+        sampled = os.path.join(folder, "sampled")
+        os.mkfifo(sampled)
+        return soak(options, sampled)
+
+
+def soak(options: argparse.Namespace, sampled: str) -> int:
+    """`sampled`: a FIFO from which worker 0 reads a byte at each tenth; until then the job waits to be looked at."""
+    go_on = os.open(sampled, os.O_RDWR)  # reading too, so that nobody waits in open()
+    job = start(options, sampled)
     samples: List[dict] = []
     lacking: List[int] = []  # slices, of each reconnect
     rng = random.Random(options.seed)
@@ -59,11 +69,13 @@ def main() -> int:
             samples.append(report)
             print_sample(report, header=len(samples) == 1)
             disturb(job.pid, rng)
+            os.write(go_on, b"+")
         code = job.wait()
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
+        os.close(go_on)
     if code != 0 or len(samples) < TENTHS or len(lacking) != options.reconnects:
         print("the job failed (exit status %d):\n%s" % (code, "".join(said[-30:])), file=sys.stderr)
         return 1
@@ -89,7 +101,7 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start(options: argparse.Namespace) -> subprocess.Popen:
+def start(options: argparse.Namespace, sampled: str) -> subprocess.Popen:
     settings = {"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"}
     settings.update(setting.split("=", 1) for setting in options.set)
     command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
@@ -97,7 +109,7 @@ def start(options: argparse.Namespace) -> subprocess.Popen:
         command += ["--on-worker-loss", "wait", "--worker-restarts", str(options.reconnects)]
     command += [sys.executable, str(FOLDER / "soak_worker.py")]
     command += [str(options.slices), str(options.delay), str(options.seed), str(options.reconnects)]
-    environment = dict(os.environ, PYTHONPATH=str(FOLDER.parent), **settings)
+    environment = dict(os.environ, PYTHONPATH=str(FOLDER.parent), SOAK_SAMPLED=sampled, **settings)
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
     )
