@@ -54,8 +54,8 @@ const char* ServerPartition::problem_with_frame(const Header& header, int worker
     return "in another encoding than agreed";
   if (encoding == Encoding::kAbsent) return nullptr;
   const size_t element_bytes = header.kind == FrameKind::kFetchRows ? 0 : size_of(type);
-  const bool fits = header.payload_bytes >= sizeof(RowsHeader) &&
-                    header.payload_bytes <= max_rows_payload(key.plan, element_bytes);
+  const bool fits =
+      header.payload_bytes >= sizeof(RowsHeader) && header.payload_bytes <= max_rows_payload(key.plan, element_bytes);
   return fits ? nullptr : "of another size than agreed";
 }
 
@@ -227,8 +227,8 @@ void ServerPartition::fetch(Task& task, Reply& reply) {
   const uint8_t part = task.header.part;
   uint64_t next_row = range_.first;
   reply.problem = missing_ > 0 ? "out of turn"
-                               : read_rows(key.plan, range_, 0, task.payload.data(), task.header.payload_bytes, next_row,
-                                           received_);
+                               : read_rows(key.plan, range_, 0, task.payload.data(), task.header.payload_bytes,
+                                           next_row, received_);
   if (reply.problem != nullptr) return;
   Header header = task.header;
   header.kind = FrameKind::kPart;
@@ -247,8 +247,8 @@ void ServerPartition::store(Task& task, Reply& reply) {
   const uint8_t part = task.header.part;
   const size_t row_bytes = row_bytes_of(part);
   uint64_t next_row = range_.first;
-  reply.problem = read_rows(key.plan, range_, row_bytes, task.payload.data(), task.header.payload_bytes, next_row,
-                            received_);
+  reply.problem =
+      read_rows(key.plan, range_, row_bytes, task.payload.data(), task.header.payload_bytes, next_row, received_);
   if (reply.problem != nullptr) return;
   char* const place = part_at(part);
   for (size_t i = 0; i < received_.ids.size(); ++i) {

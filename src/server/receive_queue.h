@@ -7,15 +7,14 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <future>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/thread_annotations.h"
 #include "server/task.h"
 #include "transport/priority_queue.h"
 
@@ -26,9 +25,9 @@ class ReceiveQueue {
   template <typename Run>
   void start_thread(Run run) {
     thread_ = std::thread([this, run] {
-      std::unique_lock<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       while (true) {
-        wake_.wait(lock, [this] { return stopping_ || !calls_.empty() || !queue_.empty(); });
+        while (!stopping_ && calls_.empty() && queue_.empty()) wake_.wait(lock);
         if (stopping_) return;
         if (!calls_.empty()) {
           std::packaged_task<void()> call = std::move(calls_.front());
@@ -49,7 +48,7 @@ class ReceiveQueue {
   // True if there was more; what comes meanwhile, its owner asks for.
   template <typename Run>
   bool run_one(Run run) {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (queue_.empty()) return false;
     Task task = queue_.pop();
     const bool more = !queue_.empty();
@@ -60,7 +59,7 @@ class ReceiveQueue {
 
   void push(const Urgency& urgency, Task task) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       queue_.push(urgency, std::move(task));
       peak_ = std::max<uint64_t>(peak_, queue_.size());
     }
@@ -72,7 +71,7 @@ class ReceiveQueue {
     std::packaged_task<void()> call(std::move(function));
     std::future<void> done = call.get_future();
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       calls_.push_back(std::move(call));
     }
     wake_.notify_one();
@@ -81,7 +80,7 @@ class ReceiveQueue {
 
   void stop() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       stopping_ = true;
     }
     wake_.notify_one();
@@ -90,17 +89,17 @@ class ReceiveQueue {
 
   // How many tasks wait, and the most that ever did.
   std::pair<uint64_t, uint64_t> depth() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return {queue_.size(), peak_};
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  PriorityQueue<Task> queue_;
-  std::deque<std::packaged_task<void()>> calls_;
-  uint64_t peak_ = 0;
-  bool stopping_ = false;
+  mutable Mutex mutex_;
+  CondVar wake_;
+  PriorityQueue<Task> queue_ P3_GUARDED_BY(mutex_);
+  std::deque<std::packaged_task<void()>> calls_ P3_GUARDED_BY(mutex_);
+  uint64_t peak_ P3_GUARDED_BY(mutex_) = 0;
+  bool stopping_ P3_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

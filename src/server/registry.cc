@@ -20,7 +20,7 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
   key.name = std::move(name);
   key.store = store;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Store& settings = stores_[store];
     settings.has_keys = true;
     if (!plan.has_rows()) key.compression = {settings.compression.of(plan.dtype), settings.compression.threshold};
@@ -37,12 +37,13 @@ void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
   auto entry = std::make_unique<Entry>();
   int parts = 1;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = keys_.find(predecessor);
     if (found == keys_.end() || !makes_sense(plan) || !plan.has_rows() ||
         plan.elements != found->second->key.plan.elements ||
         plan.row_elements != found->second->key.plan.row_elements || plan.dtype != found->second->key.plan.dtype)
-      throw Error(ErrorKind::kUsage, host_.label + ": key " + std::to_string(predecessor) + " can have no such successor.");
+      throw Error(ErrorKind::kUsage,
+                  host_.label + ": key " + std::to_string(predecessor) + " can have no such successor.");
     entry->key = found->second->key;
     if (const Optimizer* optimizer = stores_.at(entry->key.store).optimizer.get())
       parts += optimizer->state_count() + optimizer->needs_master(plan.dtype);
@@ -61,7 +62,7 @@ void Registry::add(std::unique_ptr<Entry> entry, int parts) {
                                        "', which has " + std::to_string(plan.elements) + " elements of type " +
                                        name_of(plan.dtype) + ". Use more servers.");
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!keys_.emplace(plan.wire_key, std::move(entry)).second)
     throw Error(ErrorKind::kUsage, host_.label + ": key " + std::to_string(plan.wire_key) + " is defined already.");
 }
@@ -81,7 +82,7 @@ void Registry::make_shards(Entry& entry, int parts) {
 
 // Buffers that its shards have lent may still be in the hands of a sender, though all have come to their receivers.
 void Registry::drop(uint32_t wire_key) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = keys_.find(wire_key);
   if (found == keys_.end() || !found->second->key.plan.has_rows()) return;  // others never have a successor
   for (const auto& shard : found->second->shards)
@@ -94,7 +95,7 @@ void Registry::drop(uint32_t wire_key) {
 
 void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
   auto optimizer = Optimizer::make(spec);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Store& settings = stores_[store];
   if (settings.optimizer != nullptr)
     throw Error(ErrorKind::kUsage, host_.label + ": store " + std::to_string(store) + " has an optimizer already.");
@@ -103,16 +104,15 @@ void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
 
 void Registry::set_compression(int store, const Compression& compression) {
   check(compression);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   without_keys(store).compression = compression;
 }
 
 void Registry::set_average(int store, bool average) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   without_keys(store).average = average;
 }
 
-// With the lock held.
 Store& Registry::without_keys(int store) {
   Store& settings = stores_[store];
   if (settings.has_keys)
@@ -122,7 +122,7 @@ Store& Registry::without_keys(int store) {
 }
 
 const Optimizer* Registry::optimizer_of(const ServerKey& key) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const Optimizer* optimizer = stores_.at(key.store).optimizer.get();
   if (optimizer != nullptr && !is_float(key.plan.dtype))
     throw Error(ErrorKind::kUsage, host_.label + ": key '" + key.name + "' is of type " + name_of(key.plan.dtype) +
@@ -131,7 +131,7 @@ const Optimizer* Registry::optimizer_of(const ServerKey& key) const {
 }
 
 bool Registry::can_move(const ServerKey& key, uint32_t plan) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = keys_.find(plan);
   if (found == keys_.end() || plan == key.plan.wire_key) return false;
   const ServerKey& to = found->second->key;
@@ -140,13 +140,13 @@ bool Registry::can_move(const ServerKey& key, uint32_t plan) const {
 
 std::vector<uint32_t> Registry::wire_keys() const {
   std::vector<uint32_t> wire_keys;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [wire_key, entry] : keys_) wire_keys.push_back(wire_key);
   return wire_keys;
 }
 
 Shard* Registry::find(const Header& header) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = keys_.find(header.key);
   if (found == keys_.end() || header.slice >= found->second->shards.size()) return nullptr;
   return found->second->shards[header.slice].get();
@@ -154,7 +154,7 @@ Shard* Registry::find(const Header& header) const {
 
 std::vector<Shard*> Registry::shards_of(uint32_t wire_key) const {
   std::vector<Shard*> shards;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = keys_.find(wire_key);
   if (found == keys_.end())
     throw Error(ErrorKind::kUsage, host_.label + ": there is no key " + std::to_string(wire_key) + ".");

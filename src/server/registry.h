@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "p3/machines.h"
 #include "p3/slicing.h"
 #include "server/key.h"
@@ -22,7 +22,11 @@ class Registry {
   // Server `rank` of `num_servers`. Shards are shared out to `threads` threads. `aggregates`: leaders push for their
   // machines. All references outlive it.
   Registry(int rank, int num_servers, int threads, const Machines& machines, bool aggregates, ShardHost& host)
-      : rank_(rank), num_servers_(num_servers), threads_(threads), machines_(machines), aggregates_(aggregates),
+      : rank_(rank),
+        num_servers_(num_servers),
+        threads_(threads),
+        machines_(machines),
+        aggregates_(aggregates),
         host_(host) {}
 
   // As Server's methods of the same name.
@@ -43,7 +47,7 @@ class Registry {
   // Calls visit(shard) for each, under the lock; until it returns true. Whether it did.
   template <typename Visit>
   bool any_shard(Visit visit) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [wire_key, key] : keys_)
       for (const auto& shard : key->shards)
         if (shard != nullptr && visit(*shard)) return true;
@@ -65,7 +69,7 @@ class Registry {
 
   void add(std::unique_ptr<Entry> entry, int parts);
   void make_shards(Entry& entry, int parts);
-  Store& without_keys(int store);
+  Store& without_keys(int store) P3_REQUIRES(mutex_);
 
   const int rank_, num_servers_, threads_;
   const Machines& machines_;
@@ -73,10 +77,11 @@ class Registry {
   ShardHost& host_;
   size_t next_thread_ = 0;
 
-  mutable std::mutex mutex_;  // all below; their elements stay where they are
-  std::unordered_map<uint32_t, std::unique_ptr<Entry>> keys_;
-  std::vector<LentBuffers> still_lent_;  // by keys that were dropped
-  std::map<int, Store> stores_;
+  mutable Mutex mutex_;
+  // The elements of these stay where they are.
+  std::unordered_map<uint32_t, std::unique_ptr<Entry>> keys_ P3_GUARDED_BY(mutex_);
+  std::vector<LentBuffers> still_lent_ P3_GUARDED_BY(mutex_);  // by keys that were dropped
+  std::map<int, Store> stores_ P3_GUARDED_BY(mutex_);
 };
 
 }  // namespace p3

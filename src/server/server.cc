@@ -4,7 +4,9 @@
 #include <map>
 #include <utility>
 
+#include "base/thread_annotations.h"
 #include "p3/lateness.h"
+#include "server/captured.h"
 #include "server/receive_queue.h"
 #include "server/registry.h"
 #include "server/shard.h"
@@ -31,23 +33,24 @@ class Server::Impl : public Transport::Handler, public ShardHost {
                   options.local_aggregation && machines_.count() < machines_.num_workers(), *this),
         transport_(std::move(options.node), *this) {
     if (num_workers < 1 || rank < 0 || rank >= num_servers)
-      throw Error(ErrorKind::kUsage, label + ": server " + std::to_string(rank) + " of " +
-                                         std::to_string(num_servers) + " with " + std::to_string(num_workers) +
-                                         " workers makes no job.");
+      throw Error(ErrorKind::kUsage, label + ": server " + std::to_string(rank) + " of " + std::to_string(num_servers) +
+                                         " with " + std::to_string(num_workers) + " workers makes no job.");
     if (machines_.num_workers() != num_workers)
       throw Error(ErrorKind::kUsage, label + ": the machines of " + std::to_string(machines_.num_workers()) +
                                          " workers are known, but there are " + std::to_string(num_workers) + ".");
     if (outlives_workers && options.local_aggregation)
       throw Error(ErrorKind::kUsage,
-                  label + ": the leader of a machine cannot be replaced: set local_aggregation to false with "
-                          "outlives_workers.");
+                  label +
+                      ": the leader of a machine cannot be replaced: set local_aggregation to false with "
+                      "outlives_workers.");
   }
 
   ~Impl() override { stop(); }
 
   void add_worker(int worker, std::unique_ptr<Stream> stream, std::string peer) {
     check_rank(worker);
-    workers_[index_of(worker)].van = transport_.add_van(std::move(stream), std::move(peer), worker, /*is_bounded=*/true);
+    workers_[index_of(worker)].van =
+        transport_.add_van(std::move(stream), std::move(peer), worker, /*is_bounded=*/true);
     vans_.push_back({worker, {}});
   }
 
@@ -259,17 +262,17 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   void look(std::chrono::steady_clock::time_point now) override {
     LateWorkers late;
     registry_.each_shard([&](const Shard& shard) { shard.turns.note_late(now, late); });
-    std::lock_guard<std::mutex> lock(lateness_mutex_);
+    MutexLock lock(lateness_mutex_);
     late_ = late.take();
   }
 
   std::vector<Late> late() const {
-    std::lock_guard<std::mutex> lock(lateness_mutex_);
+    MutexLock lock(lateness_mutex_);
     return late_;
   }
 
   std::vector<double> mean_lateness_s() const {
-    std::lock_guard<std::mutex> lock(lateness_mutex_);
+    MutexLock lock(lateness_mutex_);
     std::vector<double> means;
     for (const WorkerState& worker : workers_) means.push_back(worker.lateness.mean_s());
     return means;
@@ -399,7 +402,7 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   }
 
   void note_lateness(int worker, const Header& push, double late_s) {
-    std::lock_guard<std::mutex> lock(lateness_mutex_);
+    MutexLock lock(lateness_mutex_);
     if (push.of_machine == 0) return workers_[index_of(worker)].lateness.note(push.round, late_s);
     for (int each : machines_.workers(machines_.of(worker))) workers_[index_of(each)].lateness.note(push.round, late_s);
   }
@@ -409,8 +412,8 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   std::vector<WorkerState> workers_;  // by rank
   std::vector<VanState> vans_;        // by van
 
-  mutable std::mutex lateness_mutex_;
-  std::vector<Late> late_;
+  mutable Mutex lateness_mutex_;  // and WorkerState::lateness
+  std::vector<Late> late_ P3_GUARDED_BY(lateness_mutex_);
 
   Captured captured_;
   std::atomic<uint64_t> rounds_{0};

@@ -52,7 +52,12 @@ class Shard {
  public:
   // `thread`: which of the summing threads handles it, if there are any. `host` outlives it.
   Shard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-      : key(its_key), index(its_index), thread(its_thread), turns(its_key), host_(host), presence_(workers()),
+      : key(its_key),
+        index(its_index),
+        thread(its_thread),
+        turns(its_key),
+        host_(host),
+        presence_(workers()),
         inits_(workers(), 0) {}
   virtual ~Shard() = default;
 
@@ -95,13 +100,13 @@ class Shard {
   bool has_state(uint8_t part) const;
 
   // Where it is summed. Each answers in `reply`.
-  virtual void replace_value(PooledBuffer) {}  // by that of an init, where it was not received into the value
+  virtual void replace_value(PooledBuffer) {}      // by that of an init, where it was not received into the value
   virtual bool has_value() const { return true; }  // else nobody's init is answered yet
   virtual void send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) = 0;
   virtual void push(Task& task, Reply& reply) = 0;
   virtual void resume(Reply&) {}
-  virtual void fetch(Task& task, Reply& reply) = 0;  // one part of it
-  virtual void store(Task& task, Reply& reply) = 0;  // another content of one part
+  virtual void fetch(Task& task, Reply& reply) = 0;                             // one part of it
+  virtual void store(Task& task, Reply& reply) = 0;                             // another content of one part
   virtual const char* capture(std::vector<CapturedArray>& captured) const = 0;  // returns what is wrong, or null
 
   const Optimizer* optimizer() const { return host_.optimizer_of(key); }
@@ -113,7 +118,9 @@ class Shard {
   // Who is sent the value of each round: all who push, but for those that are lost.
   std::vector<int> receivers() const;
   bool is_lost(const Task& task) const { return presence_.is_of_the_lost(task.worker, task.incarnation); }
-  void send(int worker, const Frame& frame, Reply& reply) const { reply.frames.push_back({host_.van_of(worker), frame}); }
+  void send(int worker, const Frame& frame, Reply& reply) const {
+    reply.frames.push_back({host_.van_of(worker), frame});
+  }
   // Says to the task's sender that what it asked for is done.
   void acknowledge(const Task& task, Reply& reply) const;
   Header header_of(FrameKind kind, Encoding encoding) const;

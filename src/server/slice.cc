@@ -45,7 +45,8 @@ const char* ServerSlice::problem_with_frame(const Header& header, int worker) co
                         header.kind == FrameKind::kCapture || is_about_state(header.kind);
   if (!is_known || (is_rank_0s && worker != 0)) return "unexpected";
   if (static_cast<DType>(header.dtype) != element_type(header.kind)) return "of another element type than agreed";
-  if (is_about_state(header.kind) && !has_state(header.part)) return "of a state that its key's optimizer does not have";
+  if (is_about_state(header.kind) && !has_state(header.part))
+    return "of a state that its key's optimizer does not have";
   if (!may_come(header, worker)) return "in another encoding than agreed";
   return header.payload_bytes == payload_bytes(header) ? nullptr : "of another size than agreed";
 }

@@ -72,7 +72,7 @@ class ServerSlice final : public Shard, public Lender {
   void* value_;
   void* wire_value_ = nullptr;  // the sum as float16
   Encoding value_encoding_ = Encoding::kPlain;
-  bool has_new_value_ = true;  // of the last round: not all have skipped it
+  bool has_new_value_ = true;                       // of the last round: not all have skipped it
   std::vector<std::pair<void*, size_t>> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;               // their successors, of which no send has borrowed anything yet
 

@@ -31,11 +31,11 @@ struct Task {
 };
 
 struct Reply {
-  const char* problem = nullptr;           // what is wrong with the task's frame; then nothing else counts
-  int contradicts = -1;                    // so does a worker whose numbers of the round differ
-  bool is_summed = false;                  // the frame counts in its round
-  std::optional<Header> published{};       // a round is complete: the header of its value
-  std::vector<CapturedArray> captured{};   // for the snapshot that the frame asked for
+  const char* problem = nullptr;          // what is wrong with the task's frame; then nothing else counts
+  int contradicts = -1;                   // so does a worker whose numbers of the round differ
+  bool is_summed = false;                 // the frame counts in its round
+  std::optional<Header> published{};      // a round is complete: the header of its value
+  std::vector<CapturedArray> captured{};  // for the snapshot that the frame asked for
   std::vector<Transport::Outgoing> frames{};
 };
 

@@ -78,9 +78,9 @@ struct Key final : Lender {
   bool learns_round = false;  // the first slice of that value tells the round
 
   // Of a key of rows.
-  bool as_blocks = false;                    // route_rows
-  int pushes = 0;                            // choose_route; 0: the route is fixed
-  std::vector<int64_t> left_over;            // receiver thread: rows of the landing array that hold sums of the last round
+  bool as_blocks = false;          // route_rows
+  int pushes = 0;                  // choose_route; 0: the route is fixed
+  std::vector<int64_t> left_over;  // receiver thread: rows of the landing array that hold sums of the last round
   std::map<uint32_t, Successor> successors;  // by wire key
   uint32_t next_plan = 0;                    // the successor that the next operation waits for; 0: none
   uint32_t announced = 0;                    // on rank 0: the one that the next push tells of

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#include "p3/trace.h"
+#include "wire/failures.h"
 #include "worker/machine_rows.h"
 #include "worker/machine_slices.h"
-#include "wire/failures.h"
-#include "p3/trace.h"
 
 namespace p3 {
 
@@ -32,7 +32,7 @@ std::shared_ptr<MachineSum> MachineLeader::sum_of(const KeyPlan& plan, uint64_t 
 // --- pushes --------------------------------------------------------------------------------------------------------
 
 void MachineLeader::bring(const Key& key, const Frame& own) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   pushes_.push(urgency_of(own.header), {key.machine_sum, &key, 0, own, {}});
 }
 
@@ -50,7 +50,7 @@ void MachineLeader::received(int van) {
   const Header& header = push.frame.header;
   if (ends_round(header, push.payload.data())) push.sum->note_arrival(push.place, header);
   transport_.hold(van, held_by(push));
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   pushes_.push(urgency_of(header), std::move(push));
 }
 
@@ -58,7 +58,7 @@ bool MachineLeader::work() {
   LocalPush push;
   bool more;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (pushes_.empty()) return false;
     push = pushes_.pop();
     more = !pushes_.empty();

@@ -8,19 +8,19 @@
 #pragma once
 
 #include <chrono>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "transport/lent_buffers.h"
-#include "worker/machine_sum.h"
 #include "base/buffer_pool.h"
+#include "base/thread_annotations.h"
 #include "p3/lateness.h"
+#include "transport/lent_buffers.h"
 #include "transport/priority_queue.h"
-#include "wire/rows.h"
 #include "transport/transport.h"
+#include "wire/rows.h"
 #include "worker/key.h"
+#include "worker/machine_sum.h"
 
 namespace p3 {
 
@@ -87,8 +87,8 @@ class MachineLeader {
   LentBuffers lent_;
   std::vector<Member> members_;  // by rank
 
-  std::mutex mutex_;  // the queue
-  PriorityQueue<LocalPush> pushes_;
+  Mutex mutex_;
+  PriorityQueue<LocalPush> pushes_ P3_GUARDED_BY(mutex_);
 };
 
 }  // namespace p3

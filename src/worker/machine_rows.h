@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "numeric/rank_row_sum.h"
 #include "transport/lent_buffers.h"
 #include "worker/machine_sum.h"
-#include "numeric/rank_row_sum.h"
 
 namespace p3 {
 

@@ -3,9 +3,9 @@
 
 #include <vector>
 
+#include "numeric/rank_sum.h"
 #include "transport/lent_buffers.h"
 #include "worker/machine_sum.h"
-#include "numeric/rank_sum.h"
 
 namespace p3 {
 

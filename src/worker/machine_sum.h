@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "base/buffer_pool.h"
-#include "wire/failures.h"
 #include "p3/lateness.h"
 #include "p3/slicing.h"
+#include "p3/wire.h"
 #include "transport/lent_buffers.h"
 #include "transport/van.h"
-#include "p3/wire.h"
+#include "wire/failures.h"
 
 namespace p3 {
 

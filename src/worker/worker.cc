@@ -70,7 +70,7 @@ int Worker::Impl::declare_rows(std::string name, uint64_t rows, uint64_t row_ele
 
 int Worker::Impl::add_key(std::string name, uint64_t elements, DType dtype, uint32_t row_elements,
                           const Compression& compression) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   keys_.emplace_back(*this, std::move(name), elements, dtype, row_elements, compression);
   return static_cast<int>(keys_.size()) - 1;
 }
@@ -82,7 +82,7 @@ Key& Worker::Impl::find(int handle) {
 }
 
 Key& Worker::Impl::key(int handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return find(handle);
 }
 
@@ -118,7 +118,7 @@ void Worker::Impl::require_residual(const Key& key) const {
 void Worker::Impl::restore_residual(int handle, const float* residual) {
   Key& restored = key(handle);
   require_residual(restored);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (restored.round > 0)
     throw Error(ErrorKind::kUsage, label() + ": the residual of key '" + restored.name +
                                        "' can only be restored before the key's first push.");
@@ -126,7 +126,7 @@ void Worker::Impl::restore_residual(int handle, const float* residual) {
 }
 
 std::optional<KeyPlan> Worker::Impl::captured_plan(int handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return find(handle).captured_plan;
 }
 
@@ -144,21 +144,21 @@ void Worker::Impl::check_ids(const Key& key, const int64_t* ids, uint64_t count)
 
 void Worker::Impl::route_rows(int handle, bool as_slices) {
   Key& routed = key_of_rows(handle);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   routed.as_blocks = routed.counters.as_slices = as_slices;
   routed.pushes = 0;
 }
 
 void Worker::Impl::choose_route(int handle, int pushes) {
   Key& routed = key_of_rows(handle);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   routed.pushes = pushes;
 }
 
 // --- reports -------------------------------------------------------------------------------------------------------
 
 void Worker::Impl::mark_stall(int handle, int64_t begin_ns, int64_t end_ns) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const Key& key = find(handle);
   if (recorder() == nullptr || !key.plan) return;
   Header header;
@@ -189,13 +189,13 @@ Traffic Worker::Impl::traffic_with(int server) const {
 }
 
 KeyCounters Worker::Impl::key_counters(int handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return find(handle).counters;
 }
 
 void Worker::Impl::look(Clock::time_point now) {
   if (!leader_.leads()) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   LateWorkers late;
   for (const Key& key : keys_)
     if (key.machine_sum != nullptr) leader_.note_late(key, now, late);
@@ -203,7 +203,7 @@ void Worker::Impl::look(Clock::time_point now) {
 }
 
 std::vector<Late> Worker::Impl::late() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return late_;
 }
 

@@ -13,7 +13,7 @@ namespace p3 {
 void Worker::Impl::agree(int handle, const KeyPlan& plan, bool catches_up) {
   std::vector<Transport::Outgoing> frames;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Key& key = find(handle);
     if (key.plan) throw Error(ErrorKind::kUsage, label() + ": key '" + key.name + "' was agreed already.");
     if (plan.elements != key.elements || plan.dtype != key.dtype || plan.row_elements != key.row_elements ||
@@ -34,7 +34,7 @@ void Worker::Impl::submit(Key& key, std::vector<Operation> operations) {
   std::vector<Transport::Outgoing> frames;
   std::optional<Error> failure;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     failure = failure_;
     if (!failure) {
       pending_ += operations.size();
@@ -101,7 +101,7 @@ int Worker::Impl::van_of(const Key& key, uint32_t shard) const {
 // --- and back: the receiver thread ---------------------------------------------------------------------------------
 
 void* Worker::Impl::receive_into(int van, const Header& header) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto known = handle_of_wire_key_.find(header.key);
   if (known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
   Key& key = keys_[static_cast<size_t>(known->second)];
@@ -113,8 +113,7 @@ void* Worker::Impl::receive_into(int van, const Header& header) {
   if (!key.active || header.round != key.round || header.key != key.plan_in_use().wire_key)
     refuse(van, header, "out of turn");
   if ((header.of_machine != 0) != key.sums_here()) refuse(van, header, "for another number of workers than agreed");
-  if (header.slice >= slice_count(key.plan_in_use()) || key.landed[header.slice] ||
-      van_of(key, header.slice) != van)
+  if (header.slice >= slice_count(key.plan_in_use()) || key.landed[header.slice] || van_of(key, header.slice) != van)
     refuse(van, header, "misplaced");
   if (header.of_machine != 0 && !key.machine_sum->is_awaiting(header.slice))
     refuse(van, header, "an answer to no push");
@@ -145,7 +144,7 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
   if (!is_last) return;
   if (key.to_land == 1) transfer->finish();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     key.landed[header.slice] = true;
     --key.to_land;
   }
@@ -153,14 +152,14 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
 }
 
 std::pair<Key*, Transfer*> Worker::Impl::under_way(const Header& header) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Key& key = keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
   return {&key, &key.transfer()};
 }
 
 void Worker::Impl::count_down(Key& key) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (--key.outstanding > 0) return;
   }
   complete(key);
@@ -171,7 +170,7 @@ void Worker::Impl::complete(Key& key) {
   Done done;
   bool updated;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Operation& operation = key.operations.front();
     count(key, operation);
     updated = operation.transfer->is_updated();
@@ -188,7 +187,7 @@ void Worker::Impl::complete(Key& key) {
   if (done) done(nullptr, updated);
   {
     // Only now: close() must not return before the last `done` has.
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     --pending_;
   }
   idle_.notify_all();
@@ -211,7 +210,7 @@ void Worker::Impl::count(Key& key, const Operation& operation) {
 bool Worker::Impl::work() {
   std::vector<Key*> complete_at_once;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (leader_left_) check_that_nothing_waits_for(leader_van_);
     complete_at_once.swap(complete_at_once_);
   }
@@ -242,7 +241,7 @@ void Worker::Impl::move_rows(int handle, const KeyPlan& plan, std::vector<uint8_
                              MoveDone done) {
   std::vector<Transport::Outgoing> frames;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Key& key = find(handle);
     if (key.row_elements == 0 || plan.elements != key.elements || plan.dtype != key.dtype ||
         plan.row_elements != key.row_elements || plan.wire_key == 0 || !makes_sense(plan) ||
@@ -295,19 +294,17 @@ std::optional<Awaited> Worker::Impl::awaited_from(int van) const {
   const int place = leader_.place_of(van);
   for (const Key& key : keys_) {
     if (place > 0 && key.machine_sum != nullptr)
-      if (const auto round = key.machine_sum->waits_for(place))
-        return Awaited{Awaited::What::kRound, key.name, *round};
+      if (const auto round = key.machine_sum->waits_for(place)) return Awaited{Awaited::What::kRound, key.name, *round};
     if (place > 0 || !key.active) continue;
     for (uint32_t i = 0; i < slice_count(key.plan_in_use()); ++i)
-      if (!key.landed[i] && van_of(key, i) == van)
-        return Awaited{Awaited::What::kRound, key.name, key.round};
+      if (!key.landed[i] && van_of(key, i) == van) return Awaited{Awaited::What::kRound, key.name, key.round};
   }
   return {};
 }
 
 void Worker::Impl::left(int van) {
   if (van == leader_van_ || leader_.place_of(van) > 0) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     leader_left_ = van == leader_van_;
     if (!leader_left_) leader_.note_departure(van);
     check_that_nothing_waits_for(van);
@@ -320,9 +317,11 @@ void Worker::Impl::left(int van) {
 
 void Worker::Impl::failed(const Error& error) {
   std::vector<Done> pending;
+  Error first = error;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_) failure_ = error;
+    MutexLock lock(mutex_);
+    if (failure_) first = *failure_;
+    failure_ = first;
     complete_at_once_.clear();
     for (Key& key : keys_) {
       for (Operation& operation : key.operations) pending.push_back(std::move(operation.done));
@@ -332,9 +331,9 @@ void Worker::Impl::failed(const Error& error) {
     }
   }
   for (const Done& done : pending)
-    if (done) done(&*failure_, false);
+    if (done) done(&first, false);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     pending_ -= pending.size();
   }
   idle_.notify_all();
@@ -343,10 +342,12 @@ void Worker::Impl::failed(const Error& error) {
 bool Worker::Impl::close(double timeout_s) {
   bool idle;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    idle = idle_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] {
-      return pending_ == 0 || failure_;
-    }) && pending_ == 0;
+    const auto deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    MutexLock lock(mutex_);
+    while (pending_ > 0 && !failure_ && idle_.wait_until(lock, deadline)) {
+    }
+    idle = pending_ == 0;
   }
   if (!idle)
     transport_.fail(
@@ -358,7 +359,7 @@ bool Worker::Impl::close(double timeout_s) {
 }
 
 std::optional<Awaited> Worker::Impl::waiting_for(int van) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return awaited_from(van);
 }
 

@@ -5,17 +5,16 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "p3/worker.h"
 #include "transport/transport.h"
 #include "worker/key.h"
@@ -88,25 +87,24 @@ class Worker::Impl : public Transport::Handler, public FrameCounter {
   std::pair<Key*, Transfer*> under_way(const Header& header);
   std::optional<Awaited> waiting_for_any() const;
 
-  // With the lock held.
-  Key& find(int handle);
+  Key& find(int handle) P3_REQUIRES(mutex_);
   // Sends the frames of the key's next operation, unless one is under way or the plan is not known yet.
-  void begin_next(Key& key, std::vector<Transport::Outgoing>& frames);
+  void begin_next(Key& key, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
   // Sends a frame of the operation under way, or adds it to this machine's sum. What it borrows stays until it has left,
   // even if a peer answers what it has not been asked yet.
-  void begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames);
+  void begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
   // Where a shard of the operation under way is, and its answer comes from.
-  int van_of(const Key& key, uint32_t shard) const;
-  void count(Key& key, const Operation& operation);
-  void begin_to_catch_up(Key& key);
+  int van_of(const Key& key, uint32_t shard) const P3_REQUIRES(mutex_);
+  void count(Key& key, const Operation& operation) P3_REQUIRES(mutex_);
+  void begin_to_catch_up(Key& key) P3_REQUIRES(mutex_);
   // False if the plan that the key goes over to is not known here yet.
-  bool begin_to_move(Key& key);
+  bool begin_to_move(Key& key) P3_REQUIRES(mutex_);
   // The last operation of a move is complete. Returns what tells the caller.
-  Done adopt(Key& key, const Successor& successor);
-  void* receive_push_into(int van, const Key& key, const Header& header);
-  void check_that_nothing_waits_for(int van) const;
+  Done adopt(Key& key, const Successor& successor) P3_REQUIRES(mutex_);
+  void* receive_push_into(int van, const Key& key, const Header& header) P3_REQUIRES(mutex_);
+  void check_that_nothing_waits_for(int van) const P3_REQUIRES(mutex_);
   // What this worker needs of that peer, if anything.
-  std::optional<Awaited> awaited_from(int van) const;
+  std::optional<Awaited> awaited_from(int van) const P3_REQUIRES(mutex_);
 
   const int rank_;
   const int num_servers_;
@@ -118,15 +116,15 @@ class Worker::Impl : public Transport::Handler, public FrameCounter {
 
   std::vector<std::vector<char>> arriving_;  // receiver thread: by van, the payload being received
 
-  mutable std::mutex mutex_;
-  std::condition_variable idle_;
-  std::deque<Key> keys_;  // a deque: keys stay where they are
-  std::unordered_map<uint32_t, int> handle_of_wire_key_;
-  std::vector<Key*> complete_at_once_;  // whose operation under way asks no other node
-  bool leader_left_ = false;
-  size_t pending_ = 0;  // operations whose `done` has not returned
-  std::optional<Error> failure_;
-  std::vector<Late> late_;  // of this machine, if this worker leads it
+  mutable Mutex mutex_;
+  CondVar idle_;
+  std::deque<Key> keys_ P3_GUARDED_BY(mutex_);  // a deque: keys stay where they are
+  std::unordered_map<uint32_t, int> handle_of_wire_key_ P3_GUARDED_BY(mutex_);
+  std::vector<Key*> complete_at_once_ P3_GUARDED_BY(mutex_);  // whose operation under way asks no other node
+  bool leader_left_ P3_GUARDED_BY(mutex_) = false;
+  size_t pending_ P3_GUARDED_BY(mutex_) = 0;  // operations whose `done` has not returned
+  std::optional<Error> failure_ P3_GUARDED_BY(mutex_);
+  std::vector<Late> late_ P3_GUARDED_BY(mutex_);  // of this machine, if this worker leads it
 
   std::atomic<uint64_t> rounds_{0};
   std::atomic<uint64_t> last_round_{0};  // written with the lock held

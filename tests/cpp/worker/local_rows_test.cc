@@ -162,6 +162,12 @@ TEST(LocalRows, LeaveTheirMachineOnce) {
   std::vector<int64_t> ids(13);
   std::iota(ids.begin(), ids.end(), 0);
   const Rows<float> rows = {ids, std::vector<float>(ids.size() * kRow, 1)};
+  // A frame that has come is counted by its sender a moment later.
+  ASSERT_TRUE(eventually([&] {
+    uint64_t received = 0;
+    for (const auto& worker : job.workers) received += worker->counters().traffic.slices_received;
+    return traffic().slices_sent == received;
+  }));
   const auto before = traffic();
   for (size_t i = 0; i < 4; ++i) job.push(i, rows);
   ASSERT_EQ(job.pending.wait_for(4), "");

@@ -1,0 +1,37 @@
+// What the loops over epoll have in common.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "p3/error.h"
+
+namespace p3 {
+
+// The result of a system call; Error(kUsage) if it has failed.
+inline int checked(int result, const char* call) {
+  if (result < 0) throw Error(ErrorKind::kUsage, std::string(call) + ": " + strerror(errno));
+  return result;
+}
+
+// `context` comes back in the events; null: the wake-up.
+inline void add_to_epoll(int epoll, int fd, uint32_t events, void* context) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = context;
+  checked(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+}
+
+inline std::chrono::steady_clock::duration seconds(double value) {
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(value));
+}
+
+inline int milliseconds(double value_s) { return std::max(1, static_cast<int>(value_s * 1e3)); }
+
+}  // namespace p3

@@ -1,0 +1,222 @@
+// The sender of a Transport, and whoever takes over its role.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/epoll.h"
+#include "base/event.h"
+#include "transport/transport.h"
+
+namespace p3 {
+
+// Among equals the vans take turns, or the slices of a key would keep one server busy and then the next.
+Van* Transport::most_urgent_writable() {
+  Van* best = nullptr;
+  for (size_t i = 1; i <= vans_.size(); ++i) {
+    Van* van = vans_[(last_written_ + i) % vans_.size()].get();
+    if (van->writable && !van->broken && van->has_work() &&
+        (best == nullptr || van->next_urgency().is_sooner_than(best->next_urgency())))
+      best = van;
+  }
+  return best;
+}
+
+// Of all frames that wait to leave this machine, here or in a process that shares memory with this one; tells those of
+// this node's. Nobody else is sending.
+uint64_t Transport::most_urgent_waiting() {
+  uint64_t own = 0, all = 0;
+  for (const auto& van : vans_) {
+    if (van->is_lost()) continue;  // what a dead process has told last stays in the memory that it shared
+    own = std::max(own, van->waiting_to_leave());
+    all = std::max(all, van->stream().peer_waiting());
+  }
+  for (const auto& van : vans_) van->stream().tell_waiting(own);
+  return std::max(own, all);
+}
+
+bool Transport::nothing_to_send() const {
+  return std::none_of(vans_.begin(), vans_.end(), [](const auto& van) { return van->has_work() && !van->broken; });
+}
+
+void Transport::queue_pings(Clock::time_point now) {
+  const auto heartbeat = seconds(options_.heartbeat_s);  // not per van: this runs for every frame
+  for (auto& van : vans_) {
+    if (van->has_work() || van->state() != Van::State::kOpen || now - van->last_write < heartbeat) continue;
+    Header ping;
+    ping.round = handler_.last_round();
+    ping.priority = std::numeric_limits<int32_t>::max();
+    van->push({ping}, now);
+  }
+}
+
+void Transport::send_loop() {
+  epoll_event events[64];
+  while (!failing_ && !stopping_) {
+    bool write;
+    {
+      MutexLock lock(mutex_);
+      // What a van is writing belongs to who holds the role; without it not even has_work() may be asked.
+      if (!sending_) queue_pings(Clock::now());
+      write = !sending_ && role_wanted_ == 0 && most_urgent_writable() != nullptr;
+      if (write) {
+        sending_ = true;
+      } else if (finishing_ && !sending_ && nothing_to_send()) {
+        break;
+      } else {
+        sender_sleeps_ = true;
+      }
+    }
+    if (write) {
+      write_frames(std::numeric_limits<int>::max());
+      continue;
+    }
+    const int count = epoll_wait(send_epoll_, events, 64, milliseconds(options_.heartbeat_s / 2));
+    MutexLock lock(mutex_);
+    sender_sleeps_ = false;
+    for (int i = 0; i < count; ++i) {
+      if (Van* van = static_cast<Van*>(events[i].data.ptr)) {
+        van->writable = true;
+        ++van->edges;
+      } else {
+        clear_event(send_wake_);
+      }
+    }
+  }
+  {
+    MutexLock lock(mutex_);
+    while (sending_) stopped_.wait(lock);  // not for long: who sends here sees that this node fails or stops
+    sender_done_ = true;
+  }
+  if (failing_) announce_failure();
+  stopped_.notify_all();
+  release();
+}
+
+// Writes the most urgent frames that can move, at most `limit`. The caller holds the sending role and loses it here.
+// True: the sender must be woken, for what is left or to end.
+bool Transport::write_frames(int limit) {
+  for (int i = 0;; ++i) {
+    Van* van;
+    uint64_t edges = 0;
+    bool yields = false;
+    {
+      MutexLock lock(mutex_);
+      const uint64_t most_urgent = most_urgent_waiting();
+      const auto now = Clock::now();
+      queue_pings(now);  // an idle van must not look dead because another one is busy
+      van = most_urgent_writable();
+      if (van == nullptr || i == limit || failing_ || stopping_ || role_wanted_ > 0) {
+        sending_ = false;
+        // Who replaces a van, or the ending sender, may wait for the role.
+        if (failing_ || stopping_ || finishing_ || role_wanted_ > 0) stopped_.notify_all();
+        return van != nullptr || finishing_;
+      }
+      last_written_ = static_cast<size_t>(van->number);
+      van->begin_frame(now);
+      van->last_write = now;
+      edges = van->edges;
+      yields = van->stream().leaves_machine() && van->waiting_to_leave() < most_urgent;
+    }
+    van->stream().yield(yields);
+    switch (van->write_some()) {
+      case Van::Progress::kFrameDone:
+        wake_for(*van);
+        if (van->sent_frame().context != nullptr) handler_.sent(van->sent_frame());
+        break;
+      case Van::Progress::kBlocked: {
+        MutexLock lock(mutex_);
+        if (van->edges == edges) van->writable = false;
+        break;
+      }
+      default: {
+        // The receiver tells of the loss, unless the peer had said goodbye: it sees the same connection end, and reads
+        // first what the peer may have said before.
+        MutexLock lock(mutex_);
+        van->writable = false;
+        van->broken = true;  // and keeps the frame, which may have to be given back
+      }
+    }
+  }
+}
+
+// Waits until who sends has stopped, which is soon, and takes the role. False: this node fails, and gives all back.
+bool Transport::take_role() {
+  MutexLock lock(mutex_);
+  ++role_wanted_;
+  while (sending_) stopped_.wait(lock);
+  --role_wanted_;
+  if (failing_) return false;
+  return sending_ = true;
+}
+
+void Transport::leave_role() {
+  {
+    MutexLock lock(mutex_);
+    sending_ = sender_sleeps_ = false;
+  }
+  stopped_.notify_all();
+  raise_event(send_wake_);
+}
+
+void Transport::drop_van(int number) {
+  Van& van = *vans_[static_cast<size_t>(number)];
+  if (van.is_lost() || !take_role()) return;
+  const bool was_read = van.state() < Van::State::kEnded;
+  std::vector<Frame> unsent;
+  {
+    MutexLock lock(mutex_);
+    van.drop(unsent);
+  }
+  // A frozen peer may keep the descriptors open that it shares with us, and they would stay in the epolls.
+  epoll_ctl(send_epoll_, EPOLL_CTL_DEL, van.stream().write_fd(), nullptr);
+  if (was_read) epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
+  if (van.paused.exchange(false)) --paused_vans_;
+  van.stream().end_writing();
+  van.stream().close();
+  for (const Frame& frame : unsent)
+    if (frame.context != nullptr) handler_.sent(frame);
+  leave_role();
+}
+
+void Transport::replace_van(int number, std::unique_ptr<Stream> stream) {
+  Van& van = *vans_[static_cast<size_t>(number)];
+  if (!take_role()) return;
+  {
+    MutexLock lock(mutex_);
+    van.replace(std::move(stream), Clock::now());
+  }
+  serve(van);
+  leave_role();
+}
+
+void Transport::announce_failure() {
+  std::string text;
+  {
+    MutexLock lock(mutex_);
+    text = error_->what();
+    for (auto& van : vans_) van->drop_queue();
+  }
+  text.resize(std::min<size_t>(text.size(), kMaxFailTextBytes));
+  Header header;
+  header.kind = FrameKind::kFail;
+  header.payload_bytes = static_cast<uint32_t>(text.size());
+  for (auto& van : vans_) {
+    if (van->is_lost()) continue;
+    // Behind a half written frame the text would be taken for its payload; that peer sees the connection end instead.
+    if (!van->mid_frame()) {
+      van->give_up_frame();
+      {
+        MutexLock lock(mutex_);  // for traffic()
+        van->push({header, text.data()}, Clock::now());
+        van->begin_frame(Clock::now());
+      }
+      van->write_some();
+    }
+    van->give_up_frame();
+    van->stream().end_writing();
+  }
+}
+
+}  // namespace p3
