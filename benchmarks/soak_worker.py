@@ -139,7 +139,8 @@ def report(session: Session, slices: int) -> None:
     servers: List[dict] = session.server_counters()
     sums = {name: sum(server[name] for server in servers) for name in ("buffer_bytes", "held_bytes", "queued_slices")}
     print(json.dumps({"soak": dict(sums, slices=slices)}), flush=True)
-    with open(os.environ["SOAK_SAMPLED"], "rb", buffering=0) as sampled:  # the processes must live when they are looked at
+    # The processes must be there when they are looked at.
+    with open(os.environ["SOAK_SAMPLED"], "rb", buffering=0) as sampled:
         sampled.read(1)
 
 

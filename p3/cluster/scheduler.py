@@ -245,7 +245,8 @@ class Scheduler:
         """A lost worker is waited for anyway; who has taken its place is late from then on."""
         now = time.monotonic()
         waited_s = min(late["waited_s"], self._vacancies.filled_for_s(late["worker"], now))
-        if not self._vacancies.is_vacant(late["worker"]) and waited_s >= min(self._settings.straggler_s, late["waited_s"]):
+        waited_long = waited_s >= min(self._settings.straggler_s, late["waited_s"])
+        if waited_long and not self._vacancies.is_vacant(late["worker"]):
             text = self._stragglers.note(sender, dict(late, waited_s=waited_s), now)
             if text is not None:
                 log.warning("%s: %s", self._label, text)

@@ -81,7 +81,7 @@ class Vacancies:
         entry.gone = True
         entry.stream.abort()
         node = entry.node
-        log.warning("%s The others wait for another process of rank %d, at most %g s.", text, node.rank, self._timeout_s)
+        log.warning("%s The others wait at most %g s for another process of rank %d.", text, self._timeout_s, node.rank)
         self._report({"state": "lost", "rank": node.rank})
         self._times_lost[node] = self._times_lost.get(node, 0) + 1
         if node not in self._vacancies:  # else who came in its place is lost as well
@@ -106,7 +106,8 @@ class Vacancies:
             left_s = _REMINDER_S if vacancy.visitors else vacancy.since + self._timeout_s - loop.time()
             if left_s <= 0:
                 self._fail(
-                    "%s Nobody took its place within %g s (half of P3_WAIT_TIMEOUT_S)." % (vacancy.text, self._timeout_s)
+                    "%s Nobody took its place within %g s (half of P3_WAIT_TIMEOUT_S)."
+                    % (vacancy.text, self._timeout_s)
                 )
             await asyncio.wait(
                 {self._end, vacancy.is_filled}, timeout=min(_REMINDER_S, left_s), return_when=asyncio.FIRST_COMPLETED

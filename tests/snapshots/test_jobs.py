@@ -375,9 +375,10 @@ def processes_of(launcher, role):
 
 
 def kill_when(process, directory, round, role, rank, deadline_s=60):
-    """SIGKILLs a process of the job when the snapshot of that round has been begun."""
+    """SIGKILLs a process of the job when the snapshot of that round has been begun; or once it is there, after that."""
     deadline = time.monotonic() + deadline_s
-    while not any(int(re.sub(r"\D", "", name)) >= round for name in os.listdir(directory) if name.startswith("round-")):
+    rounds = lambda: [int(re.sub(r"\D", "", name)) for name in os.listdir(directory) if "round-" in name]  # noqa: E731
+    while max(rounds(), default=-1) < round or len(processes_of(process.popen.pid, role)) <= rank:
         assert time.monotonic() < deadline and process.popen.poll() is None, process.wait(1)
         time.sleep(0.005)
     os.kill(sorted(processes_of(process.popen.pid, role))[rank], signal.SIGKILL)
