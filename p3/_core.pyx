@@ -472,10 +472,10 @@ cdef class P3Worker:
         cdef Operation operation = Operation()
         cdef uint64_t count = operation.take_ids(ids)
         operation.take_landing(landing, count * self.row_bytes(key, part), count)
-        cdef const int64_t* wished = <const int64_t*>operation.ids.buf
+        cdef const int64_t* wanted = <const int64_t*>operation.ids.buf
         self.keep(operation)
         with nogil:
-            self.core.fetch_rows(key, part, wished, count, operation.landing.buf, priority,
+            self.core.fetch_rows(key, part, wanted, count, operation.landing.buf, priority,
                                  Completion.done_of(operation.completion))
         return operation
 

@@ -1,5 +1,5 @@
 // Who keeps others waiting: pushes of a round that are not in while others' are. A peer that is silent is dead and not
-// late (transport.h); who is late gives signs of life, and its script does something else.
+// late (transport.h); who is late sends heartbeats, and its script does something else.
 #pragma once
 
 #include <chrono>

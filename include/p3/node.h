@@ -11,7 +11,7 @@ class Recorder;
 
 struct NodeOptions {
   std::string label;         // in messages: "worker 2 (10.0.0.5)"
-  double heartbeat_s = 1.0;  // a sign of life leaves every van at least this often
+  double heartbeat_s = 1.0;  // a heartbeat leaves every van at least this often
   double timeout_s = 10.0;   // silence on a van for this long is a dead peer
   bool checksums = false;    // CRC32C on every frame that carries a slice; the same on all nodes
   // Of a peer that may ask: what is kept for it (answers that it has not read, frames of its that wait to be worked on)
@@ -21,7 +21,7 @@ struct NodeOptions {
   std::shared_ptr<Recorder> trace;  // p3/trace.h; null: nothing is recorded
 };
 
-// Of one van, or of all vans of a node, since start. Bytes count whole frames, both data and signs of life.
+// Of one van, or of all vans of a node, since start. Bytes count whole frames, heartbeats included.
 struct Traffic {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;

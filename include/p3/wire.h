@@ -15,18 +15,18 @@ namespace p3 {
 
 enum class FrameKind : uint8_t {
   kPush = 1,   // worker to server: one slice of a gradient
-  kInit = 2,   // worker to server: rank 0's first value of a slice, or another rank's wish for it (no payload)
+  kInit = 2,   // worker to server: rank 0's first value of a slice, or another rank's request for it (no payload)
   kValue = 3,  // server to worker: the value (or sum) of a slice after a round
-  kPing = 4,   // either way: a sign of life
+  kPing = 4,   // either way: a heartbeat
   kFail = 5,   // either way: the sender has failed; the payload is the text
   kBye = 6,    // either way: the sender leaves in order
-  kFetch = 7,  // worker to server: the wish for one part of a slice (see Optimizer::state_count)
+  kFetch = 7,  // worker to server: the request for one part of a slice (see Optimizer::state_count)
   kStore = 8,  // worker 0 to server: a new content of that part
   kPart = 9,   // server to worker: the part that was fetched; without payload: it was stored, or captured
   // Of keys of rows; their payload begins with a RowsHeader (rows.h), and Header::slice is the partition.
   kPushRows = 10,   // worker to server: rows of a gradient. Header::part 1: send what becomes of them
   kRows = 11,       // server to worker: rows after a round; to who wants none: none, the last frame alone
-  kFetchRows = 12,  // worker to server: the wish for rows of a part; answered by kPart frames, values alone, in order
+  kFetchRows = 12,  // worker to server: the request for rows of a part; answered by kPart frames, values alone, in order
   kStoreRows = 13,  // worker to server: a new content of rows of a part; answered by kPart without payload
   // Of every key.
   kCapture = 14,  // worker 0 to server: copy the value and all state for a snapshot; answered by kPart without payload

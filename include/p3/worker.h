@@ -61,7 +61,7 @@ class Worker {
 
   // Before start(): a stream to a server, proved at both ends.
   void add_server(int server, std::unique_ptr<Stream> stream, std::string label);
-  // Before start(): a stream to the scheduler, which carries nothing but signs of life.
+  // Before start(): a stream to the scheduler, which carries nothing but heartbeats.
   void add_watch(std::unique_ptr<Stream> stream, std::string label);
   // Before start(): a stream to another worker of this machine, of rank `worker`. The worker of lowest rank leads: it
   // takes one to each of the others, and the others one to it. In rounds of keys without compression the others then
@@ -77,7 +77,7 @@ class Worker {
   int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression = {});
   // The job's plan for it. Operations asked for earlier start now, in their order.
   // `catches_up`: this worker has taken the place of one that is lost, and the job has the key already. Its first init
-  // is a wish on rank 0, too, and the landing array gets the value of the round after which this worker goes on.
+  // is a request on rank 0, too, and the landing array gets the value of the round after which this worker goes on.
   void agree(int key, const KeyPlan& plan, bool catches_up = false);
 
   // The value of the key, which is rank 0's, at first and whenever all workers call it again; `value` is ignored (and may

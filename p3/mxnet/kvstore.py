@@ -40,7 +40,7 @@ from mxnet.base import MXNetError
 from p3 import _core
 from p3.mxnet import _mxnet, hooks, joining, optimizer_states, store_snapshots
 from p3.mxnet.keys import DenseKey, checked, is_sparse
-from p3.mxnet.optimizers import NotOnServer, describe, round_scalars, updates_rows_alone
+from p3.mxnet.optimizer_descriptions import NotOnServer, describe, round_scalars, updates_rows_alone
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.row_keys import RowKey, ServerRowKey, pull_rows
 from p3.mxnet.server_states import ServerStates
@@ -435,7 +435,8 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _send_command_to_servers(self, head, body):
         """MXNet's own commands, as far as they mean something here: 0, an optimizer pickled by the caller; 1, that it
-        has float32 master copies. P3's servers take none, as they never evaluate what they receive; this store obeys.
+        has float32 master copies. The store applies them; P3's servers take none, as they never evaluate what they
+        receive.
         """
         if head == _SET_OPTIMIZER:
             self.set_optimizer(pickle.loads(body.encode() if isinstance(body, str) else body))

@@ -9,7 +9,7 @@ import numpy as np
 from p3._core import DTYPES, MASTER
 from p3._kernels import NativeOptimizer
 from p3.mxnet import optimizer_states
-from p3.mxnet.optimizers import describe
+from p3.mxnet.optimizer_descriptions import describe
 
 
 class ServerStates:

@@ -17,7 +17,7 @@ import numpy as np
 from mxnet.base import MXNetError
 
 from p3._core import Completions
-from p3.mxnet.optimizers import begin_behind
+from p3.mxnet.optimizer_descriptions import begin_behind
 from p3.snapshots import tree
 
 _LOOK_UP_S = 0.5  # so often a failure of the job is noticed

@@ -6,7 +6,7 @@
 
 #include "base/thread_annotations.h"
 #include "p3/lateness.h"
-#include "server/captured.h"
+#include "server/captures.h"
 #include "server/receive_queue.h"
 #include "server/registry.h"
 #include "server/shard.h"
@@ -415,7 +415,7 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   mutable Mutex lateness_mutex_;  // and WorkerState::lateness
   std::vector<Late> late_ P3_GUARDED_BY(lateness_mutex_);
 
-  Captured captured_;
+  Captures captured_;
   std::atomic<uint64_t> rounds_{0};
   std::atomic<uint64_t> last_round_{0};
   std::atomic<bool> finished_{false};

@@ -123,7 +123,7 @@ IoResult RingStream::write(const iovec* parts, int count) {
       left -= moved;
       result.bytes += moved;
       if (moved > 0) continue;
-      // Full. Ask to be woken, and look once more: a reader that made room just before does not know of the wish.
+      // Full. Ask to be woken, and look once more: a reader that made room just before does not know of the request.
       control.writer_sleeps.store(1);
       const uint64_t used = control.written.load() - control.taken.load();
       if (used > capacity_ / 2) {

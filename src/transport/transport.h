@@ -61,7 +61,7 @@ class Transport {
     virtual bool lost(int, const Error& /*loss*/) { return false; }
     // What this node, or those it serves, are waiting for from that peer.
     virtual std::optional<Awaited> waiting_for(int van) const = 0;
-    // The last round that this node has completed; signs of life carry it. Any thread; takes no lock.
+    // The last round that this node has completed; heartbeats carry it. Any thread; takes no lock.
     virtual uint64_t last_round() const { return 0; }
     // Called on the receiver thread, several times in a time-out.
     virtual void look(std::chrono::steady_clock::time_point) {}

@@ -190,7 +190,7 @@ void Transport::resume_vans() {
   }
 }
 
-// While we do not read a peer, what it takes of our bytes is its sign of life.
+// While we do not read a peer, what it takes of our bytes is its heartbeat.
 void Transport::note_reading_of_paused(Clock::time_point now) {
   if (paused_vans_ == 0) return;
   MutexLock lock(mutex_);

@@ -33,7 +33,7 @@ inline uint64_t rank_of(const Urgency& urgency) {
   return (std::numeric_limits<uint32_t>::max() - newness) << 32 | priority;
 }
 
-// Signs of life go before everything, goodbyes behind.
+// Heartbeats go before everything, goodbyes behind.
 inline Urgency urgency_of(const Header& header) {
   constexpr uint64_t kLastRound = std::numeric_limits<uint64_t>::max();
   return {header.kind == FrameKind::kBye ? kLastRound : header.round, header.priority};

@@ -29,7 +29,7 @@ std::string malformed(const Header& header, bool checksums) {
       header.kind != FrameKind::kRows)
     return "a frame for a whole machine that can only be one worker's";
   if (header.kind == FrameKind::kCapture && !is_whole(header.scalars.updates))
-    return "a wish for a snapshot of no round";
+    return "a request for a snapshot of no round";
   if (header.contributors != 0 && (header.of_machine == 0 || !is_push(header.kind)))
     return "a frame that counts workers where there are none to count";
   if (carries_slice(header.kind)) {

@@ -422,7 +422,7 @@ def test_an_optimizer_in_place_of_one_on_the_workers_keeps_the_weights(kv, caplo
     assert "the workers update this store's weights already" in caplog.text
 
 
-def test_mxnets_own_commands_are_obeyed(kv):
+def test_mxnets_own_commands_are_applied(kv):
     kv._send_command_to_servers(0, pickle.dumps(mx.optimizer.SGD(learning_rate=0.5), 0).decode())
     kv._send_command_to_servers(1, "")
     out = zeros(2)

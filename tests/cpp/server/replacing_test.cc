@@ -166,8 +166,8 @@ TEST(Transport, ATaskForAReceiverThatHasEndedIsAnError) {
 
 // For the sanitizer of threads: many send while vans come and go. P3_STRESS_S makes it last.
 TEST(LostVan, EverySentFrameComesBackOnceWhileVansAreReplaced) {
-  const char* wish = std::getenv("P3_STRESS_S");
-  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wish ? 1000 * atoi(wish) : 300);
+  const char* seconds = std::getenv("P3_STRESS_S");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(seconds ? 1000 * atoi(seconds) : 300);
   Survivor node;
   constexpr int kVans = 3;
   std::vector<RawPeer> peers;
@@ -249,7 +249,7 @@ TEST_P(OutlivingServer, CompletesTheCutStepAndItsSuccessorGoesOnFromThere) {
   EXPECT_EQ(pushed(lost, 2), 0u);
   job.server.fill(1, {{1, 1}, {2, 1}});
   replace(job, 1);
-  job.init(1, 1, 0);  // its wish for the value comes before the round is complete
+  job.init(1, 1, 0);  // its request for the value comes before the round is complete
   for (uint32_t key : {1u, 2u}) job.push(0, key, 1, {1});
   Header header;
   for (int i = 0; i < 2; ++i) {  // two threads finish the keys in either order
@@ -345,7 +345,7 @@ TEST_P(OutlivingServer, CompletesSeveralRoundsAsTheyBegin) {
   }
   job.server.fill(1, {{1, 3}, {1, 1}});  // one more; what is behind stays so
   replace(job, 1);
-  job.init(1, 1, 0);  // its wish is for what round 3 leads to, which has not begun
+  job.init(1, 1, 0);  // its request is for what round 3 leads to, which has not begun
   job.push(0, 1, 3, {3});
   Header header;
   EXPECT_EQ(job.receive_value(1, &header), (std::vector<float>{3}));

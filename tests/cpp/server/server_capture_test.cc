@@ -35,8 +35,8 @@ struct CaptureJob : Job {
   using Job::Job;
   virtual ~CaptureJob() = default;
 
-  static Header wish(uint32_t key, uint32_t slice, uint64_t round, DType dtype = DType::kFloat32,
-                     uint64_t snapshot = 0) {
+  static Header request(uint32_t key, uint32_t slice, uint64_t round, DType dtype = DType::kFloat32,
+                        uint64_t snapshot = 0) {
     Header made = header(FrameKind::kCapture, key, slice, round, 0);
     made.dtype = static_cast<uint8_t>(dtype);
     made.scalars.updates = static_cast<double>(snapshot);
@@ -44,7 +44,7 @@ struct CaptureJob : Job {
   }
 
   void capture(uint32_t key, uint32_t slice, uint64_t round, DType dtype = DType::kFloat32, uint64_t snapshot = 0) {
-    workers[0].send(wish(key, slice, round, dtype, snapshot));
+    workers[0].send(request(key, slice, round, dtype, snapshot));
     const Header answer = workers[0].must_receive();
     EXPECT_EQ(answer.kind, FrameKind::kPart);
     EXPECT_EQ(answer.encoding, static_cast<uint8_t>(Encoding::kAbsent));
@@ -269,8 +269,8 @@ TEST(ServerCaptureRows, HaveValueAndStateOfTheLastRoundThoughAnotherPushedTheNex
 
 TEST(ServerCaptureRows, CannotBeCapturedBeforeAllAreThere) {
   RowsJob job(1);
-  job.workers[0].send(Job::header(FrameKind::kInit, 1, 0, 0, 0));  // the wish for rows that nobody has stored
-  job.workers[0].send(CaptureJob::wish(1, 0, 0));
+  job.workers[0].send(Job::header(FrameKind::kInit, 1, 0, 0, 0));  // the request for rows that nobody has stored
+  job.workers[0].send(CaptureJob::request(1, 0, 0));
   const std::string text = job.failure();
   EXPECT_NE(text.find("worker 0 (there) sent a slice that is out of turn (key 'emb', slice 0"), std::string::npos)
       << text;
@@ -309,7 +309,7 @@ TEST(ServerCaptureFrames, AreWorker0sAndCheckedAgainstTheKey) {
         job->define(1, 1);
         job->initialise(1, {1});
       }
-      Header header = CaptureJob::wish(1, 0, 0);
+      Header header = CaptureJob::request(1, 0, 0);
       each.change(header);
       if (rows && header.slice == 1) header.slice = 2;  // a key of rows has a second one
       job->workers[static_cast<size_t>(each.worker)].send_bytes(&header, sizeof header);
@@ -329,7 +329,7 @@ TEST(ServerCaptureFrames, NeedAFirstValueAndCannotFollowThePushOfTheNextRound) {
       job.initialise(1, {1});
       job.push(0, 1, 1, {1});
     }
-    job.workers[0].send(CaptureJob::wish(1, 0, 0));
+    job.workers[0].send(CaptureJob::request(1, 0, 0));
     const std::string text = job.failure();
     EXPECT_NE(text.find("out of turn (key 'key1', slice 0, round 0)"), std::string::npos) << text;
   }
@@ -353,7 +353,7 @@ TEST(ServerCaptureFrames, FailTheJobWhereMemoryIsShort) {
   tight = before;
   tight.rlim_cur = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) + (32 << 20);
   ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
-  job.workers[0].send(CaptureJob::wish(1, 0, 0));
+  job.workers[0].send(CaptureJob::request(1, 0, 0));
   const std::string text = job.failure();
   ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
   EXPECT_NE(text.find("server 0 (test): no memory for a snapshot's copy of key 'large'"), std::string::npos) << text;

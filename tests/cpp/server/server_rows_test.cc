@@ -60,7 +60,7 @@ struct RowsJob : Job {
     peer(worker).send(made, payload.data());
   }
 
-  // Rank 0's rows, all `value`; then everybody's wish, and the answers.
+  // Rank 0's rows, all `value`; then everybody's request, and the answers.
   void fill(float value) {
     for (uint32_t i = 0; i < plan.partitions; ++i) {
       const RowRange range = partition_at(plan, i);
@@ -192,9 +192,9 @@ TEST(ServerRows, AreFetchedAsTheyAreAfterTheRound) {
   job.receive_rows(0, 0, 1);
   const std::vector<int64_t> ids = {1, 2};
   const RowsPiece piece = cut_rows(job.plan, partition_at(job.plan, 0), ids.data(), 0, 2, false)[0];
-  std::vector<char> wish(piece.payload_bytes(0));
-  write_ids(piece, ids.data(), wish.data());
-  job.send_payload(FrameKind::kFetchRows, 0, 0, 1, 0, wish);
+  std::vector<char> request(piece.payload_bytes(0));
+  write_ids(piece, ids.data(), request.data());
+  job.send_payload(FrameKind::kFetchRows, 0, 0, 1, 0, request);
   const Header answer = job.peer(0).must_receive();
   EXPECT_EQ(answer.kind, FrameKind::kPart);
   std::vector<float> values(4);
@@ -231,7 +231,7 @@ TEST(OutlivingServerOfRows, ForgetsRowsOfAPushThatNeverBecameWhole) {
       std::memcpy(payload.data(), &header, sizeof header);
       job.send_payload(FrameKind::kPushRows, 0, 0, 1, 1, payload);
       job.send_rows(FrameKind::kPushRows, 0, 1, 1, filled({7}, 3), 1);  // and this one is whole
-      ASSERT_TRUE(job.has_received(10));                                // 4 frames of first values, 4 wishes, and these
+      ASSERT_TRUE(job.has_received(10));  // 4 frames of first values, 4 requests, and these
       const LostWorker lost = job.server.lose_worker(0);
       EXPECT_EQ(lost.problem, "");
       ASSERT_EQ(lost.pushed.size(), 1u);

@@ -88,17 +88,17 @@ TEST(BoundedMemory, OfRowsThatAreFetchedAndNotRead) {
   RowsHeader rows;
   rows.rows = 10;
   rows.last = 1;
-  std::vector<char> stored(sizeof rows + 10 * 400), wish(sizeof rows);
+  std::vector<char> stored(sizeof rows + 10 * 400), request(sizeof rows);
   std::memcpy(stored.data(), &rows, sizeof rows);
-  std::memcpy(wish.data(), &rows, sizeof rows);
+  std::memcpy(request.data(), &rows, sizeof rows);
   Header header = Job::header(FrameKind::kStoreRows, 1, 0, 0, stored.size() / sizeof(float));
   job.workers[0].send(header, stored.data());
   EXPECT_EQ(job.workers[0].must_receive().kind, FrameKind::kPart);
   job.workers[0].send(Job::header(FrameKind::kInit, 1, 0, 0, 0));
   EXPECT_EQ(job.workers[0].must_receive().kind, FrameKind::kValue);
 
-  header = Job::header(FrameKind::kFetchRows, 1, 0, 0, wish.size() / sizeof(float));
-  expect_bounded(job, 2000, header, wish, FrameKind::kPart);
+  header = Job::header(FrameKind::kFetchRows, 1, 0, 0, request.size() / sizeof(float));
+  expect_bounded(job, 2000, header, request, FrameKind::kPart);
   EXPECT_LE(job.server.counters().peak_buffer_bytes, 2 * kBound);
 }
 

@@ -67,7 +67,7 @@ struct ChecksumJob {
   ChecksumJob(StreamPair streams, size_t to_server, size_t to_worker, bool checksums = true) {
     NodeOptions with = node("worker 0 (here)");
     with.checksums = checksums;
-    with.heartbeat_s = 5;  // no sign of life between the frames that are counted
+    with.heartbeat_s = 5;  // no heartbeat between the frames that are counted
     with.timeout_s = 60;
     worker = std::make_unique<Worker>(0, 1, with);
     ServerOptions options;

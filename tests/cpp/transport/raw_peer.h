@@ -88,7 +88,7 @@ class RawPeer {
     }
   }
 
-  // The next frame but signs of life, its payload in `payload`. False at the end of the connection or the deadline.
+  // The next frame but heartbeats, its payload in `payload`. False at the end of the connection or the deadline.
   bool receive(Header& header) {
     do {
       if (!receive_bytes(&header, sizeof header)) return false;

@@ -405,7 +405,7 @@ TEST(Transport, TellsItsNeighboursWhatWaitsToLeave) {
   node.transport.stop();
 }
 
-// A sender that never gets to sleep must give its other vans their signs of life all the same.
+// A sender that never gets to sleep must give its other vans their heartbeats all the same.
 TEST(Transport, AnIdleVanGetsSignsOfLifeWhileAnotherIsBusy) {
   const Payloads payloads;
   NodeOptions options;

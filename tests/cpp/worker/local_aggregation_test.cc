@@ -118,7 +118,7 @@ TEST(LocalAggregation, OnePushOfEachMachineReachesTheServer) {
   EXPECT_TRUE(eventually([&] { return job.workers[1]->counters().local.slices_sent == 5; }));
   EXPECT_EQ(job.workers[1]->counters().local.slices_received, 5u);
   EXPECT_EQ(job.workers[0]->counters().local.slices_received, 5u);
-  EXPECT_EQ(job.workers[1]->counters().traffic.slices_sent, 5u);  // the wish for the first value
+  EXPECT_EQ(job.workers[1]->counters().traffic.slices_sent, 5u);  // the request for the first value
   EXPECT_EQ(job.workers[0]->counters().buffer_bytes, 0u);         // it completes once all have left
 }
 

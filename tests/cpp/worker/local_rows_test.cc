@@ -337,7 +337,7 @@ TEST(MachinesRows, LeaveAsTheirUnionWithTheCountsAndTheLeadersPriority) {
   EXPECT_EQ(header.of_machine, 1);
   EXPECT_EQ(header.contributors, 2);
   EXPECT_EQ(header.priority, -7);
-  EXPECT_EQ(header.part, 1);  // the neighbour's wish
+  EXPECT_EQ(header.part, 1);  // the neighbour's request
   EXPECT_EQ(rows_header(*job.server).rows, 4u);
   EXPECT_EQ(rows_header(*job.server).last, 0);
   header = job.server->must_receive();
@@ -463,14 +463,14 @@ struct ServerOfRows : ServerOfTwoMachines {
     }
     EXPECT_EQ(workers[0].must_receive().kind, FrameKind::kPart);
   }
-  void wish(size_t worker) { workers[worker].send(header_of(FrameKind::kInit, {}, 0, 0)); }
+  void request(size_t worker) { workers[worker].send(header_of(FrameKind::kInit, {}, 0, 0)); }
   void expect_answer(size_t worker) { EXPECT_EQ(workers[worker].must_receive().kind, FrameKind::kValue); }
 };
 
 TEST(ServerOfMachines, RefusesRowsThatCannotBeAMachines) {
   const auto refusal = [](size_t sender, uint8_t of_machine, uint16_t contributors, uint32_t pushed_rows) {
     ServerOfRows job;
-    for (size_t worker = 0; worker < 3; ++worker) job.wish(worker);
+    for (size_t worker = 0; worker < 3; ++worker) job.request(worker);
     for (size_t worker = 0; worker < 3; ++worker) job.expect_answer(worker);
     const std::vector<char> rows = payload_of({4, 5, 6}, 1, 0, 0, 0, pushed_rows);
     Header header = header_of(FrameKind::kPushRows, rows);
@@ -490,15 +490,15 @@ TEST(ServerOfMachines, RefusesRowsThatCannotBeAMachines) {
 
 TEST(ServerOfMachines, LetsNobodyPushRowsThatItsLeaderMayNotKnow) {
   ServerOfRows job;
-  job.wish(2);
+  job.request(2);
   const auto received = [&] { return job.server->counters().traffic.slices_received; };
   ASSERT_TRUE(eventually([&] { return received() == 4 + 1; }));
   for (int i = 0; i < 2; ++i) {  // what came before is worked off
-    job.wish(0);
+    job.request(0);
     job.expect_answer(0);
   }
   EXPECT_FALSE(job.workers[2].readable(0));
-  job.wish(1);
+  job.request(1);
   job.expect_answer(2);
 }
 

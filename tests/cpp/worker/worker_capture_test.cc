@@ -27,21 +27,21 @@ TEST(WorkerCapture, AsksForEverySliceBetweenTwoRoundsAndIsDoneWhenAllAreCopied) 
     EXPECT_FALSE(job.worker.captured_plan(key).has_value());
     job.answer(push, std::vector<float>(push.slice == 0 ? kSlice : 1, 2));
   }
-  std::vector<Header> wishes;
+  std::vector<Header> requests;
   for (uint32_t slice : {0u, 1u}) {
-    const Header& wish = wishes.emplace_back(job.server.must_receive());
-    EXPECT_EQ(wish.kind, FrameKind::kCapture);
-    EXPECT_EQ(wish.slice, slice);
-    EXPECT_EQ(wish.round, 1u);
-    EXPECT_EQ(snapshot_of(wish), 4711u);
-    EXPECT_EQ(wish.encoding, static_cast<uint8_t>(Encoding::kAbsent));
-    EXPECT_EQ(wish.payload_bytes, 0u);
+    const Header& request = requests.emplace_back(job.server.must_receive());
+    EXPECT_EQ(request.kind, FrameKind::kCapture);
+    EXPECT_EQ(request.slice, slice);
+    EXPECT_EQ(request.round, 1u);
+    EXPECT_EQ(snapshot_of(request), 4711u);
+    EXPECT_EQ(request.encoding, static_cast<uint8_t>(Encoding::kAbsent));
+    EXPECT_EQ(request.payload_bytes, 0u);
   }
   EXPECT_FALSE(job.server.readable(0));  // the next round waits
   ASSERT_TRUE(job.results.wait_for(1));
-  answer_capture(job.server, wishes[1]);
+  answer_capture(job.server, requests[1]);
   EXPECT_EQ(job.results.finished(), std::vector<int>{1});
-  answer_capture(job.server, wishes[0]);
+  answer_capture(job.server, requests[0]);
   ASSERT_TRUE(job.results.wait_for(2));
   EXPECT_EQ(job.results.finished(), (std::vector<int>{1, 2}));
   EXPECT_EQ(job.worker.captured_plan(key)->wire_key, 1u);
@@ -59,10 +59,10 @@ TEST(WorkerCapture, OfAKeyOfRowsAsksForEveryPartition) {
   job.worker.capture(key, 0, nullptr, job.results.expect(1));
   job.worker.agree(key, plan);
   for (uint32_t partition = 0; partition < plan.partitions; ++partition) {
-    const Header wish = job.server.must_receive();
-    EXPECT_EQ(wish.kind, FrameKind::kCapture);
-    EXPECT_EQ(wish.slice, partition);
-    answer_capture(job.server, wish);
+    const Header request = job.server.must_receive();
+    EXPECT_EQ(request.kind, FrameKind::kCapture);
+    EXPECT_EQ(request.slice, partition);
+    answer_capture(job.server, request);
   }
   ASSERT_TRUE(job.results.wait_for(1));
   EXPECT_EQ(job.results.text(0), "");
@@ -110,9 +110,9 @@ TEST(WorkerCapture, GivesTheResidualBetweenTheRounds) {
   job.worker.capture(key, 0, residual.data(), job.results.expect(2));
   job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(3));
   job.answer(job.server.must_receive(), {1, 1, 1});
-  const Header wish = job.server.must_receive();
-  EXPECT_EQ(wish.kind, FrameKind::kCapture);
-  answer_capture(job.server, wish);
+  const Header request = job.server.must_receive();
+  EXPECT_EQ(request.kind, FrameKind::kCapture);
+  answer_capture(job.server, request);
   ASSERT_TRUE(job.results.wait_for(2));
   EXPECT_EQ(residual, (std::vector<float>{0.25f, -0.25f, 0}));
 }

@@ -14,7 +14,7 @@
 
 namespace p3 {
 
-class Captured {
+class Captures {
  public:
   // A shard captured again replaces its former copy, so this never holds more than one copy of all that there is.
   void add(std::vector<CapturedArray> of_shard, uint64_t snapshot) {
