@@ -233,6 +233,8 @@ class P3KVStore(mx.kvstore.KVStore):
         if update is None and self._hands_out_sums() and self._pushed_keys():
             raise MXNetError(joining.NEEDS_UPDATE)
         with _paused(), _mxnet_errors():
+            for store in _all_stores(self._session):
+                store._restore_resumed()
             if self._session.join_began():
                 held = {store._store: store for store in _all_stores(self._session)}
                 stores = [
@@ -556,6 +558,17 @@ class P3KVStore(mx.kvstore.KVStore):
                 )
         return settled
 
+    def _restore(self, entry):
+        """Before this worker's first round of the key: what a snapshot has of it."""
+        if entry.id in self._resuming:
+            self._resuming.remove(entry.id)
+            store_snapshots.restore_key(self, entry)
+
+    def _restore_resumed(self):
+        """The same of all keys, for a worker that has no step of its own before it joins."""
+        for entry in list(self._keys.values()):
+            self._restore(entry)
+
     def _expect_new_values(self):
         """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker."""
         self._outdated = set(self._keys)
@@ -567,10 +580,8 @@ class P3KVStore(mx.kvstore.KVStore):
         if not entry.pushed:
             self._catch_up()
             entry = self._settle_kind(entry, values)
-            if entry.id in self._resuming:
-                self._resuming.remove(entry.id)
-                with _mxnet_errors():
-                    store_snapshots.restore_key(self, entry)
+            with _mxnet_errors():
+                self._restore(entry)
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)
         scalars = _core.NO_SCALARS

@@ -357,8 +357,9 @@ def _lock(name: str, create: bool = False, timeout_s: float = COMMAND_TIMEOUT_S)
 def _unlock(name: str) -> None:
     descriptor = _locks.pop(name, None)
     if descriptor is not None:
-        network.held_locks.discard(descriptor)
-        os.close(descriptor)
+        with network.inheriting:
+            network.held_locks.discard(descriptor)
+            os.close(descriptor)
 
 
 def _is_at(descriptor: int, folder: Path) -> bool:

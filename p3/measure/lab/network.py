@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Set, Tuple
@@ -47,6 +48,8 @@ ENTER_HOST = (
 # Descriptors of the locks on labs that this process is at work on. Commands inherit them, so that a lab stays locked
 # until the last command has ended, even when the process that started it has been killed.
 held_locks: Set[int] = set()
+# Held while a child gets them, and while one is closed: its number may be another file's a moment later.
+inheriting = threading.Lock()
 
 
 class LabError(RuntimeError):
@@ -170,16 +173,22 @@ def end_processes(lab: Path) -> None:
 def call(*argv: str) -> str:
     """The output of a command; LabError if it fails."""
     # In a session of its own, so that Ctrl-C on the terminal does not reach a half-done command.
-    try:
-        done = subprocess.run(
+    with inheriting:
+        process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
-            timeout=COMMAND_TIMEOUT_S, start_new_session=True, pass_fds=tuple(held_locks),
+            start_new_session=True, pass_fds=tuple(held_locks),
         )
-    except subprocess.TimeoutExpired:
-        raise LabError(f"'{' '.join(argv)}' did not end in {COMMAND_TIMEOUT_S:.0f} s") from None
-    if done.returncode != 0:
-        raise LabError(f"'{' '.join(argv)}' failed with status {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
+    with process:
+        try:
+            output, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
+        except BaseException as error:
+            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise LabError(f"'{' '.join(argv)}' did not end in {COMMAND_TIMEOUT_S:.0f} s") from None
+            raise
+    if process.returncode != 0:
+        raise LabError(f"'{' '.join(argv)}' failed with status {process.returncode}: {errors.strip()}")
+    return output
 
 
 def _folders(lab: Path) -> List[Path]:

@@ -64,10 +64,12 @@ def test_a_job_comes_back_when_a_server_is_killed_while_a_snapshot_is_written():
     assert (record["code"], record["rounds"]) == (0, 6) and record["begun"] in (2, 4), record
 
 
+# One worker's first call after it has come back is join(): where workers update, and where the servers do.
 @pytest.mark.timeout(320)
-def test_sums_that_workers_apply_come_back_after_a_join():
+@pytest.mark.parametrize("training", ["fp16-sums", "joins"])
+def test_a_job_comes_back_before_a_join(training):
     pytest.importorskip("mxnet")
-    record = judged("server", 0, "restart", "mid-push", "came back", "fp16-sums")
+    record = judged("server", 0, "restart", "mid-push", "came back", training)
     assert (record["code"], record["begun"], record["rounds"]) == (0, 3, 12), record
 
 
