@@ -44,7 +44,7 @@ void MXNetEngine::push(Worker* worker, const Key& key, NDArrayHandle gradient, c
 }
 
 // It reads the landing array, so it runs between the pushes, which write it.
-void MXNetEngine::capture(Worker* worker, const Key& key, uint64_t snapshot, std::shared_ptr<char> residual,
+void MXNetEngine::capture(Worker* worker, const Key& key, uint64_t snapshot, const std::shared_ptr<char>& residual,
                           Priority priority, Worker::Done done) const {
   struct Told {
     ~Told() {  // nobody has, as the engine drops what would read an array whose round has failed

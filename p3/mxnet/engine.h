@@ -44,8 +44,8 @@ class MXNetEngine {
 
   // Worker::capture after the rounds queued so far and before the next one, which does not wait for it. `done` is called in
   // any case; `residual`, which may be null, is kept until then.
-  void capture(Worker* worker, const Key& key, uint64_t snapshot, std::shared_ptr<char> residual, Priority priority,
-               Worker::Done done) const;
+  void capture(Worker* worker, const Key& key, uint64_t snapshot, const std::shared_ptr<char>& residual,
+               Priority priority, Worker::Done done) const;
 
   // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing array.
   void skip(Worker* worker, const Key& key, Priority priority, Worker::Done done) const;

@@ -89,7 +89,7 @@ void gather(const char* source, uint64_t row_bytes, const std::vector<int64_t>& 
 }  // namespace
 
 void ChangedRows::note(uint64_t round, const int64_t* ids, uint64_t count) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   rounds_.emplace_back(round, std::vector<int64_t>(ids, ids + count));
   noted_ += count;
   while (noted_ > rows_) {
@@ -100,14 +100,14 @@ void ChangedRows::note(uint64_t round, const int64_t* ids, uint64_t count) {
 }
 
 void ChangedRows::note_all(uint64_t round) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   rounds_.clear();
   noted_ = 0;
   forgotten_ = round;
 }
 
 bool ChangedRows::between(uint64_t from, uint64_t to, std::vector<int64_t>* ids) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (from < forgotten_) return false;
   for (const auto& [round, changed] : rounds_)
     if (round > from && round <= to) ids->insert(ids->end(), changed.begin(), changed.end());

@@ -11,10 +11,10 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "engine.h"
 
 namespace p3 {
@@ -31,10 +31,11 @@ class ChangedRows {
 
  private:
   const uint64_t rows_;
-  mutable std::mutex mutex_;
-  std::deque<std::pair<uint64_t, std::vector<int64_t>>> rounds_;
-  uint64_t noted_ = 0;      // ids in rounds_: at most the key's rows, beyond which a whole copy is cheaper
-  uint64_t forgotten_ = 0;  // the last round that rounds_ does not tell of
+  mutable Mutex mutex_;
+  std::deque<std::pair<uint64_t, std::vector<int64_t>>> rounds_ P3_GUARDED_BY(mutex_);
+  // Ids in rounds_: at most the key's rows, beyond which a whole copy is cheaper.
+  uint64_t noted_ P3_GUARDED_BY(mutex_) = 0;
+  uint64_t forgotten_ P3_GUARDED_BY(mutex_) = 0;  // the last round that rounds_ does not tell of
 };
 
 // A row_sparse array in CPU memory with these rows, ascending, each once; their values are to be written. At least one.

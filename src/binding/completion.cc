@@ -3,11 +3,19 @@
 #include <chrono>
 
 namespace p3::binding {
+namespace {
 
-Worker::Done Completion::done_of(std::shared_ptr<Completion> self) {
+std::chrono::steady_clock::time_point in(double seconds) {
+  const std::chrono::duration<double> wait(seconds);
+  return std::chrono::steady_clock::now() + std::chrono::ceil<std::chrono::steady_clock::duration>(wait);
+}
+
+}  // namespace
+
+Worker::Done Completion::done_of(const std::shared_ptr<Completion>& self) {
   return [self](const Error* error, bool updated) {
     {
-      const std::lock_guard<std::mutex> lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       self->done_ = true;
       self->updated_ = updated;
       if (error != nullptr) self->error_ = *error;
@@ -16,38 +24,39 @@ Worker::Done Completion::done_of(std::shared_ptr<Completion> self) {
   };
 }
 
-Worker::RowsDone Completion::rows_done_of(std::shared_ptr<Completion> self) {
+Worker::RowsDone Completion::rows_done_of(const std::shared_ptr<Completion>& self) {
   return [self](const Error* error, const RowsView& changed) {
     self->changed_rows_.assign(changed.ids, changed.ids + changed.count);  // before anybody may look
     done_of(self)(error, true);
   };
 }
 
-Worker::MoveDone Completion::move_done_of(std::shared_ptr<Completion> self) {
-  return [done = done_of(std::move(self))](uint32_t) { done(nullptr, true); };
+Worker::MoveDone Completion::move_done_of(const std::shared_ptr<Completion>& self) {
+  return [done = done_of(self)](uint32_t) { done(nullptr, true); };
 }
 
 bool Completion::done() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return done_;
 }
 
 bool Completion::updated() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return updated_;
 }
 
 bool Completion::wait(double timeout_s) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const bool in_time = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
+  const auto deadline = in(timeout_s);
+  MutexLock lock(mutex_);
+  while (!done_ && changed_.wait_until(lock, deadline)) continue;
   if (error_) throw *error_;
-  return in_time;
+  return done_;
 }
 
-Worker::Done Completions::done_of(std::shared_ptr<Completions> self, int64_t token) {
+Worker::Done Completions::done_of(const std::shared_ptr<Completions>& self, int64_t token) {
   return [self, token](const Error* error, bool updated) {
     {
-      const std::lock_guard<std::mutex> lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       self->done_.emplace_back(token, updated);
       if (error != nullptr && !self->error_) self->error_ = *error;
     }
@@ -56,8 +65,9 @@ Worker::Done Completions::done_of(std::shared_ptr<Completions> self, int64_t tok
 }
 
 std::pair<int64_t, bool> Completions::next(double timeout_s) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return !done_.empty(); });
+  const auto deadline = in(timeout_s);
+  MutexLock lock(mutex_);
+  while (done_.empty() && changed_.wait_until(lock, deadline)) continue;
   if (error_) throw *error_;
   if (done_.empty()) return {-1, false};
   const auto result = done_.front();

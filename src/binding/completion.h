@@ -2,15 +2,14 @@
 // Threads: any. Memory: a `done` shares what it tells, so either may end first.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "p3/error.h"
 #include "p3/worker.h"
 
@@ -19,10 +18,10 @@ namespace p3::binding {
 // Of one operation.
 class Completion {
  public:
-  static Worker::Done done_of(std::shared_ptr<Completion> self);
+  static Worker::Done done_of(const std::shared_ptr<Completion>& self);
   // Of an operation on rows: also keeps which rows have changed.
-  static Worker::RowsDone rows_done_of(std::shared_ptr<Completion> self);
-  static Worker::MoveDone move_done_of(std::shared_ptr<Completion> self);
+  static Worker::RowsDone rows_done_of(const std::shared_ptr<Completion>& self);
+  static Worker::MoveDone move_done_of(const std::shared_ptr<Completion>& self);
 
   bool done() const;
   bool updated() const;
@@ -31,27 +30,27 @@ class Completion {
   bool wait(double timeout_s);
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  bool updated_ = false;
-  std::vector<int64_t> changed_rows_;
-  std::optional<Error> error_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool done_ P3_GUARDED_BY(mutex_) = false;
+  bool updated_ P3_GUARDED_BY(mutex_) = false;
+  std::vector<int64_t> changed_rows_;  // written before done_ is set
+  std::optional<Error> error_ P3_GUARDED_BY(mutex_);
 };
 
 // Of many operations: which completes next.
 class Completions {
  public:
-  static Worker::Done done_of(std::shared_ptr<Completions> self, int64_t token);
+  static Worker::Done done_of(const std::shared_ptr<Completions>& self, int64_t token);
 
   // {token, updated}, or {-1, false} after timeout_s. Throws the first error of any operation.
   std::pair<int64_t, bool> next(double timeout_s);
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::pair<int64_t, bool>> done_;
-  std::optional<Error> error_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::pair<int64_t, bool>> done_ P3_GUARDED_BY(mutex_);
+  std::optional<Error> error_ P3_GUARDED_BY(mutex_);
 };
 
 }  // namespace p3::binding
