@@ -131,12 +131,12 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   }
 
   void run(Task& task) {
-    const Shard& shard = *task.shard;
+    Shard& shard = *task.shard;
     const Header header = task.header;
     const int worker = task.worker;
     const uint64_t held_bytes = task.held_bytes;
     try {
-      settle(shard, header, worker, task.shard->handle(std::move(task)));
+      settle(shard, header, worker, shard.handle(std::move(task)));
     } catch (const Error& error) {
       transport_.fail(error);
     } catch (const std::exception& error) {
@@ -330,7 +330,8 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   }
 
   void queue(const Urgency& urgency, Task task) {
-    queues_[index_of(task.shard->thread)].push(urgency, std::move(task));
+    auto& queue = queues_[index_of(task.shard->thread)];
+    queue.push(urgency, std::move(task));
     if (sums_in_receiver_) transport_.ask_for_work();
   }
 
@@ -466,7 +467,7 @@ void Server::stop() { impl_->stop(); }
 
 void Server::abandon_after_fork() {
   impl_->transport().abandon_after_fork();
-  impl_.release();  // its threads and locks belong to the parent
+  static_cast<void>(impl_.release());  // its threads and locks belong to the parent
 }
 
 }  // namespace p3

@@ -326,7 +326,7 @@ bool Worker::close(double timeout_s) { return impl_->close(timeout_s); }
 
 void Worker::abandon_after_fork() {
   impl_->transport().abandon_after_fork();
-  impl_.release();  // its threads and locks belong to the parent
+  static_cast<void>(impl_.release());  // its threads and locks belong to the parent
 }
 
 }  // namespace p3

@@ -367,7 +367,7 @@ std::optional<Awaited> Worker::Impl::waiting_for_any() const {
   std::vector<int> vans = van_of_server_;
   if (leader_van_ >= 0) vans.push_back(leader_van_);
   for (int van : vans)
-    if (const auto awaited = waiting_for(van)) return awaited;
+    if (auto awaited = waiting_for(van)) return awaited;
   return {};
 }
 
