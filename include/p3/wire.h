@@ -26,7 +26,7 @@ enum class FrameKind : uint8_t {
   // Of keys of rows; their payload begins with a RowsHeader (rows.h), and Header::slice is the partition.
   kPushRows = 10,   // worker to server: rows of a gradient. Header::part 1: send what becomes of them
   kRows = 11,       // server to worker: rows after a round; to who wants none: none, the last frame alone
-  kFetchRows = 12,  // worker to server: the request for rows of a part; answered by kPart frames, values alone, in order
+  kFetchRows = 12,  // worker to server: the request for rows of a part; answered by kPart frames: values, in order
   kStoreRows = 13,  // worker to server: a new content of rows of a part; answered by kPart without payload
   // Of every key.
   kCapture = 14,  // worker 0 to server: copy the value and all state for a snapshot; answered by kPart without payload
