@@ -1,5 +1,6 @@
 """Rows move between servers while a job trains, and nobody can tell from the values."""
 
+import ctypes
 import resource
 
 import numpy as np
@@ -144,10 +145,10 @@ def test_the_memory_of_former_plans_is_given_back():
         for partitions in (3, 7, 11, 5, 9, 6, 10, 4):
             job.move(value, partitions, MOMENTUM, lambda: job.round([gradient]))
             used.append(resident_bytes())
-        # Six further plans, of which at most two are there at a time; the rest is the allocator's.
-        assert max(used[2:]) - used[1] < 4 * of_a_plan
+        assert max(used[2:]) - used[1] < 3 * of_a_plan  # six further plans
 
 
 def resident_bytes():
+    ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps of what it was given back is not the core's
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize()
