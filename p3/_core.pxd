@@ -34,7 +34,7 @@ cdef extern from "p3/dtype.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/slicing.h" namespace "p3" nogil:
-    cdef cppclass CKeyPlan "p3::KeyPlan":
+    cdef struct CKeyPlan "p3::KeyPlan":
         uint32_t wire_key
         DType dtype
         uint64_t elements
@@ -45,9 +45,8 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/rows.h" namespace "p3" nogil:
-    cdef cppclass RowRange:
-        uint64_t first
-        uint64_t count
+    cdef struct RowRange:
+        uint64_t first, count
     cdef cppclass RowsView:
         const int64_t* ids
         uint64_t count
@@ -62,14 +61,12 @@ cdef extern from "p3/compression.h" namespace "p3" nogil:
 cdef extern from "p3/optimizer.h" namespace "p3" nogil:
     cdef enum class Algorithm(unsigned char):
         pass
-    cdef cppclass OptimizerSpec:
-        OptimizerSpec() noexcept
+    cdef struct OptimizerSpec:
         Algorithm algorithm
         double momentum, beta1, beta2, epsilon, gamma1, gamma2, rho, beta, lamda1, lamda, wd_lh, schedule_decay
         double clip_gradient, clip_weights
         cbool multi_precision
-    cdef cppclass RoundScalars:
-        RoundScalars() noexcept
+    cdef struct RoundScalars:
         double lr, wd, rescale, updates, schedule
 
 
@@ -81,7 +78,6 @@ cdef extern from "p3/stream.h" namespace "p3" nogil:
 
 cdef extern from "p3/tls_stream.h" namespace "p3" nogil:
     cdef cppclass TlsStream(Stream):
-        TlsStream(int, int, const string&, cbool) except +raise_as_python
         @staticmethod
         cbool built_in() noexcept
         cbool writes_in_kernel() noexcept
@@ -91,21 +87,18 @@ cdef extern from "p3/tls_stream.h" namespace "p3" nogil:
 
 cdef extern from "p3/node.h" namespace "p3" nogil:
     cdef cppclass NodeOptions:
-        string label
-        cbool checksums
-        double heartbeat_s
-        double timeout_s
-    cdef cppclass Traffic:
+        pass
+    cdef struct Traffic:
         uint64_t bytes_sent, bytes_received, slices_sent, slices_received, queued_slices, peak_queued_slices
         uint64_t held_bytes, peak_held_bytes
         double queued_s
-    cdef cppclass Counters:
+    cdef struct Counters:
         Traffic traffic, local
         uint64_t rounds, received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes
 
 
 cdef extern from "p3/lateness.h" namespace "p3" nogil:
-    cdef cppclass Late:
+    cdef struct Late:
         int worker
         cbool of_machine
         string key
@@ -125,16 +118,12 @@ cdef extern from "p3/captured.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/worker.h" namespace "p3" nogil:
-    cdef cppclass KeyCounters:
+    cdef struct KeyCounters:
         uint64_t rounds
         double completed_s, waited_s, longest_wait_s
-        cbool as_slices
+        cbool has_rows, as_slices
         uint64_t own_rows, pushed_rows, touched_rows, row_bytes_sent, row_bytes_received
     cdef cppclass Done "p3::Worker::Done":
-        pass
-    cdef cppclass RowsDone "p3::Worker::RowsDone":
-        pass
-    cdef cppclass MoveDone "p3::Worker::MoveDone":
         pass
     cdef cppclass Worker:
         Worker(int, int, NodeOptions) except +raise_as_python
@@ -144,21 +133,20 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void start() except +raise_as_python
         int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
         void agree(int, const CKeyPlan&, cbool) except +raise_as_python
-        void init(int, const void*, void*, int32_t, Done) except +raise_as_python
-        void push(int, const void*, void*, int32_t, const RoundScalars&, Done) except +raise_as_python
-        void skip(int, void*, int32_t, Done) except +raise_as_python
-        void fetch(int, uint8_t, void*, Done) except +raise_as_python
-        void store(int, uint8_t, const void*, Done) except +raise_as_python
+        size_t bytes(int, uint8_t) except +raise_as_python
+        size_t row_bytes(int, uint8_t) except +raise_as_python
+        void init(int, const void*, void*, int32_t, Completion) except +raise_as_python
+        void push(int, const void*, void*, int32_t, const RoundScalars&, Completion) except +raise_as_python
+        void skip(int, void*, int32_t, Completion) except +raise_as_python
+        void fetch(int, uint8_t, void*, Completion) except +raise_as_python
+        void store(int, uint8_t, const void*, Completion) except +raise_as_python
         int declare_rows(string, uint64_t, uint64_t, DType) except +raise_as_python
-        void init_rows(int, const void*, void*, int32_t, Done) except +raise_as_python
-        void push_rows(int, const RowsView&, void*, int32_t, const RoundScalars&, RowsDone) except +raise_as_python
-        void skip_rows(int, void*, int32_t, Done) except +raise_as_python
-        void fetch_rows(int, uint8_t, const int64_t*, uint64_t, void*, int32_t, Done) except +raise_as_python
-        void store_rows(int, uint8_t, const RowsView&, Done) except +raise_as_python
-        void choose_route(int, int) except +raise_as_python
-        void move_rows(int, const CKeyPlan&, vector[uint8_t], const RowRange&, MoveDone) except +raise_as_python
-        void route_rows(int, cbool) except +raise_as_python
-        void capture(int, uint64_t, float*, Done) except +raise_as_python
+        void push_rows(int, const RowsView&, void*, int32_t, const RoundScalars&, Completion) except +raise_as_python
+        void fetch_rows(int, uint8_t, const int64_t*, uint64_t, void*, int32_t, Completion) except +raise_as_python
+        void store_rows(int, uint8_t, const RowsView&, Completion) except +raise_as_python
+        void choose_route(int, int, cbool) except +raise_as_python
+        void move_rows(int, const CKeyPlan&, vector[uint8_t], const RowRange&, Completion) except +raise_as_python
+        void capture(int, uint64_t, float*, Completion) except +raise_as_python
         cbool keeps_residual(int) except +raise_as_python
         void restore_residual(int, const float*) except +raise_as_python
         optional[CKeyPlan] captured_plan(int) except +raise_as_python
@@ -176,7 +164,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
 cdef extern from "p3/server.h" namespace "p3" nogil:
     cdef cppclass ServerOptions:
         pass
-    cdef cppclass Pushed "p3::LostWorker::Pushed":
+    cdef struct Pushed "p3::LostWorker::Pushed":
         uint32_t wire_key
         uint64_t round
     cdef cppclass LostWorker:
@@ -208,10 +196,11 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
 
 
 cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
-    unique_ptr[Stream] stream_of(int, int, const vector[int]&, cbool, TlsStream*) except +raise_as_python
+    unique_ptr[Stream] stream_of(int, const vector[int]&, cbool, TlsStream*) except +raise_as_python
+    TlsStream* new_tls_stream(int, const string&, cbool) except +raise_as_python
     vector[int] c_make_ring "p3::binding::make_ring"(size_t) except +raise_as_python
     Compression compression_of(const string&, double) except +raise_as_python
-    NodeOptions traced(NodeOptions, int) except +raise_as_python
+    NodeOptions node_options(string, double, double, cbool, int) except +raise_as_python
     ServerOptions server_options(
         NodeOptions, cbool, int, const vector[int]&, cbool, cbool
     ) except +raise_as_python
@@ -225,19 +214,14 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
 
 cdef extern from "binding/completion.h" namespace "p3::binding" nogil:
     cdef cppclass Completion:
-        @staticmethod
-        Done done_of(shared_ptr[Completion]) except +raise_as_python
-        @staticmethod
-        RowsDone rows_done_of(shared_ptr[Completion]) except +raise_as_python
-        @staticmethod
-        MoveDone move_done_of(shared_ptr[Completion]) except +raise_as_python
+        Completion() except +raise_as_python
         cbool done() noexcept
         cbool updated() noexcept
         const vector[int64_t]& changed_rows() noexcept
         cbool wait(double) except +raise_as_python
     cdef cppclass CCompletions "p3::binding::Completions":
-        @staticmethod
-        Done done_of(shared_ptr[CCompletions], int64_t) except +raise_as_python
+        CCompletions() except +raise_as_python
+        Done done_of(int64_t) except +raise_as_python
         pair[int64_t, cbool] next(double) except +raise_as_python
 
 
@@ -255,38 +239,29 @@ cdef class CoreArray:
 
 
 cdef class Completions:
-    cdef shared_ptr[CCompletions] queue
+    cdef CCompletions* queue
 
     cdef Done done_of(self, int64_t token) except *
 
 
 cdef class Operation:
-    cdef shared_ptr[Completion] completion
+    cdef Completion* completion
     cdef Py_buffer source
     cdef Py_buffer landing
     cdef Py_buffer ids
-    cdef cbool holds_source, holds_landing, holds_ids
     cdef cbool tells_changed
 
     cdef take_landing(self, landing, size_t nbytes, rows=*)
     cdef take_source(self, source, size_t nbytes, rows=*)
-    cdef uint64_t take_ids(self, ids) except? 0
-    cdef const void* source_address(self)
-    cdef void* landing_address(self)
+    cdef RowsView take_rows(self, ids, values, size_t row_bytes) except *
 
 
 cdef class P3Worker:
     cdef Worker* core
     cdef int rank
-    cdef int notsent_low_water_bytes
     cdef list unfinished  # operations that the core may still borrow from
     cdef Py_ssize_t sweep_at
-    # Of each key, by handle: elements, type, bytes, bytes of a state, elements of a row (0: a dense key).
-    cdef list sizes
 
     cdef CoreArray new_residual(self, int key)
-    cdef size_t residual_bytes(self, int key)
-    cdef size_t row_bytes(self, int key, int part) except? 0
-    cdef check_handle(self, int key)
-    cdef Operation begin(self, int key, source, landing, int size)
+    cdef Operation begin(self, int key, uint8_t part, source, landing)
     cdef keep(self, Operation operation)

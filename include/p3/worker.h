@@ -42,6 +42,7 @@ struct KeyCounters {
   double waited_s = 0;     // from when the gradient was ready to when the last slice of the value had landed, added up
   double longest_wait_s = 0;  // of one round
   // Of a key of rows.
+  bool has_rows = false;            // it is one
   bool as_slices = false;           // the route of the next round
   uint64_t own_rows = 0;            // that this worker pushed in the last round completed
   uint64_t pushed_rows = 0;         // that all workers pushed in it, added up
@@ -80,42 +81,37 @@ class Worker {
   // is a request on rank 0, too, and the landing array gets the value of the round after which this worker goes on.
   void agree(int key, const KeyPlan& plan, bool catches_up = false);
 
-  // The value of the key, which is rank 0's, at first and whenever all workers call it again; `value` is ignored (and may
-  // be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.
+  // The value of a key of either kind, which is rank 0's, at first and whenever all workers call it again; `value` is
+  // ignored (and may be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done);
-  // The key's next round without a gradient of this worker, which has taken its last step while others go on: their new
-  // value lands as ever. Once every worker skips, the round completes with `updated` false and the landing array as it is.
+  // The next round, of either kind, without a gradient of this worker, which has taken its last step while others go on:
+  // their new value lands as ever. Once every worker skips, the round completes with `updated` false and the landing array as it is.
   void skip(int key, void* landing, int32_t priority, Done done);
 
-  // Keys of rows (rows.h): a row_sparse gradient's. `rows` and `row_elements` never change.
+  // Keys of rows (rows.h): a row_sparse gradient's. `rows` and `row_elements` never change. `landing` may be null in init(),
+  // push_rows() and skip(): the rows stay on the servers, and this worker fetches those that it wants.
   int declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype);
-  // The first value of all rows, which is rank 0's, also when all workers call it again. `landing` holds it when it is
-  // done; null: the rows stay on the servers, and this worker fetches those that it wants.
-  void init_rows(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round. The new values of all rows that any worker touched are written to their places in `landing`
-  // (a whole key); without an optimizer their sums, and zeros where the round before had left sums. Null: they stay on
-  // the servers. `done` is told which rows of `landing` have changed: borrowed, ascending, for the call.
+  // (a whole key); without an optimizer their sums, and zeros where the round before had left sums. `done` is told which
+  // rows of `landing` have changed: borrowed, ascending, for the call.
   using RowsDone = std::function<void(const Error* error, const RowsView& changed)>;
   // Ids may come in any order and more than once; the values of a repeated one are added up. An id that the key does not
   // have fails the job.
   void push_rows(int key, const RowsView& gradient, void* landing, int32_t priority, const RoundScalars& scalars,
                  RowsDone done);
-  void skip_rows(int key, void* landing, int32_t priority, Done done);
-  // From the next push on: as blocks of all rows with a bitmap of those touched, which is fewer bytes for dense gradients.
-  // The servers answer in the same way if rank 0 does. Values and updates are the same.
-  void route_rows(int key, bool as_slices);
-  // Instead: before each round the route that would have cost fewer bytes in the round before (routing.h). All workers know
-  // the same of that round, so they change at the same one. `pushes`: of each round, that reach the servers: of all
-  // workers, or of all machines if those with several workers have leaders.
-  void choose_route(int key, int pushes);
+  // How gradients travel from the next push on: as blocks of all rows with a bitmap of those touched (`as_slices`), which
+  // is fewer bytes for dense gradients; or as the rows touched. The servers answer in the same way if rank 0 does. Values
+  // and updates are the same. With `pushes`, that only until a round tells which route would have cost it fewer bytes, and
+  // so on after each (routing.h); all workers know the same of that round, so they change at the same one. `pushes`: of
+  // each round, that reach the servers: of all workers, or of all machines if those with several workers have leaders.
+  void choose_route(int key, int pushes, bool as_slices = false);
   // Another plan of the key, which the job has agreed on; every worker calls this. Rank 0's next push tells all that it is
   // for the rounds after that one. Between the two rounds each worker takes its share of the rows over, with the `parts` of
-  // the optimizer's state: rows `share.first` and `share.count` behind it; all shares are all rows. `done`, with the wire
-  // key that the key had before: it has gone over. Never called if it does not come to that.
-  using MoveDone = std::function<void(uint32_t former_wire_key)>;
-  void move_rows(int key, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, MoveDone done);
+  // the optimizer's state: rows `share.first` and `share.count` behind it; all shares are all rows. `done`: it has gone
+  // over. Never called if it does not come to that.
+  void move_rows(int key, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, Done done);
   // Rows of part 0, the value, or of a part of the optimizer's state, as they are after this worker's last round, into
   // `landing`, one after the other in the order of the ids.
   void fetch_rows(int key, uint8_t part, const int64_t* ids, uint64_t count, void* landing, int32_t priority,
@@ -128,6 +124,10 @@ class Worker {
   void fetch(int key, uint8_t part, void* landing, Done done);
   // Gives it another content. Rank 0 only; the rounds after it use it.
   void store(int key, uint8_t part, const void* content, Done done);
+
+  // The bytes of a value (part 0), or of a part of the optimizer's state: of the whole key; and of one row.
+  size_t bytes(int key, uint8_t part) const;
+  size_t row_bytes(int key, uint8_t part) const;
 
   // For a snapshot: every worker calls it at the same point, of a key of either kind that has a first value. On rank 0 the
   // servers copy the key's value and state as this worker's last round left them (Server::take_captured), and `done` says

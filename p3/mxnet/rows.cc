@@ -143,11 +143,11 @@ void MXNetRows::init(NDArrayHandle value, uint64_t round, Priority priority) {
                     changed = changed_](const MXNetEngine::Operation& operation) {
                      void* landing = lands ? operation.output_address() : nullptr;
                      const void* first = operation.input() ? operation.input_address() : landing;
-                     worker->init_rows(handle, first, landing, priority.in_queues,
-                                       [done = operation.completion(), changed, round](const Error* error, bool) {
-                                         changed->note_all(round);
-                                         done(error);
-                                       });
+                     worker->init(handle, first, landing, priority.in_queues,
+                                  [done = operation.completion(), changed, round](const Error* error, bool) {
+                                    changed->note_all(round);
+                                    done(error);
+                                  });
                    });
 }
 
@@ -187,12 +187,12 @@ void MXNetRows::push(NDArrayHandle gradient, bool is_sparse, uint64_t round, con
 
 void MXNetRows::skip(uint64_t round, Priority priority, Worker::Done done) {
   void* landing = lands_ ? landing_address() : nullptr;
-  worker_->skip_rows(key.handle, landing, priority.in_queues,
-                     [kept = engine_->api().keep(key.landing), done = std::move(done), changed = changed_, round](
-                         const Error* error, bool updated) {
-                       changed->note_all(round);
-                       done(error, updated);
-                     });
+  worker_->skip(key.handle, landing, priority.in_queues,
+                [kept = engine_->api().keep(key.landing), done = std::move(done), changed = changed_, round](
+                    const Error* error, bool updated) {
+                  changed->note_all(round);
+                  done(error, updated);
+                });
 }
 
 void* MXNetRows::landing_address() const {

@@ -14,15 +14,20 @@
 
 namespace p3::binding {
 
-std::unique_ptr<Stream> stream_of(int fd, int notsent_low_water_bytes, const std::vector<int>& ring, bool is_maker,
-                                  TlsStream* tls) {
+constexpr int kNotsentLowWaterBytes = 128 << 10;
+
+std::unique_ptr<Stream> stream_of(int fd, const std::vector<int>& ring, bool is_maker, TlsStream* tls) {
   if (tls != nullptr) return std::unique_ptr<Stream>(tls);
-  if (ring.empty()) return std::make_unique<SocketStream>(fd, notsent_low_water_bytes);
+  if (ring.empty()) return std::make_unique<SocketStream>(fd, kNotsentLowWaterBytes);
   RingStream::Descriptors descriptors;
   if (ring.size() != descriptors.size())
     throw Error(ErrorKind::kUsage, "a ring has " + std::to_string(descriptors.size()) + " descriptors");
   std::copy(ring.begin(), ring.end(), descriptors.begin());
   return std::make_unique<RingStream>(fd, descriptors, is_maker);
+}
+
+TlsStream* new_tls_stream(int fd, const std::string& key, bool connects) {
+  return new TlsStream(fd, kNotsentLowWaterBytes, key, connects);
 }
 
 std::vector<int> make_ring(size_t bytes_each_way) {
@@ -43,7 +48,12 @@ Compression compression_of(const std::string& type, double threshold) {
   return compression;
 }
 
-NodeOptions traced(NodeOptions options, int trace_fd) {
+NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s, bool checksums, int trace_fd) {
+  NodeOptions options;
+  options.label = std::move(label);
+  options.heartbeat_s = heartbeat_s;
+  options.timeout_s = timeout_s;
+  options.checksums = checksums;
   if (trace_fd >= 0) options.trace = std::make_shared<Recorder>(trace_fd);
   return options;
 }

@@ -20,14 +20,14 @@ namespace p3::binding {
 
 // A van's stream: the TLS connection, if there is one, which it takes over; the bare socket; or, with the descriptors of a
 // ring, shared memory, of which the socket tells only the end.
-std::unique_ptr<Stream> stream_of(int fd, int notsent_low_water_bytes, const std::vector<int>& ring, bool is_maker,
-                                  TlsStream* tls);
+std::unique_ptr<Stream> stream_of(int fd, const std::vector<int>& ring, bool is_maker, TlsStream* tls);
+TlsStream* new_tls_stream(int fd, const std::string& key, bool connects);
 std::vector<int> make_ring(size_t bytes_each_way);
 
 Compression compression_of(const std::string& type, double threshold);
 
 // Takes the descriptor over. -1: no trace.
-NodeOptions traced(NodeOptions options, int trace_fd);
+NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s, bool checksums, int trace_fd);
 ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, const std::vector<int>& machines,
                              bool local_aggregation, bool outlives_workers);
 

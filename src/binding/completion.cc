@@ -12,66 +12,58 @@ std::chrono::steady_clock::time_point in(double seconds) {
 
 }  // namespace
 
-Worker::Done Completion::done_of(const std::shared_ptr<Completion>& self) {
-  return [self](const Error* error, bool updated) {
-    {
-      MutexLock lock(self->mutex_);
-      self->done_ = true;
-      self->updated_ = updated;
-      if (error != nullptr) self->error_ = *error;
-    }
-    self->changed_.notify_all();
-  };
+void Completion::operator()(const Error* error, bool updated) const {
+  {
+    MutexLock lock(state_->mutex);
+    state_->done = true;
+    state_->updated = updated;
+    if (error != nullptr) state_->error = *error;
+  }
+  state_->changed.notify_all();
 }
 
-Worker::RowsDone Completion::rows_done_of(const std::shared_ptr<Completion>& self) {
-  return [self](const Error* error, const RowsView& changed) {
-    self->changed_rows_.assign(changed.ids, changed.ids + changed.count);  // before anybody may look
-    done_of(self)(error, true);
-  };
-}
-
-Worker::MoveDone Completion::move_done_of(const std::shared_ptr<Completion>& self) {
-  return [done = done_of(self)](uint32_t) { done(nullptr, true); };
+void Completion::operator()(const Error* error, const RowsView& changed) const {
+  state_->changed_rows.assign(changed.ids, changed.ids + changed.count);
+  (*this)(error, true);
 }
 
 bool Completion::done() const {
-  MutexLock lock(mutex_);
-  return done_;
+  MutexLock lock(state_->mutex);
+  return state_->done;
 }
 
 bool Completion::updated() const {
-  MutexLock lock(mutex_);
-  return updated_;
+  MutexLock lock(state_->mutex);
+  return state_->updated;
 }
 
-bool Completion::wait(double timeout_s) {
+bool Completion::wait(double timeout_s) const {
   const auto deadline = in(timeout_s);
-  MutexLock lock(mutex_);
-  while (!done_ && changed_.wait_until(lock, deadline)) continue;
-  if (error_) throw *error_;
-  return done_;
+  MutexLock lock(state_->mutex);
+  while (!state_->done && state_->changed.wait_until(lock, deadline)) continue;
+  if (state_->error) throw *state_->error;
+  return state_->done;
 }
 
-Worker::Done Completions::done_of(const std::shared_ptr<Completions>& self, int64_t token) {
-  return [self, token](const Error* error, bool updated) {
+Worker::Done Completions::done_of(int64_t token) const {
+  return [state = state_, token](const Error* error, bool updated) {
     {
-      MutexLock lock(self->mutex_);
-      self->done_.emplace_back(token, updated);
-      if (error != nullptr && !self->error_) self->error_ = *error;
+      MutexLock lock(state->mutex);
+      state->done.emplace_back(token, updated);
+      if (error != nullptr && !state->error) state->error = *error;
     }
-    self->changed_.notify_all();
+    state->changed.notify_all();
   };
 }
 
-std::pair<int64_t, bool> Completions::next(double timeout_s) {
+std::pair<int64_t, bool> Completions::next(double timeout_s) const {
   const auto deadline = in(timeout_s);
-  MutexLock lock(mutex_);
-  while (done_.empty() && changed_.wait_until(lock, deadline)) continue;
-  if (error_) throw *error_;
-  if (done_.empty()) return {-1, false};
-  const auto result = done_.front();
-  done_.pop_front();
+  MutexLock lock(state_->mutex);
+  while (state_->done.empty() && state_->changed.wait_until(lock, deadline)) continue;
+  if (state_->error) throw *state_->error;
+  if (state_->done.empty()) return {-1, false};
+  const auto result = state_->done.front();
+  state_->done.pop_front();
   return result;
 }
 

@@ -1,5 +1,5 @@
-// How a Python thread waits for operations: what their `done` tells is kept until the thread asks.
-// Threads: any. Memory: a `done` shares what it tells, so either may end first.
+// How a Python thread waits for operations: what they tell when they are done is kept until the thread asks.
+// Threads: any. Memory: copies share what they are told, so a worker may keep one longer than who waits.
 #pragma once
 
 #include <cstdint>
@@ -15,42 +15,46 @@
 
 namespace p3::binding {
 
-// Of one operation.
+// Of one operation, which is given this as its `done`.
 class Completion {
  public:
-  static Worker::Done done_of(const std::shared_ptr<Completion>& self);
-  // Of an operation on rows: also keeps which rows have changed.
-  static Worker::RowsDone rows_done_of(const std::shared_ptr<Completion>& self);
-  static Worker::MoveDone move_done_of(const std::shared_ptr<Completion>& self);
+  void operator()(const Error* error, bool updated) const;
+  void operator()(const Error* error, const RowsView& changed) const;
 
   bool done() const;
   bool updated() const;
-  const std::vector<int64_t>& changed_rows() const { return changed_rows_; }  // once it is done
+  const std::vector<int64_t>& changed_rows() const { return state_->changed_rows; }  // once it is done
   // False after timeout_s. Throws the operation's error.
-  bool wait(double timeout_s);
+  bool wait(double timeout_s) const;
 
  private:
-  mutable Mutex mutex_;
-  CondVar changed_;
-  bool done_ P3_GUARDED_BY(mutex_) = false;
-  bool updated_ P3_GUARDED_BY(mutex_) = false;
-  std::vector<int64_t> changed_rows_;  // written before done_ is set
-  std::optional<Error> error_ P3_GUARDED_BY(mutex_);
+  struct State {
+    Mutex mutex;
+    CondVar changed;
+    bool done P3_GUARDED_BY(mutex) = false;
+    bool updated P3_GUARDED_BY(mutex) = false;
+    std::optional<Error> error P3_GUARDED_BY(mutex);
+    std::vector<int64_t> changed_rows;  // written before `done` is set
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 // Of many operations: which completes next.
 class Completions {
  public:
-  static Worker::Done done_of(const std::shared_ptr<Completions>& self, int64_t token);
+  Worker::Done done_of(int64_t token) const;
 
   // {token, updated}, or {-1, false} after timeout_s. Throws the first error of any operation.
-  std::pair<int64_t, bool> next(double timeout_s);
+  std::pair<int64_t, bool> next(double timeout_s) const;
 
  private:
-  Mutex mutex_;
-  CondVar changed_;
-  std::deque<std::pair<int64_t, bool>> done_ P3_GUARDED_BY(mutex_);
-  std::optional<Error> error_ P3_GUARDED_BY(mutex_);
+  struct State {
+    Mutex mutex;
+    CondVar changed;
+    std::deque<std::pair<int64_t, bool>> done P3_GUARDED_BY(mutex);
+    std::optional<Error> error P3_GUARDED_BY(mutex);
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 }  // namespace p3::binding

@@ -18,23 +18,15 @@ class CaptureTransfer final : public Transfer {
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override {
     key_.captured_plan = plan;
     std::vector<Frame> frames;
-    header.kind = FrameKind::kCapture;
-    header.dtype = static_cast<uint8_t>(key_.dtype);
-    header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    header = header_of(header, Encoding::kAbsent);
     for (header.slice = 0; asks_ && header.slice < slice_count(plan); ++header.slice) frames.push_back({header});
     return frames;
   }
-  bool asks(uint32_t) const override { return asks_; }
-  void encode(const Header&, const void*, void*) override {}  // nothing to be encoded leaves
 
   const char* problem_with(const Header& header) const override {
     if (header.kind != FrameKind::kPart || header.part != 0) return "unexpected";
     if (static_cast<Encoding>(header.encoding) != Encoding::kAbsent) return "in another encoding than agreed";
-    return static_cast<DType>(header.dtype) == key_.dtype ? nullptr : "wrongly sized";
-  }
-  const char* land(const Header&, const void*, bool& is_last) override {
-    is_last = true;
-    return nullptr;
+    return static_cast<DType>(header.dtype) == type_ ? nullptr : "wrongly sized";
   }
   // No push is under way, so nothing else touches the residual; it may be large, and no lock is held.
   void finish() override {

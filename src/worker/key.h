@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,7 +25,7 @@ struct Successor {
   KeyPlan plan;
   std::vector<uint8_t> parts;
   RowRange share;
-  Worker::MoveDone done;
+  Worker::Done done;
 };
 
 // Something asked for about one key, and not yet complete.
@@ -39,34 +40,31 @@ struct Operation {
   std::chrono::steady_clock::time_point asked_at = std::chrono::steady_clock::now();
 };
 
-// Is told when a frame that a key lent has left. Threads: any.
-class FrameCounter {
- public:
-  virtual void count_down(Key& key) = 0;
-
- protected:
-  ~FrameCounter() = default;
-};
-
 struct Key final : Lender {
-  Key(FrameCounter& its_frames, std::string its_name, uint64_t its_elements, DType its_dtype, uint32_t its_row_elements,
-      const Compression& its_compression)
-      : frames(its_frames),
+  Key(std::function<void(Key&)> its_frame_left, std::string its_name, uint64_t its_elements, DType its_dtype,
+      uint32_t its_row_elements, const Compression& its_compression)
+      : frame_left(std::move(its_frame_left)),
         name(std::move(its_name)),
         elements(its_elements),
         dtype(its_dtype),
         row_elements(its_row_elements),
         compression(its_compression),
-        residual(compression.encoding == Encoding::kTwoBit ? elements : 0) {}
+        residual(compression.encoding == Encoding::kTwoBit ? elements : 0) {
+    counters.has_rows = row_elements > 0;
+  }
 
-  FrameCounter& frames;
   // Any thread.
+  const std::function<void(Key&)> frame_left;  // one that this lent
   const std::string name;
   const uint64_t elements;
   const DType dtype;
   const uint32_t row_elements;  // 0: a dense key
   const Compression compression;
   uint64_t rows() const { return elements / row_elements; }
+  bool fits(const KeyPlan& its_plan) const {
+    return its_plan.elements == elements && its_plan.dtype == dtype && its_plan.row_elements == row_elements &&
+           makes_sense(its_plan);
+  }
 
   std::vector<float> residual;  // what compression has left out so far; while a push is under way, who sends
   KeyCounters counters;
@@ -78,8 +76,7 @@ struct Key final : Lender {
   bool learns_round = false;  // the first slice of that value tells the round
 
   // Of a key of rows.
-  bool as_blocks = false;          // route_rows
-  int pushes = 0;                  // choose_route; 0: the route is fixed
+  int pushes = 0;                  // choose_route
   std::vector<int64_t> left_over;  // receiver thread: rows of the landing array that hold sums of the last round
   std::map<uint32_t, Successor> successors;  // by wire key
   uint32_t next_plan = 0;                    // the successor that the next operation waits for; 0: none
@@ -101,7 +98,7 @@ struct Key final : Lender {
   std::shared_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds
   bool sums_here() const { return machine_sum != nullptr && transfer().is_round(); }
 
-  void taken_back() override { frames.count_down(*this); }
+  void taken_back() override { frame_left(*this); }
 };
 
 }  // namespace p3

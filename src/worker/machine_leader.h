@@ -32,7 +32,6 @@ class MachineLeader {
 
   void add_member(int rank, int van);
   bool leads() const { return !members_.empty(); }
-  size_t members() const { return members_.size(); }
   // Of the worker at the other end, among this machine's; 0: it is none that this one leads.
   int place_of(int van) const;
 

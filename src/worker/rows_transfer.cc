@@ -3,54 +3,42 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "p3/dtype.h"
-#include "wire/routing.h"
 
 namespace p3 {
 
-RowsTransfer::RowsTransfer(Kind its_kind, Key& key, const RowsView& rows, void* landing, uint8_t part)
-    : Transfer(its_kind, key, part), rows_(rows), landing_(landing) {
+RowsTransfer::RowsTransfer(Kind its_kind, Key& key, const RowsView& rows, void* landing, uint8_t part,
+                           std::shared_ptr<const void> memory)
+    : Transfer(its_kind, key, part), memory_(std::move(memory)), rows_(rows), landing_(landing), asked_(rows) {
   if (kind != Kind::kFetch || is_ascending(rows_.ids, rows_.count)) return;
-  ids_.assign(rows_.ids, rows_.ids + rows_.count);
-  std::sort(ids_.begin(), ids_.end());
-  ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
+  sorted_ids_.assign(rows_.ids, rows_.ids + rows_.count);
+  std::sort(sorted_ids_.begin(), sorted_ids_.end());
+  sorted_ids_.erase(std::unique(sorted_ids_.begin(), sorted_ids_.end()), sorted_ids_.end());
+  asked_ = {sorted_ids_.data(), sorted_ids_.size(), nullptr};
 }
-
-RowsTransfer::RowsTransfer(Kind its_kind, Key& key, std::vector<int64_t> ids, const void* values, void* landing,
-                           uint8_t part)
-    : Transfer(its_kind, key, part), landing_(landing), ids_(std::move(ids)) {
-  rows_ = {ids_.data(), ids_.size(), values};
-}
-
-RowsTransfer::RowsTransfer(Key& key, std::unique_ptr<const SortedRows> sorted, void* landing)
-    : Transfer(Kind::kPush, key), sorted_(std::move(sorted)), rows_(sorted_->view()), landing_(landing) {}
 
 std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
   plan_ = plan;
-  row_bytes_ = plan.row_elements * size_of(type());
-  if (is_sorted_copy()) fetched_.resize(ids_.size() * row_bytes_);
+  row_bytes_ = plan.row_elements * size_of(type_);
+  sorted_rows_.resize(sorted_ids_.size() * row_bytes_);
   parts_.resize(slice_count(plan));
   const uint32_t next_plan = kind == Kind::kPush ? std::exchange(key_.announced, 0) : 0;
 
-  Frame frame;
-  frame.header = header;
-  frame.header.kind = frame_kind();
-  frame.header.dtype = static_cast<uint8_t>(type());
-  frame.header.part = is_round() ? landing_ != nullptr : part_;
   const bool absent = kind == Kind::kSkip || kind == Kind::kInit;
-  frame.header.encoding = static_cast<uint8_t>(absent ? Encoding::kAbsent : Encoding::kPlain);
+  Frame frame;
+  frame.header = header_of(header, absent ? Encoding::kAbsent : Encoding::kPlain);
+  if (is_round()) frame.header.part = landing_ != nullptr;
   if (!absent) frame.encoder = this;
 
-  const int64_t* const ids = ids_.empty() ? rows_.ids : ids_.data();
-  const uint64_t count = ids_.empty() ? rows_.count : ids_.size();
   std::vector<Frame> frames;
   uint64_t begin = 0, end = 0;
   for (uint32_t i = 0; i < parts_.size(); ++i, begin = end) {
     const RowRange range = partition_at(plan, i);
     const auto behind = static_cast<int64_t>(range.first + range.count);
-    end = static_cast<uint64_t>(std::lower_bound(ids + begin, ids + count, behind) - ids);
+    end = static_cast<uint64_t>(std::lower_bound(asked_.ids + begin, asked_.ids + asked_.count, behind) - asked_.ids);
     Part& part = parts_[i];
     part.next_row = range.first;
     frame.header.slice = i;
@@ -60,8 +48,8 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
       continue;
     }
     // A push is waited for by every partition; of all else, something must be answered.
-    if (begin == end && kind != Kind::kPush && !(count == 0 && i == 0)) continue;
-    part.pieces = cut_rows(plan, range, ids, begin, end, key_.as_blocks && kind == Kind::kPush);
+    if (begin == end && kind != Kind::kPush && !(asked_.count == 0 && i == 0)) continue;
+    part.pieces = cut_rows(plan, range, asked_.ids, begin, end, key_.counters.as_slices && kind == Kind::kPush);
     for (RowsPiece& piece : part.pieces) {
       piece.header.next_plan = next_plan;
       frame.header.payload_bytes = static_cast<uint32_t>(
@@ -74,23 +62,10 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
   return frames;
 }
 
-FrameKind RowsTransfer::frame_kind() const {
-  switch (kind) {
-    case Kind::kInit:
-      return FrameKind::kInit;
-    case Kind::kFetch:
-      return FrameKind::kFetchRows;
-    case Kind::kStore:
-      return FrameKind::kStoreRows;
-    default:
-      return FrameKind::kPushRows;
-  }
-}
-
 void RowsTransfer::encode(const Header&, const void* source, void* payload) {
   const RowsPiece& piece = *static_cast<const RowsPiece*>(source);
   if (kind == Kind::kFetch) {
-    write_ids(piece, ids_.empty() ? rows_.ids : ids_.data(), payload);
+    write_ids(piece, asked_.ids, payload);
     return;
   }
   const char* const values = static_cast<const char*>(rows_.values);
@@ -103,7 +78,7 @@ void RowsTransfer::encode(const Header&, const void* source, void* payload) {
 const char* RowsTransfer::problem_with(const Header& header) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
   const Part& part = parts_[header.slice];
-  if (static_cast<DType>(header.dtype) != type()) return "wrongly sized";
+  if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
   switch (kind) {
     case Kind::kPush:
     case Kind::kSkip:
@@ -129,7 +104,7 @@ const char* RowsTransfer::problem_with(const Header& header) const {
 void* RowsTransfer::place_of(const Header& header) {
   if (kind != Kind::kFetch) return nullptr;
   const Part& part = parts_[header.slice];
-  char* const start = is_sorted_copy() ? fetched_.data() : landing();
+  char* const start = sorted_ids_.empty() ? landing() : sorted_rows_.data();
   return start + part.pieces[part.fetched].begin * row_bytes_;
 }
 
@@ -153,9 +128,9 @@ const char* RowsTransfer::land(const Header& header, const void* payload, bool& 
   part.landed.insert(part.landed.end(), received_.ids.begin(), received_.ids.end());
   is_last = received_.header.last == 1;
   if (!is_last) return nullptr;
-  round_.pushed += received_.header.pushed_rows;
-  round_.touched += received_.header.touched_rows;
-  round_.next_plan = std::max(round_.next_plan, received_.header.next_plan);
+  counts_.pushed_rows += received_.header.pushed_rows;
+  counts_.touched_rows += received_.header.touched_rows;
+  next_plan_ = std::max(next_plan_, received_.header.next_plan);
   const bool all_came = landing_ == nullptr || part.landed.size() == received_.header.touched_rows;
   return all_came ? nullptr : "not all that was touched";
 }
@@ -172,10 +147,10 @@ void RowsTransfer::finish() {
     changed_.insert(changed_.end(), zeroed.begin(), zeroed.end());
     std::inplace_merge(changed_.begin(), changed_.begin() + middle, changed_.end());
   }
-  if (!is_sorted_copy()) return;
+  if (sorted_ids_.empty()) return;
   for (uint64_t i = 0; i < rows_.count; ++i) {
-    const auto place = std::lower_bound(ids_.begin(), ids_.end(), rows_.ids[i]) - ids_.begin();
-    std::memcpy(landing() + i * row_bytes_, fetched_.data() + static_cast<size_t>(place) * row_bytes_, row_bytes_);
+    const auto place = std::lower_bound(sorted_ids_.begin(), sorted_ids_.end(), rows_.ids[i]) - sorted_ids_.begin();
+    std::memcpy(landing() + i * row_bytes_, sorted_rows_.data() + static_cast<size_t>(place) * row_bytes_, row_bytes_);
   }
 }
 
@@ -183,14 +158,71 @@ void RowsTransfer::count() {
   if (!is_round()) return;
   KeyCounters& counters = key_.counters;
   counters.own_rows = rows_.count;
-  counters.pushed_rows = round_.pushed;
-  counters.touched_rows = round_.touched;
+  counters.pushed_rows = counts_.pushed_rows;
+  counters.touched_rows = counts_.touched_rows;
   counters.row_bytes_sent += key_.machine_sum == nullptr ? bytes_sent_ : key_.machine_sum->take_pushed_bytes();
   counters.row_bytes_received += bytes_received_;
-  key_.next_plan = round_.next_plan;
+  key_.next_plan = next_plan_;
   if (key_.pushes > 0 && is_updated())
-    key_.as_blocks = counters.as_slices =
-        slices_are_cheaper(*key_.plan, key_.pushes, {round_.pushed, round_.touched}, landing_ != nullptr);
+    counters.as_slices = slices_are_cheaper(*key_.plan, key_.pushes, counts_, landing_ != nullptr);
+}
+
+// --- several transfers that are one operation ----------------------------------------------------------------------
+
+namespace {
+
+using Ids = std::vector<int64_t>;
+
+std::shared_ptr<Ids> neighbours(const RowRange& range) {
+  const auto ids = std::make_shared<Ids>(range.count);
+  std::iota(ids->begin(), ids->end(), static_cast<int64_t>(range.first));
+  return ids;
+}
+
+}  // namespace
+
+std::vector<Operation> init_rows(Key& key, bool is_rank_0, const void* value, void* landing, int32_t priority,
+                                 Worker::Done done) {
+  using Kind = Transfer::Kind;
+  const auto all_rows = [&](Kind kind) {
+    const auto ids = neighbours({0, key.rows()});
+    const RowsView rows{ids->data(), ids->size(), kind == Kind::kStore ? value : nullptr};
+    return std::make_shared<RowsTransfer>(kind, key, rows, kind == Kind::kStore ? nullptr : landing, 0, ids);
+  };
+  std::vector<Operation> operations;
+  if (is_rank_0) {
+    operations.push_back({all_rows(Kind::kStore), nullptr, priority});
+    operations.back().to_catch_up =
+        std::make_shared<std::vector<Operation>>(init_rows(key, false, nullptr, landing, priority, done));
+    const size_t bytes = landing == nullptr || landing == value ? 0 : key.elements * size_of(key.dtype);
+    done = [=, told = std::move(done)](const Error* error, bool updated) {
+      if (error == nullptr && bytes > 0) std::memcpy(landing, value, bytes);
+      told(error, updated);
+    };
+  }
+  operations.push_back({std::make_shared<RowsTransfer>(Kind::kInit, key, RowsView{}, nullptr), nullptr, priority});
+  if (!is_rank_0 && landing != nullptr) operations.push_back({all_rows(Kind::kFetch), nullptr, priority});
+  operations.back().done = std::move(done);
+  return operations;
+}
+
+std::vector<Operation> move_rows(Key& key, const Successor& successor) {
+  using Kind = Transfer::Kind;
+  const auto ids = neighbours(successor.share);
+  const auto values =
+      std::make_shared<std::vector<char>>(ids->size() * key.row_elements * size_of(sum_type(key.dtype)));
+  const RowsView rows{ids->data(), ids->size(), values->data()};
+  const auto memory = std::make_shared<std::pair<decltype(ids), decltype(values)>>(ids, values);
+  std::vector<Operation> operations;
+  for (uint8_t part : successor.parts) {
+    operations.push_back(
+        {std::make_shared<RowsTransfer>(Kind::kFetch, key, rows, values->data(), part, memory), nullptr});
+    operations.push_back({std::make_shared<RowsTransfer>(Kind::kStore, key, rows, nullptr, part, memory), nullptr});
+    operations.back().successor = &successor;
+  }
+  operations.push_back({std::make_shared<RowsTransfer>(Kind::kInit, key, RowsView{}, nullptr), nullptr});
+  operations.back().successor = &successor;
+  return operations;
 }
 
 }  // namespace p3

@@ -6,32 +6,21 @@
 #include <memory>
 #include <vector>
 
-#include "numeric/sorted_rows.h"
+#include "wire/routing.h"
 #include "wire/rows.h"
 #include "worker/key.h"
 #include "worker/transfer.h"
 
 namespace p3 {
 
-// Of one round of a key.
-struct RowsOfRound {
-  uint64_t pushed = 0;     // by all workers, added up
-  uint64_t touched = 0;    // their union
-  uint32_t next_plan = 0;  // that the key's next round takes; 0: none
-};
-
 class RowsTransfer final : public Transfer {
  public:
   // `rows` and `landing` as Worker's methods have them; the ids ascend, but for kFetch, which takes any order.
-  // kInit asks whether the rows are there.
-  RowsTransfer(Kind kind, Key& key, const RowsView& rows, void* landing, uint8_t part = 0);
-  // The same, with ids of its own.
-  RowsTransfer(Kind kind, Key& key, std::vector<int64_t> ids, const void* values, void* landing, uint8_t part = 0);
-  // kPush of a sorted copy.
-  RowsTransfer(Key& key, std::unique_ptr<const SortedRows> sorted, void* landing);
+  // kInit asks whether the rows are there. `memory`: what `rows` borrows from, if the caller does not keep it.
+  RowsTransfer(Kind its_kind, Key& key, const RowsView& rows, void* landing, uint8_t part = 0,
+               std::shared_ptr<const void> memory = nullptr);
 
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
-  bool asks(uint32_t partition) const override { return !parts_[partition].pieces.empty(); }
   void encode(const Header& header, const void* piece, void* payload) override;
   const char* problem_with(const Header& header) const override;
   void* place_of(const Header& header) override;
@@ -50,24 +39,32 @@ class RowsTransfer final : public Transfer {
     std::vector<int64_t> landed;  // ids
   };
 
-  bool is_sorted_copy() const { return kind == Kind::kFetch && !ids_.empty() && rows_.ids != ids_.data(); }
-  FrameKind frame_kind() const;
-  DType type() const { return part_ == 0 ? key_.dtype : sum_type(key_.dtype); }
   char* landing() const { return static_cast<char*>(landing_); }
 
-  std::unique_ptr<const SortedRows> sorted_;
-  RowsView rows_;
+  const std::shared_ptr<const void> memory_;
+  const RowsView rows_;
   void* const landing_;
-  std::vector<int64_t> ids_;   // its own; or kFetch: the caller's, ascending, each once, if they were not so
-  std::vector<char> fetched_;  // the rows of such a sorted copy
+  // Of a kFetch whose ids did not ascend: the same sorted, each once, and where their rows land first.
+  std::vector<int64_t> sorted_ids_;
+  std::vector<char> sorted_rows_;
+  RowsView asked_;  // what travels: `rows_`, or the sorted ids
   KeyPlan plan_;
   size_t row_bytes_ = 0;
   std::vector<Part> parts_;
   ReceivedRows received_;
-  RowsOfRound round_;
-  bool has_sums_ = false;  // what landed are sums
+  RowCounts counts_;
+  uint32_t next_plan_ = 0;  // that the key's next round takes; 0: none
+  bool has_sums_ = false;   // what landed are sums
   std::vector<int64_t> changed_;
   uint64_t bytes_sent_ = 0, bytes_received_ = 0;
 };
+
+// The first value, in several operations: rank 0's rows go to the servers; all learn that they are there; who lacks them
+// fetches them.
+std::vector<Operation> init_rows(Key& key, bool is_rank_0, const void* value, void* landing, int32_t priority,
+                                 Worker::Done done);
+// A worker's share of a move to another plan: the rows are fetched with the first and stored with the second, part by
+// part; once all workers' are there, the servers answer the init of the second.
+std::vector<Operation> move_rows(Key& key, const Successor& successor);
 
 }  // namespace p3

@@ -4,21 +4,11 @@
 
 namespace p3 {
 
-SliceTransfer::SliceTransfer(Kind its_kind, Key& key, const void* data, void* landing, uint8_t part)
-    : Transfer(its_kind, key, part),
-      data_(static_cast<const char*>(data)),
-      landing_(static_cast<char*>(landing)),
-      type_(is_about_a_part() ? sum_type(key.dtype) : key.dtype) {}
-
 std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Encoding encoding = data_ == nullptr ? Encoding::kAbsent : Encoding::kPlain;
   if (kind == Kind::kPush) encoding = key_.compression.encoding;
   Frame frame;
-  frame.header = header;
-  frame.header.kind = frame_kind();
-  frame.header.dtype = static_cast<uint8_t>(type_);
-  frame.header.part = part_;
-  frame.header.encoding = static_cast<uint8_t>(encoding);
+  frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
   const uint32_t count = slice_count(plan);
   std::vector<Frame> frames;
@@ -35,19 +25,6 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   return frames;
 }
 
-FrameKind SliceTransfer::frame_kind() const {
-  switch (kind) {
-    case Kind::kInit:
-      return FrameKind::kInit;
-    case Kind::kFetch:
-      return FrameKind::kFetch;
-    case Kind::kStore:
-      return FrameKind::kStore;
-    default:
-      return FrameKind::kPush;
-  }
-}
-
 void SliceTransfer::encode(const Header& header, const void* gradient, void* payload) {
   const Slice slice = slice_at(*key_.plan, header.slice);
   float* const left_out = key_.residual.empty() ? nullptr : key_.residual.data() + slice.offset;
@@ -57,8 +34,8 @@ void SliceTransfer::encode(const Header& header, const void* gradient, void* pay
 // --- answers -------------------------------------------------------------------------------------------------------
 
 const char* SliceTransfer::problem_with(const Header& header) const {
-  if (header.kind != (is_about_a_part() ? FrameKind::kPart : FrameKind::kValue) || header.part != part_)
-    return "unexpected";
+  const bool about_part = kind == Kind::kFetch || kind == Kind::kStore;
+  if (header.kind != (about_part ? FrameKind::kPart : FrameKind::kValue) || header.part != part_) return "unexpected";
   const auto encoding = static_cast<Encoding>(header.encoding);
   if (!may_come(encoding)) return "in another encoding than agreed";
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";

@@ -11,7 +11,8 @@ namespace p3 {
 class SliceTransfer final : public Transfer {
  public:
   // `data` goes out (null: nothing does), the answer comes into `landing`; both are of the whole key, or of a part of it.
-  SliceTransfer(Kind kind, Key& key, const void* data, void* landing, uint8_t part = 0);
+  SliceTransfer(Kind its_kind, Key& key, const void* data, void* landing, uint8_t part = 0)
+      : Transfer(its_kind, key, part), data_(static_cast<const char*>(data)), landing_(static_cast<char*>(landing)) {}
 
   void ask_for_value() override { data_ = nullptr; }
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
@@ -22,13 +23,10 @@ class SliceTransfer final : public Transfer {
   const char* land(const Header& header, const void* payload, bool& is_last) override;
 
  private:
-  bool is_about_a_part() const { return kind == Kind::kFetch || kind == Kind::kStore; }
   bool may_come(Encoding encoding) const;
-  FrameKind frame_kind() const;
 
   const char* data_;
   char* const landing_;
-  const DType type_;  // of what goes out and comes in
 };
 
 }  // namespace p3

@@ -1,8 +1,8 @@
 // What one operation on a key asks of each of its shards, and how their answers are put together. A shard is a slice of a
 // dense key or a partition of a key of rows.
 //
-// Threads: begin(), asks(), problem_with(), place_of() and count() with the Worker's lock held; encode() by who sends;
-//          land() and finish() on the receiver thread.
+// Threads: begin(), problem_with(), place_of() and count() with the Worker's lock held; encode() by who sends; land() and
+//          finish() on the receiver thread.
 // Memory:  borrows the caller's arrays, and lends what it makes of them to its frames, until the operation is done.
 #pragma once
 
@@ -22,25 +22,27 @@ class Transfer : public Encoder {
   enum class Kind { kInit, kPush, kSkip, kFetch, kStore, kCapture };
 
   // `part`: of a slice or partition, as Header::part; 0 where it is not about one.
-  Transfer(Kind its_kind, Key& key, uint8_t part = 0) : kind(its_kind), key_(key), part_(part) {}
+  Transfer(Kind its_kind, Key& key, uint8_t part = 0);
 
   const Kind kind;
   bool is_round() const { return kind == Kind::kPush || kind == Kind::kSkip; }
 
   // Before begin(), of an init: whatever it was given, it asks for the value that the servers have.
   virtual void ask_for_value() {}
-  // The frames to send under the key's present plan, or under that of the successor it is about. `header` says what they
-  // have in common: wire key, round, priority, scalars.
+  // The frames to send under the key's present plan, or under that of the successor it is about; each shard that gets one
+  // is to answer. `header` says what they have in common: wire key, round, priority, scalars.
   virtual std::vector<Frame> begin(const KeyPlan& plan, Header header) = 0;
-  // Whether an answer of this shard is to come.
-  virtual bool asks(uint32_t) const { return true; }
+  void encode(const Header&, const void*, void*) override {}  // of frames that name an encoder
 
   // What is wrong with the header of an answer that is due, or null.
   virtual const char* problem_with(const Header& header) const = 0;
   // Where its payload goes; null: anywhere, as land() puts it in its place.
   virtual void* place_of(const Header&) { return nullptr; }
   // Takes an answer. Returns what is wrong with it, or null. `is_last`: no other of that shard is to come.
-  virtual const char* land(const Header& header, const void* payload, bool& is_last) = 0;
+  virtual const char* land(const Header&, const void* /*payload*/, bool& is_last) {
+    is_last = true;
+    return nullptr;
+  }
   // All have landed.
   virtual void finish() {}
   // The round is complete: brings the key's counters up to date, and what else depends on it.
@@ -50,8 +52,12 @@ class Transfer : public Encoder {
   bool is_updated() const { return is_updated_; }
 
  protected:
+  // That of a frame, with what it says of this operation.
+  Header header_of(Header common, Encoding encoding) const;
+
   Key& key_;
   const uint8_t part_;
+  const DType type_;  // of what goes out and comes in
   bool is_updated_ = false;
 };
 

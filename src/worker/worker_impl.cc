@@ -4,31 +4,11 @@
 
 #include "p3/trace.h"
 #include "wire/failures.h"
-#include "worker/operation.h"
+#include "worker/rows_transfer.h"
 
 namespace p3 {
 
 // --- from the script to the network -------------------------------------------------------------------------------
-
-void Worker::Impl::agree(int handle, const KeyPlan& plan, bool catches_up) {
-  std::vector<Transport::Outgoing> frames;
-  {
-    MutexLock lock(mutex_);
-    Key& key = find(handle);
-    if (key.plan) throw Error(ErrorKind::kUsage, label() + ": key '" + key.name + "' was agreed already.");
-    if (plan.elements != key.elements || plan.dtype != key.dtype || plan.row_elements != key.row_elements ||
-        !makes_sense(plan))
-      throw Error(ErrorKind::kUsage, label() + ": the plan of key '" + key.name + "' does not fit its declaration.");
-    key.plan = plan;
-    key.catches_up = catches_up;
-    const bool aggregated = key.compression.encoding == Encoding::kPlain;
-    key.by_leader = aggregated && leader_van_ >= 0;
-    if (aggregated && leader_.leads()) key.machine_sum = leader_.sum_of(plan, 1);
-    handle_of_wire_key_[plan.wire_key] = handle;
-    begin_next(key, frames);
-  }
-  transport_.send(frames);
-}
 
 void Worker::Impl::submit(Key& key, std::vector<Operation> operations) {
   std::vector<Transport::Outgoing> frames;
@@ -71,12 +51,13 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
   }
 
   const uint32_t count = slice_count(plan);
-  key.landed.assign(count, false);
+  key.landed.assign(count, true);
   key.to_land = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    key.landed[i] = !transfer.asks(i);
-    key.to_land += transfer.asks(i);
-  }
+  for (const Frame& frame : made)
+    if (key.landed[frame.header.slice]) {
+      key.landed[frame.header.slice] = false;
+      ++key.to_land;
+    }
   key.outstanding = key.to_land;
   if (key.sums_here()) key.outstanding += count * static_cast<uint32_t>(key.machine_sum->frames_from_landing());
   for (const Frame& frame : made) begin_frame(key, frame, frames);
@@ -207,6 +188,15 @@ void Worker::Impl::count(Key& key, const Operation& operation) {
   key.counters.longest_wait_s = std::max(key.counters.longest_wait_s, waited_s);
 }
 
+void Worker::Impl::look(Clock::time_point now) {
+  if (!leader_.leads()) return;
+  MutexLock lock(mutex_);
+  LateWorkers late;
+  for (const Key& key : keys_)
+    if (key.machine_sum != nullptr) leader_.note_late(key, now, late);
+  late_ = late.take();
+}
+
 bool Worker::Impl::work() {
   std::vector<Key*> complete_at_once;
   {
@@ -237,24 +227,6 @@ void Worker::Impl::begin_to_catch_up(Key& key) {
   key.learns_round = true;
 }
 
-void Worker::Impl::move_rows(int handle, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share,
-                             MoveDone done) {
-  std::vector<Transport::Outgoing> frames;
-  {
-    MutexLock lock(mutex_);
-    Key& key = find(handle);
-    if (key.row_elements == 0 || plan.elements != key.elements || plan.dtype != key.dtype ||
-        plan.row_elements != key.row_elements || plan.wire_key == 0 || !makes_sense(plan) ||
-        share.first + share.count > row_count(plan))
-      throw Error(ErrorKind::kUsage, label() + ": the rows of key '" + key.name + "' cannot move to such a plan.");
-    key.successors[plan.wire_key] = {plan, std::move(parts), share, std::move(done)};
-    handle_of_wire_key_[plan.wire_key] = handle;
-    if (rank_ == 0) key.announced = plan.wire_key;
-    begin_next(key, frames);
-  }
-  transport_.send(frames);
-}
-
 bool Worker::Impl::begin_to_move(Key& key) {
   const auto found = key.successors.find(key.next_plan);
   if (found == key.successors.end()) return false;
@@ -268,12 +240,11 @@ bool Worker::Impl::begin_to_move(Key& key) {
 }
 
 Worker::Done Worker::Impl::adopt(Key& key, const Successor& successor) {
-  const uint32_t former = key.plan->wire_key;
-  handle_of_wire_key_.erase(former);
+  handle_of_wire_key_.erase(key.plan->wire_key);
   key.plan = successor.plan;
-  Done told = [done = successor.done, former](const Error*, bool) { done(former); };
+  Done done = successor.done;
   key.successors.erase(key.plan->wire_key);
-  return told;
+  return done;
 }
 
 // --- the leader of a machine, and who follows it -------------------------------------------------------------------
@@ -309,8 +280,8 @@ void Worker::Impl::left(int van) {
     if (!leader_left_) leader_.note_departure(van);
     check_that_nothing_waits_for(van);
   }
-  if (server_of_van_[static_cast<size_t>(van)] < 0) return;
-  throw peer_left(label(), transport_.label(van), waiting_for(van));
+  if (std::find(van_of_server_.begin(), van_of_server_.end(), van) != van_of_server_.end())
+    throw peer_left(label(), transport_.label(van), waiting_for(van));
 }
 
 // --- the end -------------------------------------------------------------------------------------------------------
@@ -337,25 +308,6 @@ void Worker::Impl::failed(const Error& error) {
     pending_ -= pending.size();
   }
   idle_.notify_all();
-}
-
-bool Worker::Impl::close(double timeout_s) {
-  bool idle;
-  {
-    const auto deadline =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
-    MutexLock lock(mutex_);
-    while (pending_ > 0 && !failure_ && idle_.wait_until(lock, deadline)) {
-    }
-    idle = pending_ == 0;
-  }
-  if (!idle)
-    transport_.fail(
-        Error(ErrorKind::kStopped, label() + ": closed with operations pending" + clause(waiting_for_any()) + "."));
-  const bool orderly = transport_.finish(timeout_s, /*until_read=*/true) && idle;
-  failed(Error(ErrorKind::kStopped, label() + " is closed."));  // for later calls, which no thread would answer
-  if (recorder() != nullptr) recorder()->close();
-  return orderly;
 }
 
 std::optional<Awaited> Worker::Impl::waiting_for(int van) const {

@@ -22,43 +22,11 @@
 
 namespace p3 {
 
-class Worker::Impl : public Transport::Handler, public FrameCounter {
+class Worker::Impl final : public Transport::Handler {
+  friend class Worker;
+
  public:
   Impl(int rank, int num_servers, NodeOptions options);
-
-  // Worker's methods of the same names.
-  void add_server(int server, std::unique_ptr<Stream> stream, std::string peer);
-  void add_local(int worker, std::unique_ptr<Stream> stream, std::string peer);
-  void add_watch(std::unique_ptr<Stream> stream, std::string peer);
-  void start();
-  int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression);
-  int declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype);
-  void agree(int handle, const KeyPlan& plan, bool catches_up);
-  void capture(int handle, uint64_t snapshot, float* residual, Done done);
-  void restore_residual(int handle, const float* residual);
-  std::optional<KeyPlan> captured_plan(int handle);
-  void route_rows(int handle, bool as_slices);
-  void choose_route(int handle, int pushes);
-  void move_rows(int handle, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, MoveDone done);
-  void mark_stall(int handle, int64_t begin_ns, int64_t end_ns);
-  Counters counters() const;
-  Traffic traffic_with(int server) const;
-  KeyCounters key_counters(int handle);
-  std::vector<Late> late() const;
-  bool close(double timeout_s);
-
-  int rank() const { return rank_; }
-  const std::string& label() const { return transport_.options().label; }
-  Transport& transport() { return transport_; }
-
-  // Throw Error(kUsage) if there is none, or if it is of the other kind.
-  Key& key(int handle);
-  Key& dense_key(int handle);
-  Key& key_of_rows(int handle);
-  // Fails the job if the key has no row of such an id.
-  void check_ids(const Key& key, const int64_t* ids, uint64_t count);
-  // One after the other; `done` is only that of the last one.
-  void submit(Key& key, std::vector<Operation> operations);
 
   // --- Transport::Handler ------------------------------------------------------------------------------------------
   void* receive_into(int van, const Header& header) override;
@@ -72,15 +40,27 @@ class Worker::Impl : public Transport::Handler, public FrameCounter {
   void look(std::chrono::steady_clock::time_point now) override;
   void failed(const Error& error) override;
 
-  // The answer of one shard has landed, or one frame that borrows from the key has left.
-  void count_down(Key& key) override;
-
  private:
   using Clock = std::chrono::steady_clock;
 
+  const std::string& label() const { return transport_.options().label; }
   Recorder* recorder() const { return transport_.options().trace.get(); }
-  void require_residual(const Key& key) const;
+  // Throws Error(kUsage).
+  [[noreturn]] void refuse_call(const std::string& why) const;
+  // The same, if there is none, or it is of the other kind.
+  Key& key(int handle);
+  Key& dense_key(int handle);
+  Key& key_of_rows(int handle);
+  Key& key_with_residual(int handle);
   int add_key(std::string name, uint64_t elements, DType dtype, uint32_t row_elements, const Compression& compression);
+  int add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there = kNoPeer, bool is_bounded = false);
+  int van_of_server(int server) const;
+  // Fails the job if the key has no row of such an id.
+  void check_ids(const Key& key, const int64_t* ids, uint64_t count);
+  // One after the other; `done` is only that of the last one.
+  void submit(Key& key, std::vector<Operation> operations);
+  // The answer of one shard has landed, or one frame that borrows from the key has left.
+  void count_down(Key& key);
   // What is under way is complete: tells who asked for it, and begins the key's next operation.
   void complete(Key& key);
   // The key of an answer, and what it answers. They stay while the receiver works on the answer.
@@ -109,7 +89,6 @@ class Worker::Impl : public Transport::Handler, public FrameCounter {
   const int rank_;
   const int num_servers_;
   std::vector<int> van_of_server_;
-  std::vector<int> server_of_van_;  // -1: only watched, or a worker of this machine
 
   int leader_van_ = -1;   // to the leader of this machine, if that is another worker
   MachineLeader leader_;  // if it is this one

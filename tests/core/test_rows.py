@@ -26,7 +26,7 @@ def test_the_union_of_rows_is_updated_and_lands_everywhere(workers, servers, par
             np.testing.assert_array_equal(landing, value)
         for number in range(12):
             for worker in job.workers:
-                worker.route_rows(0, number % 3 == 2)
+                worker.choose_route(0, 0, number % 3 == 2)
             gradients = [random_gradient(random, value.shape) for _ in range(workers)]
             sums = sum_of(gradients, value)
             for row, total in sums.items():
@@ -47,7 +47,7 @@ def test_without_an_optimizer_sums_land_and_those_of_the_round_before_become_zer
     with RowsJob(np.zeros((11, 2), dtype), 3, 2, 3) as job:
         before = []
         for worker in job.workers:
-            worker.route_rows(0, as_slices)
+            worker.choose_route(0, 0, as_slices)
         for _ in range(8):
             gradients = [random_gradient(random, (11, 2), dtype) for _ in range(3)]
             expected = np.zeros((11, 2), dtype)
@@ -79,7 +79,7 @@ def test_each_row_has_its_own_state_and_only_touched_rows_move(optimizer):
             gradients = [random_gradient(random, value.shape) for _ in range(2)]
             scalars = (0.1 + 0.01 * number, 0.05, 0.5, 0.0, 1.0)
             for worker in job.workers:
-                worker.route_rows(0, number % 2 == 1)
+                worker.choose_route(0, 0, number % 2 == 1)
             for row, total in sum_of(gradients, value).items():
                 expected[row] = dense.push(keys[row], [total, np.zeros_like(total)], scalars)[0]
             job.round(gradients, scalars)
@@ -173,7 +173,7 @@ def test_both_routes_and_two_runs_give_the_same_bits(partitions):
         value = random.randn(40, 3).astype(np.float32)
         with RowsJob(value, 4, 2, partitions, optimizer=ADAM, slice_elements=16) as job:
             for worker in job.workers:
-                worker.route_rows(0, as_slices)
+                worker.choose_route(0, 0, as_slices)
             for _ in range(6):
                 job.round([random_gradient(random, value.shape) for _ in range(4)])
             results.append(job.landings[3].tobytes())
@@ -189,7 +189,7 @@ def test_a_route_costs_what_it_says():
         sizes = []
         for as_slices in (False, True):
             before = job.workers[0].key_counters(0)["row_bytes_sent"]
-            job.workers[0].route_rows(0, as_slices)
+            job.workers[0].choose_route(0, 0, as_slices)
             job.round([gradient])
             sizes.append(job.workers[0].key_counters(0)["row_bytes_sent"] - before)
     assert sizes[0] == 2 * (32 + 40)
@@ -282,7 +282,7 @@ def test_an_embedded_session_has_keys_of_rows(session):
     landing = np.zeros_like(value)
     session.init_rows(key, value, landing).wait(30)
     np.testing.assert_array_equal(landing, value)
-    session.core.route_rows(key.handle, True)
+    session.core.choose_route(key.handle, 0, True)
     operation = session.pushpull_rows(key, rows_of([9, 0, 9]), np.ones((3, 2, 3), np.float32), landing, lr=0.5)
     operation.wait(30)
     assert operation.changed.tolist() == [0, 9]
@@ -335,7 +335,7 @@ def test_rows_are_synchronised_in_a_real_job(run_job, partitions):
             assert (landing == first).all()
             expected = first.copy()
             for turn in range(6):
-                session.core.route_rows(key.handle, turn % 3 == 1)
+                session.core.choose_route(key.handle, 0, turn % 3 == 1)
                 pushed = []
                 for other in range(n):
                     random = np.random.RandomState(100 * turn + other)

@@ -98,9 +98,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   float* const whole = choices & 32 ? row_landing.data() : nullptr;
   if (choices & 64) {  // otherwise the first answers are to pushes
     worker.init(key, gradient.data(), landing.data(), 0, operations.begin());
-    worker.init_rows(rows, gradient.data(), whole, 0, operations.begin());
+    worker.init(rows, gradient.data(), whole, 0, operations.begin());
   }
-  worker.route_rows(rows, choices & 128);
+  worker.choose_route(rows, 0, choices & 128);
   for (int round = 0; round < 2; ++round) {
     worker.push(key, gradient.data(), landing.data(), 0, {}, operations.begin());
     worker.push_rows(rows, {ids.data(), ids.size(), gradient.data()}, whole, 0, {}, operations.begin_rows());

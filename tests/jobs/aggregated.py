@@ -76,7 +76,7 @@ with Session.open() as session:
         for option, value in options.items():
             session.set_option(store, option, value)
         key = session.declare("emb", ROWS, dtype, store, sparse=True)
-        session.core.route_rows(key.handle, as_slices)
+        session.core.choose_route(key.handle, 0, as_slices)
         landing = np.zeros(ROWS, dtype)
         session.init_rows(key, landing if session.rank == 0 else None, landing).wait(60)
         session.barrier(60)

@@ -68,7 +68,7 @@ def test_rows_are_the_same_bits_with_and_without(machines, dtype, optimizer, ave
             for skipping in ((), (number % len(machines),), (0, 1), range(len(machines)))[number % 4]:
                 gradients[skipping] = SKIP
             for worker in together.workers + apart.workers:
-                worker.route_rows(0, number % 3 == 2)
+                worker.choose_route(0, 0, number % 3 == 2)
             assert together.round(gradients) == apart.round(gradients)
             for landing, other in zip(together.landings, apart.landings):
                 np.testing.assert_array_equal(landing, apart.landings[0])

@@ -48,7 +48,7 @@ struct RowsJob : Job {
     for (size_t i = 0; i < workers.size(); ++i) {
       key = workers[i]->declare_rows("emb", kRows, kRow, dtype);
       workers[i]->agree(key, plan_of(dtype));
-      workers[i]->init_rows(key, zeros.data(), landings[i].data(), 0, pending.done());
+      workers[i]->init(key, zeros.data(), landings[i].data(), 0, pending.done());
     }
     EXPECT_EQ(pending.wait_for(workers.size()), "");
   }
@@ -112,11 +112,11 @@ void expect_canonical_sums(const std::vector<int>& machines, bool aggregated, DT
       if (gradients.back()) pushed += gradients.back()->ids.size();
     }
     for (size_t i = machines.size(); i-- > 0;) {  // the last first: order must not come from arrival
-      job.workers[i]->route_rows(job.key, round % 2 == 0);
+      job.workers[i]->choose_route(job.key, 0, round % 2 == 0);
       if (gradients[i])
         job.push(i, *gradients[i]);
       else
-        job.workers[i]->skip_rows(job.key, job.landings[i].data(), 0, job.pending.done());
+        job.workers[i]->skip(job.key, job.landings[i].data(), 0, job.pending.done());
     }
     ASSERT_EQ(job.pending.wait_for(machines.size()), "");
     const auto expected = canonical_sum(gradients, Machines(machines));
@@ -209,11 +209,11 @@ TEST(LocalRows, AreAveragedOverThoseWhoTakePartAndAbsentIfAllSkip) {
     job.start();
     const Rows<float> six = {{7}, std::vector<float>(kRow, 6)};
     const auto skip = [&](size_t worker, bool updated) {
-      job.workers[worker]->skip_rows(job.key, job.landings[worker].data(), 0,
-                                     [updated, done = job.pending.done()](const Error* error, bool was_updated) {
-                                       EXPECT_EQ(was_updated, updated);
-                                       done(error, was_updated);
-                                     });
+      job.workers[worker]->skip(job.key, job.landings[worker].data(), 0,
+                                [updated, done = job.pending.done()](const Error* error, bool was_updated) {
+                                  EXPECT_EQ(was_updated, updated);
+                                  done(error, was_updated);
+                                });
     };
     skip(0, true);  // the leader has no gradient, nor scalars
     for (size_t i : {size_t{1}, size_t{2}}) job.push(i, six, true, {0.5});

@@ -1,0 +1,130 @@
+cdef class P3Server:
+    """include/p3/server.h says what its options and methods do; as P3Worker where the names are the same.
+
+    `machines`: of each worker; None: each has one of its own.
+    """
+
+    cdef Server* core
+
+    def __cinit__(self, int rank, int num_servers, int num_workers, label, *, sum_order="rank", int threads=0,
+                  machines=None, cbool local_aggregation=True, cbool outlives_workers=False, double heartbeat_s=1.0,
+                  double timeout_s=10.0, int trace_fd=-1, cbool checksums=False):
+        if sum_order not in ("rank", "arrival"):
+            raise ValueError(f"sum_order is 'rank' or 'arrival', not {sum_order!r}")
+        if threads < 0:
+            raise ValueError(f"threads must not be negative ({threads})")
+        self.core = new Server(rank, num_servers, num_workers,
+                               server_options(options_of(label, heartbeat_s, timeout_s, trace_fd, checksums),
+                                              sum_order == "arrival", threads,
+                                              range(max(num_workers, 0)) if machines is None else machines,
+                                              local_aggregation, outlives_workers))
+
+    def __dealloc__(self):
+        cdef Server* core = self.core
+        with nogil:
+            del core
+
+    def add_worker(self, int worker, int fd, str label not None, *, ring=(), Tls tls=None):
+        self.core.add_worker(worker, stream_of(fd, ring, False, released(tls)), label)
+
+    def add_watch(self, int fd, str label not None, *, Tls tls=None):
+        self.core.add_watch(stream_of(fd, (), False, released(tls)), label)
+
+    def start(self):
+        self.core.start()
+
+    def define(self, plan not None, str name not None, int store=0):
+        cdef CKeyPlan core_plan = key_plan(plan)
+        cdef string text = name
+        with nogil:
+            self.core.define(core_plan, text, store)
+
+    def define_successor(self, plan not None, uint32_t predecessor):
+        cdef CKeyPlan core_plan = key_plan(plan)
+        with nogil:
+            self.core.define_successor(core_plan, predecessor)
+
+    def drop(self, uint32_t wire_key):
+        with nogil:
+            self.core.drop(wire_key)
+
+    def set_optimizer(self, int store, description):
+        """`description` as p3.server.optimizers has them: {"name": "sgd", "momentum": 0.9, ...}"""
+        self.core.set_optimizer(store, optimizer_spec(description))
+
+    def set_compression(self, int store, description):
+        self.core.set_compression(store, compression_from(description))
+
+    def set_reduction(self, int store, str reduction not None):
+        if reduction not in ("sum", "average"):
+            raise ValueError(f"a reduction is 'sum' or 'average', not {reduction!r}")
+        self.core.set_average(store, reduction == "average")
+
+    def lose_worker(self, int worker):
+        """Why no other process can replace it, or ""; and by wire key the last round that it pushed."""
+        cdef LostWorker lost
+        with nogil:
+            lost = self.core.lose_worker(worker)
+        return lost.problem, {pushed.wire_key: pushed.round for pushed in lost.pushed}
+
+    def fill(self, int worker, rounds, cbool skips=False):
+        """`rounds`: by wire key."""
+        cdef vector[Pushed] pushed = [{"wire_key": wire_key, "round": number} for wire_key, number in rounds.items()]
+        with nogil:
+            self.core.fill(worker, pushed, skips)
+
+    def replace_worker(self, int worker, int fd, *, ring=(), Tls tls=None):
+        cdef unique_ptr[Stream] stream = stream_of(fd, ring, False, released(tls))
+        with nogil:
+            self.core.replace_worker(worker, move(stream))
+
+    def fail(self, str text not None):
+        cdef string told = text
+        with nogil:
+            fail_server(self.core[0], told)
+
+    @property
+    def error(self):
+        return error_or_none(self.core.error())
+
+    @property
+    def event_fd(self):
+        """Readable once failed or finished."""
+        return self.core.event_fd()
+
+    @property
+    def finished(self):
+        """Every worker has said goodbye."""
+        return self.core.finished()
+
+    def take_captured(self, uint64_t snapshot):
+        """What rank 0 has had captured for that snapshot, ordered; of earlier ones nothing is left.
+
+        (wire_key, slice or partition, part, type's name, elements, memory). Part 0 is the value; 1, 2 ... and MASTER
+        are the optimizer's state, as far as there is any.
+        """
+        cdef vector[CapturedArray] taken = self.core.take_captured(snapshot)
+        cdef CapturedArray* array
+        cdef size_t i
+        arrays = []
+        for i in range(taken.size()):
+            array = &taken[i]
+            arrays.append((array.wire_key, array.slice, array.part, DTYPE_NAMES[<int>array.dtype], array.elements,
+                           CoreArray.over(array.data, array.elements, array.dtype)))
+        return arrays
+
+    def counters(self):
+        """Traffic with all workers, and what else p3/node.h has for a server; `late_s`: of each worker."""
+        cdef dict counters = self.core.counters()
+        del counters["local"]
+        return {**counters.pop("traffic"), **counters, "late_s": self.core.mean_lateness_s()}
+
+    def late(self):
+        return self.core.late()
+
+    def stop(self):
+        with nogil:
+            self.core.stop()
+
+    def abandon_after_fork(self):
+        self.core.abandon_after_fork()
