@@ -13,25 +13,8 @@
 
 namespace p3::binding {
 
-inline const char* name_of(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kUsage:
-      return "usage";
-    case ErrorKind::kDisagreement:
-      return "disagreement";
-    case ErrorKind::kPeerLost:
-      return "peer_lost";
-    case ErrorKind::kPeerSilent:
-      return "peer_silent";
-    case ErrorKind::kProtocol:
-      return "protocol";
-    case ErrorKind::kRemote:
-      return "remote";
-    case ErrorKind::kStopped:
-      return "stopped";
-  }
-  return "unknown";
-}
+// In the order of ErrorKind.
+constexpr const char* kKinds[] = {"usage", "disagreement", "peer_lost", "peer_silent", "protocol", "remote", "stopped"};
 
 inline PyObject* new_none() {
   Py_INCREF(Py_None);
@@ -58,7 +41,7 @@ inline PyObject* new_p3_error(const Error& error) {
   PyObject* const round = subject.round ? PyLong_FromUnsignedLongLong(*subject.round) : new_none();
   PyObject* made = nullptr;
   if (text != nullptr && peer != nullptr && key != nullptr && round != nullptr)
-    made = PyObject_CallFunction(type, "OsOOO", text, name_of(error.kind()), peer, key, round);
+    made = PyObject_CallFunction(type, "OsOOO", text, kKinds[static_cast<size_t>(error.kind())], peer, key, round);
   for (PyObject* object : {text, peer, key, round, type}) Py_XDECREF(object);
   return made;
 }

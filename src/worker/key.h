@@ -35,8 +35,7 @@ struct Operation {
   int32_t priority = 0;
   RoundScalars scalars{};
   const Successor* successor = nullptr;  // whose plan it is about, instead of the key's
-  // Instead of this one and the next, if the key catches up.
-  std::shared_ptr<std::vector<Operation>> to_catch_up = nullptr;
+  std::vector<Operation> to_catch_up{};  // instead of this one and the next, if the key catches up
   std::chrono::steady_clock::time_point asked_at = std::chrono::steady_clock::now();
 };
 

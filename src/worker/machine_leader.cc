@@ -84,8 +84,7 @@ void MachineLeader::add(LocalPush push) {
   if (outcome.contradicts >= 0)
     throw scalars_differ(label(), label_of(outcome.contradicts), sum.scalars(header.slice), label_of(push.place),
                          header.scalars, header.round, push.key->name);
-  const int rank = push.place == 0 ? rank_ : member(push.place).rank;
-  trace(transport_.options().trace.get(), TraceKind::kSummed, header, local_peer(rank));
+  trace(transport_.options().trace.get(), TraceKind::kSummed, header, local_peer(rank_of(push.place)));
   if (outcome.push.empty()) return;
   const int server = server_of(sum.plan, header.slice, static_cast<int>(van_of_server_.size()));
   std::vector<Transport::Outgoing> frames;
@@ -110,10 +109,9 @@ void MachineLeader::check_that_nobody_left(const Key& key, uint64_t round) const
 }
 
 void MachineLeader::note_late(const Key& key, std::chrono::steady_clock::time_point now, LateWorkers& late) const {
-  const int workers = static_cast<int>(members_.size()) + 1;
-  for (int place = 0; place < workers; ++place)
+  for (int place = 0; place <= static_cast<int>(members_.size()); ++place)
     if (auto found = key.machine_sum->late(place, now)) {
-      found->worker = place == 0 ? rank_ : members_[static_cast<size_t>(place) - 1].rank;
+      found->worker = rank_of(place);
       found->key = key.name;
       late.note(std::move(*found));
     }

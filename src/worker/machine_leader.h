@@ -73,6 +73,7 @@ class MachineLeader {
   };
 
   Member& member(int place) { return members_[static_cast<size_t>(place) - 1]; }
+  int rank_of(int place) const { return place == 0 ? rank_ : members_[static_cast<size_t>(place) - 1].rank; }
   const std::string& label() const { return transport_.options().label; }
   const std::string& label_of(int place) { return place == 0 ? label() : transport_.label(member(place).van); }
   static uint64_t held_by(const LocalPush& push) { return sizeof push + push.frame.header.payload_bytes; }

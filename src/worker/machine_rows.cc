@@ -7,7 +7,7 @@
 namespace p3 {
 
 MachineRows::MachineRows(const KeyPlan& its_plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent)
-    : MachineSum(its_plan, workers, next_round), pool_(pool), lent_(lent) {
+    : MachineSum(its_plan, workers, next_round, pool, lent) {
   for (uint32_t i = 0; i < slice_count(plan); ++i) partitions_.emplace_back(workers, plan, partition_at(plan, i), pool);
 }
 
@@ -111,7 +111,7 @@ void MachineRows::pass_to(bool wanting, const Frame& frame, Passed& passed) {
   PooledBuffer copy(pool_, BufferPool::roomy(bytes));
   std::memcpy(copy.data(), frame.payload, bytes);
   const Frame lent = lent_.lend(frame.header, std::move(copy), bytes, receivers);
-  for (size_t i = first; i < passed.frames.size(); ++i) passed.frames[i].frame = lent;
+  for (size_t i = first; i < passed.frames.size(); ++i) passed.frames[i].second = lent;
 }
 
 }  // namespace p3

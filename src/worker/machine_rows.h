@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "numeric/rank_row_sum.h"
-#include "transport/lent_buffers.h"
 #include "worker/machine_sum.h"
 
 namespace p3 {
 
 class MachineRows final : public MachineSum {
  public:
-  // `lent` holds the sums that leave. Each partition has a slot for each row (RowSum).
+  // Each partition has a slot for each row (RowSum).
   MachineRows(const KeyPlan& plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent);
 
   // Frame by frame. The machine's frames are blocks if the leader's own were.
@@ -43,8 +42,6 @@ class MachineRows final : public MachineSum {
   bool wants(int place, uint32_t partition) const { return partitions_[partition].wants[static_cast<size_t>(place)]; }
   void pass_to(bool wanting, const Frame& frame, Passed& passed);
 
-  BufferPool& pool_;
-  LentBuffers& lent_;
   std::deque<Partition> partitions_;
   RowsHeader acknowledgement_;  // that was last given to the leader
 };

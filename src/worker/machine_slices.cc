@@ -6,7 +6,7 @@ namespace p3 {
 
 MachineSlices::MachineSlices(const KeyPlan& its_plan, int workers, uint64_t next_round, BufferPool& pool,
                              LentBuffers& lent)
-    : MachineSum(its_plan, workers, next_round), pool_(pool), lent_(lent) {
+    : MachineSum(its_plan, workers, next_round, pool, lent) {
   for (uint32_t i = 0; i < slice_count(plan); ++i)
     sums_.emplace_back(workers, plan.dtype, slice_at(plan, i).elements, pool);
 }

@@ -4,14 +4,12 @@
 #include <vector>
 
 #include "numeric/rank_sum.h"
-#include "transport/lent_buffers.h"
 #include "worker/machine_sum.h"
 
 namespace p3 {
 
 class MachineSlices final : public MachineSum {
  public:
-  // `lent` holds the sums that leave.
   MachineSlices(const KeyPlan& plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent);
 
   size_t room_bytes(const Header& push) const override { return push.payload_bytes; }
@@ -23,8 +21,6 @@ class MachineSlices final : public MachineSum {
  private:
   const char* problem_with_payload(const Header& push) const override;
 
-  BufferPool& pool_;
-  LentBuffers& lent_;
   std::vector<RankSum> sums_;  // by slice
 };
 

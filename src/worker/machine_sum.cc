@@ -5,8 +5,11 @@
 
 namespace p3 {
 
-MachineSum::MachineSum(const KeyPlan& its_plan, int its_workers, uint64_t next_round)
+MachineSum::MachineSum(const KeyPlan& its_plan, int its_workers, uint64_t next_round, BufferPool& pool,
+                       LentBuffers& lent)
     : plan(its_plan),
+      pool_(pool),
+      lent_(lent),
       workers_(its_workers),
       shards_(slice_count(plan),
               {std::vector<uint64_t>(static_cast<size_t>(its_workers), 0), next_round, {}, {}, {}, false}) {}
@@ -15,7 +18,7 @@ void MachineSum::note_arrival(int place, const Header& push) {
   Shard& shard = shards_[push.slice];
   if (*std::max_element(shard.came.begin(), shard.came.end()) < push.round)
     shard.first_came = std::chrono::steady_clock::now();
-  came(place, push.slice) = push.round;
+  shard.came[static_cast<size_t>(place)] = push.round;
 }
 
 const char* MachineSum::problem_with(int place, const Header& push) const {
@@ -29,14 +32,6 @@ const char* MachineSum::problem_with(int place, const Header& push) const {
   const bool in_turn =
       push.round == shard.round && shard.came[static_cast<size_t>(place)] < push.round && !shard.awaiting;
   return in_turn ? nullptr : "out of turn";
-}
-
-std::optional<uint64_t> MachineSum::waits_for(int place) const {
-  for (const Shard& shard : shards_) {
-    const uint64_t last = *std::max_element(shard.came.begin(), shard.came.end());
-    if (shard.came[static_cast<size_t>(place)] < last) return last;
-  }
-  return {};
 }
 
 std::optional<Late> MachineSum::late(int place, std::chrono::steady_clock::time_point now) const {

@@ -24,8 +24,8 @@ namespace p3 {
 
 class MachineSum {
  public:
-  // `next_round`: the first that is to be summed.
-  MachineSum(const KeyPlan& plan, int workers, uint64_t next_round);
+  // `next_round`: the first that is to be summed. `lent` holds what leaves.
+  MachineSum(const KeyPlan& plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent);
   virtual ~MachineSum() = default;
 
   const KeyPlan plan;
@@ -34,9 +34,7 @@ class MachineSum {
   const char* problem_with(int place, const Header& push) const;
   // Notes a push, or the last frame of one, that has come or is the leader's own.
   void note_arrival(int place, const Header& push);
-  // Whose push of which round is missing where others' is in.
-  std::optional<uint64_t> waits_for(int place) const;
-  // The same, where others have waited longest; without worker and key.
+  // Where this one's push is missing and others' is in, where they have waited longest; without worker and key.
   std::optional<Late> late(int place, std::chrono::steady_clock::time_point now) const;
 
   struct Outcome {
@@ -54,12 +52,8 @@ class MachineSum {
   bool is_awaiting(uint32_t shard) const { return shards_[shard].awaiting; }
   // What becomes of a frame of the answer.
   struct Passed {
-    struct ToMember {
-      int place;
-      Frame frame;
-    };
-    std::vector<ToMember> frames;
-    std::optional<Frame> own;  // for the leader itself; until the next call
+    std::vector<std::pair<int, Frame>> frames;  // with the place of whom it is for
+    std::optional<Frame> own;                   // for the leader itself; until the next call
   };
   // `landing`: whose the payload is, if it lies where it has landed on the leader.
   virtual Passed pass_on(const Header& header, const void* payload, Lender& landing) = 0;
@@ -78,6 +72,8 @@ class MachineSum {
   // The header of the machine's push, which waits for an answer from now on.
   Header take_header(uint32_t shard);
 
+  BufferPool& pool_;
+  LentBuffers& lent_;
   uint64_t pushed_bytes_ = 0;
 
  private:
@@ -91,8 +87,6 @@ class MachineSum {
   };
 
   const int workers_;
-  uint64_t& came(int place, uint32_t shard) { return shards_[shard].came[static_cast<size_t>(place)]; }
-
   std::vector<Shard> shards_;
 };
 

@@ -192,8 +192,7 @@ std::vector<Operation> init_rows(Key& key, bool is_rank_0, const void* value, vo
   std::vector<Operation> operations;
   if (is_rank_0) {
     operations.push_back({all_rows(Kind::kStore), nullptr, priority});
-    operations.back().to_catch_up =
-        std::make_shared<std::vector<Operation>>(init_rows(key, false, nullptr, landing, priority, done));
+    operations.back().to_catch_up = init_rows(key, false, nullptr, landing, priority, done);
     const size_t bytes = landing == nullptr || landing == value ? 0 : key.elements * size_of(key.dtype);
     done = [=, told = std::move(done)](const Error* error, bool updated) {
       if (error == nullptr && bytes > 0) std::memcpy(landing, value, bytes);

@@ -111,11 +111,16 @@ void Worker::Impl::refuse(int van, const Header& header, const char* what) const
 
 void Worker::Impl::received(int van, const Header& header, void* payload) {
   if (is_push(header.kind)) return leader_.received(van);
-  const auto [active, transfer] = under_way(header);
-  Key& key = *active;
+  Key* key;
+  Transfer* transfer;  // stays while this thread works on the answer, as the key does
+  {
+    MutexLock lock(mutex_);
+    key = &keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
+    transfer = &key->transfer();
+  }
   Frame answer{header, payload};
   if (header.of_machine != 0) {
-    const auto own = leader_.pass_on(key, header, payload);
+    const auto own = leader_.pass_on(*key, header, payload);
     if (!own) return;
     answer = *own;
   }
@@ -123,19 +128,13 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
   const char* problem = transfer->land(answer.header, answer.payload, is_last);
   if (problem != nullptr) refuse(van, header, problem);
   if (!is_last) return;
-  if (key.to_land == 1) transfer->finish();
+  if (key->to_land == 1) transfer->finish();
   {
     MutexLock lock(mutex_);
-    key.landed[header.slice] = true;
-    --key.to_land;
+    key->landed[header.slice] = true;
+    --key->to_land;
   }
-  count_down(key);
-}
-
-std::pair<Key*, Transfer*> Worker::Impl::under_way(const Header& header) {
-  MutexLock lock(mutex_);
-  Key& key = keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
-  return {&key, &key.transfer()};
+  count_down(*key);
 }
 
 void Worker::Impl::count_down(Key& key) {
@@ -214,13 +213,11 @@ bool Worker::Impl::work() {
 // --- a key that goes on from somewhere else, or goes over to another plan ------------------------------------------
 
 void Worker::Impl::begin_to_catch_up(Key& key) {
-  const std::shared_ptr<std::vector<Operation>> instead = key.operations.front().to_catch_up;
-  if (instead != nullptr) {
-    pending_ += instead->size();
-    pending_ -= 2;
+  std::vector<Operation> instead = std::move(key.operations.front().to_catch_up);
+  if (!instead.empty()) {
     key.operations.erase(key.operations.begin(), key.operations.begin() + 2);
-    key.operations.insert(key.operations.begin(), std::make_move_iterator(instead->begin()),
-                          std::make_move_iterator(instead->end()));
+    pending_ -= 2;
+    put_first(key, std::move(instead));
   }
   if (key.transfer().kind != Transfer::Kind::kInit) return;
   key.transfer().ask_for_value();
@@ -231,12 +228,16 @@ bool Worker::Impl::begin_to_move(Key& key) {
   const auto found = key.successors.find(key.next_plan);
   if (found == key.successors.end()) return false;
   if (key.machine_sum != nullptr) key.machine_sum = leader_.sum_of(found->second.plan, key.round + 1);
-  std::vector<Operation> moving = p3::move_rows(key, found->second);
-  pending_ += moving.size() - 1;  // the move itself was pending
-  key.operations.insert(key.operations.begin(), std::make_move_iterator(moving.begin()),
-                        std::make_move_iterator(moving.end()));
+  put_first(key, p3::move_rows(key, found->second));
+  --pending_;  // the move itself
   key.next_plan = 0;
   return true;
+}
+
+void Worker::Impl::put_first(Key& key, std::vector<Operation> operations) {
+  pending_ += operations.size();
+  key.operations.insert(key.operations.begin(), std::make_move_iterator(operations.begin()),
+                        std::make_move_iterator(operations.end()));
 }
 
 Worker::Done Worker::Impl::adopt(Key& key, const Successor& successor) {
@@ -265,7 +266,8 @@ std::optional<Awaited> Worker::Impl::awaited_from(int van) const {
   const int place = leader_.place_of(van);
   for (const Key& key : keys_) {
     if (place > 0 && key.machine_sum != nullptr)
-      if (const auto round = key.machine_sum->waits_for(place)) return Awaited{Awaited::What::kRound, key.name, *round};
+      if (const auto late = key.machine_sum->late(place, Clock::now()))
+        return Awaited{Awaited::What::kRound, key.name, late->round};
     if (place > 0 || !key.active) continue;
     for (uint32_t i = 0; i < slice_count(key.plan_in_use()); ++i)
       if (!key.landed[i] && van_of(key, i) == van) return Awaited{Awaited::What::kRound, key.name, key.round};

@@ -63,8 +63,6 @@ class Worker::Impl final : public Transport::Handler {
   void count_down(Key& key);
   // What is under way is complete: tells who asked for it, and begins the key's next operation.
   void complete(Key& key);
-  // The key of an answer, and what it answers. They stay while the receiver works on the answer.
-  std::pair<Key*, Transfer*> under_way(const Header& header);
   std::optional<Awaited> waiting_for_any() const;
 
   Key& find(int handle) P3_REQUIRES(mutex_);
@@ -77,6 +75,7 @@ class Worker::Impl final : public Transport::Handler {
   int van_of(const Key& key, uint32_t shard) const P3_REQUIRES(mutex_);
   void count(Key& key, const Operation& operation) P3_REQUIRES(mutex_);
   void begin_to_catch_up(Key& key) P3_REQUIRES(mutex_);
+  void put_first(Key& key, std::vector<Operation> operations) P3_REQUIRES(mutex_);
   // False if the plan that the key goes over to is not known here yet.
   bool begin_to_move(Key& key) P3_REQUIRES(mutex_);
   // The last operation of a move is complete. Returns what tells the caller.
