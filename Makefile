@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A distributed job's variables in the caller's shell must not leak into the tests.
 unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER PYTHONPATH
 
-SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*/*.h src/*/*.cc p3/*.pyx p3/*.pxd p3/*.pxi p3/mxnet/*.pyx p3/mxnet/*.h p3/mxnet/*.cc)
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*/*.h src/*/*.cc p3/*.pyx p3/*.pxd p3/*.pxi p3/measure/*.pyx p3/mxnet/*.pyx p3/mxnet/*.h p3/mxnet/*.cc)
 
 .NOTPARALLEL:  # each step uses all cores by itself
 .PHONY: all demo test test-cpp test-python sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
@@ -87,4 +87,4 @@ $(VENV)/installed: $(VENV)/ready $(SOURCES)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info p3/*.so p3/mxnet/*.so p3/*.cpp p3/mxnet/*.cpp
+	rm -rf $(VENV) build *.egg-info p3/*.so p3/*/*.so p3/*.cpp p3/*/*.cpp

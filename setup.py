@@ -68,7 +68,7 @@ setup(
     ext_modules=cythonize(
         [
             extension("p3._core"),
-            extension("p3._kernels"),
+            extension("p3.measure._kernels"),
             extension("p3.mxnet._mxnet", "libp3mxnet.a"),
         ],
         compiler_directives={"language_level": 3, "binding": True, "embedsignature": True},

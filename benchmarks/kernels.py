@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from p3._kernels import NativeOptimizer, add_to_sum, finish_sum, start_sum, use_avx2
+from p3.measure._kernels import NativeOptimizer, add_to_sum, finish_sum, start_sum, use_avx2
 
 COMMON = {"clip_gradient": -1.0, "multi_precision": False}
 OPTIMIZERS = {

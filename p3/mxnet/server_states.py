@@ -6,8 +6,7 @@ and no round completes without this worker.
 
 import numpy as np
 
-from p3._core import DTYPES, MASTER
-from p3._kernels import NativeOptimizer
+from p3._core import DTYPES, MASTER, state_parts
 from p3.mxnet import optimizer_states
 from p3.mxnet.optimizer_descriptions import describe
 
@@ -16,7 +15,7 @@ class ServerStates:
     def __init__(self, session, optimizer):
         self._session = session
         self._optimizer = optimizer
-        self._native = NativeOptimizer(describe(optimizer))
+        self._description = describe(optimizer)
 
     def fetch(self, entries):
         """{key: state as MXNet's Updater would hold it} of these keys of a store."""
@@ -51,8 +50,7 @@ class ServerStates:
         self._session.wait(operations)
 
     def _parts(self, key):
-        parts = list(range(1, self._native.state_count + 1))
-        return parts + [MASTER] if self._native.needs_master(DTYPES[key.dtype]) else parts
+        return [part for part in state_parts(self._description, DTYPES[key.dtype]) if part > 0]
 
 
 def _state_type(key):

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from p3._kernels import add_to_sum, finish_sum, start_sum, use_avx2
+from p3.measure._kernels import add_to_sum, finish_sum, start_sum, use_avx2
 
 TYPES = ["float32", "float64", "float16", "uint8", "int32", "int8", "int64"]
 

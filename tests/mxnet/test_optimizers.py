@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from p3._kernels import NativeOptimizer, use_avx2
+from p3.measure._kernels import NativeOptimizer, use_avx2
 from p3.server.optimizers import validate
 
 if importlib.util.find_spec("mxnet") is None:

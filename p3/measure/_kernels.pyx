@@ -1,5 +1,6 @@
 # distutils: language = c++
-"""The core's element-wise kernels (sums and optimizer updates) on arrays, without workers, servers or sockets.
+"""The core's element-wise kernels (sums and optimizer updates) on arrays, without workers, servers or sockets: for
+benchmarks and tests.
 
 An array is anything with the buffer protocol and C order whose elements have one of P3's types (NumPy arrays,
 memoryviews). Types and lengths are checked: TypeError and ValueError. The GIL is released in C++; calls may run at the
@@ -44,14 +45,12 @@ cdef dict _CODES = {"f": 0, "d": 1, "e": 2, "B": 3, "i": 4, "b": 5, "q": 6, "l":
 cdef class _Array:
     """A borrowed buffer; released with the object."""
     cdef Py_buffer view
-    cdef bint held
     cdef DType dtype
     cdef size_t elements
 
     def __cinit__(self, str role, object array, bint writable=False):
         cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT
         PyObject_GetBuffer(array, &self.view, flags | PyBUF_WRITABLE if writable else flags)
-        self.held = True
         letter = self.view.format.decode() if self.view.format is not NULL else "B"
         code = _CODES.get(letter.lstrip("@=<"))
         if code is None or (code == 6 and self.view.itemsize != 8):
@@ -60,8 +59,7 @@ cdef class _Array:
         self.elements = <size_t> (self.view.len // self.view.itemsize)
 
     def __dealloc__(self):
-        if self.held:
-            PyBuffer_Release(&self.view)
+        PyBuffer_Release(&self.view)
 
     cdef int expect(self, str role, DType dtype, size_t elements) except -1:
         if self.dtype != dtype:
