@@ -26,11 +26,7 @@ cdef extern from "binding/python_errors.h" namespace "p3::binding":
 cdef extern from "p3/dtype.h" namespace "p3" nogil:
     cdef enum class DType(unsigned char):
         kFloat32
-        kFloat16
     size_t size_of(DType) noexcept
-    DType sum_type(DType) noexcept
-    cbool is_float(DType) noexcept
-    const char* name_of(DType) noexcept
 
 
 cdef extern from "p3/slicing.h" namespace "p3" nogil:

@@ -86,8 +86,9 @@ class Worker {
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done);
-  // The next round, of either kind, without a gradient of this worker, which has taken its last step while others go on:
-  // their new value lands as ever. Once every worker skips, the round completes with `updated` false and the landing array as it is.
+  // The next round of a key of either kind, without a gradient of this worker, which has taken its last step while others
+  // go on: their new value lands as ever. Once every worker skips, the round completes with `updated` false and the
+  // landing array as it is.
   void skip(int key, void* landing, int32_t priority, Done done);
 
   // Keys of rows (rows.h): a row_sparse gradient's. `rows` and `row_elements` never change. `landing` may be null in init(),

@@ -13,7 +13,12 @@ from cpython.buffer cimport (
 from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
 
-from p3._core cimport DType, OptimizerSpec, RoundScalars, is_float, name_of, optimizer_spec, sum_type
+from p3._core cimport DType, OptimizerSpec, RoundScalars, optimizer_spec
+
+cdef extern from "p3/dtype.h" namespace "p3" nogil:
+    DType sum_type(DType type) noexcept
+    bint is_float(DType type) noexcept
+    const char* name_of(DType type) noexcept
 
 cdef extern from "numeric/sum.h" namespace "p3" nogil:
     void c_start_sum "p3::start_sum"(DType type, void* accumulator, const void* source, size_t elements) except +

@@ -43,7 +43,6 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
     part.next_row = range.first;
     frame.header.slice = i;
     if (absent) {
-      part.pieces.resize(1);
       frames.push_back(frame);
       continue;
     }
@@ -77,27 +76,20 @@ void RowsTransfer::encode(const Header&, const void* source, void* payload) {
 
 const char* RowsTransfer::problem_with(const Header& header) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
-  const Part& part = parts_[header.slice];
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
-  switch (kind) {
-    case Kind::kPush:
-    case Kind::kSkip:
-      if (header.kind != FrameKind::kRows || header.part > 1) return "unexpected";
-      if (encoding == Encoding::kAbsent && kind == Kind::kSkip) return nullptr;
-      if (encoding != Encoding::kPlain) return "in another encoding than agreed";
-      return header.payload_bytes < sizeof(RowsHeader) ||
-                     header.payload_bytes > max_rows_payload(plan_, size_of(plan_.dtype))
-                 ? "wrongly sized"
-                 : nullptr;
-    case Kind::kInit:
-      return header.kind == FrameKind::kValue && encoding == Encoding::kAbsent ? nullptr : "unexpected";
-    case Kind::kStore:
-      return header.kind == FrameKind::kPart && header.part == part_ && encoding == Encoding::kAbsent ? nullptr
-                                                                                                      : "unexpected";
-    default:
-      break;
+  if (is_round()) {
+    if (header.kind != FrameKind::kRows || header.part > 1) return "unexpected";
+    if (encoding == Encoding::kAbsent && kind == Kind::kSkip) return nullptr;
+    if (encoding != Encoding::kPlain) return "in another encoding than agreed";
+    const bool fits = header.payload_bytes >= sizeof(RowsHeader) &&
+                      header.payload_bytes <= max_rows_payload(plan_, size_of(plan_.dtype));
+    return fits ? nullptr : "wrongly sized";
   }
-  if (header.kind != FrameKind::kPart || header.part != part_ || encoding != Encoding::kPlain) return "unexpected";
+  const bool due =
+      kind == Kind::kInit ? header.kind == FrameKind::kValue : header.kind == FrameKind::kPart && header.part == part_;
+  if (!due || encoding != (kind == Kind::kFetch ? Encoding::kPlain : Encoding::kAbsent)) return "unexpected";
+  if (kind != Kind::kFetch) return nullptr;
+  const Part& part = parts_[header.slice];
   return header.payload_bytes == part.pieces[part.fetched].count * row_bytes_ ? nullptr : "wrongly sized";
 }
 

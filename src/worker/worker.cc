@@ -118,6 +118,13 @@ Key& Worker::Impl::key_of_rows(int handle) {
   return found;
 }
 
+Key& Worker::Impl::key_for(int handle, const void* landing) {
+  Key& found = key(handle);
+  if (landing == nullptr && found.row_elements == 0 && found.elements > 0)
+    refuse_call("key '" + found.name + "' is dense, so it needs a landing array");
+  return found;
+}
+
 Key& Worker::Impl::key_with_residual(int handle) {
   Key& found = key(handle);
   if (found.residual.empty())
@@ -178,7 +185,7 @@ void Worker::choose_route(int key, int pushes, bool as_slices) {
 // --- operations ----------------------------------------------------------------------------------------------------
 
 void Worker::init(int key, const void* value, void* landing, int32_t priority, Done done) {
-  Key& begun = impl_->key(key);
+  Key& begun = impl_->key_for(key, landing);
   const bool is_rank_0 = impl_->rank_ == 0;  // whose value is the job's
   if (begun.row_elements == 0)
     return impl_->submit(begun,
@@ -212,7 +219,7 @@ void Worker::push_rows(int key, const RowsView& gradient, void* landing, int32_t
 }
 
 void Worker::skip(int key, void* landing, int32_t priority, Done done) {
-  Key& skipped = impl_->key(key);
+  Key& skipped = impl_->key_for(key, landing);
   std::shared_ptr<Transfer> transfer;
   if (skipped.row_elements > 0)
     transfer = std::make_shared<RowsTransfer>(Kind::kSkip, skipped, RowsView{}, landing);

@@ -51,6 +51,7 @@ class Worker::Impl final : public Transport::Handler {
   Key& key(int handle);
   Key& dense_key(int handle);
   Key& key_of_rows(int handle);
+  Key& key_for(int handle, const void* landing);  // rows alone can stay on the servers
   Key& key_with_residual(int handle);
   int add_key(std::string name, uint64_t elements, DType dtype, uint32_t row_elements, const Compression& compression);
   int add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there = kNoPeer, bool is_bounded = false);

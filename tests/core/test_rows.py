@@ -255,6 +255,8 @@ def test_wrong_arrays_are_refused():
         dense = worker.declare("dense", 2, DTYPES["float32"])
         with pytest.raises(ValueError, match="is no key of rows"):
             worker.push_rows(dense, rows_of([1]), two[:1], None)
+        with pytest.raises(ValueError, match="'dense' is dense, so it needs a landing array"):
+            worker.skip_rows(dense, None)
 
 
 def test_an_empty_key_and_one_row_have_their_rounds():
