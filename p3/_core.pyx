@@ -69,23 +69,11 @@ cdef DType dtype_of(int code) except *:
     return <DType>code
 
 
-# The values of the C++ enumeration.
-cdef dict _ALGORITHMS = {
-    "sgd": 0,
-    "nag": 1,
-    "adam": 2,
-    "adagrad": 3,
-    "rmsprop": 4,
-    "rmsprop_centered": 5,
-    "signum": 6,
-    "ftml": 7,
-    "ftrl": 8,
-    "adadelta": 9,
-    "adamax": 10,
-    "nadam": 11,
-    "dcasgd": 12,
-    "test": 13,
-}
+# In the order of the C++ enumeration.
+cdef dict _ALGORITHMS = {name: code for code, name in enumerate([
+    "sgd", "nag", "adam", "adagrad", "rmsprop", "rmsprop_centered", "signum", "ftml", "ftrl", "adadelta", "adamax",
+    "nadam", "dcasgd", "test",
+])}
 
 
 # ValueError, naming the field, unless the description is complete and sensible (p3/server/optimizers.py).

@@ -103,15 +103,12 @@ cdef class P3Server:
         (wire_key, slice or partition, part, type's name, elements, memory). Part 0 is the value; 1, 2 ... and MASTER
         are the optimizer's state, as far as there is any.
         """
-        cdef vector[CapturedArray] taken = self.core.take_captured(snapshot)
-        cdef CapturedArray* array
-        cdef size_t i
-        arrays = []
-        for i in range(taken.size()):
-            array = &taken[i]
-            arrays.append((array.wire_key, array.slice, array.part, DTYPE_NAMES[<int>array.dtype], array.elements,
-                           CoreArray.over(array.data, array.elements, array.dtype)))
-        return arrays
+        cdef CapturedArray array
+        return [
+            (array.wire_key, array.slice, array.part, DTYPE_NAMES[<int>array.dtype], array.elements,
+             CoreArray.over(array.data, array.elements, array.dtype))
+            for array in self.core.take_captured(snapshot)
+        ]
 
     def counters(self):
         """Traffic with all workers, and what else p3/node.h has for a server; `late_s`: of each worker."""

@@ -164,9 +164,10 @@ void RowsTransfer::count() {
 namespace {
 
 using Ids = std::vector<int64_t>;
+using Kind = Transfer::Kind;
 
 std::shared_ptr<Ids> neighbours(const RowRange& range) {
-  const auto ids = std::make_shared<Ids>(range.count);
+  auto ids = std::make_shared<Ids>(range.count);
   std::iota(ids->begin(), ids->end(), static_cast<int64_t>(range.first));
   return ids;
 }
@@ -175,7 +176,6 @@ std::shared_ptr<Ids> neighbours(const RowRange& range) {
 
 std::vector<Operation> init_rows(Key& key, bool is_rank_0, const void* value, void* landing, int32_t priority,
                                  Worker::Done done) {
-  using Kind = Transfer::Kind;
   const auto all_rows = [&](Kind kind) {
     const auto ids = neighbours({0, key.rows()});
     const RowsView rows{ids->data(), ids->size(), kind == Kind::kStore ? value : nullptr};
@@ -198,7 +198,6 @@ std::vector<Operation> init_rows(Key& key, bool is_rank_0, const void* value, vo
 }
 
 std::vector<Operation> move_rows(Key& key, const Successor& successor) {
-  using Kind = Transfer::Kind;
   const auto ids = neighbours(successor.share);
   const auto values =
       std::make_shared<std::vector<char>>(ids->size() * key.row_elements * size_of(sum_type(key.dtype)));
