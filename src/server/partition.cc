@@ -9,14 +9,10 @@ namespace p3 {
 
 ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host,
                                  int parts)
-    : Shard(its_key, its_index, its_thread, host),
+    : Shard(its_key, its_index, its_thread, host,
+            partition_at(its_key.plan, its_index).count * its_key.plan.row_elements),
       range_(partition_at(key.plan, index)),
-      dtype_(key.plan.dtype),
-      sum_dtype_(sum_type(dtype_)),
       row_bytes_(row_bytes_of(0)),
-      bytes_(range_.count * row_bytes_),
-      sum_bytes_(range_.count * key.plan.row_elements * size_of(sum_dtype_)),
-      value_(static_cast<char*>(host.values.take(bytes_))),
       stored_(range_.count * static_cast<uint64_t>(parts), false),
       missing_(stored_.size()),
       total_(host.sum_order == SumOrder::kRank ? key.machines->count() : key.machines->num_workers(), key.plan, range_,
@@ -27,12 +23,6 @@ ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, i
   for (int machine = 0; machine < machines.count(); ++machine)
     machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), key.plan, range_, host.transient, true,
                           host.outlives_workers);
-}
-
-ServerPartition::~ServerPartition() {
-  host_.values.give_back(value_, bytes_);
-  if (master_ != nullptr) host_.values.give_back(master_, sum_bytes_);
-  for (void* state : state_) host_.values.give_back(state, sum_bytes_);
 }
 
 // --- the receiver thread -------------------------------------------------------------------------------------------
@@ -190,7 +180,7 @@ std::vector<Frame> ServerPartition::frames_of(const Header& round, const std::ve
       if (are_sums)
         total_.sum().write_row(touched[i], destination);
       else
-        std::memcpy(destination, value_ + offset_of(touched[i]) * size_of(dtype_), row_bytes_);
+        std::memcpy(destination, row_at(value_, 0, touched[i]), row_bytes_);
     });
     frames.push_back(lent_.lend(round, std::move(payload), bytes, receivers));
   }
@@ -208,9 +198,9 @@ void ServerPartition::update(const Optimizer& optimizer, const std::vector<int64
     for (end = begin + 1; end < touched.size() && touched[end] == touched[end - 1] + 1 &&
                           sum.sum_of(touched[end]) == sums + (end - begin) * sum.row_bytes();)
       ++end;
-    const size_t offset = offset_of(touched[begin]), sum_offset = offset * size_of(sum_dtype_);
-    for (size_t s = 0; s < state.size(); ++s) state[s] = static_cast<char*>(state_[s]) + sum_offset;
-    optimizer.update(dtype_, value_ + offset * size_of(dtype_), master_ == nullptr ? nullptr : master_ + sum_offset,
+    const int64_t row = touched[begin];
+    for (size_t s = 0; s < state.size(); ++s) state[s] = row_at(state_[s], static_cast<uint8_t>(s + 1), row);
+    optimizer.update(dtype_, row_at(value_, 0, row), master_ == nullptr ? nullptr : row_at(master_, kMaster, row),
                      state.data(), sums, (end - begin) * key.plan.row_elements, numbers_.scalars);
   }
 }
@@ -235,9 +225,9 @@ void ServerPartition::fetch(Task& task, Reply& reply) {
   const size_t row_bytes = row_bytes_of(part), bytes = received_.ids.size() * row_bytes;
   PooledBuffer content(host_.transient, BufferPool::roomy(bytes));
   char* destination = static_cast<char*>(content.data());
-  const char* const place = part_at(part);
+  void* const array = part_at(part);
   for (int64_t row : received_.ids) {
-    std::memcpy(destination, place + offset_of(row) * size_of(type_of(part)), row_bytes);
+    std::memcpy(destination, row_at(array, part, row), row_bytes);
     destination += row_bytes;
   }
   send(task.worker, lent_.lend(header, std::move(content), bytes, 1), reply);
@@ -250,12 +240,12 @@ void ServerPartition::store(Task& task, Reply& reply) {
   reply.problem =
       read_rows(key.plan, range_, row_bytes, task.payload.data(), task.header.payload_bytes, next_row, received_);
   if (reply.problem != nullptr) return;
-  char* const place = part_at(part);
+  void* const array = part_at(part);
   for (size_t i = 0; i < received_.ids.size(); ++i) {
     const int64_t row = received_.ids[i];
-    std::memcpy(place + offset_of(row) * size_of(type_of(part)), received_.row(i), row_bytes);
+    std::memcpy(row_at(array, part, row), received_.row(i), row_bytes);
     if (part == 0 && master_ != nullptr)
-      start_sum(dtype_, master_ + offset_of(row) * size_of(sum_dtype_), received_.row(i), key.plan.row_elements);
+      start_sum(dtype_, row_at(master_, kMaster, row), received_.row(i), key.plan.row_elements);
     if (missing_ > 0) note_stored(part, row);
   }
   if (received_.header.last != 1) return;
@@ -269,33 +259,6 @@ void ServerPartition::note_stored(uint8_t part, int64_t row) {
   if (place >= stored_.size() || stored_[place]) return;
   stored_[place] = true;
   if (--missing_ == 0) std::vector<bool>().swap(stored_);
-}
-
-const char* ServerPartition::capture(std::vector<CapturedArray>& captured) const {
-  if (missing_ > 0) return "out of turn";
-  const uint64_t elements = range_.count * key.plan.row_elements;
-  CapturedArray value = captured_array(0, dtype_, elements);
-  std::memcpy(value.data.get(), value_, bytes_);
-  captured.push_back(std::move(value));
-  capture_state(state_, master_, elements, captured);
-  return nullptr;
-}
-
-void ServerPartition::make_state(const Optimizer& optimizer) {
-  const size_t elements = range_.count * key.plan.row_elements;
-  if (master_ == nullptr && optimizer.needs_master(dtype_)) {
-    master_ = static_cast<char*>(host_.values.take(sum_bytes_));
-    start_sum(dtype_, master_, value_, elements);
-  }
-  if (!state_.empty()) return;
-  for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(host_.values.take(sum_bytes_));
-  optimizer.start_state(dtype_, value_, state_.data(), elements);
-}
-
-char* ServerPartition::part_at(uint8_t part) {
-  if (part == 0) return value_;
-  make_state(*optimizer());  // it was there when the frame was checked
-  return part == kMaster ? master_ : static_cast<char*>(state_[part - 1]);
 }
 
 }  // namespace p3

@@ -21,7 +21,6 @@ class ServerPartition final : public Shard {
  public:
   // `parts`: how many a first value has; 1: the value alone. A successor's has the optimizer's state as well.
   ServerPartition(const ServerKey& key, uint32_t index, int thread, ShardHost& host, int parts = 1);
-  ~ServerPartition() override;
 
   // --- the receiver thread -----------------------------------------------------------------------------------------
   void* place_of(const Header& header, PooledBuffer& buffer) override;
@@ -52,20 +51,14 @@ class ServerPartition final : public Shard {
   void fetch(Task& task, Reply& reply) override;
   void store(Task& task, Reply& reply) override;
   void note_stored(uint8_t part, int64_t row);
-  const char* capture(std::vector<CapturedArray>& captured) const override;
-  void make_state(const Optimizer& optimizer);
-  char* part_at(uint8_t part);
-  DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
   size_t row_bytes_of(uint8_t part) const { return key.plan.row_elements * size_of(type_of(part)); }
-  size_t offset_of(int64_t row) const { return (static_cast<uint64_t>(row) - range_.first) * key.plan.row_elements; }
+  // Where a row lies in an array of part `part`.
+  char* row_at(void* array, uint8_t part, int64_t row) const {
+    return static_cast<char*>(array) + (static_cast<uint64_t>(row) - range_.first) * row_bytes_of(part);
+  }
 
   const RowRange range_;
-  const DType dtype_, sum_dtype_;
-  const size_t row_bytes_, bytes_, sum_bytes_;
-
-  char* value_;
-  char* master_ = nullptr;    // float32 copy of a float16 value
-  std::vector<void*> state_;  // the optimizer's
+  const size_t row_bytes_;  // of the value
   // Until none is missing: which rows have been stored, of each part that a first value has.
   std::vector<bool> stored_;
   uint64_t missing_;

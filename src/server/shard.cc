@@ -4,9 +4,31 @@
 #include <cstring>
 #include <new>
 
+#include "numeric/sum.h"
 #include "p3/error.h"
 
 namespace p3 {
+
+Shard::Shard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host, uint64_t elements)
+    : key(its_key),
+      index(its_index),
+      thread(its_thread),
+      turns(its_key),
+      host_(host),
+      elements_(elements),
+      dtype_(key.plan.dtype),
+      sum_dtype_(sum_type(dtype_)),
+      bytes_(elements * size_of(dtype_)),
+      sum_bytes_(elements * size_of(sum_dtype_)),
+      value_(host.values.take(bytes_)),
+      presence_(workers()),
+      inits_(workers(), 0) {}
+
+Shard::~Shard() {
+  host_.values.give_back(value_, bytes_);
+  if (master_ != nullptr) host_.values.give_back(master_, sum_bytes_);
+  for (void* state : state_) host_.values.give_back(state, sum_bytes_);
+}
 
 const char* Shard::problem_with(const Header& header, int worker) const {
   if (const char* problem = problem_with_frame(header, worker)) return problem;
@@ -71,7 +93,7 @@ Reply Shard::handle(Task task) {
       store(task, reply);
       break;
     case FrameKind::kCapture:
-      answer_capture(task, reply);
+      capture(task, reply);
       break;
     default:
       push(task, reply);
@@ -142,11 +164,38 @@ void Shard::lose(int worker, uint32_t incarnation, uint64_t pushed) {
                        waiting_inits_.end());
 }
 
+void Shard::make_state(const Optimizer& optimizer) {
+  if (master_ == nullptr && optimizer.needs_master(dtype_)) {
+    master_ = host_.values.take(sum_bytes_);
+    start_sum(dtype_, master_, value_, elements_);
+  }
+  if (!state_.empty()) return;
+  for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(host_.values.take(sum_bytes_));
+  optimizer.start_state(dtype_, value_, state_.data(), elements_);
+}
+
+void*& Shard::part_at(uint8_t part) {
+  if (part == 0) return value_;
+  make_state(*optimizer());  // it was there when the frame was checked
+  return part == kMaster ? master_ : state_[part - 1];
+}
+
 // --- snapshots -----------------------------------------------------------------------------------------------------
 
-void Shard::answer_capture(const Task& task, Reply& reply) const {
+void Shard::capture(const Task& task, Reply& reply) const {
+  if (!has_value()) {
+    reply.problem = "out of turn";
+    return;
+  }
+  const auto add = [&](uint8_t part) {
+    reply.captured.push_back({key.plan.wire_key, index, part, type_of(part), elements_, {}, 0});
+    reply.captured.back().data = new_bytes(reply.captured.back().bytes());
+    return reply.captured.back().data.get();
+  };
   try {
-    reply.problem = capture(reply.captured);
+    copy_value(add(0));
+    for (size_t i = 0; i < state_.size(); ++i) std::memcpy(add(static_cast<uint8_t>(i + 1)), state_[i], sum_bytes_);
+    if (master_ != nullptr) std::memcpy(add(kMaster), master_, sum_bytes_);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorKind::kStopped, host_.label + ": no memory for a snapshot's copy of key '" + key.name +
                                          "'. Use more servers, or go without snapshots.");
@@ -154,19 +203,6 @@ void Shard::answer_capture(const Task& task, Reply& reply) const {
   acknowledge(task, reply);
 }
 
-CapturedArray Shard::captured_array(uint8_t part, DType dtype, uint64_t elements) const {
-  return {key.plan.wire_key, index, part, dtype, elements, new_bytes(elements * size_of(dtype)), 0};
-}
-
-void Shard::capture_state(const std::vector<void*>& state, const void* master, uint64_t elements,
-                          std::vector<CapturedArray>& captured) const {
-  const auto copy = [&](uint8_t part, const void* content) {
-    CapturedArray array = captured_array(part, sum_type(key.plan.dtype), elements);
-    std::memcpy(array.data.get(), content, array.bytes());
-    captured.push_back(std::move(array));
-  };
-  for (size_t i = 0; i < state.size(); ++i) copy(static_cast<uint8_t>(i + 1), state[i]);
-  if (master != nullptr) copy(kMaster, master);
-}
+void Shard::copy_value(void* to) const { std::memcpy(to, value_, bytes_); }
 
 }  // namespace p3

@@ -1,7 +1,8 @@
 // What one server owns of a key and works on by itself: a slice of a dense key, or a partition of a key of rows. Frames
 // are checked and placed by the receiver; then each is a Task, which handle() turns into what is to be sent.
 //
-// Here is what the two kinds have in common: who is answered, and who waits for a value. What a round does to it is theirs.
+// Here is what the two kinds have in common: value and state, who is answered, and who waits for a value. What a round does
+// to it is theirs.
 #pragma once
 
 #include <atomic>
@@ -51,15 +52,8 @@ class ShardHost {
 class Shard {
  public:
   // `thread`: which of the summing threads handles it, if there are any. `host` outlives it.
-  Shard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-      : key(its_key),
-        index(its_index),
-        thread(its_thread),
-        turns(its_key),
-        host_(host),
-        presence_(workers()),
-        inits_(workers(), 0) {}
-  virtual ~Shard() = default;
+  Shard(const ServerKey& key, uint32_t index, int thread, ShardHost& host, uint64_t elements);
+  virtual ~Shard();
 
   const ServerKey& key;
   const uint32_t index;
@@ -105,9 +99,9 @@ class Shard {
   virtual void send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) = 0;
   virtual void push(Task& task, Reply& reply) = 0;
   virtual void resume(Reply&) {}
-  virtual void fetch(Task& task, Reply& reply) = 0;                             // one part of it
-  virtual void store(Task& task, Reply& reply) = 0;                             // another content of one part
-  virtual const char* capture(std::vector<CapturedArray>& captured) const = 0;  // returns what is wrong, or null
+  virtual void fetch(Task& task, Reply& reply) = 0;  // one part of it
+  virtual void store(Task& task, Reply& reply) = 0;  // another content of one part
+  virtual void copy_value(void* to) const;           // for a snapshot
 
   const Optimizer* optimizer() const { return host_.optimizer_of(key); }
   // Whose inits can be answered now, to `reply`: the n-th of each gets what rank 0's n-th brought, or a later one, once
@@ -125,18 +119,28 @@ class Shard {
   void acknowledge(const Task& task, Reply& reply) const;
   Header header_of(FrameKind kind, Encoding encoding) const;
 
-  CapturedArray captured_array(uint8_t part, DType dtype, uint64_t elements) const;
-  void capture_state(const std::vector<void*>& state, const void* master, uint64_t elements,
-                     std::vector<CapturedArray>& captured) const;
+  void make_state(const Optimizer& optimizer);
+  // Of kMaster or a state that was agreed, which are there from then on.
+  void*& part_at(uint8_t part);
+  DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
 
   ShardHost& host_;
+  const uint64_t elements_;
+  const DType dtype_, sum_dtype_;
+  const size_t bytes_;  // of the value
+  const size_t sum_bytes_;
+
+  void* value_;
+  void* master_ = nullptr;    // float32 copy of a float16 value
+  std::vector<void*> state_;  // the optimizer's
+
   RoundNumbers numbers_;  // of this round, by rank
   int32_t priority_ = 0;  // of this round, as rank 0 pushed it
 
  private:
   bool is_void(const Task& task) const;
   void init(Task& task, Reply& reply);
-  void answer_capture(const Task& task, Reply& reply) const;
+  void capture(const Task& task, Reply& reply) const;
 
   Presence presence_;
   std::vector<uint32_t> inits_;                          // of each worker, that came here

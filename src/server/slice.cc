@@ -13,28 +13,21 @@ bool is_about_state(FrameKind kind) { return kind == FrameKind::kFetch || kind =
 }  // namespace
 
 ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-    : Shard(its_key, its_index, its_thread, host),
-      elements_(slice_at(key.plan, index).elements),
-      dtype_(key.plan.dtype),
-      sum_dtype_(sum_type(dtype_)),
-      bytes_(elements_ * size_of(dtype_)),
+    : Shard(its_key, its_index, its_thread, host, slice_at(its_key.plan, its_index).elements),
       pushed_bytes_(encoded_bytes(key.compression.encoding, dtype_, elements_)),
-      sum_bytes_(elements_ * size_of(sum_dtype_)),
       outstanding_(key.pushes_of_round()),
-      value_(host.values.take(bytes_)),
-      total_(key.machines->count(), dtype_, elements_, host.transient, host.sum_order == SumOrder::kRank) {
+      total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient,
+             host.sum_order == SumOrder::kRank) {
   const Machines& machines = *key.machines;
   if (host.sum_order != SumOrder::kRank || key.pushes_of_round() == machines.count()) return;
   for (int machine = 0; machine < machines.count(); ++machine)
-    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), dtype_, elements_, host.transient);
+    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), dtype_, static_cast<uint32_t>(elements_),
+                          host.transient);
 }
 
 ServerSlice::~ServerSlice() {
-  host_.values.give_back(value_, bytes_);
   drop_replaced();
   if (wire_value_ != nullptr) host_.values.give_back(wire_value_, pushed_bytes_);
-  if (master_ != nullptr) host_.values.give_back(master_, sum_bytes_);
-  for (void* state : state_) host_.values.give_back(state, sum_bytes_);
 }
 
 // --- the receiver thread -------------------------------------------------------------------------------------------
@@ -195,7 +188,7 @@ void ServerSlice::fetch(Task& task, Reply& reply) {
   frame.header.kind = FrameKind::kPart;
   frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
   frame.header.payload_bytes = static_cast<uint32_t>(sum_bytes_);
-  frame.payload = lent(state_at(task.header.part));
+  frame.payload = lent(part_at(task.header.part));
   frame.copied_bytes = frame.header.payload_bytes;
   frame.context = static_cast<Lender*>(this);
   ++outstanding_;  // before it can be zero, as in send_value()
@@ -203,39 +196,17 @@ void ServerSlice::fetch(Task& task, Reply& reply) {
 }
 
 void ServerSlice::store(Task& task, Reply& reply) {
-  void*& state = state_at(task.header.part);
+  void*& state = part_at(task.header.part);
   make_writable(state, sum_bytes_);
   std::memcpy(state, task.payload.data(), sum_bytes_);
   if (!is_lost(task)) acknowledge(task, reply);
 }
 
 // A sum that went out as float16 is nowhere else: it is captured as its receivers have it.
-const char* ServerSlice::capture(std::vector<CapturedArray>& captured) const {
-  CapturedArray value = captured_array(0, dtype_, elements_);
-  if (value_encoding_ == Encoding::kFloat16) {
-    std::memcpy(value.data.get() + pushed_bytes_, wire_value_, pushed_bytes_);
-    widen_in_place(reinterpret_cast<float*>(value.data.get()), elements_);
-  } else {
-    std::memcpy(value.data.get(), value_, bytes_);
-  }
-  captured.push_back(std::move(value));
-  capture_state(state_, master_, elements_, captured);
-  return nullptr;
-}
-
-void ServerSlice::make_state(const Optimizer& optimizer) {
-  if (master_ == nullptr && optimizer.needs_master(dtype_)) {
-    master_ = host_.values.take(sum_bytes_);
-    start_sum(dtype_, master_, value_, elements_);
-  }
-  if (!state_.empty()) return;
-  for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(host_.values.take(sum_bytes_));
-  optimizer.start_state(dtype_, value_, state_.data(), elements_);
-}
-
-void*& ServerSlice::state_at(uint8_t part) {
-  make_state(*optimizer());  // it was there when the frame was checked
-  return part == kMaster ? master_ : state_[part - 1];
+void ServerSlice::copy_value(void* to) const {
+  if (value_encoding_ != Encoding::kFloat16) return Shard::copy_value(to);
+  std::memcpy(static_cast<char*>(to) + pushed_bytes_, wire_value_, pushed_bytes_);
+  widen_in_place(static_cast<float*>(to), elements_);
 }
 
 // Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.

@@ -50,18 +50,12 @@ class ServerSlice final : public Shard, public Lender {
   void replace_value(PooledBuffer value) override;
   void fetch(Task& task, Reply& reply) override;
   void store(Task& task, Reply& reply) override;
-  const char* capture(std::vector<CapturedArray>& captured) const override;
-  void make_state(const Optimizer& optimizer);
-  void*& state_at(uint8_t part);
+  void copy_value(void* to) const override;
   void make_writable(void*& array, size_t size);
   const void* lent(const void* array);
   void drop_replaced();
 
-  const uint32_t elements_;
-  const DType dtype_, sum_dtype_;
-  const size_t bytes_;         // of the value
   const size_t pushed_bytes_;  // of a pushed gradient, as it comes over the wire
-  const size_t sum_bytes_;
 
   bool has_first_value_ = false;  // receiver thread: rank 0's first init has come, or is coming
 
@@ -69,15 +63,11 @@ class ServerSlice final : public Shard, public Lender {
   // zero lets the round finish.
   std::atomic<int> outstanding_;
 
-  void* value_;
   void* wire_value_ = nullptr;  // the sum as float16
   Encoding value_encoding_ = Encoding::kPlain;
   bool has_new_value_ = true;                       // of the last round: not all have skipped it
   std::vector<std::pair<void*, size_t>> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;               // their successors, of which no send has borrowed anything yet
-
-  void* master_ = nullptr;    // float32 copy of a float16 value
-  std::vector<void*> state_;  // the optimizer's
 
   RankSum total_;                 // of the machines' sums; of all workers' gradients if they are added as they come
   std::vector<RankSum> machine_;  // by machine, if several workers of one push on their own and are added in order
