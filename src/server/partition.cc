@@ -139,7 +139,7 @@ void ServerPartition::finish(Reply& reply) {
   if (its != nullptr) update(*its, touched);
 
   const bool is_skipped = present_ == 0 && !is_filled_;
-  Header round = header_of(FrameKind::kRows, is_skipped ? Encoding::kAbsent : Encoding::kPlain);
+  Header round = header_of(FrameKind::kRows, is_skipped ? Encoding::kAbsent : Encoding::kPlain, published, priority_);
   round.part = its == nullptr && !is_skipped;
   const std::vector<int> workers = receivers();
   const auto wants = [this](int worker) { return wants_rows_[static_cast<size_t>(worker)]; };
@@ -207,7 +207,7 @@ void ServerPartition::update(const Optimizer& optimizer, const std::vector<int64
 
 // The value stays here; it is fetched by who needs rows of it.
 void ServerPartition::send_value(const std::vector<int>& workers, Reply& reply, bool) {
-  const Frame frame{header_of(FrameKind::kValue, Encoding::kAbsent)};
+  const Frame frame{header_of(FrameKind::kValue, Encoding::kAbsent, published, priority_)};
   for (int worker : workers) send(worker, frame, reply);
 }
 

@@ -32,7 +32,6 @@ class ServerPartition final : public Shard {
 
  private:
   const char* problem_with_frame(const Header& header, int worker) const override;
-  FrameKind push_kind() const override { return FrameKind::kPushRows; }
 
   // --- a round -----------------------------------------------------------------------------------------------------
   void push(Task& task, Reply& reply) override;

@@ -43,26 +43,15 @@ bool Shard::has_state(uint8_t part) const {
   return part >= 1 && part <= its->state_count();
 }
 
-Header Shard::header_of(FrameKind kind, Encoding encoding) const {
+Header Shard::header_of(FrameKind kind, Encoding encoding, uint64_t round, int32_t priority) const {
   Header header;
   header.kind = kind;
   header.dtype = static_cast<uint8_t>(key.plan.dtype);
   header.encoding = static_cast<uint8_t>(encoding);
   header.key = key.plan.wire_key;
   header.slice = index;
-  header.round = published;
-  header.priority = priority_;
-  return header;
-}
-
-Header Shard::absent_push(uint64_t round) const {
-  Header header;
-  header.kind = push_kind();
-  header.dtype = static_cast<uint8_t>(key.plan.dtype);
-  header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
-  header.key = key.plan.wire_key;
-  header.slice = index;
   header.round = round;
+  header.priority = priority;
   return header;
 }
 

@@ -68,7 +68,9 @@ class Shard {
   // Of what a frame asks for, for its sender alone, at most.
   virtual size_t answer_bytes(const Header& header) const = 0;
   // The push without a gradient that completes a round for a worker that is lost.
-  Header absent_push(uint64_t round) const;
+  Header absent_push(uint64_t round) const {
+    return header_of(key.plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush, Encoding::kAbsent, round, 0);
+  }
 
   // --- any thread --------------------------------------------------------------------------------------------------
   // The round of the value that was sent last; of a successor at first: that its predecessor sent last.
@@ -90,7 +92,6 @@ class Shard {
 
   // Receiver thread.
   virtual const char* problem_with_frame(const Header& header, int worker) const = 0;
-  virtual FrameKind push_kind() const = 0;
   bool has_state(uint8_t part) const;
 
   // Where it is summed. Each answers in `reply`.
@@ -117,7 +118,7 @@ class Shard {
   }
   // Says to the task's sender that what it asked for is done.
   void acknowledge(const Task& task, Reply& reply) const;
-  Header header_of(FrameKind kind, Encoding encoding) const;
+  Header header_of(FrameKind kind, Encoding encoding, uint64_t round, int32_t priority) const;
 
   void make_state(const Optimizer& optimizer);
   // Of kMaster or a state that was agreed, which are there from then on.

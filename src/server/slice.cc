@@ -150,7 +150,7 @@ void ServerSlice::publish_sum(void*& sum) {
 
 Frame ServerSlice::value_frame(Encoding encoding) {
   Frame frame;
-  frame.header = header_of(FrameKind::kValue, encoding);
+  frame.header = header_of(FrameKind::kValue, encoding, published, priority_);
   frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
   frame.payload = lent(value_encoding_ == Encoding::kFloat16 ? wire_value_ : value_);  // of kAbsent none is sent
   frame.context = static_cast<Lender*>(this);

@@ -30,7 +30,6 @@ class ServerSlice final : public Shard, public Lender {
 
  private:
   const char* problem_with_frame(const Header& header, int worker) const override;
-  FrameKind push_kind() const override { return FrameKind::kPush; }
   DType element_type(FrameKind kind) const;
   size_t payload_bytes(const Header& header) const;
   bool may_come(const Header& header, int worker) const;
