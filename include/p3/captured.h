@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "base/thread_annotations.h"
 #include "p3/dtype.h"
 
 namespace p3 {

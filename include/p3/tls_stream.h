@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "base/thread_annotations.h"
 #include "p3/socket_stream.h"
+#include "p3/thread_annotations.h"
 
 struct ssl_st;  // OpenSSL's SSL
 

@@ -18,7 +18,7 @@
 #include <thread>
 #include <unordered_map>
 
-#include "base/thread_annotations.h"
+#include "p3/thread_annotations.h"
 #include "p3/wire.h"
 
 namespace p3 {

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/thread_annotations.h"
 #include "engine.h"
+#include "p3/thread_annotations.h"
 
 namespace p3 {
 

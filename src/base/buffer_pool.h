@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/thread_annotations.h"
+#include "p3/thread_annotations.h"
 
 namespace p3 {
 

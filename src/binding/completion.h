@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/thread_annotations.h"
 #include "p3/error.h"
+#include "p3/thread_annotations.h"
 #include "p3/worker.h"
 
 namespace p3::binding {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/thread_annotations.h"
 #include "p3/captured.h"
+#include "p3/thread_annotations.h"
 
 namespace p3 {
 

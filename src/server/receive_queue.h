@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/thread_annotations.h"
+#include "p3/thread_annotations.h"
 #include "server/task.h"
 #include "transport/priority_queue.h"
 

@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/thread_annotations.h"
 #include "p3/machines.h"
 #include "p3/slicing.h"
+#include "p3/thread_annotations.h"
 #include "server/key.h"
 #include "server/shard.h"
 

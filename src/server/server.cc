@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
-#include "base/thread_annotations.h"
 #include "p3/lateness.h"
+#include "p3/thread_annotations.h"
 #include "server/captures.h"
 #include "server/receive_queue.h"
 #include "server/registry.h"

@@ -29,9 +29,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/thread_annotations.h"
 #include "p3/error.h"
 #include "p3/node.h"
+#include "p3/thread_annotations.h"
 #include "p3/wire.h"
 #include "transport/van.h"
 #include "wire/failures.h"

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/buffer_pool.h"
-#include "base/thread_annotations.h"
 #include "p3/lateness.h"
+#include "p3/thread_annotations.h"
 #include "transport/lent_buffers.h"
 #include "transport/priority_queue.h"
 #include "transport/transport.h"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/thread_annotations.h"
+#include "p3/thread_annotations.h"
 #include "p3/worker.h"
 #include "transport/transport.h"
 #include "worker/key.h"

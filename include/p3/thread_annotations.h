@@ -22,29 +22,15 @@
 
 #define P3_CAPABILITY(name) P3_THREAD_ATTRIBUTE(capability(name))
 #define P3_SCOPED_CAPABILITY P3_THREAD_ATTRIBUTE(scoped_lockable)
-#define P3_GUARDED_BY(...) P3_THREAD_ATTRIBUTE(guarded_by(__VA_ARGS__))        // the variable itself
-#define P3_PT_GUARDED_BY(...) P3_THREAD_ATTRIBUTE(pt_guarded_by(__VA_ARGS__))  // what it points to
+#define P3_GUARDED_BY(...) P3_THREAD_ATTRIBUTE(guarded_by(__VA_ARGS__))
 #define P3_REQUIRES(...) P3_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
 #define P3_EXCLUDES(...) P3_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
 #define P3_ACQUIRE(...) P3_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))
 #define P3_RELEASE(...) P3_THREAD_ATTRIBUTE(release_capability(__VA_ARGS__))
-#define P3_ASSERT_CAPABILITY(...) P3_THREAD_ATTRIBUTE(assert_capability(__VA_ARGS__))
-#define P3_NO_THREAD_SAFETY_ANALYSIS P3_THREAD_ATTRIBUTE(no_thread_safety_analysis)  // say why
 
 namespace p3 {
 
 class P3_CAPABILITY("mutex") Mutex {
- public:
-  Mutex() = default;
-  Mutex(const Mutex&) = delete;
-  Mutex& operator=(const Mutex&) = delete;
-
-  void lock() P3_ACQUIRE() { mutex_.lock(); }
-  void unlock() P3_RELEASE() { mutex_.unlock(); }
-  // Tells the analysis, and nobody else, that this thread holds the lock: for what is called back with it held.
-  void assert_held() const P3_ASSERT_CAPABILITY(this) {}
-
- private:
   friend class MutexLock;
   std::mutex mutex_;
 };
@@ -54,8 +40,6 @@ class P3_SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) P3_ACQUIRE(mutex) : lock_(mutex.mutex_) {}
   ~MutexLock() P3_RELEASE() {}
-  MutexLock(const MutexLock&) = delete;
-  MutexLock& operator=(const MutexLock&) = delete;
 
   void unlock() P3_RELEASE() { lock_.unlock(); }
   void lock() P3_ACQUIRE() { lock_.lock(); }
