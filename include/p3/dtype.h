@@ -19,41 +19,14 @@ enum class DType : uint8_t {
 constexpr bool is_known(DType type) { return static_cast<uint8_t>(type) <= 6; }
 constexpr bool is_float(DType type) { return static_cast<uint8_t>(type) <= 2; }
 
-constexpr size_t size_of(DType type) {
-  switch (type) {
-    case DType::kUint8:
-    case DType::kInt8:
-      return 1;
-    case DType::kFloat16:
-      return 2;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFloat64:
-    case DType::kInt64:
-      return 8;
-  }
-  return 0;
-}
+namespace detail {
+constexpr size_t kSizes[] = {4, 8, 2, 1, 4, 1, 8};
+constexpr const char* kNames[] = {"float32", "float64", "float16", "uint8", "int32", "int8", "int64"};
+}  // namespace detail
 
+constexpr size_t size_of(DType type) { return is_known(type) ? detail::kSizes[static_cast<size_t>(type)] : 0; }
 constexpr const char* name_of(DType type) {
-  switch (type) {
-    case DType::kFloat32:
-      return "float32";
-    case DType::kFloat64:
-      return "float64";
-    case DType::kFloat16:
-      return "float16";
-    case DType::kUint8:
-      return "uint8";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt8:
-      return "int8";
-    case DType::kInt64:
-      return "int64";
-  }
-  return "unknown";
+  return is_known(type) ? detail::kNames[static_cast<size_t>(type)] : "unknown";
 }
 
 // Half precision is summed and updated in float32 and rounded once, at the end.
