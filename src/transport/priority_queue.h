@@ -1,7 +1,8 @@
-// Most urgent first; equals in the order they came (std::priority_queue alone would scramble them).
+// Most urgent first; equals in the order they came (a heap alone would scramble them).
 // Threads: none of its own; the owner locks. Knows nothing of sockets or slices.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -16,13 +17,7 @@ class PriorityQueue {
  public:
   void push(const Urgency& urgency, T value) {
     heap_.push_back({urgency, next_++, std::move(value)});
-    size_t child = heap_.size() - 1;
-    while (child > 0) {
-      const size_t parent = (child - 1) / 2;
-      if (!heap_[child].before(heap_[parent])) break;
-      std::swap(heap_[child], heap_[parent]);
-      child = parent;
-    }
+    std::push_heap(heap_.begin(), heap_.end(), goes_after);
   }
 
   bool empty() const { return heap_.empty(); }
@@ -31,10 +26,9 @@ class PriorityQueue {
 
   // Precondition: !empty().
   T pop() {
-    T value = std::move(heap_.front().value);
-    if (heap_.size() > 1) heap_.front() = std::move(heap_.back());
+    std::pop_heap(heap_.begin(), heap_.end(), goes_after);
+    T value = std::move(heap_.back().value);
     heap_.pop_back();
-    sink();
     return value;
   }
 
@@ -45,22 +39,11 @@ class PriorityQueue {
     Urgency urgency;
     uint64_t sequence;
     T value;
-    bool before(const Entry& other) const {
-      if (urgency.is_sooner_than(other.urgency)) return true;
-      return !other.urgency.is_sooner_than(urgency) && sequence < other.sequence;
-    }
   };
 
-  void sink() {
-    size_t parent = 0;
-    while (true) {
-      size_t first = parent;
-      for (size_t child = 2 * parent + 1; child <= 2 * parent + 2 && child < heap_.size(); ++child)
-        if (heap_[child].before(heap_[first])) first = child;
-      if (first == parent) return;
-      std::swap(heap_[parent], heap_[first]);
-      parent = first;
-    }
+  static bool goes_after(const Entry& one, const Entry& other) {
+    if (other.urgency.is_sooner_than(one.urgency)) return true;
+    return !one.urgency.is_sooner_than(other.urgency) && other.sequence < one.sequence;
   }
 
   std::vector<Entry> heap_;
