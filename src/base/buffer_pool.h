@@ -6,8 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "p3/thread_annotations.h"
@@ -47,30 +47,23 @@ class PooledBuffer {
   PooledBuffer() = default;
   PooledBuffer(BufferPool& pool, size_t bytes) : PooledBuffer(pool, pool.take(bytes), bytes) {}
   // Takes over a buffer of the pool; null: none.
-  PooledBuffer(BufferPool& pool, void* data, size_t bytes) : pool_(&pool), data_(data), bytes_(bytes) {}
-  PooledBuffer(PooledBuffer&& other) noexcept : pool_(other.pool_), data_(other.release()), bytes_(other.bytes_) {}
-  PooledBuffer& operator=(PooledBuffer&& other) noexcept {
-    give_back();
-    pool_ = other.pool_;
-    data_ = other.release();
-    bytes_ = other.bytes_;
-    return *this;
-  }
-  ~PooledBuffer() { give_back(); }
+  PooledBuffer(BufferPool& pool, void* data, size_t bytes) : data_(data, {&pool, bytes}) {}
 
   explicit operator bool() const { return data_ != nullptr; }
-  void* data() const { return data_; }
-  size_t bytes() const { return data_ == nullptr ? 0 : bytes_; }
+  void* data() const { return data_.get(); }
+  size_t bytes() const { return data_ == nullptr ? 0 : data_.get_deleter().bytes; }
   // The caller's from now on.
-  void* release() { return std::exchange(data_, nullptr); }
-  void give_back() {
-    if (data_ != nullptr) pool_->give_back(release(), bytes_);
-  }
+  void* release() { return data_.release(); }
+  void give_back() { data_.reset(); }
 
  private:
-  BufferPool* pool_ = nullptr;
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
+  struct GiveBack {
+    BufferPool* pool;
+    size_t bytes;
+    void operator()(void* data) const { pool->give_back(data, bytes); }
+  };
+
+  std::unique_ptr<void, GiveBack> data_;
 };
 
 }  // namespace p3
