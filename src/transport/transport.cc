@@ -199,11 +199,6 @@ void Transport::abandon_after_fork() {
   for (auto& van : vans_) van->stream().close();
 }
 
-Traffic Transport::traffic_with(int van) const {
-  MutexLock lock(mutex_);
-  return vans_[static_cast<size_t>(van)]->traffic();
-}
-
 Traffic Transport::traffic() const {
   std::vector<int> all(vans_.size());
   std::iota(all.begin(), all.end(), 0);
@@ -212,18 +207,8 @@ Traffic Transport::traffic() const {
 
 Traffic Transport::traffic_with(const std::vector<int>& vans) const {
   Traffic total;
-  for (int van : vans) {
-    const Traffic one = traffic_with(van);
-    total.bytes_sent += one.bytes_sent;
-    total.bytes_received += one.bytes_received;
-    total.slices_sent += one.slices_sent;
-    total.slices_received += one.slices_received;
-    total.queued_slices += one.queued_slices;
-    total.peak_queued_slices = std::max(total.peak_queued_slices, one.peak_queued_slices);
-    total.queued_s += one.queued_s;
-    total.held_bytes += one.held_bytes;
-    total.peak_held_bytes = std::max(total.peak_held_bytes, one.peak_held_bytes);
-  }
+  MutexLock lock(mutex_);
+  for (int van : vans) vans_[static_cast<size_t>(van)]->add_to(total);
   return total;
 }
 

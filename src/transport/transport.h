@@ -121,7 +121,6 @@ class Transport {
   const std::string& label(int van) const { return vans_[static_cast<size_t>(van)]->label(); }
   const NodeOptions& options() const { return options_; }
   Traffic traffic() const;  // of all vans
-  Traffic traffic_with(int van) const;
   Traffic traffic_with(const std::vector<int>& vans) const;
 
  private:

@@ -109,18 +109,16 @@ Van::Progress Van::write_some() {
   return Progress::kBroken;
 }
 
-Traffic Van::traffic() const {
-  Traffic traffic;
-  traffic.bytes_sent = bytes_sent_;
-  traffic.bytes_received = bytes_received_;
-  traffic.slices_sent = slices_sent_;
-  traffic.slices_received = slices_received_;
-  traffic.queued_slices = queue_.size();
-  traffic.peak_queued_slices = peak_queued_;
-  traffic.held_bytes = held_bytes_;
-  traffic.peak_held_bytes = peak_held_bytes_;
-  traffic.queued_s = std::chrono::duration<double>(queued_for_).count();
-  return traffic;
+void Van::add_to(Traffic& total) const {
+  total.bytes_sent += bytes_sent_;
+  total.bytes_received += bytes_received_;
+  total.slices_sent += slices_sent_;
+  total.slices_received += slices_received_;
+  total.queued_slices += queue_.size();
+  total.peak_queued_slices = std::max(total.peak_queued_slices, peak_queued_);
+  total.queued_s += std::chrono::duration<double>(queued_for_).count();
+  total.held_bytes += held_bytes_;
+  total.peak_held_bytes = std::max<uint64_t>(total.peak_held_bytes, peak_held_bytes_);
 }
 
 Van::Progress Van::read_some() {

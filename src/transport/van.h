@@ -124,7 +124,7 @@ class Van {
   int error() const { return error_; }  // errno after kBroken
 
   // Under the Transport's lock.
-  Traffic traffic() const;
+  void add_to(Traffic& total) const;
 
  private:
   const std::string label_;
