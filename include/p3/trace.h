@@ -4,7 +4,7 @@
 //   trace(options.trace.get(), TraceKind::kSummed, header, worker);
 //
 // Threads: record() from any thread; each fills a chunk of its own, without a lock, and writes it to the file when it is
-//          full. flush() and close() from any thread at any time.
+//          full. close() from any thread at any time.
 // Memory:  the file is the Recorder's. One chunk of 16 KiB for each thread that records.
 // Cost:    off: one branch. On: one look at the clock where the caller has no time at hand, 32 bytes of memory, and every
 //          512 events one write() by the thread that recorded them.
@@ -69,21 +69,18 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
 
   void record(const TraceEvent& event);
-  // Writes what every thread has recorded so far.
-  void flush();
-  // The same, then kEnd; what is recorded later is dropped. The file is closed.
+  // Writes what every thread has recorded so far, then kEnd; what is recorded later is dropped. The file is closed.
   void close();
 
  private:
   static constexpr uint32_t kChunkEvents = 512;
   struct Chunk {
     std::atomic<uint32_t> count{0};  // written by its thread
-    uint32_t written = 0;            // under the lock: so many are in the file
     TraceEvent events[kChunkEvents];
   };
 
   Chunk& own_chunk();
-  void write_rest(Chunk& chunk) P3_REQUIRES(mutex_);
+  void write(const Chunk& chunk) P3_REQUIRES(mutex_);
   void write_bytes(const void* data, size_t size) P3_REQUIRES(mutex_);
 
   const uint64_t id_;  // tells recorders apart, where an address may be used again

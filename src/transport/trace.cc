@@ -21,22 +21,16 @@ void Recorder::record(const TraceEvent& event) {
   Chunk& chunk = own_chunk();
   const uint32_t count = chunk.count.load(std::memory_order_relaxed);
   chunk.events[count] = event;
-  chunk.count.store(count + 1, std::memory_order_release);  // flush() may be reading what lies before
+  chunk.count.store(count + 1, std::memory_order_release);  // close() may be reading what lies before
   if (count + 1 < kChunkEvents) return;
   MutexLock lock(mutex_);
-  write_rest(chunk);
-  chunk.written = 0;
+  write(chunk);
   chunk.count.store(0, std::memory_order_relaxed);
-}
-
-void Recorder::flush() {
-  MutexLock lock(mutex_);
-  for (auto& [thread, chunk] : chunks_) write_rest(*chunk);
 }
 
 void Recorder::close() {
   MutexLock lock(mutex_);
-  for (auto& [thread, chunk] : chunks_) write_rest(*chunk);
+  for (auto& [thread, chunk] : chunks_) write(*chunk);
   TraceEvent end;
   end.time_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
   end.kind = TraceKind::kEnd;
@@ -58,10 +52,8 @@ Recorder::Chunk& Recorder::own_chunk() {
   return *own;
 }
 
-void Recorder::write_rest(Chunk& chunk) {
-  const uint32_t count = chunk.count.load(std::memory_order_acquire);
-  write_bytes(chunk.events + chunk.written, (count - chunk.written) * sizeof(TraceEvent));
-  chunk.written = count;
+void Recorder::write(const Chunk& chunk) {
+  write_bytes(chunk.events, chunk.count.load(std::memory_order_acquire) * sizeof(TraceEvent));
 }
 
 void Recorder::write_bytes(const void* data, size_t size) {

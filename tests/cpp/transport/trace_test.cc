@@ -117,18 +117,12 @@ TEST(Trace, EveryThreadsEventsAreInTheFileInItsOrder) {
   File file;
   {
     Recorder recorder(file.open());
-    std::atomic<bool> stop{false};
-    std::thread flusher([&] {
-      while (!stop) recorder.flush();
-    });
     std::vector<std::thread> threads;
     for (uint32_t key = 0; key < kThreads; ++key)
       threads.emplace_back([&recorder, key] {
         for (uint32_t i = 0; i < kEvents; ++i) recorder.record(event(key, i));
       });
     for (std::thread& thread : threads) thread.join();
-    stop = true;
-    flusher.join();
   }
   const auto events = file.events();
   EXPECT_EQ(events.size(), kThreads * kEvents + 1);
