@@ -33,9 +33,4 @@ RouteBytes bytes_of_routes(const KeyPlan& plan, int pushes, const RowCounts& cou
   return bytes;
 }
 
-bool slices_are_cheaper(const KeyPlan& plan, int pushes, const RowCounts& counts, bool holds_value) {
-  const RouteBytes bytes = bytes_of_routes(plan, pushes, counts, holds_value);
-  return bytes.slices < bytes.rows;
-}
-
 }  // namespace p3

@@ -20,6 +20,9 @@ struct RowCounts {
 struct RouteBytes {
   double rows = 0;
   double slices = 0;
+
+  // Otherwise rows, which leave less to add up.
+  bool slices_are_cheaper() const { return slices < rows; }
 };
 
 // `pushes`: how many reach the servers in a round, of all workers or with local aggregation of all machines; a is how
@@ -29,8 +32,5 @@ struct RouteBytes {
 // If it does not, it asks for rows by their ids whatever the route, a of them as far as anyone knows, and both are
 // alike.
 RouteBytes bytes_of_routes(const KeyPlan& plan, int pushes, const RowCounts& counts, bool holds_value);
-
-// Slices where they are cheaper; rows otherwise, which leave less to add up.
-bool slices_are_cheaper(const KeyPlan& plan, int pushes, const RowCounts& counts, bool holds_value);
 
 }  // namespace p3

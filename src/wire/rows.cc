@@ -78,10 +78,6 @@ RowRange partition_at(const KeyPlan& plan, uint32_t index) {
   return {first, rows * (index + 1) / parts - first};
 }
 
-uint32_t partition_of(const KeyPlan& plan, uint64_t row) {
-  return static_cast<uint32_t>(((row + 1) * slice_count(plan) - 1) / row_count(plan));
-}
-
 uint32_t rows_per_frame(const KeyPlan& plan) { return std::max(1u, plan.slice_elements / plan.row_elements); }
 
 uint64_t max_rows_payload(const KeyPlan& plan, size_t element_bytes) {

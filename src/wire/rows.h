@@ -48,8 +48,7 @@ static_assert(sizeof(RowsHeader) == 32, "it is a part of the wire format");
 // The plans of a key of rows have row_elements and partitions (slicing.h).
 uint64_t row_count(const KeyPlan& plan);
 RowRange partition_at(const KeyPlan& plan, uint32_t index);  // index < slice_count(plan)
-uint32_t partition_of(const KeyPlan& plan, uint64_t row);
-uint32_t rows_per_frame(const KeyPlan& plan);  // at most
+uint32_t rows_per_frame(const KeyPlan& plan);                // at most
 // Of any frame of rows of the plan whose elements have `element_bytes`, at most.
 uint64_t max_rows_payload(const KeyPlan& plan, size_t element_bytes);
 

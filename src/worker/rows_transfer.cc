@@ -156,7 +156,7 @@ void RowsTransfer::count() {
   counters.row_bytes_received += bytes_received_;
   key_.next_plan = next_plan_;
   if (key_.pushes > 0 && is_updated())
-    counters.as_slices = slices_are_cheaper(*key_.plan, key_.pushes, counts_, landing_ != nullptr);
+    counters.as_slices = bytes_of_routes(*key_.plan, key_.pushes, counts_, landing_ != nullptr).slices_are_cheaper();
 }
 
 // --- several transfers that are one operation ----------------------------------------------------------------------

@@ -43,12 +43,12 @@ TEST(Routing, AWorkerThatFetchesAsksForItsRowsWhateverTheRoute) {
 
 TEST(Routing, FewRowsGoAsRowsAndAlmostAllAsSlices) {
   const KeyPlan narrow = rows_of(100000, 2);
-  EXPECT_FALSE(slices_are_cheaper(narrow, 2, {2000, 2000}, true));
-  EXPECT_FALSE(slices_are_cheaper(narrow, 2, {0, 0}, true));
-  EXPECT_TRUE(slices_are_cheaper(narrow, 2, {200000, 100000}, true));
+  EXPECT_FALSE(bytes_of_routes(narrow, 2, {2000, 2000}, true).slices_are_cheaper());
+  EXPECT_FALSE(bytes_of_routes(narrow, 2, {0, 0}, true).slices_are_cheaper());
+  EXPECT_TRUE(bytes_of_routes(narrow, 2, {200000, 100000}, true).slices_are_cheaper());
   // 9 bytes a row that is touched, 8 and a bit for each that is there: they meet at 0.903 of the rows.
-  EXPECT_FALSE(slices_are_cheaper(narrow, 2, {2 * 90000, 90000}, true));
-  EXPECT_TRUE(slices_are_cheaper(narrow, 2, {2 * 90500, 90500}, true));
+  EXPECT_FALSE(bytes_of_routes(narrow, 2, {2 * 90000, 90000}, true).slices_are_cheaper());
+  EXPECT_TRUE(bytes_of_routes(narrow, 2, {2 * 90500, 90500}, true).slices_are_cheaper());
 }
 
 }  // namespace
