@@ -27,23 +27,16 @@ ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, i
 
 // --- the receiver thread -------------------------------------------------------------------------------------------
 
-const char* ServerPartition::problem_with_frame(const Header& header, int worker) const {
+const char* ServerPartition::problem_with_payload(const Header& header, int) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
-  const bool about_a_part = header.kind == FrameKind::kFetchRows || header.kind == FrameKind::kStoreRows;
   const bool pushes = header.kind == FrameKind::kPushRows;
   const bool without_rows = header.kind == FrameKind::kInit || header.kind == FrameKind::kCapture;
-  if (!without_rows && !pushes && !about_a_part) return "unexpected";
-  if (header.kind == FrameKind::kCapture && worker != 0) return "unexpected";
-  if (about_a_part && header.part != 0 && !has_state(header.part))
-    return "of a state that its key's optimizer does not have";
-  const DType type = about_a_part ? type_of(header.part) : dtype_;
-  if (static_cast<DType>(header.dtype) != type) return "of another element type than agreed";
   if (pushes && header.part > 1) return "malformed";
   if (without_rows ? encoding != Encoding::kAbsent
                    : encoding != Encoding::kPlain && !(pushes && encoding == Encoding::kAbsent))
     return "in another encoding than agreed";
   if (encoding == Encoding::kAbsent) return nullptr;
-  const size_t element_bytes = header.kind == FrameKind::kFetchRows ? 0 : size_of(type);
+  const size_t element_bytes = header.kind == FrameKind::kFetchRows ? 0 : size_of(static_cast<DType>(header.dtype));
   const bool fits =
       header.payload_bytes >= sizeof(RowsHeader) && header.payload_bytes <= max_rows_payload(key.plan, element_bytes);
   return fits ? nullptr : "of another size than agreed";
@@ -67,17 +60,17 @@ void ServerPartition::push(Task& task, Reply& reply) {
   wants_rows_[static_cast<size_t>(task.worker)] = task.header.part == 1;
   if (task.worker == 0) priority_ = task.header.priority;
   if (task.payload) {
-    reply.contradicts = numbers_.note(task.worker, task.header.scalars);
+    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
     reply.problem = add(task, sum, place);
     if (reply.problem != nullptr || reply.contradicts >= 0) return;
   } else {
     sum.add_nothing(place);
-    is_filled_ |= task.is_filled;
+    round_.is_filled |= task.is_filled;
   }
   reply.is_summed = true;
-  pushed_ += sum.has_all_of(place);
+  round_.pushed += sum.has_all_of(place);
   if (&sum != &total_ && sum.complete()) total_.add(key.machines->of(task.worker), sum.take_rounded());
-  if (pushed_ == key.pushes_of_round()) finish(reply);
+  if (round_.pushed == key.pushes_of_round()) finish(reply);
 }
 
 // Returns what is wrong with the frame, or null.
@@ -104,7 +97,7 @@ const char* ServerPartition::note_rows(const Task& task, const RowsHeader& rows,
   const uint64_t pushed = task.header.of_machine != 0 ? rows.pushed_rows : union_of_frames;
   if (pushed < union_of_frames || pushed > union_of_frames * static_cast<uint64_t>(contributors))
     return "of more or fewer rows than its machine can have pushed";
-  present_ += contributors;
+  round_.present += contributors;
   pushed_rows_ += pushed;
   return nullptr;
 }
@@ -130,15 +123,15 @@ void ServerPartition::finish(Reply& reply) {
   RowSum& sum = total_.sum();
   const std::vector<int64_t> touched = sum.ids();
   const Optimizer* const its = optimizer();
-  if (present_ > 0 && key.average) {
+  if (round_.present > 0 && key.average) {
     if (its == nullptr)
-      sum.divide(present_);
+      sum.divide(round_.present);
     else
-      numbers_.scalars.rescale /= present_;
+      round_.numbers.scalars.rescale /= round_.present;
   }
   if (its != nullptr) update(*its, touched);
 
-  const bool is_skipped = present_ == 0 && !is_filled_;
+  const bool is_skipped = round_.present == 0 && !round_.is_filled;
   Header round = header_of(FrameKind::kRows, is_skipped ? Encoding::kAbsent : Encoding::kPlain, published, priority_);
   round.part = its == nullptr && !is_skipped;
   const std::vector<int> workers = receivers();
@@ -154,10 +147,8 @@ void ServerPartition::finish(Reply& reply) {
   reply.published = reply.frames.empty() ? round : reply.frames.front().frame.header;
 
   total_.clear();
-  pushed_ = present_ = 0;
-  is_filled_ = false;
+  round_ = {};
   pushed_rows_ = 0;
-  numbers_.first = -1;
   as_blocks_ = false;
   next_plan_ = 0;
   answer_who_catches_up(reply);
@@ -201,7 +192,7 @@ void ServerPartition::update(const Optimizer& optimizer, const std::vector<int64
     const int64_t row = touched[begin];
     for (size_t s = 0; s < state.size(); ++s) state[s] = row_at(state_[s], static_cast<uint8_t>(s + 1), row);
     optimizer.update(dtype_, row_at(value_, 0, row), master_ == nullptr ? nullptr : row_at(master_, kMaster, row),
-                     state.data(), sums, (end - begin) * key.plan.row_elements, numbers_.scalars);
+                     state.data(), sums, (end - begin) * key.plan.row_elements, round_.numbers.scalars);
   }
 }
 

@@ -31,7 +31,7 @@ class ServerPartition final : public Shard {
   LentBuffers hand_over_lent() override { return std::exchange(lent_, {}); }
 
  private:
-  const char* problem_with_frame(const Header& header, int worker) const override;
+  const char* problem_with_payload(const Header& header, int worker) const override;
 
   // --- a round -----------------------------------------------------------------------------------------------------
   void push(Task& task, Reply& reply) override;
@@ -66,9 +66,7 @@ class ServerPartition final : public Shard {
   std::deque<RankRowSum> machine_;  // by machine, if several workers of one push on their own and are added in order
   ReceivedRows received_;
   std::vector<bool> wants_rows_;  // by rank
-  int pushed_ = 0;                // pushes all of whose frames are in
-  int present_ = 0;               // workers with a gradient in this round
-  bool is_filled_ = false;        // as ServerSlice's
+  // Of the round.
   uint64_t pushed_rows_ = 0;
   bool as_blocks_ = false;  // worker 0's rows came as blocks
   uint32_t next_plan_ = 0;  // that worker 0 has told of

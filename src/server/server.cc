@@ -132,11 +132,10 @@ class Server::Impl : public Transport::Handler, public ShardHost {
 
   void run(Task& task) {
     Shard& shard = *task.shard;
-    const Header header = task.header;
-    const int worker = task.worker;
-    const uint64_t held_bytes = task.held_bytes;
     try {
-      settle(shard, header, worker, shard.handle(std::move(task)));
+      Reply reply = shard.handle(task);
+      task.payload.give_back();  // before anybody hears of it
+      settle(task, std::move(reply));
     } catch (const Error& error) {
       transport_.fail(error);
     } catch (const std::exception& error) {
@@ -144,21 +143,21 @@ class Server::Impl : public Transport::Handler, public ShardHost {
                             label + ": " + error.what() + " while working on key '" + shard.key.name + "'.",
                             {{}, shard.key.name, {}}));
     }
-    if (held_bytes > 0) transport_.let_go(van_of(worker), held_bytes);
+    if (task.held_bytes > 0) transport_.let_go(van_of(task.worker), task.held_bytes);
   }
 
   // What became of a frame.
-  void settle(const Shard& shard, const Header& header, int worker, Reply reply) {
-    if (reply.problem != nullptr) refuse(van_of(worker), header, reply.problem);
+  void settle(const Task& task, Reply reply) {
+    if (reply.problem != nullptr) refuse(van_of(task.worker), task.header, reply.problem);
     if (reply.contradicts >= 0)
-      throw scalars_differ(label, worker_label(reply.contradicts), shard.scalars(), worker_label(worker),
-                           header.scalars, header.round, shard.key.name);
-    if (reply.is_summed) trace(recorder(), TraceKind::kSummed, header, worker);
+      throw scalars_differ(label, worker_label(reply.contradicts), task.shard->scalars(), worker_label(task.worker),
+                           task.header.scalars, task.header.round, task.shard->key.name);
+    if (reply.is_summed) trace(recorder(), TraceKind::kSummed, task.header, task.worker);
     if (reply.published) {
       note_round(reply.published->round);
       trace(recorder(), TraceKind::kUpdated, *reply.published);
     }
-    if (!reply.captured.empty()) captured_.add(std::move(reply.captured), snapshot_of(header));
+    if (!reply.captured.empty()) captured_.add(std::move(reply.captured), snapshot_of(task.header));
     if (!reply.frames.empty()) transport_.send(reply.frames, Transport::Write::kHere);
   }
 

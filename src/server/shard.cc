@@ -31,7 +31,19 @@ Shard::~Shard() {
 }
 
 const char* Shard::problem_with(const Header& header, int worker) const {
-  if (const char* problem = problem_with_frame(header, worker)) return problem;
+  const FrameKind kind = header.kind;
+  const bool has_rows = key.plan.has_rows();
+  const bool is_about_part = kind == (has_rows ? FrameKind::kFetchRows : FrameKind::kFetch) ||
+                             kind == (has_rows ? FrameKind::kStoreRows : FrameKind::kStore);
+  const bool is_rank_0s = kind == FrameKind::kCapture || kind == FrameKind::kStore;
+  if (kind != push_kind() && kind != FrameKind::kInit && kind != FrameKind::kCapture && !is_about_part)
+    return "unexpected";
+  if (is_rank_0s && worker != 0) return "unexpected";
+  const bool is_about_value = !is_about_part || (has_rows && header.part == 0);
+  if (!is_about_value && !has_state(header.part)) return "of a state that its key's optimizer does not have";
+  if (static_cast<DType>(header.dtype) != (is_about_value ? dtype_ : sum_dtype_))
+    return "of another element type than agreed";
+  if (const char* problem = problem_with_payload(header, worker)) return problem;
   if (!turns.may_send(header, worker)) return "another worker's to send";
   return turns.in_turn(header, worker, published) ? nullptr : "out of turn";
 }
@@ -57,7 +69,7 @@ Header Shard::header_of(FrameKind kind, Encoding encoding, uint64_t round, int32
 
 // --- where it is summed --------------------------------------------------------------------------------------------
 
-Reply Shard::handle(Task task) {
+Reply Shard::handle(Task& task) {
   Reply reply;
   if (is_void(task)) return reply;
   if (task.kind == Task::Kind::kCatchUp) {

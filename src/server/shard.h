@@ -68,21 +68,19 @@ class Shard {
   // Of what a frame asks for, for its sender alone, at most.
   virtual size_t answer_bytes(const Header& header) const = 0;
   // The push without a gradient that completes a round for a worker that is lost.
-  Header absent_push(uint64_t round) const {
-    return header_of(key.plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush, Encoding::kAbsent, round, 0);
-  }
+  Header absent_push(uint64_t round) const { return header_of(push_kind(), Encoding::kAbsent, round, 0); }
 
   // --- any thread --------------------------------------------------------------------------------------------------
   // The round of the value that was sent last; of a successor at first: that its predecessor sent last.
   std::atomic<uint64_t> published{0};
 
   // --- where it is summed ------------------------------------------------------------------------------------------
-  Reply handle(Task task);
+  Reply handle(Task& task);
   // The processes of this rank up to number `incarnation` are gone; the last one has pushed up to this round. Forgets what
   // it waits for, and its push if that is not whole.
   virtual void lose(int worker, uint32_t incarnation, uint64_t pushed);
   // Of this round, as its first push brought them.
-  const RoundScalars& scalars() const { return numbers_.scalars; }
+  const RoundScalars& scalars() const { return round_.numbers.scalars; }
 
   // The end of this shard, of which something may still be on its way.
   virtual LentBuffers hand_over_lent() { return {}; }
@@ -91,7 +89,8 @@ class Shard {
   size_t workers() const { return static_cast<size_t>(key.machines->num_workers()); }
 
   // Receiver thread.
-  virtual const char* problem_with_frame(const Header& header, int worker) const = 0;
+  virtual const char* problem_with_payload(const Header& header, int worker) const = 0;
+  FrameKind push_kind() const { return key.plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush; }
   bool has_state(uint8_t part) const;
 
   // Where it is summed. Each answers in `reply`.
@@ -135,8 +134,13 @@ class Shard {
   void* master_ = nullptr;    // float32 copy of a float16 value
   std::vector<void*> state_;  // the optimizer's
 
-  RoundNumbers numbers_;  // of this round, by rank
-  int32_t priority_ = 0;  // of this round, as rank 0 pushed it
+  struct {
+    RoundNumbers numbers;    // by rank
+    int pushed = 0;          // pushes that are in
+    int present = 0;         // workers with a gradient
+    bool is_filled = false;  // for a lost worker: if nobody has a gradient, it is not the last round all the same
+  } round_;                  // in progress
+  int32_t priority_ = 0;     // of the round, as rank 0 pushed it
 
  private:
   bool is_void(const Task& task) const;

@@ -6,11 +6,6 @@
 #include "numeric/sum.h"
 
 namespace p3 {
-namespace {
-
-bool is_about_state(FrameKind kind) { return kind == FrameKind::kFetch || kind == FrameKind::kStore; }
-
-}  // namespace
 
 ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
     : Shard(its_key, its_index, its_thread, host, slice_at(its_key.plan, its_index).elements),
@@ -25,44 +20,19 @@ ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_t
                           host.transient);
 }
 
-ServerSlice::~ServerSlice() {
-  drop_replaced();
-  if (wire_value_ != nullptr) host_.values.give_back(wire_value_, pushed_bytes_);
-}
-
 // --- the receiver thread -------------------------------------------------------------------------------------------
 
-const char* ServerSlice::problem_with_frame(const Header& header, int worker) const {
-  const bool is_rank_0s = header.kind == FrameKind::kStore || header.kind == FrameKind::kCapture;
-  const bool is_known = header.kind == FrameKind::kPush || header.kind == FrameKind::kInit ||
-                        header.kind == FrameKind::kCapture || is_about_state(header.kind);
-  if (!is_known || (is_rank_0s && worker != 0)) return "unexpected";
-  if (static_cast<DType>(header.dtype) != element_type(header.kind)) return "of another element type than agreed";
-  if (is_about_state(header.kind) && !has_state(header.part))
-    return "of a state that its key's optimizer does not have";
-  if (!may_come(header, worker)) return "in another encoding than agreed";
-  return header.payload_bytes == payload_bytes(header) ? nullptr : "of another size than agreed";
-}
-
-DType ServerSlice::element_type(FrameKind kind) const { return is_about_state(kind) ? sum_dtype_ : dtype_; }
-
-size_t ServerSlice::payload_bytes(const Header& header) const {
-  return encoded_bytes(static_cast<Encoding>(header.encoding), element_type(header.kind), elements_);
-}
-
-bool ServerSlice::may_come(const Header& header, int worker) const {
+const char* ServerSlice::problem_with_payload(const Header& header, int worker) const {
+  const FrameKind kind = header.kind;
   const auto encoding = static_cast<Encoding>(header.encoding);
-  switch (header.kind) {
-    case FrameKind::kInit:
-      return encoding == (worker == 0 && !turns.catches_up(0) ? Encoding::kPlain : Encoding::kAbsent);
-    case FrameKind::kPush:
-      return encoding == Encoding::kAbsent || encoding == key.compression.encoding;
-    case FrameKind::kFetch:
-    case FrameKind::kCapture:
-      return encoding == Encoding::kAbsent;
-    default:
-      return encoding == Encoding::kPlain;
-  }
+  const bool only_asks = kind == FrameKind::kFetch || kind == FrameKind::kCapture ||
+                         (kind == FrameKind::kInit && (worker != 0 || turns.catches_up(0)));
+  const bool as_agreed = kind == FrameKind::kPush
+                             ? encoding == Encoding::kAbsent || encoding == key.compression.encoding
+                             : encoding == (only_asks ? Encoding::kAbsent : Encoding::kPlain);
+  if (!as_agreed) return "in another encoding than agreed";
+  const size_t bytes = encoded_bytes(encoding, static_cast<DType>(header.dtype), elements_);
+  return header.payload_bytes == bytes ? nullptr : "of another size than agreed";
 }
 
 void* ServerSlice::place_of(const Header& header, PooledBuffer& buffer) {
@@ -79,7 +49,7 @@ size_t ServerSlice::answer_bytes(const Header& header) const {
 // --- a round -------------------------------------------------------------------------------------------------------
 
 void ServerSlice::push(Task& task, Reply& reply) {
-  if (task.payload) reply.contradicts = numbers_.note(task.worker, task.header.scalars);
+  if (task.payload) reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
   if (reply.contradicts >= 0) return;
   add(task);
   reply.is_summed = true;
@@ -88,9 +58,9 @@ void ServerSlice::push(Task& task, Reply& reply) {
 
 void ServerSlice::add(Task& task) {
   const int worker = task.worker, machine = key.machines->of(worker);
-  ++pushed_;
-  present_ += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
-  is_filled_ |= task.is_filled;
+  ++round_.pushed;
+  round_.present += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
+  round_.is_filled |= task.is_filled;
   if (worker == 0) priority_ = task.header.priority;
   void* const gradient = task.payload.release();
   if (host_.sum_order != SumOrder::kRank) return total_.add(0, gradient, key.compression);
@@ -119,27 +89,24 @@ void ServerSlice::update() {
   drop_replaced();
   const Optimizer* const its = optimizer();
   void* sum = total_.take();
-  has_new_value_ = sum != nullptr || (is_filled_ && its != nullptr);
+  has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
   if (sum != nullptr && its == nullptr) {
-    if (key.average) divide_sum(dtype_, sum, present_, elements_);
+    if (key.average) divide_sum(dtype_, sum, round_.present, elements_);
     publish_sum(sum);
   } else if (sum != nullptr) {
     make_state(*its);
-    if (key.average) numbers_.scalars.rescale /= present_;
+    if (key.average) round_.numbers.scalars.rescale /= round_.present;
     value_encoding_ = Encoding::kPlain;
-    its->update(dtype_, value_, master_, state_.data(), sum, elements_, numbers_.scalars);
+    its->update(dtype_, value_, master_, state_.data(), sum, elements_, round_.numbers.scalars);
   }
   if (sum != nullptr) host_.transient.give_back(sum, sum_bytes_);
-  pushed_ = 0;
-  present_ = 0;
-  is_filled_ = false;
-  numbers_.first = -1;
+  round_ = {};
 }
 
 void ServerSlice::publish_sum(void*& sum) {
   if (key.compression.encoding == Encoding::kFloat16) {
-    if (wire_value_ == nullptr) wire_value_ = host_.values.take(pushed_bytes_);
-    finish_sum(DType::kFloat16, wire_value_, sum, elements_);
+    if (!wire_value_) wire_value_ = PooledBuffer(host_.values, pushed_bytes_);
+    finish_sum(DType::kFloat16, wire_value_.data(), sum, elements_);
     value_encoding_ = Encoding::kFloat16;
   } else if (sum_dtype_ == dtype_) {
     std::swap(value_, sum);
@@ -152,7 +119,7 @@ Frame ServerSlice::value_frame(Encoding encoding) {
   Frame frame;
   frame.header = header_of(FrameKind::kValue, encoding, published, priority_);
   frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
-  frame.payload = lent(value_encoding_ == Encoding::kFloat16 ? wire_value_ : value_);  // of kAbsent none is sent
+  frame.payload = lent(value_encoding_ == Encoding::kFloat16 ? wire_value_.data() : value_);  // of kAbsent none is sent
   frame.context = static_cast<Lender*>(this);
   return frame;
 }
@@ -205,16 +172,16 @@ void ServerSlice::store(Task& task, Reply& reply) {
 // A sum that went out as float16 is nowhere else: it is captured as its receivers have it.
 void ServerSlice::copy_value(void* to) const {
   if (value_encoding_ != Encoding::kFloat16) return Shard::copy_value(to);
-  std::memcpy(static_cast<char*>(to) + pushed_bytes_, wire_value_, pushed_bytes_);
+  std::memcpy(static_cast<char*>(to) + pushed_bytes_, wire_value_.data(), pushed_bytes_);
   widen_in_place(static_cast<float*>(to), elements_);
 }
 
 // Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.
 void ServerSlice::make_writable(void*& array, size_t size) {
-  const int pushes_to_come = key.pushes_of_round() - pushed_;
+  const int pushes_to_come = key.pushes_of_round() - round_.pushed;
   if (outstanding_ == pushes_to_come) return drop_replaced();
   if (std::find(not_lent_.begin(), not_lent_.end(), array) != not_lent_.end()) return;
-  replaced_.push_back({std::exchange(array, host_.values.take(size)), size});
+  replaced_.emplace_back(host_.values, std::exchange(array, host_.values.take(size)), size);
   not_lent_.push_back(array);
 }
 
@@ -225,7 +192,7 @@ const void* ServerSlice::lent(const void* array) {
 
 void ServerSlice::drop_replaced() {
   not_lent_.clear();
-  for (const auto& [array, size] : std::exchange(replaced_, {})) host_.values.give_back(array, size);
+  replaced_.clear();
 }
 
 }  // namespace p3

@@ -18,7 +18,6 @@ namespace p3 {
 class ServerSlice final : public Shard, public Lender {
  public:
   ServerSlice(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
-  ~ServerSlice() override;
 
   // --- the receiver thread -----------------------------------------------------------------------------------------
   // Rank 0's first init is received straight into the value; later ones elsewhere, because that may still be on its way.
@@ -29,10 +28,7 @@ class ServerSlice final : public Shard, public Lender {
   void taken_back() override;
 
  private:
-  const char* problem_with_frame(const Header& header, int worker) const override;
-  DType element_type(FrameKind kind) const;
-  size_t payload_bytes(const Header& header) const;
-  bool may_come(const Header& header, int worker) const;
+  const char* problem_with_payload(const Header& header, int worker) const override;
 
   // --- a round -----------------------------------------------------------------------------------------------------
   void push(Task& task, Reply& reply) override;
@@ -62,17 +58,14 @@ class ServerSlice final : public Shard, public Lender {
   // zero lets the round finish.
   std::atomic<int> outstanding_;
 
-  void* wire_value_ = nullptr;  // the sum as float16
+  PooledBuffer wire_value_;  // the sum as float16
   Encoding value_encoding_ = Encoding::kPlain;
-  bool has_new_value_ = true;                       // of the last round: not all have skipped it
-  std::vector<std::pair<void*, size_t>> replaced_;  // former values and states that a send may still borrow
-  std::vector<const void*> not_lent_;               // their successors, of which no send has borrowed anything yet
+  bool has_new_value_ = true;           // of the last round: not all have skipped it
+  std::vector<PooledBuffer> replaced_;  // former values and states that a send may still borrow
+  std::vector<const void*> not_lent_;   // their successors, of which no send has borrowed anything yet
 
   RankSum total_;                 // of the machines' sums; of all workers' gradients if they are added as they come
   std::vector<RankSum> machine_;  // by machine, if several workers of one push on their own and are added in order
-  int pushed_ = 0;                // pushes that are in
-  int present_ = 0;               // workers with a gradient in this round
-  bool is_filled_ = false;        // for a lost worker: if nobody has a gradient, it is not the last round all the same
 };
 
 }  // namespace p3
