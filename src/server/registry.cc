@@ -4,15 +4,13 @@
 #include <new>
 #include <utility>
 
-#include "p3/error.h"
 #include "server/partition.h"
 #include "server/slice.h"
 
 namespace p3 {
 
 void Registry::define(const KeyPlan& plan, std::string name, int store) {
-  if (!makes_sense(plan))
-    throw Error(ErrorKind::kUsage, host_.label + ": the plan of key '" + name + "' makes no sense.");
+  if (!makes_sense(plan)) host_.refuse_call("the plan of key '" + name + "' makes no sense.");
   auto entry = std::make_unique<Entry>();
   ServerKey& key = entry->key;
   key.machines = &machines_;
@@ -28,8 +26,8 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
     key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain;
   }
   if (key.average && !is_float(plan.dtype))
-    throw Error(ErrorKind::kUsage, host_.label + ": key '" + key.name + "' is of type " + name_of(plan.dtype) +
-                                       "; only floating point keys can be averaged.");
+    host_.refuse_call("key '" + key.name + "' is of type " + name_of(plan.dtype) +
+                      "; only floating point keys can be averaged.");
   add(std::move(entry), 1);
 }
 
@@ -42,8 +40,7 @@ void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
     if (found == keys_.end() || !makes_sense(plan) || !plan.has_rows() ||
         plan.elements != found->second->key.plan.elements ||
         plan.row_elements != found->second->key.plan.row_elements || plan.dtype != found->second->key.plan.dtype)
-      throw Error(ErrorKind::kUsage,
-                  host_.label + ": key " + std::to_string(predecessor) + " can have no such successor.");
+      host_.refuse_call("key " + std::to_string(predecessor) + " can have no such successor.");
     entry->key = found->second->key;
     if (const Optimizer* optimizer = stores_.at(entry->key.store).optimizer.get())
       parts += optimizer->state_count() + optimizer->needs_master(plan.dtype);
@@ -58,13 +55,13 @@ void Registry::add(std::unique_ptr<Entry> entry, int parts) {
   try {
     make_shards(*entry, parts);
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorKind::kUsage, host_.label + ": no memory for this server's part of key '" + entry->key.name +
-                                       "', which has " + std::to_string(plan.elements) + " elements of type " +
-                                       name_of(plan.dtype) + ". Use more servers.");
+    host_.refuse_call("no memory for this server's part of key '" + entry->key.name + "', which has " +
+                      std::to_string(plan.elements) + " elements of type " + name_of(plan.dtype) +
+                      ". Use more servers.");
   }
   MutexLock lock(mutex_);
   if (!keys_.emplace(plan.wire_key, std::move(entry)).second)
-    throw Error(ErrorKind::kUsage, host_.label + ": key " + std::to_string(plan.wire_key) + " is defined already.");
+    host_.refuse_call("key " + std::to_string(plan.wire_key) + " is defined already.");
 }
 
 void Registry::make_shards(Entry& entry, int parts) {
@@ -97,8 +94,7 @@ void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
   auto optimizer = Optimizer::make(spec);
   MutexLock lock(mutex_);
   Store& settings = stores_[store];
-  if (settings.optimizer != nullptr)
-    throw Error(ErrorKind::kUsage, host_.label + ": store " + std::to_string(store) + " has an optimizer already.");
+  if (settings.optimizer != nullptr) host_.refuse_call("store " + std::to_string(store) + " has an optimizer already.");
   settings.optimizer = std::move(optimizer);
 }
 
@@ -116,8 +112,8 @@ void Registry::set_average(int store, bool average) {
 Store& Registry::without_keys(int store) {
   Store& settings = stores_[store];
   if (settings.has_keys)
-    throw Error(ErrorKind::kUsage, host_.label + ": store " + std::to_string(store) +
-                                       " has keys already; set its compression and reduction before its first init.");
+    host_.refuse_call("store " + std::to_string(store) +
+                      " has keys already; set its compression and reduction before its first init.");
   return settings;
 }
 
@@ -125,8 +121,8 @@ const Optimizer* Registry::optimizer_of(const ServerKey& key) const {
   MutexLock lock(mutex_);
   const Optimizer* optimizer = stores_.at(key.store).optimizer.get();
   if (optimizer != nullptr && !is_float(key.plan.dtype))
-    throw Error(ErrorKind::kUsage, host_.label + ": key '" + key.name + "' is of type " + name_of(key.plan.dtype) +
-                                       "; an optimizer updates floating point keys only.");
+    host_.refuse_call("key '" + key.name + "' is of type " + name_of(key.plan.dtype) +
+                      "; an optimizer updates floating point keys only.");
   return optimizer;
 }
 
@@ -156,8 +152,7 @@ std::vector<Shard*> Registry::shards_of(uint32_t wire_key) const {
   std::vector<Shard*> shards;
   MutexLock lock(mutex_);
   const auto found = keys_.find(wire_key);
-  if (found == keys_.end())
-    throw Error(ErrorKind::kUsage, host_.label + ": there is no key " + std::to_string(wire_key) + ".");
+  if (found == keys_.end()) host_.refuse_call("there is no key " + std::to_string(wire_key) + ".");
   for (const auto& shard : found->second->shards)
     if (shard != nullptr) shards.push_back(shard.get());
   return shards;

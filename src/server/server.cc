@@ -33,16 +33,15 @@ class Server::Impl : public Transport::Handler, public ShardHost {
                   options.local_aggregation && machines_.count() < machines_.num_workers(), *this),
         transport_(std::move(options.node), *this) {
     if (num_workers < 1 || rank < 0 || rank >= num_servers)
-      throw Error(ErrorKind::kUsage, label + ": server " + std::to_string(rank) + " of " + std::to_string(num_servers) +
-                                         " with " + std::to_string(num_workers) + " workers makes no job.");
+      refuse_call("server " + std::to_string(rank) + " of " + std::to_string(num_servers) + " with " +
+                  std::to_string(num_workers) + " workers makes no job.");
     if (machines_.num_workers() != num_workers)
-      throw Error(ErrorKind::kUsage, label + ": the machines of " + std::to_string(machines_.num_workers()) +
-                                         " workers are known, but there are " + std::to_string(num_workers) + ".");
+      refuse_call("the machines of " + std::to_string(machines_.num_workers()) + " workers are known, but there are " +
+                  std::to_string(num_workers) + ".");
     if (outlives_workers && options.local_aggregation)
-      throw Error(ErrorKind::kUsage,
-                  label +
-                      ": the leader of a machine cannot be replaced: set local_aggregation to false with "
-                      "outlives_workers.");
+      refuse_call(
+          "the leader of a machine cannot be replaced: set local_aggregation to false with "
+          "outlives_workers.");
   }
 
   ~Impl() override { stop(); }
@@ -61,8 +60,7 @@ class Server::Impl : public Transport::Handler, public ShardHost {
 
   void start() {
     for (size_t worker = 0; worker < workers_.size(); ++worker)
-      if (workers_[worker].van < 0)
-        throw Error(ErrorKind::kUsage, label + ": no connection to worker " + std::to_string(worker) + ".");
+      if (workers_[worker].van < 0) refuse_call("no connection to worker " + std::to_string(worker) + ".");
     if (!sums_in_receiver_)
       for (ReceiveQueue& queue : queues_) queue.start_thread([this](Task& task) { run(task); });
     transport_.start();
@@ -180,7 +178,7 @@ class Server::Impl : public Transport::Handler, public ShardHost {
 
   LostWorker lose_worker(int worker) {
     check_rank(worker);
-    if (!outlives_workers) throw Error(ErrorKind::kUsage, label + " was not told to outlive workers.");
+    if (!outlives_workers) refuse_call("it was not told to outlive workers.");
     WorkerState& state = workers_[index_of(worker)];
     transport_.run_in_receiver([&] {
       transport_.drop_van(state.van);
@@ -314,13 +312,11 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   const std::string& worker_label(int worker) const { return transport_.label(van_of(worker)); }
 
   void check_rank(int worker) const {
-    if (worker < 0 || worker >= num_workers())
-      throw Error(ErrorKind::kUsage, label + ": there is no worker " + std::to_string(worker) + ".");
+    if (worker < 0 || worker >= num_workers()) refuse_call("there is no worker " + std::to_string(worker) + ".");
   }
 
   void check_lost(int worker) const {
-    if (!workers_[index_of(worker)].is_lost)
-      throw Error(ErrorKind::kUsage, label + ": worker " + std::to_string(worker) + " is not lost.");
+    if (!workers_[index_of(worker)].is_lost) refuse_call("worker " + std::to_string(worker) + " is not lost.");
   }
 
   void queue(Task task) {

@@ -13,6 +13,7 @@
 
 #include "base/buffer_pool.h"
 #include "p3/captured.h"
+#include "p3/error.h"
 #include "p3/optimizer.h"
 #include "p3/server.h"
 #include "p3/wire.h"
@@ -37,6 +38,8 @@ class ShardHost {
   BufferPool values{/*reuses=*/false};  // what stays: values and states
   BufferPool transient;                 // what was received and not yet summed, and copies that go out
 
+  // A call that breaks the contract of p3/server.h: throws Error(kUsage).
+  [[noreturn]] void refuse_call(const std::string& why) const { throw Error(ErrorKind::kUsage, label + ": " + why); }
   // Of the key's store; null: sums go out. Throws Error(kUsage) if it cannot update elements of the key's type.
   virtual const Optimizer* optimizer_of(const ServerKey& key) const = 0;
   // Whether the key can go over to the plan of that wire key.
