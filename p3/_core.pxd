@@ -167,7 +167,8 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         string problem
         vector[Pushed] pushed
     cdef cppclass Server:
-        Server(int, int, int, ServerOptions) except +raise_as_python
+        @staticmethod
+        unique_ptr[Server] make(int, int, int, ServerOptions) except +raise_as_python
         void add_worker(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void start() except +raise_as_python

@@ -13,11 +13,12 @@ cdef class P3Server:
             raise ValueError(f"sum_order is 'rank' or 'arrival', not {sum_order!r}")
         if threads < 0:
             raise ValueError(f"threads must not be negative ({threads})")
-        self.core = new Server(rank, num_servers, num_workers,
-                               server_options(options_of(label, heartbeat_s, timeout_s, trace_fd, checksums),
-                                              sum_order == "arrival", threads,
-                                              range(max(num_workers, 0)) if machines is None else machines,
-                                              local_aggregation, outlives_workers))
+        cdef unique_ptr[Server] core = Server.make(
+            rank, num_servers, num_workers,
+            server_options(options_of(label, heartbeat_s, timeout_s, trace_fd, checksums), sum_order == "arrival",
+                           threads, range(max(num_workers, 0)) if machines is None else machines, local_aggregation,
+                           outlives_workers))
+        self.core = core.release()
 
     def __dealloc__(self):
         cdef Server* core = self.core
@@ -125,3 +126,4 @@ cdef class P3Server:
 
     def abandon_after_fork(self):
         self.core.abandon_after_fork()
+        self.core = NULL

@@ -57,65 +57,63 @@ struct LostWorker {
 
 class Server {
  public:
-  Server(int rank, int num_servers, int num_workers, ServerOptions options);
-  ~Server();
+  // Throws Error(kUsage) if there is no such job.
+  static std::unique_ptr<Server> make(int rank, int num_servers, int num_workers, ServerOptions options);
+  virtual ~Server() = default;
 
   // Before start(), as Worker::add_server.
-  void add_worker(int worker, std::unique_ptr<Stream> stream, std::string label);
-  void add_watch(std::unique_ptr<Stream> stream, std::string label);
-  void start();
+  virtual void add_worker(int worker, std::unique_ptr<Stream> stream, std::string label) = 0;
+  virtual void add_watch(std::unique_ptr<Stream> stream, std::string label) = 0;
+  virtual void start() = 0;
 
   // What rank 0 announced, before any worker is told. `store` groups the keys that share an optimizer.
   // Throws Error(kUsage) if the wire key is defined already or the plan makes no sense.
-  void define(const KeyPlan& plan, std::string name, int store);
+  virtual void define(const KeyPlan& plan, std::string name, int store) = 0;
   // Another plan of a key of rows that is defined already, with a wire key of its own. It gets its rows, and what the
   // optimizer keeps for them, from the workers, before the first of them is answered.
-  void define_successor(const KeyPlan& plan, uint32_t predecessor);
+  virtual void define_successor(const KeyPlan& plan, uint32_t predecessor) = 0;
   // A key that has a successor, and that every worker has left for it.
-  void drop(uint32_t wire_key);
+  virtual void drop(uint32_t wire_key) = 0;
   // The optimizer of a store's keys, once, before their first push; without one their sums are broadcast.
-  void set_optimizer(int store, const OptimizerSpec& spec);
+  virtual void set_optimizer(int store, const OptimizerSpec& spec) = 0;
   // Before the store's first define(): how its float32 gradients come, and whether they are averaged over the workers
   // that took part in the round (default: summed; of floating types only).
-  void set_compression(int store, const Compression& compression);
-  void set_average(int store, bool average);
+  virtual void set_compression(int store, const Compression& compression) = 0;
+  virtual void set_average(int store, bool average) = 0;
 
   // What worker 0 has had copied for that snapshot (Worker::capture). What was copied for earlier ones is given up.
-  std::vector<CapturedArray> take_captured(uint64_t snapshot);
+  virtual std::vector<CapturedArray> take_captured(uint64_t snapshot) = 0;
   // Replacing a worker, with outlives_workers. Each returns when it is done; not from a thread of the core.
   //
   // It is gone, whether this server has noticed or not: its connection is closed, half received frames are thrown away,
   // and nothing more is sent to it.
-  LostWorker lose_worker(int worker);
+  virtual LostWorker lose_worker(int worker) = 0;
   // Of each of these keys, completes the rounds up to that one for the lost worker, as they begin: it had nothing to add.
   // May be called again, for more. `skips`: it would have skipped them, so if all others do, a round was the last; else its
   // successor goes on, and such a round counts as one that leaves the value as it is.
-  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips = false);
+  virtual void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips = false) = 0;
   // Another process of that rank. Of keys that its predecessor had, its first frame is an absent kInit of round 0: the
   // wish for the value of the last round that its predecessor pushed, or that is filled; its next push follows that.
-  void replace_worker(int worker, std::unique_ptr<Stream> stream);
+  virtual void replace_worker(int worker, std::unique_ptr<Stream> stream) = 0;
 
   // As Worker's. fail() tells every worker through its van.
-  void fail(const Error& error);
-  std::optional<Error> error() const;
+  virtual void fail(const Error& error) = 0;
+  virtual std::optional<Error> error() const = 0;
   // Becomes readable, and stays so, once the server has failed or every worker has said goodbye.
-  int event_fd() const;
-  bool finished() const;  // every worker has said goodbye
+  virtual int event_fd() const = 0;
+  virtual bool finished() const = 0;  // every worker has said goodbye
 
-  Counters counters() const;
+  virtual Counters counters() const = 0;
   // Who keeps others waiting, as of a moment ago.
-  std::vector<Late> late() const;
+  virtual std::vector<Late> late() const = 0;
   // Of each worker: how long after the first push of a round its last one came, in the mean of the last rounds. Those of
   // a machine who push as one are equally late.
-  std::vector<double> mean_lateness_s() const;
-  void stop();
+  virtual std::vector<double> mean_lateness_s() const = 0;
+  virtual void stop() = 0;
 
-  // As Worker's: in the child of a fork. Only the destructor may be called afterwards.
-  void abandon_after_fork();
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  // As Worker's: in the child of a fork. Nothing may be called afterwards, and the server stays: its threads and locks
+  // belong to the parent.
+  virtual void abandon_after_fork() = 0;
 };
 
 }  // namespace p3

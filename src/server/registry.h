@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "p3/machines.h"
@@ -44,18 +45,20 @@ class Registry {
   Shard* find(const Header& header) const;
   // Throws Error(kUsage) if there is no such key.
   std::vector<Shard*> shards_of(uint32_t wire_key) const;
-  // Calls visit(shard) for each, under the lock; until it returns true. Whether it did.
-  template <typename Visit>
-  bool any_shard(Visit visit) const {
+  // Asks each shard, under the lock, until one answers anything.
+  template <typename Ask>
+  auto first_answer(Ask ask) const -> decltype(ask(std::declval<Shard&>())) {
     MutexLock lock(mutex_);
     for (const auto& [wire_key, key] : keys_)
       for (const auto& shard : key->shards)
-        if (shard != nullptr && visit(*shard)) return true;
-    return false;
+        if (shard != nullptr)
+          if (auto answer = ask(*shard)) return answer;
+    return {};
   }
+  // Calls visit(shard) for each, under the lock.
   template <typename Visit>
   void each_shard(Visit visit) const {
-    any_shard([&](Shard& shard) {
+    first_answer([&](Shard& shard) {
       visit(shard);
       return false;
     });

@@ -1,12 +1,13 @@
 #include "p3/server.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "p3/lateness.h"
 #include "p3/thread_annotations.h"
-#include "server/captures.h"
 #include "server/receive_queue.h"
 #include "server/registry.h"
 #include "server/shard.h"
@@ -19,11 +20,9 @@ namespace {
 
 constexpr double kGoodbyeTimeoutS = 1.0;  // for peers that still read; the job is over either way
 
-}  // namespace
-
-class Server::Impl : public Transport::Handler, public ShardHost {
+class ServerNode final : public Server, public Transport::Handler, public ShardHost {
  public:
-  Impl(int rank, int num_servers, int num_workers, ServerOptions options)
+  ServerNode(int rank, int num_servers, int num_workers, ServerOptions options)
       : ShardHost(options.node.label, options.sum_order, options.outlives_workers),
         machines_(options.machines.value_or(Machines(std::max(num_workers, 0)))),
         sums_in_receiver_(options.threads == 0),
@@ -44,21 +43,21 @@ class Server::Impl : public Transport::Handler, public ShardHost {
           "outlives_workers.");
   }
 
-  ~Impl() override { stop(); }
+  ~ServerNode() override { ServerNode::stop(); }
 
-  void add_worker(int worker, std::unique_ptr<Stream> stream, std::string peer) {
+  void add_worker(int worker, std::unique_ptr<Stream> stream, std::string peer) override {
     check_rank(worker);
     workers_[index_of(worker)].van =
         transport_.add_van(std::move(stream), std::move(peer), worker, /*is_bounded=*/true);
     vans_.push_back({worker, {}});
   }
 
-  void add_watch(std::unique_ptr<Stream> stream, std::string peer) {
+  void add_watch(std::unique_ptr<Stream> stream, std::string peer) override {
     transport_.add_van(std::move(stream), std::move(peer));
     vans_.push_back({-1, {}});
   }
 
-  void start() {
+  void start() override {
     for (size_t worker = 0; worker < workers_.size(); ++worker)
       if (workers_[worker].van < 0) refuse_call("no connection to worker " + std::to_string(worker) + ".");
     if (!sums_in_receiver_)
@@ -66,12 +65,24 @@ class Server::Impl : public Transport::Handler, public ShardHost {
     transport_.start();
   }
 
-  Registry& registry() { return registry_; }
-  Transport& transport() { return transport_; }
-  bool finished() const { return finished_; }
-  std::vector<CapturedArray> take_captured(uint64_t snapshot) { return captured_.take(snapshot); }
+  void define(const KeyPlan& plan, std::string name, int store) override {
+    registry_.define(plan, std::move(name), store);
+  }
+  void define_successor(const KeyPlan& plan, uint32_t predecessor) override {
+    registry_.define_successor(plan, predecessor);
+  }
+  void drop(uint32_t wire_key) override { registry_.drop(wire_key); }
+  void set_optimizer(int store, const OptimizerSpec& spec) override { registry_.set_optimizer(store, spec); }
+  void set_compression(int store, const Compression& how) override { registry_.set_compression(store, how); }
+  void set_average(int store, bool average) override { registry_.set_average(store, average); }
 
-  void stop() {
+  void fail(const Error& error) override { transport_.fail(error); }
+  std::optional<Error> error() const override { return transport_.error(); }
+  int event_fd() const override { return transport_.event_fd(); }
+  bool finished() const override { return finished_; }
+  void abandon_after_fork() override { transport_.abandon_after_fork(); }
+
+  void stop() override {
     transport_.finish(kGoodbyeTimeoutS);
     for (ReceiveQueue& queue : queues_) queue.stop();
     if (recorder() != nullptr) recorder()->close();
@@ -155,8 +166,17 @@ class Server::Impl : public Transport::Handler, public ShardHost {
       note_round(reply.published->round);
       trace(recorder(), TraceKind::kUpdated, *reply.published);
     }
-    if (!reply.captured.empty()) captured_.add(std::move(reply.captured), snapshot_of(task.header));
+    if (!reply.captured.empty()) keep_captured(std::move(reply.captured), snapshot_of(task.header));
     if (!reply.frames.empty()) transport_.send(reply.frames, Transport::Write::kHere);
+  }
+
+  // What was captured of a shard replaces its former copy, so there is never more than one copy of all that there is.
+  void keep_captured(std::vector<CapturedArray> of_shard, uint64_t snapshot) {
+    MutexLock lock(captured_mutex_);
+    for (CapturedArray& array : of_shard) {
+      array.snapshot = snapshot;
+      captured_[{array.wire_key, array.slice, array.part}] = std::move(array);
+    }
   }
 
   void sent(const Frame& frame) override { static_cast<Lender*>(frame.context)->taken_back(); }
@@ -176,22 +196,20 @@ class Server::Impl : public Transport::Handler, public ShardHost {
 
   // --- replacing a worker ------------------------------------------------------------------------------------------
 
-  LostWorker lose_worker(int worker) {
+  LostWorker lose_worker(int worker) override {
     check_rank(worker);
     if (!outlives_workers) refuse_call("it was not told to outlive workers.");
     WorkerState& state = workers_[index_of(worker)];
+    LostWorker lost;
     transport_.run_in_receiver([&] {
       transport_.drop_van(state.van);
       vans_[index_of(state.van)].arriving.give_back();
       state.is_lost = true;
       registry_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
-      if (sums_in_receiver_) lose_shards(worker, 0);
-    });
-    if (!sums_in_receiver_)
-      for (size_t thread = 0; thread < queues_.size(); ++thread)
-        queues_[thread].call([=] { lose_shards(worker, static_cast<int>(thread)); });
-    LostWorker lost;
-    transport_.run_in_receiver([&] {
+      for (size_t thread = 0; thread < queues_.size(); ++thread) {
+        const auto lose = [&] { lose_shards(worker, static_cast<int>(thread)); };
+        sums_in_receiver_ ? lose() : queues_[thread].call(lose);
+      }
       lost.problem = problem_of_losing(worker);
       std::map<uint32_t, uint64_t> pushed;
       for (uint32_t wire_key : registry_.wire_keys()) pushed[wire_key] = 0;
@@ -204,7 +222,7 @@ class Server::Impl : public Transport::Handler, public ShardHost {
     return lost;
   }
 
-  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) {
+  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) override {
     check_rank(worker);
     transport_.run_in_receiver([&] {
       check_lost(worker);
@@ -218,7 +236,7 @@ class Server::Impl : public Transport::Handler, public ShardHost {
     });
   }
 
-  void replace_worker(int worker, std::unique_ptr<Stream> stream) {
+  void replace_worker(int worker, std::unique_ptr<Stream> stream) override {
     check_rank(worker);
     transport_.run_in_receiver([&] {
       check_lost(worker);
@@ -234,6 +252,18 @@ class Server::Impl : public Transport::Handler, public ShardHost {
     if (!outlives_workers || vans_[index_of(van)].worker < 0) return false;
     vans_[index_of(van)].arriving.give_back();
     return true;
+  }
+
+  // What is left is later ones': a snapshot that was given up may be asked for while the copies of the next one come in.
+  std::vector<CapturedArray> take_captured(uint64_t snapshot) override {
+    std::vector<CapturedArray> taken;
+    MutexLock lock(captured_mutex_);
+    for (auto it = captured_.begin(); it != captured_.end();) {
+      const uint64_t its = it->second.snapshot;
+      if (its == snapshot) taken.push_back(std::move(it->second));
+      it = its > snapshot ? std::next(it) : captured_.erase(it);
+    }
+    return taken;
   }
 
   // --- reports -----------------------------------------------------------------------------------------------------
@@ -263,19 +293,19 @@ class Server::Impl : public Transport::Handler, public ShardHost {
     late_ = late.take();
   }
 
-  std::vector<Late> late() const {
+  std::vector<Late> late() const override {
     MutexLock lock(lateness_mutex_);
     return late_;
   }
 
-  std::vector<double> mean_lateness_s() const {
+  std::vector<double> mean_lateness_s() const override {
     MutexLock lock(lateness_mutex_);
     std::vector<double> means;
     for (const WorkerState& worker : workers_) means.push_back(worker.lateness.mean_s());
     return means;
   }
 
-  Counters counters() const {
+  Counters counters() const override {
     Counters counters;
     counters.traffic = transport_.traffic();
     counters.rounds = rounds_;
@@ -346,12 +376,7 @@ class Server::Impl : public Transport::Handler, public ShardHost {
 
   // What others do that needs this worker too, and it has not done.
   std::optional<Awaited> awaited_from(int worker) const {
-    std::optional<Awaited> awaited;
-    registry_.any_shard([&](const Shard& shard) {
-      awaited = shard.turns.needs(worker, shard.published);
-      return awaited.has_value();
-    });
-    return awaited;
+    return registry_.first_answer([=](const Shard& shard) { return shard.turns.needs(worker, shard.published); });
   }
 
   // Receiver thread. Completes the round that this worker pushes next, if it is to be completed for it, and begins.
@@ -381,12 +406,8 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   std::string problem_of_losing(int worker) const {
     if (workers_[index_of(worker)].has_left) return "it had said goodbye";
     if (registry_.wire_keys().empty()) return "no key has been agreed yet";
-    std::string problem;
-    registry_.any_shard([&](const Shard& shard) {
-      problem = shard.turns.problem_of_losing(worker);
-      return !problem.empty();
-    });
-    return problem;
+    const auto ask = [=](const Shard& shard) { return shard.turns.problem_of_losing(worker); };
+    return registry_.first_answer(ask).value_or("");
   }
 
   // Of a shard; where it is summed.
@@ -411,7 +432,8 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   mutable Mutex lateness_mutex_;  // and WorkerState::lateness
   std::vector<Late> late_ P3_GUARDED_BY(lateness_mutex_);
 
-  Captures captured_;
+  Mutex captured_mutex_;
+  std::map<std::tuple<uint32_t, uint32_t, uint8_t>, CapturedArray> captured_ P3_GUARDED_BY(captured_mutex_);
   std::atomic<uint64_t> rounds_{0};
   std::atomic<uint64_t> last_round_{0};
   std::atomic<bool> finished_{false};
@@ -420,49 +442,10 @@ class Server::Impl : public Transport::Handler, public ShardHost {
   Transport transport_;  // last: its threads use all of the above
 };
 
-Server::Server(int rank, int num_servers, int num_workers, ServerOptions options)
-    : impl_(std::make_unique<Impl>(rank, num_servers, num_workers, std::move(options))) {}
-Server::~Server() = default;
+}  // namespace
 
-void Server::add_worker(int worker, std::unique_ptr<Stream> stream, std::string label) {
-  impl_->add_worker(worker, std::move(stream), std::move(label));
-}
-void Server::add_watch(std::unique_ptr<Stream> stream, std::string label) {
-  impl_->add_watch(std::move(stream), std::move(label));
-}
-void Server::start() { impl_->start(); }
-void Server::define(const KeyPlan& plan, std::string name, int store) {
-  impl_->registry().define(plan, std::move(name), store);
-}
-void Server::define_successor(const KeyPlan& plan, uint32_t predecessor) {
-  impl_->registry().define_successor(plan, predecessor);
-}
-void Server::drop(uint32_t wire_key) { impl_->registry().drop(wire_key); }
-void Server::set_optimizer(int store, const OptimizerSpec& spec) { impl_->registry().set_optimizer(store, spec); }
-void Server::set_compression(int store, const Compression& compression) {
-  impl_->registry().set_compression(store, compression);
-}
-void Server::set_average(int store, bool average) { impl_->registry().set_average(store, average); }
-LostWorker Server::lose_worker(int worker) { return impl_->lose_worker(worker); }
-void Server::fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) {
-  impl_->fill(worker, rounds, skips);
-}
-void Server::replace_worker(int worker, std::unique_ptr<Stream> stream) {
-  impl_->replace_worker(worker, std::move(stream));
-}
-void Server::fail(const Error& error) { impl_->transport().fail(error); }
-std::optional<Error> Server::error() const { return impl_->transport().error(); }
-int Server::event_fd() const { return impl_->transport().event_fd(); }
-bool Server::finished() const { return impl_->finished(); }
-std::vector<CapturedArray> Server::take_captured(uint64_t snapshot) { return impl_->take_captured(snapshot); }
-Counters Server::counters() const { return impl_->counters(); }
-std::vector<Late> Server::late() const { return impl_->late(); }
-std::vector<double> Server::mean_lateness_s() const { return impl_->mean_lateness_s(); }
-void Server::stop() { impl_->stop(); }
-
-void Server::abandon_after_fork() {
-  impl_->transport().abandon_after_fork();
-  static_cast<void>(impl_.release());  // its threads and locks belong to the parent
+std::unique_ptr<Server> Server::make(int rank, int num_servers, int num_workers, ServerOptions options) {
+  return std::make_unique<ServerNode>(rank, num_servers, num_workers, std::move(options));
 }
 
 }  // namespace p3

@@ -75,7 +75,7 @@ void Turns::note_late(Clock::time_point now, LateWorkers& late) const {
 
 // --- replacing a worker --------------------------------------------------------------------------------------------
 
-std::string Turns::problem_of_losing(int worker) const {
+std::optional<std::string> Turns::problem_of_losing(int worker) const {
   if (next_round_[0] == 0) return "worker 0 has not given key '" + key_.name + "' its first value yet";
   if (worker == 0 && *std::max_element(inits_.begin(), inits_.end()) > inits_[0])
     return "others wait for its new value of key '" + key_.name + "'";

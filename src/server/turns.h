@@ -42,8 +42,8 @@ class Turns {
   void note_late(Clock::time_point now, LateWorkers& late) const;
 
   // --- replacing a worker ------------------------------------------------------------------------------------------
-  // Why nobody can take the place of this worker now, or empty: only its process could have told what is missing.
-  std::string problem_of_losing(int worker) const;
+  // Why nobody can take the place of this worker now, if so: only its process could have told what is missing.
+  std::optional<std::string> problem_of_losing(int worker) const;
   // The last round that this worker has pushed; 0: none.
   uint64_t pushed(int worker) const;
   // Its pushes up to that round are to be completed for it.

@@ -107,7 +107,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   compression.encoding = static_cast<Encoding>(more % 3);
 
   std::array<FuzzPeer, kWorkers> peers;
-  Server server(0, 1, kWorkers, options);
+  const auto owned = Server::make(0, 1, kWorkers, options);
+  Server& server = *owned;
   server.set_compression(0, compression);
   server.set_average(0, choices & 16);
   if (choices & 32) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,7 +30,7 @@ inline ServerOptions options(SumOrder order = SumOrder::kRank, int threads = 0, 
 // One server; the workers are played by the test.
 struct Job {
   explicit Job(int num_workers, ServerOptions with = options(), int buffer_bytes = -1)
-      : server(0, 1, num_workers, std::move(with)) {
+      : owned(Server::make(0, 1, num_workers, std::move(with))), server(*owned) {
     for (int i = 0; i < num_workers; ++i) {
       const auto [ours, its] = buffer_bytes < 0 ? unix_pair() : tcp_pair(buffer_bytes);
       workers.emplace_back(ours);
@@ -119,7 +120,8 @@ struct Job {
   }
 
   std::vector<RawPeer> workers;
-  Server server;
+  const std::unique_ptr<Server> owned;
+  Server& server;
 };
 
 }  // namespace p3

@@ -73,7 +73,7 @@ struct ChecksumJob {
     ServerOptions options;
     options.node = with;
     options.node.label = "server 0 (there)";
-    server = std::make_unique<Server>(0, 1, 1, options);
+    server = Server::make(0, 1, 1, options);
     worker->add_server(0, std::make_unique<AlteringStream>(std::move(streams.first), to_worker), "server 0 (there)");
     server->add_worker(0, std::make_unique<AlteringStream>(std::move(streams.second), to_server), "worker 0 (here)");
     server->start();
@@ -164,8 +164,8 @@ TEST(Checksums, HoldForCompressedGradientsAndThroughALeader) {
     options.node = node("server 0 (here)");
     options.node.checksums = true;
     options.machines = Machines(std::vector<int>{0, 0});
-    Server server(0, 1, 2, options);
-    server.set_compression(0, {encoding, 0.5f});
+    const auto server = Server::make(0, 1, 2, options);
+    server->set_compression(0, {encoding, 0.5f});
     std::vector<std::unique_ptr<Worker>> workers;
     for (int rank = 0; rank < 2; ++rank) {
       NodeOptions with = node(name_of_worker(static_cast<size_t>(rank)));
@@ -173,16 +173,16 @@ TEST(Checksums, HoldForCompressedGradientsAndThroughALeader) {
       workers.push_back(std::make_unique<Worker>(rank, 1, with));
       StreamPair streams = sockets();
       workers.back()->add_server(0, std::move(streams.first), "server 0 (here)");
-      server.add_worker(rank, std::move(streams.second), with.label);
+      server->add_worker(rank, std::move(streams.second), with.label);
     }
     StreamPair near = rings();
     workers[0]->add_local(1, std::move(near.first), "worker 1 (here)");
     workers[1]->add_local(0, std::move(near.second), "worker 0 (here)");
-    server.start();
+    server->start();
     KeyPlan plan;
     plan.wire_key = 7;
     plan.elements = kElements;
-    server.define(plan, "w", 0);
+    server->define(plan, "w", 0);
     Pending pending;
     const std::vector<float> ones(kElements, 1);
     std::vector<std::vector<float>> landings(2, std::vector<float>(kElements));

@@ -61,7 +61,7 @@ struct Job {
     options.local_aggregation = aggregated;
     options.sum_order = order;
     const Machines places(machines);
-    server = std::make_unique<Server>(0, 1, static_cast<int>(machines.size()), options);
+    server = Server::make(0, 1, static_cast<int>(machines.size()), options);
     for (size_t rank = 0; rank < machines.size(); ++rank) {
       const auto [ours, its] = unix_pair();
       workers.push_back(std::make_unique<Worker>(static_cast<int>(rank), 1, node(name_of_worker(rank))));
@@ -115,7 +115,7 @@ struct ServerOfTwoMachines {
     options.node = node("server 0 (here)");
     options.node.heartbeat_s = 5;  // nothing comes by itself meanwhile
     options.machines = Machines(std::vector<int>{0, 1, 1});
-    server = std::make_unique<Server>(0, 1, 3, options);
+    server = Server::make(0, 1, 3, options);
     for (int rank = 0; rank < 3; ++rank) {
       const auto [ours, its] = unix_pair();
       workers.emplace_back(ours);
