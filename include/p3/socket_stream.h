@@ -6,6 +6,8 @@
 // give the worker and the server of one host, which share a link, equal shares of it.
 #pragma once
 
+#include <sys/epoll.h>
+
 #include <chrono>
 #include <cstdint>
 
@@ -23,7 +25,7 @@ class SocketStream : public Stream {
   IoResult read(const iovec* parts, int count) override;
   int read_fd() const override { return fd_; }
   int write_fd() const override { return fd_; }
-  uint32_t write_event() const override;
+  uint32_t write_event() const override { return EPOLLOUT; }
   bool leaves_machine() const override { return is_tcp_; }
   void share_link(int connections) override;
   void yield(bool yields) override;

@@ -1,7 +1,8 @@
-// What the loops over epoll have in common.
+// What the loops over epoll have in common, and eventfds as flags: raised by any thread or process, cleared by who waits.
 #pragma once
 
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,6 +27,21 @@ inline void add_to_epoll(int epoll, int fd, uint32_t events, void* context) {
   event.events = events;
   event.data.ptr = context;
   checked(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+}
+
+inline void raise_event(int fd) {
+  const uint64_t one = 1;
+  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+inline void clear_event(int fd) {
+  uint64_t value;
+  while (::read(fd, &value, sizeof value) < 0 && errno == EINTR) continue;
+}
+
+inline void close_if_open(int& fd) {
+  if (fd >= 0) ::close(fd);
+  fd = -1;
 }
 
 inline std::chrono::steady_clock::duration seconds(double value) {

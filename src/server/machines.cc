@@ -4,17 +4,11 @@
 #include <numeric>
 
 namespace p3 {
-namespace {
 
-std::vector<int> apart(int num_workers) {
-  std::vector<int> machines(static_cast<size_t>(num_workers));
-  std::iota(machines.begin(), machines.end(), 0);
-  return machines;
+Machines::Machines(int num_workers) : machine_of_(static_cast<size_t>(num_workers)), place_of_(machine_of_.size(), 0) {
+  std::iota(machine_of_.begin(), machine_of_.end(), 0);
+  for (int worker : machine_of_) workers_.push_back({worker});
 }
-
-}  // namespace
-
-Machines::Machines(int num_workers) : Machines(apart(num_workers)) {}
 
 Machines::Machines(const std::vector<int>& machine_of_worker) {
   std::map<int, int> numbers;

@@ -53,7 +53,15 @@ void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
 void Registry::add(std::unique_ptr<Entry> entry, int parts) {
   const KeyPlan plan = entry->key.plan;
   try {
-    make_shards(*entry, parts);
+    entry->shards.resize(slice_count(plan));
+    for (uint32_t i = 0; i < entry->shards.size(); ++i) {
+      if (server_of(plan, i, num_servers_) != rank_) continue;
+      const int thread = static_cast<int>(next_thread_++ % static_cast<size_t>(threads_));
+      if (plan.has_rows())
+        entry->shards[i] = std::make_unique<ServerPartition>(entry->key, i, thread, host_, parts);
+      else
+        entry->shards[i] = std::make_unique<ServerSlice>(entry->key, i, thread, host_);
+    }
   } catch (const std::bad_alloc&) {
     host_.refuse_call("no memory for this server's part of key '" + entry->key.name + "', which has " +
                       std::to_string(plan.elements) + " elements of type " + name_of(plan.dtype) +
@@ -62,19 +70,6 @@ void Registry::add(std::unique_ptr<Entry> entry, int parts) {
   MutexLock lock(mutex_);
   if (!keys_.emplace(plan.wire_key, std::move(entry)).second)
     host_.refuse_call("key " + std::to_string(plan.wire_key) + " is defined already.");
-}
-
-void Registry::make_shards(Entry& entry, int parts) {
-  const ServerKey& key = entry.key;
-  entry.shards.resize(slice_count(key.plan));
-  for (uint32_t i = 0; i < entry.shards.size(); ++i) {
-    if (server_of(key.plan, i, num_servers_) != rank_) continue;
-    const int thread = static_cast<int>(next_thread_++ % static_cast<size_t>(threads_));
-    if (key.plan.has_rows())
-      entry.shards[i] = std::make_unique<ServerPartition>(key, i, thread, host_, parts);
-    else
-      entry.shards[i] = std::make_unique<ServerSlice>(key, i, thread, host_);
-  }
 }
 
 // Buffers that its shards have lent may still be in the hands of a sender, though all have come to their receivers.

@@ -71,7 +71,6 @@ class Registry {
   };
 
   void add(std::unique_ptr<Entry> entry, int parts);
-  void make_shards(Entry& entry, int parts);
   Store& without_keys(int store) P3_REQUIRES(mutex_);
 
   const int rank_, num_servers_, threads_;

@@ -223,7 +223,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) override {
-    check_rank(worker);
     transport_.run_in_receiver([&] {
       check_lost(worker);
       workers_[index_of(worker)].skips = skips;
@@ -237,7 +236,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   void replace_worker(int worker, std::unique_ptr<Stream> stream) override {
-    check_rank(worker);
     transport_.run_in_receiver([&] {
       check_lost(worker);
       WorkerState& state = workers_[index_of(worker)];
@@ -346,6 +344,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   void check_lost(int worker) const {
+    check_rank(worker);
     if (!workers_[index_of(worker)].is_lost) refuse_call("worker " + std::to_string(worker) + " is not lost.");
   }
 

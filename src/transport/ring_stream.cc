@@ -13,7 +13,7 @@
 #include <cstring>
 #include <string>
 
-#include "base/event.h"
+#include "base/epoll.h"
 #include "p3/error.h"
 
 namespace p3 {
@@ -25,11 +25,6 @@ constexpr size_t kGrainBytes = 64 << 10;
 
 Error system_error(ErrorKind kind, const char* call) {
   return Error(kind, std::string("shared memory between two processes: ") + call + ": " + strerror(errno));
-}
-
-void close_if_open(int& fd) {
-  if (fd >= 0) ::close(fd);
-  fd = -1;
 }
 
 }  // namespace
@@ -108,8 +103,6 @@ RingStream::~RingStream() {
   RingStream::close();
   munmap(mapping_, mapping_bytes_);
 }
-
-uint32_t RingStream::write_event() const { return EPOLLIN; }
 
 IoResult RingStream::write(const iovec* parts, int count) {
   Control& control = *out_.control;
@@ -211,9 +204,7 @@ size_t RingStream::copy_out(char* to, size_t size) {
   return size;
 }
 
-void RingStream::end_writing() {
-  if (socket_ >= 0) shutdown(socket_, SHUT_WR);
-}
+void RingStream::end_writing() { shutdown(socket_, SHUT_WR); }
 
 void RingStream::close() {
   for (int* fd : {&socket_, &read_epoll_, &out_.bytes_came, &out_.room_was_made, &in_.bytes_came, &in_.room_was_made})

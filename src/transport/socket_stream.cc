@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info lacks the delivery rate
 #include <netinet/in.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,6 +13,8 @@
 #include <cstring>
 #include <limits>
 #include <utility>
+
+#include "base/epoll.h"
 
 namespace p3 {
 namespace {
@@ -145,15 +146,8 @@ IoResult SocketStream::read(const iovec* parts, int count) {
   return {static_cast<size_t>(n), 0, n == 0};
 }
 
-uint32_t SocketStream::write_event() const { return EPOLLOUT; }
+void SocketStream::end_writing() { shutdown(fd_, SHUT_WR); }
 
-void SocketStream::end_writing() {
-  if (fd_ >= 0) shutdown(fd_, SHUT_WR);
-}
-
-void SocketStream::close() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
+void SocketStream::close() { close_if_open(fd_); }
 
 }  // namespace p3

@@ -17,7 +17,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/event.h"
+#include "base/epoll.h"
 
 namespace p3 {
 namespace {
@@ -237,10 +237,8 @@ void TlsStream::set_buffered(bool buffered) {
 }
 
 void TlsStream::close() {
-  for (int* fd : {&buffered_event_, &read_epoll_}) {
-    if (*fd >= 0) ::close(*fd);
-    *fd = -1;
-  }
+  close_if_open(buffered_event_);
+  close_if_open(read_epoll_);
   SocketStream::close();
 }
 

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/epoll.h"
+
 namespace p3 {
 namespace {
 
@@ -35,8 +37,7 @@ void Recorder::close() {
   end.time_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
   end.kind = TraceKind::kEnd;
   write_bytes(&end, sizeof end);
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
+  close_if_open(fd_);
 }
 
 Recorder::Chunk& Recorder::own_chunk() {
@@ -65,8 +66,7 @@ void Recorder::write_bytes(const void* data, size_t size) {
       size -= static_cast<size_t>(written);
     } else if (errno != EINTR) {
       std::fprintf(stderr, "p3: a file of P3_TRACE cannot be written: %s. The trace ends here.\n", strerror(errno));
-      ::close(fd_);
-      fd_ = -1;
+      close_if_open(fd_);
     }
   }
 }

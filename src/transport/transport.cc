@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/epoll.h"
-#include "base/event.h"
 
 namespace p3 {
 namespace {
@@ -38,8 +37,7 @@ Transport::~Transport() {
 
 int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer, bool is_bounded) {
   const int number = static_cast<int>(vans_.size());
-  vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_.trace.get(),
-                                        options_.checksums, is_bounded));
+  vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_, is_bounded));
   return number;
 }
 

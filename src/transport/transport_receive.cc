@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/epoll.h"
-#include "base/event.h"
 #include "transport/transport.h"
 
 namespace p3 {
@@ -58,13 +57,12 @@ void Transport::receive_loop() {
       fail(Error(ErrorKind::kStopped, options_.label + ": " + error.what() + " while receiving."));
     }
   }
-  std::deque<std::packaged_task<void()>> never_run;
   {
+    std::deque<std::packaged_task<void()>> never_run;  // who waits for one hears of it, once the lock is free
     MutexLock lock(mutex_);
     takes_tasks_ = false;
     tasks_.swap(never_run);
   }
-  never_run.clear();  // who waits for one hears of it
   release();
 }
 
@@ -85,16 +83,12 @@ void Transport::run_in_receiver(std::function<void()> task) {
 }
 
 void Transport::run_tasks() {
-  while (true) {
-    std::packaged_task<void()> task;
-    {
-      MutexLock lock(mutex_);
-      if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
-    }
-    task();
+  std::deque<std::packaged_task<void()>> tasks;
+  {
+    MutexLock lock(mutex_);
+    tasks.swap(tasks_);
   }
+  for (auto& task : tasks) task();
 }
 
 void Transport::read_from(Van& van) {

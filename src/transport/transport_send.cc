@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/epoll.h"
-#include "base/event.h"
 #include "transport/transport.h"
 
 namespace p3 {

@@ -16,14 +16,14 @@ iovec rest_of(const void* base, size_t size, size_t done) {
 
 }  // namespace
 
-Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, Recorder* recorder,
-         bool checksums, bool bounded)
+Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, const NodeOptions& options,
+         bool bounded)
     : number(van_number),
       is_bounded(bounded),
       label_(std::move(label)),
       peer_(peer),
-      recorder_(recorder),
-      checksums_(checksums),
+      recorder_(options.trace.get()),
+      checksums_(options.checksums),
       stream_(std::move(stream)) {}
 
 void Van::advance(State to) { state_ = std::max(state(), to); }

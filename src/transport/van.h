@@ -47,10 +47,10 @@ class Van {
     kLost,      // dropped: nothing goes in or out until replace()
   };
 
-  // `peer`: rank of the node at the other end, for `recorder`, which may be null. `checksums`: of frames with slices.
-  // `is_bounded`: it is not read while too much is held.
-  Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, Recorder* recorder = nullptr,
-      bool checksums = false, bool is_bounded = false);
+  // `peer`: rank of the node at the other end. `options`: of this node. `is_bounded`: it is not read while too much is
+  // held.
+  Van(int number, std::unique_ptr<Stream> stream, std::string label, int peer, const NodeOptions& options,
+      bool is_bounded);
 
   const int number;
   const bool is_bounded;

@@ -70,7 +70,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     content.insert(content.end(), payload.begin(), payload.end());
   }
 
-  Van van(0, std::make_unique<Bytes>(content, std::move(cuts)), "a peer", 0, nullptr, checksums);
+  NodeOptions options;
+  options.checksums = checksums;
+  Van van(0, std::make_unique<Bytes>(content, std::move(cuts)), "a peer", 0, options, /*is_bounded=*/false);
   std::vector<char> payload, seen;
   while (van.read_some() == Van::Progress::kMoved) {
     for (Van::Event event = van.next(); event != Van::Event::kNothing; event = van.next()) {
