@@ -43,14 +43,4 @@ size_t BufferPool::roomy(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-uint64_t BufferPool::bytes_in_use() const {
-  MutexLock lock(mutex_);
-  return in_use_;
-}
-
-uint64_t BufferPool::peak_bytes() const {
-  MutexLock lock(mutex_);
-  return peak_;
-}
-
 }  // namespace p3

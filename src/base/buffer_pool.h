@@ -30,8 +30,14 @@ class BufferPool {
   // At least so many bytes, and less than a quarter more: four sizes between a power of two and the next.
   static size_t roomy(size_t bytes);
 
-  uint64_t bytes_in_use() const;
-  uint64_t peak_bytes() const;
+  uint64_t bytes_in_use() const {
+    MutexLock lock(mutex_);
+    return in_use_;
+  }
+  uint64_t peak_bytes() const {
+    MutexLock lock(mutex_);
+    return peak_;
+  }
 
  private:
   const bool reuses_;

@@ -282,7 +282,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   uint64_t last_round() const override { return last_round_; }
-  void failed(const Error&) override {}
 
   void look(std::chrono::steady_clock::time_point now) override {
     LateWorkers late;

@@ -204,6 +204,4 @@ void Shard::capture(const Task& task, Reply& reply) const {
   acknowledge(task, reply);
 }
 
-void Shard::copy_value(void* to) const { std::memcpy(to, value_, bytes_); }
-
 }  // namespace p3

@@ -7,12 +7,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/buffer_pool.h"
-#include "p3/captured.h"
 #include "p3/error.h"
 #include "p3/optimizer.h"
 #include "p3/server.h"
@@ -102,9 +102,9 @@ class Shard {
   virtual void send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) = 0;
   virtual void push(Task& task, Reply& reply) = 0;
   virtual void resume(Reply&) {}
-  virtual void fetch(Task& task, Reply& reply) = 0;  // one part of it
-  virtual void store(Task& task, Reply& reply) = 0;  // another content of one part
-  virtual void copy_value(void* to) const;           // for a snapshot
+  virtual void fetch(Task& task, Reply& reply) = 0;                             // one part of it
+  virtual void store(Task& task, Reply& reply) = 0;                             // another content of one part
+  virtual void copy_value(void* to) const { std::memcpy(to, value_, bytes_); }  // for a snapshot
 
   const Optimizer* optimizer() const { return host_.optimizer_of(key); }
   // Whose inits can be answered now, to `reply`: the n-th of each gets what rank 0's n-th brought, or a later one, once

@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "numeric/rank_sum.h"

@@ -47,8 +47,6 @@ uint32_t Turns::note_init(int worker, uint64_t published) {
   return ++inits_[index_of(worker)];
 }
 
-uint64_t Turns::last_begun() const { return *std::max_element(next_round_.begin(), next_round_.end()); }
-
 std::optional<Awaited> Turns::needs(int worker, uint64_t published) const {
   if (last_begun() > std::max<uint64_t>(next_round_[index_of(worker)], 1))
     return Awaited{Awaited::What::kPush, key_.name, published + 1};
@@ -56,10 +54,6 @@ std::optional<Awaited> Turns::needs(int worker, uint64_t published) const {
     if ((worker == 0 || key_.leader_of(other) == worker) && inits_[index_of(other)] > inits_[index_of(worker)])
       return Awaited{Awaited::What::kFirstValue, key_.name};
   return {};
-}
-
-bool Turns::would_wait_for_init_of(int other, int worker) const {
-  return !catches_up(worker) && inits_[index_of(worker)] >= inits_[index_of(other)];
 }
 
 void Turns::note_late(Clock::time_point now, LateWorkers& late) const {
@@ -82,18 +76,12 @@ std::optional<std::string> Turns::problem_of_losing(int worker) const {
   return {};
 }
 
-uint64_t Turns::pushed(int worker) const { return std::max<uint64_t>(next_round_[index_of(worker)], 1) - 1; }
-
 void Turns::fill_to(int worker, uint64_t round) {
   fill_to_.resize(next_round_.size());
   uint64_t& last = fill_to_[index_of(worker)];
   last = std::max(last, round);
   uint64_t& next = next_round_[index_of(worker)];
   next = std::max<uint64_t>(next, 1);  // without its init
-}
-
-void Turns::forget_fill(int worker) {
-  if (fills()) fill_to_[index_of(worker)] = 0;
 }
 
 std::optional<uint64_t> Turns::to_fill(int worker, uint64_t published) const {
@@ -103,7 +91,7 @@ std::optional<uint64_t> Turns::to_fill(int worker, uint64_t published) const {
 }
 
 void Turns::replace(int worker) {
-  if (is_before_first_value(worker)) return;
+  if (next_round_[index_of(worker)] == 0) return;  // no first value has come, and nothing after it
   catches_up_[index_of(worker)] = true;
   inits_[index_of(worker)] = inits_[0];
 }

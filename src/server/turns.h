@@ -3,6 +3,7 @@
 // Threads: the receiver's, but for pushed() of a worker whose van is closed.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -26,8 +27,6 @@ class Turns {
   bool may_send(const Header& header, int worker) const;
   // A push is for the round after the one that was published last. All else is about the value or state that it left.
   bool in_turn(const Header& header, int worker, uint64_t published) const;
-  // Rank 0's first value has not come, and no frame after it either.
-  bool is_before_first_value(int worker) const { return next_round_[index_of(worker)] == 0; }
 
   // A push of this worker, or of its machine, is in. Returns how long after the first one of the round.
   double note_push(int worker, bool of_machine, Clock::time_point now);
@@ -37,7 +36,9 @@ class Turns {
   // What others do that needs this worker too, and that it has not done.
   std::optional<Awaited> needs(int worker, uint64_t published) const;
   // Whether an init of this worker would wait for one of `other`.
-  bool would_wait_for_init_of(int other, int worker) const;
+  bool would_wait_for_init_of(int other, int worker) const {
+    return !catches_up(worker) && inits_[index_of(worker)] >= inits_[index_of(other)];
+  }
   // Tells who has kept others waiting since the first push of the round. For those who push as one, their leader stands.
   void note_late(Clock::time_point now, LateWorkers& late) const;
 
@@ -45,10 +46,12 @@ class Turns {
   // Why nobody can take the place of this worker now, if so: only its process could have told what is missing.
   std::optional<std::string> problem_of_losing(int worker) const;
   // The last round that this worker has pushed; 0: none.
-  uint64_t pushed(int worker) const;
+  uint64_t pushed(int worker) const { return std::max<uint64_t>(next_round_[index_of(worker)], 1) - 1; }
   // Its pushes up to that round are to be completed for it.
   void fill_to(int worker, uint64_t round);
-  void forget_fill(int worker);
+  void forget_fill(int worker) {
+    if (fills()) fill_to_[index_of(worker)] = 0;
+  }
   // The round that is to be completed for this worker now, if one is.
   std::optional<uint64_t> to_fill(int worker, uint64_t published) const;
   bool fills() const { return !fill_to_.empty(); }
@@ -60,7 +63,7 @@ class Turns {
 
  private:
   static size_t index_of(int worker) { return static_cast<size_t>(worker); }
-  uint64_t last_begun() const;
+  uint64_t last_begun() const { return *std::max_element(next_round_.begin(), next_round_.end()); }
 
   const ServerKey& key_;
   std::vector<uint64_t> next_round_;  // that each worker pushes next; 0: its first init is still to come

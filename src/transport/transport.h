@@ -5,7 +5,7 @@
 // instead of waking the sender: a wake-up costs more than a small frame, most of all in a virtual machine. The role is
 // one flag under the lock; whoever holds it alone writes to vans.
 //
-// Threads: send(), fail(), counters() from any thread. The Handler is called by the receiver thread (receive_*, work,
+// Threads: send(), fail(), traffic() from any thread. The Handler is called by the receiver thread (receive_*, work,
 //          left), by who holds the sending role (sent), or by the last of the two threads to stop (failed). Nobody
 //          ever blocks on a peer.
 // Memory:  payloads to send are borrowed until Handler::sent, or until Handler::failed: after failed() no borrowed
@@ -66,7 +66,7 @@ class Transport {
     // Called on the receiver thread, several times in a time-out.
     virtual void look(std::chrono::steady_clock::time_point) {}
     // Once.
-    virtual void failed(const Error& error) = 0;
+    virtual void failed(const Error&) {}
   };
 
   struct Outgoing {

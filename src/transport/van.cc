@@ -26,8 +26,6 @@ Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int 
       checksums_(options.checksums),
       stream_(std::move(stream)) {}
 
-void Van::advance(State to) { state_ = std::max(state(), to); }
-
 void Van::push(Frame frame, std::chrono::steady_clock::time_point now) {
   frame.queued_at = now;
   if (carries_slice(frame.header.kind)) trace_at(recorder_, now, TraceKind::kQueued, frame.header, peer_);
@@ -169,10 +167,6 @@ Van::Event Van::next() {
     return Event::kFrame;
   }
   return Event::kNothing;
-}
-
-bool Van::is_intact() const {
-  return !checksums_ || !carries_slice(in_header_.kind) || checksum_of(in_header_, in_payload_) == in_header_.crc32c;
 }
 
 void Van::payload_goes_to(void* destination) {

@@ -6,6 +6,7 @@
 // Memory:  a queued frame borrows its payload (see Transport).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -61,7 +62,7 @@ class Van {
   // Any thread may ask; the receiver alone moves it forward.
   State state() const { return state_; }
   bool is_lost() const { return state_ == State::kLost; }
-  void advance(State to);
+  void advance(State to) { state_ = std::max(state(), to); }
 
   // --- sending -----------------------------------------------------------------------------------------------------
   void push(Frame frame, std::chrono::steady_clock::time_point now);
@@ -105,7 +106,9 @@ class Van {
   const Header& received_header() const { return in_header_; }
   void* received_payload() const { return in_payload_; }
   // Whether the frame is what its checksum says, if it has one.
-  bool is_intact() const;
+  bool is_intact() const {
+    return !checksums_ || !carries_slice(in_header_.kind) || checksum_of(in_header_, in_payload_) == in_header_.crc32c;
+  }
   void payload_goes_to(void* destination);
   bool mid_receive() const { return reading_ != Reading::kHeader || in_header_bytes_ > 0; }
 

@@ -48,7 +48,6 @@ class Survivor : public Transport::Handler {
     return true;
   }
   std::optional<Awaited> waiting_for(int) const override { return {}; }
-  void failed(const Error&) override {}
 
   std::vector<char> arriving;
   std::atomic<uint64_t> slices{0}, returned{0}, losses{0};
