@@ -9,6 +9,7 @@ on the optimizer.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from p3.cluster.node import Node
@@ -22,16 +23,17 @@ _MAX_BARRIERS = 1000  # that it has entered and others have not
 _MAX_COUNTS = 100  # that it has asked for and servers have not answered
 _MAX_DIMENSIONS = 32  # NumPy 1's
 
+_FROM = {  # who may send what
+    "worker": {
+        *("announce", "option", "order", "barrier", "repartition", "moved", "count", "bye"),
+        *("captured", "snapshot_written", "resume", "joined"),
+    },
+    "server": {"defined", "option_set", "counted", "snapshot_written"},
+}
+
 Sent = List[Tuple[Node, dict]]
 Identity = Tuple[int, Hashable]  # of a key or an option: store and name
 Claims = Dict[Identity, Dict[Node, dict]]
-
-
-def _product(lengths: Sequence[int]) -> int:
-    product = 1
-    for length in lengths:
-        product *= length
-    return product
 
 
 class _Question(NamedTuple):
@@ -44,15 +46,10 @@ class _Question(NamedTuple):
 
 class Agreement:
     def __init__(
-        self,
-        workers: Sequence[Node],
-        servers: Sequence[Node],
-        slice_elements: int,
-        partitions: Union[int, str] = "auto",
+        self, workers: List[Node], servers: List[Node], slice_elements: int, partitions: Union[int, str] = "auto"
     ) -> None:
         """Nodes by rank. `partitions` of a key of rows: "auto" begins with as many as there are servers."""
-        self._workers = list(workers)
-        self._servers = list(servers)
+        self._workers, self._servers = workers, servers
         self._slice_elements = slice_elements
         self._partitions: int = len(self._servers) if partitions == "auto" else partitions
         self._keys: Claims = {}  # what each worker announced
@@ -76,25 +73,9 @@ class Agreement:
         self._left: Set[Node] = set()
 
     def receive(self, node: Node, message: dict) -> Sent:
-        """Raises DisagreementError, or ProtocolError if the node may not say that now; both fail the job."""
-        role = {
-            "announce": "worker",
-            "option": "worker",
-            "order": "worker",
-            "barrier": "worker",
-            "repartition": "worker",
-            "moved": "worker",
-            "count": "worker",
-            "bye": "worker",
-            "defined": "server",
-            "option_set": "server",
-            "counted": "server",
-            "captured": "worker",
-            "snapshot_written": node.role,
-            "resume": "worker",
-            "joined": "worker",
-        }.get(message["kind"])
-        if role != node.role or node in self._left:
+        """Raises DisagreementError, or ProtocolError if the node may not say that now; both fail the job. The scheduler
+        may speak for a lost worker."""
+        if message["kind"] not in _FROM[node.role] or node in self._left:
             raise ProtocolError("%s sent a %r message, which it may not now" % (node, message["kind"]))
         return getattr(self, "_on_" + message["kind"])(node, message)
 
@@ -119,17 +100,9 @@ class Agreement:
     def joins_called(self, node: Node) -> int:
         return self.joins + (node in self._joined_at)
 
-    def join_for(self, node: Node, step: int) -> Sent:
-        """A lost worker counts as one that has called it."""
-        return self._on_joined(node, {"kind": "joined", "worker": node.rank, "step": step})
-
     def barriers(self) -> List[Tuple[int, Set[Node]]]:
         """Those under way, and who has entered them."""
         return sorted(self._barriers.items())
-
-    def enter_for(self, node: Node, number: int) -> Sent:
-        """A lost worker counts as one that has entered this barrier."""
-        return self._on_barrier(node, {"number": number})
 
     def catch_up(self, node: Node, step: int, rounds: Mapping[int, int]) -> List[dict]:
         """What a worker that has taken a lost one's place, behind that step and these rounds of the keys, must be told
@@ -144,9 +117,7 @@ class Agreement:
             value = claims.get(self._workers[0])
             if value and ("option_set", (store, name)) not in self._questions:
                 told.append({"kind": "option_agreed", "store": store, "name": name, "value": value})
-        joined = [
-            {"kind": "joined", "worker": other.rank, "step": step} for other, step in sorted(self._joined_at.items())
-        ]
+        joined = [joined_message(other, step) for other, step in sorted(self._joined_at.items())]
         return told + list(self._orders.values()) + joined
 
     # From workers
@@ -156,7 +127,7 @@ class Agreement:
         shape, is_sparse = message["shape"], message["sparse"]
         if is_sparse and (not shape or 0 in shape[1:]):
             raise ProtocolError("%s announced the sparse key %r without rows" % (node, message["name"]))
-        if len(shape) > _MAX_DIMENSIONS or _product([max(1, length) for length in shape]) >= 1 << 63:
+        if len(shape) > _MAX_DIMENSIONS or math.prod([max(1, length) for length in shape]) >= 1 << 63:
             raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
         value = {"shape": shape, "dtype": message["dtype"], "sparse": is_sparse}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
@@ -167,10 +138,10 @@ class Agreement:
         plan = KeyPlan(
             wire_key=self._wire_keys,
             dtype=message["dtype"],
-            elements=_product(shape),
+            elements=math.prod(shape),
             first_slice=self._slices,
             slice_elements=self._slice_elements,
-            row_elements=_product(shape[1:]) if is_sparse else 0,
+            row_elements=math.prod(shape[1:]) if is_sparse else 0,
             partitions=max(1, min(self._partitions, shape[0])) if is_sparse else 0,
         )
         self._agreed[plan.wire_key] = plan.agreed(*identity, shape)
@@ -219,8 +190,7 @@ class Agreement:
         return self._to(self._servers, dict(message, kind="set_option"))
 
     def _on_order(self, node: Node, message: dict) -> Sent:
-        if node.rank != 0:
-            raise ProtocolError("%s announced an order; only worker 0 may" % (node,))
+        self._require_rank_0(node, message)
         self._orders[message["store"]] = message
         return self._to(self._workers, message)
 
@@ -295,10 +265,7 @@ class Agreement:
 
     def _on_snapshot_written(self, node: Node, message: dict) -> Sent:
         parts = self._snapshots.add(node, message["round"], message["bytes"], message["sha256"])
-        if parts is None:
-            return []
-        complete = {"kind": "snapshot_complete", "round": message["round"], "parts": parts}
-        return self._to(self._workers[:1], complete)
+        return [] if parts is None else self._snapshot_complete(message["round"], parts)
 
     def _on_resume(self, node: Node, message: dict) -> Sent:
         self._require_rank_0(node, message)
@@ -320,9 +287,10 @@ class Agreement:
 
     def _given_up_snapshot(self) -> Sent:
         round = self._snapshots.given_up()
-        if round is None:
-            return []
-        return self._to(self._workers[:1], {"kind": "snapshot_complete", "round": round, "parts": []})
+        return [] if round is None else self._snapshot_complete(round, [])
+
+    def _snapshot_complete(self, round: int, parts: List[dict]) -> Sent:
+        return self._to(self._workers[:1], {"kind": "snapshot_complete", "round": round, "parts": parts})
 
     @staticmethod
     def _require_rank_0(node: Node, message: dict) -> None:
@@ -378,6 +346,10 @@ class Agreement:
     @staticmethod
     def _to(nodes: Sequence[Node], message: dict) -> Sent:
         return [(node, message) for node in nodes]
+
+
+def joined_message(node: Node, step: int) -> dict:
+    return {"kind": "joined", "worker": node.rank, "step": step}
 
 
 def _compare(what: str, node: Node, value: Dict[str, Any], other: Node, other_value: Dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ sees the connection close and learns nothing. Somebody has to prove first, and w
 gets that proof; to connect is easier than that (docs/security.md). The labels keep a proof from being reflected, and
 the roles and the purpose keep it from being relayed to another kind of node or connection. What follows is neither
 encrypted nor signed, unless both ends go on to TLS (P3_TLS=1) with a key that only they can make of the secret, hello
-and challenge: see key(). That begins behind the proofs, so no stranger ever reaches the TLS library,
-and what the two say of it cannot be altered in between.
+and challenge: see key(). That begins behind the proofs, so no stranger ever reaches the TLS library, and what the two
+say of it cannot be altered in between.
 
 Nothing here does I/O: `Connector` and `Acceptor` say what to send and judge what came.
 """
@@ -28,7 +28,6 @@ from p3.errors import AuthenticationError
 
 HANDSHAKE_TIMEOUT_S = 5.0  # for the acceptor: what a stranger can hold a connection open for
 CONNECTOR_TIMEOUT_S = 8.0  # for the connector: a scheduler that is still starting answers late
-
 PATIENCE_S = 3.0  # for the connector: attempts, where the acceptor drops it unheard
 
 CONTROL, DATA, WATCH = 1, 2, 3  # what a connection is for
@@ -52,44 +51,47 @@ class Disagreed(AuthenticationError):
     """A node of this job, proved to be one, which encrypts what this one does not, or the other way round."""
 
 
-def _mac(secret: bytes, label: bytes, hello: bytes, challenge: bytes, acceptor_role: str) -> bytes:
-    text = b"p3 " + label + b"\0" + hello + challenge + bytes([_ROLES[acceptor_role]])
-    return hmac.new(secret, text, "sha256").digest()
+class _End:
+    """What both ends have in common."""
+
+    def __init__(self, secret: bytes, hello: bytes, acceptor_role: str, encrypts: bool) -> None:
+        self._secret, self._hello, self._acceptor_role, self._encrypts = secret, hello, acceptor_role, encrypts
+        self.challenge: bytes
+
+    def key(self, subject: str) -> bytes:
+        """32 bytes for this connection alone, if both ends mean the same subject. Once they have proved themselves."""
+        return self._mac(b"key " + subject.encode())
+
+    def _mac(self, label: bytes) -> bytes:
+        text = b"p3 " + label + b"\0" + self._hello + self.challenge + bytes([_ROLES[self._acceptor_role]])
+        return hmac.new(self._secret, text, "sha256").digest()
+
+    def _agree(self, other_encrypts: bool) -> None:
+        if other_encrypts != self._encrypts:
+            raise Disagreed(
+                "it has P3_TLS=%d, but here P3_TLS=%d: set it alike on all nodes" % (other_encrypts, self._encrypts)
+            )
 
 
-def _compare(theirs: bool, ours: bool) -> None:
-    if theirs != ours:
-        raise Disagreed("it has P3_TLS=%d, but here P3_TLS=%d: set it alike on all nodes" % (theirs, ours))
-
-
-class Connector:
-    """The side that opened the connection: send `hello`, read a challenge, send proof(challenge), read a proof, verify
-    it. Then key() is known to both."""
+class Connector(_End):
+    """The side that opened the connection: send `hello`, read a challenge, send proof(challenge), read a proof, and
+    verify() it."""
 
     def __init__(self, secret: bytes, role: str, purpose: int, acceptor_role: str, encrypts: bool = False) -> None:
         self.hello = _HELLO.pack(_MAGIC, _VERSION, purpose, _ROLES[role], encrypts, os.urandom(NONCE_BYTES))
-        self._secret = secret
-        self._acceptor_role = acceptor_role
-        self._encrypts = encrypts
+        super().__init__(secret, self.hello, acceptor_role, encrypts)
 
     def proof(self, challenge: bytes) -> bytes:
-        self._challenge = challenge
+        self.challenge = challenge
         return self._mac(b"connector")
 
     def verify(self, proof: bytes) -> None:
         if not hmac.compare_digest(proof, self._mac(b"acceptor")):
             raise AuthenticationError("it does not know this job's secret")
-        _compare(bool(self._challenge[NONCE_BYTES]), self._encrypts)
-
-    def key(self, subject: str) -> bytes:
-        """32 bytes for this connection alone, if both ends mean the same subject."""
-        return self._mac(b"key " + subject.encode())
-
-    def _mac(self, label: bytes) -> bytes:
-        return _mac(self._secret, label, self.hello, self._challenge, self._acceptor_role)
+        self._agree(bool(self.challenge[NONCE_BYTES]))
 
 
-class Acceptor:
+class Acceptor(_End):
     """The side that was connected to: read a hello, send `challenge`, read a proof, send what accept(proof) returns,
     and agree().
 
@@ -106,10 +108,7 @@ class Acceptor:
         if self.role is None or self.purpose not in (CONTROL, DATA, WATCH):
             raise AuthenticationError("it names an unknown role or purpose")
         self.challenge = os.urandom(NONCE_BYTES) + bytes([encrypts])
-        self._encrypts = encrypts
-        self._secret = secret
-        self._own_role = role
-        self._hello = hello
+        super().__init__(secret, hello, role, encrypts)
 
     def accept(self, proof: bytes) -> bytes:
         if not hmac.compare_digest(proof, self._mac(b"connector")):
@@ -120,11 +119,4 @@ class Acceptor:
 
     def agree(self) -> None:
         """Disagreed if only one of the two will encrypt; both have said so by now."""
-        _compare(self._connector_encrypts, self._encrypts)
-
-    def key(self, subject: str) -> bytes:
-        """As Connector.key()."""
-        return self._mac(b"key " + subject.encode())
-
-    def _mac(self, label: bytes) -> bytes:
-        return _mac(self._secret, label, self._hello, self.challenge, self._own_role)
+        self._agree(self._connector_encrypts)

@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import time
-from typing import Awaitable, Callable, List, Optional, Sequence, TypeVar
+from typing import Awaitable, Callable, List, Optional, Sequence, TypeVar, Union
 
 from p3.cluster import auth, messages
 from p3.errors import AuthenticationError, ProtocolError
@@ -36,14 +36,24 @@ async def send(sock: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(sock, data)
 
 
-async def stop_accepting(accepting: asyncio.Task, listener: socket.socket, closes: bool = True) -> None:
-    """Cancels a task that waits in sock_accept() of `listener`, and `closes` that."""
+async def until_ready(descriptor: Union[int, socket.socket], wanted: str) -> None:
+    """Until it can be read or written: `wanted` is "read" or "write"."""
+    loop = asyncio.get_running_loop()
+    reads = wanted == "read"
+    ready = loop.create_future()
+    (loop.add_reader if reads else loop.add_writer)(descriptor, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        (loop.remove_reader if reads else loop.remove_writer)(descriptor)
+
+
+async def stop_accepting(accepting: asyncio.Task, listener: socket.socket) -> None:
+    """Cancels a task that waits in sock_accept() of `listener`, which stays open."""
     accepting.cancel()
     await asyncio.gather(accepting, return_exceptions=True)
     # Python 3.8 forgets this; the loop would take the next socket of the same number for the listener.
     asyncio.get_running_loop().remove_reader(listener.fileno())
-    if closes:
-        listener.close()
 
 
 async def prove_to_acceptor(
@@ -115,18 +125,16 @@ async def send_message(sock: socket.socket, message: dict) -> None:
     await _in_time(send(sock, data), message["kind"])
 
 
-async def read_message(sock: socket.socket, *kinds: str) -> dict:
-    """The next message on a bare socket, which must be one of `kinds`; limits as send_message()."""
+async def read_message(sock: socket.socket, kind: str) -> dict:
+    """The next message on a bare socket, which must be of that kind; limits as send_message()."""
 
     async def read() -> dict:
         length = await read_exactly(sock, 4)
-        return messages.decode(
-            await read_exactly(sock, messages.body_bytes(length, messages.MAX_BYTES_BEFORE_JOIN))
-        )
+        return messages.decode(await read_exactly(sock, messages.body_bytes(length, messages.MAX_BYTES_BEFORE_JOIN)))
 
-    message = await _in_time(read(), kinds[0])
-    if message["kind"] not in kinds:
-        raise ProtocolError("a control message %r instead of %s" % (message["kind"], " or ".join(kinds)))
+    message = await _in_time(read(), kind)
+    if message["kind"] != kind:
+        raise ProtocolError("a control message %r instead of %s" % (message["kind"], kind))
     return message
 
 
@@ -138,7 +146,7 @@ async def send_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> N
 
 async def receive_descriptors(sock: socket.socket, count: int) -> List[int]:
     """What send_descriptors() sent. ProtocolError if it was not exactly `count`."""
-    await _in_time(_readable(sock), "descriptor")
+    await _in_time(until_ready(sock, "read"), "descriptor")
     found = array.array("i")
     data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(count * found.itemsize), socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
@@ -149,16 +157,6 @@ async def receive_descriptors(sock: socket.socket, count: int) -> List[int]:
             os.close(descriptor)
         raise ProtocolError("%d descriptors instead of %d" % (len(found), count))
     return list(found)
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(sock, lambda: ready.done() or ready.set_result(None))
-    try:
-        await ready
-    finally:
-        loop.remove_reader(sock)
 
 
 async def _in_time(step, kind: str):
@@ -172,16 +170,13 @@ class Stream:
     """A control connection after the node has joined. Threads: the event loop's alone."""
 
     def __init__(self, sock: socket.socket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.socket = sock
-        self._reader = reader
-        self._writer = writer
+        self.socket, self._reader, self._writer = sock, reader, writer
         self._body_bytes: Optional[int] = None  # of the message whose length has been read
         self._finished = False
 
     @classmethod
     async def over(cls, sock: socket.socket) -> Stream:
-        reader, writer = await asyncio.open_connection(sock=sock)
-        return cls(sock, reader, writer)
+        return cls(sock, *await asyncio.open_connection(sock=sock))
 
     async def receive(self) -> Optional[dict]:
         """The next message; None when the peer has closed. Waits as long as it takes: others watch for life.

@@ -1,9 +1,9 @@
 """TLS between two nodes that have proved themselves to each other (P3_TLS=1), over TCP alone.
 
-The core's TlsStream does it, with OpenSSL, for control, data and watch connections alike: its key comes of the
+The core's TlsStream does it, with OpenSSL, for control, data and watch connections alike: its key comes from the
 handshake that went before (auth.py), so there are no certificates to make, to pass on and to trust. Python's ssl can
-take such a key from 3.13 on only. A data or watch connection goes to the core as it is;
-control messages go through a `Tunnel`.
+take such a key only from 3.13 on. A data or watch connection goes to the core as it is; control messages go through a
+`Tunnel`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 from typing import Callable
 
 from p3.cluster import auth
+from p3.cluster.channel import until_ready
 from p3.errors import ConfigError, ProtocolError
 from p3.settings import Settings
 
@@ -39,11 +40,10 @@ async def secure(sock: socket.socket, key: bytes, connects: bool):
     tls = Tls(sock.detach(), key, connects)
 
     async def handshake() -> None:
-        while True:
+        wanted = tls.handshake()
+        while wanted != "done":
+            await until_ready(tls.read_fd if wanted == "read" else tls.write_fd, wanted)
             wanted = tls.handshake()
-            if wanted == "done":
-                return
-            await _ready(tls, wanted)
 
     try:
         await asyncio.wait_for(handshake(), auth.CONNECTOR_TIMEOUT_S)
@@ -111,31 +111,16 @@ class Tunnel:
                     return
                 data = data[written:]
                 if data and not written:
-                    await _ready(self._tls, "write")
+                    await until_ready(self._tls.write_fd, "write")
 
     async def _inwards(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             data = self._tls.read(1 << 16)
             if data is None:
-                await _ready(self._tls, "read")
+                await until_ready(self._tls.read_fd, "read")
             elif data:
                 await loop.sock_sendall(self._outer, data)
             else:
                 self._outer.shutdown(socket.SHUT_WR)
                 return
-
-
-async def _ready(tls, wanted: str) -> None:
-    """Until the connection can be read, or written."""
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    descriptor = tls.read_fd if wanted == "read" else tls.write_fd
-    add, remove = (
-        (loop.add_reader, loop.remove_reader) if wanted == "read" else (loop.add_writer, loop.remove_writer)
-    )
-    add(descriptor, lambda: ready.done() or ready.set_result(None))
-    try:
-        await ready
-    finally:
-        remove(descriptor)

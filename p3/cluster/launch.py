@@ -8,7 +8,6 @@ is ended as a whole; local processes also die with the launcher (see execute.py)
 from __future__ import annotations
 
 import asyncio
-import errno
 import importlib
 import itertools
 import json
@@ -89,8 +88,9 @@ class Launcher:
     ) -> None:
         self._settings = settings
         self._tasks = place(num_workers, num_servers, hosts)
-        self._num_workers = num_workers
-        self._num_servers = num_servers
+        self._num_workers, self._num_servers = num_workers, num_servers
+        self._job: Dict[str, str] = {}  # the environment of all its processes
+        self._command: Sequence[str] = ()
         self._root = root_address(settings, hosts)
         self._secret = secrets.token_hex(32)
         self._output = Output()
@@ -108,7 +108,8 @@ class Launcher:
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
         status: Optional[asyncio.Task] = None
         try:
-            status = await self._start_all(command)
+            self._command = command
+            status = await self._start_all()
             waiting = asyncio.ensure_future(self._wait_for_the_end())
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             await asyncio.wait({waiting, interrupted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -122,42 +123,42 @@ class Launcher:
                 await asyncio.wait({status}, timeout=_DRAIN_S)
                 status.cancel()
         if interrupted.done():
-            self._say("interrupted by %s; all processes are ended" % _signal_name(interrupted.result()))
+            _say("interrupted by %s; all processes are ended" % _signal_name(interrupted.result()))
             return 128 + interrupted.result()
         if not waiting.done() or waiting.cancelled():
-            self._say("the job was not done after --timeout %g s; all processes are ended" % timeout_s)
+            _say("the job was not done after --timeout %g s; all processes are ended" % timeout_s)
             return _TIMED_OUT
         return self._conclude(failed)
 
     # Starting
 
-    async def _start_all(self, command: Sequence[str]) -> asyncio.Task:
+    async def _start_all(self) -> asyncio.Task:
         listener = _bind(self._root, self._settings.root_port)
         status_read, status_write = os.pipe()
-        job = {
+        self._job = {
             "DMLC_PS_ROOT_URI": self._root,
             "DMLC_PS_ROOT_PORT": str(listener.getsockname()[1]),
             "DMLC_NUM_WORKER": str(self._num_workers),
             "DMLC_NUM_SERVER": str(self._num_servers),
         }
-        self._job, self._command = job, command
         scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
         try:
-            await self._start(scheduler, job, [], listen_fd=listener.fileno(), status_fd=status_write)
+            await self._start(scheduler, listen_fd=listener.fileno(), status_fd=status_write)
         finally:
             listener.close()
             os.close(status_write)
         status = asyncio.ensure_future(self._read_status(status_read))
         for task in self._tasks:
-            await self._start(task, job, command if task.role == "worker" else [])
+            await self._start(task)
         return status
 
-    async def _start(self, task: Task, job: Dict[str, str], command: Sequence[str], **descriptors: int) -> None:
+    async def _start(self, task: Task, **descriptors: int) -> None:
+        command = self._command if task.role == "worker" else []
         if task.host.is_local:
             arguments = local_command(Launched(os.getpid(), **descriptors), command)
-            env = local_environment(task, job, self._secret, os.environ)
+            env = local_environment(task, self._job, self._secret, os.environ)
         else:
-            arguments = remote_command(task, job, os.environ, self._settings, os.getcwd(), command)
+            arguments = remote_command(task, self._job, os.environ, self._settings, os.getcwd(), command)
             env = None
         try:
             process = await asyncio.create_subprocess_exec(
@@ -183,10 +184,7 @@ class Launcher:
             lambda: asyncio.StreamReaderProtocol(reader), pipe
         )
         try:
-            while True:
-                line = await reader.readline()
-                if not line:
-                    return
+            while line := await reader.readline():
                 self._take_note(json.loads(line))
         finally:
             transport.close()
@@ -253,8 +251,8 @@ class Launcher:
         self._running.remove(ended)
         ended.signal(signal.SIGKILL)  # what it left behind in its group
         left = self._restarts_left[ended.task.rank]
-        self._say("%s; it is started anew, and may be %d more times" % (ended.obituary(), left))
-        await self._start(ended.task, self._job, self._command)
+        _say("%s; it is started anew, and may be %d more times" % (ended.obituary(), left))
+        await self._start(ended.task)
         return self._running[-1]
 
     async def _end_all(self) -> None:
@@ -266,41 +264,34 @@ class Launcher:
             for source in running.sources:
                 source.mute()
         for group in (workers, others):
-            for running in group:
-                running.signal(signal.SIGTERM)
-                running.signal(signal.SIGCONT)  # one that is stopped can end, too
-            if group:
-                await asyncio.wait({asyncio.ensure_future(r.ended()) for r in group}, timeout=_TERMINATE_S)
-            for running in group:
-                running.signal(signal.SIGKILL)
-        for running in self._running:
-            running.signal(signal.SIGKILL)  # also what a process left behind in its group
-        if alive:
-            await asyncio.wait({asyncio.ensure_future(r.ended()) for r in alive}, timeout=_TERMINATE_S)
+            _signal(group, signal.SIGTERM)
+            _signal(group, signal.SIGCONT)  # one that is stopped can end, too
+            await _ended(group)
+            _signal(group, signal.SIGKILL)
+        _signal(self._running, signal.SIGKILL)  # also what a process left behind in its group
+        await _ended(alive)
 
     def _interrupt(self, interrupted: asyncio.Future, number: int) -> None:
         if not interrupted.done():
             interrupted.set_result(number)
         else:  # asked twice: no more grace
-            for running in self._running:
-                running.signal(signal.SIGKILL)
+            _signal(self._running, signal.SIGKILL)
 
     def _conclude(self, failed: Optional[Running]) -> int:
         if failed is None and self._job_failure is None:
             if not self._job_started:
-                self._say(NEVER_JOINED)
+                _say(NEVER_JOINED)
             return 0
         if failed is not None and not self._echoes(failed):
-            self._say(failed.obituary())
+            _say(failed.obituary())
         if self._job_failure is not None:
-            self._say("the job failed: " + self._job_failure)
+            _say("the job failed: " + self._job_failure)
         self.may_restart = self._job_started
         code = failed.process.returncode if failed is not None else 1
         return code if code >= 0 else 128 - code
 
     def _unlikelihood(self, failed: Running) -> tuple:
-        """Sorts the likeliest cause first: 1 is the code of an exception,
-        which mostly reports what happened elsewhere."""
+        """Sorts the likeliest cause first: 1 is the code of an exception, mostly of one that happened elsewhere."""
         order = ("worker", "server", "scheduler").index(failed.task.role)
         return (self._echoes(failed), failed.process.returncode == 1, order)
 
@@ -311,17 +302,25 @@ class Launcher:
         last = re.sub(r"^(\w+\.)+(?=\w*:)", "", failed.errors.last_line)  # the module of an exception's type
         return failed.task.role != "worker" or self._job_failure in last or (last != "" and last in self._job_failure)
 
-    def _say(self, text: str) -> None:
-        sys.stdout.flush()
-        print("p3 run: " + text, file=sys.stderr, flush=True)
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print("p3 run: " + text, file=sys.stderr, flush=True)
+
+
+def _signal(group: Sequence[Running], number: int) -> None:
+    for running in group:
+        running.signal(number)
+
+
+async def _ended(group: Sequence[Running]) -> None:
+    if group:
+        await asyncio.wait({asyncio.ensure_future(r.ended()) for r in group}, timeout=_TERMINATE_S)
 
 
 async def _pump(reader: asyncio.StreamReader, source: Source) -> None:
     try:
-        while True:
-            data = await reader.read(1 << 16)
-            if not data:
-                return
+        while data := await reader.read(1 << 16):
             source.feed(data)
     finally:
         source.end()
@@ -349,12 +348,7 @@ def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
 
 def _bind(address: str, port: Optional[int]) -> socket.socket:
     try:
-        try:
-            return listen(address, port or 0)
-        except OSError as error:
-            if port is not None and error.errno == errno.EADDRINUSE:
-                raise
-            return listen("0.0.0.0", port or 0)  # DMLC_NODE_HOST is translated to our address
+        return listen(address, port or 0, or_anywhere=True)
     except OSError as error:
         raise ConfigError(
             "p3 run: cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s" % (address, port, error.strerror)
@@ -383,7 +377,6 @@ def run(
     Not one that was interrupted, and not one that failed before all its processes were connected: what is wrong there,
     like a mistake in the command, a new start would not mend. ConfigError if the job cannot be started as asked.
     """
-
     importlib.import_module("p3._core")  # one error here, and not one of each process, where it is not built
     encryption.require(settings)
     # Whoever started us may have left it non-blocking; then what does not fit into the pipe would be lost.
@@ -400,5 +393,5 @@ def run(
         code, may_restart = asyncio.run(launch())
         if not may_restart or attempt > restarts:
             return code
-        text = "p3 run: the job is started again (restart %d of %d), as it failed with exit code %d"
-        print(text % (attempt, restarts, code), file=sys.stderr, flush=True)
+        text = "the job is started again (restart %d of %d), as it failed with exit code %d"
+        _say(text % (attempt, restarts, code))

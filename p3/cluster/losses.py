@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from p3.cluster.messages import columns
 from p3.cluster.node import Node
 from p3.errors import ProtocolError, RendezvousError
 
@@ -58,10 +59,7 @@ class Loss:
         self._hear(server, message)
         if message["problem"]:
             raise RendezvousError(message["problem"])
-        if len(message["keys"]) != len(message["rounds"]) or not self._stores.keys() >= set(message["keys"]):
-            raise ProtocolError("%s knows other keys than were agreed" % (server,))
-        for key, pushed in zip(message["keys"], message["rounds"]):
-            self.pushed[key] = max(self.pushed.get(key, 0), pushed)
+        self.pushed = _latest([self.pushed, self._rounds(server, message)])
         if self._unheard:
             return False
         begun = {self._stores[key] for key, pushed in self.pushed.items() if pushed > 0}
@@ -80,30 +78,31 @@ class Loss:
             raise ProtocolError("%s sent a %r message, which it may not now" % (server, message["kind"]))
         self._unheard.remove(server)
 
+    def _rounds(self, sender: Node, message: dict) -> Rounds:
+        if len(message["keys"]) != len(message["rounds"]) or not self._stores.keys() >= set(message["keys"]):
+            raise ProtocolError("%s knows other keys than were agreed" % (sender,))
+        return dict(zip(message["keys"], message["rounds"]))
+
     # What is said to servers and workers
 
     def question(self) -> dict:
-        keys, rounds = _columns(self.pushed)
         about = {"rank": self.node.rank, "attempt": self.attempt, "joins": self.joins}
-        return {"kind": "missing", "keys": keys, "rounds": rounds, **about}
+        return {"kind": "missing", **about, **columns(self.pushed)}
 
     def fill(self, rounds: Mapping[int, int], skips: bool = False, is_last: bool = False) -> dict:
-        keys, numbers = _columns(rounds)
-        how = {"skips": skips, "last": is_last}
-        return {"kind": "fill", "rank": self.node.rank, "keys": keys, "rounds": numbers, **how}
+        return {"kind": "fill", "rank": self.node.rank, **columns(rounds), "skips": skips, "last": is_last}
 
     # From workers
 
     def on_place(self, worker: Node, message: dict) -> Optional[dict]:
         """The `fill` that this asks for, if it does."""
-        if len(message["keys"]) != len(message["rounds"]) or not self._stores.keys() >= set(message["keys"]):
-            raise ProtocolError("%s knows other keys than were agreed" % (worker,))
+        rounds = self._rounds(worker, message)
         if not self.is_asked or self.standing is not None:
             return None
         self._places[worker] = message
-        if message["state"] not in ("in", "skipping") or not message["keys"]:
+        if message["state"] not in ("in", "skipping") or not rounds:
             return None
-        return self.fill(dict(zip(message["keys"], message["rounds"])), skips=message["state"] == "skipping")
+        return self.fill(rounds, skips=message["state"] == "skipping")
 
     def is_within(self, workers: Iterable[Node]) -> bool:
         """All of these have said that they are in the step that was cut short, or not yet past what follows it."""
@@ -138,10 +137,7 @@ class Loss:
         return True
 
     def stand_at(self, standing: Standing) -> None:
-        rounds = dict(standing.rounds)
-        for key, pushed in self.pushed.items():
-            rounds[key] = max(pushed, rounds.get(key, 0))
-        self.standing = standing._replace(rounds=rounds)
+        self.standing = standing._replace(rounds=_latest([standing.rounds, self.pushed]))
         self._unheard = set(self._servers)
 
     def _stand_at(self, place: dict) -> None:
@@ -169,12 +165,13 @@ def infer(pushed: Sequence[Rounds], begun: Sequence[Standing], at_least: int = 0
     steps = [max(step, start.step, at_least) for step, start in zip(steps, begun)]
     first = min(steps)
     those = [number for number, step in enumerate(steps) if step == first]
-    common: Rounds = {}
-    for number in those:
-        for key, round in pushed[number].items():
-            common[key] = max(common.get(key, 0), round)
-    return those, Standing(first, common)
+    return those, Standing(first, _latest(pushed[number] for number in those))
 
 
-def _columns(rounds: Mapping[int, int]) -> Tuple[List[int], List[int]]:
-    return list(rounds.keys()), list(rounds.values())
+def _latest(several: Iterable[Rounds]) -> Rounds:
+    """Of each key, the last of these rounds."""
+    latest: Rounds = {}
+    for rounds in several:
+        for key, round in rounds.items():
+            latest[key] = max(round, latest.get(key, 0))
+    return latest

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from p3.cluster import auth, channel, encryption
 from p3.cluster.channel import Stream
@@ -24,63 +24,74 @@ _MARGIN_S = 5.0  # the scheduler, which knows who is missing, gives up first
 class Member:
     """What join() returns; all methods belong to the event loop's thread."""
 
-    def __init__(
-        self, settings: Settings, secret: bytes, host: str, stream: Stream, tunnel: Optional[encryption.Tunnel]
-    ) -> None:
+    host: str
+    node: Node
+    door: Optional[DoorStep] = None  # of a server, and of a worker that others of its machine may connect to
+    servers: List[dict]  # host, port, local, machine; by rank
+    workers: List[dict]  # host, machine, local; by rank
+    rejoined: Optional[dict]  # of a worker that takes a lost one's place: see messages.py
+
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._secret = secret
-        self._stream = stream
-        self._tunnel = tunnel  # what the stream goes through
-        self._label = "%s (%s)" % (settings.role, host)
-        self.host = host
-        self.node: Node  # set by the welcome
-        self.servers: List[dict] = []  # host, port, local, machine; by rank
-        self.workers: List[dict] = []  # host, machine, local; by rank
-        self.rejoined: Optional[dict] = None  # of a worker that takes a lost one's place: see messages.py
+        self._secret = settings.job_secret()
+        self._label: str = settings.role
+        self._stream: Stream
+        self._tunnel: Optional[encryption.Tunnel] = None  # what the stream goes through
 
     @classmethod
-    async def join(cls, settings: Settings, door: Optional[List[DoorStep]] = None) -> Member:
-        """Connects, proves itself, and waits until all nodes are there. Who is to be connected to passes an empty list
-        as `door` and finds the DoorStep that it announced in it.
+    async def join(cls, settings: Settings) -> Member:
+        """Connects, proves itself, and waits until all nodes are there.
 
         Raises ConfigError, AuthenticationError, or RendezvousError: the scheduler's own words where it has any.
         """
         settings.require("role", "root_host", "root_port", "num_workers", "num_servers")
-        secret = settings.job_secret()
         encryption.require(settings)
-        sock, proved = await _connect_to_scheduler(settings, secret, auth.CONTROL, settings.rendezvous_timeout_s)
-        tunnel: Optional[encryption.Tunnel] = None
+        member = cls(settings)
         try:
-            host = _own_host(settings, sock)
-            port, local = 0, ""
-            if door is not None:
-                door.append(DoorStep.open(settings, host if settings.role == "server" else None))
-                port, local = door[0].port, door[0].local
+            await member._connect()
+            await member._be_welcomed()
+        except BaseException:
+            member.close_door()
+            raise
+        return member
+
+    async def _connect(self) -> None:
+        """Up to the `join` message."""
+        settings = self._settings
+        patience_s = settings.rendezvous_timeout_s
+        sock, proved = await _connect_to_scheduler(settings, self._secret, auth.CONTROL, patience_s)
+        try:
+            self.host = _own_host(settings, sock)
+            if settings.role == "server" or settings.local_aggregation:
+                self.door = DoorStep.open(settings, self.host if settings.role == "server" else None)
             if settings.tls:
-                tunnel = encryption.Tunnel(await encryption.secure(sock, proved.key("join"), True))
-                sock = tunnel.socket
-            await channel.send_message(sock, _join_message(settings, host, port, local))
-            member = cls(settings, secret, host, await Stream.over(sock), tunnel)
+                self._tunnel = encryption.Tunnel(await encryption.secure(sock, proved.key("join"), True))
+                sock = self._tunnel.socket
+            await channel.send_message(sock, _join_message(settings, self.host, self.door))
+            self._stream = await Stream.over(sock)
         except BaseException as error:
             sock.close()
-            if tunnel is not None:
-                tunnel.close()
+            if self._tunnel is not None:
+                self._tunnel.close()
             if isinstance(error, (OSError, ProtocolError)):
                 raise RendezvousError("%s: joining failed: %s" % (settings.role, error)) from None
             raise
+
+    async def _be_welcomed(self) -> None:
+        settings = self._settings
+        self._label = "%s (%s)" % (settings.role, self.host)
         patience_s: Optional[float] = settings.rendezvous_timeout_s + _MARGIN_S
         if settings.replaces_workers:  # a lost worker's place is not open before the others are behind that step
             patience_s = patience_s + settings.stuck_s if settings.stuck_s > 0 else None
-        try:
-            welcome = await asyncio.wait_for(member.receive("welcome"), patience_s)
-        except asyncio.TimeoutError:
-            raise RendezvousError("%s: the scheduler does not answer any more" % member._label) from None
-        member.node = Node(settings.role, welcome["rank"], host)
-        member._label = str(member.node)
-        member.servers = welcome["servers"]
-        member.workers = welcome["workers"]
-        member.rejoined = welcome["rejoined"]
-        return member
+        welcome = await self._receive_within(patience_s, "welcome")
+        self.node = Node(settings.role, welcome["rank"], self.host)
+        self._label = str(self.node)
+        self.servers, self.workers, self.rejoined = welcome["servers"], welcome["workers"], welcome["rejoined"]
+
+    def close_door(self) -> None:
+        """To who has not connected yet. Idempotent, as close(), which does it as well."""
+        if self.door is not None:
+            self.door.close()
 
     def neighbours(self) -> List[int]:
         """The ranks of the workers on this worker's machine, itself included."""
@@ -105,27 +116,21 @@ class Member:
     async def start(self) -> None:
         """Says that all connections stand, and returns when they do everywhere."""
         self.send({"kind": "ready"})
-        try:
-            await asyncio.wait_for(self.receive("start"), self._settings.rendezvous_timeout_s + _MARGIN_S)
-        except asyncio.TimeoutError:
-            raise RendezvousError("%s: the scheduler does not answer any more" % self._label) from None
+        await self._receive_within(self._settings.rendezvous_timeout_s + _MARGIN_S, "start")
 
     async def unless_aborted(self, step):
         """Awaits `step`, but raises RendezvousError at once if the scheduler reports a failure meanwhile, and if it
         does not long after it should have."""
-        work = asyncio.ensure_future(step)
-        listening = asyncio.ensure_future(self.receive())
         deadline_s = self._settings.rendezvous_timeout_s + _MARGIN_S
-        await asyncio.wait({work, listening}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-        if listening.done() or not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-        if listening.done():
+        both = work, listening = asyncio.ensure_future(step), asyncio.ensure_future(self.receive())
+        done, late = await asyncio.wait(both, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+        if listening in done:
             message = listening.result()  # raises, as a rule
             raise RendezvousError("%s: the scheduler sent %r too early" % (self._label, message["kind"]))
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
-        if work.cancelled():
+        if work not in done:
             raise RendezvousError(
                 "%s: neither the other nodes nor the scheduler were heard of for %g s: this host, or they, are cut off"
                 % (self._label, deadline_s)
@@ -149,6 +154,12 @@ class Member:
             raise RendezvousError("%s: the scheduler sent %r instead of %r" % (self._label, message["kind"], kind))
         return message
 
+    async def _receive_within(self, timeout_s: Optional[float], kind: str) -> dict:
+        try:
+            return await asyncio.wait_for(self.receive(kind), timeout_s)
+        except asyncio.TimeoutError:
+            raise RendezvousError("%s: the scheduler does not answer any more" % self._label) from None
+
     def send(self, message: dict) -> None:
         self._stream.send(message)
 
@@ -158,6 +169,7 @@ class Member:
 
     async def close(self, timeout_s: float = 2.0) -> None:
         """Sends what is queued, and closes when the scheduler has read it. No receive() may be under way."""
+        self.close_door()
         await self._stream.close(timeout_s)
         if self._tunnel is not None:
             self._tunnel.close()
@@ -171,36 +183,31 @@ class Member:
             os.close(descriptor)
 
 
-def _join_message(settings: Settings, host: str, port: int, local: str) -> dict:
+def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> dict:
     from p3 import __version__
 
     return {
         "kind": "join",
         "role": settings.role,
         "host": host,
-        "port": port,
-        "local": local,
+        "port": 0 if door is None else door.port,
+        "local": "" if door is None else door.local,
         "machine": machine_id(),
         "pid": os.getpid(),
         "rank": settings.rank,
         "version": __version__,
         "protocol": PROTOCOL_VERSION,
         "counts": {"DMLC_NUM_WORKER": settings.num_workers, "DMLC_NUM_SERVER": settings.num_servers},
-        "settings": _common_settings(settings),
-    }
-
-
-def _common_settings(settings: Settings) -> Dict[str, object]:
-    """What must be equal on all nodes, or they would cut, add or order tensors differently."""
-    return {
-        "P3_SLICE_ELEMENTS": settings.slice_elements,
-        "P3_PARTITIONS": settings.partitions,
-        "P3_SUM_ORDER": settings.sum_order,
-        "P3_PRIORITY": settings.priority,
-        "P3_LOCAL_AGGREGATION": int(settings.local_aggregation),
-        "P3_SNAPSHOT_EVERY": 0 if settings.snapshot_dir is None else settings.snapshot_every,
-        "P3_CHECKSUM": int(settings.checksum),
-        "P3_ON_WORKER_LOSS": settings.on_worker_loss,
+        "settings": {  # or nodes would cut, add or order tensors differently
+            "P3_SLICE_ELEMENTS": settings.slice_elements,
+            "P3_PARTITIONS": settings.partitions,
+            "P3_SUM_ORDER": settings.sum_order,
+            "P3_PRIORITY": settings.priority,
+            "P3_LOCAL_AGGREGATION": int(settings.local_aggregation),
+            "P3_SNAPSHOT_EVERY": 0 if settings.snapshot_dir is None else settings.snapshot_every,
+            "P3_CHECKSUM": int(settings.checksum),
+            "P3_ON_WORKER_LOSS": settings.on_worker_loss,
+        },
     }
 
 
@@ -217,16 +224,15 @@ async def _connect_to_scheduler(
         raise RendezvousError("%s: %s" % (label, error)) from None
 
     async def attempt() -> Tuple[socket.socket, auth.Connector]:
-        while True:
-            sock, reason = await _try_to_connect(addresses)
-            if sock is not None:
-                break
+        sock, reason = await _try_to_connect(addresses)
+        while sock is None:
             if time.monotonic() >= deadline:
                 raise RendezvousError(
                     "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and "
                     "DMLC_PS_ROOT_PORT its address?" % (label, where, timeout_s, reason)
                 )
             await asyncio.sleep(_RETRY_S)
+            sock, reason = await _try_to_connect(addresses)
         try:
             role = settings.role
             return sock, await channel.prove_to_acceptor(sock, secret, role, purpose, "scheduler", settings.tls)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List, Mapping
 
 from p3.errors import ProtocolError
 
@@ -21,12 +21,11 @@ MAX_BYTES = 16 << 20
 _LENGTH = struct.Struct("<I")
 
 
+Check = Callable[[Any], bool]
+
+
 def _int(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63  # type(): True is an int to isinstance
-
-
-def _int_or_none(value: Any) -> bool:
-    return value is None or _int(value)
 
 
 def _seconds(value: Any) -> bool:
@@ -45,16 +44,8 @@ def _name(value: Any) -> bool:
     return type(value) is str or (type(value) is int and -(1 << 63) <= value < 1 << 63)
 
 
-def _ints(value: Any) -> bool:
-    return type(value) is list and all(map(_int, value))
-
-
-def _strs(value: Any) -> bool:
-    return type(value) is list and all(map(_str, value))
-
-
-def _names(value: Any) -> bool:
-    return type(value) is list and all(map(_name, value))
+def _sha256(value: Any) -> bool:
+    return type(value) is str and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
 def _flat(value: Any) -> bool:
@@ -64,61 +55,48 @@ def _flat(value: Any) -> bool:
 
 def _counters(value: Any) -> bool:
     """As _flat(), but for `late_s`, which has one number for each worker."""
-    if type(value) is not dict:
-        return False
-    late_s = value.get("late_s", [])
-    return _flat({**value, "late_s": None}) and type(late_s) is list and all(map(_seconds, late_s))
+    return type(value) is dict and _flat({**value, "late_s": None}) and _list_of(_seconds)(value.get("late_s", []))
 
 
-def _counters_of_all(value: Any) -> bool:
-    return type(value) is list and all(map(_counters, value))
-
-
-def _sha256(value: Any) -> bool:
-    return type(value) is str and len(value) == 64 and set(value) <= set("0123456789abcdef")
-
-
-def _list_of(fields: Dict[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
-    return lambda value: type(value) is list and all(type(item) is dict and _fits(fields, item) for item in value)
-
-
-def _counts(value: Any) -> bool:
-    """[[device, [[key, updates], ...]], ...]"""
-    return _pairs(value, _int, lambda counted: _pairs(counted, _name, _int))
-
-
-def _pairs(value: Any, *fits: Callable[[Any], bool]) -> bool:
-    return type(value) is list and all(
-        type(pair) is list and len(pair) == 2 and fits[0](pair[0]) and fits[1](pair[1]) for pair in value
-    )
-
-
-def _optimizers(value: Any) -> bool:
-    """By store; null where workers update."""
-    return type(value) is dict and all(
-        one is None or (type(one) is dict and _fits(_OPTIMIZER, one)) for one in value.values()
-    )
-
-
-def _numbers_or_none(value: Any) -> bool:
-    return value is None or (type(value) is dict and _fits(_NUMBERS, value))
-
-
-def _one_of(*words: str) -> Callable[[Any], bool]:
+def _one_of(*words: str) -> Check:
     return lambda value: type(value) is str and value in words
 
 
-_SNAPSHOT_PART = {"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256}
-# Of optimizers and Trainers (Session.describe_optimizers): how often each device has updated each key,
-# and all plain numbers.
-_OPTIMIZER = {"plain": _flat, "scheduler": _flat, "counts": _counts, "device": _int}
-_NUMBERS = {"optimizers": _optimizers, "trainers": _list_of({"scale": _flat, "loss_scaler": _flat})}
+def _or_none(fits: Check) -> Check:
+    return lambda value: value is None or fits(value)
 
 
-def _rejoined(value: Any) -> bool:
-    return value is None or (type(value) is dict and _fits(_REJOINED, value))
+def _list_of(fits: Check) -> Check:
+    return lambda value: type(value) is list and all(map(fits, value))
 
 
+def _pair_of(first: Check, second: Check) -> Check:
+    return lambda value: type(value) is list and len(value) == 2 and first(value[0]) and second(value[1])
+
+
+def _values(fits: Check) -> Check:
+    """An object whose values fit, whatever their names."""
+    return lambda value: type(value) is dict and all(map(fits, value.values()))
+
+
+def _object(fields: Dict[str, Check]) -> Check:
+    """An object of exactly these fields."""
+    return lambda value: (
+        type(value) is dict
+        and value.keys() == fields.keys()
+        and all(fits(value[name]) for name, fits in fields.items())
+    )
+
+
+_SNAPSHOT_PART = _object({"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256})
+# Of optimizers and Trainers (Session.describe_optimizers): all plain numbers, and how often each device has updated
+# each key, as [[device, [[key, updates], ...]], ...].
+_COUNTS = _list_of(_pair_of(_int, _list_of(_pair_of(_name, _int))))
+_OPTIMIZER = _object({"plain": _flat, "scheduler": _flat, "counts": _COUNTS, "device": _int})
+_TRAINER = _object({"scale": _flat, "loss_scaler": _flat})
+# By store, null where workers update. Null for all of it: nobody could tell.
+_NUMBERS = _or_none(_object({"optimizers": _values(_or_none(_OPTIMIZER)), "trainers": _list_of(_TRAINER)}))
+_ROUNDS = {"keys": _list_of(_int), "rounds": _list_of(_int)}  # see columns()
 # What a process that takes a lost worker's place must know.
 _REJOINED = {
     "step": _int,  # that is behind the job
@@ -128,15 +106,15 @@ _REJOINED = {
     "in_join": _bool,  # the last one came right behind that step
     "lost": _int,  # how many processes of that rank are gone
     "marked": _bool,  # the script says where steps end
-    "numbers": _numbers_or_none,  # of the optimizers; null: nobody could tell
+    "numbers": _NUMBERS,
 }
 # A key_plan.KeyPlan; and what of it another one that follows changes.
 _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "partitions": _int}
 _PLAN = {**_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int}
-_SERVER = {"host": _str, "port": _int, "local": _str, "machine": _str}
-_WORKER = {"host": _str, "machine": _int, "local": _str}  # machine: equal for workers of one machine
+_SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
+_WORKER = _object({"host": _str, "machine": _int, "local": _str})  # machine: equal for workers of one machine
 
-FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
+FIELDS: Dict[str, Dict[str, Check]] = {
     # A node to the scheduler.
     "join": {
         "role": _str,
@@ -145,7 +123,7 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "local": _str,  # its abstract AF_UNIX name, without the leading zero byte; empty: it has none
         "machine": _str,  # equal on nodes that can share memory and AF_UNIX sockets
         "pid": _int,
-        "rank": _int_or_none,
+        "rank": _or_none(_int),
         "version": _str,
         "protocol": _int,
         "counts": _flat,  # what must equal the scheduler's
@@ -155,13 +133,13 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "announce": {
         "store": _int,
         "name": _name,
-        "shape": _ints,
+        "shape": _list_of(_int),
         "dtype": _str,
         "sparse": _bool,  # a key of rows
-        "defaults": _strs,  # options of the store that this worker has not set, and from now on cannot set
+        "defaults": _list_of(_str),  # options of the store that this worker has not set, and from now on cannot set
     },
     "option": {"store": _int, "name": _str, "value": _flat},  # empty: an optimizer that this worker goes without
-    "order": {"store": _int, "names": _names},  # also from the scheduler to all workers
+    "order": {"store": _int, "names": _list_of(_name)},  # also from the scheduler to all workers
     "barrier": {"number": _int},
     "count": {"number": _int},  # of the worker's request for the servers' counters
     "repartition": {"store": _int, "name": _name, "partitions": _int},  # of a sparse key; rank 0
@@ -187,13 +165,12 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "attempt": _int,
         "state": _one_of("in", "skipping", "joined", "behind"),
         "step": _int,
-        "keys": _ints,
-        "rounds": _ints,
-        "numbers": _numbers_or_none,
+        **_ROUNDS,
+        "numbers": _NUMBERS,
         "marked": _bool,
     },
     # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.
-    "lost_at": {"rank": _int, "problem": _str, "keys": _ints, "rounds": _ints},
+    "lost_at": {"rank": _int, "problem": _str, **_ROUNDS},
     "filled": {"rank": _int},  # and the server's door is open for another process of that rank
     "failed": {"text": _str},
     "bye": {},
@@ -202,21 +179,17 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "rank": _int,
         "servers": _list_of(_SERVER),  # by rank, as the workers
         "workers": _list_of(_WORKER),
-        "rejoined": _rejoined,
+        "rejoined": _or_none(_object(_REJOINED)),
     },
     "start": {},
-    "define": {
-        "store": _int,
-        "name": _name,
-        **_PLAN,
-        "predecessor": _int,  # the key whose other plan this is; wire_key itself: none
-    },
+    # `predecessor`: the key whose other plan this is; wire_key itself: none.
+    "define": {"store": _int, "name": _name, **_PLAN, "predecessor": _int},
     "lost": {"rank": _int},  # to servers: that worker is gone
     # To servers: complete its rounds up to these. `skips`: it would have skipped them. `last`: no more will follow, so
     # answer, and let another process of that rank in.
-    "fill": {"rank": _int, "keys": _ints, "rounds": _ints, "skips": _bool, "last": _bool},
+    "fill": {"rank": _int, **_ROUNDS, "skips": _bool, "last": _bool},
     # To the other workers: it had pushed so much, and called join() so often; say where you stand. And: no more.
-    "missing": {"rank": _int, "attempt": _int, "joins": _int, "keys": _ints, "rounds": _ints},
+    "missing": {"rank": _int, "attempt": _int, "joins": _int, **_ROUNDS},
     "found": {"rank": _int},
     "caught_up": {},  # to who has taken its place: that was all of the past
     "drop": {"wire_key": _int},  # no worker uses it any more
@@ -226,13 +199,13 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
         "store": _int,
         "name": _name,
         **{field: fits for field, fits in _PLAN.items() if field != "elements"},
-        "shape": _ints,  # which has so many elements
-        "catch_up": _int_or_none,  # the job had the key before this worker joined, who goes on behind that round
+        "shape": _list_of(_int),  # which has so many elements
+        "catch_up": _or_none(_int),  # the job had the key before this worker joined, who goes on behind that round
     },
     "repartitioned": {"store": _int, "name": _name, **_SUCCESSOR},
     "settled": {"store": _int, "name": _name},  # all workers use the sparse key's other plan
     "option_agreed": {"store": _int, "name": _str, "value": _flat},
-    "counters": {"number": _int, "servers": _counters_of_all},  # by the servers' ranks
+    "counters": {"number": _int, "servers": _list_of(_counters)},  # by the servers' ranks
     "barrier_done": {"number": _int},
     "write_snapshot": {"round": _int},  # to servers
     "snapshot_complete": {"round": _int, "parts": _list_of(_SNAPSHOT_PART)},  # to worker 0; none: given up
@@ -243,10 +216,6 @@ FIELDS: Dict[str, Dict[str, Callable[[Any], bool]]] = {
     "watch": {"role": _str, "rank": _int},
     "accepted": {},
 }
-
-
-def _fits(fields: Dict[str, Callable[[Any], bool]], values: Dict[str, Any]) -> bool:
-    return values.keys() == fields.keys() and all(check(values[name]) for name, check in fields.items())
 
 
 def check(message: Any) -> dict:
@@ -314,3 +283,8 @@ def _finite(text: str) -> float:
 def sendable(text: str) -> str:
     """The text as UTF-8 can carry it, cut to a length that suits a message: error texts may hold anything."""
     return text.encode("utf-8", "replace").decode()[:8000]
+
+
+def columns(rounds: Mapping[int, int]) -> Dict[str, List[int]]:
+    """Rounds of keys, by wire key, as the fields of a message; dict(zip(...)) makes them of these again."""
+    return {"keys": list(rounds.keys()), "rounds": list(rounds.values())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -73,16 +74,19 @@ def resolve(host: str, port: int, variable: str) -> List[Tuple[int, tuple]]:
     return [(entry[0], entry[4]) for entry in found]
 
 
-def listen(host: str, port: int = 0, backlog: int = 1024) -> socket.socket:
-    """A listening, non-blocking TCP socket. OSError as bind() gives it."""
+def listen(host: str, port: int = 0, or_anywhere: bool = False) -> socket.socket:
+    """A listening, non-blocking TCP socket. OSError as bind() gives it. `or_anywhere`: on all addresses if `host` is
+    none of this host's, but a service's or one that is translated to ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(backlog)
+        listener.listen(1024)
         listener.setblocking(False)
-    except OSError:
+    except OSError as error:
         listener.close()
+        if or_anywhere and error.errno != errno.EADDRINUSE:
+            return listen("::" if family == socket.AF_INET6 else "0.0.0.0", port)
         raise
     return listener

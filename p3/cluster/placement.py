@@ -79,25 +79,21 @@ def place(num_workers: int, num_servers: int, hosts: Sequence[Host]) -> List[Tas
         for host in free[: num_workers - len(worker_hosts)]:
             taken[host] += 1
             worker_hosts.append(host)
-    tasks = [Task("server", rank, hosts[rank % len(hosts)], {}) for rank in range(num_servers)]
+    tasks = []
+    for rank in range(num_servers):
+        env = {"DMLC_ROLE": "server", "P3_RANK": str(rank)}
+        tasks.append(Task("server", rank, hosts[rank % len(hosts)], env))
     for rank, host in enumerate(worker_hosts):
         env = {"P3_LOCAL_RANK": str(worker_hosts[:rank].count(host)), "P3_LOCAL_SIZE": str(taken[host])}
-        tasks.append(Task("worker", rank, host, env))
-    return [
-        task._replace(env=dict(task.env, DMLC_ROLE=task.role, P3_RANK=str(task.rank))) for task in tasks
-    ]
+        tasks.append(Task("worker", rank, host, {"DMLC_ROLE": "worker", "P3_RANK": str(rank), **env}))
+    return tasks
 
 
 def local_environment(task: Task, job: Mapping[str, str], secret: str, own: Mapping[str, str]) -> Dict[str, str]:
     """The whole environment of a process on this host. `job` is what all processes get, `own` is os.environ."""
-    env = dict(own)
+    said = {"P3_SECRET": secret, "PYTHONUNBUFFERED": own.get("PYTHONUNBUFFERED", "1")}
+    env = {**own, **job, **task.env, **said, **_module_path(own)}
     env.pop("P3_SECRET_FILE", None)
-    env.update(job)
-    env.update(task.env)
-    env.update(P3_SECRET=secret, PYTHONUNBUFFERED=own.get("PYTHONUNBUFFERED", "1"))
-    path = source_path()
-    if path is not None:
-        env["PYTHONPATH"] = os.pathsep.join([value for value in (own.get("PYTHONPATH"), path) if value])
     return env
 
 
@@ -114,11 +110,8 @@ def remote_command(
     command: Sequence[str],
 ) -> List[str]:
     """The ssh command line for a process on another host; the secret follows on its standard input."""
-    env = forwarded_environment(own)
-    env.update(job)
-    env.update(task.env)
-    env.setdefault("PYTHONUNBUFFERED", "1")
-    words = [sys.executable, "-m", "p3", "exec", "--secret-stdin", "--"] + list(command)
+    env = {"PYTHONUNBUFFERED": "1", **forwarded_environment(own), **job, **task.env}
+    words = [sys.executable, "-m", "p3", "exec", "--secret-stdin", "--", *command]
     return ssh_command(settings, task.host.name, env, directory, words)
 
 
@@ -129,19 +122,22 @@ def forwarded_environment(own: Mapping[str, str]) -> Dict[str, str]:
         for name, value in own.items()
         if name.startswith(_FORWARDED_PREFIXES) and name not in _NEVER_FORWARDED
     }
-    path = source_path()
-    if path is not None:
-        env["PYTHONPATH"] = os.pathsep.join([value for value in (own.get("PYTHONPATH"), path) if value])
-    return env
+    return {**env, **_module_path(own)}
 
 
 def ssh_command(
     settings: Settings, host: str, env: Mapping[str, str], directory: str, words: Sequence[str], *options: str
 ) -> List[str]:
     """The argv that runs `words` on another host, in `directory` and with `env` added to the environment there."""
-    words = ["env"] + ["%s=%s" % item for item in sorted(env.items())] + list(words)
+    words = ["env", *("%s=%s" % item for item in sorted(env.items())), *words]
     line = "cd %s && exec %s" % (shlex.quote(directory), " ".join(map(shlex.quote, words)))
-    return shlex.split(settings.ssh) + list(options) + [host, line]
+    return [*shlex.split(settings.ssh), *options, host, line]
+
+
+def _module_path(own: Mapping[str, str]) -> Dict[str, str]:
+    """PYTHONPATH, so that p3 is found where this process has found it."""
+    path = source_path()
+    return {} if path is None else {"PYTHONPATH": os.pathsep.join(filter(None, [own.get("PYTHONPATH"), path]))}
 
 
 def source_path() -> Optional[str]:

@@ -5,7 +5,7 @@ Every contradiction is a RendezvousError whose text names both nodes and both va
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, List
+from typing import Dict, List
 
 from p3.cluster.messages import PROTOCOL_VERSION
 from p3.cluster.node import Node
@@ -18,19 +18,19 @@ class Rendezvous:
     def __init__(self, host: str, num_workers: int, num_servers: int) -> None:
         self._label = "scheduler (%s)" % host
         self._wanted = {"worker": num_workers, "server": num_servers}
-        self._joined: Dict[str, Dict[Hashable, dict]] = {"worker": {}, "server": {}}  # role -> identity -> `join`
+        self._joined: List[dict] = []  # `join` messages, as they came
 
-    def join(self, identity: Hashable, message: dict) -> None:
+    def join(self, message: dict) -> None:
         """Adds a node by its `join` message."""
         role, label = message["role"], label_of(message)
         if role not in self._wanted:
             raise RendezvousError("%s: a node of role %r cannot join" % (label, role))
         self._check_version(message)
-        joined = self._joined[role]
+        joined = self._with(role)
         if len(joined) == self._wanted[role]:
             raise RendezvousError(
                 "%s is one too many: the job has %s already (%s), as DMLC_NUM_%s says"
-                % (label, _count(len(joined), role), ", ".join(map(label_of, joined.values())), role.upper())
+                % (label, _count(len(joined), role), ", ".join(map(label_of, joined)), role.upper())
             )
         rank = message["rank"]
         if rank is not None:
@@ -39,10 +39,13 @@ class Rendezvous:
                     "%s has P3_RANK=%d, but the job has %s, counted from 0"
                     % (label, rank, _count(self._wanted[role], role))
                 )
-            for other in joined.values():
+            for other in joined:
                 if other["rank"] == rank:
                     raise RendezvousError("%s and %s both have P3_RANK=%d" % (label_of(other), label, rank))
-        joined[identity] = message
+        self._joined.append(message)
+
+    def _with(self, role: str) -> List[dict]:
+        return [join for join in self._joined if join["role"] == role]
 
     def _check_version(self, message: dict) -> None:
         label = label_of(message)
@@ -60,13 +63,13 @@ class Rendezvous:
         _compare(label_of(message), message["settings"], label_of(former), former["settings"])
 
     def complete(self) -> bool:
-        return all(len(self._joined[role]) == count for role, count in self._wanted.items())
+        return len(self._joined) == sum(self._wanted.values())
 
     def missing(self) -> str:
         """Who has not come, by count and, where ranks were set by P3_RANK, by rank."""
         parts = []
         for role, wanted in self._wanted.items():
-            joined = self._joined[role].values()
+            joined = self._with(role)
             if len(joined) < wanted:
                 ranks = {message["rank"] for message in joined}
                 absent = ""
@@ -75,27 +78,21 @@ class Rendezvous:
                 parts.append("%d of %s%s" % (wanted - len(joined), _count(wanted, role), absent))
         return " and ".join(parts)
 
-    def assign(self) -> Dict[Hashable, Node]:
-        """The rank of every node: P3_RANK where set, the others by host and port or process id."""
-        nodes: Dict[Hashable, Node] = {}
-        for role in ("worker", "server"):
-            joined = self._joined[role]
-            free = [rank for rank in range(len(joined)) if rank not in {join["rank"] for join in joined.values()}]
-            unranked = [identity for identity, join in joined.items() if join["rank"] is None]
-            unranked.sort(key=lambda identity: _place(joined[identity]))
-            given = dict(zip(unranked, free))
-            for identity, join in joined.items():
-                nodes[identity] = Node(role, given.get(identity, join["rank"]), join["host"])
-        self._check_settings(nodes)
+    def assign(self) -> List[Node]:
+        """Each node's rank, in the order of joining: P3_RANK where set, the others by host and port or process id."""
+        given: Dict[int, int] = {}  # by the id() of the message
+        for role in self._wanted:
+            joined = self._with(role)
+            taken = {join["rank"] for join in joined}
+            unranked = sorted((join for join in joined if join["rank"] is None), key=_place)
+            given.update(zip(map(id, unranked), (rank for rank in range(len(joined)) if rank not in taken)))
+        nodes = [Node(join["role"], given.get(id(join), join["rank"]), join["host"]) for join in self._joined]
+        # Everyone is compared with worker 0.
+        settings = {node: join["settings"] for node, join in zip(nodes, self._joined)}
+        reference, *others = sorted(nodes, key=lambda node: (node.role != "worker", node.rank))
+        for node in others:
+            _compare(str(node), settings[node], str(reference), settings[reference])
         return nodes
-
-    def _check_settings(self, nodes: Dict[Hashable, Node]) -> None:
-        """Everyone is compared with worker 0."""
-        joins = {nodes[identity]: join for joined in self._joined.values() for identity, join in joined.items()}
-        ordered: List[Node] = sorted(joins, key=lambda node: (node.role != "worker", node.rank))
-        reference = ordered[0]
-        for node in ordered[1:]:
-            _compare(str(node), joins[node]["settings"], str(reference), joins[reference]["settings"])
 
 
 def _compare(label: str, values: dict, other_label: str, other_values: dict) -> None:

@@ -35,22 +35,17 @@ class Entry:
 
 class Roster:
     def __init__(self) -> None:
-        self.entries: Dict[int, Entry] = {}  # by the order of joining
+        self.entries: List[Entry] = []  # in the order of joining
         self.by_node: Dict[Node, Entry] = {}  # once ranks are given
 
-    def add(self, entry: Entry) -> None:
-        self.entries[len(self.entries)] = entry
-
-    def assign(self, nodes: Dict[int, Node]) -> None:
-        """The ranks, by the order of joining."""
-        for identity, node in nodes.items():
-            self.entries[identity].node = node
-            self.by_node[node] = self.entries[identity]
+    def assign(self, nodes: List[Node]) -> None:
+        """The ranks, in the order of joining."""
+        for node, entry in zip(nodes, self.entries):
+            entry.node = node
+            self.by_node[node] = entry
 
     def replace(self, node: Node, entry: Entry) -> None:
-        former = self.by_node[node]
-        identity = next(number for number, other in self.entries.items() if other is former)
-        self.entries[identity] = self.by_node[node] = entry
+        self.entries[self.entries.index(self.by_node[node])] = self.by_node[node] = entry
         entry.node = node
 
     def find(self, role: str, rank: int) -> Optional[Entry]:

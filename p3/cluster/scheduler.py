@@ -13,18 +13,17 @@ others wait for a lost worker, until another process of its rank has joined (vac
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import json
 import logging
 import os
 import socket
 import sys
 import time
-from typing import Dict, Optional
+from typing import Callable, Dict, Optional
 
-from p3.cluster import auth, channel, encryption, messages
+from p3.cluster import auth, channel, encryption, frames, messages
 from p3.cluster.agreement import Agreement
-from p3.cluster.heartbeats import watch
 from p3.cluster.node import Node, listen, resolve
 from p3.cluster.rendezvous import Rendezvous
 from p3.cluster.roster import Entry, Roster
@@ -37,7 +36,6 @@ from p3.settings import Settings
 log = logging.getLogger("p3.scheduler")
 
 _FAREWELL_S = 2.0  # for nodes to take note of a failure and go
-_FIRST_MESSAGE = {auth.CONTROL: "join", auth.WATCH: "watch"}
 
 
 class Scheduler:
@@ -68,6 +66,7 @@ class Scheduler:
         failure = await self._end
         deadline.cancel()
         await channel.stop_accepting(accepting, self._listener)
+        self._listener.close()
         # The nodes close their ends when they have read the last message; whoever does not is left behind.
         await self._gate.close(_FAREWELL_S)
         return failure
@@ -76,17 +75,25 @@ class Scheduler:
 
     async def _serve(self, sock: socket.socket, source: str) -> None:
         """One connection, from its first byte to its last."""
-        tunnel: Optional[encryption.Tunnel] = None
-        try:
+        with contextlib.ExitStack() as at_end:
+            at_end.callback(sock.close)
+
+            async def encrypted(subject: str) -> socket.socket:
+                """What takes the place of `sock` from here on: with P3_TLS=1 it has a key for that subject."""
+                if not self._settings.tls:
+                    return sock
+                tunnel = encryption.Tunnel(await encryption.secure(sock, peer.key(subject), False))
+                at_end.callback(tunnel.close)
+                at_end.callback(tunnel.socket.close)
+                return tunnel.socket
+
             try:
                 peer = await channel.prove_to_connector(sock, self._secret, "scheduler", self._settings.tls)
                 self._gate.proved()
-                if peer.purpose not in _FIRST_MESSAGE:
+                if peer.purpose == auth.DATA:
                     raise ProtocolError("it wants a data connection, which only servers accept")
-                if self._settings.tls and peer.purpose == auth.CONTROL:
-                    tunnel = encryption.Tunnel(await encryption.secure(sock, peer.key("join"), False))
-                    sock = tunnel.socket
-                first = await channel.read_message(sock, _FIRST_MESSAGE[peer.purpose])
+                control = await encrypted("join") if peer.purpose == auth.CONTROL else sock
+                first = await channel.read_message(control, "join" if peer.purpose == auth.CONTROL else "watch")
                 if first["role"] != peer.role:
                     raise ProtocolError("it proved to be a %s and says it is a %s" % (peer.role, first["role"]))
             except (AuthenticationError, ProtocolError, OSError) as error:
@@ -94,21 +101,17 @@ class Scheduler:
                 if isinstance(error, auth.Disagreed) and self._agreement is None:
                     self._fail("%s: a node at %s was refused: %s" % (self._label, source, error))
                 return
-            if first["kind"] == "join":
-                stream = await channel.Stream.over(sock)
-                try:
-                    await self._serve_node(stream, first)
-                except Exception as error:  # our own mistake; without a word from us everyone would wait
-                    self._fail("%s: %s: %s" % (self._label, type(error).__name__, error))
-                    raise
-                finally:
-                    stream.abort()
-            else:
-                await self._watch(sock, first, peer)
-        finally:
-            sock.close()
-            if tunnel is not None:
-                tunnel.close()
+            if first["kind"] == "watch":
+                await self._watch(sock, first, encrypted)
+                return
+            stream = await channel.Stream.over(control)
+            try:
+                await self._serve_node(stream, first)
+            except Exception as error:  # our own mistake; without a word from us everyone would wait
+                self._fail("%s: %s: %s" % (self._label, type(error).__name__, error))
+                raise
+            finally:
+                stream.abort()
 
     async def _serve_node(self, stream: channel.Stream, join: dict) -> None:
         entry = Entry(stream, join)
@@ -122,7 +125,7 @@ class Scheduler:
                 stream.send(self._welcome_for(vacant, past))
                 await self._follow(entry)
                 return
-            self._rendezvous.join(len(self._roster.entries), join)
+            self._rendezvous.join(join)
         except RendezvousError as error:
             text = "%s: %s" % (self._label, error)
             entry.tell({"kind": "abort", "text": text})
@@ -132,7 +135,7 @@ class Scheduler:
                 log.warning(text)
             await stream.close(_FAREWELL_S)
             return
-        self._roster.add(entry)
+        self._roster.entries.append(entry)
         log.info("%s: %s joined", self._label, entry)
         if self._rendezvous.complete():
             self._welcome()
@@ -153,15 +156,37 @@ class Scheduler:
             self._fail("%s: %s" % (self._label, error))
         await entry.stream.close(_FAREWELL_S)
 
-    async def _watch(self, sock: socket.socket, first: dict, peer: auth.Acceptor) -> None:
-        role, rank = first["role"], first["rank"]
-        entry = self._roster.find(role, rank)
+    async def _watch(self, sock: socket.socket, first: dict, encrypted: Callable) -> None:
+        """Echoes the heartbeats of a node's core, and notices when they cease."""
+        node = "%s %d" % (first["role"], first["rank"])
+        entry = self._roster.find(first["role"], first["rank"])
         if entry is None or entry.watched:
-            log.warning("%s: refused to watch %s %d", self._label, role, rank)
+            log.warning("%s: refused to watch %s", self._label, node)
             return
         entry.watched = True
-        key = peer.key("watch of %s %d" % (role, rank)) if self._settings.tls else None
-        what = await watch(sock, key, entry, self._roster, self._started, self._end, self._settings.timeout_s)
+        timeout_s = self._settings.timeout_s
+        try:
+            await channel.send_message(sock, {"kind": "accepted"})
+            sock = await encrypted("watch of " + node)
+            await self._started.wait()
+            while True:
+                frame = await asyncio.wait_for(channel.read_exactly(sock, frames.HEADER.size), timeout_s)
+                entry.last_heard = time.monotonic()
+                entry.last_round = frames.round_of(frame)
+                await asyncio.wait_for(channel.send(sock, frame), timeout_s)
+        except asyncio.TimeoutError:
+            what = "sent no heartbeat for %g s" % timeout_s
+            long_ago = time.monotonic() - timeout_s / 2
+            others = [other for other in self._roster.entries if not other.left and other is not entry]
+            if others and all(other.last_heard < long_ago for other in others):
+                what += ", nor did any other node: this host is cut off from the network, or they are"
+            else:
+                what += ": it is frozen or unreachable"
+        except (OSError, ProtocolError):
+            # The core has ended. Its process says why over the control connection, or closes that as well.
+            if not entry.left:
+                await asyncio.wait({self._end}, timeout=timeout_s)
+            what = "ended its data plane without a goodbye"
         self._lost(entry, what)
 
     # The job's life
@@ -189,9 +214,7 @@ class Scheduler:
         self._stragglers = Stragglers(
             workers, [worker["machine"] for worker in self._workers], settings.straggler_s, settings.stuck_s
         )
-        self._vacancies = Vacancies(
-            settings, self._label, roster, self._agreement, self._end, self._fail, self._report
-        )
+        self._vacancies = Vacancies(settings, self._label, roster, self._agreement, self._end, self._fail, self._report)
         for node, entry in roster.by_node.items():
             entry.tell(self._welcome_for(node))
 
@@ -215,7 +238,7 @@ class Scheduler:
             self._vacancies.on_message(entry.node, message)
         elif kind == "bye" and entry.node.role == "server":
             entry.left = True
-            if all(other.left for other in self._roster.entries.values()):
+            if all(other.left for other in self._roster.entries):
                 self._end.set_result(None)
         else:
             for node, reply in self._agreement.receive(entry.node, message):
@@ -233,12 +256,12 @@ class Scheduler:
         entry.ready = True
         if entry.catches_up:
             self._vacancies.on_ready(entry)
-        elif all(other.ready for other in self._roster.entries.values()):
+        elif all(other.ready for other in self._roster.entries):
             log.info("%s: all nodes are connected", self._label)
             self._started.set()
             self._gate.pace_s = PACE_S
             self._report({"state": "running"})
-            for other in self._roster.entries.values():
+            for other in self._roster.entries:
                 other.tell({"kind": "start"})
 
     def _on_late(self, sender: Node, late: dict) -> None:
@@ -253,25 +276,23 @@ class Scheduler:
 
     def _give_up_rendezvous(self) -> None:
         waited = "within %g s" % self._settings.rendezvous_timeout_s
-        refused = ""
-        if self._gate.refusals:
-            refused = " %d connection%s refused, see the scheduler's log: a wrong P3_SECRET?" % (
-                self._gate.refusals,
-                " was" if self._gate.refusals == 1 else "s were",
-            )
         if self._agreement is None:
+            refused = ""
+            if self._gate.refusals:
+                were = " was" if self._gate.refusals == 1 else "s were"
+                refused = " %d connection%s refused, see the scheduler's log: a wrong P3_SECRET?"
+                refused %= (self._gate.refusals, were)
             self._fail(
                 "%s: %s did not join %s. Are they started, with this DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and do "
                 "the workers open a P3 store (kv = mx.kv.create('p3_sync'))? P3_RENDEZVOUS_TIMEOUT_S allows more "
-                "time.%s"
-                % (self._label, self._rendezvous.missing(), waited, refused)
+                "time.%s" % (self._label, self._rendezvous.missing(), waited, refused)
             )
         elif not self._started.is_set():
-            slow = ", ".join(str(entry) for entry in self._roster.entries.values() if not entry.ready)
+            slow = ", ".join(str(entry) for entry in self._roster.entries if not entry.ready)
             self._fail("%s: no connection between the nodes %s: waiting for %s" % (self._label, waited, slow))
 
     def _give_up_servers(self) -> None:
-        slow = ", ".join(str(entry) for entry in self._roster.entries.values() if not entry.left)
+        slow = ", ".join(str(entry) for entry in self._roster.entries if not entry.left)
         if slow:
             self._fail("%s: %s did not end %g s after the last worker" % (self._label, slow, self._settings.timeout_s))
 
@@ -296,7 +317,7 @@ class Scheduler:
             text = messages.sendable(text)
             self._report({"state": "failed", "text": text})
             self._end.set_result(text)
-            for entry in self._roster.entries.values():
+            for entry in self._roster.entries:
                 entry.catches_up = False
                 entry.tell({"kind": "abort", "text": text})
 
@@ -316,15 +337,9 @@ def open_listener(settings: Settings, listen_fd: Optional[int]) -> socket.socket
         listener.setblocking(False)
         return listener
     settings.require("root_host", "root_port")
-    family, address = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")[0]
+    (_, address), *_ = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
     try:
-        try:
-            return listen(address[0], settings.root_port)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            # The name belongs to a service or a translated address in front of this host.
-            return listen("::" if family == socket.AF_INET6 else "0.0.0.0", settings.root_port)
+        return listen(address[0], settings.root_port, or_anywhere=True)
     except OSError as error:
         raise ConfigError(
             "scheduler (%s): cannot listen on DMLC_PS_ROOT_PORT=%d: %s. Stop the program that uses the port, or choose "
@@ -333,8 +348,7 @@ def open_listener(settings: Settings, listen_fd: Optional[int]) -> socket.socket
 
 
 def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optional[int] = None) -> int:
-    """Runs the scheduler of one job; the exit code of its process.
-    The descriptors are those that `p3 run` passes on."""
+    """Runs the scheduler of one job; the exit code of its process. `p3 run` passes the descriptors on."""
     try:
         settings.require("root_host", "num_workers", "num_servers")
         settings.job_secret()

@@ -39,9 +39,7 @@ class Gate:
         self._window_ends = 0.0
         self._lines = 0
 
-    async def serve(
-        self, listener: socket.socket, handler: Callable[[socket.socket, str], Awaitable[None]]
-    ) -> None:
+    async def serve(self, listener: socket.socket, handler: Callable[[socket.socket, str], Awaitable[None]]) -> None:
         """Until cancelled. The handler owns its socket, gets the sender's name for messages, calls proved() as soon as
         the peer is no stranger any more, and may be cancelled before."""
         loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ import math
 import time
 from typing import Callable, Dict, List, Optional
 
-from p3.cluster.agreement import Agreement
+from p3.cluster.agreement import Agreement, joined_message
 from p3.cluster.losses import Loss, Standing, infer
 from p3.cluster.node import Node
 from p3.cluster.roster import Entry, Roster
@@ -28,7 +28,7 @@ class _Vacancy:
     def __init__(self, text: str) -> None:
         self.text = text  # how it was lost
         self.loss: Loss
-        self.since = asyncio.get_running_loop().time()  # it, or another process that was on its way, was lost
+        self.since: float  # it, or another process that was on its way, was lost; in the event loop's time
         self.visitors = 0  # processes that want it, and wait until it is open
         self.is_open = asyncio.Event()  # the servers are ready for another process
         self.is_filled = asyncio.get_running_loop().create_future()
@@ -165,7 +165,7 @@ class Vacancies:
         for loss in losses:
             was_known = loss.standing is not None
             if loss.decide(here, self._agreement.is_uneven):
-                self._tell_each(self._agreement.join_for(loss.node, max(here.values())))
+                self._tell_each(self._agreement.receive(loss.node, joined_message(loss.node, max(here.values()))))
                 self._roster.tell_all("worker", loss.question())
             elif loss.standing is not None and not was_known:
                 self._roster.tell_all("server", loss.fill(loss.standing.rounds, is_last=True))
@@ -196,7 +196,7 @@ class Vacancies:
             losses = [self._vacancies[node].loss for node in missing if node in self._vacancies]
             if len(losses) == len(missing) and waiting and all(loss.is_within(waiting) for loss in losses):
                 for node in missing:
-                    self._tell_each(self._agreement.enter_for(node, number))
+                    self._tell_each(self._agreement.receive(node, {"kind": "barrier", "number": number}))
 
     def _tell_each(self, messages) -> None:
         for node, message in messages:

@@ -24,19 +24,18 @@ log = logging.getLogger("p3.vans")
 _CONNECT_TIMEOUT_S = 5.0
 _FAREWELL_S = 1.0  # for those who are being refused
 _SEVERAL_ADDRESSES = (
-    ". If it has several addresses, set DMLC_NODE_HOST or DMLC_INTERFACE there to one that this host reaches."
+    " If it has several addresses, set DMLC_NODE_HOST or DMLC_INTERFACE there to one that this host reaches."
 )
 _RING_BYTES = 512 << 10  # each way: larger rings hold more slices that a more urgent one cannot overtake
 _RING_DESCRIPTORS = 5  # of a core's ring: its memory and four eventfds
 
 
 class Van(NamedTuple):
-    """A proved connection; the descriptors of its ring, none for a plain socket; the p3._core.Tls that has taken the
-    socket's place."""
+    """A proved connection."""
 
     socket: socket.socket
-    ring: List[int]
-    tls: Any = None
+    ring: List[int]  # its descriptors; none for a plain socket
+    tls: Any = None  # the p3._core.Tls that has taken the socket's place
 
     def close(self) -> None:
         self.socket.close()
@@ -61,11 +60,9 @@ class DoorStep(NamedTuple):
         listeners, port = [], 0
         if host is not None:
             try:
-                tcp = listen(host)
+                tcp = listen(host, or_anywhere=settings.node_host is not None)
             except OSError as error:
-                if settings.node_host is None:
-                    raise ConfigError("server (%s): cannot listen there: %s" % (host, error.strerror)) from None
-                tcp = listen("0.0.0.0")
+                raise ConfigError("server (%s): cannot listen there: %s" % (host, error.strerror)) from None
             listeners, port = [tcp], tcp.getsockname()[1]
         local = "p3-" + os.urandom(16).hex()
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -86,10 +83,9 @@ async def accept_workers(
     ranks: Collection[int],
     role: str = "server",
     settings: Settings = Settings(),
-    stays_open: bool = False,
 ) -> Dict[int, Van]:
     """One van per worker of those ranks, accepted by a node of `role`. Never returns if one stays away: the caller
-    holds the deadline. Closes the door, unless it `stays_open`."""
+    holds the deadline. Leaves the door open."""
     found: Dict[int, Van] = {}
     complete = asyncio.Event()
 
@@ -105,8 +101,6 @@ async def accept_workers(
     finally:
         admitting.cancel()
         await asyncio.gather(admitting, return_exceptions=True)
-        if not stays_open:
-            door.close()
     return found
 
 
@@ -170,7 +164,7 @@ async def admit_workers(
         await asyncio.gather(*accepting)
     finally:
         for task, listener in zip(accepting, door.listeners):
-            await channel.stop_accepting(task, listener, closes=False)
+            await channel.stop_accepting(task, listener)
         await gate.close(_FAREWELL_S)
 
 
@@ -179,35 +173,24 @@ def _subject(rank: int, acceptor: str) -> str:
     return "data of worker %d to %s" % (rank, acceptor)
 
 
-async def connect_to_server(settings: Settings, secret: bytes, node: Node, rank: int, server: dict) -> Van:
-    """A proved van from worker `node` to server `rank`, at the address the scheduler gave for it.
+async def connect(settings: Settings, secret: bytes, node: Node, peer: Node, address: dict) -> Van:
+    """A proved van from worker `node` to a server, or to the leader of its machine, at the address the scheduler gave.
 
-    Local if both are on one machine, unless P3_LOCAL=tcp. RendezvousError names both nodes.
+    To a server it is local if both are on one machine, unless P3_LOCAL=tcp. RendezvousError names both nodes.
     """
-    peer = Node("server", rank, server["host"])
-    if settings.local != "tcp" and server["machine"] == machine_id():
-        return await _connect(settings, secret, node, peer, socket.AF_UNIX, "\0" + server["local"])
-    family, address = resolve(server["host"], server["port"], "the address of server %d" % rank)[0]
-    return await _connect(settings, secret, node, peer, family, address)
-
-
-async def connect_to_leader(settings: Settings, secret: bytes, node: Node, rank: int, leader: dict) -> Van:
-    """The same to worker `rank` of the same machine, whose door is the one that the scheduler told."""
-    peer = Node("worker", rank, leader["host"])
-    return await _connect(settings, secret, node, peer, socket.AF_UNIX, "\0" + leader["local"])
-
-
-async def _connect(settings: Settings, secret: bytes, node: Node, peer: Node, family: int, address) -> Van:
-    ring: List[int] = []
-    if family == socket.AF_UNIX and settings.local == "shm":
-        ring = _make_ring()
-    encrypts = settings.tls and family != socket.AF_UNIX
+    is_local = peer.role == "worker" or (settings.local != "tcp" and address["machine"] == machine_id())
+    if is_local:
+        family, endpoint = socket.AF_UNIX, "\0" + address["local"]
+    else:
+        family, endpoint = resolve(address["host"], address["port"], "the address of server %d" % peer.rank)[0]
+    ring = _make_ring() if is_local and settings.local == "shm" else []
+    encrypts = settings.tls and not is_local
 
     async def attempt() -> Van:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, address), _CONNECT_TIMEOUT_S)
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, endpoint), _CONNECT_TIMEOUT_S)
             proved = await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, peer.role, encrypts)
             await channel.send_message(sock, {"kind": "van", "rank": node.rank, "ring": len(ring)})
             if ring:
@@ -229,14 +212,8 @@ async def _connect(settings: Settings, secret: bytes, node: Node, peer: Node, fa
         reason = str(error) or "no answer for %g s" % _CONNECT_TIMEOUT_S
         if isinstance(error, OSError) and error.errno:
             reason = os.strerror(error.errno)
-        raise RendezvousError(
-            "%s: cannot connect to %s, %s: %s%s"
-            % (
-                (node, peer, "its local socket", reason, ".")
-                if family == socket.AF_UNIX
-                else (node, peer, "port %d" % address[1], reason, _SEVERAL_ADDRESSES)
-            )
-        ) from None
+        where, hint = ("its local socket", "") if is_local else ("port %d" % address["port"], _SEVERAL_ADDRESSES)
+        raise RendezvousError("%s: cannot connect to %s, %s: %s.%s" % (node, peer, where, reason, hint)) from None
 
 
 def _make_ring() -> List[int]:

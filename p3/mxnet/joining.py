@@ -50,7 +50,7 @@ def serve_others(session, stores, check, update):
         mx.nd.waitall()  # skips go past MXNet's engine
         for number in numbers:
             entry = keys[number][1]
-            session.begin_skip(entry.declared)
+            session.progress.skip(entry.declared)
             entry.skip(entry.priority, completions, number)
 
     skip(range(len(keys)))

@@ -235,14 +235,14 @@ class P3KVStore(mx.kvstore.KVStore):
         with _paused(), _mxnet_errors():
             for store in _all_stores(self._session):
                 store._restore_resumed()
-            if self._session.join_began():
+            if self._session.progress.join():
                 held = {store._store: store for store in _all_stores(self._session)}
                 stores = [
                     held[number] if number in held else joining.DroppedStore(self._engine, keys)
                     for number, keys in enumerate(self._session.keys_of_stores)
                 ]
                 joining.serve_others(self._session, stores, self._check, update)
-                self._session.join_ended()
+                self._session.progress.joined()
 
     def snapshot(self, round, state=None, trainer=None):
         """Takes a snapshot of the whole job, if P3_SNAPSHOT_DIR is set and this round is due (P3_SNAPSHOT_EVERY).

@@ -38,7 +38,7 @@ def take(stores, round, state, trainers):
     """Of all stores of this process, in their order."""
     session = stores[0]._session
     is_due = session.snapshots.due(round)
-    session.mark_step(round)
+    session.progress.mark(round)
     if not is_due:
         return
     state = tree.checked({} if state is None else state, "state", _copy)

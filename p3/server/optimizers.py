@@ -11,46 +11,9 @@ it, but comes with each push. Front ends make descriptions of their optimizers. 
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Mapping, Tuple
 
-# The fields of each algorithm, with the names of MXNet 1.9's optimizers.
-_OWN_FIELDS: Dict[str, Tuple[str, ...]] = {
-    "sgd": ("momentum",),
-    "nag": ("momentum",),
-    "adam": ("beta1", "beta2", "epsilon"),
-    "adagrad": ("epsilon",),
-    "rmsprop": ("gamma1", "epsilon", "clip_weights"),
-    "rmsprop_centered": ("gamma1", "epsilon", "clip_weights", "gamma2"),
-    "signum": ("momentum", "wd_lh"),
-    "ftml": ("beta1", "beta2", "epsilon"),
-    "ftrl": ("lamda1", "beta"),
-    "adadelta": ("rho", "epsilon"),
-    "adamax": ("beta1", "beta2"),
-    "nadam": ("beta1", "beta2", "epsilon", "schedule_decay"),
-    "dcasgd": ("momentum", "lamda"),
-    "test": (),
-}
-FIELDS = {name: (*fields, "clip_gradient", "multi_precision") for name, fields in _OWN_FIELDS.items()}
-
-
-def validate(description: Any) -> None:
-    """Raises ValueError, naming the field, unless this is a complete and sensible description."""
-    if not isinstance(description, dict):
-        raise ValueError(f"optimizer: the description must be a dict, not {type(description).__name__}")
-    name = description.get("name")
-    if not isinstance(name, str) or name not in FIELDS:
-        raise ValueError(f"optimizer: name is {name!r}; the servers know {', '.join(sorted(FIELDS))}")
-    missing = [field for field in FIELDS[name] if field not in description]
-    if missing:
-        raise ValueError(f"optimizer {name}: missing {', '.join(missing)}")
-    for field, value in description.items():
-        if field == "name":
-            continue
-        if field not in FIELDS[name]:
-            raise ValueError(f"optimizer {name}: {field!r} is no field of it; it has {', '.join(FIELDS[name])}")
-        wanted, in_range = _RANGES[field]
-        if not in_range(value):
-            raise ValueError(f"optimizer {name}: {field} is {value!r}; it must be {wanted}")
+Check = Tuple[str, Callable[[Any], bool]]  # what a field must be, and whether a value is
 
 
 def _is_number(value: Any) -> bool:
@@ -61,22 +24,50 @@ def _is_number(value: Any) -> bool:
 _AT_LEAST_0 = ("a finite number of at least 0", lambda value: _is_number(value) and value >= 0)
 _FRACTION = ("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
 _CLIP = ("a finite number (negative: no clipping)", _is_number)
+_FLAG = ("True or False", lambda value: isinstance(value, bool))
 
-# The C++ core checks the same ranges; here they are checked before anything is sent.
-_RANGES = {
-    "momentum": _AT_LEAST_0,
-    "beta1": _FRACTION,
-    "beta2": _FRACTION,
-    "gamma1": _FRACTION,
-    "gamma2": _AT_LEAST_0,
-    "rho": _FRACTION,
-    "beta": _AT_LEAST_0,
-    "lamda1": _AT_LEAST_0,
-    "lamda": _AT_LEAST_0,
-    "wd_lh": _AT_LEAST_0,
-    "schedule_decay": _AT_LEAST_0,
-    "epsilon": _AT_LEAST_0,
-    "clip_gradient": _CLIP,
-    "clip_weights": _CLIP,
-    "multi_precision": ("True or False", lambda value: isinstance(value, bool)),
+_ADAM = {"beta1": _FRACTION, "beta2": _FRACTION, "epsilon": _AT_LEAST_0}
+_RMSPROP = {"gamma1": _FRACTION, "epsilon": _AT_LEAST_0, "clip_weights": _CLIP}
+_OWN_FIELDS = {
+    "sgd": {"momentum": _AT_LEAST_0},
+    "nag": {"momentum": _AT_LEAST_0},
+    "adam": _ADAM,
+    "adagrad": {"epsilon": _AT_LEAST_0},
+    "rmsprop": _RMSPROP,
+    "rmsprop_centered": {**_RMSPROP, "gamma2": _AT_LEAST_0},
+    "signum": {"momentum": _AT_LEAST_0, "wd_lh": _AT_LEAST_0},
+    "ftml": _ADAM,
+    "ftrl": {"lamda1": _AT_LEAST_0, "beta": _AT_LEAST_0},
+    "adadelta": {"rho": _FRACTION, "epsilon": _AT_LEAST_0},
+    "adamax": {"beta1": _FRACTION, "beta2": _FRACTION},
+    "nadam": {**_ADAM, "schedule_decay": _AT_LEAST_0},
+    "dcasgd": {"momentum": _AT_LEAST_0, "lamda": _AT_LEAST_0},
+    "test": {},
 }
+# The fields of each algorithm, with the names of MXNet 1.9's optimizers, and their checks. The C++ core checks the same
+# ranges; here they are checked before anything is sent.
+FIELDS = {name: {**own, "clip_gradient": _CLIP, "multi_precision": _FLAG} for name, own in _OWN_FIELDS.items()}
+
+
+def validate(description: Any) -> None:
+    """Raises ValueError, naming the field, unless this is a complete and sensible description."""
+    validate_fields("optimizer", "name", FIELDS, description)
+
+
+def validate_fields(option: str, selector: str, kinds: Mapping[str, Mapping[str, Check]], value: Any) -> None:
+    """Of an option of a store: ValueError unless the value is a dict whose field `selector` names one of `kinds`, and
+    which has just the further fields of that."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{option}: the value must be a dict, not {type(value).__name__}")
+    kind = value.get(selector)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"{option}: {selector} is {kind!r}; it must be one of {', '.join(kinds)}")
+    fields = kinds[kind]
+    for field in value.keys() - fields.keys() - {selector}:
+        allowed = ", ".join([selector, *fields])
+        raise ValueError(f"{option} {kind}: {field!r} (which is {value[field]!r}) is no field of it; it has {allowed}")
+    for field, (wanted, fits) in fields.items():
+        if field not in value:
+            raise ValueError(f"{option} {kind}: {field} is missing; it must be {wanted}")
+        if not fits(value[field]):
+            raise ValueError(f"{option} {kind}: {field} is {value[field]!r}; it must be {wanted}")

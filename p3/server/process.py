@@ -11,18 +11,18 @@ import contextlib
 import logging
 import sys
 import time
-from typing import Optional
+from typing import Dict, Optional
 
 from p3._core import P3Error, P3Server
 from p3.cluster.member import Member
-from p3.cluster.messages import sendable
+from p3.cluster.messages import columns, sendable
 from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
-from p3.cluster.vans import accept_workers
+from p3.cluster.strangers import PACE_S
+from p3.cluster.vans import DoorStep, Van, accept_workers, admit_workers
 from p3.errors import ConfigError, RendezvousError
 from p3.key_plan import KeyPlan
 from p3.server.options import validate
-from p3.server.lost_workers import LostWorkers
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
@@ -72,91 +72,69 @@ def main(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> None:
-    door: list = []
-    try:
-        member = await Member.join(settings, door)
-    except BaseException:
-        for opened in door:
-            opened.close()
-        raise
-    try:
-        label = str(member.node)
-        core = P3Server(
-            member.node.rank,
-            len(member.servers),
-            len(member.workers),
-            label,
-            sum_order=settings.sum_order,
-            threads=settings.server_threads,
-            machines=[worker["machine"] for worker in member.workers],
-            local_aggregation=settings.local_aggregation,
-            outlives_workers=settings.replaces_workers,
-            heartbeat_s=settings.heartbeat_s,
-            timeout_s=settings.timeout_s,
-            trace_fd=fd_of(Recording.of(settings, member.node)),
-            checksums=settings.checksum,
-        )
-        vans = await member.unless_aborted(
-            accept_workers(
-                door[0],
-                settings.job_secret(),
-                label,
-                range(len(member.workers)),
-                settings=settings,
-                stays_open=settings.replaces_workers,
-            )
-        )
-        for rank, van in sorted(vans.items()):
-            worker = Node("worker", rank, member.workers[rank]["host"])
-            core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring, tls=van.tls)
-        watch = await member.open_watch()
-        core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
-        await member.start()
-        core.start()
-        log.info("%s: started with %d workers", label, len(member.workers))
-        lost_workers = LostWorkers(core, door[0], settings, label) if settings.replaces_workers else None
+    member = await Member.join(settings)
+    label = str(member.node)
+    async with contextlib.AsyncExitStack() as at_end:
+        at_end.push_async_callback(member.close)
         try:
-            snapshots = SnapshotWriter(core, settings, label, member.node.rank)
-            await _follow(member, core, snapshots, lost_workers, label, settings.straggler_s)
-        finally:
-            core.stop()
-            if lost_workers is not None:
-                await lost_workers.close()
-    except (RendezvousError, P3Error) as error:  # the scheduler, and so everyone, hears why; of an abort it knows
-        text = str(error)
-        if isinstance(error, P3Error) and not text.startswith(label):
-            text = "%s: %s" % (label, text)
-        member.send({"kind": "failed", "text": sendable(text)})
-        raise
-    finally:
-        await member.close()
+            core = P3Server(
+                member.node.rank,
+                len(member.servers),
+                len(member.workers),
+                label,
+                sum_order=settings.sum_order,
+                threads=settings.server_threads,
+                machines=[worker["machine"] for worker in member.workers],
+                local_aggregation=settings.local_aggregation,
+                outlives_workers=settings.replaces_workers,
+                heartbeat_s=settings.heartbeat_s,
+                timeout_s=settings.timeout_s,
+                trace_fd=fd_of(Recording.of(settings, member.node)),
+                checksums=settings.checksum,
+            )
+            vans = await member.unless_aborted(
+                accept_workers(member.door, settings.job_secret(), label, range(len(member.workers)), settings=settings)
+            )
+            for rank, van in sorted(vans.items()):
+                worker = Node("worker", rank, member.workers[rank]["host"])
+                core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring, tls=van.tls)
+            watch = await member.open_watch()
+            core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
+            await member.start()
+            lost_workers = None
+            if settings.replaces_workers:
+                lost_workers = LostWorkers(core, member.door, settings, label)
+                at_end.push_async_callback(lost_workers.close)
+            else:
+                member.close_door()
+            core.start()
+            at_end.callback(core.stop)
+            log.info("%s: started with %d workers", label, len(member.workers))
+            await _follow(member, core, lost_workers, settings)
+        except (RendezvousError, P3Error) as error:  # the scheduler, and so everyone, hears why; of an abort it knows
+            text = _labelled(label, error) if isinstance(error, P3Error) else str(error)
+            member.send({"kind": "failed", "text": sendable(text)})
+            raise
 
 
-async def _follow(
-    member: Member,
-    core: P3Server,
-    snapshots: SnapshotWriter,
-    lost_workers: Optional[LostWorkers],
-    label: str,
-    straggler_s: float,
-) -> None:
-    """Control messages until `stop`. Raises the first failure, the core's own or the job's."""
+async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWorkers], settings: Settings) -> None:
+    """Control messages until `stop`. RendezvousError: the first failure, the core's own or the job's."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
+    label = str(member.node)
+    snapshots = SnapshotWriter(core, settings, label, member.node.rank)
 
     def on_core_event() -> None:
-        asyncio.get_running_loop().remove_reader(core.event_fd)
+        loop.remove_reader(core.event_fd)
         look_at_core()
 
     def look_at_core() -> None:
-        error = core.error
         if ended.done():
             return
-        if error is None:  # every worker has left; the scheduler can still fall silent before its last message
-            asyncio.get_running_loop().call_later(_LOOK_S, look_at_core)
-            return
-        member.send({"kind": "failed", "text": str(error)})
-        ended.set_exception(error)
+        if core.error is None:  # every worker has left; the scheduler can still fall silent before its last message
+            loop.call_later(_LOOK_S, look_at_core)
+        else:
+            ended.set_exception(RendezvousError(str(core.error)))
 
     def on_written(part: dict) -> None:  # in the writer's thread
         with contextlib.suppress(RuntimeError):  # the loop has closed: the job ended meanwhile
@@ -177,20 +155,16 @@ async def _follow(
                     answer = apply(core, message)
                 if answer is not None:
                     member.send(answer)
-        except RendezvousError as error:  # an abort, or the scheduler is gone: the workers hear it from us as well
+        except (RendezvousError, ValueError) as error:
+            # An abort, or the scheduler is gone; or we cannot do what it says. The workers hear it from us as well.
+            text = _labelled(label, error) if isinstance(error, ValueError) else str(error)
             ended.cancel()
-            core.fail(str(error))
-            raise
-        except ValueError as error:
-            text = str(error) if str(error).startswith(label) else "%s: %s" % (label, error)
-            ended.cancel()
-            member.send({"kind": "failed", "text": text})
             core.fail(text)
             raise RendezvousError(text) from None
 
-    asyncio.get_running_loop().add_reader(core.event_fd, on_core_event)
+    loop.add_reader(core.event_fd, on_core_event)
     listening = asyncio.ensure_future(listen())
-    reporting = asyncio.ensure_future(report_late(core, straggler_s, member.send))
+    reporting = asyncio.ensure_future(report_late(core, settings.straggler_s, member.send))
     await asyncio.wait({listening, ended}, return_when=asyncio.FIRST_COMPLETED)
     reporting.cancel()
     if listening.done():
@@ -199,3 +173,47 @@ async def _follow(
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
         ended.result()
+
+
+def _labelled(label: str, error: Exception) -> str:
+    return str(error) if str(error).startswith(label) else "%s: %s" % (label, error)
+
+
+class LostWorkers:
+    """The server's part in replacing a lost worker: tells what it has of it, completes its last step, and lets another
+    process in. What the scheduler does with that is in p3/cluster/losses.py. Threads: the event loop's alone."""
+
+    def __init__(self, core: P3Server, door: DoorStep, settings: Settings, label: str) -> None:
+        self._core = core
+        self._awaited: Dict[int, object] = {}  # ranks that may come in, as admit_workers has them
+        self._admitting = asyncio.ensure_future(
+            admit_workers(
+                door, settings.job_secret(), label, self._awaited, self._let_in, settings=settings, pace_s=PACE_S
+            )
+        )
+
+    def apply(self, message: dict) -> Optional[dict]:
+        """Applies a `lost` or `fill` message, and returns the answer; None for any other message.
+        ValueError if it makes no sense."""
+        rank = message.get("rank")
+        if message["kind"] == "lost":
+            self._awaited.pop(rank, None)
+            problem, pushed = self._core.lose_worker(rank)
+            return {"kind": "lost_at", "rank": rank, "problem": problem, **columns(pushed)}
+        if message["kind"] == "fill":
+            self._core.fill(rank, dict(zip(message["keys"], message["rounds"])), message["skips"])
+            if message["last"]:
+                self._awaited[rank] = object()
+                return {"kind": "filled", "rank": rank}
+        return None
+
+    def _let_in(self, rank: int, van: Van) -> None:
+        try:
+            self._core.replace_worker(rank, van.socket.detach(), ring=van.ring, tls=van.tls)
+        except P3Error as error:  # the core has failed, and has said so itself; or this process has no descriptors left
+            log.info("worker %d came too late: %s", rank, error)
+            self._core.fail("worker %d could not be let in: %s" % (rank, error))
+
+    async def close(self) -> None:
+        self._admitting.cancel()
+        await asyncio.gather(self._admitting, return_exceptions=True)

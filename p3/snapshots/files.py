@@ -107,7 +107,7 @@ def complete(directory: str, round: int, manifest: Mapping[str, Any], keep: int)
     _sync_folder(directory)
     for old in rounds(directory, before=round + 1)[keep:]:
         _remove(_folder(directory, old))
-    _remove_leftovers(directory, before=round)
+    remove_leftovers(directory, before=round)
 
 
 def rounds(directory: str, before: int = MAX_ROUND + 1) -> List[int]:
@@ -116,12 +116,8 @@ def rounds(directory: str, before: int = MAX_ROUND + 1) -> List[int]:
     return sorted((int(match[1]) for match in matches if match and int(match[1]) < before), reverse=True)
 
 
-def remove_leftovers(directory: str) -> None:
-    """Of snapshots that were not completed, by an earlier run. Nobody may be writing one."""
-    _remove_leftovers(directory, before=MAX_ROUND + 1)
-
-
-def _remove_leftovers(directory: str, before: int) -> None:
+def remove_leftovers(directory: str, before: int = MAX_ROUND + 1) -> None:
+    """Of snapshots of earlier rounds that were not completed, by an earlier run. Nobody may be writing one."""
     for name in _names(directory):
         match = _LEFTOVER.fullmatch(name)
         if match and (int(match[1]) < before or match[2]):
@@ -235,11 +231,10 @@ class Snapshot:
         if wanted is None:
             raise Refused("there is no part %s" % name)
         digest, size = hashlib.sha256(), 0
-        with _refusing(name):
-            with open(self._path(name), "rb") as file:
-                for chunk in iter(lambda: file.read(_READ_BYTES), b""):
-                    digest.update(chunk)
-                    size += len(chunk)
+        with _refusing(name), open(self._path(name), "rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
         if size != wanted["bytes"]:
             raise Refused("%s has %d bytes, not %d" % (name, size, wanted["bytes"]))
         if digest.hexdigest() != wanted["sha256"]:
@@ -256,11 +251,8 @@ class Snapshot:
             raise Refused("key %r has no value" % (id,))
         return found
 
-    def value(self, store: int, id):
-        """The key's value, a NumPy array, put together from wherever its slices were."""
-        return self.state(store, id, 0)
-
-    def state(self, store: int, id, part: int):
+    def array(self, store: int, id, part: int = 0):
+        """A key's value, or another one of its parts: a NumPy array, put together from wherever its slices were."""
         import numpy as np
 
         key = self.key(store, id)
@@ -294,9 +286,8 @@ class Snapshot:
         return self._files[name]
 
     def _read_manifest(self) -> dict:
-        with _refusing(MANIFEST):
-            with open(os.path.join(self._folder, MANIFEST), "rb") as file:
-                manifest = json.loads(file.read().decode())
+        with _refusing(MANIFEST), open(os.path.join(self._folder, MANIFEST), "rb") as file:
+            manifest = json.loads(file.read().decode())
             if manifest.pop("sha256") != _digest(manifest):
                 raise Refused("%s was altered: its SHA-256 is another" % MANIFEST)
             if manifest["version"] != VERSION:

@@ -11,7 +11,7 @@ from p3.cluster import messages
 from p3.cluster.member import Member
 from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
-from p3.cluster.vans import DoorStep, accept_workers, connect_to_leader, connect_to_server
+from p3.cluster.vans import DoorStep, accept_workers, connect
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
@@ -64,7 +64,7 @@ class ClusterLink(Link):
             self.report(failure)
         elif not self._reported:
             self._post(self._member.send, {"kind": "bye"})
-        self._post(lambda: self._finished.set())
+        self._post(self._finished.set)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def abandon_after_fork(self) -> None:
@@ -90,15 +90,9 @@ class ClusterLink(Link):
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
-        door: Optional[List[DoorStep]] = [] if self.settings.local_aggregation else None
+        self._member = await Member.join(self.settings)
         try:
-            self._member = await Member.join(self.settings, door)
-        except BaseException:
-            for opened in door or ():
-                opened.close()
-            raise
-        try:
-            await self._member.unless_aborted(self._open_vans(door))
+            await self._member.unless_aborted(self._open_vans())
             await self._member.start()
             self.core.start()
             self._opened.set()
@@ -111,7 +105,7 @@ class ClusterLink(Link):
         finally:
             await self._member.close()
 
-    async def _open_vans(self, door: Optional[List[DoorStep]]) -> None:
+    async def _open_vans(self) -> None:
         settings, member = self.settings, self._member
         self.node = member.node
         self.rejoined = member.rejoined
@@ -132,29 +126,29 @@ class ClusterLink(Link):
             checksums=settings.checksum,
         )
         secret = settings.job_secret()
-        if door is not None:
-            await self._open_local_vans(door[0], secret, neighbours)
-        for rank, server in enumerate(member.servers):
-            van = await connect_to_server(settings, secret, member.node, rank, server)
-            label = str(Node("server", rank, server["host"]))
-            self.core.add_server(rank, van.socket.detach(), label, ring=van.ring, tls=van.tls)
+        if member.door is not None:
+            await self._open_local_vans(member.door, secret, neighbours)
+            member.close_door()
+        for rank, address in enumerate(member.servers):
+            server = Node("server", rank, address["host"])
+            van = await connect(settings, secret, self.node, server, address)
+            self.core.add_server(rank, van.socket.detach(), str(server), ring=van.ring, tls=van.tls)
         watch = await member.open_watch()
         self.core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
 
     async def _open_local_vans(self, door: DoorStep, secret: bytes, neighbours: List[int]) -> None:
         """Between the leader of this machine, the worker of lowest rank, and the others."""
-        workers, leader, is_leader = self._member.workers, neighbours[0], self.local_rank == 0
-        try:
-            if self.local_size == 1:
-                vans = {}
-            elif is_leader:
-                vans = await accept_workers(door, secret, str(self.node), neighbours[1:], "worker")
-            else:
-                vans = {leader: await connect_to_leader(self.settings, secret, self.node, leader, workers[leader])}
-        finally:
-            door.close()
+        addresses, is_leader = self._member.workers, self.local_rank == 0
+        workers = {rank: Node("worker", rank, addresses[rank]["host"]) for rank in neighbours}
+        if self.local_size == 1:
+            vans = {}
+        elif is_leader:
+            vans = await accept_workers(door, secret, str(self.node), neighbours[1:], "worker")
+        else:
+            leader = neighbours[0]
+            vans = {leader: await connect(self.settings, secret, self.node, workers[leader], addresses[leader])}
         for rank, van in sorted(vans.items()):
-            label = str(Node("worker", rank, workers[rank]["host"]))
+            label = str(workers[rank])
             self.core.add_local(rank, van.socket.detach(), label, ring=van.ring, made_ring=not is_leader)
 
     def _begin_to_listen(self) -> None:
@@ -163,9 +157,7 @@ class ClusterLink(Link):
     async def _listen(self) -> None:
         """Messages and the core's failure, until the session is closed or the scheduler has gone."""
         self._loop.add_reader(self.core.event_fd, self._on_core_event)
-        reporting = self._loop.create_task(
-            report_late(self.core, self.settings.straggler_s, self._member.send)
-        )
+        reporting = self._loop.create_task(report_late(self.core, self.settings.straggler_s, self._member.send))
         try:
             while True:
                 self._on_message(await self._member.receive())

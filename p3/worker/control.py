@@ -21,10 +21,8 @@ class Control:
     def __init__(self, link: Link) -> None:
         self.core = link.core
         self.rank: int = link.node.rank
-        self.num_workers = link.num_workers
-        self.num_servers = link.num_servers
-        self.local_rank = link.local_rank
-        self.local_size = link.local_size
+        self.num_workers, self.num_servers = link.num_workers, link.num_servers
+        self.local_rank, self.local_size = link.local_rank, link.local_size
         self.label = str(link.node)  # "worker 2 (10.0.0.5)", as messages name this node
         self.slice_elements = link.settings.slice_elements
         self.wait_timeout_s = link.settings.wait_timeout_s
@@ -46,15 +44,15 @@ class Control:
         for operation in operations:
             operation.wait(max(0.0, deadline - time.monotonic()))
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Until messages have made it true; TimeoutError that says `what` was waited for."""
-        deadline = time.monotonic() + timeout_s
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Until messages have made it true; TimeoutError, after P3_WAIT_TIMEOUT_S, that says `what` was waited for."""
+        deadline = time.monotonic() + self.wait_timeout_s
         with self.changed:
             while not condition():
                 self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError("%s: waited %g s %s" % (self.label, timeout_s, what))
+                    raise TimeoutError("%s: waited %g s %s" % (self.label, self.wait_timeout_s, what))
                 self.changed.wait(left)
 
     # Failure and end
@@ -86,10 +84,7 @@ class Control:
 
     def close(self) -> None:
         """Leaves the job: waits for what is pending (at most P3_WAIT_TIMEOUT_S), says goodbye, stops the threads.
-
-        Idempotent.
-        """
-        self._finish()
+        Idempotent."""
         with self.changed:
             if self._unusable is not None:
                 return
@@ -112,10 +107,6 @@ class Control:
         )
         self.core.abandon_after_fork()
         self._link.abandon_after_fork()
-
-    def _finish(self) -> None:
-        """Before the goodbye."""
-        raise NotImplementedError
 
     # Called by the link
 

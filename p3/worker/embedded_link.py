@@ -63,8 +63,8 @@ class EmbeddedLink(Link):
         self._server.start()
         self.core.start()
 
-    def start(self, on_message: Callable[[dict], None], _on_failure: Callable[[], None]) -> None:
-        self._on_message = on_message
+    def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
+        self._on_message, self._on_failure = on_message, on_failure
 
     def send(self, message: dict) -> None:
         self._deliver(_WORKER, messages.check(message))
@@ -85,6 +85,7 @@ class EmbeddedLink(Link):
         """Behind half a frame a server cannot say why it fails, and here is no scheduler to pass it on."""
         self.core.fail(text)
         self._server.fail(text)
+        self._on_failure()
 
     def _deliver(self, sender: Node, message: dict) -> None:
         with self._lock:

@@ -29,16 +29,6 @@ class Link(ABC):
     rejoined: Optional[dict]  # of a process that has taken a lost one's place: see messages.py
     recording: Optional[Recording]  # for the trace
 
-    @property
-    def aggregates(self) -> bool:
-        """This worker's gradients are added up with those of others on its machine."""
-        return self.settings.local_aggregation and self.local_size > 1
-
-    @property
-    def searches_partitions(self) -> bool:
-        """Rank 0 does. Not where lost workers are replaced: what moves meanwhile would be lost with one."""
-        return self.settings.partitions == "auto" and not self.replaces_workers
-
     def note_key(self, key: Key, plan: KeyPlan) -> None:
         """For the trace, if there is one."""
         if self.recording is not None:

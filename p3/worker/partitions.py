@@ -1,22 +1,33 @@
 """Has the number of partitions of each sparse key found while the job trains (P3_PARTITIONS=auto), on rank 0.
 
-One key after the other, in the order of their first pushes, as all of them share the steps that are measured. The
-search is partition_search.py; the rows move as Session.repartition() says.
-Threads: one at a time.
+More partitions mean more to do in parallel, and load that is spread more evenly over the servers; each also costs
+something by itself. Parallax (EuroSys'19, section 3.2, equation 1) takes a step with P partitions for
+`t(P) = a + b/P + c*P`, samples t by doubling P, and then by halving it, from the number of servers until the step
+becomes slower, and fits the rest: the minimum lies between the samples.
+
+One key after the other, in the order of their first pushes, as all of them share the steps that are measured. The rows
+move as Session.repartition() says. Threads: one at a time.
 """
 
 from __future__ import annotations
 
 import logging
+import statistics
 import weakref
-from typing import Dict, Optional
+from itertools import combinations
+from typing import Dict, List, Optional
 
-from p3.worker.partition_search import PartitionSearch
+import numpy as np
+
 from p3.worker.key import Key
 from p3.worker.session import Session
 
 log = logging.getLogger("p3")
 
+WARM_UP_STEPS = 3  # after each change: steps that still feel it
+STEPS = 12  # whose median is one sample
+NOISE = 0.02  # a step that is slower by less than this is not slower
+TOLERANCE = 0.05  # a fit that is worse than a sample by less than this is believed: it has seen all samples
 
 _searches: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of each session: all its stores share the steps
 
@@ -29,6 +40,8 @@ def of(session: Session) -> Optional[Partitions]:
 
 
 class Partitions:
+    """The searches of one session."""
+
     def __init__(self, session: Session) -> None:
         self._session = weakref.proxy(session)
         self._waiting: Dict[Key, None] = {}  # in order
@@ -38,8 +51,7 @@ class Partitions:
         self._rounds, self._completed_s = 0, 0.0  # of that key, when last looked at
 
     def pushed(self, key: Key) -> None:
-        """Call it at each push of a sparse key, on rank 0. Looks at what has been completed since,
-        and may act on it."""
+        """Call it at each push of a sparse key, on rank 0. Looks at what has completed since, and may act on it."""
         if key not in self._seen:
             self._seen.add(key)
             self._waiting[key] = None
@@ -80,3 +92,82 @@ class Partitions:
             samples = ", ".join("%d: %.4g s" % one for one in sorted(self._search.samples.items()))
             log.info("key %r has %d partitions; steps took %s", self._key.name, self._search.partitions, samples)
             self._key = None
+
+
+class PartitionSearch:
+    """Of one key. Feed it the duration of every step; it says when to go on with another number of partitions. Pure: no
+    clock, no I/O."""
+
+    def __init__(self, servers: int, rows: int, steps: int = STEPS, warm_up: int = WARM_UP_STEPS) -> None:
+        self.most = max(1, rows)
+        self.partitions = min(servers, self.most)  # now
+        self.samples: Dict[int, float] = {}  # partitions -> seconds of a step
+        self.finished = False
+        self._start = self.partitions
+        self._steps, self._warm_up = steps, warm_up
+        self._seen: List[float] = []
+        self._factor = 2.0
+        self._fitted: Optional[int] = None
+
+    def observe(self, step_s: float) -> Optional[int]:
+        """One step with the present number of partitions. Returns the number to go on with, if it is another."""
+        if self.finished:
+            return None
+        self._seen.append(step_s)
+        if len(self._seen) < self._warm_up + self._steps:
+            return None
+        self.samples[self.partitions] = statistics.median(self._seen[self._warm_up :])
+        self._seen = []
+        before, self.partitions = self.partitions, self._next()
+        return self.partitions if self.partitions != before else None
+
+    def _next(self) -> int:
+        if self._fitted is not None:
+            return self._end()
+        if self._factor > 1:
+            doubled = self.partitions * 2
+            if doubled <= self.most and not self._has_become_slower(self.partitions // 2):
+                return doubled
+            self._factor, self.partitions = 0.5, self._start
+        if self.partitions > 1 and not self._has_become_slower(self.partitions * 2):
+            return self.partitions // 2
+        self._fitted = minimum_of(fit(self.samples), min(self.samples), max(self.samples))
+        return self._end() if self._fitted in self.samples else self._fitted
+
+    def _has_become_slower(self, previous: int) -> bool:
+        """Whether the present number is slower than the one before on this way; the start has none before it."""
+        if self.partitions == self._start:
+            return False
+        return self.samples[self.partitions] > (1 + NOISE) * self.samples[previous]
+
+    def _end(self) -> int:
+        """The fit's minimum has been measured by now. If it is clearly worse than a sample, times are not as fitted."""
+        self.finished = True
+        best = min(self.samples, key=lambda partitions: self.samples[partitions])
+        is_good = self.samples[self._fitted] <= (1 + TOLERANCE) * self.samples[best]
+        return self._fitted if is_good else best
+
+
+def fit(samples: Dict[int, float]) -> np.ndarray:
+    """a, b and c of t(P) = a + b/P + c*P, none of them negative, with the least squared error."""
+    counts = np.array(sorted(samples), dtype=float)
+    times = np.array([samples[int(count)] for count in counts])
+    columns = np.stack([np.ones_like(counts), 1 / counts, counts], axis=1)
+    best, least = np.zeros(3), float("inf")
+    for size in (3, 2, 1):  # three numbers: each set of those that may be positive can be tried
+        for chosen in combinations(range(3), size):
+            found = np.linalg.lstsq(columns[:, chosen], times, rcond=None)[0]
+            if (found < 0).any():
+                continue
+            error = float(((columns[:, chosen] @ found - times) ** 2).sum())
+            if error < least * (1 - 1e-9):
+                least, best = error, np.zeros(3)
+                best[list(chosen)] = found
+    return best
+
+
+def minimum_of(coefficients: np.ndarray, least: int, most: int) -> int:
+    """The whole number from `least` to `most` at which t is smallest."""
+    counts = np.arange(least, most + 1, dtype=float)
+    times = coefficients[0] + coefficients[1] / counts + coefficients[2] * counts
+    return least + int(times.argmin())

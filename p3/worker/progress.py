@@ -6,28 +6,32 @@ Where lost workers end the job, nothing is noted.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from collections import Counter
+from typing import Dict, Optional
 
+from p3.cluster.messages import columns
 from p3.worker.key import Agreed, Identity, Key
 from p3.worker.link import Link
 from p3.worker.steps import Steps
 
 
 class Progress:
-    """Of one session; `session` guards it by its lock. Threads: any."""
+    """Of one session, whose lock guards it. Threads: any."""
 
-    def __init__(self, session, link: Link, agreed: Dict[Identity, Agreed], numbers: Callable[[], Any]) -> None:
-        """`agreed`: the session's, of all keys. `numbers` describes the optimizers, as JSON can carry it,
-        for a successor."""
-        self._session = session
-        self._send = link.send
-        self._agreed = agreed
+    def __init__(self, session, link: Link, agreed: Dict[Identity, Agreed]) -> None:
+        """`agreed`: the session's, of all keys."""
+        self._session, self._send, self._agreed = session, link.send, agreed
         past = link.rejoined or {"barriers": 0, "in_join": False}
         # What the predecessor has entered, and this script may come to again.
         self._barriers_behind: int = past["barriers"]
         self._join_behind: bool = past["in_join"]
+        self._joined: Counter[int] = Counter()  # how often each worker has called join()
+        self._joined_at: Dict[int, int] = {}  # and how many steps were behind it, the last time
+        self._joins = 0  # how often join() has returned, which it does for all workers
+        session.handle("joined", self._on_joined)
         self._steps: Optional[Steps] = None
         if link.replaces_workers:
+            numbers = lambda: session.describe_optimizers()  # noqa: E731  it may be set at any time
             self._steps = Steps(numbers, session.completed_pushes, agreed.__contains__)
             if link.rejoined:
                 self._steps.begin_behind(past["step"], past["joins"], past["marked"], past["numbers"])
@@ -44,6 +48,7 @@ class Progress:
         self._note(Steps.skip, key.identity)
 
     def mark(self, step: int) -> None:
+        """The script says that this many steps have ended."""
         self._note(Steps.mark, step)
 
     def barrier(self) -> bool:
@@ -62,34 +67,37 @@ class Progress:
         self._note(Steps.leave)
 
     def join(self) -> bool:
-        """See Session.join_began."""
-        session, snapshots = self._session, self._session.snapshots
+        """This worker has taken its last step until all have. False: so has everyone, and its predecessor counted."""
+        session, rank = self._session, self._session.rank
         if self._join_behind:
             self._join_behind = False
             return False
-        snapshots.finish()  # or its thread would tell of a snapshot behind the word that we take no part
-        joined = {"kind": "joined", "worker": session.rank, "step": 0}
+        session.snapshots.finish()  # or its thread would tell of a snapshot behind the word that we take no part
         if self._steps is None:
-            if snapshots.are_taken:
-                self._send(joined)
+            if session.snapshots.directory is not None:
+                self._send({"kind": "joined", "worker": rank, "step": 0})
             return True
         with session.changed:
-            before = snapshots.times_joined(session.rank)
+            before = self._joined[rank]
             self._steps.join()
-            self._send(dict(joined, step=self._steps.step))
+            self._send({"kind": "joined", "worker": rank, "step": self._steps.step})
             self._tell()  # behind that word
         # Before the first skip: if this worker is lost then, all know why it had skipped a round.
-        is_counted = lambda: snapshots.times_joined(session.rank) > before  # noqa: E731
-        session.wait_until(is_counted, session.wait_timeout_s, "for the scheduler")
+        session.wait_until(lambda: self._joined[rank] > before, "for the scheduler")
         return True
 
     def joined(self) -> None:
         """All have called join()."""
-        session, snapshots = self._session, self._session.snapshots
         if self._steps is not None:
-            session.wait_until(snapshots.all_joined, session.wait_timeout_s, "to hear who has joined")
-            self._note(Steps.joined, snapshots.joined_at())
-        snapshots.join_ended()
+            workers = range(self._session.num_workers)
+            all_joined = lambda: all(self._joined[rank] > self._joins for rank in workers)  # noqa: E731
+            self._session.wait_until(all_joined, "to hear who has joined")
+            self._note(Steps.joined, max(self._joined_at.values()))
+        self._joins += 1
+
+    def anyone_has_joined(self) -> bool:
+        """And join() is not over."""
+        return any(count > self._joins for count in self._joined.values())
 
     # The scheduler's messages, with the session's lock held
 
@@ -98,6 +106,10 @@ class Progress:
             if catch_up is not None:
                 self._steps.know(identity, catch_up)
             self._tell()
+
+    def _on_joined(self, message: dict) -> None:
+        self._joined[message["worker"]] += 1
+        self._joined_at[message["worker"]] = message["step"]
 
     def _on_missing(self, message: dict) -> None:
         rounds = dict(zip(message["keys"], message["rounds"]))
@@ -119,7 +131,5 @@ class Progress:
     def _tell(self) -> None:
         """With the lock held."""
         for news in self._steps.news():
-            rounds = news.pop("rounds")
-            keys = [self._agreed[identity].plan.wire_key for identity in rounds]
-            marked = self._steps.is_marked
-            self._send({"kind": "place", "keys": keys, "rounds": list(rounds.values()), "marked": marked, **news})
+            rounds = {self._agreed[identity].plan.wire_key: round for identity, round in news.pop("rounds").items()}
+            self._send({"kind": "place", "marked": self._steps.is_marked, **columns(rounds), **news})

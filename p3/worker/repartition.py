@@ -23,8 +23,7 @@ class Repartition:
     """Of one session, whose lock guards it."""
 
     def __init__(self, session, link: Link) -> None:
-        self._session = session
-        self._link = link
+        self._session, self._link = session, link
         self._partitions: Dict[Identity, int] = {}  # of sparse keys
         self._moving: Set[Identity] = set()  # those that are on their way to other partitions
         session.handle("settled", self._on_settled)

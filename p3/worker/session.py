@@ -29,7 +29,6 @@ from p3.worker.key import Agreed, Identity, Key, Name
 from p3.worker.link import Link
 from p3.worker.progress import Progress
 from p3.worker.repartition import Repartition
-from p3.worker.requests import Requests
 from p3.worker.session_snapshots import Resumed, Snapshots
 from p3.worker.store_options import StoreOptions
 
@@ -51,19 +50,24 @@ class Session(Control):
         self._keys: Dict[Identity, Key] = {}
         self._agreed: Dict[Identity, Agreed] = {}  # also of keys not yet declared here
         self._orders: Dict[int, List[Name]] = {}
-        self._order_version = 0
+        self.order_version = 0  # grows with every order that arrives, of any store
         self._caught_up = self.past is None  # all of the past has been told
-        self._options = StoreOptions(self, link)
         self._repartition = Repartition(self, link)
+        self._options = StoreOptions(self, link, self._repartition)
         self.snapshots = Snapshots(self, link)
-        self._progress = Progress(self, link, self._agreed, lambda: self.describe_optimizers())
-        self._requests = Requests(self, link)
+        self.progress = Progress(self, link, self._agreed)  # told of its steps by a store that goes past this class
+        past = self.past or {"barriers": 0, "lost": 0}
+        self._barriers = self._barriers_done = past["barriers"]
+        self._counts = past["lost"] << 32  # other numbers than those of a predecessor
+        self._counters: Dict[int, Optional[List[dict]]] = {}  # of each count under way: what the servers said
+        self.handle("barrier_done", self._on_barrier_done)
+        self.handle("counters", self._on_counters)
         self.handle("agreed", self._on_agreed)
         self.handle("repartitioned", self._on_repartitioned)
         self.handle("order", self._on_order)
         self.handle("caught_up", self._on_caught_up)
         self._start()
-        self.wait_until(lambda: self._caught_up, self.wait_timeout_s, "to be told what has been agreed")
+        self.wait_until(lambda: self._caught_up, "to be told what has been agreed")
 
     @classmethod
     def open(cls, settings: Optional[Settings] = None) -> Session:
@@ -170,7 +174,7 @@ class Session(Control):
         is not `updated`: so a worker that has finished skips each key again and again until then.
         """
         self.check()
-        self.begin_skip(key)
+        self.progress.skip(key)
         return self.core.skip(key.handle, landing, priority)
 
     def fetch_state(self, key: Key, part: int, landing: Any):
@@ -214,7 +218,7 @@ class Session(Control):
     def skip_rows(self, key: Key, landing: Optional[Any], priority: int = 0):
         """As skip()."""
         self.check()
-        self.begin_skip(key)
+        self.progress.skip(key)
         return self.core.skip_rows(key.handle, landing, priority)
 
     def fetch_rows(self, key: Key, ids: Any, landing: Any, part: int = 0, priority: int = 0):
@@ -232,8 +236,9 @@ class Session(Control):
 
     @property
     def searches_partitions(self) -> bool:
-        """P3_PARTITIONS=auto; and this is rank 0, which searches."""
-        return self._link.searches_partitions and self.rank == 0
+        """P3_PARTITIONS=auto; and this is rank 0, which searches. Not where lost workers are replaced: what moves
+        meanwhile would be lost with one."""
+        return self._link.settings.partitions == "auto" and self.rank == 0 and not self._link.replaces_workers
 
     def partitions(self, key: Key) -> int:
         """Into how many the rows of a sparse key are cut now; 0 before it is agreed."""
@@ -253,29 +258,11 @@ class Session(Control):
         """Whether other partitions were requested, and not all workers have gone over to them yet."""
         return self._repartition.is_moving(key)
 
-    # Where this worker stands in its program: see progress.py.
-    # A store that goes past pushpull() and skip() calls these.
-
     def begin_push(self, key: Key, order: Optional[int] = None) -> None:
-        """Before a push is queued, and counted anywhere; for who pushes past this class as well. `order`: of the key
+        """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well. `order`: of the key
         among those of its store, if the script says so (see Steps.push)."""
         self._options.begin_push(key.store)
-        self._progress.push(key, order)
-
-    def begin_skip(self, key: Key) -> None:
-        self._progress.skip(key)
-
-    def mark_step(self, step: int) -> None:
-        """The script says that this many steps have ended."""
-        self._progress.mark(step)
-
-    def join_began(self) -> bool:
-        """This worker has taken its last step until all have. False: so has everyone, and its predecessor counted."""
-        return self._progress.join()
-
-    def join_ended(self) -> None:
-        """All have."""
-        self._progress.joined()
+        self.progress.push(key, order)
 
     # What its parts ask
 
@@ -284,10 +271,6 @@ class Session(Control):
 
     def has_keys(self, store: int) -> bool:
         return any(key.store == store for key in self._keys.values())
-
-    def moving_key(self, store: int) -> Optional[Name]:
-        """A key of the store whose rows are on their way to other partitions, if there is one."""
-        return self._repartition.moving_of(store)
 
     # What all workers agree on
 
@@ -316,25 +299,25 @@ class Session(Control):
         if self.rank == 0:
             self._link.send({"kind": "order", "store": store, "names": list(names)})
 
-    @property
-    def order_version(self) -> int:
-        """Grows with every order that arrives, of any store."""
-        return self._order_version
-
     def order(self, store: int) -> List[Name]:
         """The order last announced for the store; empty if there is none yet."""
         with self.changed:
             return list(self._orders.get(store, ()))
 
-    def barrier(self, timeout_s: Optional[float] = None) -> None:
+    def barrier(self) -> None:
         """Returns when every worker has called it as often as this one. TimeoutError after P3_WAIT_TIMEOUT_S.
 
         In a process that takes a lost one's place, and before its first push, barriers that the lost one had entered
         return at once.
         """
         self.check()
-        if self._progress.barrier():
-            self._requests.barrier(self.wait_timeout_s if timeout_s is None else timeout_s)
+        if not self.progress.barrier():
+            return
+        with self.changed:
+            self._barriers += 1
+            number = self._barriers
+        self._link.send({"kind": "barrier", "number": number})
+        self.wait_until(lambda: self._barriers_done >= number, "in barrier %d for other workers" % number)
 
     # Snapshots
 
@@ -342,12 +325,12 @@ class Session(Control):
         """Between two steps, by every worker at the same ones: takes a snapshot if one is due (P3_SNAPSHOT_EVERY).
 
         `round`: how many steps this job has taken. `keys`: all of the job. `state`: what this worker wants to have
-        back: a tree (p3.snapshots.tree), which is copied. Returns at once,
-        but waits while the snapshot before is being written.
+        back: a tree (p3.snapshots.tree), which is copied. Returns at once, unless the snapshot before is still being
+        written.
         """
         self.check()
         is_due = self.snapshots.due(round)
-        self.mark_step(round)
+        self.progress.mark(round)
         if is_due:
             self.snapshots.take(round, keys, state)
 
@@ -364,12 +347,11 @@ class Session(Control):
             raise ValueError("%s: resume() comes before the first key" % self.label)
         resumed = self.snapshots.resume()
         if self.rejoined_at is None and resumed.round > 0:
-            self._progress.begin_behind(resumed.round)
+            self.progress.begin_behind(resumed.round)
         return resumed
 
     def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
-        """What the snapshot has as the key's value; on rank 0, the others need none.
-        None if it does not know the key."""
+        """What the snapshot has as the key's value; None if it does not know the key, and on all but rank 0."""
         return self.snapshots.value(key, key.name if id is None else id)
 
     def restore(self, key: Key) -> None:
@@ -431,19 +413,30 @@ class Session(Control):
         if self._forked:
             self.check()
 
-    def server_counters(self, timeout_s: Optional[float] = None) -> List[dict]:
+    def server_counters(self) -> List[dict]:
         """The same of each server, by rank, with its `label` and the processor time of its process, `cpu_s`.
 
         Asks over the control connections, so training goes on undisturbed. TimeoutError after P3_WAIT_TIMEOUT_S.
         """
         self.check()
-        return self._requests.server_counters(self.wait_timeout_s if timeout_s is None else timeout_s)
+        with self.changed:
+            self._counts += 1
+            number = self._counts
+            self._counters[number] = None
+        try:
+            self._link.send({"kind": "count", "number": number})
+            self.wait_until(lambda: self._counters[number] is not None, "for the counters of the servers")
+            return self._counters[number]
+        finally:
+            with self.changed:
+                del self._counters[number]
 
-    def _finish(self) -> None:
+    def close(self) -> None:
         with contextlib.suppress(P3Error):
             self.snapshots.finish()
         if self._unusable is None:
-            self._progress.leave()
+            self.progress.leave()
+        super().close()
 
     # Messages, with the lock held; what is returned is done without it
 
@@ -451,7 +444,7 @@ class Session(Control):
         identity = message["store"], message["name"]
         agreed = self._agreed[identity] = Agreed(message)
         key = self._keys.get(identity)
-        self._progress.on_agreed(identity, agreed.catch_up)
+        self.progress.on_agreed(identity, agreed.catch_up)
         return None if key is None else lambda: self._agree(key, agreed)
 
     def _on_repartitioned(self, message: dict) -> Optional[Callable[[], None]]:
@@ -461,9 +454,16 @@ class Session(Control):
         agreed.successor = message  # this worker has not declared the key yet
         return None
 
+    def _on_barrier_done(self, message: dict) -> None:
+        self._barriers_done = max(self._barriers_done, message["number"])
+
+    def _on_counters(self, message: dict) -> None:
+        if message["number"] in self._counters:  # else nobody waits any more
+            self._counters[message["number"]] = message["servers"]
+
     def _on_order(self, message: dict) -> None:
         self._orders[message["store"]] = message["names"]
-        self._order_version += 1
+        self.order_version += 1
 
     def _on_caught_up(self, _message: dict) -> None:
         self._caught_up = True

@@ -33,54 +33,47 @@ class Resumed(NamedTuple):
 
 class Snapshots:
     """Of one session. In this order for each: due(), wait_for_last(), queueing of copies, write(); or due(), take().
-
-    Threads: these, resume() and finish() from one.
-    """
+    Threads: these, resume() and finish() from one."""
 
     def __init__(self, session, link) -> None:
         settings = link.settings
-        self._session = session
-        self._send = link.send
-        self._directory: Optional[str] = settings.snapshot_dir
+        self._session, self._send = session, link.send
+        self.directory: Optional[str] = settings.snapshot_dir
         self._every: int = settings.snapshot_every
         self._keep: int = settings.snapshot_keep
-        self._timeout_s: float = settings.wait_timeout_s
         self._last_round = 0
         self._writer: Optional[threading.Thread] = None
         self._writing = 0  # the round of the last snapshot
         self._parts: Optional[List[dict]] = None  # of that one, on worker 0, when all are written
-        self._num_workers: int = link.num_workers
-        self._joined: Dict[int, int] = {}  # how often each worker has called join()
-        self._joined_at: Dict[int, int] = {}  # and how many steps were behind it, the last time
-        self._joins = 0  # how often join() has returned, which it does for all workers
         self._chosen: Optional[int] = None  # worker 0's choice of what to resume
         self.source: Optional[files.Snapshot] = None  # what this job was resumed from
         self.own: Any = None  # what this worker gave write() for it
         session.handle("snapshot_complete", self._on_complete)
-        session.handle("joined", self._on_joined)
         session.handle("resume", self._on_resume)
 
     # Taking one
 
     def due(self, round: int) -> bool:
-        """Whether this round's snapshot is to be taken. ValueError if rounds do not ascend."""
+        """Whether this round's snapshot is to be taken: not while a worker that has taken its last step takes no part.
+        ValueError if rounds do not ascend."""
         if type(round) is not int or not self._last_round < round <= files.MAX_ROUND:
             raise ValueError(
                 "%s: a snapshot of round %r after that of round %d: a round is the number of steps taken so far"
                 % (self._session.label, round, self._last_round)
             )
         self._last_round = round
-        return self._directory is not None and round % self._every == 0 and not self._anyone_joined()
+        is_due = self.directory is not None and round % self._every == 0
+        return is_due and not self._session.progress.anyone_has_joined()
 
     def wait_for_last(self, round: int) -> None:
         """Before the copies are queued: until the snapshot before is written. The servers keep one set of copies."""
         if self._writer is None and self._session.rank == 0 and self.source is None:
-            later = files.rounds(self._directory)
+            later = files.rounds(self.directory)
             if later and later[0] >= round:
                 raise ValueError(
                     "%s: P3_SNAPSHOT_DIR=%s holds a snapshot of round %d, and this job, at round %d, has not resumed "
                     "from it. Call resume() before the first step, or give the job a directory of its own"
-                    % (self._session.label, self._directory, later[0], round)
+                    % (self._session.label, self.directory, later[0], round)
                 )
         if self._writer is not None:
             self._writer.join(_SHORT_WAIT_S)
@@ -121,36 +114,12 @@ class Snapshots:
             self._writer.join()  # it has deadlines, and ends with the job
             self._session.check()
 
-    @property
-    def are_taken(self) -> bool:
-        return self._directory is not None
-
-    def times_joined(self, rank: int) -> int:
-        return self._joined.get(rank, 0)
-
-    def all_joined(self) -> bool:
-        return all(self.times_joined(rank) > self._joins for rank in range(self._num_workers))
-
-    def joined_at(self) -> int:
-        return max(self._joined_at.values())
-
-    def join_ended(self) -> None:
-        self._joins += 1
-
     def _on_complete(self, message: dict) -> None:
         if message["round"] == self._writing:
             self._parts = message["parts"]
 
-    def _on_joined(self, message: dict) -> None:
-        self._joined[message["worker"]] = self._joined.get(message["worker"], 0) + 1
-        self._joined_at[message["worker"]] = message["step"]
-
     def _on_resume(self, message: dict) -> None:
         self._chosen = message["round"]
-
-    def _anyone_joined(self) -> bool:
-        """A worker that has taken its last step takes no part, so a snapshot would never be complete."""
-        return any(count > self._joins for count in self._joined.values())
 
     def _write(self, round: int, describe, copied, own: Any) -> None:
         session, name = self._session, "worker-%d" % self._session.rank
@@ -158,14 +127,14 @@ class Snapshots:
             copied()
             if session.rank == 0:
                 self._send({"kind": "captured", "round": round})
-            part = files.write_part(self._directory, round, name, *tree.encode(own))
+            part = files.write_part(self.directory, round, name, *tree.encode(own))
             self._send({"kind": "snapshot_written", "round": round, **part})
             if session.rank == 0 and self._all_written(round):
                 parts = {
                     "%s-%d" % (each["role"], each["rank"]): {"bytes": each["bytes"], "sha256": each["sha256"]}
                     for each in self._parts
                 }
-                files.complete(self._directory, round, {"parts": parts, "keys": describe()}, self._keep)
+                files.complete(self.directory, round, {"parts": parts, "keys": describe()}, self._keep)
                 log.info("%s: the snapshot of round %d is complete", session.label, round)
         except P3Error:
             pass  # the job has failed, as every call of the session says
@@ -175,11 +144,8 @@ class Snapshots:
 
     def _all_written(self, round: int) -> bool:
         try:
-            self._session.wait_until(
-                lambda: self._parts is not None,
-                self._timeout_s,
-                "for the parts of the snapshot of round %d; it is given up" % round,
-            )
+            what = "for the parts of the snapshot of round %d; it is given up" % round
+            self._session.wait_until(lambda: self._parts is not None, what)
         except TimeoutError as error:
             log.warning("%s", error)
         return bool(self._parts)  # there are none if a worker takes no part any more
@@ -190,7 +156,7 @@ class Snapshots:
         """Finds the newest valid snapshot; on every worker, before its first key. Blocks, at most P3_WAIT_TIMEOUT_S."""
         if self._session.rejoined_at is not None:
             return Resumed(self._session.rejoined_at, {})
-        if self._directory is None:
+        if self.directory is None:
             return Resumed(0, {})
         if self._chosen is None:
             self._choose()
@@ -206,34 +172,34 @@ class Snapshots:
                 raise ValueError(
                     "%s: the snapshot of round %d in %s is of a job with %d workers; this one has %d, and each "
                     "worker needs its own part" % (
-                        session.label, self.source.round, self._directory, self.source.workers, session.num_workers,
+                        session.label, self.source.round, self.directory, self.source.workers, session.num_workers,
                     )
                 )  # fmt: skip
             self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
         what = "for worker 0 to choose a snapshot: every worker must resume"
-        session.wait_until(lambda: self._chosen is not None, self._timeout_s, what)
+        session.wait_until(lambda: self._chosen is not None, what)
 
     def _newest(self) -> Optional[files.Snapshot]:
         try:
-            os.makedirs(self._directory, exist_ok=True)  # now, rather than after the first hundred steps
-            files.remove_leftovers(self._directory)
-            return files.newest_valid(self._directory)
+            os.makedirs(self.directory, exist_ok=True)  # now, rather than after the first hundred steps
+            files.remove_leftovers(self.directory)
+            return files.newest_valid(self.directory)
         except OSError as error:
             raise ValueError(
                 "%s: P3_SNAPSHOT_DIR=%s cannot be used: %s. It must be a directory, or a path where one can be made, "
-                "that all nodes share" % (self._session.label, self._directory, error.strerror)
+                "that all nodes share" % (self._session.label, self.directory, error.strerror)
             ) from None
 
     def _load(self, round: int) -> None:
         session, name = self._session, "worker-%d" % self._session.rank
         try:
-            snapshot = files.Snapshot(self._directory, round)
+            snapshot = files.Snapshot(self.directory, round)
             snapshot.verify_part(name)
             self.own = tree.decode(*snapshot.worker(session.rank))
         except ValueError as error:
             raise ValueError(
                 "%s: cannot resume from the snapshot of round %d in %s, which worker 0 has chosen: %s"
-                % (session.label, round, self._directory, error)
+                % (session.label, round, self.directory, error)
             ) from None
         self.source = self.source or snapshot
         self._last_round = round
@@ -242,11 +208,11 @@ class Snapshots:
     @property
     def chosen(self) -> bool:
         """Whether resume() has been called."""
-        return self._chosen is not None or self._directory is None or self._session.rejoined_at is not None
+        return self._chosen is not None or self.directory is None or self._session.rejoined_at is not None
 
     def value(self, key, id) -> Optional[Any]:
         described = self._described(key, id)
-        return None if described is None or self._session.rank != 0 else self.source.value(key.store, id)
+        return None if described is None or self._session.rank != 0 else self.source.array(key.store, id)
 
     def states(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
         """The optimizer's arrays of a key by their part, on rank 0. ValueError unless the optimizer is the same."""
@@ -258,7 +224,7 @@ class Snapshots:
                 "%s: key %r was updated with %s in the snapshot of round %d, and is with %s now"
                 % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
             )
-        return {part: self.source.state(key.store, id, part) for part in self.source.parts(key.store, id) if part != 0}
+        return {part: self.source.array(key.store, id, part) for part in self.source.parts(key.store, id) if part != 0}
 
     def restore(self, key) -> None:
         """See Session.restore."""

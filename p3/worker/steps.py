@@ -8,8 +8,8 @@ A *step* ends where the script says so (snapshot(), with the script's own number
 before a push of a key that was pushed since the last end, and in barriers, join() and close(). A key that is not pushed
 in each step may be the first of one: in a program that pushes its keys in the order of their priorities, as Trainer and
 Module do, a step also ends before a key that comes earlier in that order than the key before. What lies between the end
-of a step and the next push, barriers and join() for example, belongs to the step before.
-Rounds that are skipped are of no step.
+of a step and the next push, barriers and join() for example, belongs to the step before. Rounds that are skipped belong
+to no step.
 """
 
 from __future__ import annotations
@@ -174,38 +174,33 @@ class Steps:
         if self._joining is not None and joins <= self.joins:
             return self._place_in_join(pushed, joins)
         unknown = any(round > self._rounds.get(key, 0) for key, round in pushed.items())
-        end = None if unknown else self._first_end(pushed, joins)
-        if end is None or not end.is_over:  # what was called so far, it would have called too
-            return Place(IN if self._joining is None else SKIPPING, self.step, self._rounds, None)
-        return Place(BEHIND, end.step, end.rounds, end.numbers)
+        found = None if unknown else self._first_end(pushed, joins)
+        if found is not None and found.state == BEHIND:
+            return found
+        # What was called so far, it would have called too.
+        return Place(IN if self._joining is None else SKIPPING, self.step, self._rounds, None)
 
     def _place_in_join(self, pushed: Mapping[Hashable, int], joins: int) -> Place:
         """The lost one had not called join()."""
         behind_us = {key: round - self._joining.get(key, 0) for key, round in pushed.items()}
         alone = max(behind_us.values(), default=0)
         if alone <= 0:
-            end = self._first_end(pushed, joins)
-            return Place(BEHIND if end.is_over else JOINED, end.step, end.rounds, end.numbers)
+            return self._first_end(pushed, joins)
         if any(pushed[key] >= self._rounds.get(key, 0) for key, rounds in behind_us.items() if rounds > 0):
             return Place(IN, self.step, {}, None)  # some of that is still to come
         rounds = {key: max(round, pushed.get(key, 0)) for key, round in {**pushed, **self._joining}.items()}
         return Place(JOINED, self.step + alone, rounds, self._numbers())  # which do not change without the lost one
 
-    class _Found(NamedTuple):
-        step: int
-        rounds: Rounds  # of all keys, by then
-        numbers: Any
-        is_over: bool  # this worker has pushed since, or left
-
-    def _first_end(self, pushed: Mapping[Hashable, int], joins: int) -> Optional[_Found]:
-        """Of the steps that hold all of this, the first one's; None if there is none yet."""
+    def _first_end(self, pushed: Mapping[Hashable, int], joins: int) -> Optional[Place]:
+        """The end of the first step by which all of this was done, None if there is none yet. BEHIND: this worker has
+        pushed since, or left; else JOINED."""
         rounds = dict(self._settled.rounds)
         for number, end in enumerate([self._settled, *self._ended]):
             rounds.update(end.rounds)
             if end.joins >= joins and all(rounds.get(key, 0) >= round for key, round in pushed.items()):
                 later = list(self._ended)[number:]
-                is_over = self._has_left or bool(self._open) or any(other.rounds for other in later)
-                return self._Found(end.step, rounds, end.numbers, is_over)
+                is_over = self._has_left or self._open or any(other.rounds for other in later)
+                return Place(BEHIND if is_over else JOINED, end.step, rounds, end.numbers)
         return None
 
     def _end(self, step: int) -> None:

@@ -7,6 +7,7 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from p3.server.options import SETTLED_BY_FIRST_KEY, validate
 from p3.worker.link import Link
+from p3.worker.repartition import Repartition
 
 log = logging.getLogger("p3")
 
@@ -14,9 +15,8 @@ log = logging.getLogger("p3")
 class StoreOptions:
     """Of one session, whose lock guards it."""
 
-    def __init__(self, session, link: Link) -> None:
-        self._session = session
-        self._link = link
+    def __init__(self, session, link: Link, repartition: Repartition) -> None:
+        self._session, self._link, self._repartition = session, link, repartition
         self._wanted: Dict[Tuple[int, str], dict] = {}  # store and name -> what this worker asked for
         self._agreed: Dict[Tuple[int, str], dict] = {}
         self._pushed: Set[int] = set()  # stores to which this worker has pushed
@@ -54,7 +54,8 @@ class StoreOptions:
                 self._require_still_open(store, name, value)
                 self._wanted[store, name] = value
         if before is None:
-            if name == "compression" and self._link.aggregates and session.local_rank == 0:
+            aggregates = self._link.settings.local_aggregation and session.local_size > 1
+            if name == "compression" and aggregates and session.local_rank == 0:
                 text = "%s: store %d is compressed, so each worker of this machine pushes on its own"
                 log.info(text, session.label, store)
             self._link.send({"kind": "option", "store": store, "name": name, "value": value})
@@ -65,7 +66,6 @@ class StoreOptions:
             )
         session.wait_until(
             lambda: self._agreed.get((store, name)) == value,
-            session.wait_timeout_s,
             "for the %s of store %d: worker 0 has not set it, or a server does not answer" % (name, store),
         )
 
@@ -83,7 +83,7 @@ class StoreOptions:
                 "%s: gradients were pushed to store %d already; set its optimizer %s before the first push"
                 % (session.label, store, value)
             )
-        moving = session.moving_key(store)
+        moving = self._repartition.moving_of(store)
         if moving is not None:  # its state could not go with the rows
             raise ValueError(
                 "%s: the rows of key %r of store %d are on their way to other partitions; set the optimizer before "

@@ -27,19 +27,19 @@ def join(role, rank=None, host="10.0.0.1", port=0, pid=1, counts=(2, 1), protoco
 
 def rendezvous_of(*joins, workers=2, servers=1):
     rendezvous = Rendezvous("10.0.0.9", workers, servers)
-    for identity, message in enumerate(joins):
-        rendezvous.join(identity, message)
+    for message in joins:
+        rendezvous.join(message)
     return rendezvous
 
 
 def test_ranks_are_given_as_asked():
     rendezvous = rendezvous_of(join("worker", 1), join("server", 0), join("worker", 0, host="10.0.0.2"))
     assert rendezvous.complete()
-    assert rendezvous.assign() == {
-        0: Node("worker", 1, "10.0.0.1"),
-        1: Node("server", 0, "10.0.0.1"),
-        2: Node("worker", 0, "10.0.0.2"),
-    }
+    assert rendezvous.assign() == [
+        Node("worker", 1, "10.0.0.1"),
+        Node("server", 0, "10.0.0.1"),
+        Node("worker", 0, "10.0.0.2"),
+    ]
 
 
 def test_without_ranks_the_order_is_by_host_and_process_whoever_comes_first():
@@ -50,14 +50,14 @@ def test_without_ranks_the_order_is_by_host_and_process_whoever_comes_first():
         random.Random(seed).shuffle(order)
         rendezvous = Rendezvous("10.0.0.9", 4, 1)
         for identity in order:
-            rendezvous.join(identity, nodes[identity])
-        ranks = {identity: node.rank for identity, node in rendezvous.assign().items()}
+            rendezvous.join(nodes[identity])
+        ranks = {identity: node.rank for identity, node in zip(order, rendezvous.assign())}
         assert ranks == {0: 0, 1: 1, 2: 2, 3: 3, 4: 0}, "seed %d" % seed
 
 
 def test_nodes_without_rank_fill_the_gaps():
     rendezvous = rendezvous_of(join("worker", 0, host="z"), join("worker", host="a"), join("server"))
-    assert [node.rank for node in rendezvous.assign().values()] == [0, 1, 0]
+    assert [node.rank for node in rendezvous.assign()] == [0, 1, 0]
 
 
 def test_the_missing_are_named_by_count_and_rank():

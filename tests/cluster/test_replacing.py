@@ -425,7 +425,7 @@ def test_snapshots_encryption_and_checksums_go_on_with_a_replaced_worker(process
     last = files.newest_valid(str(tmp_path))
     assert last.round == 150
     for key in ("a", "b", "c"):
-        value = last.value(0, key)
+        value = last.array(0, key)
         assert (str(int(value.min())), str(int(value.max()))) == job.values(key)
 
 

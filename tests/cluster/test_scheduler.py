@@ -33,7 +33,7 @@ class Job:
 
     async def join(self):
         self.worker, self.server = await asyncio.gather(
-            Member.join(replace(self.settings, role="worker")), Member.join(replace(self.settings, role="server"), [])
+            Member.join(replace(self.settings, role="worker")), Member.join(replace(self.settings, role="server"))
         )
         self.worker_watch = (await self.worker.open_watch()).socket
         self.server_watch = (await self.server.open_watch()).socket
@@ -135,7 +135,7 @@ def test_a_member_that_reads_nothing_holds_up_nobody():
 def test_a_node_is_not_ready_before_it_is_watched():
     async def test(job, _):
         _, job.server = await asyncio.gather(
-            Member.join(replace(job.settings, role="worker")), Member.join(replace(job.settings, role="server"), [])
+            Member.join(replace(job.settings, role="worker")), Member.join(replace(job.settings, role="server"))
         )
         job.server.send({"kind": "ready"})
 

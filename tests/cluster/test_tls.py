@@ -265,7 +265,7 @@ def test_a_peer_that_goes_with_bytes_unread_is_an_end_and_no_warning(caplog):
             tunnel = encryption.Tunnel(tls)
             await channel.send(tunnel.socket, b"never read")
             assert peer.write(b"last words") == 10
-            await encryption._ready(peer, "read")
+            await channel.until_ready(peer.read_fd, "read")
             peer.close()
             assert await channel.read_exactly(tunnel.socket, 10) == b"last words"
             with contextlib.suppress(OSError):  # goes nowhere

@@ -8,7 +8,7 @@ import pytest
 
 from p3.cluster import auth, channel
 from p3.cluster.node import Node, machine_id
-from p3.cluster.vans import DoorStep, accept_workers, admit_workers, connect_to_leader, connect_to_server
+from p3.cluster.vans import DoorStep, accept_workers, admit_workers, connect
 from p3.errors import RendezvousError
 from p3.settings import Settings
 
@@ -16,6 +16,10 @@ pytest.importorskip("p3._core", reason="the extension is not built")
 
 SECRET = b"0123456789abcdef"
 WORKER = Node("worker", 0, "127.0.0.1")
+
+
+async def connect_to_server(settings, secret, node, rank, address):
+    return await connect(settings, secret, node, Node("server", rank, address["host"]), address)
 
 
 def run(test, num_workers=1):
@@ -183,11 +187,11 @@ def test_workers_reach_the_leader_of_their_machine_through_its_local_door_alone(
         assert door.port == 0
         leader = {"host": "127.0.0.1", "machine": 0, "local": door.local}
         accepting = asyncio.ensure_future(accept_workers(door, SECRET, "worker 0", [2, 5], "worker"))
-        nobody = Node("worker", 3, "127.0.0.1")
+        here, nobody = Node("worker", 0, "127.0.0.1"), Node("worker", 3, "127.0.0.1")
         with pytest.raises(RendezvousError, match="cannot connect to worker 0 .*, its local socket: "):
-            await connect_to_leader(Settings(local=local), SECRET, nobody, 0, leader)
+            await connect(Settings(local=local), SECRET, nobody, here, leader)
         workers = [Node("worker", rank, "127.0.0.1") for rank in (5, 2)]
-        ours = [await connect_to_leader(Settings(local=local), SECRET, worker, 0, leader) for worker in workers]
+        ours = [await connect(Settings(local=local), SECRET, worker, here, leader) for worker in workers]
         theirs = await accepting
         assert sorted(theirs) == [2, 5]
         for van in ours + list(theirs.values()):

@@ -111,7 +111,7 @@ class Campaign:
             return
         try:
             if message["kind"] == "join":
-                self._rendezvous.join(self.inputs, message)
+                self._rendezvous.join(message)
                 self._rendezvous.missing()
                 if self._rendezvous.complete():
                     self._rendezvous.assign()

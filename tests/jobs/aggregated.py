@@ -51,7 +51,7 @@ with Session.open() as session:
         key = session.declare("w", (ELEMENTS,), dtype, store)
         landing = np.zeros(ELEMENTS, dtype)
         session.init(key, landing if session.rank == 0 else None, landing).wait(60)
-        session.barrier(60)
+        session.barrier()
         before = session.counters()
         digest = hashlib.md5()
         steps = ROUNDS
@@ -68,7 +68,7 @@ with Session.open() as session:
         if what != "joined":  # there, each worker sees other values on the way
             landed[what] = digest.hexdigest()
         landed[what + ", last"] = hashlib.md5(landing.tobytes()).hexdigest()
-        session.barrier(60)
+        session.barrier()
         after = session.counters()
         sent[what] = [after["bytes_sent"] - before["bytes_sent"],
                       after["local"]["bytes_sent"] - before["local"]["bytes_sent"]]  # fmt: skip
@@ -79,7 +79,7 @@ with Session.open() as session:
         session.core.choose_route(key.handle, 0, as_slices)
         landing = np.zeros(ROWS, dtype)
         session.init_rows(key, landing if session.rank == 0 else None, landing).wait(60)
-        session.barrier(60)
+        session.barrier()
         before = session.counters()
         digest = hashlib.md5()
         for step in range(5):
@@ -87,7 +87,7 @@ with Session.open() as session:
             session.pushpull_rows(key, ids, values, landing, 3, lr=0.1).wait(60)
             digest.update(landing.tobytes())
         landed[what] = digest.hexdigest()
-        session.barrier(60)
+        session.barrier()
         after = session.counters()
         sent[what] = [after["bytes_sent"] - before["bytes_sent"],
                       after["local"]["bytes_sent"] - before["local"]["bytes_sent"]]  # fmt: skip

@@ -27,11 +27,11 @@ def repartition(key, partitions):
     if not MOVES:
         return
     if leads:
-        session.wait_until(lambda: not session.is_moving(key) and session.partitions(key), WAIT_S, "for the last move")
+        session.wait_until(lambda: not session.is_moving(key) and session.partitions(key), "for the last move")
         before = session._agreed[key.store, key.name].plan.wire_key
         session.repartition(key, partitions)
         agreed = lambda: session._agreed[key.store, key.name].plan.wire_key != before  # noqa: E731
-        session.wait_until(agreed, WAIT_S, "for the plan")
+        session.wait_until(agreed, "for the plan")
 
 
 class Table:

@@ -20,7 +20,7 @@ with Session.open() as session:
             before = session._agreed[0, "table"].plan.wire_key
             session.repartition(table, PARTITIONS)
             agreed = lambda: session._agreed[0, "table"].plan.wire_key != before  # noqa: E731
-            session.wait_until(agreed, 30, "for the plan")
+            session.wait_until(agreed, "for the plan")
         rows = session.pushpull_rows(table, ids, np.ones((len(ids), COLUMNS), "float32"), weight)
         session.pushpull(dense, landing, landing).wait(30)
         begin_ns = time.monotonic_ns()

@@ -63,9 +63,9 @@ def test_values_come_back_from_whatever_server_and_partition_they_were_on(direct
     snapshot = files.newest_valid(directory)
     assert (snapshot.round, snapshot.workers) == (7, 2)
     for value, wanted in (
-        (snapshot.value(0, "w"), VALUE),
-        (snapshot.state(0, "w", 255), MASTER.reshape(2, 5)),
-        (snapshot.value(1, 0), ROWS),
+        (snapshot.array(0, "w"), VALUE),
+        (snapshot.array(0, "w", 255), MASTER.reshape(2, 5)),
+        (snapshot.array(1, 0), ROWS),
     ):
         assert value.dtype == wanted.dtype
         np.testing.assert_array_equal(value, wanted)

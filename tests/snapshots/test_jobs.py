@@ -13,7 +13,7 @@ import pytest
 from processes import ROOT, Process, clean_environment
 
 from p3.cluster import messages
-from p3.cluster.agreement import Agreement
+from p3.cluster.agreement import Agreement, joined_message
 from p3.cluster.node import Node
 from p3.errors import ProtocolError
 from p3.settings import Settings
@@ -106,7 +106,7 @@ def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_
     assert book.agreement.joined(WORKERS[0]) == 5 and book.agreement.joined(WORKERS[1]) is None
     book.agreement.lose(WORKERS[1])
     assert book.agreement.catch_up(WORKERS[1], 5, {}) == [joined]
-    assert len(book.agreement.join_for(WORKERS[1], 4)) == 2
+    assert len(book.agreement.receive(WORKERS[1], joined_message(WORKERS[1], 4))) == 2
     assert (book.agreement.joins, book.agreement.joined_at) == (1, 5)
     assert book.agreement.catch_up(WORKERS[1], 5, {}) == []
 
@@ -163,7 +163,7 @@ def test_only_every_nth_round_is_taken_and_the_newest_are_kept(open_session, tmp
         step(session, key, round)
     session.close()
     assert files.rounds(str(tmp_path)) == [9, 6]
-    np.testing.assert_array_equal(files.newest_valid(str(tmp_path)).value(0, "w"), np.full(5, 9, "float32"))
+    np.testing.assert_array_equal(files.newest_valid(str(tmp_path)).array(0, "w"), np.full(5, 9, "float32"))
 
 
 def test_without_a_directory_nothing_is_taken_and_nothing_resumed():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from p3.worker.partition_search import PartitionSearch, fit, minimum_of
+from p3.worker.partitions import PartitionSearch, fit, minimum_of
 
 
 def search(time_of, servers=4, rows=100000, steps=12):

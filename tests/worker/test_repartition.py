@@ -102,7 +102,7 @@ def test_a_session_cuts_its_key_anew():
         with pytest.raises(ValueError, match="on its way"):
             session.repartition(key, 5)
         step()
-        session.wait_until(lambda: not session.is_moving(key), DEADLINE_S, "for the rows to move")
+        session.wait_until(lambda: not session.is_moving(key), "for the rows to move")
         assert session.partitions(key) == 4
         step()
         assert landing[2].tolist() == landing[8].tolist() == pytest.approx([-0.5 * (1 + 1.9 + 2.71)] * 2)

@@ -169,7 +169,7 @@ def test_the_servers_counters_tell_what_they_did(session):
     key, landing = session.declare("w", (1000,), "float32"), np.zeros(1000, np.float32)
     session.init(key, np.ones(1000, np.float32), landing).wait(30)
     session.pushpull(key, np.ones(1000, np.float32), landing).wait(30)
-    (after,) = session.server_counters(timeout_s=30)
+    (after,) = session.server_counters()
     assert after["label"] == "server 0 (this process)"
     assert after["bytes_received"] - before["bytes_received"] >= 8000  # the first value, a gradient
     assert after["cpu_s"] >= before["cpu_s"] > 0
@@ -185,7 +185,7 @@ def test_an_order_arrives_with_a_new_version(session):
 
 def test_a_barrier_of_one_opens(session):
     for _ in range(3):
-        session.barrier(timeout_s=5)
+        session.barrier()
 
 
 def test_nan_is_passed_on(session):
@@ -326,10 +326,12 @@ def test_a_barrier_has_a_deadline(run_job, tmp_path):
         from p3.worker.session import Session
         session = Session.open()
         if session.rank == 0:
+            session.wait_timeout_s = 0.2
             try:
-                session.barrier(timeout_s=0.2)
+                session.barrier()
             except TimeoutError as error:
                 print(error)
+            session.wait_timeout_s = 60
             open("gate", "w").close()
         else:
             open("gate").read()  # returns when worker 0 has given up
@@ -354,7 +356,7 @@ def test_every_worker_reads_the_servers_counters_while_it_trains(run_job):
 
             def count():
                 for _ in range(10):
-                    seen.append(session.server_counters(timeout_s=30))
+                    seen.append(session.server_counters())
 
             threads = [threading.Thread(target=count) for _ in range(2)]
             for thread in threads: thread.start()
@@ -391,12 +393,14 @@ def test_counters_of_a_server_that_does_not_answer_have_a_deadline(make_cluster,
         with Session.open() as session:
             print("open", flush=True)
             open("frozen").read()
+            session.wait_timeout_s = 0.2
             try:
-                session.server_counters(timeout_s=0.2)
+                session.server_counters()
             except TimeoutError as error:
                 print(error, flush=True)
+            session.wait_timeout_s = 60
             open("thawed").read()
-            print(session.server_counters(timeout_s=30)[0]["label"])
+            print(session.server_counters()[0]["label"])
         """,
         P3_TIMEOUT_S="50",
     )
