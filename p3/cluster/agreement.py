@@ -275,7 +275,7 @@ class Agreement:
     def _on_joined(self, node: Node, message: dict) -> Sent:
         if message["worker"] != node.rank:
             raise ProtocolError("%s says that worker %d has joined" % (node, message["worker"]))
-        if not self._snapshots.join(node):
+        if node in self._joined_at:  # or the one whose place it has taken had
             return []
         self._joined_at[node] = message["step"]
         self.is_uneven |= len(set(self._joined_at.values())) > 1
@@ -286,7 +286,7 @@ class Agreement:
         return self._to(self._workers, message) + self._given_up_snapshot()
 
     def _given_up_snapshot(self) -> Sent:
-        round = self._snapshots.given_up()
+        round = self._snapshots.given_up(set(self._joined_at))
         return [] if round is None else self._snapshot_complete(round, [])
 
     def _snapshot_complete(self, round: int, parts: List[dict]) -> Sent:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -48,10 +49,15 @@ async def until_ready(descriptor: Union[int, socket.socket], wanted: str) -> Non
         (loop.remove_reader if reads else loop.remove_writer)(descriptor)
 
 
+async def cancel(task: asyncio.Future) -> None:
+    """Cancels the task, and returns when it has ended, however it does."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def stop_accepting(accepting: asyncio.Task, listener: socket.socket) -> None:
     """Cancels a task that waits in sock_accept() of `listener`, which stays open."""
-    accepting.cancel()
-    await asyncio.gather(accepting, return_exceptions=True)
+    await cancel(accepting)
     # Python 3.8 forgets this; the loop would take the next socket of the same number for the listener.
     asyncio.get_running_loop().remove_reader(listener.fileno())
 
@@ -203,8 +209,12 @@ class Stream:
         if self._writer.transport.get_write_buffer_size() > 4 * messages.MAX_BYTES:
             self._writer.transport.abort()
 
-    def finish(self) -> None:
-        """Nothing more will be sent after what is queued; the peer still may."""
+    async def close(self, timeout_s: float) -> None:
+        """Sends what is queued and nothing more; then waits for the peer to do the same, at most `timeout_s`. No
+        receive() may be under way.
+
+        Closing while the peer's bytes are unread would reset the connection, and destroy our last message with it.
+        """
         if not self._finished and not self._writer.transport.is_closing():
             try:
                 self._writer.write_eof()
@@ -212,21 +222,12 @@ class Stream:
                 self._writer.transport.abort()
         self._finished = True
 
-    async def close(self, timeout_s: float) -> None:
-        """finish(), then waits for the peer to do the same, at most `timeout_s`. No receive() may be under way.
-
-        Closing while the peer's bytes are unread would reset the connection, and destroy our last message with it.
-        """
-        self.finish()
-
         async def drain() -> None:
             while await self._reader.read(1 << 16):
                 pass
 
-        try:
+        with contextlib.suppress(asyncio.TimeoutError, OSError):
             await asyncio.wait_for(drain(), timeout_s)
-        except (asyncio.TimeoutError, OSError):
-            pass
         self.abort()
 
     def abort(self) -> None:

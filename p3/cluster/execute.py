@@ -6,6 +6,7 @@ Python started below. What any launcher starts, `p3 run` included.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -92,8 +93,8 @@ def supervise(command: List[str]) -> int:
     )
 
     def end_child(*_ignored) -> None:
-        _signal_group(child.pid, signal.SIGTERM)
-        timer = threading.Timer(_TERMINATE_GRACE_S, _signal_group, (child.pid, signal.SIGKILL))
+        signal_group(child.pid, signal.SIGTERM)
+        timer = threading.Timer(_TERMINATE_GRACE_S, signal_group, (child.pid, signal.SIGKILL))
         timer.daemon = True
         timer.start()
 
@@ -106,7 +107,7 @@ def supervise(command: List[str]) -> int:
         signal.signal(number, end_child)
     threading.Thread(target=watch_input, daemon=True).start()
     code = child.wait()
-    _signal_group(child.pid, signal.SIGKILL)  # what the command left behind
+    signal_group(child.pid, signal.SIGKILL)  # what the command left behind
     return code if code >= 0 else 128 - code
 
 
@@ -117,8 +118,7 @@ def _die_with(launcher_pid: int) -> None:
         raise ConfigError("p3 exec: `p3 run` has ended already")
 
 
-def _signal_group(pid: int, number: int) -> None:
-    try:
+def signal_group(pid: int, number: int) -> None:
+    """To all processes of a group, if there are any left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

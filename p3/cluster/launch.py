@@ -19,11 +19,11 @@ import signal
 import socket
 import sys
 import time
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import List, Optional, Sequence, Set
 
 from p3.cluster import encryption
-from p3.cluster.execute import Launched
-from p3.cluster.node import interface_address, listen
+from p3.cluster.execute import Launched, signal_group
+from p3.cluster.node import address_as_set, listen
 from p3.cluster.output import Output, Source
 from p3.cluster.placement import Host, Task, local_command, local_environment, place, remote_command
 from p3.errors import ConfigError
@@ -46,13 +46,12 @@ class Running:
     """A started process."""
 
     def __init__(self, task: Task, process: asyncio.subprocess.Process, output: Output) -> None:
-        self.task = task
-        self.process = process
+        self.task, self.process = task, process
         self.errors: Source = output.source(task.name)
         self.sources = (output.source(task.name), self.errors)
         self._told = False
-        pipes = (process.stdout, process.stderr)
-        self._readers = [asyncio.ensure_future(_pump(*ends)) for ends in zip(pipes, self.sources)]
+        pipes = zip((process.stdout, process.stderr), self.sources)
+        self._readers = [asyncio.ensure_future(_pump(*ends)) for ends in pipes]
 
     async def ended(self) -> Running:
         await self.process.wait()
@@ -67,10 +66,7 @@ class Running:
     def signal(self, number: int) -> None:
         if self.process.stdin is not None:
             self.process.stdin.close()  # ends what ssh runs on the other host
-        try:
-            os.killpg(self.process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
+        signal_group(self.process.pid, number)
 
     def how(self) -> str:
         code = self.process.returncode
@@ -88,10 +84,10 @@ class Launcher:
     ) -> None:
         self._settings = settings
         self._tasks = place(num_workers, num_servers, hosts)
-        self._num_workers, self._num_servers = num_workers, num_servers
-        self._job: Dict[str, str] = {}  # the environment of all its processes
-        self._command: Sequence[str] = ()
+        self._num_workers = num_workers
         self._root = root_address(settings, hosts)
+        self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers)}  # for all processes
+        self._command: Sequence[str] = ()
         self._secret = secrets.token_hex(32)
         self._output = Output()
         self._running: List[Running] = []
@@ -135,12 +131,7 @@ class Launcher:
     async def _start_all(self) -> asyncio.Task:
         listener = _bind(self._root, self._settings.root_port)
         status_read, status_write = os.pipe()
-        self._job = {
-            "DMLC_PS_ROOT_URI": self._root,
-            "DMLC_PS_ROOT_PORT": str(listener.getsockname()[1]),
-            "DMLC_NUM_WORKER": str(self._num_workers),
-            "DMLC_NUM_SERVER": str(self._num_servers),
-        }
+        self._job.update(DMLC_PS_ROOT_URI=self._root, DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]))
         scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
         try:
             await self._start(scheduler, listen_fd=listener.fileno(), status_fd=status_write)
@@ -331,10 +322,9 @@ def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
     remote = next((host for host in hosts if not host.is_local), None)
     if remote is None:
         return "127.0.0.1"
-    if settings.node_host is not None:
-        return settings.node_host
-    if settings.interface is not None:
-        return interface_address(settings.interface)
+    address = address_as_set(settings)
+    if address is not None:
+        return address
     try:
         # Connecting a datagram socket sends nothing, but chooses the route and so our address on it.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -383,15 +373,11 @@ def run(
     os.set_blocking(sys.stdout.fileno(), True)
 
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-
-    async def launch() -> Tuple[int, bool]:
+    for attempt in itertools.count(1):
         # With a secret and a port of its own.
         launcher = Launcher(settings, hosts, num_workers, num_servers, worker_restarts)
-        return await launcher.run(command, timeout_s, deadline), launcher.may_restart
-
-    for attempt in itertools.count(1):
-        code, may_restart = asyncio.run(launch())
-        if not may_restart or attempt > restarts:
+        code = asyncio.run(launcher.run(command, timeout_s, deadline))
+        if not launcher.may_restart or attempt > restarts:
             return code
         text = "the job is started again (restart %d of %d), as it failed with exit code %d"
         _say(text % (attempt, restarts, code))

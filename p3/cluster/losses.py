@@ -40,8 +40,7 @@ class Loss:
         """`attempt`: of the losses of this rank. `stores`: that of each key, by wire key, which the servers know.
         `joins`: how often the worker had called join()."""
         self.node, self.attempt, self.joins = node, attempt, joins
-        self._servers = servers
-        self._stores = stores
+        self._servers, self._stores = servers, stores
         self._unheard: Set[Node] = set(servers)  # of `lost_at`, then of `filled`
         self.pushed: Rounds = {}  # by the lost worker, any part of it
         self.is_asked = False  # all servers have said so, and the other workers are asked

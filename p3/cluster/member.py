@@ -11,7 +11,7 @@ from typing import List, Optional, Tuple
 from p3.cluster import auth, channel, encryption
 from p3.cluster.channel import Stream
 from p3.cluster.messages import PROTOCOL_VERSION
-from p3.cluster.node import Node, interface_address, machine_id, resolve
+from p3.cluster.node import Node, address_as_set, machine_id, resolve
 from p3.cluster.vans import DoorStep, Van
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.settings import Settings
@@ -61,7 +61,8 @@ class Member:
         patience_s = settings.rendezvous_timeout_s
         sock, proved = await _connect_to_scheduler(settings, self._secret, auth.CONTROL, patience_s)
         try:
-            self.host = _own_host(settings, sock)
+            # As set, or the address from which this node reaches the scheduler.
+            self.host = address_as_set(settings) or sock.getsockname()[0].split("%")[0]
             if settings.role == "server" or settings.local_aggregation:
                 self.door = DoorStep.open(settings, self.host if settings.role == "server" else None)
             if settings.tls:
@@ -92,11 +93,6 @@ class Member:
         """To who has not connected yet. Idempotent, as close(), which does it as well."""
         if self.door is not None:
             self.door.close()
-
-    def neighbours(self) -> List[int]:
-        """The ranks of the workers on this worker's machine, itself included."""
-        here = self.workers[self.node.rank]["machine"]
-        return [rank for rank, worker in enumerate(self.workers) if worker["machine"] == here]
 
     async def open_watch(self) -> Van:
         """A proved connection to the scheduler for the core's heartbeats."""
@@ -263,12 +259,3 @@ async def _try_to_connect(addresses: List[Tuple[int, tuple]]) -> Tuple[Optional[
             reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
         sock.close()
     return None, reason
-
-
-def _own_host(settings: Settings, sock: socket.socket) -> str:
-    """The address at which others reach this node: as set, or the one from which it reaches the scheduler."""
-    if settings.node_host is not None:
-        return settings.node_host
-    if settings.interface is not None:
-        return interface_address(settings.interface)
-    return sock.getsockname()[0].split("%")[0]

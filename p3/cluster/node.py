@@ -9,9 +9,10 @@ import os
 import socket
 import struct
 import threading
-from typing import List, NamedTuple, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 from p3.errors import ConfigError, RendezvousError
+from p3.settings import Settings
 
 _RESOLVE_TIMEOUT_S = 8.0
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
@@ -52,6 +53,13 @@ def interface_address(interface: str) -> str:
             raise ConfigError(
                 "DMLC_INTERFACE=%s: %s. The interfaces of this host are %s." % (interface, error.strerror, known)
             ) from None
+
+
+def address_as_set(settings: Settings) -> Optional[str]:
+    """At which others reach this host, if DMLC_NODE_HOST or DMLC_INTERFACE says so."""
+    if settings.node_host is not None:
+        return settings.node_host
+    return None if settings.interface is None else interface_address(settings.interface)
 
 
 def resolve(host: str, port: int, variable: str) -> List[Tuple[int, tuple]]:

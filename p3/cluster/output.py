@@ -71,8 +71,7 @@ class Source:
     """Cuts one process's bytes into lines."""
 
     def __init__(self, output: Output, name: str) -> None:
-        self._output = output
-        self._name = name
+        self._output, self._name = output, name
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # the unfinished line, with its carriage returns
         self._muted = False

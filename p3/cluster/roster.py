@@ -13,8 +13,7 @@ class Entry:
     """A node that has joined: its control connection and what is known of its life."""
 
     def __init__(self, stream: channel.Stream, join: dict) -> None:
-        self.stream = stream
-        self.join = join
+        self.stream, self.join = stream, join
         self.node: Optional[Node] = None  # once ranks are given
         self.ready = False
         self.watched = False

@@ -324,10 +324,8 @@ class Scheduler:
     def _report(self, state: dict) -> None:
         """One JSON line to `p3 run`, if that started us."""
         if self._status_fd is not None:
-            try:
+            with contextlib.suppress(OSError):  # the launcher has gone, and takes us with it
                 os.write(self._status_fd, json.dumps(state).encode() + b"\n")
-            except OSError:  # the launcher has gone, and takes us with it
-                pass
 
 
 def open_listener(settings: Settings, listen_fd: Optional[int]) -> socket.socket:

@@ -20,7 +20,6 @@ class SnapshotParts:
         self._nodes = set(nodes)
         self._round = 0  # of the snapshot that worker 0 has begun last
         self._reported: Dict[int, Dict[Node, dict]] = {}  # by round; of those that have not ended
-        self.joined: Set[Node] = set()  # and not all have
         self._came_at: Dict[Node, int] = {}  # who has taken a lost one's place: the round behind which it begins
         self._left: Set[Node] = set()
 
@@ -32,15 +31,6 @@ class SnapshotParts:
             del self._reported[other]
         self._reported.setdefault(round, {})
 
-    def join(self, node: Node) -> bool:
-        """It has taken its last step, until all workers have. False: so had the one whose place it has taken."""
-        if node in self.joined:
-            return False
-        self.joined.add(node)
-        if self.joined == {other for other in self._nodes if other.role == "worker"}:
-            self.joined.clear()
-        return True
-
     def leave(self, node: Node) -> None:
         self._left.add(node)
 
@@ -49,11 +39,11 @@ class SnapshotParts:
         self._left.discard(node)
         self._came_at[node] = round
 
-    def given_up(self) -> Optional[int]:
-        """The round of the snapshot that has just become impossible, if it has."""
+    def given_up(self, joined: Set[Node]) -> Optional[int]:
+        """The round of the snapshot that has just become impossible, if it has. `joined`: who has, and not all have."""
         parts = self._reported.get(self._round)
         too_late = {node for node, round in self._came_at.items() if self._round <= round}
-        if parts is None or self.joined | self._left | too_late <= parts.keys():
+        if parts is None or joined | self._left | too_late <= parts.keys():
             return None
         del self._reported[self._round]
         return self._round

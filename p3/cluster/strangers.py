@@ -34,8 +34,7 @@ class Gate:
         self.refusals = 0
         self.tasks: set = set()  # every handler that runs
         self._unproved: Dict[asyncio.Task, str] = {}  # whence; the oldest first
-        self._label = label
-        self._log = log
+        self._label, self._log = label, log
         self._window_ends = 0.0
         self._lines = 0
 

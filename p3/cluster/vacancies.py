@@ -1,6 +1,5 @@
 """Lost workers for whom the others wait (P3_ON_WORKER_LOSS=wait), and the processes that take their places: the
-scheduler's part. What is decided of each, and why, is in losses.py; here it is carried out.
-"""
+scheduler's part. What is decided of each, and why, is in losses.py; here it is carried out."""
 
 from __future__ import annotations
 
@@ -49,12 +48,8 @@ class Vacancies:
     ) -> None:
         """`label`: the scheduler's. `end`: of the job. `fail` ends it, `report` tells `p3 run`."""
         self._timeout_s = settings.replacement_timeout_s
-        self._label = label
-        self._roster = roster
-        self._agreement = agreement
-        self._end = end
-        self._fail = fail
-        self._report = report
+        self._label, self._roster, self._agreement = label, roster, agreement
+        self._end, self._fail, self._report = end, fail, report
         self._vacancies: Dict[Node, _Vacancy] = {}
         self._times_lost: Dict[Node, int] = {}
         self._filled_at: Dict[int, float] = {}  # by rank: when another process has taken that worker's place

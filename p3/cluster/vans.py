@@ -99,8 +99,7 @@ async def accept_workers(
     try:
         await complete.wait()
     finally:
-        admitting.cancel()
-        await asyncio.gather(admitting, return_exceptions=True)
+        await channel.cancel(admitting)
     return found
 
 

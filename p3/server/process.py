@@ -14,6 +14,7 @@ import time
 from typing import Dict, Optional
 
 from p3._core import P3Error, P3Server
+from p3.cluster.channel import cancel
 from p3.cluster.member import Member
 from p3.cluster.messages import columns, sendable
 from p3.cluster.node import Node
@@ -95,6 +96,8 @@ async def _serve(settings: Settings) -> None:
             vans = await member.unless_aborted(
                 accept_workers(member.door, settings.job_secret(), label, range(len(member.workers)), settings=settings)
             )
+            if not settings.replaces_workers:
+                member.close_door()
             for rank, van in sorted(vans.items()):
                 worker = Node("worker", rank, member.workers[rank]["host"])
                 core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring, tls=van.tls)
@@ -105,8 +108,6 @@ async def _serve(settings: Settings) -> None:
             if settings.replaces_workers:
                 lost_workers = LostWorkers(core, member.door, settings, label)
                 at_end.push_async_callback(lost_workers.close)
-            else:
-                member.close_door()
             core.start()
             at_end.callback(core.stop)
             log.info("%s: started with %d workers", label, len(member.workers))
@@ -170,8 +171,7 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
     if listening.done():
         listening.result()
     else:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        await cancel(listening)
         ended.result()
 
 
@@ -215,5 +215,4 @@ class LostWorkers:
             self._core.fail("worker %d could not be let in: %s" % (rank, error))
 
     async def close(self) -> None:
-        self._admitting.cancel()
-        await asyncio.gather(self._admitting, return_exceptions=True)
+        await cancel(self._admitting)

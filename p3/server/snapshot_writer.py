@@ -21,11 +21,9 @@ class SnapshotWriter:
         self, core: P3Server, settings: Settings, label: str, rank: int, fail: Optional[Callable[[str], None]] = None
     ) -> None:
         """`fail`: ends the job with a text; without, by way of the core."""
-        self._core = core
+        self._core, self._label, self._rank = core, label, rank
         self._fail = core.fail if fail is None else fail
         self._directory = settings.snapshot_dir
-        self._label = label
-        self._rank = rank
         self._thread: Optional[threading.Thread] = None  # of the last snapshot
 
     def write(self, round: int, answer: Callable[[dict], None]) -> None:
@@ -37,10 +35,9 @@ class SnapshotWriter:
             self._fail("%s: cannot write a snapshot: P3_SNAPSHOT_DIR is not set here" % self._label)
             return
         before, arrays = self._thread, self._core.take_captured(round)
+        arguments = (round, arrays, answer, before)
         # A daemon: what is still being written when the process ends is no snapshot, as nobody is left to complete it.
-        self._thread = threading.Thread(
-            target=self._write, args=(round, arrays, answer, before), name="p3-snapshot", daemon=True
-        )
+        self._thread = threading.Thread(target=self._write, args=arguments, name="p3-snapshot", daemon=True)
         self._thread.start()
 
     def _write(

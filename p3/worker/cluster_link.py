@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import Callable, List, Optional
 
 from p3._core import P3Worker
 from p3.cluster import messages
+from p3.cluster.channel import cancel
 from p3.cluster.member import Member
 from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
@@ -73,10 +75,8 @@ class ClusterLink(Link):
     # In the control thread
 
     def _post(self, function, *arguments) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, after a failure that every later call reports
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop has ended, after a failure that every later call reports
-            pass
 
     def _run(self) -> None:
         try:
@@ -97,8 +97,7 @@ class ClusterLink(Link):
             self.core.start()
             self._opened.set()
             await self._finished.wait()
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+            await cancel(self._listening)
         except Exception as error:  # before the job runs; the scheduler, and so everyone, hears why
             self._member.send({"kind": "failed", "text": messages.sendable(str(error))})
             raise
@@ -111,10 +110,10 @@ class ClusterLink(Link):
         self.rejoined = member.rejoined
         self.num_workers = len(member.workers)
         self.num_servers = len(member.servers)
-        neighbours = member.neighbours()
+        machines = [worker["machine"] for worker in member.workers]
+        neighbours = [rank for rank, machine in enumerate(machines) if machine == machines[self.node.rank]]
         self.local_rank, self.local_size = neighbours.index(self.node.rank), len(neighbours)
-        machines = {worker["machine"] for worker in member.workers}
-        self.pushes = len(machines) if settings.local_aggregation else self.num_workers
+        self.pushes = len(set(machines)) if settings.local_aggregation else self.num_workers
         self.recording = Recording.of(settings, member.node)
         self.core = P3Worker(
             self.node.rank,

@@ -1,8 +1,8 @@
 """Cuts the rows of a sparse key anew while the job trains, as Session.repartition() says.
 
 Rank 0 asks; once the servers have agreed, the scheduler tells all workers (`repartitioned`), and each moves its share
-of the rows when rank 0's next round has told that the former partitions end. When all have,
-the scheduler says `settled`.
+of the rows when rank 0's next round has told that the former partitions end. When all have, the scheduler says so
+(`settled`).
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class Repartition:
         self._moving.discard((message["store"], message["name"]))
 
     def move(self, key: Key, agreed: Agreed, plan: KeyPlan, optimizer: Optional[dict]) -> None:
-        """This worker's share of a sparse key's rows is to go to other partitions,
-        once rank 0's next round has told all.
+        """This worker's share of a sparse key's rows is to go to other partitions, once rank 0's next round tells all.
 
         `agreed` gets the new plan. `optimizer`: as agreed by now, not as this worker has asked: the servers expect the
         same parts of its state.

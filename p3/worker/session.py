@@ -81,13 +81,10 @@ class Session(Control):
             if in_job(os.environ):
                 settings.require("role")
         if settings.role is None:
-            from p3.worker.embedded_link import EmbeddedLink
-
-            session = cls(EmbeddedLink(settings))
+            from p3.worker.embedded_link import EmbeddedLink as LinkOfJob
         else:
-            from p3.worker.cluster_link import ClusterLink
-
-            session = cls(ClusterLink(settings))
+            from p3.worker.cluster_link import ClusterLink as LinkOfJob
+        session = cls(LinkOfJob(settings))
         open_sessions.add(session)
         return session
 
@@ -201,8 +198,7 @@ class Session(Control):
         self, key: Key, ids: Any, values: Any, landing: Optional[Any], priority: int = 0,
         lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0, updates: float = 0.0, schedule: float = 1.0,
     ):  # fmt: skip
-        """One round, as pushpull(), of a gradient that is zero but for some rows: `ids` (int64) and `values`,
-        row by row.
+        """One round, as pushpull(), of a gradient that is zero but for some rows: `ids` (int64) and their `values`.
 
         Ids may come in any order; what comes for one id more than once is added up. No rows at all are fine. The
         optimizer updates the rows that any worker touched, and no others: those are written to `landing`, an array of

@@ -170,11 +170,10 @@ class Snapshots:
             self.source = self._newest()
             if self.source is not None and self.source.workers != session.num_workers:
                 raise ValueError(
-                    "%s: the snapshot of round %d in %s is of a job with %d workers; this one has %d, and each "
-                    "worker needs its own part" % (
-                        session.label, self.source.round, self.directory, self.source.workers, session.num_workers,
-                    )
-                )  # fmt: skip
+                    f"{session.label}: the snapshot of round {self.source.round} in {self.directory} is of a job with "
+                    f"{self.source.workers} workers; this one has {session.num_workers}, and each worker needs its own "
+                    "part"
+                )
             self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
         what = "for worker 0 to choose a snapshot: every worker must resume"
         session.wait_until(lambda: self._chosen is not None, what)
