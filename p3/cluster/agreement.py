@@ -23,13 +23,10 @@ _MAX_BARRIERS = 1000  # that it has entered and others have not
 _MAX_COUNTS = 100  # that it has asked for and servers have not answered
 _MAX_DIMENSIONS = 32  # NumPy 1's
 
-_FROM = {  # who may send what
-    "worker": {
-        *("announce", "option", "order", "barrier", "repartition", "moved", "count", "bye"),
-        *("captured", "snapshot_written", "resume", "joined"),
-    },
-    "server": {"defined", "option_set", "counted", "snapshot_written"},
-}
+_FROM = dict(  # who may send what
+    worker="announce option order barrier repartition moved count bye captured snapshot_written resume joined".split(),
+    server="defined option_set counted snapshot_written".split(),
+)
 
 Sent = List[Tuple[Node, dict]]
 Identity = Tuple[int, Hashable]  # of a key or an option: store and name

@@ -45,8 +45,8 @@ class Member:
         Raises ConfigError, AuthenticationError, or RendezvousError: the scheduler's own words where it has any.
         """
         settings.require("role", "root_host", "root_port", "num_workers", "num_servers")
-        encryption.require(settings)
         member = cls(settings)
+        encryption.require(settings)
         try:
             await member._connect()
             await member._be_welcomed()

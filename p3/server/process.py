@@ -46,19 +46,14 @@ def apply(core: P3Server, message: dict) -> Optional[dict]:
     if message["kind"] == "set_option":
         store, name, value = message["store"], message["name"], message["value"]
         validate(name, value)
-        if name == "optimizer":
-            core.set_optimizer(store, value)
-        elif name == "compression":
-            core.set_compression(store, value)
-        else:
-            core.set_reduction(store, value["type"])
+        set_on_core = getattr(core, "set_" + name)
+        set_on_core(store, value["type"] if name == "reduction" else value)
         return {"kind": "option_set", "store": store, "name": name}
-    if message["kind"] == "drop":
-        core.drop(message["wire_key"])
-        return None
     if message["kind"] == "count_for":
         counters = dict(core.counters(), cpu_s=time.process_time())
         return {"kind": "counted", "worker": message["worker"], "number": message["number"], "counters": counters}
+    if message["kind"] == "drop":
+        core.drop(message["wire_key"])
     return None
 
 
