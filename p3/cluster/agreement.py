@@ -73,7 +73,7 @@ class Agreement:
         """Raises DisagreementError, or ProtocolError if the node may not say that now; both fail the job. The scheduler
         may speak for a lost worker."""
         if message["kind"] not in _FROM[node.role] or node in self._left:
-            raise ProtocolError("%s sent a %r message, which it may not now" % (node, message["kind"]))
+            raise ProtocolError("%s sent a %r message, which it may not send now" % (node, message["kind"]))
         return getattr(self, "_on_" + message["kind"])(node, message)
 
     # Replacing a worker (see losses.py)
@@ -157,7 +157,7 @@ class Agreement:
         identity, partitions = (message["store"], message["name"]), message["partitions"]
         plan = self._plans.get(identity)
         if node.rank != 0 or plan is None or not plan.row_elements:
-            raise ProtocolError("%s wants other partitions of key %r, which it may not" % (node, message["name"]))
+            raise ProtocolError("%s may not ask for other partitions of key %r" % (node, message["name"]))
         former = plan.wire_key
         is_moving = any(identity == moving for moving, _ in self._leaving.values())
         if not 1 <= partitions <= plan.rows or is_moving or ("defined", former) in self._questions:

@@ -74,12 +74,12 @@ class Loss:
 
     def _hear(self, server: Node, message: dict) -> None:
         if server not in self._unheard:
-            raise ProtocolError("%s sent a %r message, which it may not now" % (server, message["kind"]))
+            raise ProtocolError("%s sent a %r message, which it may not send now" % (server, message["kind"]))
         self._unheard.remove(server)
 
     def _rounds(self, sender: Node, message: dict) -> Rounds:
         if len(message["keys"]) != len(message["rounds"]) or not self._stores.keys() >= set(message["keys"]):
-            raise ProtocolError("%s knows other keys than were agreed" % (sender,))
+            raise ProtocolError("%s names other keys than were agreed on" % (sender,))
         return dict(zip(message["keys"], message["rounds"]))
 
     # What is said to servers and workers

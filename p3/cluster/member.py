@@ -18,6 +18,7 @@ from p3.settings import Settings
 
 _CONNECT_TIMEOUT_S = 3.0
 _RETRY_S = 0.2
+_FAREWELL_S = 2.0  # for the scheduler to read what we have sent
 _MARGIN_S = 5.0  # the scheduler, which knows who is missing, gives up first
 
 
@@ -154,7 +155,7 @@ class Member:
         try:
             return await asyncio.wait_for(self.receive(kind), timeout_s)
         except asyncio.TimeoutError:
-            raise RendezvousError("%s: the scheduler does not answer any more" % self._label) from None
+            raise RendezvousError("%s: the scheduler no longer answers" % self._label) from None
 
     def send(self, message: dict) -> None:
         self._stream.send(message)
@@ -163,10 +164,10 @@ class Member:
         """Ends the connection without a word: the scheduler takes this node for lost."""
         self._stream.abort()
 
-    async def close(self, timeout_s: float = 2.0) -> None:
+    async def close(self) -> None:
         """Sends what is queued, and closes when the scheduler has read it. No receive() may be under way."""
         self.close_door()
-        await self._stream.close(timeout_s)
+        await self._stream.close(_FAREWELL_S)
         if self._tunnel is not None:
             self._tunnel.close()
 

@@ -32,12 +32,11 @@ def _seconds(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < 1e9
 
 
-def _str(value: Any) -> bool:
-    return type(value) is str
+def _is(wanted: type) -> Check:
+    return lambda value: type(value) is wanted
 
 
-def _bool(value: Any) -> bool:
-    return type(value) is bool
+_str, _bool = _is(str), _is(bool)
 
 
 def _name(value: Any) -> bool:
@@ -249,7 +248,7 @@ def encode(message: dict, max_bytes: int = MAX_BYTES) -> bytes:
 def decode(body: bytes) -> dict:
     """The message in the bytes after the length. ProtocolError if it is not one."""
     try:
-        message = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)
+        message = json.loads(body.decode(), parse_constant=_finite, parse_float=_finite, parse_int=_short)
     except (ValueError, RecursionError):
         raise ProtocolError("a control message that is not JSON") from None
     return check(message)
@@ -263,10 +262,6 @@ def body_bytes(length: bytes, max_bytes: int = MAX_BYTES) -> int:
     return count
 
 
-def _refuse_constant(text: str) -> float:
-    raise ValueError(text)
-
-
 def _short(text: str) -> int:
     if len(text) > 20:  # Python takes its time for a million digits
         raise ValueError(text[:20])
@@ -275,7 +270,7 @@ def _short(text: str) -> int:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if math.isinf(value):
+    if not math.isfinite(value):
         raise ValueError(text)
     return value
 

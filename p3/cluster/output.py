@@ -13,17 +13,17 @@ from typing import Dict, Optional, TextIO
 
 _MAX_LINE_CHARACTERS = 1 << 16  # a longer one is broken
 _COLOURS = (36, 32, 33, 35, 34, 31)  # of terminals: cyan, green, yellow, magenta, blue, red
+_LIVE = "worker 0"  # whose unfinished line a terminal shows
 _ERASE_LINE = "\r\x1b[K"
 _JOB_FAILED = "p3: the job failed: "
 
 
 class Output:
-    """Writes whole lines of all sources to `stream`; `live` is the source whose unfinished line a terminal shows."""
+    """Writes whole lines of all sources to `stream`."""
 
-    def __init__(self, stream: Optional[TextIO] = None, live: str = "worker 0") -> None:
+    def __init__(self, stream: Optional[TextIO] = None) -> None:
         self._stream = sys.stdout if stream is None else stream
         self._terminal = self._stream.isatty()
-        self._live = live
         self._shown = ""  # the live line that stands on the terminal now
         self._prefixes: Dict[str, str] = {}
         self._closed = False
@@ -39,7 +39,7 @@ class Output:
 
     def show(self, name: str, text: str) -> None:
         """The state of an unfinished line; empty when it has been finished."""
-        if not self._terminal or name != self._live:
+        if not self._terminal or name != _LIVE:
             return
         shown = self._prefix(name) + text if text else ""
         if shown != self._shown:

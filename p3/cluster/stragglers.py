@@ -46,7 +46,7 @@ class Stragglers:
         """What the log is to say, if anything. DisagreementError if the job fails of it."""
         worker = late["worker"]
         if worker >= len(self._workers):
-            raise ProtocolError("%s calls a worker %d late, which there is not" % (sender, worker))
+            raise ProtocolError("%s calls worker %d late, but there is no such worker" % (sender, worker))
         machine = self._machines[worker]
         if sender.role == "worker":
             if self._machines[sender.rank] != machine:

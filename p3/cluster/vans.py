@@ -140,7 +140,7 @@ async def admit_workers(
             opening.add(wait)
             if hello["ring"]:
                 if sock.family != socket.AF_UNIX or hello["ring"] != _RING_DESCRIPTORS:
-                    raise ProtocolError("it offers shared memory that cannot be")
+                    raise ProtocolError("it offers shared memory that it cannot have")
                 van = van._replace(ring=await channel.receive_descriptors(sock, _RING_DESCRIPTORS))
             await channel.send_message(sock, {"kind": "accepted"})
             if encrypts:

@@ -238,7 +238,7 @@ class Snapshot:
         if size != wanted["bytes"]:
             raise Refused("%s has %d bytes, not %d" % (name, size, wanted["bytes"]))
         if digest.hexdigest() != wanted["sha256"]:
-            raise Refused("%s was altered: its SHA-256 is another" % name)
+            raise Refused("%s was altered: its SHA-256 differs" % name)
 
     def key(self, store: int, id) -> Optional[dict]:
         return next((key for key in self.keys if (key["store"], key["id"]) == (store, id)), None)
@@ -289,7 +289,7 @@ class Snapshot:
         with _refusing(MANIFEST), open(os.path.join(self._folder, MANIFEST), "rb") as file:
             manifest = json.loads(file.read().decode())
             if manifest.pop("sha256") != _digest(manifest):
-                raise Refused("%s was altered: its SHA-256 is another" % MANIFEST)
+                raise Refused("%s was altered: its SHA-256 differs" % MANIFEST)
             if manifest["version"] != VERSION:
                 raise Refused("its version is %r; this P3 reads %d" % (manifest["version"], VERSION))
             if manifest["round"] != self.round:

@@ -15,7 +15,7 @@ import logging
 import statistics
 import weakref
 from itertools import combinations
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Set
 
 import numpy as np
 
@@ -45,15 +45,14 @@ class Partitions:
     def __init__(self, session: Session) -> None:
         self._session = weakref.proxy(session)
         self._waiting: Dict[Key, None] = {}  # in order
-        self._seen = set()
+        self._found: Set[Key] = set()  # of which the search has ended
         self._key: Optional[Key] = None  # whose partitions are searched
         self._search: PartitionSearch
         self._rounds, self._completed_s = 0, 0.0  # of that key, when last looked at
 
     def pushed(self, key: Key) -> None:
         """Call it at each push of a sparse key, on rank 0. Looks at what has completed since, and may act on it."""
-        if key not in self._seen:
-            self._seen.add(key)
+        if key != self._key and key not in self._found:
             self._waiting[key] = None
         if self._key is None:
             self._begin_next()
@@ -62,7 +61,7 @@ class Partitions:
 
     def finished(self, key: Key) -> bool:
         """Whether the key's search has ended and its rows have moved to where it led."""
-        return key in self._seen and key not in self._waiting and key != self._key and not self._session.is_moving(key)
+        return key in self._found and not self._session.is_moving(key)
 
     def _begin_next(self) -> None:
         for key in list(self._waiting):
@@ -91,6 +90,7 @@ class Partitions:
         if self._search.finished:
             samples = ", ".join("%d: %.4g s" % one for one in sorted(self._search.samples.items()))
             log.info("key %r has %d partitions; steps took %s", self._key.name, self._search.partitions, samples)
+            self._found.add(self._key)
             self._key = None
 
 
