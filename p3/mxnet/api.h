@@ -36,13 +36,12 @@ struct MXNetApi {
   int (*MXNDArrayGetContext)(NDArrayHandle, int*, int*);
   int (*MXNDArrayGetData)(NDArrayHandle, void**);
   int (*MXNDArraySaveRawBytes)(NDArrayHandle, size_t*, const char**);
-  int (*MXNDArrayLoadFromRawBytes)(const void*, size_t, NDArrayHandle*);
+  int (*MXNDArrayGetStorageType)(NDArrayHandle, int*);
   int (*NNGetOpHandle)(const char*, void**);
   int (*MXImperativeInvoke)(void*, int, NDArrayHandle*, int*, NDArrayHandle**, int, const char**, const char**);
-  int (*MXNDArrayGetStorageType)(NDArrayHandle, int*);
   // Operators.
-  void* copyto;
-  void* copy;
+  void* copy_to;
+  void* identity;
   void* cast;
 
   // `library` is the path of the libmxnet that this process has loaded. One per process and never freed: queued
@@ -51,12 +50,24 @@ struct MXNetApi {
 
   void check(int status) const;
 
+  // Cheap: no wait and no allocation.
+  bool same_shape(NDArrayHandle left, NDArrayHandle right) const;
+  bool same_type(NDArrayHandle left, NDArrayHandle right) const;
+  bool in_cpu_memory(NDArrayHandle array) const;
+  bool is_dense(NDArrayHandle array) const;
+
+  // MXNet's own copy, as engine work: also to another device, storage type or element type, and to an array that is
+  // held in a blocked layout, which is in the plain one afterwards.
+  void copy(NDArrayHandle source, NDArrayHandle destination) const;
+
   // Another handle of the array: its memory stays as long as that does.
   std::shared_ptr<void> keep(NDArrayHandle array) const;
 
-  // Null if the array is held in a blocked oneDNN layout. Does not wait: for dense arrays that the running operation
-  // holds.
+  // These do not wait: for arrays that the running operation holds.
+  // Of a dense one; null if it is held in a blocked oneDNN layout.
   void* address_of(NDArrayHandle array) const;
+  // Of the values of a row_sparse one.
+  void* values_of(NDArrayHandle array) const;
 };
 
 }  // namespace p3

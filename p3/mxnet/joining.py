@@ -51,7 +51,7 @@ def serve_others(session, stores, check, update):
         for number in numbers:
             entry = keys[number][1]
             session.progress.skip(entry.declared)
-            entry.skip(entry.priority, completions, number)
+            entry.operations.skip(entry.priority, completions, number)
 
     skip(range(len(keys)))
     still_pushed = len(keys)

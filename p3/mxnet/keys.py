@@ -6,12 +6,15 @@ methods, so that kvstore.py need not tell them apart.
 Every method returns at once: it queues work in MXNet's engine.
 """
 
+import ctypes
 import logging
+import struct
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import MXNetError
+from mxnet.base import _LIB, MXNetError, check_call
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
 
 from p3._core import DTYPES
 from p3.mxnet import _mxnet
@@ -21,12 +24,8 @@ log = logging.getLogger("p3")
 
 
 class Key:
-    """One key of a store, and what Priorities notes about it."""
+    """One key of a store; Priorities notes here what it knows of it: index, parameter, searched."""
 
-    __slots__ = (
-        "id", "declared", "shape", "dtype", "sparse_weight", "landing", "weight", "outs", "pushed", "in_steps",
-        "operations", "priority", "index", "parameter", "searched", "engine",
-    )  # fmt: skip
     route = None  # how its gradients travel
 
     def __init__(self, engine, key, declared, sparse_weight, landing):
@@ -35,14 +34,25 @@ class Key:
         self.declared = declared  # the session's Key
         self.shape, self.dtype = declared.shape, declared.dtype
         self.sparse_weight = sparse_weight  # whether the script's own arrays of the weight are row_sparse
-        self.landing = landing
+        self.landing = landing  # None where the rows stay on the servers; such a key overrides what uses it
+        self.anchor = landing  # what each round writes in MXNet's engine
+        self.template = landing  # a weight for which an optimizer makes its state
         self.weight = None  # only where this worker updates
         self.outs = ()  # where its value was copied to last
         self.pushed = False  # whether this worker has ever pushed it
         self.in_steps = False  # or is known to do so in its steps
         self.priority = Priority(0, 0)  # of its last round or read: what follows from that has the same
 
-    # `landing` is None on keys whose rows stay on the servers; each such key overrides what uses it.
+    def init(self, value, priority):
+        """`value` is dense; None on all ranks but 0."""
+        if value is not None and value is not self.landing:
+            # By MXNet, because inference may have left the weight itself in a layout that only MXNet can read.
+            to_dense(classic(value)).copyto(self.landing)
+        self.operations.init(0, priority)
+
+    def push(self, gradient, scalars, priority):
+        """`gradient`: what gradient() has made of a call's arrays."""
+        self.operations.push(gradient.handle.value, scalars, priority)
 
     def keep_weight(self):
         self.weight = self.landing.copy()
@@ -51,10 +61,6 @@ class Key:
         """The value (or sum) as a dense array; perhaps the key's own. `priority`: where it must be fetched."""
         return self.landing if self.weight is None else self.weight
 
-    def template(self):
-        """A weight for which an optimizer makes its state."""
-        return self.landing
-
     def sum_for_updater(self):
         return self.landing
 
@@ -62,8 +68,25 @@ class Key:
         """A new row_sparse array, in CPU memory, of the value's rows `ids`: ascending, each once, at least one."""
         rows = self.new_rows(ids)
         source = self.value(priority).handle.value
-        _mxnet.gather_rows(self.engine, str(self.id), source, self.row_bytes, ids, rows.handle.value, priority)
+        self.operations.gather(ids, source, rows.handle.value, self.row_bytes, priority)
         return rows
+
+    def new_rows(self, ids):
+        """What read_rows() returns, before it has values.
+
+        MXNet reads it from its own format, as filling in the ids of an array would wait for MXNet's engine.
+        """
+        values_shape = (len(ids), *self.shape[1:])
+        head = struct.pack("<Ii", 0xF993FAC9, 1) + _packed(values_shape) + _packed(self.shape)  # row_sparse
+        head += struct.pack("<4i", 1, 0, DTYPES[self.dtype], DTYPES["int64"]) + _packed(ids.shape)  # in CPU memory
+        content = b"".join((head, bytes(len(ids) * self.row_bytes), ids))
+        handle = mx.base.NDArrayHandle()
+        check_call(_LIB.MXNDArrayLoadFromRawBytes(content, ctypes.c_size_t(len(content)), ctypes.byref(handle)))
+        return RowSparseNDArray(handle)
+
+    @property
+    def row_bytes(self):
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def stats(self, counters, num_workers):
         """What the store's stats() say of the key. `counters`: the session's."""
@@ -71,23 +94,11 @@ class Key:
 
     def wait(self):
         """Until MXNet's engine has handed the key's rounds to the core, and they are done."""
-        self.landing.wait_to_read()
-
-    def capture(self, round, priority, completions, token):
-        """The key as the pushes so far leave it, for the snapshot of that round;
-        every worker calls it at the same point.
-
-        Queued in MXNet's engine: the pushes so far go before it, the next one waits on rank 0 until the servers hold
-        their copy. `completions` (_core.Completions) gets `token` then, on other ranks when its turn has come; if the
-        job fails instead, its next() raises P3Error. Another thread may wait there for all keys of all stores.
-        Returns a buffer of the key's elements in float32 that from then on holds what compression has left out on this
-        worker, for _core.P3Worker.restore_residual(); None if it leaves nothing out.
-        """
-        return self.operations.capture(round, priority, completions, token)
+        self.anchor.wait_to_read()
 
     def require_shape(self, array, action):
         """MXNetError unless `array` has the key's shape."""
-        if not self.engine.same_shape(self.template().handle.value, array.handle.value):
+        if not self.engine.same_shape(self.template.handle.value, array.handle.value):
             self._refuse(array, action)
 
     def require_alike(self, array, action):
@@ -97,12 +108,13 @@ class Key:
             self._refuse(array, action)
 
     def has_type_of(self, array):
-        return self.engine.same_type(self.template().handle.value, array.handle.value)
+        return self.engine.same_type(self.template.handle.value, array.handle.value)
 
     def _refuse(self, array, action):
+        type_name = getattr(array.dtype, "__name__", str(array.dtype))
         raise MXNetError(
             f"key {self.id!r} has shape {self.shape} and type {self.dtype}; it cannot be "
-            f"{action} shape {array.shape} and type {type_name(array)}"
+            f"{action} shape {array.shape} and type {type_name}"
         )
 
     def copy_to(self, out, source):
@@ -110,14 +122,6 @@ class Key:
         if source.stype != out.stype:
             source = source.tostype(out.stype)
         self.engine.copy(source.handle.value, out.handle.value)
-
-    @property
-    def row_bytes(self):
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
-
-    def new_rows(self, ids):
-        handle = _mxnet.new_rows(self.engine, DTYPES[self.dtype], self.shape, ids)
-        return mx.nd.sparse.RowSparseNDArray(mx.base.NDArrayHandle(handle))
 
     def sum_devices(self, values):
         """The sum over this worker's devices, in the order given, on the first device and in its type."""
@@ -129,7 +133,6 @@ class Key:
 
 
 class DenseKey(Key):
-    __slots__ = ("densifies",)
     route = "dense"
 
     def __init__(self, engine, key, declared, sparse_weight=False, landing=None):
@@ -137,32 +140,17 @@ class DenseKey(Key):
         self.densifies = False  # whether a log line has said so
         self.operations = _mxnet.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
 
-    def init(self, value, priority):
-        """`value` is dense; None on all ranks but 0."""
-        if value is not None and value is not self.landing:
-            # By MXNet, because inference may have left the weight itself in a layout that only MXNet can read.
-            to_dense(classic(value)).copyto(self.landing)
-        self.operations.init(priority)
-
     def gradient(self, values):
         """What push() sends: the sum over this worker's devices, in CPU memory."""
         if any(map(is_sparse, values)):
             self._say_that_it_densifies()
             values = [to_dense(value) for value in values]
         total = self.sum_devices(values)
-        if not self.engine.in_cpu_memory(total.handle.value):
-            total = total.copyto(mx.cpu())
-        return total
-
-    def push(self, gradient, scalars, priority):
-        self.operations.push(gradient.handle.value, scalars, priority)
+        return total if self.engine.in_cpu_memory(total.handle.value) else total.copyto(mx.cpu())
 
     def copy_out(self, outs, priority):
         for out in outs:
             self.copy_to(out, self.value(priority))
-
-    def skip(self, priority, completions, token):
-        self.operations.skip(priority, completions, token)
 
     def fetch_part(self, session, part, array):
         return session.fetch_state(self.declared, part, array)
@@ -179,6 +167,10 @@ class DenseKey(Key):
 def new_landing(declared):
     with mx.util.np_shape(True):  # or MXNet takes a length of 0 for "not known yet"
         return mx.nd.empty(declared.shape, mx.cpu(), declared.dtype)
+
+
+def _packed(shape):
+    return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
 
 
 def is_sparse(array):
@@ -203,7 +195,3 @@ def checked(array, key):
 def classic(array):
     """MXNet's legacy operators take its NumPy-like arrays only under their classic type; the memory is the same."""
     return array if type(array) is NDArray or is_sparse(array) else array.as_nd_ndarray()
-
-
-def type_name(array):
-    return getattr(array.dtype, "__name__", str(array.dtype))

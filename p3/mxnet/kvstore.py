@@ -387,13 +387,13 @@ class P3KVStore(mx.kvstore.KVStore):
             raise MXNetError(f"{fname} holds the state of another model: this store has no key {', '.join(unknown)}")
         anew = {entry.id for entry in self._pushed_keys()} - states.keys()  # as MXNet would begin them
         arrays = {
-            key: optimizer_states.from_mxnet(optimizer, key, self._keys[key].template(), states[key]) for key in states
+            key: optimizer_states.from_mxnet(optimizer, key, self._keys[key].template, states[key]) for key in states
         }
         self._resuming.clear()  # the file's word comes later than the snapshot's
         if self._server_optimizer is None:
             self._updater.states, self._updater.states_synced = states, dict.fromkeys(states, False)
         elif self.rank == 0:
-            arrays.update((key, optimizer_states.fresh(optimizer, key, self._keys[key].template())) for key in anew)
+            arrays.update((key, optimizer_states.fresh(optimizer, key, self._keys[key].template)) for key in anew)
             with _mxnet_errors():
                 ServerStates(self._session, optimizer).store(self._keys, arrays)
             self._loaded_states = {key: arrays[key] for key in arrays if not self._keys[key].pushed}

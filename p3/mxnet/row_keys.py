@@ -15,17 +15,18 @@ from mxnet.base import MXNetError
 
 from p3._core import NO_SCALARS
 from p3.mxnet import _mxnet
-from p3.mxnet.keys import Key, classic, is_sparse, new_landing, to_dense
+from p3.mxnet.keys import Key, is_sparse, new_landing, to_dense
 
 
 class _KeyOfRows(Key):
-    __slots__ = ("rounds",)
+    route = "rows"
 
-    def __init__(self, engine, key, declared, sparse_weight, landing, anchor):
+    def __init__(self, engine, key, declared, sparse_weight, landing, anchor, template):
         super().__init__(engine, key, declared, sparse_weight, landing)
-        self.rounds = 0  # so far, inits and skips included
+        self.anchor, self.template = anchor, template
+        lands = landing is not None
         self.operations = _mxnet.MXNetRowsKey(
-            engine, declared.handle, str(key), anchor.handle.value, self.shape[0], self.row_bytes, landing is not None
+            engine, declared.handle, str(key), anchor.handle.value, self.shape[0], self.row_bytes, lands
         )
 
     def gradient(self, values):
@@ -35,12 +36,6 @@ class _KeyOfRows(Key):
         if not self.engine.in_cpu_memory(total.handle.value) or (is_sparse(total) and not is_ours):
             total = total.copyto(mx.cpu())
         return total
-
-    def push(self, gradient, scalars, priority):
-        self.operations.push(gradient.handle.value, is_sparse(gradient), self._next_round(), scalars, priority)
-
-    def skip(self, priority, completions, token):
-        self.operations.skip(self._next_round(), priority, completions, token)
 
     def fetch_part(self, session, part, array):
         return session.fetch_rows(self.declared, self._all_rows(), array, part)
@@ -57,25 +52,16 @@ class _KeyOfRows(Key):
     def _all_rows(self):
         return np.arange(self.shape[0], dtype=np.int64)
 
-    def _next_round(self):
-        self.rounds += 1
-        return self.rounds
-
 
 class RowKey(_KeyOfRows):
-    __slots__ = ("_copies", "_holds_value")
-    route = "rows"
-
     def __init__(self, engine, key, declared, sparse_weight=False, landing=None):
         landing = new_landing(declared) if landing is None else landing
-        super().__init__(engine, key, declared, sparse_weight, landing, anchor=landing)
+        super().__init__(engine, key, declared, sparse_weight, landing, landing, landing)
         self._holds_value = False  # since an init, and not yet sums
         self._copies = []  # arrays that the value was last copied to, and after which round
 
     def init(self, value, priority):
-        if value is not None and value is not self.landing:
-            to_dense(classic(value)).copyto(self.landing)
-        self.operations.init(0, self._next_round(), priority)
+        super().init(value, priority)
         self._holds_value = True
 
     def push(self, gradient, scalars, priority):
@@ -94,15 +80,15 @@ class RowKey(_KeyOfRows):
         return self.landing.tostype("row_sparse")
 
     def copy_out(self, outs, priority):
-        copies = []
+        copies, rounds = [], self.operations.rounds()
         for out in outs:
             since = next((after for array, after in self._copies if array is out), None)
             if since is None:
                 self.copy_to(out, self.value(priority))
-            elif since < self.rounds:
-                self.operations.copy_changed(out.handle.value, since, self.rounds, priority)
+            elif since < rounds:
+                self.operations.copy_changed(out.handle.value, since, priority)
             if self.weight is None and self._takes_rows(out):
-                copies.append((out, self.rounds))
+                copies.append((out, rounds))
         self._copies = copies
 
     def _takes_rows(self, out):
@@ -111,18 +97,15 @@ class RowKey(_KeyOfRows):
 
 
 class ServerRowKey(_KeyOfRows):
-    __slots__ = ("_anchor", "_like")
-    route = "rows"
-
     def __init__(self, engine, key, declared, sparse_weight=True, landing=None):
-        self._anchor = mx.nd.zeros(1)  # pushes write it and reads read it, which orders them
-        self._like = mx.nd.sparse.zeros("row_sparse", declared.shape, dtype=declared.dtype)
-        super().__init__(engine, key, declared, sparse_weight, None, anchor=self._anchor)
+        anchor = mx.nd.zeros(1)  # pushes write it and reads read it, which orders them
+        template = mx.nd.sparse.zeros("row_sparse", declared.shape, dtype=declared.dtype)
+        super().__init__(engine, key, declared, sparse_weight, None, anchor, template)
 
     def init(self, value, priority):
         """`value`: of all rows, so rank 0 needs the memory for them once."""
         value = None if value is None else to_dense(value).as_in_context(mx.cpu())
-        self.operations.init(0 if value is None else value.handle.value, self._next_round(), priority)
+        self.operations.init(0 if value is None else value.handle.value, priority)
 
     def gradient(self, values):
         if not all(map(is_sparse, values)):
@@ -131,9 +114,6 @@ class ServerRowKey(_KeyOfRows):
 
     def keep_weight(self):
         pass  # another kind of key takes over at the first push
-
-    def template(self):
-        return self._like
 
     def value(self, priority):
         return self.read_rows(self._all_rows(), priority).tostype("default")
@@ -147,9 +127,6 @@ class ServerRowKey(_KeyOfRows):
         rows = self.read_rows(self._all_rows(), priority) if outs else None
         for out in outs:
             self.copy_to(out, rows)
-
-    def wait(self):
-        self._anchor.wait_to_read()
 
 
 def unique_rows(key, row_ids):

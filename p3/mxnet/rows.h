@@ -38,52 +38,37 @@ class ChangedRows {
   uint64_t forgotten_ P3_GUARDED_BY(mutex_) = 0;  // the last round that rounds_ does not tell of
 };
 
-// A row_sparse array in CPU memory with these rows, ascending, each once; their values are to be written. At least one.
-NDArrayHandle make_rows(const MXNetApi& api, int dtype, const std::vector<int64_t>& shape, const int64_t* ids,
-                        uint64_t count);
-
-// The operations of one key of rows. The caller numbers the rounds of a landing array from 1.
-class MXNetRows {
+// The operations of one key of rows.
+class MXNetRowsKey : public MXNetKey {
  public:
-  MXNetRows(const MXNetEngine* engine, Worker* worker, uint64_t rows, uint64_t row_bytes, bool lands)
-      : engine_(engine),
-        worker_(worker),
+  // `landing`: of all rows; or, if not `lands`, an array that orders its operations: the anchor.
+  MXNetRowsKey(const MXNetApi* api, Worker* worker, int handle, std::string name, NDArrayHandle landing, uint64_t rows,
+               uint64_t row_bytes, bool lands)
+      : MXNetKey(api, worker, handle, std::move(name), landing),
         rows_(rows),
         row_bytes_(row_bytes),
         lands_(lands),
-        changed_(new ChangedRows(rows)) {}
+        changed_(rows) {}
 
-  MXNetEngine::Key key;  // its landing array, or the anchor
+  void init(NDArrayHandle value, Priority priority) override;
+  // `gradient`: in CPU memory; row_sparse, and nobody will write it again; or dense: all rows.
+  void push(NDArrayHandle gradient, const RoundScalars& scalars, Priority priority) override;
+  void skip(Priority priority, Worker::Done done) override;
 
-  // The first value, on rank 0 that of the landing array, or without one `value`: dense, in CPU memory, of all rows.
-  void init(NDArrayHandle value, uint64_t round, Priority priority);
-  // The next round. `gradient`: row_sparse, in CPU memory, and nobody will write it again. Or dense: all rows.
-  void push(NDArrayHandle gradient, bool is_sparse, uint64_t round, const RoundScalars& scalars, Priority priority);
-  // As MXNetEngine::skip.
-  void skip(uint64_t round, Priority priority, Worker::Done done);
-
-  // As MXNetEngine::capture, which has no residual for keys of rows.
-  void capture(uint64_t snapshot, Priority priority, Worker::Done done) const {
-    engine_->capture(worker_, key, snapshot, nullptr, priority, std::move(done));
-  }
-
-  // Brings `weight`, which is as the landing array was after round `from`, up to round `to`: dense and in CPU memory.
-  void copy_changed(NDArrayHandle weight, uint64_t from, uint64_t to, Priority priority);
-  // Writes the values of `destination`, which has just these rows (make_rows), as the servers have them.
+  // Of the landing array so far: each init, push and skip is one.
+  uint64_t rounds() const { return rounds_; }
+  // Brings `weight`, which is as the landing array was after round `since`, up to date: dense and in CPU memory.
+  void copy_changed(NDArrayHandle weight, uint64_t since, Priority priority);
+  // As gather(), as the servers have them after the last round.
   void fetch(std::vector<int64_t> ids, NDArrayHandle destination, Priority priority);
 
  private:
-  void* landing_address() const;
+  void* landing_address(NDArrayHandle landing) const override;
 
-  const MXNetEngine* engine_;
-  Worker* worker_;
-  uint64_t rows_, row_bytes_;
-  bool lands_;
-  std::shared_ptr<ChangedRows> changed_;  // operations under way use it too
+  const uint64_t rows_, row_bytes_;
+  const bool lands_;
+  uint64_t rounds_ = 0;
+  ChangedRows changed_;
 };
-
-// As fetch(), from a dense array in CPU memory.
-void gather_rows(const MXNetEngine& engine, Worker* worker, const MXNetEngine::Key& key, uint64_t row_bytes,
-                 std::vector<int64_t> ids, NDArrayHandle source, NDArrayHandle destination, Priority priority);
 
 }  // namespace p3

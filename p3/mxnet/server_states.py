@@ -31,7 +31,7 @@ class ServerStates:
             self._session.wait(operations)
             master = arrays.pop(MASTER, None)
             states[entry.id] = optimizer_states.to_mxnet(
-                self._optimizer, entry.id, entry.template(), list(arrays.values()), master
+                self._optimizer, entry.id, entry.template, list(arrays.values()), master
             )
         return states
 

@@ -46,7 +46,8 @@ def take(stores, round, state, trainers):
     entries = [(store, entry) for store in stores for entry in store._keys.values()]
     completions = Completions()
     residuals = [
-        entry.capture(round, entry.priority, completions, number) for number, (_, entry) in enumerate(entries)
+        entry.operations.capture(round, entry.priority, completions, number)
+        for number, (_, entry) in enumerate(entries)
     ]
     own = {
         "state": state,

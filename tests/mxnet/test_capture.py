@@ -47,7 +47,7 @@ def test_captures_take_their_turn_between_pushes_in_mxnets_engine():
     completions, residuals = Completions(), {}
     for number, (name, (store, _)) in enumerate(weights.items()):
         key = store._keys[name]
-        residuals[name] = key.capture(ROUND, key.priority, completions, number)
+        residuals[name] = key.operations.capture(ROUND, key.priority, completions, number)
     push(4)
     assert sorted(completions.next(DEADLINE_S) for _ in weights) == [(number, False) for number in range(4)]
 
@@ -72,9 +72,9 @@ def test_a_residual_that_nobody_holds_is_no_danger():
     kv.push("key", mx.nd.full((100000,), 0.75))
     completions = Completions()
     key = kv._keys["key"]
-    kept = key.capture(ROUND, key.priority, completions, 0)
+    kept = key.operations.capture(ROUND, key.priority, completions, 0)
     for _ in range(20):
-        key.capture(ROUND, key.priority, Completions(), 0)
+        key.operations.capture(ROUND, key.priority, Completions(), 0)
     assert completions.next(DEADLINE_S) == (0, False)
     assert np.asarray(kept).tolist() == [0.25] * 100000
     mx.nd.waitall()
@@ -90,7 +90,7 @@ def test_a_capture_behind_a_failed_push_tells_who_waits():
         kv.push("weight", mx.nd.linalg.potrf(-mx.nd.ones((2, 2))))  # not positive definite
         completions = Completions()
         key = kv._keys["weight"]
-        key.capture(7, key.priority, completions, 1)
+        key.operations.capture(7, key.priority, completions, 1)
         try:
             print("done:", completions.next(30))
         except P3Error as error:
