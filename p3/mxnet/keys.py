@@ -18,6 +18,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from p3._core import DTYPES
 from p3.mxnet import _mxnet
+from p3.mxnet.arguments import checked
 from p3.mxnet.priorities import Priority
 
 log = logging.getLogger("p3")
@@ -97,12 +98,12 @@ class Key:
         self.anchor.wait_to_read()
 
     def require_shape(self, array, action):
-        """MXNetError unless `array` has the key's shape."""
-        if not self.engine.same_shape(self.template.handle.value, array.handle.value):
+        """MXNetError unless `array` is one that a key can take, and has this key's shape."""
+        if not self.engine.same_shape(self.template.handle.value, checked(array, self.id).handle.value):
             self._refuse(array, action)
 
     def require_alike(self, array, action):
-        """MXNetError unless `array` has the key's shape and type."""
+        """And unless it has the key's type."""
         self.require_shape(array, action)
         if not self.has_type_of(array):
             self._refuse(array, action)
@@ -179,17 +180,6 @@ def is_sparse(array):
 
 def to_dense(array):
     return array.tostype("default") if is_sparse(array) else array
-
-
-def checked(array, key):
-    """`array`, if it is one that a key can take."""
-    if type(array) is NDArray:  # the usual case
-        return array
-    if not isinstance(array, NDArray):
-        raise MXNetError(f"key {key!r}: an NDArray or a list of them is wanted, not {type(array).__name__}")
-    if array.stype not in ("default", "row_sparse"):
-        raise MXNetError(f"key {key!r}: got a {array.stype} array; p3_sync takes dense and row_sparse arrays only")
-    return array
 
 
 def classic(array):

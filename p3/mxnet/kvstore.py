@@ -18,9 +18,8 @@ Errors: wrong use is MXNetError that names the key. A failed job is MXNetError t
 """
 
 import atexit
-import contextlib
+import functools
 import logging
-import operator
 import os
 import pickle
 import warnings
@@ -37,13 +36,13 @@ except ModuleNotFoundError as error:
 from mxnet import autograd
 from mxnet.base import MXNetError
 
-from p3 import _core
-from p3.mxnet import _mxnet, hooks, joining, optimizer_states, store_snapshots
-from p3.mxnet.keys import DenseKey, checked, is_sparse
-from p3.mxnet.optimizer_descriptions import NotOnServer, describe, round_scalars, updates_rows_alone
+from p3._core import NO_SCALARS, P3Error
+from p3.mxnet import _mxnet, hooks, joining, key_beginnings, saved_states, store_snapshots
+from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
+from p3.mxnet.keys import is_sparse
+from p3.mxnet.optimizer_descriptions import NotOnServer, describe, round_scalars
 from p3.mxnet.priorities import Priorities
-from p3.mxnet.row_keys import RowKey, ServerRowKey, pull_rows
-from p3.mxnet.server_states import ServerStates
+from p3.mxnet.row_keys import pull_rows
 from p3.settings import Settings
 from p3.worker import partitions
 from p3.worker import session as sessions
@@ -51,8 +50,31 @@ from p3.worker import session as sessions
 log = logging.getLogger("p3")
 
 _SET_OPTIMIZER, _SET_MULTI_PRECISION = 0, 1  # MXNet's numbers of commands
-_NOT_PAUSED = contextlib.nullcontext()
 _stores = weakref.WeakSet()  # of this process, as long as the script holds them
+
+
+def _call(method, as_mxnet_errors=(P3Error, ValueError, TimeoutError)):
+    """A call of the script: raises the job's first failure, in every call from then on, as the engine itself reports an
+    error only once. Nothing that it does belongs into a graph, and MXNet refuses to write an array of a graph while it
+    records.
+    """
+
+    @functools.wraps(method)
+    def call(self, *arguments, **named):
+        self._check()
+        try:
+            if not autograd.is_recording():
+                return method(self, *arguments, **named)
+            with autograd.pause():
+                return method(self, *arguments, **named)
+        except as_mxnet_errors as error:
+            raise MXNetError(str(error)) from error
+
+    return call
+
+
+# Of a snapshot: wrong arguments stay ValueError.
+_snapshot_call = functools.partial(_call, as_mxnet_errors=(P3Error, TimeoutError))
 
 
 class P3KVStore(mx.kvstore.KVStore):
@@ -61,25 +83,22 @@ class P3KVStore(mx.kvstore.KVStore):
     It has no native handle: every method of MXNet's KVStore is overridden, as an inherited one would crash.
     """
 
-    def __init__(self):  # pylint: disable=super-init-not-called
+    def __init__(self):
         settings = Settings.from_env(os.environ)
-        self._session = sessions.current()
-        session = self._session
+        session = self._session = sessions.current()
         session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _all_stores(session))
-        self._engine = _mxnet.MXNetEngine(self._session.core, mx.base._LIB._name)
+        self._engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name)
         self._engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
-        self._updater = self._updater_func = self._str_updater_func = None
-        self._is_p3 = False  # MXNet's word for its own P3
+        self._updater = None  # Trainer looks for its `optimizer`
+        self._servers_update = False  # with that optimizer; else the updater updates the store's own weights
         _prepare_process(self._engine_is_naive)
-        self._store = self._session.new_store()
+        self._store = session.new_store()
         self._keys = {}
         self._outdated = set()  # keys that take a new value at their next init
-        self._priorities = Priorities(self._session, self._store, settings.priority)
-        self._partitions = partitions.of(self._session)
-        self._server_optimizer = None  # the one whose description the servers have
+        self._priorities = Priorities(session, self._store, settings.priority)
+        self._partitions = partitions.of(session)
         self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind (on rank 0)
         self._resuming = set()  # keys that take back what a snapshot has of them before their first push
-        self._updates_here = False  # whether _updater updates the store's own weights
         _stores.add(self)
 
     def __del__(self):
@@ -133,10 +152,13 @@ class P3KVStore(mx.kvstore.KVStore):
             for key, entry in self._keys.items()
         }
         if servers:
-            with _mxnet_errors():
-                for one, itself in zip(stats["servers"], session.server_counters()):
-                    one["itself"] = itself
+            for one, itself in zip(stats["servers"], self._server_counters()):
+                one["itself"] = itself
         return stats
+
+    @_call
+    def _server_counters(self):
+        return self._session.server_counters()
 
     def mark_stall(self, key, begin_ns, end_ns):
         """For `p3 trace`: the training thread waited for the key's value between these times of time.monotonic_ns()."""
@@ -146,51 +168,47 @@ class P3KVStore(mx.kvstore.KVStore):
     # the list names several times has the values of all. Arrays to copy to may have another type than the key:
     # MXNet casts.
 
+    @_call
     def init(self, key, value):
         """Makes keys known; their first values are those of rank 0. A key that is initialised again keeps its value.
 
         Blocks nothing, and is no barrier.
         """
-        self._check()
-        with _paused():
-            for one_key, values in _grouped(key, value):
-                self._init(one_key, values)
+        for one_key, values in grouped(key, value):
+            key_beginnings.init(self, one_key, values)
 
+    @_call
     def broadcast(self, key, value, out, priority=0):
         """init, and the first value (of rank 0) copied to `out`."""
-        self._check()
-        with _paused():
-            for one_key, values, outs in _grouped(key, value, out):
-                self._copy_out(self._init(one_key, values, outs), outs)
+        for one_key, values, outs in grouped(key, value, out):
+            self._copy_out(key_beginnings.init(self, one_key, values, outs), outs)
 
+    @_call
     def push(self, key, value, priority=0):
         """Sends gradients into the keys' next rounds; the results land whether they are pulled or not."""
-        self._check()
-        with _paused():
-            for one_key, values in _grouped(key, value):
-                self._push(self._key(one_key), values, values, priority)
+        for one_key, values in grouped(key, value):
+            self._push(self._key(one_key), values, values, priority)
 
+    @_call
     def pull(self, key, out=None, priority=0, ignore_sparse=True):
         """Copies to `out` what the pushes so far have led to; sparse arrays in it are left alone if `ignore_sparse`."""
-        self._check()
         if out is None:
             raise MXNetError(f"pull of key {key!r}: no `out` to pull into was given")
-        with _paused():
-            for one_key, outs in _grouped(key, out):
-                wanted = [one for one in outs if not (ignore_sparse and is_sparse(checked(one, one_key)))]
-                self._copy_out(self._key(one_key), wanted)
+        for one_key, outs in grouped(key, out):
+            wanted = [one for one in outs if not (ignore_sparse and is_sparse(checked(one, one_key)))]
+            self._copy_out(self._key(one_key), wanted)
 
+    @_call
     def pushpull(self, key, value, out=None, priority=0):
         """push, then pull to `out`, or to `value` itself where there is no `out`."""
-        self._check()
-        with _paused():
-            pushed = [
-                (self._push(self._key(one_key), values, outs, priority), outs)
-                for one_key, values, outs in _grouped(key, value, value if out is None else out)
-            ]
-            for entry, outs in pushed:  # behind all pushes, as keys may share arrays
-                self._copy_out(entry, outs)
+        pushed = [
+            (self._push(self._key(one_key), values, outs, priority), outs)
+            for one_key, values, outs in grouped(key, value, value if out is None else out)
+        ]
+        for entry, outs in pushed:  # behind all pushes, as keys may share arrays
+            self._copy_out(entry, outs)
 
+    @_call
     def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
         """Copies the rows `row_ids` of what the pushes so far have led to into the row_sparse arrays `out`.
 
@@ -198,22 +216,18 @@ class P3KVStore(mx.kvstore.KVStore):
         `out`, or one for all. Waits until they are computed, but not for the network. A row that does not exist is
         MXNetError at once.
         """
-        self._check()
         if out is None or row_ids is None:
             raise MXNetError(f"row_sparse_pull of key {key!r} needs `out` and `row_ids`")
         if isinstance(key, (list, tuple)):
-            each_ids = _as_list(row_ids)
+            each_ids = as_list(row_ids)
             row_ids = each_ids * len(key) if len(each_ids) == 1 else each_ids
-        with _paused():
-            for one_key, outs, ids in _each(key, out, row_ids):
-                entry = self._key(one_key)
-                if len(ids) not in (1, len(outs)):
-                    raise MXNetError(f"row_sparse_pull of key {one_key!r}: {len(ids)} row_ids for {len(outs)} arrays")
-                entry.priority = self._priorities.of(entry, priority, outs)
-                arrays = [checked(one, one_key) for one in outs]
-                pull_rows(entry, arrays, [checked(one, one_key) for one in ids], entry.priority)
-                self._after_operation()
+        for one_key, outs, ids in each(key, out, row_ids):
+            entry = self._key(one_key)
+            entry.priority = self._priorities.of(entry, priority, outs)
+            pull_rows(entry, outs, ids, entry.priority)
+            self._after_operation()
 
+    @_call
     def join(self, update=None):
         """For a worker that has taken its last step: returns when every worker has called it. So steps may be uneven.
 
@@ -224,7 +238,6 @@ class P3KVStore(mx.kvstore.KVStore):
         done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go on. As Horovod's join, but
         without an idle worker's zeros on the wire.
         """
-        self._check()
         if not self._keys:
             raise MXNetError(
                 "join: this worker has no keys to serve the others' rounds with. Trainer makes them in its first step, "
@@ -232,18 +245,17 @@ class P3KVStore(mx.kvstore.KVStore):
             )
         if update is None and self._hands_out_sums() and self._pushed_keys():
             raise MXNetError(joining.NEEDS_UPDATE)
-        with _paused(), _mxnet_errors():
-            for store in _all_stores(self._session):
-                store._restore_resumed()
-            if self._session.progress.join():
-                held = {store._store: store for store in _all_stores(self._session)}
-                stores = [
-                    held[number] if number in held else joining.DroppedStore(self._engine, keys)
-                    for number, keys in enumerate(self._session.keys_of_stores)
-                ]
-                joining.serve_others(self._session, stores, self._check, update)
-                self._session.progress.joined()
+        stores = {store._store: store for store in _all_stores(self._session)}
+        for store in stores.values():
+            for entry in list(store._keys.values()):  # this worker may have no step of its own before it joins
+                key_beginnings.restore(store, entry)
+        if self._session.progress.join():
+            for number, keys in enumerate(self._session.keys_of_stores):
+                stores.setdefault(number, joining.DroppedStore(self._engine, keys))
+            joining.serve_others(self._session, [stores[number] for number in sorted(stores)], self._check, update)
+            self._session.progress.joined()
 
+    @_snapshot_call
     def snapshot(self, round, state=None, trainer=None):
         """Takes a snapshot of the whole job, if P3_SNAPSHOT_DIR is set and this round is due (P3_SNAPSHOT_EVERY).
 
@@ -255,10 +267,9 @@ class P3KVStore(mx.kvstore.KVStore):
         what cannot be in it. Waits for nothing; but a round that is due while the snapshot before is still being
         written waits for that.
         """
-        self._check()
-        with _paused(), _job_errors():
-            store_snapshots.take(_all_stores(self._session), round, state, _as_trainers(trainer))
+        store_snapshots.take(_all_stores(self._session), round, state, as_trainers(trainer))
 
+    @_snapshot_call
     def resume(self, trainer=None):
         """Brings the job back to its newest valid snapshot. On every worker, before the first init of any store.
 
@@ -269,47 +280,45 @@ class P3KVStore(mx.kvstore.KVStore):
         beside them. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if
         the snapshot does not fit this job; a damaged one is logged, and the one before it taken.
         """
-        self._check()
-        with _paused(), _job_errors():
-            resumed = self._session.resume()
-            if self._session.snapshots.own is not None:
-                for store in _all_stores(self._session):
-                    store_snapshots.restore_optimizer(store)
-                store_snapshots.restore_trainers(self, _as_trainers(trainer))
-            elif self._session.rejoined_at is not None:
-                store_snapshots.fetch_weights(self, _as_trainers(trainer))
-            self._session.trainers = [weakref.ref(one) for one in _as_trainers(trainer)]
+        trainers = as_trainers(trainer)
+        resumed = self._session.resume()
+        if self._session.snapshots.own is not None:
+            for store in _all_stores(self._session):
+                store_snapshots.restore_optimizer(store)
+            store_snapshots.restore_trainers(self, trainers)
+        elif self._session.rejoined_at is not None:
+            store_snapshots.fetch_weights(self, trainers)
+        self._session.trainers = [weakref.ref(one) for one in trainers]
         return resumed
 
     # Settings of the store, before its first init, the same on every worker
 
+    @_call
     def set_gradient_compression(self, compression_params):
         """{"type": "2bit", "threshold": 0.5} as MXNet's, or {"type": "fp16"}, of this store's float32 gradients.
 
         Both apply to what workers push; with fp16, sums that come back are float16 as well, weights never are. Each
         slice is compressed when its turn to leave has come, so priorities hold. Blocks until the servers know.
         """
-        self._check()
         if not isinstance(compression_params, dict):
             raise MXNetError(f"compression_params is {compression_params!r}; it must be a dict like {{'type': '2bit'}}")
         params = dict(compression_params)
         if params.get("type") == "2bit":
             params["threshold"] = float(params.get("threshold", 0.5))  # MXNet's default
-        with _mxnet_errors():
-            self._session.set_option(self._store, "compression", params)
+        self._session.set_option(self._store, "compression", params)
 
+    @_call
     def set_reduction(self, reduction):
         """What a round makes of the workers' gradients: their "sum", as MXNet's stores, or their "average".
 
         The average is over the workers that took part in the round (see join), so `Trainer.step` is given the batch
         size of one worker. Blocks until the servers know.
         """
-        self._check()
-        with _mxnet_errors():
-            self._session.set_option(self._store, "reduction", {"type": reduction})
+        self._session.set_option(self._store, "reduction", {"type": reduction})
 
     # Optimizers
 
+    @_call
     def set_optimizer(self, optimizer):
         """Has the servers update the weights, or the workers where the servers lack the optimizer. Blocks till agreed.
 
@@ -317,14 +326,12 @@ class P3KVStore(mx.kvstore.KVStore):
         first push the workers update too, as servers could not tell which gradients came before: from what the pushes
         so far have led to, so that every worker must set it between the same pushes.
         """
-        self._check()
-        # As Trainer does after a reset; its state stays.
-        is_set = optimizer is getattr(self._updater, "optimizer", None)
+        is_set = optimizer is self._optimizer  # by Trainer, after a reset; its state stays
         try:
             description = describe(optimizer)
             if self._updates_here:
                 raise NotOnServer("the workers update this store's weights already")
-            if self._server_optimizer is None and self._pushed_keys():
+            if not self._servers_update and self._pushed_keys():
                 raise NotOnServer("gradients have been pushed without it; set it before the first push")
         except NotOnServer as reason:
             if is_set:
@@ -333,44 +340,39 @@ class P3KVStore(mx.kvstore.KVStore):
             log.warning("%s updates the weights on every worker, not on the servers: %s", name, reason)
             self._set_updater(mx.optimizer.get_updater(optimizer))
         else:
-            with _mxnet_errors():
-                self._session.set_optimizer(self._store, description)
+            self._session.set_optimizer(self._store, description)
             if is_set:
                 return
-            self._server_optimizer = optimizer
-            self._updater = mx.optimizer.get_updater(optimizer)  # Trainer looks for its `optimizer`
+            self._servers_update, self._updater = True, mx.optimizer.get_updater(optimizer)
             store_snapshots.restore_optimizer(self)
         self._priorities.know_parameters(getattr(optimizer, "param_dict", None) or {})
 
+    @_call
     def _set_updater(self, updater):
         """`updater(key, sum, weight)` updates this worker's copy of the weights; all workers must do the same."""
-        if self._server_optimizer is not None:
+        if self._servers_update:
             raise MXNetError(
-                f"the servers update this store's weights with {type(self._server_optimizer).__name__} already; "
+                f"the servers update this store's weights with {type(self._optimizer).__name__} already; "
                 "set another optimizer on a new store"
             )
         if updater is self._updater:
             return
-        self._updater = updater
-        if not self._updates_here:
-            self._updates_here = True
+        if self._updater is None:
             for entry in self._keys.values():
                 entry.keep_weight()
+        self._updater = updater
         store_snapshots.restore_optimizer(self)
 
+    @_call
     def save_optimizer_states(self, fname, dump_optimizer=False):
         """Writes the optimizer's state, as of this worker's last round, to one file that MXNet's Updater can load.
 
         Atomic: `fname` is the old file or the whole new one. Any worker may call it, alone. With dump_optimizer the
         file also holds the optimizer (learning rate, number of updates).
         """
-        optimizer = self._require_optimizer("saved")
-        states = self._updater.states
-        if self._server_optimizer is not None:
-            with _mxnet_errors():
-                states = ServerStates(self._session, optimizer).fetch(self._pushed_keys())
-        optimizer_states.write(fname, states, optimizer if dump_optimizer else None)
+        saved_states.save(self, fname, dump_optimizer)
 
+    @_call
     def load_optimizer_states(self, fname):
         """Gives the optimizer the state in a file that this method, or MXNet's Updater.get_states, has written.
 
@@ -378,61 +380,32 @@ class P3KVStore(mx.kvstore.KVStore):
         optimizer in the file replaces each worker's. MXNetError if the file is cut short or is of another model or
         optimizer; then everything is as before. MXNet's format is a pickle: load only files that you trust.
         """
-        optimizer = self._require_optimizer("loaded")
-        states, saved_optimizer = optimizer_states.read(fname)
-        if saved_optimizer is not None:
-            self._require_same_kind(optimizer, saved_optimizer, fname)
-        unknown = sorted(map(repr, states.keys() - self._keys.keys()))
-        if unknown:
-            raise MXNetError(f"{fname} holds the state of another model: this store has no key {', '.join(unknown)}")
-        anew = {entry.id for entry in self._pushed_keys()} - states.keys()  # as MXNet would begin them
-        arrays = {
-            key: optimizer_states.from_mxnet(optimizer, key, self._keys[key].template, states[key]) for key in states
-        }
-        self._resuming.clear()  # the file's word comes later than the snapshot's
-        if self._server_optimizer is None:
-            self._updater.states, self._updater.states_synced = states, dict.fromkeys(states, False)
-        elif self.rank == 0:
-            arrays.update((key, optimizer_states.fresh(optimizer, key, self._keys[key].template)) for key in anew)
-            with _mxnet_errors():
-                ServerStates(self._session, optimizer).store(self._keys, arrays)
-            self._loaded_states = {key: arrays[key] for key in arrays if not self._keys[key].pushed}
-        if saved_optimizer is not None:
-            saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
-            self._updater.optimizer = saved_optimizer
-            if self._server_optimizer is not None:
-                self._server_optimizer = saved_optimizer
+        saved_states.load(self, fname)
 
-    def _require_optimizer(self, action):
-        self._check()
-        optimizer = getattr(self._updater, "optimizer", None)
-        if optimizer is None:
-            raise MXNetError(f"no optimizer was set on this store, so no states can be {action}; call set_optimizer")
-        return optimizer
+    @property
+    def _optimizer(self):
+        return getattr(self._updater, "optimizer", None)
 
-    def _require_same_kind(self, optimizer, saved, fname):
-        kind, saved_kind = type(optimizer).__name__, type(saved).__name__
-        same = type(saved) is type(optimizer)
-        if same and self._server_optimizer is not None:
-            here, there = describe(optimizer), describe(saved)
-            same = here == there
-            kind, saved_kind = here, there
-        if not same:
-            raise MXNetError(f"{fname} holds the state of {saved_kind}, but this store's optimizer is {kind}")
+    @property
+    def _updates_here(self):
+        """Whether the updater updates this worker's own copy of the weights."""
+        return self._updater is not None and not self._servers_update
+
+    def _hands_out_sums(self):
+        return self._updater is None
 
     def _pushed_keys(self):
         return [entry for entry in self._keys.values() if entry.pushed]
 
     # The job
 
+    @_call
     def _barrier(self):
-        self._check()
-        with _mxnet_errors():
-            self._session.barrier()
+        self._session.barrier()
 
+    @_call
     def get_num_dead_node(self, node_id=0, timeout=60):
         """0, or the error that the whole job ends with when any node dies: nobody trains on beside a dead node."""
-        self._check()
         return 0
 
     def _send_command_to_servers(self, head, body):
@@ -449,10 +422,9 @@ class P3KVStore(mx.kvstore.KVStore):
             )
 
     def _check(self):
-        """Raises the job's first error, in every call from then on. The engine itself reports an error only once."""
         try:
             self._session.check()
-        except _core.P3Error as error:
+        except P3Error as error:
             raise MXNetError(str(error)) from None
 
     # One key
@@ -460,133 +432,22 @@ class P3KVStore(mx.kvstore.KVStore):
     def _key(self, key):
         try:
             return self._keys[key]
-        except (KeyError, TypeError):
+        except KeyError:
             raise MXNetError(f"key {key!r} was not initialised on this store; call init or broadcast first") from None
-
-    def _init(self, key, values, outs=()):
-        key = key if isinstance(key, str) else _as_index(key)
-        if len(values) > 1:
-            raise MXNetError(f"key {key!r} takes one first value, not {len(values)}")
-        value = checked(values[0], key)
-        entry = self._keys.get(key)
-        if entry is not None:
-            entry.require_alike(value, "initialised again with")
-            if key not in self._outdated:
-                return entry
-            self._outdated.remove(key)
-        else:
-            arrays = (*values, *outs)
-            parameter = self._priorities.parameter_of(key, arrays)
-            sparse_gradient = getattr(parameter, "_grad_stype", "default") == "row_sparse"
-            kind = self._kind_of_key(is_sparse(value), sparse_gradient, value.dtype)
-            kind, name = self._settled_before(kind, key, value)
-            entry = self._declare(kind, key, value.shape, value.dtype, is_sparse(value), name)
-            self._priorities.add(entry, arrays)
-            resumed = store_snapshots.value_of(self, entry, arrays)
-            if resumed is not None:
-                value = resumed
-            self._resuming.add(key)
-        self._give_first_value(entry, value)
-        return entry
-
-    def _declare(self, kind, key, shape, dtype, sparse_weight, name=None, landing=None):
-        with _mxnet_errors():
-            declared = self._session.declare(name or key, shape, dtype, self._store, sparse=kind is not DenseKey)
-        entry = self._keys[key] = kind(self._engine, key, declared, sparse_weight, landing)
-        self._session.keys_of_stores[self._store][key] = declared
-        return entry
-
-    def _give_first_value(self, entry, value):
-        entry.priority = self._priorities.at_init(entry)
-        entry.init(value if self.rank == 0 else None, entry.priority)
-        if self._updates_here:
-            entry.keep_weight()
-        self._after_operation()
-
-    def _kind_of_key(self, sparse_weight, sparse_gradient, dtype):
-        """Which kind of key suits the arrays and, as far as it is known, the optimizer."""
-        if not sparse_weight and not sparse_gradient:
-            return DenseKey
-        optimizer = self._server_optimizer or getattr(self._updater, "optimizer", None)
-        if optimizer is not None and not updates_rows_alone(optimizer, dtype):
-            return DenseKey
-        on_servers = sparse_weight and not self._updates_here
-        return ServerRowKey if on_servers else RowKey
-
-    def _settled_before(self, kind, key, value):
-        """In a process that has taken a lost one's place: the kind that the others have gone over to in _settle_kind,
-        and the name that the key has since; else `kind`, and None."""
-        if self._session.rejoined_at is not None:
-            with_rows = self._kind_of_key(is_sparse(value), True, value.dtype)
-            for other in (with_rows, DenseKey):
-                if self._session.agreed_shape(self._store, _name_as(other, key)) is not None:
-                    return other, _name_as(other, key)
-        return kind, None
-
-    def _catch_up(self):
-        """Before a key's first push, in a process that has taken a lost one's place."""
-        if self._session.rejoined_at is None:
-            return
-        if self._server_optimizer is None:
-            raise MXNetError(
-                "this worker has taken the place of one that was lost, and the weights with it, as the workers update "
-                "them: only where the servers do (update_on_kvstore, and an optimizer that they know) can a worker be "
-                "replaced"
-            )
-        store_snapshots.count_updates(self)
-
-    def _settle_kind(self, entry, gradients):
-        """Before a key's first push, when the storage of its gradients and the optimizer are known.
-
-        If another kind suits them, the key is declared anew as that, with the value that it has. Every worker does so.
-        """
-        sparse_gradient = is_sparse(gradients[0])
-        kind = self._kind_of_key(entry.sparse_weight, sparse_gradient, entry.dtype)
-        if kind is ServerRowKey and self._server_optimizer is None:
-            kind = RowKey  # sums go to the workers
-        if type(entry) is kind or (kind is DenseKey and not sparse_gradient):
-            return entry
-        name = _name_as(kind, entry.id)
-        settled = self._declare(kind, entry.id, entry.shape, entry.dtype, entry.sparse_weight, name, entry.landing)
-        self._priorities.replace(entry, settled)
-        self._give_first_value(settled, entry.value(entry.priority) if self.rank == 0 else None)
-        settled.outs = entry.outs
-        if entry.id in self._loaded_states:
-            with _mxnet_errors():
-                ServerStates(self._session, self._server_optimizer).store(
-                    self._keys, {entry.id: self._loaded_states.pop(entry.id)}
-                )
-        return settled
-
-    def _restore(self, entry):
-        """Before this worker's first round of the key: what a snapshot has of it."""
-        if entry.id in self._resuming:
-            self._resuming.remove(entry.id)
-            store_snapshots.restore_key(self, entry)
-
-    def _restore_resumed(self):
-        """The same of all keys, for a worker that has no step of its own before it joins."""
-        for entry in list(self._keys.values()):
-            self._restore(entry)
 
     def _expect_new_values(self):
         """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker."""
         self._outdated = set(self._keys)
 
     def _push(self, entry, values, outs, priority):
-        entry.require_alike(checked(values[0], entry.id), "pushed with")
+        entry.require_alike(values[0], "pushed with")
         for value in values[1:]:
-            entry.require_shape(checked(value, entry.id), "pushed with")  # its type is cast to that of the first
+            entry.require_shape(value, "pushed with")  # its type is cast to that of the first
         if not entry.pushed:
-            self._catch_up()
-            entry = self._settle_kind(entry, values)
-            with _mxnet_errors():
-                self._restore(entry)
+            entry = key_beginnings.before_first_push(self, entry, values)
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)
-        scalars = _core.NO_SCALARS
-        if self._server_optimizer is not None:
-            scalars = round_scalars(self._server_optimizer, entry.id)
+        scalars = round_scalars(self._optimizer, entry.id) if self._servers_update else NO_SCALARS
         entry.priority = self._priorities.of(entry, priority, (*outs, *values))
         if self._partitions is not None and entry.declared.sparse:
             self._partitions.pushed(entry.declared)
@@ -599,19 +460,14 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _copy_out(self, entry, outs):
         for out in outs:
-            entry.require_shape(checked(out, entry.id), "pulled into an array of")
+            entry.require_shape(out, "pulled into an array of")
         entry.copy_out(outs, entry.priority)
         entry.outs = outs
 
-    # What joining.py asks of a store
-
-    def _hands_out_sums(self):
-        return self._server_optimizer is None and not self._updates_here
-
     def _follow(self, entry):
         """Takes over what has landed in a round that this worker skipped."""
-        if self._server_optimizer is not None:
-            round_scalars(self._server_optimizer, entry.id)  # counts the update here as elsewhere
+        if self._servers_update:
+            round_scalars(self._optimizer, entry.id)  # counts the update here as elsewhere
         elif self._updates_here:
             self._updater(entry.id, entry.sum_for_updater(), entry.weight)
         elif entry.parameter is not None:
@@ -624,90 +480,14 @@ class P3KVStore(mx.kvstore.KVStore):
             self._check()  # this engine waits for the operation, but drops its error
 
 
-def _name_as(kind, key):
-    """Of a key that was declared anew, as another kind."""
-    return f"{key} ({kind.route})"
-
-
-def _each(keys, *values):
-    """(key, list of arrays, ...) for each key of a call. A single key may come with one array or one per device."""
-    if not isinstance(keys, (list, tuple)):
-        return ((keys, *map(_as_list, values)),)
-    for one in values:
-        if not isinstance(one, (list, tuple)) or len(one) != len(keys):
-            raise MXNetError(f"{len(keys)} keys need as many values, in a list")
-    return [(key, *map(_as_list, row)) for key, *row in zip(keys, *values)]
-
-
-def _grouped(keys, *values):
-    """As _each; a key that the call names several times comes once, with all its arrays in the order given."""
-    grouped = {}
-    for key, *arrays in _each(keys, *values):
-        try:
-            before = grouped.get(key)
-        except TypeError:
-            raise MXNetError(f"a key is a string or a whole number, not {key!r}") from None
-        grouped[key] = arrays if before is None else [[*had, *more] for had, more in zip(before, arrays)]
-    return [(key, *arrays) for key, arrays in grouped.items()]
-
-
-def _as_list(arrays):
-    if not isinstance(arrays, (list, tuple)):
-        return [arrays]
-    if not arrays:
-        raise MXNetError("an empty list of arrays was given for a key")
-    return arrays
-
-
-def _as_index(key):
-    try:
-        return operator.index(key)
-    except TypeError:
-        raise MXNetError(f"a key is a string or a whole number, not {key!r}") from None
-
-
-def _paused():
-    """Nothing here belongs into a graph, and MXNet refuses to write an array of a graph while it records."""
-    return autograd.pause() if autograd.is_recording() else _NOT_PAUSED
-
-
-@contextlib.contextmanager
-def _mxnet_errors():
-    try:
-        yield
-    except (_core.P3Error, ValueError, TimeoutError) as error:
-        raise MXNetError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _job_errors():
-    """As _mxnet_errors, but wrong arguments stay ValueError."""
-    try:
-        yield
-    except (_core.P3Error, TimeoutError) as error:
-        raise MXNetError(str(error)) from error
-
-
 def _all_stores(session):
     """That the script still holds, in the order in which they were made."""
     return sorted((store for store in _stores if store._session is session), key=lambda store: store._store)
 
 
-def _as_trainers(trainer):
-    if trainer is None:
-        return []
-    return list(trainer) if isinstance(trainer, (list, tuple)) else [trainer]
-
-
-_process_is_prepared = False
-
-
+@functools.lru_cache(maxsize=None)
 def _prepare_process(engine_is_naive):
     """Once, after the session has been opened: what is registered later runs earlier at exit."""
-    global _process_is_prepared
-    if _process_is_prepared:
-        return
-    _process_is_prepared = True
     atexit.register(_drain)
     # fork() itself makes MXNet wait for its operations, but holding Python's lock all the while.
     os.register_at_fork(before=_drain)

@@ -6,7 +6,7 @@ touched. The first copy to an array is a whole one.
 
 ServerRowKey: the weight is row_sparse and lives on the servers; workers read the rows that they ask for.
 
-Known at init if the value is row_sparse, or if the Parameter's gradient is; else at the first push (kvstore.py).
+Known at init if the value is row_sparse, or if the Parameter's gradient is; else at the first push (key_beginnings.py).
 """
 
 import mxnet as mx
@@ -15,6 +15,7 @@ from mxnet.base import MXNetError
 
 from p3._core import NO_SCALARS
 from p3.mxnet import _mxnet
+from p3.mxnet.arguments import checked
 from p3.mxnet.keys import Key, is_sparse, new_landing, to_dense
 
 
@@ -129,7 +130,24 @@ class ServerRowKey(_KeyOfRows):
             self.copy_to(out, rows)
 
 
-def unique_rows(key, row_ids):
+def pull_rows(key, outs, row_ids, priority):
+    """Copies rows to row_sparse arrays, each of which then has just those. `row_ids`: one for each, or one for all."""
+    if len(row_ids) not in (1, len(outs)):
+        raise MXNetError(f"row_sparse_pull of key {key.id!r}: {len(row_ids)} row_ids for {len(outs)} arrays")
+    for number, out in enumerate(outs):
+        if not is_sparse(checked(out, key.id)):
+            raise MXNetError(f"row_sparse_pull of key {key.id!r}: `out` must be row_sparse, not dense; use pull")
+        key.require_shape(out, "pulled into an array of")
+        if number < len(row_ids):
+            ids = _unique_rows(key, checked(row_ids[number], key.id))
+            if ids.size:
+                rows = key.read_rows(ids, priority)
+            else:
+                rows = mx.nd.sparse.zeros("row_sparse", key.shape, dtype=key.dtype)
+        key.engine.copy(rows.handle.value, out.handle.value)
+
+
+def _unique_rows(key, row_ids):
     """The rows that an array of ids names, as sorted int64. Waits for the ids to be computed."""
     ids = np.unique(row_ids.asnumpy())
     if ids.size and not (ids[0] >= 0 and ids[-1] < key.shape[0]):  # false for NaN as well
@@ -138,18 +156,3 @@ def unique_rows(key, row_ids):
             f"row_sparse_pull of key {key.id!r}: row id {wrong:.0f} is out of range; the key has {key.shape[0]} rows"
         )
     return np.unique(ids.astype(np.int64))
-
-
-def pull_rows(key, outs, row_ids, priority):
-    """Copies rows to row_sparse arrays, each of which then has just those. `row_ids`: one for each, or one for all."""
-    for number, out in enumerate(outs):
-        if not is_sparse(out):
-            raise MXNetError(f"row_sparse_pull of key {key.id!r}: `out` must be row_sparse, not dense; use pull")
-        key.require_shape(out, "pulled into an array of")
-        if number < len(row_ids):
-            ids = unique_rows(key, row_ids[number])
-            if ids.size:
-                rows = key.read_rows(ids, priority)
-            else:
-                rows = mx.nd.sparse.zeros("row_sparse", key.shape, dtype=key.dtype)
-        key.engine.copy(rows.handle.value, out.handle.value)

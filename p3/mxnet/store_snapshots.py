@@ -209,7 +209,9 @@ def restore_key(store, entry):
 
 def numbers_of(session, stores):
     """What the numbers of all optimizers are, for who takes a lost worker's place; as JSON can carry it."""
-    optimizers = {str(store._store): _sendable(_numbers(store._server_optimizer)) for store in stores}
+    optimizers = {
+        str(store._store): _sendable(_numbers(store._optimizer)) if store._servers_update else None for store in stores
+    }
     trainers = [
         {
             "scale": {"_scale": trainer._scale},
@@ -233,7 +235,7 @@ def _take_over(store):
 def count_updates(store):
     """The same where no other worker was left to tell: from the rounds of the keys."""
     past = store._session.past
-    optimizer = store._server_optimizer
+    optimizer = store._optimizer
     if past["numbers"] is None:
         for entry in store._keys.values():
             if entry.id not in optimizer._index_update_count:
@@ -241,8 +243,6 @@ def count_updates(store):
 
 
 def _sendable(numbers):
-    if numbers is None:
-        return None
     counts = [[device, [list(pair) for pair in counted.items()]] for device, counted in numbers["counts"].items()]
     return dict(numbers, plain=_finite(numbers["plain"]), scheduler=_finite(numbers["scheduler"]), counts=counts)
 

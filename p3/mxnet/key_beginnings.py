@@ -1,0 +1,115 @@
+"""How a store's keys begin: the kind that suits each, and what a snapshot or the job has of it already.
+
+The kind is known at init if the value is row_sparse, or if the Parameter's gradient is; else at the first push, before
+which a key may be declared anew, as another kind. Every worker does so.
+"""
+
+from mxnet.base import MXNetError
+
+from p3.mxnet import saved_states, store_snapshots
+from p3.mxnet.arguments import checked
+from p3.mxnet.keys import DenseKey, is_sparse
+from p3.mxnet.optimizer_descriptions import updates_rows_alone
+from p3.mxnet.row_keys import RowKey, ServerRowKey
+
+
+def init(store, key, values, outs=()):
+    """The store's key of that id, with rank 0's first value under way; `values` and `outs` are the call's."""
+    if len(values) > 1:
+        raise MXNetError(f"key {key!r} takes one first value, not {len(values)}")
+    value = checked(values[0], key)
+    entry = store._keys.get(key)
+    if entry is not None:
+        entry.require_alike(value, "initialised again with")
+        if key not in store._outdated:
+            return entry
+        store._outdated.remove(key)
+    else:
+        arrays = (*values, *outs)
+        kind, name = _first_kind(store, key, value, store._priorities.parameter_of(key, arrays))
+        entry = _declare(store, kind, key, name, value.shape, value.dtype, is_sparse(value))
+        store._priorities.add(entry, arrays)
+        resumed = store_snapshots.value_of(store, entry, arrays)
+        if resumed is not None:
+            value = resumed
+        store._resuming.add(key)
+    _give_first_value(store, entry, value)
+    return entry
+
+
+def before_first_push(store, entry, gradients):
+    """The key, or the one that takes its place now that the storage of its gradients and the optimizer are known."""
+    if store._session.rejoined_at is not None:
+        if not store._servers_update:
+            raise MXNetError(
+                "this worker has taken the place of one that was lost, and the weights with it, as the workers update "
+                "them: only where the servers do (update_on_kvstore, and an optimizer that they know) can a worker be "
+                "replaced"
+            )
+        store_snapshots.count_updates(store)
+    entry = _settled(store, entry, is_sparse(gradients[0]))
+    restore(store, entry)
+    return entry
+
+
+def restore(store, entry):
+    """Before this worker's first round of the key: what a snapshot has of it."""
+    if entry.id in store._resuming:
+        store._resuming.remove(entry.id)
+        store_snapshots.restore_key(store, entry)
+
+
+def _first_kind(store, key, value, parameter):
+    """Of a new key, and what the job calls it."""
+    sparse_weight = is_sparse(value)
+    if store._session.rejoined_at is not None:  # the others may have gone over to another kind in _settled()
+        for kind in (_suitable_kind(store, sparse_weight, True, value.dtype), DenseKey):
+            if store._session.agreed_shape(store._store, _name_as(kind, key)) is not None:
+                return kind, _name_as(kind, key)
+    sparse_gradient = getattr(parameter, "_grad_stype", "default") == "row_sparse"
+    return _suitable_kind(store, sparse_weight, sparse_gradient, value.dtype), key
+
+
+def _suitable_kind(store, sparse_weight, sparse_gradient, dtype):
+    """Which kind of key suits the arrays and, as far as it is known, the optimizer."""
+    if not sparse_weight and not sparse_gradient:
+        return DenseKey
+    if store._optimizer is not None and not updates_rows_alone(store._optimizer, dtype):
+        return DenseKey
+    return ServerRowKey if sparse_weight and not store._updates_here else RowKey
+
+
+def _settled(store, entry, sparse_gradient):
+    """`entry`; or if another kind suits it, the key declared anew as that, with the value that it has."""
+    kind = _suitable_kind(store, entry.sparse_weight, sparse_gradient, entry.dtype)
+    if kind is ServerRowKey and not store._servers_update:
+        kind = RowKey  # sums go to the workers
+    if type(entry) is kind or (kind is DenseKey and not sparse_gradient):
+        return entry
+    name, shape, dtype = _name_as(kind, entry.id), entry.shape, entry.dtype
+    settled = _declare(store, kind, entry.id, name, shape, dtype, entry.sparse_weight, entry.landing)
+    store._priorities.replace(entry, settled)
+    _give_first_value(store, settled, entry.value(entry.priority) if store.rank == 0 else None)
+    settled.outs = entry.outs
+    saved_states.give_loaded(store, entry.id)
+    return settled
+
+
+def _name_as(kind, key):
+    """Of a key that was declared anew, as another kind."""
+    return f"{key} ({kind.route})"
+
+
+def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
+    declared = store._session.declare(name, shape, dtype, store._store, sparse=kind is not DenseKey)
+    entry = store._keys[key] = kind(store._engine, key, declared, sparse_weight, landing)
+    store._session.keys_of_stores[store._store][key] = declared
+    return entry
+
+
+def _give_first_value(store, entry, value):
+    entry.priority = store._priorities.at_init(entry)
+    entry.init(value if store.rank == 0 else None, entry.priority)
+    if store._updates_here:
+        entry.keep_weight()
+    store._after_operation()

@@ -1,0 +1,98 @@
+"""The optimizer's states of a store: saved to a file and loaded, whether the servers hold them or this worker.
+
+Waits for the network, at most P3_WAIT_TIMEOUT_S. What is fetched is consistent: a key's state changes only in a round,
+and no round completes without this worker.
+"""
+
+import numpy as np
+from mxnet.base import MXNetError
+
+from p3._core import DTYPES, MASTER, state_parts
+from p3.mxnet import optimizer_states
+from p3.mxnet.optimizer_descriptions import describe
+
+
+def save(store, path, dump_optimizer):
+    optimizer = _optimizer_of(store, "saved")
+    states = _fetch(store, optimizer) if store._servers_update else store._updater.states
+    optimizer_states.write(path, states, optimizer if dump_optimizer else None)
+
+
+def load(store, path):
+    optimizer, keys = _optimizer_of(store, "loaded"), store._keys
+    states, saved_optimizer = optimizer_states.read(path)
+    if saved_optimizer is not None:
+        _require_same_kind(store, optimizer, saved_optimizer, path)
+    unknown = sorted(map(repr, states.keys() - keys.keys()))
+    if unknown:
+        raise MXNetError(f"{path} holds the state of another model: this store has no key {', '.join(unknown)}")
+    arrays = {key: optimizer_states.from_mxnet(optimizer, key, keys[key].template, states[key]) for key in states}
+    store._resuming.clear()  # the file's word comes later than the snapshot's
+    if not store._servers_update:
+        store._updater.states, store._updater.states_synced = states, dict.fromkeys(states, False)
+    elif store.rank == 0:
+        for entry in store._pushed_keys():
+            if entry.id not in arrays:  # as MXNet would begin it
+                arrays[entry.id] = optimizer_states.fresh(optimizer, entry.id, entry.template)
+        _give(store, arrays)
+        store._loaded_states = {key: arrays[key] for key in arrays if not keys[key].pushed}
+    if saved_optimizer is not None:
+        saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
+        store._updater.optimizer = saved_optimizer
+
+
+def give_loaded(store, key):
+    """Of a key that has just become of another kind: what was loaded before."""
+    if key in store._loaded_states:
+        _give(store, {key: store._loaded_states.pop(key)})
+
+
+def _optimizer_of(store, action):
+    optimizer = store._optimizer
+    if optimizer is None:
+        raise MXNetError(f"no optimizer was set on this store, so no states can be {action}; call set_optimizer")
+    return optimizer
+
+
+def _require_same_kind(store, optimizer, saved, path):
+    kind, saved_kind = type(optimizer).__name__, type(saved).__name__
+    same = type(saved) is type(optimizer)
+    if same and store._servers_update:
+        kind, saved_kind = describe(optimizer), describe(saved)
+        same = kind == saved_kind
+    if not same:
+        raise MXNetError(f"{path} holds the state of {saved_kind}, but this store's optimizer is {kind}")
+
+
+def _fetch(store, optimizer):
+    """{key: state as MXNet's Updater would hold it} of the keys that were pushed."""
+    session, description = store._session, describe(optimizer)
+    under_way = []
+    for entry in store._pushed_keys():
+        key = entry.declared
+        parts = [part for part in state_parts(description, DTYPES[key.dtype]) if part > 0]
+        entry.wait()
+        arrays = {part: np.empty(key.shape, "float32" if key.dtype == "float16" else key.dtype) for part in parts}
+        under_way.append((entry, arrays, [entry.fetch_part(session, part, array) for part, array in arrays.items()]))
+    states = {}
+    for entry, arrays, operations in under_way:
+        session.wait(operations)
+        master = arrays.pop(MASTER, None)
+        states[entry.id] = optimizer_states.to_mxnet(
+            optimizer, entry.id, entry.template, list(arrays.values()), master
+        )
+    return states
+
+
+def _give(store, states):
+    """Gives the servers `states`, {key: (arrays, master) as optimizer_states.from_mxnet makes them}. On rank 0."""
+    operations = []
+    for name, (arrays, master) in states.items():
+        entry = store._keys[name]
+        entry.wait()
+        contents = dict(enumerate(arrays, 1))
+        if master is not None:
+            contents[MASTER] = master
+        for part, content in contents.items():
+            operations.append(entry.store_part(store._session, part, np.ascontiguousarray(content)))
+    store._session.wait(operations)
