@@ -19,6 +19,7 @@ import importlib
 import logging
 import os
 import sys
+import warnings
 
 log = logging.getLogger("p3")
 
@@ -91,9 +92,7 @@ def plug_in(mxnet, store_type):
 
     mxnet.kvstore.KVStoreBase.kv_registry.update(dict.fromkeys(NAMES, store_type))
     forward_order.watch(mxnet.gluon)
-    _let_trainer_change(mxnet.gluon.Trainer, store_type)
-    _let_workers_update_by_sparse_gradients(mxnet.gluon.Trainer, store_type)
-    _let_steps_with_overflow_be_skipped(mxnet.gluon.Trainer, store_type)
+    _adapt_trainer(mxnet.gluon.Trainer, store_type)
     for module in (mxnet.gluon.trainer, mxnet.module.module, mxnet.model):
         module._create_kvstore = _accepting_p3_sync(module._create_kvstore)
     for module in (mxnet.module.module, mxnet.model):
@@ -102,8 +101,8 @@ def plug_in(mxnet, store_type):
         mxnet.ndarray.CachedOp = _unbulked(mxnet.ndarray.CachedOp)
 
 
-def _let_trainer_change(trainer, store_type):
-    rescale, reset = trainer._check_and_rescale_grad, trainer._reset_kvstore
+def _adapt_trainer(trainer, store_type):
+    rescale, reset, init = trainer._check_and_rescale_grad, trainer._reset_kvstore, trainer._init_kvstore
 
     @functools.wraps(rescale)
     def _check_and_rescale_grad(self, scale):
@@ -120,17 +119,16 @@ def _let_trainer_change(trainer, store_type):
             self._kvstore = None  # what MXNet refuses to reset; the next step sets it up again
         reset(self)
 
-    trainer._check_and_rescale_grad = _check_and_rescale_grad
-    trainer._reset_kvstore = _reset_kvstore
-
-
-def _let_workers_update_by_sparse_gradients(trainer, store_type):
-    init = trainer._init_kvstore
-
     @functools.wraps(init)
     def _init_kvstore(self):
         config = self._kvstore_params
-        summed = config["update_on_kvstore"] is False and _is_p3(config["kvstore"], store_type)
+        kvstore = config["kvstore"]
+        is_p3 = isinstance(kvstore, store_type) or (isinstance(kvstore, str) and kvstore.lower() in NAMES)
+        scaled = getattr(self, "_amp_loss_scaler", None) is not None
+        if is_p3 and scaled and config["update_on_kvstore"] is None:
+            log.warning("a loss scaler is in use: the workers update the weights, so that overflown steps are left out")
+            config["update_on_kvstore"] = False
+        summed = is_p3 and config["update_on_kvstore"] is False
         if not summed or not self._contains_sparse_grad or self._contains_sparse_weight:
             init(self)
             return
@@ -141,26 +139,9 @@ def _let_workers_update_by_sparse_gradients(trainer, store_type):
             self._contains_sparse_grad = True
         self._distributed = False  # as which it would not pull row_sparse sums
 
+    trainer._check_and_rescale_grad = _check_and_rescale_grad
+    trainer._reset_kvstore = _reset_kvstore
     trainer._init_kvstore = _init_kvstore
-
-
-def _let_steps_with_overflow_be_skipped(trainer, store_type):
-    init = trainer._init_kvstore
-
-    @functools.wraps(init)
-    def _init_kvstore(self):
-        config = self._kvstore_params
-        scaled = getattr(self, "_amp_loss_scaler", None) is not None
-        if scaled and config["update_on_kvstore"] is None and _is_p3(config["kvstore"], store_type):
-            log.warning("a loss scaler is in use: the workers update the weights, so that overflown steps are left out")
-            config["update_on_kvstore"] = False
-        init(self)
-
-    trainer._init_kvstore = _init_kvstore
-
-
-def _is_p3(kvstore, store_type):
-    return isinstance(kvstore, store_type) or (isinstance(kvstore, str) and kvstore.lower() in NAMES)
 
 
 def _giving_first_weights(initialize, store_type):
@@ -203,8 +184,6 @@ def _unbulked(cached_op):
 
 def _warn_about_bulks():
     if _is_distributed_worker() and BULK_VARIABLE not in os.environ:
-        import warnings
-
         warnings.warn(
             f"MXNet was imported before p3 and without {BULK_VARIABLE}=1, so backward passes that are not hybridized "
             "hand out gradients in groups of 15 operators and parameters are synchronised later than they could be. "
