@@ -7,13 +7,13 @@ that object is the template here.
 
 import os
 import pickle
-import secrets
 
 import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
 
 from p3.mxnet.keys import classic
+from p3.snapshots.files import write_file
 
 # np_shape in this file: or MXNet takes a length of 0, and the empty shape, for "not known yet". Not around files, which
 # MXNet loads only under the setting that they were saved under: that one is the script's.
@@ -83,20 +83,9 @@ def write(path, states, optimizer=None):
 
     The file is complete or as it was before, also if the machine fails meanwhile. MXNetError if it cannot be written.
     """
-    path = os.path.realpath(path)  # a link stays one
-    temporary = f"{path}.{secrets.token_hex(4)}.part"
     try:
-        try:
-            with open(temporary, "xb") as file:
-                pickle.dump(states if optimizer is None else (states, optimizer), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
-        _sync_folder(os.path.dirname(path))
+        content = pickle.dumps(states if optimizer is None else (states, optimizer))
+        write_file(os.path.realpath(path), [content])  # a link stays one
     except Exception as error:  # what an optimizer of the user's own may raise when it is pickled is not known
         raise MXNetError(f"optimizer states cannot be written to {path}: {error}") from error
 
@@ -151,14 +140,6 @@ def _shown(part, weight=None):
         dtype = np.dtype(part.dtype) if weight is None else _dtype(part, weight)
         return f"an array of shape {part.shape} and type {dtype}"
     return "nothing" if part is None else f"a {type(part).__name__}"
-
-
-def _sync_folder(folder):
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def fresh(optimizer, index, weight):

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from p3.mxnet import forward_order
 
-MODES = ("auto", "caller", "index", "off")
-
 # Ranges that keep every engine priority within 32 bits, and keys without a position behind all that have one.
 _CALLER_LIMIT = 1 << 19
 _UNSEEN = -(1 << 20)

@@ -76,7 +76,7 @@ def _wait(session, completions, count):
 
 def _own_of_store(store):
     updater = store._updater
-    own = {"residuals": {}, "weights": {}, "states": None, "optimizer": _numbers(getattr(updater, "optimizer", None))}
+    own = {"residuals": {}, "weights": {}, "states": None, "optimizer": _numbers(store._optimizer)}
     if store._updates_here:
         own["states"] = _states(updater)
         if store.rank == 0:  # whose init tells the others
@@ -162,14 +162,16 @@ def _give_keys(store, trainer, shape_of):
 
 def restore_optimizer(store):
     """When the store has got its updater: the optimizer's numbers, and where it updates here, the states."""
-    own = _saved(store)
-    if own is None:
-        if store._session.past is not None:
-            _take_over(store)
-        return
-    _restore_numbers(getattr(store._updater, "optimizer", None), own["optimizer"])
-    if store._updates_here:
-        _restore_states(store._updater, own["states"])
+    own, past = _saved(store), store._session.past
+    if own is not None:
+        _restore_numbers(store._optimizer, own["optimizer"])
+        if store._updates_here:
+            _restore_states(store._updater, own["states"])
+    elif past is not None and past["numbers"] is not None:  # in a process that has taken a lost worker's place
+        its = past["numbers"]["optimizers"].get(str(store._store))
+        if its is not None:
+            counts = {device: dict(map(tuple, counted)) for device, counted in its["counts"]}
+            _restore_numbers(store._optimizer, dict(its, counts=counts))
 
 
 def value_of(store, entry, arrays):
@@ -223,19 +225,9 @@ def numbers_of(session, stores):
     return {"optimizers": optimizers, "trainers": trainers}
 
 
-def _take_over(store):
-    """In a process that has taken a lost worker's place: the others' numbers of this store's optimizer."""
-    numbers = store._session.past["numbers"]
-    its = None if numbers is None else numbers["optimizers"].get(str(store._store))
-    if its is not None:
-        counts = {device: dict(map(tuple, counted)) for device, counted in its["counts"]}
-        _restore_numbers(store._updater.optimizer, dict(its, counts=counts))
-
-
 def count_updates(store):
-    """The same where no other worker was left to tell: from the rounds of the keys."""
-    past = store._session.past
-    optimizer = store._optimizer
+    """The optimizer's, in such a process where no other worker was left to tell: from the rounds of the keys."""
+    past, optimizer = store._session.past, store._optimizer
     if past["numbers"] is None:
         for entry in store._keys.values():
             if entry.id not in optimizer._index_update_count:

@@ -80,7 +80,7 @@ def write_part(
     path = os.path.join(folder, name + ".safetensors")
     try:
         os.makedirs(folder, exist_ok=True)
-        return _write(path, _safetensors(tensors, metadata or {}))
+        return write_file(path, _safetensors(tensors, metadata or {}))
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
 
@@ -100,7 +100,7 @@ def complete(directory: str, round: int, manifest: Mapping[str, Any], keep: int)
             )
     content = dict(manifest, version=VERSION, round=round)
     content["sha256"] = _digest(content)
-    _write(os.path.join(folder, MANIFEST), [json.dumps(content, indent=1).encode()])
+    write_file(os.path.join(folder, MANIFEST), [json.dumps(content, indent=1).encode()])
     if os.path.exists(whole):
         _remove(whole)
     os.rename(folder, whole)
@@ -149,7 +149,8 @@ def _safetensors(tensors: Tensors, metadata: Mapping[str, str]) -> Iterator[Any]
             yield view.cast("B")
 
 
-def _write(path: str, chunks) -> Dict[str, Any]:
+def write_file(path: str, chunks) -> Dict[str, Any]:
+    """The whole file or none of it, on the disk when this returns; its {"bytes", "sha256"}. OSError."""
     temporary = "%s.%s" % (path, secrets.token_hex(4))
     digest, size = hashlib.sha256(), 0
     try:
