@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import List, Optional, Sequence
 
+from p3 import __version__
 from p3.cluster.execute import Launched
 from p3.errors import ConfigError, NotBuilt
 from p3.settings import Settings
@@ -73,19 +74,6 @@ def _doctor(_options, settings: Settings, _command: List[str]) -> int:
     return doctor.main(settings)
 
 
-class _Version(argparse.Action):
-    """Only when asked for: the package knows its version."""
-
-    def __init__(self, option_strings, dest, **_ignored):
-        super().__init__(option_strings, dest, nargs=0, help="print the version of P3 and end")
-
-    def __call__(self, parser, *_ignored):
-        from p3 import __version__
-
-        print("p3 " + __version__)
-        parser.exit()
-
-
 def _count(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 10000:
         raise argparse.ArgumentTypeError("%r is not a whole number from 1 to 10000" % text)
@@ -106,7 +94,9 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="p3", description="Data-parallel MXNet training that stays fast on slow networks."
     )
-    parser.add_argument("--version", action=_Version)
+    parser.add_argument(
+        "--version", action="version", version="p3 " + __version__, help="print the version of P3 and end"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.required = True
 

@@ -28,17 +28,25 @@ ROLES = ("worker", "server", "scheduler")
 # Parsers: text -> value, or ValueError with what is allowed.
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
+def _number(convert, low, high, what: str) -> Callable:
+    def parse(text: str):
         try:
-            value = int(text)
+            value = convert(text)
         except ValueError:
             value = low - 1
-        if not low <= value <= high:
-            raise ValueError("a whole number from %d to %d" % (low, high))
+        if not low <= value <= high:  # also refuses NaN
+            raise ValueError("%s from %s to %s" % (what, low, high))
         return value
 
     return parse
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    return _number(int, low, high, "a whole number")
+
+
+def _seconds(low: float, high: float) -> Callable[[str], float]:
+    return _number(float, low, high, "a number of seconds")
 
 
 def _auto_or(parse_number: Callable[[str], int]) -> Callable[[str], Union[int, str]]:
@@ -51,26 +59,17 @@ def _auto_or(parse_number: Callable[[str], int]) -> Callable[[str], Union[int, s
     return parse
 
 
-def _seconds(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:  # also refuses NaN
-            raise ValueError("a number of seconds from %g to %g" % (low, high))
-        return value
+def _text(is_allowed: Callable[[str], object], what: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not is_allowed(text):
+            raise ValueError(what)
+        return text
 
     return parse
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise ValueError("one of " + ", ".join(allowed))
-        return text
-
-    return parse
+    return _text(allowed.__contains__, "one of " + ", ".join(allowed))
 
 
 def _flag(text: str) -> bool:
@@ -79,28 +78,13 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
-def _text(text: str) -> str:
-    if not text.strip() or any(character.isspace() for character in text):
-        raise ValueError("a name or address without blanks")
-    return text
-
-
-def _command(text: str) -> str:
-    if not text.strip():
-        raise ValueError("a command")
-    return text
-
-
-def _path(text: str) -> str:
-    if not text.strip():
-        raise ValueError("a path")
-    return text
-
-
-def _secret(text: str) -> str:
-    if len(text) < MIN_SECRET_CHARACTERS:
-        raise ValueError("at least %d characters; `p3 run` makes one by itself" % MIN_SECRET_CHARACTERS)
-    return text
+_address = _text(lambda text: text.split() == [text], "a name or address without blanks")
+_command = _text(str.strip, "a command")
+_path = _text(str.strip, "a path")
+_secret = _text(
+    lambda text: len(text) >= MIN_SECRET_CHARACTERS,
+    "at least %d characters; `p3 run` makes one by itself" % MIN_SECRET_CHARACTERS,
+)
 
 
 def _setting(variable: str, default, parse, text: str, secret: bool = False, common: bool = False):
@@ -119,7 +103,7 @@ class Settings:
         "a script runs embedded: a worker and a server in its own process.",
     )
     root_host: Optional[str] = _setting(
-        "DMLC_PS_ROOT_URI", None, _text,
+        "DMLC_PS_ROOT_URI", None, _address,
         "Name or address of the scheduler's host, as all nodes reach it. `p3 run` sets it.",
     )
     root_port: Optional[int] = _setting(
@@ -133,12 +117,12 @@ class Settings:
         "DMLC_NUM_SERVER", None, _integer(1, 10000), "Number of servers in the job. `p3 run -s` sets it."
     )
     interface: Optional[str] = _setting(
-        "DMLC_INTERFACE", None, _text,
+        "DMLC_INTERFACE", None, _address,
         "Network interface whose IPv4 address other nodes use to reach this one. Set it on hosts with several "
         "networks; unset, it is the interface that leads to the scheduler.",
     )
     node_host: Optional[str] = _setting(
-        "DMLC_NODE_HOST", None, _text,
+        "DMLC_NODE_HOST", None, _address,
         "Address at which other nodes reach this one; overrides `DMLC_INTERFACE`. Set it behind address translation.",
     )
     rank: Optional[int] = _setting(
@@ -281,10 +265,9 @@ class Settings:
     def from_env(cls, env: Mapping[str, str]) -> Settings:
         """Reads and checks all variables; an empty one counts as unset. ConfigError on the first that is wrong."""
         values = {}
-        for setting in fields(cls):
-            text = env.get(variable_of(setting.name), "")
-            if text:
-                values[setting.name] = _parse(setting, text)
+        for variable, setting in VARIABLES.items():
+            if env.get(variable):
+                values[setting.name] = _parse(setting, env[variable])
         _warn_of_unknown(env)
         if values.get("on_worker_loss") == "wait" and values.setdefault("local_aggregation", False):
             raise ConfigError(
@@ -349,7 +332,6 @@ class Settings:
         return secret
 
 
-_BY_NAME = {setting.name: setting for setting in fields(Settings)}
 VARIABLES = {setting.metadata["variable"]: setting for setting in fields(Settings)}
 
 # What `p3 run` tells each worker's script, for example to choose a GPU. P3_LOCAL_SIZE also shares out the cores.
@@ -372,7 +354,7 @@ REMOVED = {
 
 def variable_of(name: str) -> str:
     """The environment variable of a setting: variable_of('timeout_s') is 'P3_TIMEOUT_S'."""
-    return _BY_NAME[name].metadata["variable"]
+    return Settings.__dataclass_fields__[name].metadata["variable"]
 
 
 def in_job(env: Mapping[str, str]) -> bool:
