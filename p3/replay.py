@@ -1,4 +1,4 @@
-"""`python -m p3.replay`: see p3/measure/replay/worker.py."""
+"""`python -m p3.replay`: one worker of p3/measure/replay/worker.py."""
 
 import sys
 

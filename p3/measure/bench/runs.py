@@ -118,7 +118,7 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
     if not configuration.is_emulated:
         return [sys.executable, "-m", "p3.measure.bench.train", *common]
     return [
-        sys.executable, "-m", "p3.measure.replay", *common, "--model", configuration.model,
+        sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
     ]  # fmt: skip
 

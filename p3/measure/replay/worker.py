@@ -1,6 +1,6 @@
 """One worker that trains a model of the lab with emulated computation, the same for every store: only the name differs.
 
-    python -m p3.measure.replay --store p3_sync --model vgg19 --compute 4.0 --iterations 12 --out worker{rank}.jsonl
+    python -m p3.replay --store p3_sync --model vgg19 --compute 4.0 --iterations 12 --out worker{rank}.jsonl
 
 Real tensors of the real shapes go through the store's public API, as Gluon's Trainer would send them. An iteration:
 
@@ -256,7 +256,7 @@ def _opener(path: str):
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m p3.measure.replay",
+        prog="python -m p3.replay",
         description="Train a model's shapes through a KVStore, with emulated computation. One worker; DMLC_* says of "
         "which job.",
     )

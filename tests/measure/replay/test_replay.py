@@ -14,7 +14,7 @@ TINY = ["--compute", "0.02", "--iterations", "3", "--warmup", "1"]
 
 
 def command(folder, store, *options, model="sockeye", size="0.005"):
-    return [sys.executable, "-m", "p3.measure.replay", "--store", store, "--model", model, "--size", size, *TINY,
+    return [sys.executable, "-m", "p3.replay", "--store", store, "--model", model, "--size", size, *TINY,
             "--out", str(folder / "worker{rank}.jsonl"), *options]  # fmt: skip
 
 
