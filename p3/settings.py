@@ -267,7 +267,11 @@ class Settings:
         values = {}
         for variable, setting in VARIABLES.items():
             if env.get(variable):
-                values[setting.name] = _parse(setting, env[variable])
+                try:
+                    values[setting.name] = setting.metadata["parse"](env[variable])
+                except ValueError as error:
+                    shown = "(not shown)" if setting.metadata["secret"] else repr(env[variable])
+                    raise ConfigError("%s=%s: allowed is %s." % (variable, shown, error)) from None
         _warn_of_unknown(env)
         if values.get("on_worker_loss") == "wait" and values.setdefault("local_aggregation", False):
             raise ConfigError(
@@ -375,14 +379,6 @@ def _shown(default) -> str:
     if default is None:
         return "unset"
     return "%g" % default if isinstance(default, (bool, float)) else str(default)
-
-
-def _parse(setting, text: str):
-    try:
-        return setting.metadata["parse"](text)
-    except ValueError as error:
-        shown = "(not shown)" if setting.metadata["secret"] else repr(text)
-        raise ConfigError("%s=%s: allowed is %s." % (setting.metadata["variable"], shown, error)) from None
 
 
 def _warn_of_unknown(env: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
 # distutils: language = c++
-"""P3's rounds as operations of MXNet's dependency engine: engine.h and rows.h for Python.
+"""P3's rounds as operations of MXNet's dependency engine: engine.h and rows.h, which describe them, for Python.
 
-Handles are addresses: NDArray.handle.value. Nothing here waits. Like _core.pyx, this file converts and releases the
-GIL; it decides nothing. A `priority` is a p3.mxnet.priorities.Priority, and `completions` gets `token` when an
-operation is done.
+Handles are addresses: NDArray.handle.value; 0 is null. Nothing here waits. Like _core.pyx, this file converts and
+releases the GIL; it decides nothing. A `priority` is a p3.mxnet.priorities.Priority, and `completions` gets `token` when
+an operation is done.
 """
 
 from cpython.ref cimport Py_INCREF
@@ -83,7 +83,7 @@ cdef class MXNetEngine:
         return self.api.in_cpu_memory(<void*>array)
 
     def copy(self, size_t source, size_t destination):
-        """MXNet's own copy from one array to another, which casts; without the detour through Python's ctypes."""
+        """Without the detour through Python's ctypes."""
         with nogil:
             self.api.copy(<void*>source, <void*>destination)
 
@@ -100,30 +100,24 @@ cdef class MXNetKey:
         self.worker, self.handle = engine.worker, handle
 
     def init(self, size_t value, priority):
-        """The first value: on rank 0 `value`, or if that is 0, what the landing array holds."""
         cdef Priority urgency = priority_of(priority)
         with nogil:
             self.key.get().init(<void*>value, urgency)
 
     def push(self, size_t gradient, scalars, priority):
-        """The next round: sends the array `gradient`, receives into the landing array. `scalars`: of RoundScalars."""
         cdef RoundScalars round = round_scalars(scalars)
         cdef Priority urgency = priority_of(priority)
         with nogil:
             self.key.get().push(<void*>gradient, round, urgency)
 
     def skip(self, priority, Completions completions not None, int64_t token):
-        """The next round without a gradient, past the engine: nothing queued there may use the landing array."""
         cdef Priority urgency = priority_of(priority)
         cdef Done done = completions.done_of(token)
         with nogil:
             self.key.get().skip(urgency, done)
 
     def capture(self, uint64_t snapshot, priority, Completions completions not None, int64_t token):
-        """Worker::capture after the rounds queued so far, and before the next one, which does not wait for it.
-
-        Returns what then holds the residual: a CoreArray of float32; None where nothing is left out.
-        """
+        """Returns what then holds the residual: a CoreArray of float32; None where compression leaves nothing out."""
         cdef CoreArray residual = self.worker.new_residual(self.handle)
         cdef shared_ptr[char] memory
         if residual is not None:
@@ -135,7 +129,6 @@ cdef class MXNetKey:
         return residual
 
     def gather(self, const int64_t[::1] ids not None, size_t source, size_t destination, uint64_t row_bytes, priority):
-        """Writes the values of a row_sparse array of just these rows, as the dense array `source` will hold them."""
         cdef vector[int64_t] copied = vector_of(ids)
         cdef Priority urgency = priority_of(priority)
         with nogil:
@@ -143,10 +136,7 @@ cdef class MXNetKey:
 
 
 cdef class MXNetRowsKey(MXNetKey):
-    """Those of a key of rows. `landing`: of all rows; or, if not `lands`, an array that orders its operations.
-
-    A gradient is row_sparse, and nobody will write it again; or dense, for all rows. Both are in CPU memory.
-    """
+    """Those of a key of rows."""
 
     cdef CMXNetRowsKey* rows
 
@@ -158,17 +148,14 @@ cdef class MXNetRowsKey(MXNetKey):
         self.worker, self.handle = engine.worker, handle
 
     def rounds(self):
-        """Of the landing array so far: each init, push and skip is one."""
         return self.rows.rounds()
 
     def copy_changed(self, size_t weight, uint64_t since, priority):
-        """Brings an array that is as the landing array was after round `since` up to date."""
         cdef Priority urgency = priority_of(priority)
         with nogil:
             self.rows.copy_changed(<void*>weight, since, urgency)
 
     def fetch(self, const int64_t[::1] ids not None, size_t destination, priority):
-        """As gather(), as on the servers after the last round."""
         cdef vector[int64_t] copied = vector_of(ids)
         cdef Priority urgency = priority_of(priority)
         with nogil:

@@ -71,18 +71,14 @@ def serve_others(session, stores, check, update):
             continue
         if update is None:
             raise MXNetError(NEEDS_UPDATE)
-        _require_in_steps(entry)
+        if not entry.in_steps:
+            raise MXNetError(
+                f"join: another worker has pushed key {entry.id!r}, which this worker never has, so its sum cannot be "
+                "applied here. Take at least one step before join, or create the Trainer with update_on_kvstore=True"
+            )
         store._follow(entry)
         landed[store].append(number)
         if len(landed[store]) == sum(one.in_steps for one in store._keys.values()):
             update(store)
             skip(landed[store])
             landed[store] = []
-
-
-def _require_in_steps(entry):
-    if not entry.in_steps:
-        raise MXNetError(
-            f"join: another worker has pushed key {entry.id!r}, which this worker never has, so its sum cannot be "
-            "applied here. Take at least one step before join, or create the Trainer with update_on_kvstore=True"
-        )

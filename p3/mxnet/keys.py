@@ -45,7 +45,7 @@ class Key:
         self.priority = Priority(0, 0)  # of its last round or read: what follows from that has the same
 
     def init(self, value, priority):
-        """`value` is dense; None on all ranks but 0."""
+        """`value`: None on all ranks but 0."""
         if value is not None and value is not self.landing:
             # By MXNet, because inference may have left the weight itself in a layout that only MXNet can read.
             to_dense(classic(value)).copyto(self.landing)
@@ -59,7 +59,7 @@ class Key:
         self.weight = self.landing.copy()
 
     def value(self, priority):
-        """The value (or sum) as a dense array; perhaps the key's own. `priority`: where it must be fetched."""
+        """The value (or sum), perhaps the key's own array. `priority`: where it must be fetched."""
         return self.landing if self.weight is None else self.weight
 
     def sum_for_updater(self):
@@ -118,6 +118,11 @@ class Key:
             f"{action} shape {array.shape} and type {type_name}"
         )
 
+    def copy_out(self, outs, priority):
+        value = self.value(priority) if outs else None
+        for out in outs:
+            self.copy_to(out, value)
+
     def copy_to(self, out, source):
         """A whole copy by MXNet, also to another device, storage type or element type."""
         if source.stype != out.stype:
@@ -148,10 +153,6 @@ class DenseKey(Key):
             values = [to_dense(value) for value in values]
         total = self.sum_devices(values)
         return total if self.engine.in_cpu_memory(total.handle.value) else total.copyto(mx.cpu())
-
-    def copy_out(self, outs, priority):
-        for out in outs:
-            self.copy_to(out, self.value(priority))
 
     def fetch_part(self, session, part, array):
         return session.fetch_state(self.declared, part, array)

@@ -11,29 +11,19 @@ from p3.server.optimizers import FIELDS, validate
 
 # MXNet's class -> our algorithm.
 _NATIVE = {
-    "SGD": "sgd",
-    "ccSGD": "sgd",
-    "NAG": "nag",
-    "Adam": "adam",
-    "AdaGrad": "adagrad",
-    "RMSProp": "rmsprop",
-    "Signum": "signum",
-    "FTML": "ftml",
-    "Ftrl": "ftrl",
-    "AdaDelta": "adadelta",
-    "Adamax": "adamax",
-    "Nadam": "nadam",
-    "DCASGD": "dcasgd",
-    "Test": "test",
-}
+    name: name.lower()
+    for name in (
+        "SGD", "NAG", "Adam", "AdaGrad", "RMSProp", "Signum", "FTML", "Ftrl", "AdaDelta", "Adamax", "Nadam", "DCASGD",
+        "Test",
+    )
+}  # fmt: skip
+_NATIVE["ccSGD"] = "sgd"
 # Where MXNet asks clip_gradient "is not None", and elsewhere whether it is true: these clip to 0.
 _CLIP_TO_ZERO = ("adagrad", "adadelta", "adamax", "nadam", "dcasgd")
 
 # Why the others of MXNet's registry stay on the workers.
 _NOT_NATIVE = {
-    "LAMB": "LAMB needs whole tensors, and a server has only slices",
-    "LARS": "LARS needs whole tensors, and a server has only slices",
-    "LBSGD": "LBSGD needs whole tensors, and a server has only slices",
+    **{name: f"{name} needs whole tensors, and a server has only slices" for name in ("LAMB", "LARS", "LBSGD")},
     "GroupAdaGrad": "GroupAdaGrad needs whole rows, and a slice may end within one",
     "SGLD": "SGLD draws random numbers from MXNet's generator; seed it alike on every worker, or their weights drift "
     "apart",

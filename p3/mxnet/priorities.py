@@ -75,7 +75,10 @@ class Priorities:
         caller = max(-_CALLER_LIMIT, min(int(caller), _CALLER_LIMIT - 1))
         if self._mode == "auto":
             if key.parameter is None and key.searched != forward_order.noted:
-                self._find_parameter(key, arrays)
+                key.searched = forward_order.noted
+                key.parameter = _owner_of(arrays)
+                if key.parameter is not None:
+                    self._seen = None
             priority = self._found(key, caller)
         else:
             priority = caller if self._mode == "caller" else self._index_order(key)
@@ -89,12 +92,6 @@ class Priorities:
 
     def _with_engine_priority(self, key, priority):
         return Priority(priority, priority * _ENGINE_STEPS - key.index % _ENGINE_STEPS)
-
-    def _find_parameter(self, key, arrays):
-        key.searched = forward_order.noted
-        key.parameter = _owner_of(arrays)
-        if key.parameter is not None:
-            self._seen = None
 
     def _found(self, key, caller):
         seen = (forward_order.noted, self._session.order_version)

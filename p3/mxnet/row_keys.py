@@ -117,17 +117,12 @@ class ServerRowKey(_KeyOfRows):
         pass  # another kind of key takes over at the first push
 
     def value(self, priority):
-        return self.read_rows(self._all_rows(), priority).tostype("default")
+        return self.read_rows(self._all_rows(), priority)
 
     def read_rows(self, ids, priority):
         rows = self.new_rows(ids)
         self.operations.fetch(ids, rows.handle.value, priority)
         return rows
-
-    def copy_out(self, outs, priority):
-        rows = self.read_rows(self._all_rows(), priority) if outs else None
-        for out in outs:
-            self.copy_to(out, rows)
 
 
 def pull_rows(key, outs, row_ids, priority):
