@@ -1,8 +1,7 @@
 """The exceptions a caller of P3 can tell apart.
 
 Until a job runs, opening it fails with one of the types below. From then on every failure is one `P3Error` (defined
-in the core, offered here lazily because the scheduler never loads the core), whose text names the node, the key and
-the round where they are known.
+in the core, which the scheduler never loads), whose text names the node, the key and the round where they are known.
 """
 
 
@@ -28,11 +27,3 @@ class DisagreementError(RuntimeError):
 
 class NotBuilt(ModuleNotFoundError):
     """The C++ core is not there for this Python. The text says where, and the command that builds it."""
-
-
-def __getattr__(name):
-    if name == "P3Error":
-        from p3._core import P3Error
-
-        return P3Error
-    raise AttributeError("module %r has no attribute %r" % (__name__, name))

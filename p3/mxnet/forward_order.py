@@ -21,12 +21,10 @@ _owners_noted = 0
 
 
 def watch(gluon):
-    """Starts noting, in the module `mxnet.gluon`. Calling it again changes nothing."""
+    """Starts noting, in the module `mxnet.gluon`."""
     from mxnet import autograd
 
     parameter = gluon.Parameter
-    if hasattr(parameter, "_p3_position"):
-        return
     parameter._p3_position = None
     for name in ("data", "row_sparse_data"):
         setattr(parameter, name, _noting(getattr(parameter, name), autograd))

@@ -12,10 +12,11 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from p3._core import Completions
+from p3.mxnet import key_beginnings
 from p3.mxnet.keys import DenseKey
 from p3.mxnet.row_keys import ServerRowKey
 
-NEEDS_UPDATE = (
+_NEEDS_UPDATE = (
     "join: this store hands its sums to the script, which must apply those of the others' steps as well: call "
     "join(update=lambda store: trainer.update(batch_size))"
 )
@@ -36,12 +37,30 @@ class DroppedStore:
         pass
 
 
-def serve_others(session, stores, check, update):
-    """Returns when every worker is here. `check` raises the job's failure; `update` is join's, called with a store.
+def join(store, held, update):
+    """P3KVStore.join of `store`. `held`: all stores that the script still holds; nothing may use them meanwhile."""
+    session = store._session
+    if not store._keys:
+        raise MXNetError(
+            "join: this worker has no keys to serve the others' rounds with. Trainer makes them in its first step, "
+            "so every worker must take at least one; or call init"
+        )
+    if update is None and store._hands_out_sums() and store._pushed_keys():
+        raise MXNetError(_NEEDS_UPDATE)
+    stores = {one._store: one for one in held}
+    for one in held:
+        for entry in list(one._keys.values()):  # this worker may have no step of its own before it joins
+            key_beginnings.restore(one, entry)
+    if session.progress.join():
+        for number, keys in enumerate(session.keys_of_stores):
+            if number not in stores:
+                stores[number] = DroppedStore(store._engine, keys)
+        _serve_others(session, [stores[number] for number in sorted(stores)], update)
+        session.progress.joined()
 
-    `stores`: all that were made, also those that the script has dropped. Of a store: _keys, _hands_out_sums(),
-    _follow(entry). Nothing may be using the stores meanwhile.
-    """
+
+def _serve_others(session, stores, update):
+    """Returns when every worker is here. `stores`: all that were made, in their order."""
     keys = [(store, entry) for store in stores for entry in store._keys.values()]
     landed = {store: [] for store in stores}  # the numbers of keys whose sums wait for the rest of their step
     completions = Completions()
@@ -57,7 +76,7 @@ def serve_others(session, stores, check, update):
     still_pushed = len(keys)
     while still_pushed:
         completed = completions.next(_LOOK_UP_S)
-        check()
+        session.check()
         if completed is None:
             continue
         number, updated = completed
@@ -70,7 +89,7 @@ def serve_others(session, stores, check, update):
             skip([number])
             continue
         if update is None:
-            raise MXNetError(NEEDS_UPDATE)
+            raise MXNetError(_NEEDS_UPDATE)
         if not entry.in_steps:
             raise MXNetError(
                 f"join: another worker has pushed key {entry.id!r}, which this worker never has, so its sum cannot be "

@@ -20,7 +20,7 @@ def init(store, key, values, outs=()):
     value = checked(values[0], key)
     entry = store._keys.get(key)
     if entry is not None:
-        entry.require_alike(value, "initialised again with")
+        entry.require_shape(value, "initialised again with", and_type=True)
         if key not in store._outdated:
             return entry
         store._outdated.remove(key)

@@ -97,26 +97,18 @@ class Key:
         """Until MXNet's engine has handed the key's rounds to the core, and they are done."""
         self.anchor.wait_to_read()
 
-    def require_shape(self, array, action):
-        """MXNetError unless `array` is one that a key can take, and has this key's shape."""
-        if not self.engine.same_shape(self.template.handle.value, checked(array, self.id).handle.value):
-            self._refuse(array, action)
-
-    def require_alike(self, array, action):
-        """And unless it has the key's type."""
-        self.require_shape(array, action)
-        if not self.has_type_of(array):
-            self._refuse(array, action)
+    def require_shape(self, array, action, and_type=False):
+        """MXNetError unless `array` is one that a key can take, and has this key's shape; or its type, too."""
+        fits = self.engine.same_shape(self.template.handle.value, checked(array, self.id).handle.value)
+        if not fits or (and_type and not self.has_type_of(array)):
+            type_name = getattr(array.dtype, "__name__", str(array.dtype))
+            raise MXNetError(
+                f"key {self.id!r} has shape {self.shape} and type {self.dtype}; it cannot be "
+                f"{action} shape {array.shape} and type {type_name}"
+            )
 
     def has_type_of(self, array):
         return self.engine.same_type(self.template.handle.value, array.handle.value)
-
-    def _refuse(self, array, action):
-        type_name = getattr(array.dtype, "__name__", str(array.dtype))
-        raise MXNetError(
-            f"key {self.id!r} has shape {self.shape} and type {self.dtype}; it cannot be "
-            f"{action} shape {array.shape} and type {type_name}"
-        )
 
     def copy_out(self, outs, priority):
         value = self.value(priority) if outs else None
@@ -149,7 +141,9 @@ class DenseKey(Key):
     def gradient(self, values):
         """What push() sends: the sum over this worker's devices, in CPU memory."""
         if any(map(is_sparse, values)):
-            self._say_that_it_densifies()
+            if not self.densifies:
+                self.densifies = True
+                log.warning("key %r: its row_sparse gradients are made dense, and all of its rows travel", self.id)
             values = [to_dense(value) for value in values]
         total = self.sum_devices(values)
         return total if self.engine.in_cpu_memory(total.handle.value) else total.copyto(mx.cpu())
@@ -159,11 +153,6 @@ class DenseKey(Key):
 
     def store_part(self, session, part, content):
         return session.store_state(self.declared, part, content)
-
-    def _say_that_it_densifies(self):
-        if not self.densifies:
-            self.densifies = True
-            log.warning("key %r: its row_sparse gradients are made dense, and all of its rows travel", self.id)
 
 
 def new_landing(declared):

@@ -238,22 +238,7 @@ class P3KVStore(mx.kvstore.KVStore):
         done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go on. As Horovod's join, but
         without an idle worker's zeros on the wire.
         """
-        if not self._keys:
-            raise MXNetError(
-                "join: this worker has no keys to serve the others' rounds with. Trainer makes them in its first step, "
-                "so every worker must take at least one; or call init"
-            )
-        if update is None and self._hands_out_sums() and self._pushed_keys():
-            raise MXNetError(joining.NEEDS_UPDATE)
-        stores = {store._store: store for store in _all_stores(self._session)}
-        for store in stores.values():
-            for entry in list(store._keys.values()):  # this worker may have no step of its own before it joins
-                key_beginnings.restore(store, entry)
-        if self._session.progress.join():
-            for number, keys in enumerate(self._session.keys_of_stores):
-                stores.setdefault(number, joining.DroppedStore(self._engine, keys))
-            joining.serve_others(self._session, [stores[number] for number in sorted(stores)], self._check, update)
-            self._session.progress.joined()
+        joining.join(self, _all_stores(self._session), update)
 
     @_snapshot_call
     def snapshot(self, round, state=None, trainer=None):
@@ -277,8 +262,8 @@ class P3KVStore(mx.kvstore.KVStore):
         Each key then begins with the snapshot's value instead of the script's. `trainer`: as for snapshot; its weights
         have the snapshot's values when this returns. Create all Trainers before. A worker that has taken the place of a
         lost one (P3_ON_WORKER_LOSS) gets the steps that are behind the job, {} and the others' weights, and goes on
-        beside them. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if
-        the snapshot does not fit this job; a damaged one is logged, and the one before it taken.
+        beside them. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot does not fit this job; a damaged one
+        is logged, and the one before it taken.
         """
         trainers = as_trainers(trainer)
         resumed = self._session.resume()
@@ -440,7 +425,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._outdated = set(self._keys)
 
     def _push(self, entry, values, outs, priority):
-        entry.require_alike(values[0], "pushed with")
+        entry.require_shape(values[0], "pushed with", and_type=True)
         for value in values[1:]:
             entry.require_shape(value, "pushed with")  # its type is cast to that of the first
         if not entry.pushed:
