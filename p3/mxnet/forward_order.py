@@ -12,6 +12,8 @@ later iteration. Known limit: parameters registered on a parent block count as u
 import functools
 from weakref import WeakSet, WeakValueDictionary
 
+from mxnet import autograd
+
 # How many parameters were noted so far: the position of the next one, and a sign that the order has grown.
 noted = 0
 
@@ -22,30 +24,23 @@ _owners_noted = 0
 
 def watch(gluon):
     """Starts noting, in the module `mxnet.gluon`."""
-    from mxnet import autograd
-
-    parameter = gluon.Parameter
-    parameter._p3_position = None
+    gluon.Parameter._p3_position = None
     for name in ("data", "row_sparse_data"):
-        setattr(parameter, name, _noting(getattr(parameter, name), autograd))
+        setattr(gluon.Parameter, name, _noting(getattr(gluon.Parameter, name)))
 
 
-def _noting(access, autograd):
+def _noting(access):
     @functools.wraps(access)
     def noting_access(self, *arguments, **settings):
+        global noted
         array = access(self, *arguments, **settings)
         if self._p3_position is None and autograd.is_recording():
-            _note(self)
+            self._p3_position = noted
+            _parameters.add(self)
+            noted += 1
         return array
 
     return noting_access
-
-
-def _note(parameter):
-    global noted
-    parameter._p3_position = noted
-    _parameters.add(parameter)
-    noted += 1
 
 
 def position(parameter):

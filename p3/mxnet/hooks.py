@@ -33,7 +33,13 @@ def install():
     if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
         return
     if sys.modules.get("mxnet") is not None:
-        _warn_about_bulks()
+        if _is_distributed_worker() and BULK_VARIABLE not in os.environ:
+            warnings.warn(
+                f"MXNet was imported before p3 and without {BULK_VARIABLE}=1, so backward passes that are not "
+                "hybridized hand out gradients in groups of 15 operators and parameters are synchronised later than "
+                "they could be. Import p3 first, or start the script with 'p3 run' or 'p3 exec'.",
+                stacklevel=4,
+            )
         importlib.import_module(_STORE)
     else:
         sys.meta_path.insert(0, _MXNetFinder())
@@ -180,13 +186,3 @@ def _unbulked(cached_op):
             super().__init__(sym, flags)
 
     return CachedOp
-
-
-def _warn_about_bulks():
-    if _is_distributed_worker() and BULK_VARIABLE not in os.environ:
-        warnings.warn(
-            f"MXNet was imported before p3 and without {BULK_VARIABLE}=1, so backward passes that are not hybridized "
-            "hand out gradients in groups of 15 operators and parameters are synchronised later than they could be. "
-            "Import p3 first, or start the script with 'p3 run' or 'p3 exec'.",
-            stacklevel=5,
-        )

@@ -47,7 +47,7 @@ def describe(optimizer: Any) -> Dict[str, Any]:
         elif field == "clip_gradient":
             description[field] = _clip_gradient(optimizer, algorithm)
         elif field == "clip_weights":
-            description[field] = _bound(optimizer.clip_weights)
+            description[field] = float(optimizer.clip_weights or -1)
         else:
             attribute = "float_stable_eps" if (algorithm, field) == ("adagrad", "epsilon") else field
             description[field] = float(getattr(optimizer, attribute))
@@ -131,9 +131,4 @@ def _clip_gradient(optimizer: Any, algorithm: str) -> float:
         if clip < 0:
             raise NotOnServer(f"{type(optimizer).__name__} with clip_gradient {clip} has no sensible meaning")
         return float(clip)
-    return _bound(clip)
-
-
-def _bound(clip: Any) -> float:
-    """None and 0 are no clipping for MXNet, as negative numbers are."""
-    return float(clip) if clip else -1.0
+    return float(clip or -1)  # None and 0 are no clipping for MXNet, as negative numbers are

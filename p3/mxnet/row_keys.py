@@ -88,13 +88,10 @@ class RowKey(_KeyOfRows):
                 self.copy_to(out, self.value(priority))
             elif since < rounds:
                 self.operations.copy_changed(out.handle.value, since, priority)
-            if self.weight is None and self._takes_rows(out):
+            takes_bytes = not is_sparse(out) and self.engine.in_cpu_memory(out.handle.value) and self.has_type_of(out)
+            if self.weight is None and takes_bytes:
                 copies.append((out, rounds))
         self._copies = copies
-
-    def _takes_rows(self, out):
-        """Whether rows can be copied there byte by byte."""
-        return not is_sparse(out) and self.engine.in_cpu_memory(out.handle.value) and self.has_type_of(out)
 
 
 class ServerRowKey(_KeyOfRows):

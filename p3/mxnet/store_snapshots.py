@@ -75,18 +75,16 @@ def _wait(session, completions, count):
 
 
 def _own_of_store(store):
-    updater = store._updater
     own = {"residuals": {}, "weights": {}, "states": None, "optimizer": _numbers(store._optimizer)}
     if store._updates_here:
-        own["states"] = _states(updater)
+        own["states"] = _states(store._updater)
         if store.rank == 0:  # whose init tells the others
             own["weights"] = {entry.id: _copy(entry.weight) for entry in store._keys.values()}
     return own
 
 
 def _own_of_trainer(trainer):
-    """Weights and optimizer, where this Trainer updates; and everywhere what no gradient changes:
-    running statistics."""
+    """Weights and optimizer where this Trainer updates; everywhere what no gradient changes: running statistics."""
     updates = trainer._kv_initialized and not trainer._update_on_kvstore
     own = {"arrays": {}, "states": [], "optimizer": None, "scale": trainer._scale}
     own["loss_scaler"] = _plain(getattr(trainer, "_amp_loss_scaler", None))
@@ -119,22 +117,17 @@ def restore_trainers(store, trainers):
         _restore_numbers(trainer._optimizer, own["optimizer"])
         trainer._scale = own["scale"]
         _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
-        if own["states"]:
-            _expect_sums(_store_of(store, trainer), trainer)
-
-
-def _expect_sums(store, trainer):
-    """Of a Trainer that updates: where the sums of its steps go,
-    for a worker that calls join() before its first one."""
-    for number, parameter in enumerate(trainer._params):
-        if parameter.grad_req != "null":
-            entry = store._keys[number]
-            entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
+        if not own["states"]:
+            continue
+        # It updates: where the sums of its steps go, for a worker that calls join() before its first one.
+        for number, parameter in enumerate(trainer._params):
+            if parameter.grad_req != "null":
+                entry = _store_of(store, trainer)._keys[number]
+                entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
 
 
 def fetch_weights(store, trainers):
-    """In a process that has taken a lost worker's place: gives each Trainer its keys,
-    and with them the job's weights."""
+    """In a process that has taken a lost worker's place: gives each Trainer its keys, with the job's weights."""
     for trainer in trainers:
         _give_keys(store, trainer, store._session.agreed_shape)
     numbers = store._session.past["numbers"]
