@@ -1,13 +1,16 @@
-"""`p3 bench EXPERIMENT`: the paper's experiments, P3 beside MXNet's own stores, on a lab or on real hosts.
+"""`p3 bench NAME`: the paper's experiments, P3 beside MXNet's own stores, on a lab or on real hosts; and smaller
+benchmarks, one for each claim.
 
     sudo p3 bench targets --models vgg19 --regimes slow --out results.jsonl
+    sudo p3 bench pushpull --stores dist_sync,p3_sync
 
-docs/benchmarks.md describes the experiments and the records. campaign.py runs them.
+docs/benchmarks.md describes them all, and the records. campaign.py runs the experiments; the rest is p3/measure/micro/.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 from typing import Callable, List, Sequence
 
 from p3.measure.bench import experiments
@@ -16,18 +19,44 @@ from p3.measure.lab.command import delay, rates, told
 from p3.measure.replay import models
 from p3.settings import Settings
 
+_MICRO = {
+    "pushpull": "how fast stores move gradients, and at what cost",
+    "kernels": "how fast one core sums and updates slices",
+    "soak": "a million slices with delays and reconnects: sums are exact, memory stays flat",
+    "sparsity": "how much sparse gradients save in a language model",
+    "partitions": "whether the search for the number of partitions ends near the best",
+    "trace_cost": "what P3_TRACE costs",
+}
+
 
 def add_parser(commands) -> None:
     """Adds `bench` to the subparsers of `p3`."""
     bench = commands.add_parser(
         "bench",
-        help="the paper's experiments: P3 beside MXNet's own stores",
-        description="Each run is a fresh job on hosts with a slow network: a lab (needs root), or those of a hostfile.",
+        help="the paper's experiments: P3 beside MXNet's own stores; and smaller benchmarks",
+        description="Each run of an experiment is a fresh job on hosts with a slow network: a lab (needs root), or "
+        "those of a hostfile.",
     )
-    names = bench.add_subparsers(title="experiments", metavar="EXPERIMENT")
+    names = bench.add_subparsers(title="experiments and benchmarks", metavar="NAME")
     names.required = True
     for experiment in experiments.EXPERIMENTS:
         _add_experiment(names, experiment)
+    for name, sentence in _MICRO.items():
+        _add_micro(names, name, sentence)
+
+
+def _add_micro(names, name: str, sentence: str) -> None:
+    """Its module, which parses its own options, is not imported before it runs."""
+    # No character starts an option here: all that follows the name, --help too, is left to the module.
+    parser = names.add_parser(name, help=sentence, add_help=False, prefix_chars="\0")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.set_defaults(experiment=name, handler=_run_micro)
+
+
+def _run_micro(options: argparse.Namespace, _settings: Settings, _command: List[str]) -> int:
+    module = importlib.import_module("p3.measure.micro." + options.experiment)
+    with told():
+        return module.main(options.arguments)
 
 
 def _add_experiment(names, experiment: experiments.Experiment) -> None:

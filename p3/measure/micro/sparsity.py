@@ -1,7 +1,7 @@
 """How much does sparsity save? A language model's throughput against alpha, the share of the model that a step touches.
 
-    sudo python benchmarks/sparsity.py                                  # 2 hosts at 100 Mbit/s
-    sudo python benchmarks/sparsity.py --alphas 0.04 --repeats 5 --json sparsity.jsonl
+    sudo p3 bench sparsity                                  # 2 hosts at 100 Mbit/s
+    sudo p3 bench sparsity --alphas 0.04 --repeats 5 --json sparsity.jsonl
 
 After Parallax (EuroSys'19, table 6). The vocabulary is padded until a step touches alpha of the model's elements; the
 text, the batch and the samples that words are scored against stay the same. Each host runs one worker and one server:
@@ -21,15 +21,14 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
-import sparsity_worker as worker
 from p3.measure.bench import jobs, machine
-from p3.measure.lab.hosts import LabError, lab
+from p3.measure.lab.hosts import lab
+from p3.measure.micro import sparsity_worker as worker
 
-HERE = Path(__file__).resolve().parent
 VARIANTS: Dict[str, Tuple[str, str]] = {  # name -> store, weights
     "p3_rows": ("p3_sync", "rows"),
     "p3_dense": ("p3_sync", "whole"),
@@ -38,8 +37,8 @@ VARIANTS: Dict[str, Tuple[str, str]] = {  # name -> store, weights
 TRIED_BATCHES = 4  # from which a vocabulary's alpha is told in advance
 
 
-def main() -> int:
-    options = parse_options()
+def main(arguments: Sequence[str]) -> int:
+    options = parse_options(arguments)
     print(f"commit {machine.commit()}; {options.hosts} hosts, {options.rate:g} Mbit/s")
     records: List[dict] = []
     with lab(options.hosts, options.rate) as hosts:
@@ -62,7 +61,7 @@ def main() -> int:
 def run(name: str, alpha: float, vocabulary: int, hosts, port: int, options) -> dict:
     store, weights = VARIANTS[name]
     command = [
-        sys.executable, str(HERE / "sparsity_worker.py"), store, weights, "--vocabulary", str(vocabulary),
+        sys.executable, "-m", "p3.measure.micro.sparsity_worker", store, weights, "--vocabulary", str(vocabulary),
         "--steps", str(options.steps), "--warmup", str(options.warmup),
     ]  # fmt: skip
     record = {
@@ -159,8 +158,10 @@ def ratio(ours: List[float], others: List[float]) -> str:
     return f"{statistics.median(ours) / statistics.median(others):.2f}x" if ours and others else "-"
 
 
-def parse_options(arguments: Optional[List[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="p3 bench sparsity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--alphas", default="0.01,0.04,0.1,0.3,1", help="of the model (%(default)s)")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="which, comma-separated (%(default)s)")
     parser.add_argument("--hosts", type=int, default=2, help="default: %(default)s")
@@ -179,10 +180,3 @@ def parse_options(arguments: Optional[List[str]] = None) -> argparse.Namespace:
     if not all(0 < alpha <= 1 for alpha in options.alphas):
         parser.error("an alpha is above 0 and at most 1")
     return options
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (LabError, KeyboardInterrupt) as error:
-        sys.exit(f"sparsity: {error or 'interrupted'}")

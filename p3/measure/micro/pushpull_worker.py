@@ -1,6 +1,6 @@
-"""One worker of `pushpull.py`, the same for every store: only the name given to `mx.kv.create` differs.
+"""One worker of `p3 bench pushpull`, the same for every store: only the name given to `mx.kv.create` differs.
 
-    pushpull_worker.py STORE SIZES        SIZES as 20x1000000,400x50000
+    python -m p3.measure.micro.pushpull_worker STORE SIZES        SIZES as 20x1000000,400x50000
 
 It does what it is asked over the Unix socket named by BENCH_CONTROL, one JSON object per packet:
 
@@ -25,8 +25,9 @@ from typing import Callable, List
 
 import numpy as np
 
-from raw_tcp import RawTcp
-from usage import own_peak_rss, own_rss, reset_own_peak_rss
+from p3.measure.micro.raw_tcp import RawTcp
+from p3.measure.micro.usage import own_peak_rss, own_rss, reset_own_peak_rss
+from p3.mxnet import hooks
 
 
 def main(store: str, sizes: List[int]) -> None:
@@ -66,9 +67,8 @@ class StoreWorker:
     """An MXNet KVStore, used as it would be without `update_on_kvstore`: the sum of all workers' arrays comes back."""
 
     def __init__(self, store: str, sizes: List[int]):
-        # Only for P3, whose import also wraps parts of Gluon: the others shall run in an untouched MXNet.
-        if store == "p3_sync":
-            import p3  # noqa: F401
+        if store not in hooks.NAMES:
+            hooks.withdraw()  # the others run in an untouched MXNet
         import mxnet as mx
 
         self._sizes = sizes

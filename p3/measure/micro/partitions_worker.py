@@ -1,6 +1,6 @@
-"""One worker of partitions.py: rounds of one key of rows, while partitions are searched, then with each number.
+"""One worker of `p3 bench partitions`: rounds of one key of rows, while partitions are searched, then with each number.
 
-    partitions_worker.py ROWS LENGTH TOUCHED STEPS SWEEPS PARTITIONS,...
+    python -m p3.measure.micro.partitions_worker ROWS LENGTH TOUCHED STEPS SWEEPS PARTITIONS,...
 
 Words of a text are drawn by Zipf's law, the most frequent first, so a few contiguous rows are most of the load. Rank 0
 prints JSON lines: what the search has found, and the time of each step of each number.

@@ -1,4 +1,4 @@
-"""A store's job that `pushpull.py` keeps alive and talks to: a job of p3.measure.bench with a socket to each worker.
+"""A store's job that pushpull.py keeps alive and talks to: a job of p3.measure.bench with a socket to each worker.
 
     with PushPullJob("dist_sync", hosts, setup, port=9100, folder=folder) as job:
         job.start()
@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-import usage
 from p3.measure.bench import jobs
 from p3.measure.bench.jobs import JobError  # noqa: F401  (for pushpull.py)
 from p3.measure.lab.hosts import Host
-from raw_tcp import SERVERS_VARIABLE
+from p3.measure.micro import usage
+from p3.measure.micro.raw_tcp import SERVERS_VARIABLE
 
-HERE = Path(__file__).resolve().parent
 FLOAT32_BYTES = 4
 START_TIMEOUT_S = 60.0
 
@@ -73,7 +72,7 @@ class PushPullJob(jobs.Job):
         raw_servers = [f"{hosts[i % len(hosts)].address}:{port + i}" for i in range(setup.servers)]
         super().__init__(
             STORES[store], hosts,
-            [sys.executable, str(HERE / "pushpull_worker.py"), STORES[store].kvstore, setup.keys],
+            [sys.executable, "-m", "p3.measure.micro.pushpull_worker", STORES[store].kvstore, setup.keys],
             root=hosts[0], port=port, folder=folder, omp_threads=setup.omp_threads,
             workers=setup.workers, servers=setup.servers,
             environment={"BENCH_CONTROL": self._control_path, SERVERS_VARIABLE: ",".join(raw_servers)},
@@ -135,7 +134,8 @@ class PushPullJob(jobs.Job):
             return super().command(role, number)
         if role == "scheduler":
             return ["true"]
-        return [sys.executable, str(HERE / "raw_tcp.py"), str(self._port + number), str(self._setup.workers)]
+        command = [sys.executable, "-m", "p3.measure.micro.raw_tcp"]
+        return [*command, str(self._port + number), str(self._setup.workers)]
 
     def _ask(self, request: Dict, what: str) -> List[Dict]:
         try:

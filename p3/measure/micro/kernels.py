@@ -1,6 +1,6 @@
 """How fast one core sums and updates slices: GB/s of memory read and written, next to NumPy.
 
-    python benchmarks/kernels.py [--elements 50000] [--repeat 30]
+    p3 bench kernels [--elements 50000] [--repeat 30]
 
 The default size is one slice of P3, whose arrays fit in the second- or third-level cache, as they do on a server.
 NumPy's update is the shortest expression with out= arguments, not a tuned one. Close other programs first.
@@ -10,6 +10,7 @@ import argparse
 import platform
 import statistics
 import time
+from typing import Sequence
 
 import numpy as np
 
@@ -129,17 +130,16 @@ def cpu_name():
         return platform.processor() or platform.machine()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="p3 bench kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--elements", type=int, default=50000)
     parser.add_argument("--repeat", type=int, default=30)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print(f"{cpu_name()}, {platform.system()} {platform.release()}; Python {platform.python_version()}, "
           f"NumPy {np.__version__}; {options.elements} elements, one thread")
     print(f"{'GB/s, median (range)':28}{'P3, AVX2':26}{'P3, baseline':26}NumPy")
     sums(options.elements, options.repeat)
     updates(options.elements, options.repeat)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

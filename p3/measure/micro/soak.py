@@ -1,8 +1,8 @@
 """Does a job stay as it is? A million slices of integers, with random delays and reconnects; sums must be exact and
 memory flat.
 
-    python benchmarks/soak.py                                   # 1,000,000 slices, 4 workers, 2 servers
-    python benchmarks/soak.py --slices 20000 --reconnects 0 --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
+    p3 bench soak                                   # 1,000,000 slices, 4 workers, 2 servers
+    p3 bench soak --slices 20000 --reconnects 0 --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
 
 Real processes under `p3 run`. Workers push dense keys and one of rows through soak_worker.py and hesitate now and then;
 at each tenth of the way this program stops a process of the job, drawn by chance, for up to a second. In each of
@@ -31,15 +31,16 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
-FOLDER = Path(__file__).resolve().parent
+from p3.cluster.placement import source_path
+
 TENTHS = 10
 SLACK_BYTES = 2 << 20
 
 
-def main() -> int:
-    options = parse_options()
+def main(arguments: Sequence[str]) -> int:
+    options = parse_options(arguments)
     with tempfile.TemporaryDirectory(prefix="p3-soak-") as folder:
         sampled = os.path.join(folder, "sampled")
         os.mkfifo(sampled)
@@ -88,8 +89,10 @@ def soak(options: argparse.Namespace, sampled: str) -> int:
     return 1 if grown else 0
 
 
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="p3 bench soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slices", type=int, default=1_000_000, help="pushed by all workers (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")
@@ -98,7 +101,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn by chance (%(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the job")
     parser.add_argument("--json", metavar="FILE", help="write the samples there as well")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def start(options: argparse.Namespace, sampled: str) -> subprocess.Popen:
@@ -107,9 +110,9 @@ def start(options: argparse.Namespace, sampled: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
     if options.reconnects:
         command += ["--on-worker-loss", "wait", "--worker-restarts", str(options.reconnects)]
-    command += [sys.executable, str(FOLDER / "soak_worker.py")]
+    command += [sys.executable, "-m", "p3.measure.micro.soak_worker"]
     command += [str(options.slices), str(options.delay), str(options.seed), str(options.reconnects)]
-    environment = dict(os.environ, PYTHONPATH=str(FOLDER.parent), SOAK_SAMPLED=sampled, **settings)
+    environment = dict(os.environ, PYTHONPATH=source_path(), SOAK_SAMPLED=sampled, **settings)
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
     )
@@ -179,7 +182,3 @@ def print_sample(sample: dict, header: bool) -> None:
         print("".join("%14s" % name.replace("_bytes", " MB").replace("_", " ") for name in columns))
     shown = ["%14.2f" % (sample[name] / 1e6) if name.endswith("_bytes") else "%14d" % sample[name] for name in columns]
     print("".join(shown), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

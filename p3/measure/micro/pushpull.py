@@ -1,10 +1,10 @@
 """How fast does a store move gradients, and at what cost? P3 against MXNet's own stores, on hosts made of namespaces.
 
-    sudo python benchmarks/pushpull.py                                        # everything, unthrottled
-    sudo python benchmarks/pushpull.py --stores dist_sync,p3_sync --rate 800 --json result.json
-    sudo python benchmarks/pushpull.py --stores p3_apart,p3_sync --workers 8 --hosts 2 --rate 800
-    sudo python benchmarks/pushpull.py --checksum                             # p3_sync against p3_checksum
-    sudo python benchmarks/pushpull.py --stores p3_sync,p3_tls                # what encryption costs
+    sudo p3 bench pushpull                                        # everything, unthrottled
+    sudo p3 bench pushpull --stores dist_sync,p3_sync --rate 800 --json result.json
+    sudo p3 bench pushpull --stores p3_apart,p3_sync --workers 8 --hosts 2 --rate 800
+    sudo p3 bench pushpull --checksum                             # p3_sync against p3_checksum
+    sudo p3 bench pushpull --stores p3_sync,p3_tls                # what encryption costs
 
 Every host runs one worker and one server, unless there are fewer --hosts than workers; each round all keys are pushed
 and the sums of all workers pulled, on
@@ -42,21 +42,21 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Sequence
 
 from p3.measure.bench import machine
-from p3.measure.lab.hosts import LabError, lab
-from pushpull_job import STORES, JobError, PushPullJob, Setup, Turn
-from pushpull_worker import parse_sizes
-from usage import session_cpu_s
+from p3.measure.lab.hosts import lab
+from p3.measure.micro.pushpull_job import STORES, JobError, PushPullJob, Setup, Turn
+from p3.measure.micro.pushpull_worker import parse_sizes
+from p3.measure.micro.usage import session_cpu_s
 
 FIRST_PORT = 9100  # in namespaces of our own, where nothing else listens
 PORTS_PER_JOB = 100
 WARM_UP_ROUNDS = 1
 
 
-def main() -> int:
-    options = parse_options()
+def main(arguments: Sequence[str]) -> int:
+    options = parse_options(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("pushpull: ended by SIGTERM"))
     sizes = parse_sizes(options.keys)
     setup = Setup(
@@ -126,9 +126,9 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def parse_options() -> argparse.Namespace:
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="p3 bench pushpull", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stores", default="dist_sync,mxnet_p3,p3_sync,raw_tcp", help="comma-separated (%(default)s)")
     parser.add_argument(
@@ -144,7 +144,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--delay", type=float, default=0.0, metavar="MS", help="one-way delay between hosts (none)")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="for one turn (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write environment and results there as well")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     options.stores = options.stores.split(",")
     unknown = [store for store in options.stores if store not in STORES]
@@ -210,7 +210,7 @@ def print_table(results: Dict[str, Dict[str, float]]) -> None:
 def describe_machine(setup: Setup) -> Dict[str, str]:
     here = machine.machine()
     return {
-        "command": " ".join(["pushpull.py", *sys.argv[1:]]),
+        "command": " ".join(["p3", *sys.argv[1:]]),
         "commit": machine.commit(),
         "machine": f"{here['cores']} x {here['cpu']}",
         "kernel": f"{here['kernel']}, TCP {here['tcp']}",
@@ -219,12 +219,3 @@ def describe_machine(setup: Setup) -> Dict[str, str]:
         "model": f"{setup.keys} float32, {setup.model_bytes / 1e6:.0f} MB",
         "job": f"{setup.workers} workers, {setup.servers} servers, OMP_NUM_THREADS={setup.omp_threads}",
     }
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except LabError as error:
-        sys.exit(f"pushpull: {error}")
-    except KeyboardInterrupt:
-        sys.exit("pushpull: interrupted")

@@ -1,6 +1,6 @@
-"""One worker that trains examples/language_model.py's network with a vocabulary padded to a size, for sparsity.py.
+"""One worker of `p3 bench sparsity`: it trains examples/language_model.py's network with a vocabulary padded to a size.
 
-    python sparsity_worker.py p3_sync rows --vocabulary 40000 --steps 5
+    python -m p3.measure.micro.sparsity_worker p3_sync rows --vocabulary 40000 --steps 5
 
 Writes JSON lines to standard output: a header, one line for each step, from one loss that can be read to the next, and
 the result. Words beyond the vocabulary are folded into it.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 STREAMS = 32  # of one worker
 SEGMENT = 64

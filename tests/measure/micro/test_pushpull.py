@@ -6,15 +6,10 @@ import sys
 
 import pytest
 from lab_traces import needs_lab
-from processes import ROOT
 
 from p3.measure.lab import hosts
-
-BENCHMARKS = ROOT / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import pushpull_job as jobs  # noqa: E402
-import pushpull_worker  # noqa: E402
+from p3.measure.micro import pushpull_job as jobs
+from p3.measure.micro import pushpull_worker
 
 SETUP = jobs.Setup(workers=2, servers=2, keys="3x1000", elements=3000, omp_threads=1, timeout_s=20)
 
@@ -29,7 +24,7 @@ def job(tmp_path):
 def test_raw_tcp_is_measured_from_the_command_line(tmp_path):
     result = tmp_path / "result.json"
     subprocess.run(
-        [sys.executable, str(BENCHMARKS / "pushpull.py"), "--stores", "raw_tcp", "--keys", "2x1000,1x70001",
+        [sys.executable, "-m", "p3", "bench", "pushpull", "--stores", "raw_tcp", "--keys", "2x1000,1x70001",
          "--rounds", "2", "--repeats", "2", "--json", str(result)],
         check=True, timeout=60,
     )

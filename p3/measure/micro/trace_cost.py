@@ -1,6 +1,6 @@
 """What P3_TRACE costs: rounds of a job with and without it, in turns.
 
-    python benchmarks/trace_cost.py [--elements 5000000] [--slice-elements 50000] [--blocks 12] [--rounds 50]
+    p3 bench trace_cost [--elements 5000000] [--slice-elements 50000] [--blocks 12] [--rounds 50]
 
 One process holds three embedded jobs, each a worker and a server joined by a socket pair: one traced, two not. They
 take turns, round by round, in every order. There is no network to hide behind: a round is only copies, sums and the
@@ -18,6 +18,7 @@ import platform
 import statistics
 import tempfile
 import time
+from typing import Sequence
 
 import numpy as np
 
@@ -57,13 +58,15 @@ def block(settings, order, rounds, elements):
     return {name: [statistics.median(column) for column in zip(*rows)] for name, rows in times.items()}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="p3 bench trace_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--elements", type=int, default=5000000, help="float32 in a round (default 5000000)")
     parser.add_argument("--slice-elements", type=int, default=50000, help="of a slice (default 50000)")
     parser.add_argument("--blocks", type=int, default=12, help="each with new jobs (default 12)")
     parser.add_argument("--rounds", type=int, default=50, help="of each job in a block (default 50)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.blocks < 2 or options.rounds < 1:
         parser.error("at least 2 blocks of 1 round")
     slices = -(-options.elements // options.slice_elements)
@@ -88,7 +91,4 @@ def main():
                 what, 100 * middle / base, 100 * low / base, 100 * high / base, middle / slices * 1e9
             ), end="")  # fmt: skip
         print()
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -5,16 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from processes import ROOT, clean_environment
+from processes import clean_environment
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import soak
-import soak_worker
+from p3.measure.micro import soak, soak_worker
 
 
 def run_soak(*arguments):
-    command = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--slices", "8000", *arguments]
+    command = [sys.executable, "-m", "p3", "bench", "soak", "--slices", "8000", *arguments]
     return subprocess.run(command, env=clean_environment(), stdout=subprocess.PIPE, timeout=100, text=True)
 
 
