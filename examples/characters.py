@@ -3,7 +3,7 @@
     python examples/characters.py                      # alone, in one process
     p3 run -n 2 -s 2 python examples/characters.py     # two workers and two servers
 
-Gradients of recurrent nets explode now and then, so they are clipped by their global norm. That norm is of the joined
+Gradients of recurrent nets sometimes explode, so they are clipped by their global norm. The norm is that of the joined
 batch: the workers sum the gradients first, then each clips and updates.
 """
 
@@ -18,7 +18,7 @@ from mxnet import autograd, gluon
 
 SEED = 1  # all workers start with the same weights
 STREAMS = 32  # read in parallel, by all workers together
-SEGMENT = 32  # characters that back-propagation looks back
+SEGMENT = 32  # how many characters back-propagation reaches back
 LARGEST_NORM = 1.0  # of the gradient per character
 
 
@@ -81,7 +81,7 @@ def main():
     while step < options.steps:
         state = net.lstm.begin_state(len(mine))
         for text, following in segments(mine):
-            state = [part.detach() for part in state]  # back-propagation ends here; what the state tells goes on
+            state = [part.detach() for part in state]  # back-propagation ends here; the state's values go on
             with autograd.record():
                 output, state = net(text, state)
                 loss = loss_of(output, following).mean() * text.size

@@ -1,11 +1,11 @@
-"""The data of several examples: scikit-learn's handwritten digits, which come without a download."""
+"""The data of several examples: scikit-learn's handwritten digits, which need no download."""
 
 import numpy as np
 from sklearn.datasets import load_digits
 
 
 def load():
-    """(images, labels) of 1,500 digits for training, and of the 297 others for the test; images are 1 x 8 x 8."""
+    """(images, labels) of 1,500 digits for training, and of the 297 others for testing; images are 1 x 8 x 8."""
     digits = load_digits()
     images = digits.images[:, np.newaxis].astype("float32") / 16
     labels = digits.target.astype("float32")

@@ -3,7 +3,7 @@
     python examples/gan.py                                 # alone, in one process
     p3 run -n 2 -s 2 python examples/gan.py                # two workers and two servers
 
-Both stores share the process's connections; their keys, optimizers and rounds are apart.
+Both stores share the process's connections; their keys, optimizers and rounds are separate.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def main():
     judge = gluon.loss.SigmoidBCELoss()
     real, generated = mx.nd.ones(share), mx.nd.zeros(share)
     test_noise = mx.nd.random.normal(shape=(1000, NOISE))
-    generator(test_noise), discriminator(mx.nd.zeros((1, 2)))  # makes the weights while all workers' seeds are alike
+    generator(test_noise), discriminator(mx.nd.zeros((1, 2)))  # makes the weights while all workers' seeds are the same
 
-    mx.random.seed(SEED + 1 + kv1.rank)  # from here on, other points and noise on every worker
+    mx.random.seed(SEED + 1 + kv1.rank)  # from here on, different points and noise on every worker
     numbers = np.random.RandomState(SEED + 1 + kv1.rank)
     for _ in range(options.steps):
         points = CENTRES[numbers.randint(len(CENTRES), size=share)]

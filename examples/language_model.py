@@ -4,9 +4,9 @@
     p3 run -n 2 -s 2 python examples/language_model.py     # two workers and two servers
 
 The vocabulary is large, and a batch holds few of its words. So the words' vectors, and those that score the next word,
-are `row_sparse`: each worker fetches the rows that its batch needs and sends the gradients of those alone, while the
-recurrent layer's weights are synchronised whole. The next word is scored against a sample of others only (sampled
-softmax), or all rows would be needed.
+are `row_sparse`: each worker fetches only the rows that its batch needs and sends only their gradients, while the
+recurrent layer's weights are synchronised whole. The next word is scored against a sample of other words only (sampled
+softmax); otherwise all rows would be needed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from mxnet import autograd, gluon
 
 SEED = 1  # all workers start with the same weights
 STREAMS = 16  # read in parallel, by all workers together
-SEGMENT = 16  # words that back-propagation looks back
+SEGMENT = 16  # how many words back-propagation reaches back
 SAMPLES = 128  # other words that the next one is scored against
 
 
@@ -102,7 +102,7 @@ def sampled_loss(net, words, following, others, state, vocabulary):
     correction = np.concatenate(
         [
             log_expected(following.reshape(-1, 1), vocabulary, samples),
-            np.where(  # a sample that is the right word is none
+            np.where(  # a sample that is the right word does not count
                 others == following.reshape(-1, 1), 1e4, log_expected(others, vocabulary, samples)
             ),
         ],
@@ -145,7 +145,7 @@ def main():
     while step < options.steps:
         state = net.lstm.begin_state(len(mine))
         for words, following in segments(mine):
-            state = [part.detach() for part in state]  # back-propagation ends here; what the state tells goes on
+            state = [part.detach() for part in state]  # back-propagation ends here; the state's values go on
             with autograd.record():
                 others = draw(random, options.vocabulary, SAMPLES)
                 losses, state = sampled_loss(net, words, following, others, state, options.vocabulary)

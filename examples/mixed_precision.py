@@ -1,10 +1,10 @@
-"""Trains with float16 weights and gradients, of which the servers keep float32 master copies.
+"""Trains with float16 weights and gradients; the servers keep float32 master copies of the weights.
 
     python examples/mixed_precision.py                     # alone, in one process
     p3 run -n 2 -s 2 python examples/mixed_precision.py    # two workers and two servers
 
-Half the bytes travel. The servers sum and update in float32 (multi_precision), so that small steps are not rounded
-away, and the loss is scaled up, so that small gradients are not.
+Only half the bytes are sent. The servers sum and update in float32 (multi_precision), so that small steps are not
+rounded away, and the loss is scaled up, so that small gradients are not.
 """
 
 import argparse

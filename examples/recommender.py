@@ -3,8 +3,8 @@
     python examples/recommender.py                      # alone, in one process
     p3 run -n 2 -s 2 python examples/recommender.py     # two workers and two servers
 
-A step touches few users and items. With sparse_grad=True only their rows travel, and only they are updated. The ratings
-are made up, as inner products of hidden tastes and traits with some noise.
+A step touches few users and items. With sparse_grad=True only their rows are sent and updated. The ratings are made up,
+as inner products of hidden tastes and traits with some noise.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from mxnet import autograd, gluon
 
 SEED = 1  # all workers start with the same weights
 USERS, ITEMS, TRAITS = 1000, 500, 4
-NOISE = 0.2  # standard deviation, which no prediction can get below
+NOISE = 0.2  # standard deviation; no prediction can be better
 BATCH = 256  # of all workers together
 
 

@@ -1,9 +1,9 @@
-"""Trains through failures: run again after it was killed at any moment, it ends with the bits of an undisturbed run.
+"""Survives failures: killed at any moment and run again, it ends with the same bits as an undisturbed run.
 
     p3 run -n 2 -s 2 --restarts 3 --snapshot-dir /tmp/digits --snapshot-every 20 python examples/resume.py
 
-What a script adds to train_digits.py: resume() before the first step, and snapshot() after each, with what this worker
-alone knows: here, where it is in its data. Everything that draws random numbers is seeded, or in the state too.
+What it adds to train_digits.py: resume() before the first step, and snapshot() after each, with the state that only
+this worker has: here, its position in the data. Everything that draws random numbers is seeded, or also in that state.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs P3 with MXNet for CPU in ~/p3 of this host:  install.sh REPOSITORY [REVISION]
-# Run it on every host alike. Run again, it goes to that revision and installs anew.
-# MXNET=mxnet-cu112 (or mxnet-cu117) brings MXNet for GPUs instead.
+# Run it in the same way on every host. If run again, it checks out that revision and reinstalls.
+# MXNET=mxnet-cu112 (or mxnet-cu117) installs MXNet for GPUs instead.
 set -eu
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then
     echo "usage: install.sh REPOSITORY [REVISION]" >&2

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Limits what this host sends:  throttle.sh INTERFACE MBIT   and takes the limit away:  throttle.sh INTERFACE off
+# Limits what this host sends:  throttle.sh INTERFACE MBIT   and removes the limit:  throttle.sh INTERFACE off
 # A token bucket at the interface, as in the paper's experiments; what the host receives is not limited. Needs root.
 set -eu
 usage() {
@@ -12,7 +12,7 @@ mbit=$2
 [ -e "/sys/class/net/$interface" ] || usage "this host has no interface '$interface'"
 
 if [ "$mbit" = off ]; then
-    # The kernel then puts its default queue back. Without a limit there is nothing to take away.
+    # The kernel then puts its default queue back. Without a limit there is nothing to remove.
     if tc qdisc show dev "$interface" root | grep -q ' tbf '; then
         tc qdisc del dev "$interface" root
     fi
