@@ -1,5 +1,5 @@
 // What a server has copied for a snapshot (docs/protocol.md, kCapture): value and optimizer state of a slice or a
-// partition, as they were between two rounds, in memory of their own that outlives the server. Each says for which snapshot.
+// partition, as they were between two rounds, in memory of their own that outlives the server. Each names its snapshot.
 // Threads: a plain value.
 #pragma once
 

@@ -16,7 +16,7 @@
 
 namespace p3 {
 
-// A store's, the same on every node. Other types than float32 always travel plain.
+// Of a store; the same on every node. Types other than float32 are always sent plain.
 struct Compression {
   Encoding encoding = Encoding::kPlain;  // kPlain, kFloat16 or kTwoBit
   float threshold = 0.5f;                // kTwoBit
@@ -33,7 +33,7 @@ size_t encoded_bytes(Encoding encoding, DType type, size_t elements);
 // Not for kPlain: a plain payload is the gradient itself. `residual` (kTwoBit) is what earlier gradients left out.
 void encode(const Compression& compression, const float* gradient, float* residual, void* payload, size_t elements);
 
-// accumulator = what the payload says, and accumulator += what it says, in float32.
+// accumulator = the decoded payload, and accumulator += the decoded payload, in float32.
 void start_encoded_sum(const Compression& compression, float* accumulator, const void* payload, size_t elements);
 void add_encoded_to_sum(const Compression& compression, float* accumulator, const void* payload, size_t elements);
 

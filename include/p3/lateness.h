@@ -1,5 +1,5 @@
-// Who keeps others waiting: pushes of a round that are not in while others' are. A peer that is silent is dead and not
-// late (transport.h); who is late sends heartbeats, and its script does something else.
+// Which workers keep others waiting: those whose push of a round is missing while others' have arrived. A silent peer
+// is dead, not late (transport.h); a late one sends heartbeats, but its script is doing something else.
 #pragma once
 
 #include <chrono>
@@ -10,17 +10,17 @@
 
 namespace p3 {
 
-// One worker, where others have waited for it longest.
+// One worker, with the key and round where others have waited for it longest.
 struct Late {
   int worker = 0;
   bool of_machine = false;  // it leads its machine, and the one that is late may be any worker there
   std::string key;
   uint64_t round = 0;
   double waited_s = 0;  // since the first push of that round came
-  int waiting = 0;      // workers whose push is in
+  int waiting = 0;      // workers whose push has arrived
 };
 
-// Puts together what is seen of several keys: of each worker where others have waited longest.
+// Collects what several keys report, and keeps for each worker the place where others have waited longest.
 class LateWorkers {
  public:
   void note(Late late) {
@@ -38,8 +38,8 @@ class LateWorkers {
   std::map<int, Late> by_worker_;
 };
 
-// How late one worker's pushes come: for each round the latest after the first of its slice's round, and the mean of the
-// last rounds, of which the newest count most.
+// How late one worker's pushes come: for each round the longest delay after the first push of the same slice, then a
+// mean over recent rounds in which the newest count most.
 class Lateness {
  public:
   void note(uint64_t round, double late_s) {

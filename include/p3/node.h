@@ -12,10 +12,10 @@ class Recorder;
 struct NodeOptions {
   std::string label;         // in messages: "worker 2 (10.0.0.5)"
   double heartbeat_s = 1.0;  // a heartbeat leaves every van at least this often
-  double timeout_s = 10.0;   // silence on a van for this long is a dead peer
+  double timeout_s = 10.0;   // silence on a van for this long means a dead peer
   bool checksums = false;    // CRC32C on every frame that carries a slice; the same on all nodes
-  // Of a peer that may ask: what is kept for it (answers that it has not read, frames of its that wait to be worked on)
-  // before no more is read from it. Far more than jobs come to.
+  // How much is held for a peer that may send requests (answers that it has not read, its frames that wait to be
+  // handled) before nothing more is read from it. Far more than jobs need.
   uint64_t max_held_bytes = 64 << 20;
 
   std::shared_ptr<Recorder> trace;  // p3/trace.h; null: nothing is recorded
@@ -29,8 +29,8 @@ struct Traffic {
   uint64_t slices_received = 0;
   uint64_t queued_slices = 0;       // waiting to be sent, now
   uint64_t peak_queued_slices = 0;  // of all vans: the largest peak of one
-  double queued_s = 0;              // how long all slices sent so far have waited for their turn, added up
-  uint64_t held_bytes = 0;          // kept for the peer alone, now (see NodeOptions::max_held_bytes)
+  double queued_s = 0;              // how long all slices sent so far have waited for their turn, in total
+  uint64_t held_bytes = 0;          // held for the peer alone, now (see NodeOptions::max_held_bytes)
   uint64_t peak_held_bytes = 0;     // of all vans: the largest peak of one
 };
 
@@ -38,10 +38,10 @@ struct Counters {
   Traffic traffic;
   Traffic local;                      // worker: with the other workers of its machine, which `traffic` leaves out
   uint64_t rounds = 0;                // worker: keys' rounds completed; server: slices' rounds completed
-  uint64_t received_slices = 0;       // server: received and not yet looked at, now
-  uint64_t peak_received_slices = 0;  // server: the most there ever were
+  uint64_t received_slices = 0;       // server: received and not yet handled, now
+  uint64_t peak_received_slices = 0;  // server: the peak so far
   uint64_t buffer_bytes = 0;          // server, leader of a machine: received slices of incomplete rounds, now
-  uint64_t peak_buffer_bytes = 0;     // the most there ever were
+  uint64_t peak_buffer_bytes = 0;     // the peak so far
 };
 
 }  // namespace p3

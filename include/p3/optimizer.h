@@ -1,7 +1,7 @@
 // The optimizers that run on the server, on one slice at a time.
 //
 // Arithmetic follows MXNet 1.9.1's operators in the same order of operations, so that training with P3
-// and on one process agree to rounding. All of them are element-wise: a slice needs nothing of its neighbours.
+// and on one process agree to rounding. All of them are element-wise: a slice needs nothing from its neighbours.
 // Threads: an Optimizer is immutable after make(); update() may run on many slices at once.
 #pragma once
 
@@ -70,7 +70,7 @@ class Optimizer {
   // State arrays per slice (momentum, mean, ...), each of `elements` values of sum_type(weight type), in MXNet's order.
   virtual int state_count() const = 0;
 
-  // Fills the state arrays before the first update of `weight` (weight_type): zeros, but for DCASGD's previous weight.
+  // Fills the state arrays before the first update of `weight` (weight_type): zeros, or DCASGD's previous weight.
   void start_state(DType weight_type, const void* weight, void* const* state, size_t elements) const;
 
   // Whether slices of this type also keep a float32 master of the weight (initialised from it).

@@ -4,9 +4,9 @@
 // of the processor time of a loopback socket. Bounded, because what lies in the ring is below the priority queue.
 //
 // The maker creates the memory (an unnamed memfd: nothing to leave behind, whatever kills the processes) and passes all
-// descriptors to the other side over a connected AF_UNIX socket, which then carries nothing more: it only tells, by its
-// end, that the peer is gone. A side that finds its ring empty (or full) says so in the shared memory and sleeps; the
-// other wakes it through an eventfd. A busy ring makes no system calls.
+// descriptors to the other side over a connected AF_UNIX socket, which then carries nothing more: its end only says
+// that the peer is gone. A side that finds its ring empty (or full) says so in the shared memory and sleeps; the other
+// wakes it through an eventfd. A busy ring makes no system calls.
 #pragma once
 
 #include <sys/epoll.h>
@@ -43,7 +43,7 @@ class RingStream : public Stream {
   void close() override;
 
  private:
-  // In the shared memory; each line is written by one side alone, but for the sleeping flags.
+  // In the shared memory; each cache line is written by one side alone, except for the sleeping flags.
   struct Control {
     alignas(64) std::atomic<uint64_t> written;  // bytes since the start; by the writer
     alignas(64) std::atomic<uint64_t> taken;    // by the reader

@@ -1,8 +1,8 @@
 // The server's side of the data plane: receives slices, adds them in rank order, updates, and sends each new
 // value to every worker at once.
 //
-// Threads: every method may be called from any thread; inside run one receiver, one sender and `threads` summing ones.
-//          A slice is always summed by the same thread, so slices need no lock.
+// Threads: every method may be called from any thread; inside, one receiver, one sender and `threads` summing threads
+//          run. A slice is always summed by the same thread, so slices need no lock.
 // Memory:  parameters, optimizer state, and at most one received copy per worker of slices whose round is incomplete
 //          (SumOrder::kArrival: one accumulator instead).
 #pragma once
@@ -33,13 +33,13 @@ enum class SumOrder {
 struct ServerOptions {
   NodeOptions node;
   SumOrder sum_order = SumOrder::kRank;
-  // Summing threads. 0: the receiver sums between two looks at its vans, which saves wake-ups; good for some
-  // 10 Gbit/s. More where one core cannot both receive and sum.
+  // Summing threads. 0: the receiver sums between two polls of its vans, which saves wake-ups; enough for about 10
+  // Gbit/s. More if one core cannot both receive and sum.
   int threads = 0;
   // Of the job's workers; unset: each on one of its own.
   std::optional<Machines> machines;
-  // The leader of a machine with several workers pushes for all of them, and gets the value for them; but of compressed
-  // keys, whose residuals are each worker's own.
+  // The leader of a machine with several workers pushes for all of them, and gets the value for them; except for
+  // compressed keys, as each worker has its own residual.
   bool local_aggregation = true;
   // Goes on without a worker that is lost, until another process takes its place. Needs local_aggregation false.
   bool outlives_workers = false;
@@ -50,7 +50,7 @@ struct LostWorker {
   std::string problem;  // why no other process can take its place; empty: one can
   struct Pushed {
     uint32_t wire_key;
-    uint64_t round;  // the last one that it has pushed, of a slice or partition at least; 0: none
+    uint64_t round;  // the last one that it has pushed, of any slice or partition; 0: none
   };
   std::vector<Pushed> pushed;
 };
@@ -72,7 +72,7 @@ class Server {
   // Another plan of a key of rows that is defined already, with a wire key of its own. It gets its rows, and what the
   // optimizer keeps for them, from the workers, before the first of them is answered.
   virtual void define_successor(const KeyPlan& plan, uint32_t predecessor) = 0;
-  // A key that has a successor, and that every worker has left for it.
+  // Drops a key that has a successor, once every worker has left it for that.
   virtual void drop(uint32_t wire_key) = 0;
   // The optimizer of a store's keys, once, before their first push; without one their sums are broadcast.
   virtual void set_optimizer(int store, const OptimizerSpec& spec) = 0;
@@ -81,19 +81,20 @@ class Server {
   virtual void set_compression(int store, const Compression& compression) = 0;
   virtual void set_average(int store, bool average) = 0;
 
-  // What worker 0 has had copied for that snapshot (Worker::capture). What was copied for earlier ones is given up.
+  // What was copied for that snapshot at worker 0's request (Worker::capture). Copies for earlier ones are dropped.
   virtual std::vector<CapturedArray> take_captured(uint64_t snapshot) = 0;
   // Replacing a worker, with outlives_workers. Each returns when it is done; not from a thread of the core.
   //
-  // It is gone, whether this server has noticed or not: its connection is closed, half received frames are thrown away,
-  // and nothing more is sent to it.
+  // The worker is gone, whether this server has noticed or not: its connection is closed, partly received frames are
+  // discarded, and nothing more is sent to it.
   virtual LostWorker lose_worker(int worker) = 0;
-  // Of each of these keys, completes the rounds up to that one for the lost worker, as they begin: it had nothing to add.
-  // May be called again, for more. `skips`: it would have skipped them, so if all others do, a round was the last; else its
-  // successor goes on, and such a round counts as one that leaves the value as it is.
+  // For each of these keys, completes the rounds up to the given one in place of the lost worker, as they begin,
+  // without a gradient. May be called again, for more. `skips`: the worker would have skipped them, so if all others
+  // skip a round, it was the last; otherwise its successor goes on, and such a round leaves the value as it is.
   virtual void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips = false) = 0;
-  // Another process of that rank. Of keys that its predecessor had, its first frame is an absent kInit of round 0: the
-  // wish for the value of the last round that its predecessor pushed, or that is filled; its next push follows that.
+  // Lets in another process of that rank. For keys that its predecessor had, its first frame is an absent kInit of
+  // round 0: a request for the value of the last round that its predecessor pushed, or that is filled; its next push
+  // follows that.
   virtual void replace_worker(int worker, std::unique_ptr<Stream> stream) = 0;
 
   // As Worker's. fail() tells every worker through its van.
@@ -104,10 +105,10 @@ class Server {
   virtual bool finished() const = 0;  // every worker has said goodbye
 
   virtual Counters counters() const = 0;
-  // Who keeps others waiting, as of a moment ago.
+  // Workers that keep others waiting, as of a moment ago.
   virtual std::vector<Late> late() const = 0;
-  // Of each worker: how long after the first push of a round its last one came, in the mean of the last rounds. Those of
-  // a machine who push as one are equally late.
+  // For each worker: how long after the first push of a round its own last push came, as a mean over recent rounds.
+  // Workers of a machine that push as one have the same value.
   virtual std::vector<double> mean_lateness_s() const = 0;
   virtual void stop() = 0;
 

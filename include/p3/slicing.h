@@ -29,13 +29,13 @@ struct Slice {
   uint32_t elements = 0;  // 0 only for the single slice of an empty key
 };
 
-// Whether a key can be cut so, and a frame of it be sent.
+// Whether a key can be cut like this, and a frame of it sent.
 bool makes_sense(const KeyPlan& plan);
 
 // Of a key of rows: its partitions. An empty key has one empty slice, so that its rounds complete like any other's.
 uint32_t slice_count(const KeyPlan& plan);
 
-// index < slice_count(plan); not of a key of rows, whose parts partition_at() tells.
+// index < slice_count(plan); not for a key of rows: see partition_at().
 Slice slice_at(const KeyPlan& plan, uint32_t index);
 
 // The server (0 .. num_servers-1) that owns the slice.

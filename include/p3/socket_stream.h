@@ -2,8 +2,8 @@
 //
 // What the kernel and the network hold can no longer be overtaken, so on TCP it is kept small: bytes that are not yet
 // sent by TCP_NOTSENT_LOWAT, and all that are not yet acknowledged by a send buffer of about what keeps the path busy,
-// sized anew again and again from the rate at which it empties and the round trip time of the kernel. Equal buffers also
-// give the worker and the server of one host, which share a link, equal shares of it.
+// resized continually from the rate at which it drains and the kernel's round-trip time. Equal buffers also give the
+// worker and the server of one host, which share a link, equal shares of it.
 #pragma once
 
 #include <sys/epoll.h>
@@ -32,15 +32,15 @@ class SocketStream : public Stream {
   void end_writing() override;
   void close() override;
 
-  // How many bytes may be under way at a rate in bytes per second, where `connections` of this process share the least
-  // that a link needs. Always more than the path itself holds: a rate that is low because of this bound raises it.
-  // Powers of two, for connections that share a link to agree on one although each has measured something else.
+  // How many bytes may be in flight at a rate in bytes per second, where `connections` of this process share the
+  // minimum that a link needs. Always more than the path itself holds, so if this bound keeps the rate low, it grows.
+  // Powers of two, so that connections that share a link agree on one although their measurements differ.
   static uint64_t bytes_under_way(uint64_t rate, uint32_t min_rtt_us, int connections);
 
-  // Whether BBR, where it is the system's choice, shall stay or come back at a delivery rate in bytes per second.
-  // BBR sends each segment by a timer of its own. On a slow link that keeps the queues short at no cost; at several
-  // Gbit/s the timers take as much of the processor as the copies do (docs/decisions.md), and the queues are short
-  // anyhow. In between, what is stays.
+  // Whether to use BBR, where it is the system's default, at a delivery rate in bytes per second. BBR sends each
+  // segment by a timer of its own. On a slow link that keeps the queues short at no cost; at several Gbit/s the timers
+  // take as much processor time as the copies do (docs/decisions.md), and the queues are short anyway. In between, the
+  // current choice stays.
   static bool should_pace(bool paces_now, uint64_t delivery_rate);
 
  private:
@@ -54,9 +54,9 @@ class SocketStream : public Stream {
   bool bbr_is_default_ = false;
   bool paces_ = false;
   std::chrono::steady_clock::time_point last_look_ = std::chrono::steady_clock::now();
-  uint64_t peak_rate_ = 0;   // bytes per second; of late, with the link to itself
+  uint64_t peak_rate_ = 0;   // bytes per second; recent, with the link to itself
   uint64_t bound_ = 0;       // of the send buffer
-  bool is_bounded_ = false;  // no: the kernel's own choice
+  bool is_bounded_ = false;  // false: the kernel's own choice
   bool yields_ = false;
   int connections_ = 1;
   uint64_t written_since_look_ = 0;

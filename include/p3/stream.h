@@ -26,24 +26,24 @@ class Stream {
   virtual IoResult write(const iovec* parts, int count) = 0;
   virtual IoResult read(const iovec* parts, int count) = 0;
 
-  // For epoll. The read event is a level (EPOLLIN while read() may move bytes or tell the end), the write event an
+  // For epoll. The read event is a level (EPOLLIN while read() may move bytes or report the end), the write event an
   // edge (when write() may move bytes again after it was full).
   virtual int read_fd() const = 0;
   virtual int write_fd() const = 0;
   virtual uint32_t write_event() const = 0;
 
-  // Of streams that leave the machine and share its link: while it yields, little of it is under way, so that the link
-  // is left to what is more urgent; where the link is idle, little is enough to use it. By the writer.
+  // Of streams that leave the machine and share its link: while it yields, it keeps few bytes in flight, which leaves
+  // the link to what is more urgent; on an idle link those few are enough to use it. Called by the writer.
   virtual bool leaves_machine() const { return false; }
-  // Before the first write: how many streams of this process do, this one included.
+  // Before the first write: how many streams of this process leave the machine, including this one.
   virtual void share_link(int) {}
   virtual void yield(bool) {}
   // Between two processes of one machine: rank_of() the most urgent frame that waits there to leave the machine, or 0.
   virtual void tell_waiting(uint64_t) {}
   virtual uint64_t peer_waiting() const { return 0; }
 
-  // Some of what write() was last offered is on its way, though not counted yet: the next write must begin with the same
-  // bytes. By the writer.
+  // Some of what write() was last offered is being sent, though not counted yet: the next write must begin with the
+  // same bytes. Called by the writer.
   virtual bool holds_unwritten() const { return false; }
 
   // No more writes; the peer reads what was written, then the end.

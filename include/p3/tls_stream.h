@@ -1,10 +1,10 @@
-// A Stream over TLS 1.3 on a TCP socket: who does not know its key can neither read nor alter what crosses.
+// A Stream over TLS 1.3 on a TCP socket: without its key nobody can read or alter what crosses the network.
 //
-// Both ends have a key for this connection alone, an external PSK that the control plane makes from the job's secret and
-// the nonces of the proved handshake; ECDHE adds forward secrecy. So there are no certificates.
+// Both ends have a key for this connection alone, an external PSK that the control plane derives from the job's secret
+// and the nonces of the handshake; ECDHE adds forward secrecy. So there are no certificates.
 //
-// Threads: as every Stream. OpenSSL's object is for one thread at a time, so reader and writer take turns at it, for at
-//          most one batch; the writer's system calls are outside. Where the kernel encrypts, the writer does not touch it.
+// Threads: as every Stream. OpenSSL's object is for one thread at a time, so reader and writer take turns with it, for
+//          at most one batch; the writer's system calls are outside. If the kernel encrypts, the writer leaves it alone.
 #pragma once
 
 #include <cstddef>
@@ -25,14 +25,14 @@ class TlsStream : public SocketStream {
   static constexpr size_t kKeyBytes = 32;
   static bool built_in();  // whether this build has OpenSSL
 
-  // Owns `fd`, also if it throws: Error(kUsage) without OpenSSL in this build. `bytes_per_key`: after so many the
-  // writer goes on with a new key, far below what AES-GCM allows (RFC 8446, 5.5).
+  // Owns `fd`, even if it throws: Error(kUsage) without OpenSSL in this build. `bytes_per_key`: after so many bytes the
+  // writer takes a new key, far below what AES-GCM allows (RFC 8446, 5.5).
   TlsStream(int fd, int notsent_low_water_bytes, const std::string& key, bool connects,
             uint64_t bytes_per_key = uint64_t{64} << 30);
   ~TlsStream() override;
 
-  // One step; call it again when the socket is ready for what it says. Before anything else.
-  // Throws Error(kProtocol): the other end has another key, or does not speak TLS.
+  // One step; call it again when the socket is ready for what it returns. Before anything else. Throws
+  // Error(kProtocol): the other end has another key, or does not speak TLS.
   enum class Wait { kNothing, kRead, kWrite };
   Wait handshake();
   // Whether the kernel encrypts what is written (kTLS). After the handshake.
@@ -64,11 +64,11 @@ class TlsStream : public SocketStream {
   size_t sealed_bytes_ = 0;
   uint64_t bytes_with_key_ = 0;
 
-  // Reader. What OpenSSL holds back, no socket event tells of: an eventfd does, so that readable stays a level.
+  // Reader. No socket event reports bytes that OpenSSL has buffered: an eventfd does, so that readable stays a level.
   int buffered_event_ = -1;
   int read_epoll_ = -1;
   bool buffered_ = false;
-  IoResult last_word_;  // an end or an error that came behind bytes
+  IoResult last_word_;  // an end or an error that came after bytes
 };
 
 }  // namespace p3

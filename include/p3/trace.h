@@ -6,9 +6,9 @@
 // Threads: record() from any thread; each fills a chunk of its own, without a lock, and writes it to the file when it is
 //          full. close() from any thread at any time.
 // Memory:  the file is the Recorder's. One chunk of 16 KiB for each thread that records.
-// Cost:    off: one branch. On: one look at the clock where the caller has no time at hand, 32 bytes of memory, and every
-//          512 events one write() by the thread that recorded them.
-// A file that cannot be written any more ends the recording, with one line on the standard error, and nothing else.
+// Cost:    off: one branch. On: one clock read where the caller does not have the time already, 32 bytes of memory, and
+//          every 512 events one write() by the thread that recorded them.
+// If the file can no longer be written, the recording ends, with one line on standard error; nothing else happens.
 #pragma once
 
 #include <atomic>
@@ -25,13 +25,13 @@ namespace p3 {
 
 // docs/trace.md says the same to those who read the files.
 enum class TraceKind : uint8_t {
-  kReady = 1,         // worker: the gradient is there, the core was given it; once for each key, slice 0
+  kReady = 1,         // worker: the gradient is ready and with the core; once for each key, slice 0
   kQueued = 2,        // the frame waits in the queue of its van
   kSendBegin = 3,     // it was taken off the queue: nothing can overtake it from here on
   kSendEnd = 4,       // its last byte is in the socket or ring
   kReceiveBegin = 5,  // its header was read
   kReceiveEnd = 6,    // its last byte was read: on a worker, the value has landed
-  kSummed = 7,        // server: taken off the receive queue and added, or put aside until lower ranks have come
+  kSummed = 7,        // server: taken off the receive queue and added, or kept until lower ranks have come
   kUpdated = 8,       // server: the round's new value is there
   kStallBegin = 9,    // worker: the training thread begins to wait for the value of the key's last round
   kStallEnd = 10,     // worker: and goes on
@@ -42,7 +42,7 @@ enum class TraceKind : uint8_t {
 constexpr int kNoPeer = -1;
 constexpr int local_peer(int rank) { return -2 - rank; }
 
-// As it lies in the file, behind kTraceMagic.
+// As it lies in the file, after kTraceMagic.
 struct TraceEvent {
   int64_t time_ns = 0;  // CLOCK_MONOTONIC
   uint32_t key = 0;     // wire key
@@ -83,7 +83,7 @@ class Recorder {
   void write(const Chunk& chunk) P3_REQUIRES(mutex_);
   void write_bytes(const void* data, size_t size) P3_REQUIRES(mutex_);
 
-  const uint64_t id_;  // tells recorders apart, where an address may be used again
+  const uint64_t id_;  // tells recorders apart, as an address may be reused
   Mutex mutex_;
   int fd_ P3_GUARDED_BY(mutex_);
   std::unordered_map<std::thread::id, std::unique_ptr<Chunk>> chunks_ P3_GUARDED_BY(mutex_);

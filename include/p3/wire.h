@@ -19,15 +19,15 @@ enum class FrameKind : uint8_t {
   kValue = 3,  // server to worker: the value (or sum) of a slice after a round
   kPing = 4,   // either way: a heartbeat
   kFail = 5,   // either way: the sender has failed; the payload is the text
-  kBye = 6,    // either way: the sender leaves in order
+  kBye = 6,    // either way: the sender leaves normally
   kFetch = 7,  // worker to server: the request for one part of a slice (see Optimizer::state_count)
-  kStore = 8,  // worker 0 to server: a new content of that part
+  kStore = 8,  // worker 0 to server: new content for that part
   kPart = 9,   // server to worker: the part that was fetched; without payload: it was stored, or captured
   // Of keys of rows; their payload begins with a RowsHeader (rows.h), and Header::slice is the partition.
-  kPushRows = 10,   // worker to server: rows of a gradient. Header::part 1: send what becomes of them
-  kRows = 11,       // server to worker: rows after a round; to who wants none: none, the last frame alone
+  kPushRows = 10,   // worker to server: rows of a gradient. Header::part 1: send back the result
+  kRows = 11,       // server to worker: rows after a round; to a worker that wants none: an empty last frame
   kFetchRows = 12,  // worker to server: the request for rows of a part; answered by kPart frames: values, in order
-  kStoreRows = 13,  // worker to server: a new content of rows of a part; answered by kPart without payload
+  kStoreRows = 13,  // worker to server: new content for rows of a part; answered by kPart without payload
   // Of every key.
   kCapture = 14,  // worker 0 to server: copy the value and all state for a snapshot; answered by kPart without payload
 };
@@ -35,12 +35,12 @@ enum class FrameKind : uint8_t {
 constexpr bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
 constexpr bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue || kind >= FrameKind::kFetch; }
 
-// How the elements of a payload are written. Never another type than agreed on: docs/protocol.md.
+// How the elements of a payload are written. The type itself is the one agreed on: docs/protocol.md.
 enum class Encoding : uint8_t {
   kPlain = 0,    // as they lie in memory
   kFloat16 = 1,  // float32 elements rounded to float16
   kTwoBit = 2,   // float32 elements as one of -threshold, 0, +threshold, 16 to each 4 bytes
-  kAbsent = 3,   // none: kPush: this worker has nothing to add; kValue: nobody had, and the value stays
+  kAbsent = 3,   // none: kPush: this worker has nothing to add; kValue: no worker had, and the value stays
 };
 
 struct Header {
@@ -65,19 +65,19 @@ struct Header {
 };
 static_assert(sizeof(Header) == 80, "the header is the wire format");
 
-// Header::part: the states of the optimizer count from 1; the float32 master of a float16 value is this.
+// Header::part: the optimizer's states are numbered from 1; this is the float32 master of a float16 value.
 constexpr uint8_t kMaster = 255;
 
 constexpr uint32_t kMaxFailTextBytes = 4096;
 
-// What is wrong with a header regardless of any agreement but whether slices have checksums, or an empty string.
+// What is wrong with a header whatever was agreed for its key, or an empty string. `checksums`: slices have them.
 std::string malformed(const Header& header, bool checksums);
 
 // kCapture: for which snapshot, by its round as the script counts; those up to kLastSnapshot are exact as float64.
 constexpr uint64_t kLastSnapshot = uint64_t{1} << 53;
 inline uint64_t snapshot_of(const Header& capture) { return static_cast<uint64_t>(capture.scalars.updates); }
 
-// CRC32C of the header, but for the checksum itself, and of the payload as it is sent.
+// CRC32C of the header, except for the checksum itself, and of the payload as it is sent.
 uint32_t checksum_of(Header header, const void* payload);
 
 }  // namespace p3

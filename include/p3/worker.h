@@ -8,10 +8,10 @@
 //   worker.init(key, initial, landing, 0, done);     // round 0; only rank 0 gives a value
 //   worker.push(key, gradient, landing, -3, scalars, done);
 //
-// Threads: every method may be called from any thread and returns at once (close() alone waits).
+// Threads: every method may be called from any thread and returns at once (only close() waits).
 //          `done` runs on a thread of the core, or in the caller if the worker has failed already; it must not
 //          block and must not call back into the worker except through another thread. It may be given an error.
-//          Operations on one key run one after the other, in the order in which they were asked for.
+//          Operations on one key run one after the other, in the order in which they were requested.
 // Memory:  `value`, `gradient` and `landing` are borrowed until `done` runs. After a failure `done` runs only when
 //          no thread of the core touches them any more.
 #pragma once
@@ -39,7 +39,7 @@ namespace p3 {
 struct KeyCounters {
   uint64_t rounds = 0;     // completed
   double completed_s = 0;  // when the last one was, on CLOCK_MONOTONIC
-  double waited_s = 0;     // from when the gradient was ready to when the last slice of the value had landed, added up
+  double waited_s = 0;     // from when the gradient was ready to when the last slice of the value had landed, in total
   double longest_wait_s = 0;  // of one round
   // Of a key of rows.
   bool has_rows = false;            // it is one
@@ -48,7 +48,7 @@ struct KeyCounters {
   uint64_t pushed_rows = 0;         // that all workers pushed in it, added up
   uint64_t touched_rows = 0;        // the union of those
   uint64_t row_bytes_sent = 0;      // of gradients, with their ids; of a leader: for its machine
-  uint64_t row_bytes_received = 0;  // of what became of them
+  uint64_t row_bytes_received = 0;  // of the resulting rows
 };
 
 class Worker {
@@ -60,28 +60,28 @@ class Worker {
   Worker(int rank, int num_servers, NodeOptions options);
   ~Worker();  // as close(0), and joins the threads
 
-  // Before start(): a stream to a server, proved at both ends.
+  // Before start(): a stream to a server, authenticated at both ends.
   void add_server(int server, std::unique_ptr<Stream> stream, std::string label);
   // Before start(): a stream to the scheduler, which carries nothing but heartbeats.
   void add_watch(std::unique_ptr<Stream> stream, std::string label);
   // Before start(): a stream to another worker of this machine, of rank `worker`. The worker of lowest rank leads: it
-  // takes one to each of the others, and the others one to it. In rounds of keys without compression the others then
-  // push to their leader, which adds up, pushes once for all, and passes the value on, or rows to those who want them:
-  // its own operation on a dense key is complete when the value has left to all of them. Init, fetch, store and the
-  // move to another plan stay between each worker and the servers.
+  // gets one to each of the others, and they get one to it. In rounds of keys without compression the others then push
+  // to their leader, which adds up, pushes once for all, and forwards the value, or rows to those who want them: its
+  // own operation on a dense key is complete when the value has left to all of them. Init, fetch, store and the move to
+  // another plan stay between each worker and the servers.
   void add_local(int worker, std::unique_ptr<Stream> stream, std::string label);
   // Throws Error(kUsage) if a server is missing.
   void start();
 
-  // A key of this worker; the handle is this worker's alone. Elements and type never change.
+  // Declares a key; the handle is valid for this worker alone. Elements and type never change.
   // The servers must know the same compression for its store.
   int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression = {});
-  // The job's plan for it. Operations asked for earlier start now, in their order.
-  // `catches_up`: this worker has taken the place of one that is lost, and the job has the key already. Its first init
-  // is a request on rank 0, too, and the landing array gets the value of the round after which this worker goes on.
+  // The job's plan for it. Operations requested earlier start now, in their order. `catches_up`: this worker has taken
+  // the place of one that is lost, and the job has the key already. Its first init is a request on rank 0, too, and the
+  // landing array gets the value of the round after which this worker goes on.
   void agree(int key, const KeyPlan& plan, bool catches_up = false);
 
-  // The value of a key of either kind, which is rank 0's, at first and whenever all workers call it again; `value` is
+  // Sets the value of a key of either kind to rank 0's, at first and whenever all workers call it again; `value` is
   // ignored (and may be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
@@ -91,8 +91,8 @@ class Worker {
   // landing array as it is.
   void skip(int key, void* landing, int32_t priority, Done done);
 
-  // Keys of rows (rows.h): a row_sparse gradient's. `rows` and `row_elements` never change. `landing` may be null in init(),
-  // push_rows() and skip(): the rows stay on the servers, and this worker fetches those that it wants.
+  // Keys of rows (rows.h), for row_sparse gradients. `rows` and `row_elements` never change. `landing` may be null in
+  // init(), push_rows() and skip(): the rows stay on the servers, and this worker fetches those that it wants.
   int declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype);
   // The key's next round. The new values of all rows that any worker touched are written to their places in `landing`
   // (a whole key); without an optimizer their sums, and zeros where the round before had left sums. `done` is told which
@@ -103,27 +103,28 @@ class Worker {
   void push_rows(int key, const RowsView& gradient, void* landing, int32_t priority, const RoundScalars& scalars,
                  RowsDone done);
   // How gradients travel from the next push on: as blocks of all rows with a bitmap of those touched (`as_slices`), which
-  // is fewer bytes for dense gradients; or as the rows touched. The servers answer in the same way if rank 0 does. Values
-  // and updates are the same. With `pushes`, that only until a round tells which route would have cost it fewer bytes, and
-  // so on after each (routing.h); all workers know the same of that round, so they change at the same one. `pushes`: of
-  // each round, that reach the servers: of all workers, or of all machines if those with several workers have leaders.
+  // takes fewer bytes for dense gradients, or as the rows touched. The servers answer in the same way if rank 0 does.
+  // Values and updates are the same. With `pushes` that holds for one round; after each the next one takes the route that
+  // would have cost fewer bytes in it (routing.h). All workers know the same about a round, so they change together.
+  // `pushes`: how many reach the servers in a round: one of each worker, or of each machine if those with several workers
+  // have leaders.
   void choose_route(int key, int pushes, bool as_slices = false);
   // Another plan of the key, which the job has agreed on; every worker calls this. Rank 0's next push tells all that it is
-  // for the rounds after that one. Between the two rounds each worker takes its share of the rows over, with the `parts` of
-  // the optimizer's state: rows `share.first` and `share.count` behind it; all shares are all rows. `done`: it has gone
-  // over. Never called if it does not come to that.
+  // for the rounds after that one. Between the two rounds each worker moves its share of the rows, with the `parts` of
+  // the optimizer's state: `share.count` rows from `share.first` on; the shares together are all rows. `done`: the key has
+  // moved. Never called if that does not happen.
   void move_rows(int key, const KeyPlan& plan, std::vector<uint8_t> parts, const RowRange& share, Done done);
   // Rows of part 0, the value, or of a part of the optimizer's state, as they are after this worker's last round, into
   // `landing`, one after the other in the order of the ids.
   void fetch_rows(int key, uint8_t part, const int64_t* ids, uint64_t count, void* landing, int32_t priority,
                   Done done);
-  // Gives rows of such a part another content; ids ascend, each once. Between rounds.
+  // Replaces the content of rows of such a part; ids ascend, each once. Between rounds.
   void store_rows(int key, uint8_t part, const RowsView& content, Done done);
 
   // One part of the optimizer's state on the servers, of sum_type(dtype): state 1 .. Optimizer::state_count(), or kMaster.
   // As it is after this worker's last round of the key; needs an optimizer.
   void fetch(int key, uint8_t part, void* landing, Done done);
-  // Gives it another content. Rank 0 only; the rounds after it use it.
+  // Replaces its content. Rank 0 only; the rounds after it use it.
   void store(int key, uint8_t part, const void* content, Done done);
 
   // The bytes of a value (part 0), or of a part of the optimizer's state: of the whole key; and of one row.
@@ -131,11 +132,10 @@ class Worker {
   size_t row_bytes(int key, uint8_t part) const;
 
   // For a snapshot: every worker calls it at the same point, of a key of either kind that has a first value. On rank 0 the
-  // servers copy the key's value and state as this worker's last round left them (Server::take_captured), and `done` says
-  // that all have; until then no other round can pass. On other ranks it is done at once, in its turn.
-  // `snapshot`: its round, as the script counts, at most kLastSnapshot.
-  // `residual`: as many floats as the key has elements, which get what compression has left out so far; or null. Of others
-  // than keys that keep a residual it must be null.
+  // servers copy the key's value and state as this worker's last round left them (Server::take_captured), and `done`
+  // says that all have; until then no other round can complete. On other ranks it is done as soon as its turn comes.
+  // `snapshot`: its round, as the script counts, at most kLastSnapshot. `residual`: as many floats as the key has
+  // elements, which get what compression has left out so far; or null, as it must be for keys that keep no residual.
   void capture(int key, uint64_t snapshot, float* residual, Done done);
   bool keeps_residual(int key) const;
   // Resumes with what capture() gave, before the key's first push. Copied at once.
@@ -154,7 +154,7 @@ class Worker {
   int event_fd() const;
 
   Counters counters() const;
-  // Who of this machine keeps the others of it waiting, as of a moment ago, if this worker leads it.
+  // Workers of this machine that keep the others waiting, as of a moment ago, if this worker leads it.
   std::vector<Late> late() const;
   Traffic traffic_with(int server) const;
   KeyCounters key_counters(int key) const;
