@@ -114,20 +114,20 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         "--restarts", type=_count, default=0, metavar="K", help="start a job that failed again, K times at most"
     )
     run.add_argument(
-        "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory of snapshots: P3_SNAPSHOT_DIR"
+        "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory for snapshots: P3_SNAPSHOT_DIR"
     )
-    run.add_argument("--snapshot-every", metavar="N", help="steps of the script between two: P3_SNAPSHOT_EVERY")
+    run.add_argument("--snapshot-every", metavar="N", help="steps between two snapshots: P3_SNAPSHOT_EVERY")
     run.add_argument(
         "--on-worker-loss",
         choices=("fail", "wait"),
-        help="when a worker is lost: end the job, or start it anew while the others wait (default P3_ON_WORKER_LOSS)",
+        help="when a worker is lost: end the job, or start it again while the others wait (default P3_ON_WORKER_LOSS)",
     )
     run.add_argument(
         "--worker-restarts",
         type=_count,
         default=3,
         metavar="K",
-        help="with wait: start each worker anew at most K times (default 3)",
+        help="with wait: start each worker again at most K times (default 3)",
     )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
     run.set_defaults(handler=_run)
@@ -144,7 +144,7 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")
     execute.set_defaults(handler=_exec)
 
-    doctor = commands.add_parser("doctor", help="what is installed here, what is missing, and how to mend it")
+    doctor = commands.add_parser("doctor", help="what is installed here, what is missing, and how to fix it")
     doctor.set_defaults(handler=_doctor)
 
     for module in measuring:

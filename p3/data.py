@@ -43,8 +43,8 @@ def shard(data: Any, rank: Optional[int] = None, num_workers: Optional[int] = No
     """This worker's part of a Dataset, list, array or other sequence, as a view that reads `data` when it is read."""
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, Mapping):
         raise ValueError(
-            "p3.shard: a %s cannot be shared out, as it has no length and numbered items; "
-            "give a Dataset, list or array" % type(data).__name__
+            "p3.shard: a %s cannot be shared out, because it has no length or no numbered items; "
+            "pass a Dataset, list or array" % type(data).__name__
         )
     return _Part(data, _turns(len(data), *_worker(rank, num_workers), even))
 

@@ -47,10 +47,10 @@ def main(settings: Settings) -> int:
         for row in check(settings):
             print("%-8s %-22s %s" % (row.state, row.subject, row.finding))
             if row.remedy:
-                print("%-8s %-22s   mend it with: %s" % ("", "", row.remedy))
+                print("%-8s %-22s   fix it with: %s" % ("", "", row.remedy))
             missing = missing or row.state == MISSING
     print()
-    print("Something needed is missing." if missing else "All that P3 needs is here.")
+    print("Something needed is missing." if missing else "Everything that P3 needs is here.")
     return 1 if missing else 0
 
 
@@ -116,7 +116,7 @@ def _kernel(_settings: Settings) -> List[Row]:
     if "bbr" in algorithms:
         rows.append(Row(OK, "TCP BBR", "available"))
     else:
-        rows.append(Row(NOTE, "TCP BBR", "not loaded; slow networks profit from it", "sudo modprobe tcp_bbr"))
+        rows.append(Row(NOTE, "TCP BBR", "not loaded; it helps on slow networks", "sudo modprobe tcp_bbr"))
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.bind("\0p3-doctor-" + os.urandom(8).hex())

@@ -271,7 +271,7 @@ class Settings:
                     values[setting.name] = setting.metadata["parse"](env[variable])
                 except ValueError as error:
                     shown = "(not shown)" if setting.metadata["secret"] else repr(env[variable])
-                    raise ConfigError("%s=%s: allowed is %s." % (variable, shown, error)) from None
+                    raise ConfigError("%s=%s: it must be %s." % (variable, shown, error)) from None
         _warn_of_unknown(env)
         if values.get("on_worker_loss") == "wait" and values.setdefault("local_aggregation", False):
             raise ConfigError(
@@ -384,7 +384,7 @@ def _shown(default) -> str:
 def _warn_of_unknown(env: Mapping[str, str]) -> None:
     for name in sorted(env):
         if name in REMOVED:
-            log.warning("%s is set, but is no setting any more and has no effect: %s", name, REMOVED[name])
+            log.warning("%s is set, but is no longer a setting and has no effect: %s", name, REMOVED[name])
         elif name.startswith("P3_") and name not in VARIABLES and name not in TOLD_TO_SCRIPTS:
             nearest = difflib.get_close_matches(name, VARIABLES, n=1)
             hint = "; did you mean %s?" % nearest[0] if nearest else ""

@@ -39,7 +39,7 @@ def test_every_setting_is_read_from_its_own_variable():
 def test_a_wrong_value_is_refused_and_named(variable, value):
     with pytest.raises(ConfigError) as caught:
         Settings.from_env({variable: value})
-    assert "%s=%r: allowed is " % (variable, value) in str(caught.value)
+    assert "%s=%r: it must be " % (variable, value) in str(caught.value)
 
 
 @pytest.mark.parametrize("timeout_s, heartbeat_s", [(10.0, 1.0), (2.0, 0.2), (60.0, 1.0)])
@@ -58,7 +58,7 @@ def test_there_are_few_settings_and_each_is_described():
 def test_a_removed_variable_is_a_warning_that_says_what_to_do(caplog, variable):
     with caplog.at_level(logging.WARNING, "p3"):
         assert Settings.from_env({variable: "1"}) == Settings()
-    assert "%s is set, but is no setting any more and has no effect: %s" % (variable, REMOVED[variable]) in caplog.text
+    assert "%s is set, but is no longer a setting and has no effect: %s" % (variable, REMOVED[variable]) in caplog.text
 
 
 def test_what_scripts_are_told_is_no_unknown_setting(caplog):

@@ -73,7 +73,7 @@ class Agreement:
         """Raises DisagreementError, or ProtocolError if the node may not say that now; both fail the job. The scheduler
         may speak for a lost worker."""
         if message["kind"] not in _FROM[node.role] or node in self._left:
-            raise ProtocolError("%s sent a %r message, which it may not send now" % (node, message["kind"]))
+            raise ProtocolError("%s sent a %r message, which is not allowed now" % (node, message["kind"]))
         return getattr(self, "_on_" + message["kind"])(node, message)
 
     # Replacing a worker (see losses.py)
@@ -157,11 +157,11 @@ class Agreement:
         identity, partitions = (message["store"], message["name"]), message["partitions"]
         plan = self._plans.get(identity)
         if node.rank != 0 or plan is None or not plan.row_elements:
-            raise ProtocolError("%s may not ask for other partitions of key %r" % (node, message["name"]))
+            raise ProtocolError("%s may not change the partitions of key %r" % (node, message["name"]))
         former = plan.wire_key
         is_moving = any(identity == moving for moving, _ in self._leaving.values())
         if not 1 <= partitions <= plan.rows or is_moving or ("defined", former) in self._questions:
-            raise ProtocolError("%s wants %d partitions of key %r now" % (node, partitions, message["name"]))
+            raise ProtocolError("%s cannot have %d partitions of key %r now" % (node, partitions, message["name"]))
         self._leaving[former] = identity, set(self._workers)
         successor = plan._replace(wire_key=self._wire_keys, first_slice=self._slices, partitions=partitions)
         return self._define(identity, successor, successor.repartitioned(*identity), former)
@@ -338,7 +338,7 @@ class Agreement:
                 waiting = {node for node, value in claims.items() if value} - self._left
                 if leader not in claims and waiting:
                     did = text.format(*identity)
-                    raise DisagreementError("%s %s, but %s left without it" % (min(waiting), did, leader))
+                    raise DisagreementError("%s %s, but %s left without doing so" % (min(waiting), did, leader))
 
     @staticmethod
     def _to(nodes: Sequence[Node], message: dict) -> Sent:

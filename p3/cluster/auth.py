@@ -69,7 +69,8 @@ class _End:
     def _agree(self, other_encrypts: bool) -> None:
         if other_encrypts != self._encrypts:
             raise Disagreed(
-                "it has P3_TLS=%d, but here P3_TLS=%d: set it alike on all nodes" % (other_encrypts, self._encrypts)
+                "it has P3_TLS=%d, but here P3_TLS=%d: set it to the same value on all nodes"
+                % (other_encrypts, self._encrypts)
             )
 
 
@@ -103,7 +104,7 @@ class Acceptor(_End):
         if magic != _MAGIC:
             raise AuthenticationError("it does not speak P3's protocol")
         if version != _VERSION:
-            raise AuthenticationError("it speaks version %d of P3's handshake, here is %d" % (version, _VERSION))
+            raise AuthenticationError("it speaks version %d of P3's handshake, this node %d" % (version, _VERSION))
         self.role = next((name for name, number in _ROLES.items() if number == role_number), None)
         if self.role is None or self.purpose not in (CONTROL, DATA, WATCH):
             raise AuthenticationError("it names an unknown role or purpose")

@@ -52,7 +52,7 @@ async def secure(sock: socket.socket, key: bytes, connects: bool):
         if isinstance(error, asyncio.TimeoutError):
             raise ProtocolError("TLS: no answer for %g s" % auth.CONNECTOR_TIMEOUT_S) from None
         if isinstance(error, P3Error):
-            raise ProtocolError("%s: something between the two alters what they say" % error) from None
+            raise ProtocolError("%s: something between the nodes alters their messages" % error) from None
         raise
     log.info("a connection is encrypted by %s", "the kernel" if tls.writes_in_kernel else "OpenSSL")
     return tls

@@ -122,7 +122,7 @@ class Launcher:
             _say("interrupted by %s; all processes are ended" % _signal_name(interrupted.result()))
             return 128 + interrupted.result()
         if not waiting.done() or waiting.cancelled():
-            _say("the job was not done after --timeout %g s; all processes are ended" % timeout_s)
+            _say("the job had not ended after --timeout %g s; all processes are ended" % timeout_s)
             return _TIMED_OUT
         return self._conclude(failed)
 
@@ -242,7 +242,7 @@ class Launcher:
         self._running.remove(ended)
         ended.signal(signal.SIGKILL)  # what it left behind in its group
         left = self._restarts_left[ended.task.rank]
-        _say("%s; it is started anew, and may be %d more times" % (ended.obituary(), left))
+        _say("%s; it is started again (%d more restarts allowed)" % (ended.obituary(), left))
         await self._start(ended.task)
         return self._running[-1]
 

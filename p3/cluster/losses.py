@@ -63,7 +63,7 @@ class Loss:
             return False
         begun = {self._stores[key] for key, pushed in self.pushed.items() if pushed > 0}
         if restores and not begun >= set(self._stores.values()):
-            raise RendezvousError("it had not brought all of the snapshot back yet")
+            raise RendezvousError("it had not yet restored all of the snapshot")
         self.is_asked = True
         return True
 
@@ -74,12 +74,12 @@ class Loss:
 
     def _hear(self, server: Node, message: dict) -> None:
         if server not in self._unheard:
-            raise ProtocolError("%s sent a %r message, which it may not send now" % (server, message["kind"]))
+            raise ProtocolError("%s sent a %r message, which is not allowed now" % (server, message["kind"]))
         self._unheard.remove(server)
 
     def _rounds(self, sender: Node, message: dict) -> Rounds:
         if len(message["keys"]) != len(message["rounds"]) or not self._stores.keys() >= set(message["keys"]):
-            raise ProtocolError("%s names other keys than were agreed on" % (sender,))
+            raise ProtocolError("%s names other keys than those agreed on" % (sender,))
         return dict(zip(message["keys"], message["rounds"]))
 
     # What is said to servers and workers

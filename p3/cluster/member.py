@@ -129,7 +129,7 @@ class Member:
             raise RendezvousError("%s: the scheduler sent %r too early" % (self._label, message["kind"]))
         if work not in done:
             raise RendezvousError(
-                "%s: neither the other nodes nor the scheduler were heard of for %g s: this host, or they, are cut off"
+                "%s: heard nothing from the scheduler or any other node for %g s: this host, or they, are cut off"
                 % (self._label, deadline_s)
             )
         return work.result()

@@ -59,7 +59,7 @@ def read_hostfile(path: str) -> List[Host]:
                 raise ConfigError("%s, line %d: %r is not `host [slots=N]`" % (path, number, line.strip()))
             host = Host(words[0], int(count))
         if host.name.startswith("-"):  # ssh would take it for an option
-            raise ConfigError("%s, line %d: %r is no host name" % (path, number, host.name))
+            raise ConfigError("%s, line %d: %r is not a host name" % (path, number, host.name))
         if any(other.name == host.name for other in hosts):
             raise ConfigError("%s, line %d: host %s is listed twice" % (path, number, host.name))
         hosts.append(host)

@@ -95,7 +95,7 @@ class Scheduler:
                 control = await encrypted("join") if peer.purpose == auth.CONTROL else sock
                 first = await channel.read_message(control, "join" if peer.purpose == auth.CONTROL else "watch")
                 if first["role"] != peer.role:
-                    raise ProtocolError("it proved to be a %s and says it is a %s" % (peer.role, first["role"]))
+                    raise ProtocolError("it proved to be a %s, but says it is a %s" % (peer.role, first["role"]))
             except (AuthenticationError, ProtocolError, OSError) as error:
                 self._gate.refused(source, error)
                 if isinstance(error, auth.Disagreed) and self._agreement is None:
@@ -302,7 +302,7 @@ class Scheduler:
         heard = ""
         if self._started.is_set():
             done = "round %d" % entry.last_round if entry.last_round else "no round"
-            heard = "; when last heard of, it had completed %s" % done
+            heard = "; when last heard from, it had completed %s" % done
         text = "%s: %s %s%s. See its log." % (self._label, entry, what, heard)
         if not self._settings.replaces_workers or entry.node is None or entry.node.role != "worker":
             self._fail(text)

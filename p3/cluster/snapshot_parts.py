@@ -55,7 +55,7 @@ class SnapshotParts:
         parts = self._reported.setdefault(round, {})
         is_early = node.role == "server" and round != self._round
         if is_early or node in parts or len(self._reported) > _MAX_AHEAD:
-            text = "%s reported its part of the snapshot of round %d, which it may not do now"
+            text = "%s reported its part of the snapshot of round %d, which is not allowed now"
             raise ProtocolError(text % (node, round))
         parts[node] = {"role": node.role, "rank": node.rank, "bytes": size, "sha256": sha256}
         if parts.keys() != self._nodes:

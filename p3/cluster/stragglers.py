@@ -46,17 +46,17 @@ class Stragglers:
         """What the log is to say, if anything. DisagreementError if the job fails of it."""
         worker = late["worker"]
         if worker >= len(self._workers):
-            raise ProtocolError("%s calls worker %d late, but there is no such worker" % (sender, worker))
+            raise ProtocolError("%s reports that worker %d is late, but there is no such worker" % (sender, worker))
         machine = self._machines[worker]
         if sender.role == "worker":
             if self._machines[sender.rank] != machine:
-                raise ProtocolError("%s calls worker %d late, which is on another machine" % (sender, worker))
+                raise ProtocolError("%s reports that worker %d is late, which is on another machine" % (sender, worker))
             self._leader_said[machine] = now
         elif late["of_machine"] and now - self._leader_said.get(machine, -_FRESH_S) < _FRESH_S:
             return None  # it knows better which one
         if 0 < self._stuck_s <= late["waited_s"]:
             raise DisagreementError(
-                "%s. P3_STUCK_S=%g allows no more; 0 allows any time" % (self._described(late), self._stuck_s)
+                "%s. That is more than P3_STUCK_S=%g; 0 sets no limit" % (self._described(late), self._stuck_s)
             )
         last = self._reported.get(worker)
         if last is not None and now - last.at < last.interval_s:

@@ -99,7 +99,7 @@ class Gate:
         task = next(task for task, source in self._unproved.items() if source == busiest)
         del self._unproved[task]
         task.cancel()
-        self.refused(busiest, "%d others came before it had proved itself" % MAX_UNPROVED)
+        self.refused(busiest, "%d others came before it had proved that it knows the secret" % MAX_UNPROVED)
 
     def _done(self, task: asyncio.Task) -> None:
         self.tasks.discard(task)

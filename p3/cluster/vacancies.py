@@ -111,7 +111,7 @@ class Vacancies:
             if self._end.done():
                 return
             if vacancy.is_filled.done():
-                log.warning("%s: %s is there again after %.1f s", self._label, node, waited_s)
+                log.warning("%s: %s is back after %.1f s", self._label, node, waited_s)
                 return
             log.warning("%s: waiting for %s for %.0f s", self._label, node, waited_s)
 
@@ -128,7 +128,7 @@ class Vacancies:
                 self._roster.tell_all("server", fill)
             self.consider()
         elif vacancy is None:
-            raise ProtocolError("%s sent %r of a worker that is not lost" % (sender, message["kind"]))
+            raise ProtocolError("%s sent %r for a worker that is not lost" % (sender, message["kind"]))
         elif message["kind"] == "filled":
             vacancy.loss.on_filled(sender, message)
             if vacancy.loss.is_vacant:

@@ -131,7 +131,7 @@ async def admit_workers(
             peer = await channel.prove_to_connector(sock, secret, role, encrypts)
             gate.proved()
             if peer.role != "worker" or peer.purpose != auth.DATA:
-                raise ProtocolError("it is no worker's data connection")
+                raise ProtocolError("it is not a worker's data connection")
             hello = await channel.read_message(sock, "van")
             rank = hello["rank"]
             if rank not in awaited or awaited[rank] in opening:
@@ -140,7 +140,7 @@ async def admit_workers(
             opening.add(wait)
             if hello["ring"]:
                 if sock.family != socket.AF_UNIX or hello["ring"] != _RING_DESCRIPTORS:
-                    raise ProtocolError("it offers shared memory that it cannot have")
+                    raise ProtocolError("it offers shared memory that is not allowed here")
                 van = van._replace(ring=await channel.receive_descriptors(sock, _RING_DESCRIPTORS))
             await channel.send_message(sock, {"kind": "accepted"})
             if encrypts:
@@ -221,5 +221,5 @@ def _make_ring() -> List[int]:
     try:
         return make_ring(_RING_BYTES)
     except ValueError as error:
-        log.warning("no shared memory with processes of this machine, a socket serves instead: %s", error)
+        log.warning("no shared memory with processes of this machine, a socket is used instead: %s", error)
         return []

@@ -132,7 +132,7 @@ def _adapt_trainer(trainer, store_type):
         is_p3 = isinstance(kvstore, store_type) or (isinstance(kvstore, str) and kvstore.lower() in NAMES)
         scaled = getattr(self, "_amp_loss_scaler", None) is not None
         if is_p3 and scaled and config["update_on_kvstore"] is None:
-            log.warning("a loss scaler is in use: the workers update the weights, so that overflown steps are left out")
+            log.warning("a loss scaler is in use: the workers update the weights, and steps that overflow are skipped")
             config["update_on_kvstore"] = False
         summed = is_p3 and config["update_on_kvstore"] is False
         if not summed or not self._contains_sparse_grad or self._contains_sparse_weight:

@@ -143,7 +143,7 @@ class DenseKey(Key):
         if any(map(is_sparse, values)):
             if not self.densifies:
                 self.densifies = True
-                log.warning("key %r: its row_sparse gradients are made dense, and all of its rows travel", self.id)
+                log.warning("key %r: its row_sparse gradients are made dense, and all of its rows are sent", self.id)
             values = [to_dense(value) for value in values]
         total = self.sum_devices(values)
         return total if self.engine.in_cpu_memory(total.handle.value) else total.copyto(mx.cpu())

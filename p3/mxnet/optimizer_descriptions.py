@@ -25,8 +25,8 @@ _CLIP_TO_ZERO = ("adagrad", "adadelta", "adamax", "nadam", "dcasgd")
 _NOT_NATIVE = {
     **{name: f"{name} needs whole tensors, and a server has only slices" for name in ("LAMB", "LARS", "LBSGD")},
     "GroupAdaGrad": "GroupAdaGrad needs whole rows, and a slice may end within one",
-    "SGLD": "SGLD draws random numbers from MXNet's generator; seed it alike on every worker, or their weights drift "
-    "apart",
+    "SGLD": "SGLD draws random numbers from MXNet's generator; seed it in the same way on every worker, or their "
+    "weights drift apart",
 }
 
 

@@ -101,7 +101,7 @@ def read(path):
     except OSError as error:
         raise MXNetError(f"optimizer states cannot be read from {path}: {error.strerror}") from None
     except Exception as error:  # a damaged pickle may raise anything
-        raise MXNetError(f"{path} is cut short or holds no optimizer states: {error}") from error
+        raise MXNetError(f"{path} is truncated or holds no optimizer states: {error}") from error
     states, optimizer = content if isinstance(content, tuple) and len(content) == 2 else (content, None)
     if not isinstance(states, dict) or not isinstance(optimizer, (mx.optimizer.Optimizer, type(None))):
         raise MXNetError(f"{path} holds no optimizer states, but a {type(content).__name__} of something else")

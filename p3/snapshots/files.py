@@ -75,7 +75,7 @@ def write_part(
     The file is complete and on the disk when this returns. OSError, with the path, leaves nothing behind.
     """
     if not _PART.fullmatch(name + ".safetensors"):
-        raise ValueError("%r is no part of a snapshot" % name)
+        raise ValueError("%r is not part of a snapshot" % name)
     folder = _folder(directory, round) + ".part"
     path = os.path.join(folder, name + ".safetensors")
     try:
@@ -187,7 +187,7 @@ def newest_valid(directory: str) -> Optional[Snapshot]:
         try:
             return Snapshot(directory, number).verify()
         except Refused as reason:
-            log.warning("snapshot %s is refused, and the one before it tried: %s", _folder(directory, number), reason)
+            log.warning("snapshot %s is refused; trying the one before it: %s", _folder(directory, number), reason)
     return None
 
 
@@ -216,7 +216,7 @@ class Snapshot:
                     if tensor in self._where:
                         raise Refused("tensor %s is in %s and in %s" % (tensor, self._where[tensor], name))
                     self._where[tensor] = name
-        with _refusing("a manifest that lacks what it should say of a key"):
+        with _refusing("a manifest with a field of a key missing"):
             for key in self.keys:
                 for part in self.parts(key["store"], key["id"]):
                     for tensor, elements in self._tensors(key, part):
@@ -297,7 +297,7 @@ class Snapshot:
                 raise Refused("it is of round %r" % (manifest["round"],))
             for name in manifest["parts"]:
                 if not _PART.fullmatch(name + ".safetensors"):
-                    raise Refused("%r is no part of a snapshot" % name)
+                    raise Refused("%r is not part of a snapshot" % name)
         return manifest
 
 

@@ -119,7 +119,7 @@ def _read(path: Path) -> Process:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError("%s is damaged or no file of P3_TRACE (%s)" % (path, error)) from None
+        raise ConfigError("%s is damaged or not a file of P3_TRACE (%s)" % (path, error)) from None
 
 
 def _lines(path: Path) -> List[dict]:
@@ -137,10 +137,10 @@ def _events(path: Path) -> np.ndarray:
     except OSError as error:
         raise ConfigError("%s cannot be read: %s" % (path, error.strerror)) from None
     if content[: len(MAGIC)] != MAGIC:
-        raise ConfigError("%s is damaged or no file of P3_TRACE: it does not begin with %s" % (path, MAGIC.decode()))
+        raise ConfigError("%s is damaged or not a file of P3_TRACE: it does not begin with %s" % (path, MAGIC.decode()))
     whole = (len(content) - len(MAGIC)) // EVENT.itemsize  # a killed process may leave a part of one
     events = np.frombuffer(content, EVENT, whole, len(MAGIC)).copy()
     if ((events["kind"] < READY) | (events["kind"] > END)).any():
         first = int(np.argmax((events["kind"] < READY) | (events["kind"] > END)))
-        raise ConfigError("%s is damaged: event %d is of no kind that exists" % (path, first))
+        raise ConfigError("%s is damaged: event %d is of an unknown kind" % (path, first))
     return events

@@ -63,7 +63,7 @@ class Recording:
                 kind="key", key=wire_key, store=store, name=str(name), shape=list(shape), dtype=dtype, slices=slices
             )
         except OSError as error:
-            log.warning("%s: key %r is not noted: %s", self._path, name, error.strerror)
+            log.warning("%s: key %r is not recorded: %s", self._path, name, error.strerror)
 
     def _write(self, **fields) -> None:
         """Opened for each line: there are few, and nothing is left to close, here or in a forked child."""

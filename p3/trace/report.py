@@ -26,9 +26,9 @@ def lines(trace: Trace, only_round: Optional[int] = None) -> Iterator[str]:
         return
     yield ""
     if found[0].marked:
-        yield "Of each round and worker, the value that the forward pass waited for longest:"
+        yield "For each round and worker, the value that the forward pass waited for longest:"
     else:
-        yield "No waits are marked. Of each round and worker, the value at which the forward pass would have stood"
+        yield "No waits are marked. For each round and worker, the value for which the forward pass would have waited"
         yield "longest after its last gradient was ready, if it took no time itself:"
     yield ""
     if only_round is None:
@@ -49,18 +49,18 @@ def _who(trace) -> Iterator[str]:
     )  # fmt: skip
     for process, offset in zip(trace.processes, trace.offsets):
         if process.boot != first.boot:
-            yield "clock of %s: %+.6f s beside %s's, true within %.6f s" % (
+            yield "clock of %s: %+.6f s from that of %s, within %.6f s" % (
                 process.label, -offset.ns / 1e9, first.label, offset.uncertainty_ns / 1e9
             )  # fmt: skip
         if not process.complete:
-            yield "%s did not end in order: what it did last is missing" % process.label
+            yield "%s did not end normally: its last events are missing" % process.label
     known = {(process.role, process.rank) for process in trace.processes}
     for process in trace.processes:
         other = "server" if process.role == "worker" else "worker"
         for rank in sorted({peer for peer in process.events["peer"].tolist() if peer >= 0}):
             if (other, rank) not in known:
                 known.add((other, rank))
-                yield "%s %d has left no trace here: bring its files, or what follows is wrong" % (other, rank)
+                yield "%s %d has no files here: add them, or what follows is wrong" % (other, rank)
 
 
 def _rounds(trace) -> str:
@@ -84,13 +84,13 @@ def _totals(trace, found: List[waits.Wait]) -> Iterator[str]:
             max(wait.wait_s for wait in of_key), stage,
         )  # fmt: skip
     if len(ranked) > _SHOWN_KEYS:
-        yield "and %d keys more" % (len(ranked) - _SHOWN_KEYS)
+        yield "and %d more keys" % (len(ranked) - _SHOWN_KEYS)
 
 
 def _explain(trace, wait) -> Iterator[str]:
     life, stages = wait.life, wait.stages
     yield "round %d, worker %d: %s %.2f ms for %s; its slice %d of %d landed last" % (
-        wait.round, wait.worker, "waited" if wait.marked else "would have stood", wait.wait_s * 1e3,
+        wait.round, wait.worker, "waited" if wait.marked else "would have waited", wait.wait_s * 1e3,
         name_of(trace, wait.key), life["slice"] + 1, _slices(trace, wait),
     )  # fmt: skip
     for name in waits.STAGE_NAMES:

@@ -166,7 +166,7 @@ class ClusterLink(Link):
                 self._reported = True
                 self._on_message({"kind": "abort", "text": str(error)})
         except Exception as error:  # without a listener, nothing would be agreed any more, and everyone would wait
-            text = "%s: a control message could not be followed: %s: %s" % (self.node, type(error).__name__, error)
+            text = "%s: a control message could not be applied: %s: %s" % (self.node, type(error).__name__, error)
             self.core.fail(messages.sendable(text))
             self.report(text)
             self._on_failure()

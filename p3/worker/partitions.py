@@ -85,7 +85,7 @@ class Partitions:
         self._rounds, self._completed_s = rounds, completed_s
         changed = self._search.observe(step_s)
         if changed is not None:
-            log.info("key %r goes on with %d partitions", self._key.name, changed)
+            log.info("key %r continues with %d partitions", self._key.name, changed)
             self._session.repartition(self._key, changed)
         if self._search.finished:
             samples = ", ".join("%d: %.4g s" % one for one in sorted(self._search.samples.items()))

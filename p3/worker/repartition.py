@@ -54,7 +54,7 @@ class Repartition:
                 % session.label
             )
         if self.is_moving(key):
-            raise ValueError("%s: key %r is on its way to other partitions already" % (session.label, key.name))
+            raise ValueError("%s: key %r is already moving to other partitions" % (session.label, key.name))
         if self.partitions(key) == 0:
             raise ValueError("%s: key %r is not agreed yet; wait for its first value" % (session.label, key.name))
         with session.changed:

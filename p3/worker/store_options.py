@@ -86,7 +86,7 @@ class StoreOptions:
         moving = self._repartition.moving_of(store)
         if moving is not None:  # its state could not go with the rows
             raise ValueError(
-                "%s: the rows of key %r of store %d are on their way to other partitions; set the optimizer before "
+                "%s: the rows of key %r of store %d are moving to other partitions; set the optimizer before "
                 "the first push" % (session.label, moving, store)
             )
 

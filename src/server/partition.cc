@@ -88,9 +88,9 @@ const char* ServerPartition::note_rows(const Task& task, const RowsHeader& rows,
   if (task.worker == 0) {
     as_blocks_ = rows.coding == IdCoding::kBitmap;
     next_plan_ = rows.next_plan;
-    if (next_plan_ != 0 && !host_.can_move(key, next_plan_)) return "telling of a plan that the key does not have";
+    if (next_plan_ != 0 && !host_.can_move(key, next_plan_)) return "naming a plan that the key does not have";
   } else if (rows.next_plan != 0) {
-    return "telling of another plan, which only worker 0 may";
+    return "naming another plan, which only worker 0 may do";
   }
   if (rows.last == 0) return nullptr;
   const int contributors = task.header.of_machine != 0 ? task.header.contributors : 1;

@@ -89,7 +89,7 @@ void RingStream::map(int memory) {
   if (!good || capacity_ < 4096 || (capacity_ & (capacity_ - 1)) != 0 ||
       mapping_bytes_ != 2 * (kControlBytes + capacity_)) {
     ::close(memory);
-    throw Error(ErrorKind::kProtocol, "the memory that a peer offered to share is no ring");
+    throw Error(ErrorKind::kProtocol, "the memory that a peer offered to share is not a ring");
   }
   void* mapping = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
   const int error = errno;

@@ -33,7 +33,7 @@ MachineSum::Outcome MachineRows::add(int place, const Header& push, PooledBuffer
       partition.as_blocks = frame.rows.header.coding == IdCoding::kBitmap;
       partition.next_plan = frame.rows.header.next_plan;
     } else if (outcome.problem == nullptr && frame.rows.header.next_plan != 0) {
-      outcome.problem = "telling of another plan, which only worker 0 may";
+      outcome.problem = "naming another plan, which only worker 0 may do";
     }
     if (outcome.problem != nullptr) return outcome;
     sum.add(place, std::move(frame));

@@ -102,12 +102,12 @@ def test_a_sparse_key_is_cut_anew_and_its_former_plan_dropped_when_all_have_left
     define = job.sent[SERVERS[1]][-1]
     assert (define["wire_key"], define["predecessor"], define["first_slice"]) == (2, 1, 3 + 2)
     assert (define["partitions"], define["row_elements"], define["elements"]) == (5, 2, 16)
-    with pytest.raises(ProtocolError, match="5 partitions of key 'w' now"):  # before the servers have answered
+    with pytest.raises(ProtocolError, match="have 5 partitions of key 'w' now"):  # before the servers have answered
         job.say(WORKERS[0], "repartition", store=0, name="w", partitions=5)
     job.answer_all()
     for worker in WORKERS:
         assert job.sent[worker][-1]["kind"] == "repartitioned" and job.sent[worker][-1]["wire_key"] == 2
-    with pytest.raises(ProtocolError, match="4 partitions of key 'w' now"):  # before all have moved
+    with pytest.raises(ProtocolError, match="have 4 partitions of key 'w' now"):  # before all have moved
         job.say(WORKERS[0], "repartition", store=0, name="w", partitions=4)
     for worker in WORKERS[:-1]:
         job.say(worker, "moved", wire_key=1)
@@ -361,7 +361,7 @@ def test_nobody_waits_for_an_option_that_rank_0_left_without():
     job.set_option(1, "reduction", type="average", store=2)
     with pytest.raises(DisagreementError) as caught:
         job.say(WORKERS[0], "bye")
-    assert str(caught.value) == "worker 1 (w1) set the reduction of store 2, but worker 0 (w0) left without it"
+    assert str(caught.value) == "worker 1 (w1) set the reduction of store 2, but worker 0 (w0) left without doing so"
 
 
 @pytest.mark.parametrize(

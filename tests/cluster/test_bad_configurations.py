@@ -73,7 +73,7 @@ def test_a_malformed_variable(make_cluster, variable, value, allowed):
     cluster = make_cluster(1, 1)
     for role in ("scheduler", "server", "worker"):
         node = cluster.start(role, TRAIN, **{variable: value}).wait(SOON_S + 10)
-        assert node.code == 1 and "%s=%r: allowed is %s" % (variable, value, allowed) in node.err, node
+        assert node.code == 1 and "%s=%r: it must be %s" % (variable, value, allowed) in node.err, node
 
 
 def test_an_address_that_nobody_answers_at(make_cluster):

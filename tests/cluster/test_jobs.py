@@ -105,7 +105,7 @@ def test_a_key_that_rank_0_never_declares(make_cluster):
     scheduler, server, _, waiting = finished
     for node in (scheduler, server, waiting):
         assert node.code != 0
-        assert "worker 1 (127.0.0.1) declared key 'extra', but worker 0 (127.0.0.1) left without it" in node.err
+        assert "worker 1 (127.0.0.1) declared key 'extra', but worker 0 (127.0.0.1) left without doing so" in node.err
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_key_too_large_for_the_server_is_named_on_every_process(make_cluster, 
 def test_a_control_message_that_a_worker_cannot_follow_ends_the_job(make_cluster):
     broken = TRAIN.replace("landing = np", "session._agree = lambda *_: [].pop(); landing = np", 1)
     finished = all_ended(started(make_cluster(), [TRAIN, broken]))
-    assert_every_process_says(finished, "worker 1 (127.0.0.1): a control message could not be followed: IndexError")
+    assert_every_process_says(finished, "worker 1 (127.0.0.1): a control message could not be applied: IndexError")
 
 
 def test_a_failure_after_the_last_wait_of_a_script_is_still_told(make_cluster):
@@ -216,7 +216,7 @@ def test_a_count_of_0(make_cluster, variable):
     cluster = make_cluster(1, 1)
     for role in ("scheduler", "server", "worker"):
         node = cluster.start(role, TRAIN, **{variable: "0"}).wait(SOON_S)
-        assert node.code == 1 and "%s='0': allowed is a whole number from 1" % variable in node.err, node
+        assert node.code == 1 and "%s='0': it must be a whole number from 1" % variable in node.err, node
 
 
 def test_a_missing_secret(make_cluster):

@@ -388,7 +388,7 @@ def test_what_ignores_sigterm_is_killed_with_what_it_started(start_job):
 
 def test_a_timeout_ends_the_job(run_job):
     finished = run_job(SLEEP, options=("--timeout", "5"), workers=1)
-    assert finished.code == 124 and "not done after --timeout 5 s" in finished.err
+    assert finished.code == 124 and "not ended after --timeout 5 s" in finished.err
 
 
 # What a worker's Python finds

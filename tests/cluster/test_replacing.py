@@ -388,7 +388,7 @@ def test_each_rank_is_killed_at_some_moment_and_no_sum_is_wrong(processes):
     finished = job.end()
     assert finished.code == 0, finished
     assert_sums_are_exact(job, 3)
-    assert sum("is there again after" in line for line in job.said) == 3
+    assert sum("is back after" in line for line in job.said) == 3
 
 
 def test_two_workers_may_be_lost_at_once(processes):
@@ -476,7 +476,7 @@ def test_a_worker_that_fails_by_itself_ends_the_job(run_job):
     finished = run_job(script, options=["--on-worker-loss", "wait"], timeout_s=DEADLINE_S)
     assert finished.code != 0
     assert "the script ended with ValueError: a mistake in the script" in finished.err
-    assert "is there again" not in finished.err
+    assert "is back after" not in finished.err
 
 
 def test_restarts_are_counted(processes):

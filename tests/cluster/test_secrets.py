@@ -46,7 +46,7 @@ def test_the_secret_of_a_job_that_fails_is_on_no_command_line_and_in_no_output(r
         ("scheduler", {"inherits": False}, "cannot listen on"),
         ("server", {"P3_RENDEZVOUS_TIMEOUT_S": "0.2", "DMLC_PS_ROOT_URI": "127.0.0.2"}, "no scheduler at"),
         ("server", {"DMLC_PS_ROOT_URI": "nowhere.invalid"}, "does not resolve"),
-        ("server", {"P3_TIMEOUT_S": "ten"}, "P3_TIMEOUT_S='ten': allowed is"),
+        ("server", {"P3_TIMEOUT_S": "ten"}, "P3_TIMEOUT_S='ten': it must be"),
         ("server", {"P3_SECRETS": SECRET, "DMLC_PS_ROOT_URI": "127.0.0.2"}, "did you mean P3_SECRET"),
         ("worker", {"P3_SECRET": SECRET[:15]}, "P3_SECRET=(not shown)"),
         ("worker", {"P3_SECRET": "", "P3_SECRET_FILE": "open"}, "can be read by others. Run: chmod 600"),

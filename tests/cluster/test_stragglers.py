@@ -51,7 +51,7 @@ def test_the_job_fails_of_one_that_is_stuck():
 
 @pytest.mark.parametrize("sender, worker", [(SERVER, 3), (WORKERS[0], 2)])
 def test_nobody_accuses_a_worker_that_is_not_there_or_elsewhere(sender, worker):
-    with pytest.raises(ProtocolError, match="late, (but there is no such worker|which is on another machine)"):
+    with pytest.raises(ProtocolError, match="is late, "):
         stragglers().note(sender, dict(LATE, worker=worker), 0.0)
 
 

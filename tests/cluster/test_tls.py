@@ -158,11 +158,11 @@ def test_a_node_with_and_a_node_without_it_say_so(make_cluster, lacking):
              for role in ("scheduler", "server", "worker")}
     finished = {role: node.wait(20) for role, node in nodes.items()}
     if lacking == "worker":
-        assert "P3_TLS=1, but here P3_TLS=0: set it alike" in finished["worker"].err
-        assert "P3_TLS=0, but here P3_TLS=1: set it alike" in finished["server"].err
+        assert "P3_TLS=1, but here P3_TLS=0: set it to the same value" in finished["worker"].err
+        assert "P3_TLS=0, but here P3_TLS=1: set it to the same value" in finished["server"].err
     else:
-        assert "P3_TLS=0, but here P3_TLS=1: set it alike" in finished["worker"].err + finished["server"].err
-    assert "set it alike on all nodes" in finished["scheduler"].err
+        assert "P3_TLS=0, but here P3_TLS=1: set it to" in finished["worker"].err + finished["server"].err
+    assert "set it to the same value on all nodes" in finished["scheduler"].err
     assert [node.code for node in finished.values()] == [1, 1, 1]
 
 

@@ -293,7 +293,7 @@ def wrong_uses(kv):
     yield r"whole number, not \['key'\]", lambda: kv.pull([["key"]], [zeros(2, 3)])
     yield "no `out`", lambda: kv.pull("key")
     yield "an empty list", lambda: kv.push("key", [])
-    yield "an NDArray or a list of them is wanted, not ndarray", lambda: kv.push("key", np.zeros((2, 3)))
+    yield "expected an NDArray or a list of them, not ndarray", lambda: kv.push("key", np.zeros((2, 3)))
     yield "a key is a string or a whole number", lambda: kv.init(1.5, zeros(2))
     yield "type bool cannot be synchronised", lambda: kv.init("flags", mx.np.zeros((2,), dtype="bool"))
     yield "csr array.*dense and row_sparse arrays only", lambda: kv.push("key", sparse)
@@ -560,7 +560,7 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path):
         return pickle.dumps(dict(pickle.loads(good), **changes))
 
     for length in (0, 1, len(good) // 2, len(good) - 1):
-        refuses(good[:length], "cut short")
+        refuses(good[:length], "is truncated")
     refuses(b"a text of somebody", "holds no optimizer states")
     refuses(pickle.dumps([1, 2]), "holds no optimizer states")
     refuses(saved(stranger=None), "has no key 'stranger'")

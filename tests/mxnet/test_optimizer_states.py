@@ -174,7 +174,7 @@ def test_a_file_cut_short_is_refused_and_named(cut, tmp_path):
     path = tmp_path / "states"
     write(path, {KEY: mx.nd.ones(3)}, mx.optimizer.SGD())
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(MXNetError, match=f"{path} is cut short or holds no optimizer states"):
+    with pytest.raises(MXNetError, match=f"{path} is truncated or holds no optimizer states"):
         read(path)
 
 

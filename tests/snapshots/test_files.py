@@ -187,7 +187,7 @@ def test_a_part_with_a_name_that_leads_elsewhere_is_refused(directory, caplog):
     with open(path, "w") as file:
         json.dump(manifest, file)
     assert files.newest_valid(directory) is None
-    assert "no part of a snapshot" in refused(caplog)[0]
+    assert "not part of a snapshot" in refused(caplog)[0]
 
 
 def test_a_full_disk_leaves_no_half_written_part(directory, monkeypatch):
@@ -233,7 +233,7 @@ def test_a_part_that_is_not_in_the_shared_directory_completes_nothing(directory)
 
 @pytest.mark.parametrize("name", ["../server-0", "server-0/x", "worker--1", "server-01", "manifest"])
 def test_a_part_has_the_name_of_a_server_or_worker(directory, name):
-    with pytest.raises(ValueError, match="no part"):
+    with pytest.raises(ValueError, match="not part"):
         files.write_part(directory, 1, name, [])
     assert not os.path.exists(directory)
 

@@ -99,7 +99,7 @@ def test_a_session_cuts_its_key_anew():
         step()
         session.repartition(key, 4)
         assert session.is_moving(key)
-        with pytest.raises(ValueError, match="on its way"):
+        with pytest.raises(ValueError, match="already moving"):
             session.repartition(key, 5)
         step()
         session.wait_until(lambda: not session.is_moving(key), "for the rows to move")
@@ -119,7 +119,7 @@ def test_an_optimizer_that_comes_while_rows_move_is_refused():
             session.repartition(key._replace(name="new"), 4)
         session.init_rows(key, landing, landing).wait(DEADLINE_S)
         session.repartition(key, 4)
-        with pytest.raises(ValueError, match="rows of key 'emb' of store 0 are on their way"):
+        with pytest.raises(ValueError, match="rows of key 'emb' of store 0 are moving to other"):
             session.set_optimizer(0, SGD)
         session.set_optimizer(1, SGD)
 

@@ -32,7 +32,7 @@ def _summary(records: List[dict]) -> str:
         f"| a process, socket, shared memory or temporary file was left | {count('left something')} |",
         f"| a survivor had to be ended by `p3 run` before it had said why | {count('mute')} |",
         f"| nobody noticed | {count('unnoticed')} |",
-        f"| `p3 run` told the cause, and failed unless it could go on |"
+        f"| `p3 run` reported the cause, and failed unless it could go on |"
         f" {sum(bool(r['p3_run'] and (r['code'] or r['fault'] in ('restart', 'replace'))) for r in struck)} |",
         f"| restarted, and ended with the right weights | {count('came back')} of"
         f" {sum(r['fault'] == 'restart' for r in struck)} |",
@@ -69,7 +69,7 @@ def _table_of_trainings(records: List[dict]) -> Optional[str]:
         return None
     columns = sorted({(record["fault"], record["moment"]) for record in records})
     lines = [
-        "**Gluon**: a worker or a server killed while something is trained that makes coming back difficult",
+        "**Gluon**: a worker or a server killed in trainings that are difficult to recover",
         "",
         "| training | " + " | ".join(f"{fault}, {moment}" for fault, moment in columns) + " |",
         "|---" * (1 + len(columns)) + "|",

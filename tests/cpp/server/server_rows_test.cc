@@ -329,7 +329,7 @@ TEST_F(Refused, RowsThatComeTwiceInOneRound) {
 
 TEST_F(Refused, APlanThatTheKeyDoesNotHave) {
   for (uint32_t plan : {1, 77}) {  // its own, and none
-    expect_in("telling of a plan that the key does not have (key 'emb', slice 0, round 1)", reason([=](RowsJob& job) {
+    expect_in("naming a plan that the key does not have (key 'emb', slice 0, round 1)", reason([=](RowsJob& job) {
                 RowsHeader rows;
                 rows.last = 1;
                 rows.next_plan = plan;

@@ -85,7 +85,7 @@ def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_co
     failed, right, *cards = records
     assert runs_of(records) == [failed, right]
     assert failed["result"] == "failed" and failed["median_s"] is None and failed["iteration_s"] == []
-    assert "ended with status 1" in failed["error"] and "P3_PRIORITY='none': allowed is one of" in failed["error"]
+    assert "ended with status 1" in failed["error"] and "P3_PRIORITY='none': it must be one of" in failed["error"]
     assert_right(right)
     assert right["bound_s"] > 0.02 and "must be pushed" in right["bound_reason"]
     assert [(card["kind"], card["host"]) for card in cards] == [("nic", 0), ("nic", 1)]
