@@ -93,10 +93,10 @@ void MXNetRowsKey::init(NDArrayHandle value, Priority priority) {
     void* landing = landing_address(operation.output());
     const void* first = operation.input() ? operation.input_address() : landing;
     worker_.init(handle_, first, landing, priority.in_queues,
-                      [this, round, done = operation.done()](const Error* error, bool updated) {
-                        changed_.note_all(round);
-                        done(error, updated);
-                      });
+                 [this, round, done = operation.done()](const Error* error, bool updated) {
+                   changed_.note_all(round);
+                   done(error, updated);
+                 });
   });
 }
 
@@ -128,11 +128,11 @@ void MXNetRowsKey::push(NDArrayHandle gradient, const RoundScalars& scalars, Pri
 
 void MXNetRowsKey::skip(Priority priority, Worker::Done done) {
   worker_.skip(handle_, landing_address(landing_), priority.in_queues,
-                    [this, key = shared_from_this(), kept = api_.keep(landing_), done = std::move(done),
-                     round = ++rounds_](const Error* error, bool updated) {
-                      changed_.note_all(round);
-                      done(error, updated);
-                    });
+               [this, key = shared_from_this(), kept = api_.keep(landing_), done = std::move(done), round = ++rounds_](
+                   const Error* error, bool updated) {
+                 changed_.note_all(round);
+                 done(error, updated);
+               });
 }
 
 void MXNetRowsKey::copy_changed(NDArrayHandle weight, uint64_t since, Priority priority) {
