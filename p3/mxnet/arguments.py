@@ -44,7 +44,7 @@ def checked(array, key):
     if type(array) is NDArray:  # the usual case
         return array
     if not isinstance(array, NDArray):
-        raise MXNetError(f"key {key!r}: an NDArray or a list of them is wanted, not {type(array).__name__}")
+        raise MXNetError(f"key {key!r}: expected an NDArray or a list of them, not {type(array).__name__}")
     if array.stype not in ("default", "row_sparse"):
         raise MXNetError(f"key {key!r}: got a {array.stype} array; p3_sync takes dense and row_sparse arrays only")
     return array

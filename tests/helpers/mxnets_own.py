@@ -13,7 +13,7 @@ VERSION = "1.9.1"
 NIGHTLY, UNITTEST = "tests/nightly/", "tests/python/unittest/"
 
 # Why a line is changed.
-NAME = "the store's name, and P3 to be imported"
+NAME = "the store's name, and an import of P3"
 PYTHON = "a float as a length: an error of Python from 3.10 on"
 GPU = "CPUs in place of GPUs"
 WORKS = "an error was expected, and P3 works"
