@@ -14,7 +14,7 @@ NIGHTLY, UNITTEST = "tests/nightly/", "tests/python/unittest/"
 
 # Why a line is changed.
 NAME = "the store's name, and an import of P3"
-PYTHON = "a float as a length: an error of Python from 3.10 on"
+PYTHON = "a float used as a length, which is an error from Python 3.10 on"
 GPU = "CPUs in place of GPUs"
 WORKS = "an error was expected, and P3 works"
 LOCAL = "true of MXNet's stores for one machine, and not of `dist_sync`"
