@@ -76,18 +76,18 @@ bool MXNetApi::is_dense(NDArrayHandle array) const {
 // MXNet's `_copyto` leaves an array that is held in a blocked oneDNN layout there. The next forward pass then brings it
 // to the plain layout in an operation that it queues while it runs: behind a wait for the array that the script may
 // have queued meanwhile. So asnumpy() could read the array in the midst of that, and crash. Operators that compute
-// their output begin it anew in the plain layout; they know one device only.
+// their output begin it anew in the plain layout; they know one device only. Of these not `_copy`: it asks for scratch
+// memory, so all copies would wait for each other, and layers for copies, in the order in which they were queued.
 void MXNetApi::copy(NDArrayHandle source, NDArrayHandle destination) const {
   constexpr const char* kTypes[] = {"float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool"};
   const bool computes = is_dense(destination) && in_cpu_memory(source) && in_cpu_memory(destination);
-  const bool casts = computes && !same_type(source, destination);
   int type = 0;
   check(MXNDArrayGetDType(destination, &type));
-  const char *parameter = "dtype", *type_name = casts ? kTypes[type] : nullptr;
+  const char *parameter = "dtype", *type_name = computes ? kTypes[type] : nullptr;
   int outputs = 1;
   NDArrayHandle* destinations = &destination;
-  check(MXImperativeInvoke(casts ? cast : (computes ? identity : copy_to), 1, &source, &outputs, &destinations,
-                           casts ? 1 : 0, &parameter, &type_name));
+  check(MXImperativeInvoke(computes ? cast : copy_to, 1, &source, &outputs, &destinations, computes ? 1 : 0, &parameter,
+                           &type_name));
 }
 
 std::shared_ptr<void> MXNetApi::keep(NDArrayHandle array) const {

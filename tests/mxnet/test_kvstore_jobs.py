@@ -19,6 +19,12 @@ def test_a_step_returns_while_the_network_is_stopped():
     assert "the step returned while the server was frozen" in output and "and took effect afterwards" in output
 
 
+def test_a_weight_does_not_wait_for_others_that_are_late():
+    status, output = jobs.run_p3(2, 1, jobs.python("late_keys.py"), P3_WAIT_TIMEOUT_S="10")
+    assert status == 0, output
+    assert output.count("has all") == 2
+
+
 def errors_of(case, **variables):
     """{rank: first error}, {rank: error of the next call} of the two workers of a job in which something goes wrong."""
     status, output = jobs.run_p3(2, 1, jobs.python("failures.py", case), timeout_s=60, **variables)
