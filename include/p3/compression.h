@@ -22,6 +22,7 @@ struct Compression {
   float threshold = 0.5f;                // kTwoBit
 
   Encoding of(DType type) const { return type == DType::kFloat32 ? encoding : Encoding::kPlain; }
+  bool keeps_residual() const { return encoding == Encoding::kTwoBit; }
 };
 
 // Throws Error(kUsage) that says what is wrong with it.

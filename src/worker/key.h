@@ -48,7 +48,7 @@ struct Key final : Lender {
         dtype(its_dtype),
         row_elements(its_row_elements),
         compression(its_compression),
-        residual(compression.encoding == Encoding::kTwoBit ? elements : 0) {
+        residual(compression.keeps_residual() ? elements : 0) {
     counters.has_rows = row_elements > 0;
   }
 
