@@ -320,7 +320,9 @@ Counters Worker::counters() const {
   return counters;
 }
 
-Traffic Worker::traffic_with(int server) const { return impl_->transport_.traffic_with({impl_->van_of_server(server)}); }
+Traffic Worker::traffic_with(int server) const {
+  return impl_->transport_.traffic_with({impl_->van_of_server(server)});
+}
 
 KeyCounters Worker::key_counters(int key) const {
   MutexLock lock(impl_->mutex_);
