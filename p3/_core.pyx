@@ -20,8 +20,10 @@ from libcpp.utility cimport move
 
 from p3.key_plan import KeyPlan
 
-DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6}
+DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6, "bfloat16": 12}
 DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
+# struct's letters; bfloat16, which it does not know, is held as its bits.
+cdef dict _FORMATS = dict(zip(DTYPES.values(), (b"f", b"d", b"e", b"B", b"i", b"b", b"q", b"H")))
 
 NO_SCALARS = (0.0, 0.0, 1.0, 0.0, 1.0)  # of a round where the servers only sum
 MASTER = 255  # the part of a slice's state that is the float32 master of its float16 value
@@ -121,7 +123,7 @@ cdef class CoreArray:
         array.data = data
         array.elements = elements
         array.itemsize = size_of(dtype)
-        array.format = b"fdeBibq"[<int>dtype : <int>dtype + 1]
+        array.format = _FORMATS[<int>dtype]
         return array
 
     def __getbuffer__(self, Py_buffer* view, int flags):

@@ -48,7 +48,7 @@ struct OptimizerSpec {
   double schedule_decay = 0;     // nadam
   double clip_gradient = -1;     // negative: none. Applied after rescaling, as MXNet does.
   double clip_weights = -1;      // rmsprop, centered; negative: none
-  bool multi_precision = false;  // float16 weights keep a float32 master copy
+  bool multi_precision = false;  // weights of half precision keep a float32 master copy
 };
 
 // What travels with each push, because a schedule or the user may change it between rounds.
@@ -74,7 +74,7 @@ class Optimizer {
   void start_state(DType weight_type, const void* weight, void* const* state, size_t elements) const;
 
   // Whether slices of this type also keep a float32 master of the weight (initialised from it).
-  bool needs_master(DType weight_type) const { return spec_.multi_precision && weight_type == DType::kFloat16; }
+  bool needs_master(DType weight_type) const { return spec_.multi_precision && is_half(weight_type); }
 
   // One update of `weight` (weight_type) by the sum of gradients `gradient` (sum_type(weight_type); only read).
   // `master` is null unless needs_master(). `state` points at state_count() arrays. No two arrays may overlap.

@@ -65,7 +65,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 80, "the header is the wire format");
 
-// Header::part: the optimizer's states are numbered from 1; this is the float32 master of a float16 value.
+// Header::part: the optimizer's states are numbered from 1; this is the float32 master of a value of half precision.
 constexpr uint8_t kMaster = 255;
 
 constexpr uint32_t kMaxFailTextBytes = 4096;

@@ -3,7 +3,7 @@
 benchmarks and tests.
 
 An array is anything with the buffer protocol and C order whose elements have one of P3's types (NumPy arrays,
-memoryviews). Types and lengths are checked: TypeError and ValueError. The GIL is released in C++; calls may run at the
+memoryviews); bfloat16, which neither knows, is 16-bit integers. Types and lengths are checked: TypeError and ValueError. The GIL is released in C++; calls may run at the
 same time on different arrays.
 """
 
@@ -43,8 +43,8 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
     unique_ptr[Optimizer] make_optimizer "p3::Optimizer::make"(const OptimizerSpec& spec) except +ValueError
 
 
-# struct's letter for each type code of p3/dtype.h.
-cdef dict _CODES = {"f": 0, "d": 1, "e": 2, "B": 3, "i": 4, "b": 5, "q": 6, "l": 6}
+# struct's letter for each type code of p3/dtype.h; bfloat16 is held as its bits.
+cdef dict _CODES = {"f": 0, "d": 1, "e": 2, "B": 3, "i": 4, "b": 5, "q": 6, "l": 6, "H": 12, "h": 12}
 
 
 cdef class _Array:
@@ -75,7 +75,7 @@ cdef class _Array:
 
 
 def start_sum(accumulator, source):
-    """accumulator = source. The accumulator of a float16 source is float32, of any other its own type."""
+    """accumulator = source. The accumulator of half precision is float32, of any other source its own type."""
     cdef _Array from_ = _Array("source", source), to = _Array("accumulator", accumulator, True)
     to.expect("accumulator", sum_type(from_.dtype), from_.elements)
     with nogil:
@@ -91,7 +91,7 @@ def add_to_sum(accumulator, source):
 
 
 def finish_sum(destination, accumulator):
-    """destination = accumulator, rounded to nearest even if the destination is float16."""
+    """destination = accumulator, rounded to nearest even if the destination is of half precision."""
     cdef _Array from_ = _Array("accumulator", accumulator), to = _Array("destination", destination, True)
     from_.expect("accumulator", sum_type(to.dtype), to.elements)
     with nogil:
@@ -114,7 +114,7 @@ cdef class NativeOptimizer:
 
     @property
     def state_count(self):
-        """Number of state arrays: the weight's length, its type (float32 for float16). start_state fills them."""
+        """Number of state arrays: the weight's length, its type (float32 for half precision). start_state fills them."""
         return self.optimizer.get().state_count()
 
     def needs_master(self, int dtype_code):
@@ -131,12 +131,12 @@ cdef class NativeOptimizer:
 
     def update(self, weight, master, states, gradient, double lr, double wd, double rescale,
                double updates=0.0, double schedule=1.0):
-        """One update of `weight` in place, by the sum of gradients (the weight's type, float32 for float16)."""
+        """One update of `weight` in place, by the sum of gradients (the weight's type, float32 for half precision)."""
         cdef _Array w = _floating(weight), g = _Array("gradient", gradient), m = None
         g.expect("gradient", sum_type(w.dtype), w.elements)
 
         if (master is not None) != bool(self.optimizer.get().needs_master(w.dtype)):
-            raise ValueError("a master copy goes with float16 weights and multi_precision, and only with them")
+            raise ValueError("a master copy goes with weights of half precision and multi_precision, and only with them")
         if master is not None:
             m = _Array("master", master, True)
             m.expect("master", DType.kFloat32, w.elements)
@@ -165,5 +165,5 @@ cdef class NativeOptimizer:
 cdef _Array _floating(weight):
     cdef _Array array = _Array("weight", weight, True)
     if not is_float(array.dtype):
-        raise TypeError(f"weight has type {name_of(array.dtype).decode()}; it must be float32, float64 or float16")
+        raise TypeError(f"weight has type {name_of(array.dtype).decode()}; it must be float32, float64, float16 or bfloat16")
     return array

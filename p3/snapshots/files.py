@@ -49,7 +49,8 @@ FILE_TYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-_TYPES = {file_type: name for name, file_type in FILE_TYPES.items()}
+_FILE_TYPES = {**FILE_TYPES, "bfloat16": "BF16"}  # the core's, which NumPy does not have
+_TYPES = {file_type: name for name, file_type in _FILE_TYPES.items()}
 _ALIGNMENT = 8
 
 _PART = re.compile(r"(server|worker)-(0|[1-9][0-9]{0,4})\.safetensors")
@@ -140,7 +141,7 @@ def _safetensors(tensors: Tensors, metadata: Mapping[str, str]) -> Iterator[Any]
     end = 0
     for name, dtype, shape, view in views:
         begin, end = end, end + view.nbytes
-        header[name] = {"dtype": FILE_TYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
+        header[name] = {"dtype": _FILE_TYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     yield len(text).to_bytes(8, "little") + text
@@ -221,7 +222,7 @@ class Snapshot:
                 for part in self.parts(key["store"], key["id"]):
                     for tensor, elements in self._tensors(key, part):
                         found = self._file(self._where[tensor]).get_slice(tensor)
-                        wanted = key["dtype"] if part == 0 or key["dtype"] != "float16" else "float32"
+                        wanted = key["dtype"] if part == 0 or key["dtype"] not in ("float16", "bfloat16") else "float32"
                         if math.prod(found.get_shape()) != elements or _TYPES.get(found.get_dtype()) != wanted:
                             raise Refused("tensor %s does not fit key %r" % (tensor, key["id"]))
         return self
@@ -253,12 +254,23 @@ class Snapshot:
         return found
 
     def array(self, store: int, id, part: int = 0):
-        """A key's value, or another one of its parts: a NumPy array, put together from wherever its slices were."""
+        """A key's value, or another one of its parts: a NumPy array (uint16 for bfloat16), put together from wherever its slices were."""
         import numpy as np
 
         key = self.key(store, id)
-        pieces = [self._file(self._where[name]).get_tensor(name).reshape(-1) for name, _ in self._tensors(key, part)]
+        pieces = [self._tensor(self._where[name], name).reshape(-1) for name, _ in self._tensors(key, part)]
         return np.concatenate(pieces).reshape(key["shape"])
+
+    def _tensor(self, part: str, name: str):
+        file = self._file(part)
+        if file.get_slice(name).get_dtype() != "BF16":
+            return file.get_tensor(name)
+        import numpy as np
+
+        with open(self._path(part), "rb") as plain:  # the library makes NumPy's types alone
+            header = json.loads(plain.read(int.from_bytes(plain.read(8), "little")))
+            begin, end = header[name]["data_offsets"]
+            return np.fromfile(plain, np.uint16, (end - begin) // 2, offset=begin)
 
     def worker(self, rank: int) -> Tuple[Dict[str, Any], Dict[str, str]]:
         """(tensors, metadata) that the worker gave write_part."""

@@ -1,6 +1,6 @@
-// IEEE 754 half precision (binary16), held as its bits, to and from float.
-// Portable, and bit for bit what the CPU's own conversion (F16C) gives: a NaN keeps its sign and the leading bits of
-// its payload, and becomes quiet. Assumes the default rounding mode.
+// Half precision, held as its bits, to and from float: IEEE 754's binary16, and bfloat16, which is the upper half of a
+// float. Portable, and for binary16 bit for bit what the CPU's own conversion (F16C) gives. Rounded, a NaN keeps its sign
+// and the leading bits of its payload, and becomes quiet. Assumes the default rounding mode.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 namespace p3 {
 
 using half = uint16_t;
+enum class bfloat16 : uint16_t {};
 
 namespace detail {
 
@@ -47,6 +48,16 @@ inline half float_to_half(float value) {
   if (magnitude >= 0x477ff000u) bits = 0x7c00u;
   if (magnitude > 0x7f800000u) bits = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
   return static_cast<half>((sign >> 16) | bits);
+}
+
+// Exact.
+inline float bfloat16_to_float(bfloat16 value) { return detail::float_of(static_cast<uint32_t>(value) << 16); }
+
+// Rounded to nearest, ties to even; what rounds to 2^128 is infinity.
+inline bfloat16 float_to_bfloat16(float value) {
+  const uint32_t bits = detail::bits_of(value);
+  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return static_cast<bfloat16>(((bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x00400000u : rounded) >> 16);
 }
 
 }  // namespace p3

@@ -138,7 +138,7 @@ void Optimizer::update(DType weight_type, void* weight, void* master, void* cons
   }
   if (!is_float(weight_type))
     throw Error(ErrorKind::kUsage, std::string("optimizer: weights of type ") + name_of(weight_type) +
-                                       " cannot be updated on the server; use float32, float64 or float16");
+                                       " cannot be updated on the server; use float32, float64, float16 or bfloat16");
 
   std::array<float*, kMaxStates> states{};
   for (int s = 0; s < state_count(); ++s) states[static_cast<size_t>(s)] = static_cast<float*>(state[s]);
@@ -151,11 +151,11 @@ void Optimizer::update(DType weight_type, void* weight, void* master, void* cons
   float widened[kBlock];
   for (size_t begin = 0; begin < elements; begin += kBlock) {
     const size_t n = std::min(kBlock, elements - begin);
-    void* halves = static_cast<char*>(weight) + begin * size_of(DType::kFloat16);
+    void* halves = static_cast<char*>(weight) + begin * size_of(weight_type);
     float* block = master != nullptr ? static_cast<float*>(master) + begin : widened;
-    if (master == nullptr) start_sum(DType::kFloat16, block, halves, n);
+    if (master == nullptr) start_sum(weight_type, block, halves, n);
     step(block, states.data(), gradients + begin, n, round);
-    finish_sum(DType::kFloat16, halves, block, n);
+    finish_sum(weight_type, halves, block, n);
     for (int s = 0; s < state_count(); ++s) states[static_cast<size_t>(s)] += n;
   }
 }

@@ -44,7 +44,7 @@ class RankRowSum {
   uint64_t rows_of(int place) const { return senders_[static_cast<size_t>(place)].rows; }
 
   RowSum& sum() { return sum_; }
-  // The sum in the key's own type, as one frame: float16 is rounded, as it is wherever a sum leaves its machine. The
+  // The sum in the key's own type, as one frame: half precision is rounded, as it is wherever a sum leaves its machine. The
   // next sum begins.
   Frame take_rounded();
   // The next sum begins.

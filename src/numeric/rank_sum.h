@@ -31,7 +31,7 @@ class RankSum {
 
   // The sum so far, in sum_type(type), or null if there is none: the caller's from now on. The next sum begins.
   void* take();
-  // The same in the key's own type: float16 is rounded, as it is wherever a sum leaves its machine.
+  // The same in the key's own type: half precision is rounded, as it is wherever a sum leaves its machine.
   void* take_rounded();
   size_t bytes() const { return elements_ * size_of(type_); }
   size_t sum_bytes() const { return elements_ * size_of(sum_type(type_)); }

@@ -34,7 +34,7 @@ class RowSum {
   // The sum of one of them, in the type in which sums are made. Sums of neighbours may follow each other in memory.
   char* sum_of(int64_t row) const { return sums_ + slot_of(row) * row_bytes_; }
   size_t row_bytes() const { return row_bytes_; }
-  // Writes one of them in the element type: float16 is rounded.
+  // Writes one of them in the element type: half precision is rounded.
   void write_row(int64_t row, void* destination) const;
   void clear();
 

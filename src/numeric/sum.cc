@@ -38,7 +38,7 @@ void copy(DType type, void* destination, const void* source, size_t elements) {
                                      ": it is none of P3's element types");
 }
 
-// Half precision, eight elements at a time. Each returns how many elements it did; the portable code does the rest.
+// float16, eight elements at a time. Each returns how many elements it did; the portable code does the rest.
 #if P3_X86
 P3_AVX2 __m256 load_halves(const half* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -88,10 +88,11 @@ void narrow(half* to, const float* from, size_t n) {
 
 void start_sum(DType type, void* accumulator, const void* source, size_t elements) {
   if (!is_known(type)) refuse(type);
-  if (type == DType::kFloat16)
-    widen(static_cast<float*>(accumulator), static_cast<const half*>(source), elements);
-  else
-    copy(type, accumulator, source, elements);
+  float* const to = static_cast<float*>(accumulator);  // of half precision
+  if (type == DType::kFloat16) return widen(to, static_cast<const half*>(source), elements);
+  if (type != DType::kBfloat16) return copy(type, accumulator, source, elements);
+  const auto* from = static_cast<const bfloat16*>(source);
+  loop(elements, [=](size_t i) { to[i] = bfloat16_to_float(from[i]); });
 }
 
 void add_to_sum(DType type, void* accumulator, const void* source, size_t elements) {
@@ -102,6 +103,11 @@ void add_to_sum(DType type, void* accumulator, const void* source, size_t elemen
       return add<double>(accumulator, source, elements);
     case DType::kFloat16:
       return add_halves(static_cast<float*>(accumulator), static_cast<const half*>(source), elements);
+    case DType::kBfloat16: {
+      float* const to = static_cast<float*>(accumulator);
+      const auto* from = static_cast<const bfloat16*>(source);
+      return loop(elements, [=](size_t i) { to[i] += bfloat16_to_float(from[i]); });
+    }
     // Signed integers are added as unsigned ones, because only those may overflow: the bits are the same.
     case DType::kUint8:
     case DType::kInt8:
@@ -124,10 +130,11 @@ void divide_sum(DType type, void* accumulator, int count, size_t elements) {
 
 void finish_sum(DType type, void* destination, const void* accumulator, size_t elements) {
   if (!is_known(type)) refuse(type);
-  if (type == DType::kFloat16)
-    narrow(static_cast<half*>(destination), static_cast<const float*>(accumulator), elements);
-  else
-    copy(type, destination, accumulator, elements);
+  const auto* from = static_cast<const float*>(accumulator);  // of half precision
+  if (type == DType::kFloat16) return narrow(static_cast<half*>(destination), from, elements);
+  if (type != DType::kBfloat16) return copy(type, destination, accumulator, elements);
+  auto* const to = static_cast<bfloat16*>(destination);
+  loop(elements, [=](size_t i) { to[i] = float_to_bfloat16(from[i]); });
 }
 
 }  // namespace p3

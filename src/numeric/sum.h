@@ -11,9 +11,9 @@
 
 namespace p3 {
 
-// The accumulator of a sum of `type` has sum_type(type): itself, or float32 for float16.
+// The accumulator of a sum of `type` has sum_type(type): itself, or float32 for half precision.
 
-// accumulator = source (float16 is widened).
+// accumulator = source (half precision is widened).
 void start_sum(DType type, void* accumulator, const void* source, size_t elements);
 
 // accumulator += source.
@@ -22,7 +22,7 @@ void add_to_sum(DType type, void* accumulator, const void* source, size_t elemen
 // accumulator /= count, which is at least 1: the average. Of a floating type only.
 void divide_sum(DType type, void* accumulator, int count, size_t elements);
 
-// destination (type) = accumulator (float16: rounded to nearest even).
+// destination (type) = accumulator (half precision: rounded to nearest even).
 void finish_sum(DType type, void* destination, const void* accumulator, size_t elements);
 
 }  // namespace p3

@@ -115,24 +115,30 @@ TEST(Optimizer, StatesStartAtZeroAndDcasgdsPreviousWeightAsTheWeight) {
   }
 }
 
-TEST(Optimizer, HalvesWithAMasterLoseNoSmallSteps) {
+// In steps that the type cannot make near 1.
+template <typename T>
+void expect_no_small_step_lost(DType type, T (*narrow)(float), float step_size) {
   OptimizerSpec spec = spec_of(Algorithm::kSgd, 0);
   spec.multi_precision = true;
   const auto precise = Optimizer::make(spec);
-  EXPECT_TRUE(precise->needs_master(DType::kFloat16));
+  EXPECT_TRUE(precise->needs_master(type));
   EXPECT_FALSE(precise->needs_master(DType::kFloat32));
-  // More elements than a block, and steps of 2^-13, which a half near 1 cannot make.
-  std::vector<half> weight(2500, float_to_half(1)), rounded = weight;
-  std::vector<float> master(weight.size(), 1.0f), gradient(weight.size(), -0x1p-13f);
+  std::vector<T> weight(2500, narrow(1)), rounded = weight;  // more elements than a block
+  std::vector<float> master(weight.size(), 1.0f), gradient(weight.size(), -step_size);
   const auto coarse = Optimizer::make(spec_of(Algorithm::kSgd, 0));
-  EXPECT_FALSE(coarse->needs_master(DType::kFloat16));
+  EXPECT_FALSE(coarse->needs_master(type));
   for (int step = 0; step < 16; ++step) {
-    precise->update(DType::kFloat16, weight.data(), master.data(), nullptr, gradient.data(), weight.size(), {1, 0, 1});
-    coarse->update(DType::kFloat16, rounded.data(), nullptr, nullptr, gradient.data(), weight.size(), {1, 0, 1});
+    precise->update(type, weight.data(), master.data(), nullptr, gradient.data(), weight.size(), {1, 0, 1});
+    coarse->update(type, rounded.data(), nullptr, nullptr, gradient.data(), weight.size(), {1, 0, 1});
   }
-  EXPECT_EQ(weight, std::vector<half>(weight.size(), float_to_half(1 + 16 * 0x1p-13f)));
-  EXPECT_EQ(master, std::vector<float>(weight.size(), 1 + 16 * 0x1p-13f));
-  EXPECT_EQ(rounded, std::vector<half>(weight.size(), float_to_half(1)));
+  EXPECT_EQ(weight, std::vector<T>(weight.size(), narrow(1 + 16 * step_size)));
+  EXPECT_EQ(master, std::vector<float>(weight.size(), 1 + 16 * step_size));
+  EXPECT_EQ(rounded, std::vector<T>(weight.size(), narrow(1)));
+}
+
+TEST(Optimizer, HalvesWithAMasterLoseNoSmallSteps) {
+  expect_no_small_step_lost(DType::kFloat16, float_to_half, 0x1p-13f);
+  expect_no_small_step_lost(DType::kBfloat16, float_to_bfloat16, 0x1p-10f);
 }
 
 TEST(Optimizer, IntegerWeightsAreRefused) {

@@ -1,4 +1,5 @@
-// Half precision is compared with NumPy's in tests/core/test_sums.py; here, what the core must hold without Python.
+// float16 is compared with NumPy's in tests/core/test_sums.py, bfloat16 with PyTorch's in
+// tests/torch/test_arithmetic.py; here, what the core must hold without Python.
 #include "numeric/sum.h"
 
 #include <gtest/gtest.h>
@@ -68,6 +69,64 @@ TEST(Half, PortableCodeEqualsTheCpuForEveryHalfAndRandomFloats) {
   EXPECT_EQ(narrow, narrow_portable);
 }
 
+TEST(Bfloat16, KnownValues) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const struct {
+    uint16_t bits;
+    float value;
+  } exact[] = {{0x0000, 0.0f}, {0x8000, -0.0f}, {0x0001, 0x1p-133f},    {0x007f, 0x1.fcp-127f}, {0x0080, 0x1p-126f},
+               {0x3f80, 1.0f}, {0xc000, -2.0f}, {0x7f7f, 0x1.fep+127f}, {0x7f80, infinity},     {0xff80, -infinity}};
+  for (const auto& pair : exact) {
+    EXPECT_EQ(bfloat16_to_float(bfloat16{pair.bits}), pair.value) << pair.bits;
+    EXPECT_EQ(float_to_bfloat16(pair.value), bfloat16{pair.bits}) << pair.value;
+  }
+}
+
+TEST(Bfloat16, TiesGoToEvenAndNanStaysNan) {
+  const struct {
+    float value;
+    uint16_t bits;
+  } cases[] = {{1.0f + 0x1p-8f, 0x3f80},
+               {1.0f + 3 * 0x1p-8f, 0x3f82},
+               {-1.0f - 3 * 0x1p-8f, 0xbf82},
+               {0x1p-134f, 0x0000},
+               {std::nextafter(0x1p-134f, 1.0f), 0x0001},
+               {3 * 0x1p-134f, 0x0002},
+               {std::nextafter(0x1.ffp+127f, 0.0f), 0x7f7f},
+               {0x1.ffp+127f, 0x7f80},
+               {std::numeric_limits<float>::max(), 0x7f80}};
+  for (const auto& one : cases) EXPECT_EQ(float_to_bfloat16(one.value), bfloat16{one.bits}) << one.value;
+  // All ones would be rounded to 0, and one bit at the end to infinity.
+  EXPECT_EQ(float_to_bfloat16(detail::float_of(0xffffffffu)), bfloat16{0xffff});
+  EXPECT_EQ(float_to_bfloat16(detail::float_of(0x7f800001u)), bfloat16{0x7fc0});
+}
+
+TEST(Bfloat16, BothBuildsOfTheLoopGiveThePortableCodesBits) {
+  std::mt19937 random(7);
+  for (size_t n : {1u, 7u, 33u, 1u << 18}) {
+    std::vector<float> floats(n + 1), start(n + 1), sum(n + 1);
+    for (auto* values : {&floats, &start})
+      for (float& value : *values) value = detail::float_of(static_cast<uint32_t>(random()));
+    const auto check = [&] {
+      std::vector<bfloat16> narrow(n + 1);
+      finish_sum(DType::kBfloat16, narrow.data() + 1, floats.data() + 1, n);  // off alignment by one element
+      EXPECT_EQ(narrow[0], bfloat16{0}) << "an element before the first was written";
+      sum = start;
+      add_to_sum(DType::kBfloat16, sum.data() + 1, narrow.data() + 1, n);
+      std::vector<float> wide(n + 1);
+      start_sum(DType::kBfloat16, wide.data() + 1, narrow.data() + 1, n);
+      for (size_t i = 1; i <= n; ++i) {
+        ASSERT_EQ(narrow[i], float_to_bfloat16(floats[i])) << floats[i];
+        const float widened = bfloat16_to_float(narrow[i]), expected = start[i] + widened;
+        ASSERT_EQ(detail::bits_of(wide[i]), detail::bits_of(widened)) << i;
+        ASSERT_TRUE(sum[i] == expected || (std::isnan(sum[i]) && std::isnan(expected))) << i;
+      }
+    };
+    check();
+    with_baseline(check);
+  }
+}
+
 template <typename T>
 void expect_same_bits_on_both_paths(DType type) {
   std::mt19937 random(11);
@@ -120,8 +179,20 @@ TEST(Sum, HalvesAreSummedInFloatAndRoundedOnce) {
   EXPECT_EQ(half_to_float(total), 2050.0f);
 }
 
+TEST(Sum, Bfloat16IsSummedInFloatAndRoundedOnce) {
+  const bfloat16 large = float_to_bfloat16(256), one = float_to_bfloat16(1);
+  float accumulator = 0;
+  start_sum(DType::kBfloat16, &accumulator, &large, 1);
+  add_to_sum(DType::kBfloat16, &accumulator, &one, 1);
+  add_to_sum(DType::kBfloat16, &accumulator, &one, 1);
+  divide_sum(DType::kBfloat16, &accumulator, 2, 1);
+  bfloat16 total{};
+  finish_sum(DType::kBfloat16, &total, &accumulator, 1);
+  EXPECT_EQ(bfloat16_to_float(total), 129.0f);
+}
+
 TEST(Sum, AnEmptySliceNeedsNoMemory) {
-  for (int code = 0; code <= 6; ++code) {
+  for (int code : {0, 1, 2, 3, 4, 5, 6, 12}) {
     const auto type = static_cast<DType>(code);
     start_sum(type, nullptr, nullptr, 0);
     add_to_sum(type, nullptr, nullptr, 0);
@@ -131,10 +202,12 @@ TEST(Sum, AnEmptySliceNeedsNoMemory) {
 
 TEST(Sum, UnknownTypeIsRefused) {
   float value = 0;
-  const auto unknown = static_cast<DType>(200);
-  EXPECT_THROW(start_sum(unknown, &value, &value, 1), Error);
-  EXPECT_THROW(add_to_sum(unknown, &value, &value, 1), Error);
-  EXPECT_THROW(finish_sum(unknown, &value, &value, 1), Error);
+  for (int code : {7, 11, 13, 200}) {
+    const auto unknown = static_cast<DType>(code);
+    EXPECT_THROW(start_sum(unknown, &value, &value, 1), Error);
+    EXPECT_THROW(add_to_sum(unknown, &value, &value, 1), Error);
+    EXPECT_THROW(finish_sum(unknown, &value, &value, 1), Error);
+  }
 }
 
 }  // namespace

@@ -58,9 +58,12 @@ TEST(CanonicalOrder, HoldsWithAndWithoutAggregation) {
     for (bool aggregated : {false, true}) expect_canonical_sums<float>(machines, aggregated, DType::kFloat32);
 }
 
-TEST(CanonicalOrder, RoundsEachMachinesSumOfFloat16) {
+TEST(CanonicalOrder, RoundsEachMachinesSumOfHalfPrecision) {
   for (const auto& machines : kPlacements)
-    for (bool aggregated : {false, true}) expect_canonical_sums<half>(machines, aggregated, DType::kFloat16);
+    for (bool aggregated : {false, true}) {
+      expect_canonical_sums<half>(machines, aggregated, DType::kFloat16);
+      expect_canonical_sums<bfloat16>(machines, aggregated, DType::kBfloat16);
+    }
 }
 
 TEST(Machines, AreNumberedByTheirLowestRanks) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/half.h"
@@ -147,13 +148,18 @@ std::vector<T> as(const std::vector<float>& values) {
     return values;
   } else {
     std::vector<T> made;
-    for (float value : values) made.push_back(float_to_half(value));
+    for (float value : values)
+      if constexpr (std::is_same_v<T, half>)
+        made.push_back(float_to_half(value));
+      else
+        made.push_back(float_to_bfloat16(value));
     return made;
   }
 }
 
 inline float widened(float value) { return value; }
 inline float widened(half value) { return half_to_float(value); }
+inline float widened(bfloat16 value) { return bfloat16_to_float(value); }
 template <typename T>
 T narrowed(float value) {
   return as<T>({value})[0];

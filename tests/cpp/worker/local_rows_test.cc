@@ -133,9 +133,12 @@ TEST(CanonicalOrderOfRows, HoldsWithAndWithoutAggregation) {
     for (bool aggregated : {false, true}) expect_canonical_sums<float>(machines, aggregated, DType::kFloat32);
 }
 
-TEST(CanonicalOrderOfRows, RoundsEachMachinesSumOfFloat16) {
+TEST(CanonicalOrderOfRows, RoundsEachMachinesSumOfHalfPrecision) {
   for (const auto& machines : kPlacements)
-    for (bool aggregated : {false, true}) expect_canonical_sums<half>(machines, aggregated, DType::kFloat16);
+    for (bool aggregated : {false, true}) {
+      expect_canonical_sums<half>(machines, aggregated, DType::kFloat16);
+      expect_canonical_sums<bfloat16>(machines, aggregated, DType::kBfloat16);
+    }
 }
 
 TEST(LocalRows, AreAllThereIfAddedAsTheyCome) {
