@@ -177,7 +177,8 @@ class Session(Control):
     def fetch_state(self, key: Key, part: int, landing: Any):
         """Copies one array of the optimizer's state on the servers to `landing`: 1, 2 ... or _core.MASTER.
 
-        As after this worker's last round of the key. The array has the key's shape, and its type (float32 for half precision).
+        As after this worker's last round of the key. The array has the key's shape, and its type (float32 for
+        half precision).
         """
         self.check()
         return self.core.fetch(key.handle, part, landing)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from core_jobs import DEADLINE_S, Job, wait_all
+from core_jobs import DEADLINE_S, HALF, SGD, Job, bfloat16_bits, of_bfloat16_bits, wait_all
 
 import p3
 from p3._core import DTYPES, MASTER, P3Error, P3Worker
@@ -19,7 +19,7 @@ from p3.key_plan import KeyPlan
 PACKAGE = Path(p3.__file__).parent
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("dtype", sorted(DTYPES.keys() - {"bfloat16"}))
 @pytest.mark.parametrize("elements", [0, 1, 999, 1000, 1001, 12345])
 @pytest.mark.parametrize("ring_bytes", [None, 4096])
 def test_every_worker_receives_the_first_value_and_then_the_sums(dtype, elements, ring_bytes):
@@ -35,6 +35,27 @@ def test_every_worker_receives_the_first_value_and_then_the_sums(dtype, elements
             expected = (gradients[0].astype(wide) + gradients[1].astype(wide) + gradients[2].astype(wide)).astype(dtype)
             for landing in job.push(key, gradients):
                 np.testing.assert_array_equal(landing, expected)
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD, HALF])
+def test_bfloat16_travels_as_its_bits(optimizer):
+    random = np.random.RandomState(0)
+    with Job(num_workers=3) as job:
+        if optimizer is not None:
+            job.set_on_servers("set_optimizer", dict(optimizer, momentum=0))
+        key = job.key(12345, "bfloat16")
+        value = bfloat16_bits(random.randn(12345))
+        for landing in job.init(key, value):
+            np.testing.assert_array_equal(landing, value)
+        weight = of_bfloat16_bits(value)
+        for _ in range(3):
+            gradients = [bfloat16_bits(random.randn(12345)) for _ in job.workers]
+            total = sum(map(of_bfloat16_bits, gradients[1:]), of_bfloat16_bits(gradients[0]))
+            weight = total if optimizer is None else weight - total
+            for landing in job.push(key, gradients, (1, 0, 1, 0, 1)):
+                np.testing.assert_array_equal(landing, bfloat16_bits(weight))
+            if optimizer is not HALF:
+                weight = of_bfloat16_bits(landing)
 
 
 def test_the_first_value_may_be_sent_from_the_landing_array():

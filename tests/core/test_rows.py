@@ -40,7 +40,7 @@ def test_the_union_of_rows_is_updated_and_lands_everywhere(workers, servers, par
             assert counters["touched_rows"] == len(sums)
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("dtype", sorted(DTYPES.keys() - {"bfloat16"}))
 @pytest.mark.parametrize("as_slices", [False, True])
 def test_without_an_optimizer_sums_land_and_those_of_the_round_before_become_zero(dtype, as_slices):
     random = np.random.RandomState(3)

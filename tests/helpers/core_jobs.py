@@ -109,6 +109,16 @@ class Job:
             getattr(server, method)(0, *arguments)
 
 
+def bfloat16_bits(floats):
+    """As uint16, rounded to nearest even."""
+    bits = np.asarray(floats, "float32").view("uint32")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("uint16")
+
+
+def of_bfloat16_bits(bits):
+    return (bits.astype("uint32") << 16).view("float32")
+
+
 def wait_all(operations):
     for operation in operations:
         operation.wait(DEADLINE_S)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from core_jobs import ADAM, DEADLINE_S, LR, Job, wait_all
+from core_jobs import ADAM, DEADLINE_S, LR, Job, bfloat16_bits, wait_all
 
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
@@ -22,7 +22,7 @@ def tensors_in(path):
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
-    types = {"F16": "float16", "F32": "float32"}
+    types = {"BF16": "uint16", "F16": "float16", "F32": "float32"}
     return {
         name: np.frombuffer(data[slice(*tensor["data_offsets"])], types[tensor["dtype"]]).reshape(tensor["shape"])
         for name, tensor in header.items()
@@ -33,8 +33,8 @@ def tensors_in(path):
 def test_each_server_writes_what_it_holds_of_every_key(tmp_path):
     with Job(num_workers=2, num_servers=2, slice_elements=100) as job:
         job.set_on_servers("set_optimizer", ADAM)
-        keys = [job.key(250), job.key(3, "float16")]
-        values = [np.arange(250, dtype="float32"), np.array([1, 2, 3], "float16")]
+        keys = [job.key(250), job.key(3, "float16"), job.key(3, "bfloat16")]
+        values = [np.arange(250, dtype="float32"), np.array([1, 2, 3], "float16"), bfloat16_bits([1, 2, 3])]
         for key, value in zip(keys, values):
             job.init(key, value)
         landed = job.push(keys[0], [np.ones(250, "float32")] * 2, LR)[0]
@@ -53,10 +53,11 @@ def test_each_server_writes_what_it_holds_of_every_key(tmp_path):
             assert part == {"kind": "snapshot_written", "round": 40, "bytes": len(content), "sha256": digest}
             found.update(tensors_in(file))
         of_first = {f"0.{piece}.{part}" for piece in range(3) for part in range(3)}
-        assert set(found) == of_first | {"1.0.0"}
+        assert set(found) == of_first | {"1.0.0", "2.0.0"}
         np.testing.assert_array_equal(np.concatenate([found[f"0.{piece}.0"] for piece in range(3)]), landed)
         np.testing.assert_array_equal(found["1.0.0"], values[1])
-        assert found["1.0.0"].dtype == np.float16
+        np.testing.assert_array_equal(found["2.0.0"], values[2])
+        assert [found[name].dtype.name for name in ("1.0.0", "2.0.0")] == ["float16", "uint16"]
 
 
 def test_without_a_directory_the_job_fails_and_says_why():

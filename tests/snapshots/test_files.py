@@ -35,9 +35,9 @@ KEYS = [
 PARTS = ["server-0", "server-1", "worker-0", "worker-1"]
 
 
-def take(directory, round, keep=2, keys=KEYS, workers=2):
+def take(directory, round, keep=2, keys=KEYS, workers=2, value=VALUE, dtype="float16"):
     """A snapshot of two servers, each of which has every other slice."""
-    tensors = [("3.%d.0" % n, "float16", [-1], VALUE.reshape(-1)[4 * n : 4 * n + 4]) for n in range(3)]
+    tensors = [("3.%d.0" % n, dtype, [-1], value.reshape(-1)[4 * n : 4 * n + 4]) for n in range(3)]
     tensors += [("3.%d.255" % n, "float32", [-1], MASTER[4 * n : 4 * n + 4]) for n in range(3)]
     tensors += [("30.0.0", "float32", [-1], ROWS[:3].reshape(-1)), ("30.1.0", "float32", [-1], ROWS[3:].reshape(-1))]
     tensors = [(name, dtype, [array.size], array) for name, dtype, _, array in tensors]
@@ -72,6 +72,15 @@ def test_values_come_back_from_whatever_server_and_partition_they_were_on(direct
     assert snapshot.parts(0, "w") == [0, 255]
     assert tree.decode(*snapshot.worker(1)) == {"rank": 1, "round": 7}
     assert snapshot.key(0, "v") is None
+
+
+def test_bfloat16_comes_back_as_its_bits(directory):
+    bits = np.arange(0x3F80, 0x3F8A, dtype="uint16").reshape(2, 5)
+    take(directory, 7, keys=[dict(KEYS[0], dtype="bfloat16"), KEYS[1]], value=bits, dtype="bfloat16")
+    snapshot = files.newest_valid(directory)
+    assert snapshot.value(0, "w").dtype == np.uint16
+    np.testing.assert_array_equal(snapshot.value(0, "w"), bits)
+    np.testing.assert_array_equal(snapshot.state(0, "w", 255), MASTER.reshape(2, 5))
 
 
 def test_parts_are_files_of_the_safetensors_format(directory):

@@ -166,8 +166,8 @@ INSTANTIATE_TEST_SUITE_P(Loops, Compressed, testing::Bool(),
 
 TEST(Compression, IsOfFloat32Only) {
   EXPECT_EQ(two_bit(0.5f).of(DType::kFloat32), Encoding::kTwoBit);
-  for (DType type : {DType::kFloat64, DType::kFloat16, DType::kUint8, DType::kInt32, DType::kInt8, DType::kInt64,
-                     DType::kBfloat16})
+  for (DType type :
+       {DType::kFloat64, DType::kFloat16, DType::kUint8, DType::kInt32, DType::kInt8, DType::kInt64, DType::kBfloat16})
     EXPECT_EQ(two_bit(0.5f).of(type), Encoding::kPlain) << name_of(type);
   EXPECT_EQ(encoded_bytes(Encoding::kPlain, DType::kFloat64, 3), 24u);
   EXPECT_EQ(encoded_bytes(Encoding::kAbsent, DType::kFloat64, 3), 0u);
