@@ -60,8 +60,8 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
     cdef struct OptimizerSpec:
         Algorithm algorithm
         double momentum, beta1, beta2, epsilon, gamma1, gamma2, rho, beta, lamda1, lamda, wd_lh, schedule_decay
-        double clip_gradient, clip_weights
-        cbool multi_precision
+        double dampening, alpha, initial_accumulator_value, clip_gradient, clip_weights
+        cbool nesterov, amsgrad, decoupled, centered, maximize, multi_precision
     cdef struct RoundScalars:
         double lr, wd, rescale, updates, schedule
 

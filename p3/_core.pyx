@@ -74,7 +74,7 @@ cdef DType dtype_of(int code) except *:
 # In the order of the C++ enumeration.
 cdef dict _ALGORITHMS = {name: code for code, name in enumerate([
     "sgd", "nag", "adam", "adagrad", "rmsprop", "rmsprop_centered", "signum", "ftml", "ftrl", "adadelta", "adamax",
-    "nadam", "dcasgd", "test",
+    "nadam", "dcasgd", "test", "torch_sgd", "torch_adam", "torch_adagrad", "torch_rmsprop",
 ])}
 
 

@@ -23,12 +23,13 @@ def _is_number(value: Any) -> bool:
 
 _AT_LEAST_0 = ("a finite number of at least 0", lambda value: _is_number(value) and value >= 0)
 _FRACTION = ("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
+_FINITE = ("a finite number", _is_number)
 _CLIP = ("a finite number (negative: no clipping)", _is_number)
 _FLAG = ("True or False", lambda value: isinstance(value, bool))
 
 _ADAM = {"beta1": _FRACTION, "beta2": _FRACTION, "epsilon": _AT_LEAST_0}
 _RMSPROP = {"gamma1": _FRACTION, "epsilon": _AT_LEAST_0, "clip_weights": _CLIP}
-_OWN_FIELDS = {
+_MXNETS_FIELDS = {
     "sgd": {"momentum": _AT_LEAST_0},
     "nag": {"momentum": _AT_LEAST_0},
     "adam": _ADAM,
@@ -44,9 +45,18 @@ _OWN_FIELDS = {
     "dcasgd": {"momentum": _AT_LEAST_0, "lamda": _AT_LEAST_0},
     "test": {},
 }
-# The fields of each algorithm, with the names of MXNet 1.9's optimizers, and their checks. The C++ core checks the same
-# ranges; here they are checked before anything is sent.
-FIELDS = {name: {**own, "clip_gradient": _CLIP, "multi_precision": _FLAG} for name, own in _OWN_FIELDS.items()}
+_TORCHS_FIELDS = {
+    "torch_sgd": {"momentum": _AT_LEAST_0, "dampening": _FINITE, "nesterov": _FLAG},
+    "torch_adam": {**_ADAM, "amsgrad": _FLAG, "decoupled": _FLAG},  # decoupled: AdamW
+    "torch_adagrad": {"epsilon": _AT_LEAST_0, "initial_accumulator_value": _AT_LEAST_0},
+    "torch_rmsprop": {"alpha": _AT_LEAST_0, "epsilon": _AT_LEAST_0, "momentum": _AT_LEAST_0, "centered": _FLAG},
+}
+# The fields of each algorithm, with the names of MXNet 1.9's optimizers or of PyTorch 2.13's, and their checks. The C++
+# core checks the same ranges; here they are checked before anything is sent.
+FIELDS = {
+    **{name: {**own, "clip_gradient": _CLIP, "multi_precision": _FLAG} for name, own in _MXNETS_FIELDS.items()},
+    **{name: {**own, "maximize": _FLAG, "multi_precision": _FLAG} for name, own in _TORCHS_FIELDS.items()},
+}
 
 
 def validate(description: Any) -> None:

@@ -1,6 +1,7 @@
 // Element-wise loops at the width of the machine they run on. The loop is compiled twice, for the baseline the
 // build targets and for AVX2, and the CPU decides at run time, so that one binary serves every x86-64 machine.
-// Both builds give the same bits: elements do not mix, and multiply and add are never contracted.
+// Both builds give the same bits: elements do not mix, and multiply and add are never contracted. std::fma is exact in
+// both, but a slow call of the C library where the baseline has no such instruction.
 //
 // Function attributes and a plain branch, not target_clones: its ifunc resolvers run before the sanitizers' start-up
 // code, and neither templates nor every compiler support it.
@@ -11,7 +12,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define P3_X86 1
-#define P3_AVX2 __attribute__((target("avx2,f16c")))
+#define P3_AVX2 __attribute__((target("avx2,fma,f16c")))
 #else
 #define P3_X86 0
 #define P3_AVX2
@@ -32,9 +33,9 @@ inline bool cpu_has_avx2() {
 #if P3_X86
   __builtin_cpu_init();
 #if defined(__clang__)  // older ones cannot ask for F16C, which every processor with AVX2 has
-  return __builtin_cpu_supports("avx2");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #endif
 #else
   return false;

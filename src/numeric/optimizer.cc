@@ -9,6 +9,7 @@
 #include "base/simd.h"
 #include "numeric/optimizer_rules.h"
 #include "numeric/sum.h"
+#include "numeric/torch_rules.h"
 #include "p3/error.h"
 
 namespace p3 {
@@ -80,6 +81,9 @@ void check_spec(const OptimizerSpec& spec) {
   at_least_0("lamda", spec.lamda);
   at_least_0("wd_lh", spec.wd_lh);
   at_least_0("schedule_decay", spec.schedule_decay);
+  check("dampening", spec.dampening, std::isfinite(spec.dampening), "finite");
+  at_least_0("alpha", spec.alpha);
+  at_least_0("initial_accumulator_value", spec.initial_accumulator_value);
   finite("clip_gradient", spec.clip_gradient);
   finite("clip_weights", spec.clip_weights);
 }
@@ -118,6 +122,17 @@ std::unique_ptr<const Optimizer> Optimizer::make(const OptimizerSpec& spec) {
       return moves ? make_rule<rules::DcAsgdMomentum>(spec) : make_rule<rules::DcAsgd>(spec);
     case Algorithm::kTest:
       return make_rule<rules::Test>(spec);
+    case Algorithm::kTorchSgd:
+      return moves ? make_rule<rules::TorchSgdMomentum>(spec) : make_rule<rules::TorchSgd>(spec);
+    case Algorithm::kTorchAdam:
+      return spec.amsgrad ? make_rule<rules::TorchAmsgrad>(spec) : make_rule<rules::TorchAdam>(spec);
+    case Algorithm::kTorchAdaGrad:
+      return make_rule<rules::TorchAdaGrad>(spec);
+    case Algorithm::kTorchRmsProp:
+      if (spec.centered)
+        return moves ? make_rule<rules::TorchRmsPropCenteredMomentum>(spec)
+                     : make_rule<rules::TorchRmsPropCentered>(spec);
+      return moves ? make_rule<rules::TorchRmsPropMomentum>(spec) : make_rule<rules::TorchRmsProp>(spec);
   }
   throw Error(ErrorKind::kUsage,
               "optimizer: algorithm code " + std::to_string(static_cast<int>(spec.algorithm)) + " is unknown");
@@ -127,6 +142,11 @@ void Optimizer::start_state(DType weight_type, const void* weight, void* const* 
   const size_t bytes = elements * size_of(sum_type(weight_type));
   for (int s = 0; s < state_count(); ++s) std::fill_n(static_cast<char*>(state[s]), bytes, char{0});
   if (spec_.algorithm == Algorithm::kDcAsgd) start_sum(weight_type, state[state_count() - 1], weight, elements);
+  if (spec_.algorithm != Algorithm::kTorchAdaGrad) return;
+  if (weight_type == DType::kFloat64)
+    std::fill_n(static_cast<double*>(state[0]), elements, spec_.initial_accumulator_value);
+  else
+    std::fill_n(static_cast<float*>(state[0]), elements, static_cast<float>(spec_.initial_accumulator_value));
 }
 
 void Optimizer::update(DType weight_type, void* weight, void* master, void* const* state, const void* gradient,

@@ -1,4 +1,5 @@
-// The arithmetic is compared with MXNet's in tests/mxnet/test_optimizers.py; here, what the core must hold without Python.
+// The arithmetic is compared with MXNet's in tests/mxnet/test_optimizers.py and with PyTorch's in
+// tests/torch/test_arithmetic.py; here, what the core must hold without Python.
 #include "p3/optimizer.h"
 
 #include <gtest/gtest.h>
@@ -30,15 +31,24 @@ OptimizerSpec spec_of(Algorithm algorithm, double momentum = 0.9) {
   spec.lamda = 0.04;
   spec.wd_lh = 0.01;
   spec.schedule_decay = 0.004;
+  spec.dampening = 0.1;
+  spec.alpha = 0.99;
   spec.epsilon = 1e-8;
   return spec;
 }
 
-const Algorithm kAll[] = {Algorithm::kSgd,      Algorithm::kNag,     Algorithm::kAdam,
-                          Algorithm::kAdaGrad,  Algorithm::kRmsProp, Algorithm::kRmsPropCentered,
-                          Algorithm::kSignum,   Algorithm::kFtml,    Algorithm::kFtrl,
-                          Algorithm::kAdaDelta, Algorithm::kAdamax,  Algorithm::kNadam,
-                          Algorithm::kDcAsgd,   Algorithm::kTest};
+OptimizerSpec all_of_torchs(Algorithm algorithm, double momentum = 0.9) {
+  OptimizerSpec spec = spec_of(algorithm, momentum);
+  spec.nesterov = spec.amsgrad = spec.decoupled = spec.centered = spec.maximize = true;
+  return spec;
+}
+
+const Algorithm kAll[] = {Algorithm::kSgd,       Algorithm::kNag,          Algorithm::kAdam,
+                          Algorithm::kAdaGrad,   Algorithm::kRmsProp,      Algorithm::kRmsPropCentered,
+                          Algorithm::kSignum,    Algorithm::kFtml,         Algorithm::kFtrl,
+                          Algorithm::kAdaDelta,  Algorithm::kAdamax,       Algorithm::kNadam,
+                          Algorithm::kDcAsgd,    Algorithm::kTest,         Algorithm::kTorchSgd,
+                          Algorithm::kTorchAdam, Algorithm::kTorchAdaGrad, Algorithm::kTorchRmsProp};
 
 // Several updates of random weights by random gradients; the weights, then the states.
 template <typename T>
@@ -67,8 +77,9 @@ std::vector<T> train(const Optimizer& optimizer, DType type, size_t n, size_t pi
 
 TEST(Optimizer, PiecesAndBothBuildsOfTheLoopGiveTheSameBits) {
   for (Algorithm algorithm : kAll)
-    for (double momentum : {0.0, 0.9}) {
-      const auto optimizer = Optimizer::make(spec_of(algorithm, momentum));
+    for (const auto& spec :
+         {spec_of(algorithm, 0), spec_of(algorithm), all_of_torchs(algorithm, 0), all_of_torchs(algorithm)}) {
+      const auto optimizer = Optimizer::make(spec);
       const auto floats = train<float>(*optimizer, DType::kFloat32, 1003, 1003);
       const auto doubles = train<double>(*optimizer, DType::kFloat64, 1003, 1003);
       const bool before = use_avx2.exchange(false);
@@ -90,13 +101,18 @@ TEST(Optimizer, NumbersOfMxnetsOperatorsAreFloatsInDoubleArithmeticToo) {
 }
 
 TEST(Optimizer, StatesPerAlgorithm) {
-  const int expected[] = {1, 1, 2, 1, 1, 3, 1, 3, 2, 2, 2, 2, 2, 1};
+  const int expected[] = {1, 1, 2, 1, 1, 3, 1, 3, 2, 2, 2, 2, 2, 1, 1, 2, 1, 2};
   for (Algorithm algorithm : kAll)
     EXPECT_EQ(Optimizer::make(spec_of(algorithm))->state_count(), expected[static_cast<int>(algorithm)]);
   EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kSgd, 0))->state_count(), 0);
   EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kNag, 0))->state_count(), 0);
   EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kSignum, 0))->state_count(), 0);
   EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kDcAsgd, 0))->state_count(), 1);
+  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kTorchSgd, 0))->state_count(), 0);
+  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kTorchRmsProp, 0))->state_count(), 1);
+  EXPECT_EQ(Optimizer::make(all_of_torchs(Algorithm::kTorchAdam))->state_count(), 3);
+  EXPECT_EQ(Optimizer::make(all_of_torchs(Algorithm::kTorchRmsProp))->state_count(), 3);
+  EXPECT_EQ(Optimizer::make(all_of_torchs(Algorithm::kTorchRmsProp, 0))->state_count(), 2);
 }
 
 TEST(Optimizer, StatesStartAtZeroAndDcasgdsPreviousWeightAsTheWeight) {
@@ -136,6 +152,35 @@ void expect_no_small_step_lost(DType type, T (*narrow)(float), float step_size) 
   EXPECT_EQ(rounded, std::vector<T>(weight.size(), narrow(1)));
 }
 
+template <typename T>
+void expect_torchs_adagrad_to_start_at(double value, DType type) {
+  OptimizerSpec spec = spec_of(Algorithm::kTorchAdaGrad);
+  spec.initial_accumulator_value = value;
+  std::vector<T> sums(3, -7);
+  void* state = sums.data();
+  Optimizer::make(spec)->start_state(type, nullptr, &state, sums.size());
+  EXPECT_EQ(sums, std::vector<T>(3, static_cast<T>(value))) << name_of(type);
+}
+
+TEST(Optimizer, TorchsAdaGradStartsAtItsInitialValue) {
+  for (DType type : {DType::kFloat32, DType::kFloat16, DType::kBfloat16})
+    expect_torchs_adagrad_to_start_at<float>(0.1, type);
+  expect_torchs_adagrad_to_start_at<double>(0.1, DType::kFloat64);
+}
+
+TEST(Optimizer, TorchsFirstVelocityIsTheGradientItself) {
+  const auto optimizer = Optimizer::make(spec_of(Algorithm::kTorchSgd, 0.5));
+  float weight = 1, gradient = 2, velocity = 0;
+  void* state = &velocity;
+  RoundScalars round;
+  round.lr = 0.25;
+  for (const float expected : {2.0f, 0.5f * 2 + 0.9f * 2}) {  // a dampening of 0.1 from the second on
+    ++round.updates;
+    optimizer->update(DType::kFloat32, &weight, nullptr, &state, &gradient, 1, round);
+    EXPECT_FLOAT_EQ(velocity, expected);
+  }
+}
+
 TEST(Optimizer, HalvesWithAMasterLoseNoSmallSteps) {
   expect_no_small_step_lost(DType::kFloat16, float_to_half, 0x1p-13f);
   expect_no_small_step_lost(DType::kBfloat16, float_to_bfloat16, 0x1p-10f);
@@ -170,6 +215,9 @@ TEST(Optimizer, NonsenseIsRefusedAndTheFieldNamed) {
                {"lamda", &OptimizerSpec::lamda, {nan, -0.1, infinity}},
                {"wd_lh", &OptimizerSpec::wd_lh, {nan, -0.1, infinity}},
                {"schedule_decay", &OptimizerSpec::schedule_decay, {nan, -0.1, infinity}},
+               {"dampening", &OptimizerSpec::dampening, {nan, infinity}},
+               {"alpha", &OptimizerSpec::alpha, {nan, -0.1, infinity}},
+               {"initial_accumulator_value", &OptimizerSpec::initial_accumulator_value, {nan, -0.1, infinity}},
                {"clip_gradient", &OptimizerSpec::clip_gradient, {nan, infinity}},
                {"clip_weights", &OptimizerSpec::clip_weights, {nan, infinity}}};
   for (const auto& one : cases)
