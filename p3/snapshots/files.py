@@ -254,7 +254,8 @@ class Snapshot:
         return found
 
     def array(self, store: int, id, part: int = 0):
-        """A key's value, or another one of its parts: a NumPy array (uint16 for bfloat16), put together from wherever its slices were."""
+        """A key's value, or another one of its parts, put together from wherever its slices were: a NumPy array, of
+        uint16 for bfloat16."""
         import numpy as np
 
         key = self.key(store, id)

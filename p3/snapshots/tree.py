@@ -24,6 +24,8 @@ class ArrayKind(NamedTuple):
     variant: Callable[[Any], str]  # what there is to say of one, beside what NumPy's array says
     to_numpy: Callable[[Any], np.ndarray]  # may wait
     from_numpy: Callable[[np.ndarray, str], Any]  # array and variant
+    type_name: Callable[[Any], str] = lambda array: np.dtype(array.dtype).name  # of its elements, NumPy's
+    copy: Optional[Callable[[Any], Any]] = None  # one of its own kind; None: NumPy's
 
 
 _kinds: Dict[str, ArrayKind] = {}
@@ -54,7 +56,10 @@ def checked(tree: Any, where: str, copy: Callable[[Any], Any] = np.array) -> Any
             if type(key) not in _KEYS:
                 raise ValueError("%s: the key %r cannot be in a snapshot; strings and numbers can" % (where, key))
         return {key: checked(item, "%s[%r]" % (where, key), copy) for key, item in tree.items()}
-    if (isinstance(tree, np.ndarray) or _front_end_of(tree)) and np.dtype(tree.dtype).name in FILE_TYPES:
+    kind = _kinds.get(_front_end_of(tree))
+    if kind is not None and kind.type_name(tree) in FILE_TYPES:
+        return (kind.copy or copy)(tree)
+    if isinstance(tree, np.ndarray) and tree.dtype.name in FILE_TYPES:
         return copy(tree)
     type_name = type(tree).__name__
     if hasattr(tree, "dtype"):
