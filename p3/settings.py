@@ -240,6 +240,12 @@ class Settings:
         "Directory where every process records what happens to each slice, for [`p3 trace`](docs/trace.md). Unset: no "
         "record. Set it to find out what the forward pass waits for.",
     )
+    check: int = _setting(
+        "P3_CHECK", 0, _integer(0, 1 << 31),
+        "With PyTorch: compare the parameters of all workers after every so many steps, and fail, naming those that "
+        "differ. `0`: never. Set `1` to find out whether a script changes weights in ways that P3 does not see; that "
+        "costs the overlap with the next forward pass.",
+    )
     snapshot_dir: Optional[str] = _setting(
         "P3_SNAPSHOT_DIR", None, _path,
         "Directory, shared by all nodes, where [snapshots](docs/reliability.md) are written and resumed from. Unset: "

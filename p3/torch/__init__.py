@@ -1,0 +1,49 @@
+"""P3 for PyTorch: data-parallel training in which every layer starts when its own new weights have come.
+
+    import p3.torch
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model)
+
+Start the script with `p3 run -n 4 -s 4 python train.py`, or alone: then it trains in this process.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    text = "p3.torch needs PyTorch, which is not installed. Run: pip install 'p3-training[torch]'"
+    raise ModuleNotFoundError(text, name="torch") from None
+
+from p3.torch.optimizer import DistributedOptimizer
+from p3.torch.snapshots import resume, snapshot
+from p3.torch import job as _job
+
+__all__ = ["DistributedOptimizer", "barrier", "local_rank", "local_size", "rank", "resume", "size", "snapshot"]
+
+
+def rank() -> int:
+    """Of this worker, from 0. The first call joins the job, as DistributedOptimizer does."""
+    return _job.current().rank
+
+
+def size() -> int:
+    """How many workers the job has."""
+    return _job.current().num_workers
+
+
+def local_rank() -> int:
+    """Of this worker among those of its machine, from 0: to choose a GPU, for example."""
+    return _job.current().local_rank
+
+
+def local_size() -> int:
+    """How many workers this machine has."""
+    return _job.current().local_size
+
+
+def barrier() -> None:
+    """Returns when every worker has called it. TimeoutError after P3_WAIT_TIMEOUT_S."""
+    _job.current().barrier()

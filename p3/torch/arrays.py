@@ -1,0 +1,47 @@
+"""torch tensors as the core takes them: the elements in the order of memory, without a copy."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+
+# What the core can sum; the names are P3's (p3._core.DTYPES).
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill their memory, each once, in whatever order (channels_last, transposed ...)."""
+    return tensor.layout == torch.strided and torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def in_memory_order(tensor: torch.Tensor) -> Any:
+    """The elements of a dense CPU tensor as one axis of a NumPy array that shares their memory.
+
+    NumPy has no bfloat16: those are int16 there, bit for bit.
+    """
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    return (flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat).numpy()
+
+
+def shape_in_memory(tensor: torch.Tensor) -> Tuple[int, ...]:
+    """The lengths of its axes from the outermost in memory to the innermost, so that workers agree on the order."""
+    axes = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    return tuple(tensor.shape[axis] for axis in axes)
+
+
+def like(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
+    """`content` in the order of memory of `tensor`; itself, if it has that."""
+    if content.stride() == tensor.stride():
+        return content
+    return torch.empty_like(tensor).copy_(content)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8)

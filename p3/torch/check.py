@@ -1,0 +1,45 @@
+"""P3_CHECK: every so many steps, all workers compare the digests of all parameters. For finding errors, not for speed.
+
+Each worker adds up the digests of all; if they are the same everywhere, each sum is the own digest times the number of
+workers. The parameter that differs is named, on each worker whose digest is not the mean: on one at least.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Callable, Dict
+
+import numpy as np
+import torch
+
+from p3.torch.arrays import in_memory_order
+from p3.torch.parameter import Parameter
+from p3.worker.session import Session
+
+
+class Check:
+    def __init__(self, session: Session, parameters: Dict[torch.Tensor, Parameter], every: int) -> None:
+        """`every` so many steps; 0: never. All workers have the same."""
+        self._session, self._parameters, self._every = session, parameters, every
+        self._steps = 0
+        if every:
+            self._key = session.declare("digests", (len(parameters),), "int64", session.new_store())
+            zeros = np.zeros(len(parameters), np.int64)
+            session.wait([session.init(self._key, zeros if session.rank == 0 else None, np.empty_like(zeros))])
+
+    def after_step(self, land: Callable[[], None]) -> None:
+        """RuntimeError if a parameter is not the same on all workers. `land` waits for all new values."""
+        self._steps += 1
+        if not self._every or self._steps % self._every:
+            return
+        land()
+        own = np.array([zlib.crc32(in_memory_order(tensor)) for tensor in self._parameters], np.int64)
+        total = np.empty_like(own)
+        self._session.wait([self._session.pushpull(self._key, own, total)])
+        is_same = total == own * self._session.num_workers
+        differing = [one.name for one, same in zip(self._parameters.values(), is_same) if not same]
+        if differing:
+            raise RuntimeError(
+                "%s: after step %d the workers' weights differ, in %s. Does the script write to parameters, or do the "
+                "workers run different models?" % (self._session.label, self._steps, ", ".join(differing))
+            )

@@ -1,0 +1,286 @@
+"""One parameter of the job: its key, its round under way, and how a new value gets into it.
+
+In each step of the optimizer every worker has one round of every key: a push if it has a gradient, else a skip. The
+round's result lands in a buffer of its own, as it may come while backward still reads the old weight; land() takes it
+over when the forward pass needs the weight.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from p3._core import NO_SCALARS, P3Error
+from p3.torch import rules
+from p3.torch.arrays import DTYPES, in_memory_order, is_dense, like, shape_in_memory
+
+_LOOK_UP_S = 0.5  # so often a script that waits can be interrupted
+
+
+class Parameter:
+    """Threads: those of the script, one at a time; autograd's hooks count as such."""
+
+    sparse = False
+
+    def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
+                 update_here: Optional[Callable]) -> None:  # fmt: skip
+        """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do."""
+        _require_supported(name, tensor)
+        self.name, self.tensor, self.group = name, tensor, group
+        self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
+        self.priority = 0
+        self.updates = 0  # that have been taken over: torch's `step`
+        self.is_guarded = True  # nobody else may write to the tensor
+        self.is_new = False  # has a round of the current step
+        self.fires, self.expected_fires = 0, 0  # of the gradient's hook, in one step; 0: not known yet
+        self._session, self._update_here = session, update_here
+        self._rescale = 1.0 / session.num_workers
+        self._operation: Any = None
+        self._gradient: Optional[torch.Tensor] = None  # what was pushed, or is being added up
+        self._gradient_version = -1
+        self._sent: Any = None  # the scalars
+        self._group_then: Dict[str, Any] = {}  # as step() found it
+        self._version = -1  # of the tensor, when P3 wrote it last; -1: anybody may write
+        self.landing = torch.empty_like(tensor, requires_grad=False)
+        self.key = self._declare(store)
+
+    def _declare(self, store: int):
+        return self._session.declare(self.name, shape_in_memory(self.tensor), DTYPES[self.tensor.dtype], store)
+
+    # The first value
+
+    def init(self, value: Optional[Any] = None) -> None:
+        """Gives the key rank 0's value: `value` if there is one, else the tensor's. On every worker. Waits for none."""
+        self.drop()
+        self._version = -1
+        if value is None and self._session.rank == 0:
+            value = in_memory_order(self.tensor.detach().clone(memory_format=torch.preserve_format))
+        self._operation = self._init(value)
+        self._landed = self._take_value
+
+    def _init(self, value):
+        return self._session.init(self.key, value, in_memory_order(self.landing), self.priority)
+
+    # A round
+
+    def count_gradient(self) -> bool:
+        """A gradient was accumulated. Whether it is complete, as far as earlier steps tell."""
+        gradient = self.tensor.grad
+        goes_on = gradient is self._gradient and gradient._version == self._gradient_version + 1
+        self.fires = self.fires + 1 if goes_on else 1
+        self._gradient, self._gradient_version = gradient, gradient._version
+        return self.fires == self.expected_fires
+
+    def forget_gradient(self) -> None:
+        self._gradient, self.fires = None, 0
+
+    def push(self) -> None:
+        """Begins a round with the tensor's gradient, which belongs to P3 until the round's result has landed."""
+        self.land()
+        self._require_unwritten()
+        gradient = self.tensor.grad
+        self._sent = self._scalars()
+        self._operation = self._push(gradient)
+        self._gradient, self._gradient_version = gradient, gradient._version
+        self.is_new = True
+        self._landed = self._take_round
+
+    def _push(self, gradient):
+        if gradient.layout != torch.strided:
+            gradient = gradient.to_dense()
+        source = in_memory_order(like(self.tensor, gradient))
+        return self._session.pushpull(self.key, source, in_memory_order(self.landing), self.priority, *self._sent)
+
+    def skip(self) -> None:
+        """Begins a round without a gradient of this worker."""
+        self.land()
+        self._operation = self._skip()
+        self.is_new = True
+        self._landed = self._take_round
+
+    def _skip(self):
+        return self._session.skip(self.key, in_memory_order(self.landing), self.priority)
+
+    def _scalars(self):
+        if self._update_here is not None:
+            return NO_SCALARS
+        return rules.scalars(self.group, self._rescale, self.updates + 1)
+
+    def end_step(self) -> None:
+        """The round is the current step's: ValueError if what it was pushed with no longer holds."""
+        if self._sent is not None and self._gradient is not None:
+            if self.tensor.grad is not self._gradient or self._gradient._version != self._gradient_version:
+                raise ValueError(
+                    "the gradient of %s was changed between backward() and step(), when it was under way already. To "
+                    "clip it, pass max_grad_norm; for other changes pass synchronous=True and call "
+                    "optimizer.synchronize() before them" % self.name
+                )
+            if self._scalars() != self._sent:
+                raise ValueError(
+                    "learning rate or weight decay of %s was changed between backward() and step(), when the gradient "
+                    "was under way already: %r became %r. Change them before backward(), or pass synchronous=True"
+                    % (self.name, self._sent[:2], self._scalars()[:2])
+                )
+        self._group_then = dict(self.group)  # a scheduler may change it before the update
+        self._sent, self.is_new = None, False
+        self.forget_gradient()
+
+    # Its result
+
+    @property
+    def is_pending(self) -> bool:
+        """A round's result is not in the tensor yet."""
+        return self._operation is not None
+
+    def land(self) -> bool:
+        """Waits for the round under way, if there is one, and takes its result over. Whether any worker pushed."""
+        operation = self._operation
+        if operation is None:
+            return False
+        if not operation.done:
+            began = time.monotonic_ns()
+            self._wait(operation)
+            self._session.mark_stall(self.key, began, time.monotonic_ns())
+        else:
+            self._session.check()
+        self._require_unwritten()
+        self._operation = None
+        with torch.no_grad():
+            is_updated = self._landed(operation)
+        self._version = self.tensor._version if self.is_guarded else -1
+        return is_updated
+
+    def wait_for_sum(self) -> Any:
+        """Of a synchronous optimizer: as land(), but only says whether any worker pushed."""
+        self._wait(self._operation)
+        operation, self._operation = self._operation, None
+        return operation.updated
+
+    def drop(self) -> None:
+        """Waits for the round under way without taking its result."""
+        if self._operation is not None:
+            self._wait(self._operation)
+            self._operation = None
+
+    def _require_unwritten(self) -> None:
+        if self._version not in (-1, self.tensor._version):
+            raise ValueError(
+                "parameter %s was written by the script, but its value is kept on the servers. Call "
+                "optimizer.synchronize() before writing to parameters, and optimizer.broadcast() afterwards, on every "
+                "worker" % self.name
+            )
+
+    def _wait(self, operation) -> None:
+        deadline = time.monotonic() + self._session.wait_timeout_s
+        while True:
+            try:
+                return operation.wait(_LOOK_UP_S)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("%s: waited %g s for a new value of %s; another worker is slow or stuck "
+                                       "(P3_WAIT_TIMEOUT_S)" % (self._session.label, self._session.wait_timeout_s,
+                                                                self.name)) from None  # fmt: skip
+            except P3Error:
+                self._session.check()  # which also notes that the script knows
+                raise
+
+    def _take_value(self, _operation) -> bool:
+        self.tensor.copy_(self.landing)
+        return True
+
+    def _take_round(self, operation) -> bool:
+        if not operation.updated:
+            return False
+        self.updates += 1
+        if self._update_here is None:
+            self._take_update(operation)
+        else:
+            self._update_here(self, self._mean_gradient(operation), self._group_then)
+        return True
+
+    def _take_update(self, operation) -> None:
+        self.tensor.copy_(self.landing)
+
+    def _mean_gradient(self, operation) -> torch.Tensor:
+        return self.landing.mul_(self._rescale)
+
+    # The optimizer's state on the servers: part 1, 2 ... of rules.State
+
+    def fetch_state(self, part: int, landing: torch.Tensor) -> Any:
+        return self._session.fetch_state(self.key, part, in_memory_order(landing))
+
+    def store_state(self, part: int, content: torch.Tensor) -> Any:
+        return self._session.store_state(self.key, part, in_memory_order(content))
+
+    def mean_gradient(self) -> torch.Tensor:
+        """The sum that has landed, divided by the number of workers; valid until the next round."""
+        return self._mean_gradient(None)
+
+
+class RowParameter(Parameter):
+    """One whose gradients are sparse, as those of nn.Embedding(sparse=True): only their rows travel."""
+
+    sparse = True
+
+    def _declare(self, store: int):
+        tensor = self.tensor
+        return self._session.declare(self.name, tensor.shape, DTYPES[tensor.dtype], store, sparse=True)
+
+    def _init(self, value):
+        return self._session.init_rows(self.key, value, in_memory_order(self.landing), self.priority)
+
+    def _push(self, gradient):
+        if gradient.layout != torch.sparse_coo:
+            raise ValueError(
+                "the gradient of %s is dense, but its module says sparse=True: a weight that other modules use, too, "
+                "needs sparse=False" % self.name
+            )
+        gradient = gradient.coalesce()
+        ids = gradient.indices()[0].numpy()
+        values = in_memory_order(gradient.values().contiguous())
+        landing = in_memory_order(self.landing)
+        return self._session.pushpull_rows(self.key, ids, values, landing, self.priority, *self._sent)
+
+    def _skip(self):
+        return self._session.skip_rows(self.key, in_memory_order(self.landing), self.priority)
+
+    def fetch_state(self, part: int, landing: torch.Tensor) -> Any:
+        return self._session.fetch_rows(self.key, self._all_rows(), in_memory_order(landing), part)
+
+    def store_state(self, part: int, content: torch.Tensor) -> Any:
+        return self._session.store_rows(self.key, self._all_rows(), in_memory_order(content), part)
+
+    def _all_rows(self):
+        return torch.arange(len(self.tensor)).numpy()
+
+    def _take_value(self, operation) -> bool:
+        super()._take_value(operation)
+        if self._update_here is not None:
+            self.landing.zero_()  # from here on it holds sums
+        return True
+
+    def _take_update(self, operation) -> None:
+        if operation.changed is None:  # after a skip
+            return super()._take_update(operation)
+        rows = torch.from_numpy(operation.changed)
+        self.tensor.index_copy_(0, rows, self.landing.index_select(0, rows))
+
+    def _mean_gradient(self, operation) -> torch.Tensor:
+        # Rows of the round before are listed, too, as they have become zero.
+        changed = None if operation is None else operation.changed
+        rows = torch.arange(len(self.landing)) if changed is None else torch.from_numpy(changed)
+        rows = rows[self.landing.index_select(0, rows).flatten(1).any(1)]
+        values = self.landing.index_select(0, rows).mul_(self._rescale)
+        return torch.sparse_coo_tensor(rows[None], values, self.tensor.shape, check_invariants=False)
+
+
+def _require_supported(name: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise ValueError("parameter %s is on %s; p3.torch trains parameters in CPU memory" % (name, tensor.device))
+    if tensor.dtype not in DTYPES:
+        known = ", ".join(str(dtype) for dtype in DTYPES)
+        raise ValueError("parameter %s has type %s; P3 can train %s" % (name, tensor.dtype, known))
+    if not is_dense(tensor):
+        raise ValueError("parameter %s shares memory among its elements, or leaves gaps; make it contiguous()" % name)

@@ -1,0 +1,106 @@
+"""torch's optimizers for the servers: their descriptions (p3/server/optimizers.py), numbers of a push, and states."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Tuple
+
+import torch
+
+# Each updates every parameter by itself, so a parameter can be updated just before its module needs it.
+_LAZY = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
+         "SparseAdam", "Adafactor")  # fmt: skip
+
+
+class NotOnServer(Exception):
+    """This optimizer must run on the workers; the text says why."""
+
+
+class State(NamedTuple):
+    """What torch keeps of a parameter, by name."""
+
+    arrays: Tuple[str, ...]  # the servers' parts 1, 2 ... of it
+    counts: bool  # and "step": how often it was updated
+
+
+def describe(kind: type, group: Dict[str, Any]) -> Dict[str, Any]:
+    """How an optimizer of this class updates the parameters of `group`; the rest comes with each push (scalars).
+
+    Raises NotOnServer for what the servers cannot run. The class must match exactly: a subclass may override step().
+    """
+    rule = _RULES.get(kind)
+    if rule is None:
+        raise NotOnServer("the servers have no %s, only %s" % (kind.__name__, ", ".join(k.__name__ for k in _RULES)))
+    if group.get("differentiable"):
+        raise NotOnServer("differentiable=True keeps the graph of each update")
+    description = rule(group)
+    description.update(maximize=bool(group.get("maximize", False)), multi_precision=False)
+    for field, value in description.items():
+        if isinstance(value, torch.Tensor):
+            raise NotOnServer("%s is a tensor" % field)
+    return description
+
+
+def updates_parameters_alone(kind: type) -> bool:
+    """Whether the class updates each parameter without looking at others, so that it may do so one at a time."""
+    return getattr(torch.optim, kind.__name__, None) is kind and kind.__name__ in _LAZY
+
+
+def updates_rows_alone(description: Dict[str, Any], group: Dict[str, Any]) -> bool:
+    """Whether a sparse gradient changes the rows it has and no others, on the servers as in torch."""
+    plain = description["name"] == "torch_sgd" and description["momentum"] == 0
+    return (plain or description["name"] == "torch_adagrad") and group["weight_decay"] == 0
+
+
+def scalars(group: Dict[str, Any], rescale: float, updates: int) -> Tuple[float, float, float, float, float]:
+    """Those of a push (p3/optimizer.h, RoundScalars) that makes the parameter's `updates`-th update."""
+    lr = float(group["lr"])
+    if "lr_decay" in group:
+        lr /= 1 + (updates - 1) * group["lr_decay"]
+    return lr, float(group["weight_decay"]), rescale, float(updates), 1.0
+
+
+def state_of(description: Dict[str, Any]) -> State:
+    name = description["name"]
+    if name == "torch_sgd":
+        return State(("momentum_buffer",) if description["momentum"] else (), counts=False)
+    if name == "torch_adagrad":
+        return State(("sum",), counts=True)
+    if name == "torch_rmsprop":
+        return State(_chosen(square_avg=True, momentum_buffer=description["momentum"] > 0,
+                             grad_avg=description["centered"]), counts=True)  # fmt: skip
+    return State(_chosen(exp_avg=True, exp_avg_sq=True, max_exp_avg_sq=description["amsgrad"]), counts=True)
+
+
+def _chosen(**names: bool) -> Tuple[str, ...]:
+    return tuple(name for name, is_kept in names.items() if is_kept)
+
+
+def _sgd(group):
+    fields = {name: group[name] for name in ("momentum", "dampening")}
+    return dict(fields, name="torch_sgd", nesterov=bool(group["nesterov"]))
+
+
+def _adam(group, decoupled=False):
+    beta1, beta2 = group["betas"]
+    decoupled = bool(group.get("decoupled_weight_decay", decoupled))
+    numbers = {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+    return dict(numbers, name="torch_adam", amsgrad=bool(group["amsgrad"]), decoupled=decoupled)
+
+
+def _adagrad(group):
+    initial = group.get("initial_accumulator_value", 0.0)
+    return {"name": "torch_adagrad", "epsilon": group["eps"], "initial_accumulator_value": initial}
+
+
+def _rmsprop(group):
+    numbers = {"alpha": group["alpha"], "epsilon": group["eps"], "momentum": group["momentum"]}
+    return dict(numbers, name="torch_rmsprop", centered=bool(group["centered"]))
+
+
+_RULES = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: lambda group: _adam(group, decoupled=True),
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.RMSprop: _rmsprop,
+}

@@ -1,0 +1,163 @@
+"""Jobs of p3.torch, one function for each: torch_jobs.py NAME ARGUMENT..."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+
+import p3.torch
+
+
+def frozen_server(port):
+    """The server is frozen while a step is taken: a wait for the network would last until P3_TIMEOUT_S."""
+    model = nn.Linear(2000, 1000)  # 8 MB: more than rings and sockets hold
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 2000)).sum().backward()
+        optimizer.step()
+
+    step()
+    step()  # from the second one on, gradients leave during backward
+    model(torch.ones(1, 2000))
+    before = model.weight.detach().clone()
+    server = server_of_this_job()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        step()
+        print("the step returned while the server was frozen")
+    finally:
+        os.kill(server, signal.SIGCONT)
+    model(torch.ones(1, 2000))
+    assert torch.allclose(before - model.weight, torch.full_like(before, 0.2), atol=1e-5)
+    print("and took effect afterwards")
+
+
+def server_of_this_job():
+    ours = b"DMLC_PS_ROOT_PORT=" + os.environ["DMLC_PS_ROOT_PORT"].encode()
+    for folder in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/environ" % folder, "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:
+            continue
+        if ours in variables and b"DMLC_ROLE=server" in variables:
+            return int(folder)
+    raise LookupError("no server of this job was found")
+
+
+def uneven(folder, kind, *steps):
+    """Each worker takes its own number of steps, in two epochs; without a step, its gradient counts as zero."""
+    rank, size = p3.torch.rank(), p3.torch.size()
+    weights = []
+    for is_distributed in (True, False):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        make = {"adam": torch.optim.Adam, "adamax": torch.optim.Adamax, "synchronous": torch.optim.AdamW}[kind]
+        optimizer = make(model.parameters(), lr=0.01)
+        if is_distributed:
+            optimizer = p3.torch.DistributedOptimizer(optimizer, model, synchronous=kind == "synchronous")
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+        def gradients(worker, epoch, step, model=model):
+            generator = torch.Generator().manual_seed(100 * worker + 10 * epoch + step)
+            return model(torch.randn(4, 4, generator=generator)).square().mean()
+
+        for epoch, counts in enumerate((steps, steps[::-1])):
+            counts = [int(count) for count in counts]
+            for step in range(counts[rank] if is_distributed else max(counts)):
+                optimizer.zero_grad()
+                if is_distributed:
+                    gradients(rank, epoch, step).backward()
+                else:
+                    losses = [gradients(worker, epoch, step) for worker in range(size) if step < counts[worker]]
+                    (sum(losses) / size).backward()
+                optimizer.step()
+                schedule.step()
+            if is_distributed:
+                optimizer.join(schedule.step)
+        weights.append(model.state_dict())
+    for name, value in weights[0].items():
+        assert torch.allclose(value, weights[1][name], atol=1e-6), (name, value, weights[1][name])
+    print("worker %d follows" % rank)
+
+
+def written(kind):
+    """A script that writes to a weight on one worker, past torch's notice."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    make = {"on_servers": torch.optim.SGD, "on_workers": torch.optim.Adamax}[kind]
+    optimizer = p3.torch.DistributedOptimizer(make(model.parameters(), lr=0.1), model)
+    for number in range(4):
+        optimizer.zero_grad()
+        out = model(torch.ones(1, 4))
+        if number == 2 and p3.torch.rank() == 1:
+            model[1].weight.data.add_(1.0)
+        out.sum().backward()
+        optimizer.step()
+
+
+def resumed(folder, kind, steps, die_at):
+    """Trains with snapshots; rank 0 is killed behind step `die_at` the first time. Prints a digest of the weights."""
+    import zlib
+
+    round, state = p3.torch.resume()
+    torch.manual_seed(3 + round)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    optimizer = {"adamw": torch.optim.AdamW, "adamax": torch.optim.Adamax, "momentum": lambda p, lr: torch.optim.SGD(
+        p, lr, momentum=0.9)}[kind](model.parameters(), lr=0.05)
+    if round == 0:
+        torch.manual_seed(3)
+        for module in model:
+            module.reset_parameters()
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    if state is not None:
+        schedule.load_state_dict(state["schedule"])
+        assert isinstance(state["tensor"], torch.Tensor) and state["tensor"].dtype == torch.bfloat16
+    for number in range(round, int(steps)):
+        generator = torch.Generator().manual_seed(10 * number + p3.torch.rank())
+        optimizer.zero_grad()
+        model(torch.randn(6, 4, generator=generator)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+        tensor = torch.ones(3, dtype=torch.bfloat16)
+        p3.torch.snapshot(number + 1, {"schedule": schedule.state_dict(), "tensor": tensor})
+        if number + 1 == int(die_at) and round == 0 and p3.torch.rank() == 0:
+            marker = os.path.join(folder, "died")
+            if not os.path.exists(marker):
+                open(marker, "w").close()
+                p3.torch.job.current().snapshots.finish()
+                os.kill(os.getpid(), signal.SIGKILL)
+    content = {**model.state_dict(), **optimizer.state_dict()["state"][0]}
+    digest = 0
+    for name in sorted(content, key=str):
+        if isinstance(content[name], torch.Tensor):
+            digest = zlib.crc32(content[name].numpy().tobytes(), digest)
+    print("worker %d began at %d and has %08x" % (p3.torch.rank(), round, digest), flush=True)
+
+
+def sleeping(folder):
+    """Leaves the processes of its job in FOLDER, and waits to be killed."""
+    model = nn.Linear(4, 4)
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    p3.torch.barrier()
+    with open(os.path.join(folder, "%d.part" % p3.torch.rank()), "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, file.name[:-5])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:  # the others' end ends this, too
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,521 @@
+"""Trains small torch models: torch_training.py FOLDER p3|ddp|alone CASE...
+
+`p3`: as a worker of a job of P3's. `ddp`: with DistributedDataParallel on Gloo. `alone`: one process, on the joined
+batch, with torch only. Writes CASE-MODE-RANK.pt: the state_dicts of model and optimizer, and the losses.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+from torch import nn
+
+STEPS, BATCH = 6, 8
+
+
+class Case:
+    """One training; `batch` are rows of this worker's share. Subclasses say what is special."""
+
+    dtype = torch.float32
+    options = {}  # of DistributedOptimizer
+    tolerance = 1e-6
+    has_ddp = False  # that must give the same
+
+    def model(self):
+        return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 17), nn.Tanh(), nn.Linear(17, 5))
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def data(self):
+        return torch.randn(STEPS, BATCH, 12, dtype=self.dtype), torch.randint(0, 5, (STEPS, BATCH))
+
+    def loss(self, model, x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    def prepare(self, run):
+        """Before the first step, the optimizer being distributed if it is to be."""
+
+    def step(self, run, x, y):
+        run.optimizer.zero_grad()
+        loss = self.loss(run.model, x, y)
+        loss.backward()
+        run.optimizer.step()
+        return loss
+
+
+CASES = {}
+
+
+def case(of):
+    CASES[of.__name__] = of
+    return of
+
+
+def _with_optimizer(name, make, **fields):
+    CASES[name] = type(name, (Case,), {"optimizer": lambda self, model: make(model.parameters()), **fields})
+
+
+_optim = torch.optim
+_with_optimizer("sgd", lambda p: _optim.SGD(p, lr=0.1), has_ddp=True)
+_moving = dict(lr=0.1, momentum=0.9, weight_decay=0.01)
+_with_optimizer("momentum", lambda p: _optim.SGD(p, dampening=0.3, **_moving), has_ddp=True)
+_with_optimizer("nesterov", lambda p: _optim.SGD(p, nesterov=True, **_moving), has_ddp=True)
+_with_optimizer("maximize", lambda p: _optim.SGD(p, lr=0.01, momentum=0.9, maximize=True))
+_with_optimizer("adam", lambda p: _optim.Adam(p, lr=0.01, weight_decay=0.01), has_ddp=True)
+_with_optimizer("adam_amsgrad", lambda p: _optim.Adam(p, lr=0.01, amsgrad=True))
+_with_optimizer("adamw", lambda p: _optim.AdamW(p, lr=0.01, weight_decay=0.1), has_ddp=True)
+_with_optimizer("adamw_amsgrad", lambda p: _optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True))
+_adagrad = dict(lr=0.05, lr_decay=0.1, initial_accumulator_value=0.1, weight_decay=0.01)
+_with_optimizer("adagrad", lambda p: _optim.Adagrad(p, **_adagrad))
+# Divides by the root of a mean of squares that is small at first: what rounding changes in a sum, it makes larger.
+_with_optimizer("rmsprop", lambda p: _optim.RMSprop(p, lr=0.01, weight_decay=0.01), tolerance=1e-5)
+_with_optimizer("rmsprop_centered", lambda p: _optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True), tolerance=1e-5)
+_with_optimizer("adamax", lambda p: _optim.Adamax(p, lr=0.01))  # the workers update
+_with_optimizer("nadam", lambda p: _optim.NAdam(p, lr=0.01))
+_with_optimizer("synchronous", lambda p: _optim.AdamW(p, lr=0.01), options={"synchronous": True})
+_with_optimizer("double", lambda p: _optim.AdamW(p, lr=0.01), dtype=torch.float64, tolerance=1e-13)
+
+
+class Halving(torch.optim.Optimizer):
+    """Of the user's own: looks at all gradients at once."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        tensors = [tensor for group in self.param_groups for tensor in group["params"] if tensor.grad is not None]
+        norm = sum(tensor.grad.square().sum() for tensor in tensors).sqrt()
+        for tensor in tensors:
+            tensor.add_(tensor.grad / norm, alpha=-self.param_groups[0]["lr"])
+
+
+_with_optimizer("own_optimizer", Halving)
+
+
+@case
+class half(Case):
+    dtype, tolerance = torch.float16, 2e-3  # its states are float32 on the servers
+    optimizer = lambda self, model: _optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # noqa: E731
+
+
+@case
+class brain(half):
+    dtype, tolerance = torch.bfloat16, 2e-2
+
+
+@case
+class lbfgs(Case):
+    dtype, tolerance = torch.float64, 1e-9
+
+    def optimizer(self, model):
+        return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn="strong_wolfe")
+
+    def step(self, run, x, y):
+        def closure():
+            run.optimizer.zero_grad()
+            loss = self.loss(run.model, x, y)
+            loss.backward()
+            return loss
+
+        return run.optimizer.step(closure)
+
+
+@case
+class closure(lbfgs):
+    dtype, tolerance = torch.float32, 1e-6
+    optimizer = Case.optimizer
+
+
+@case
+class groups(Case):
+    """Per-group settings, a frozen parameter, and a scheduler that was made before the optimizer became distributed."""
+
+    def optimizer(self, model):
+        model[0].bias.requires_grad_(False)
+        first, rest = model[0], [*model[2].parameters(), *model[4].parameters()]
+        own = {"params": first.parameters(), "lr": 0.02, "momentum": 0.5, "weight_decay": 0.1}
+        optimizer = torch.optim.SGD([own, {"params": rest}], lr=0.1, momentum=0.9)
+        self.before = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return optimizer
+
+    def prepare(self, run):
+        self.after = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda step: 1 / (1 + step))
+
+    def step(self, run, x, y):
+        loss = super().step(run, x, y)
+        self.before.step()
+        self.after.step()
+        return loss
+
+
+@case
+class thawed(Case):
+    """A parameter that is frozen in the first steps."""
+
+    def step(self, run, x, y):
+        run.model[0].weight.requires_grad_(run.steps >= 2)
+        return super().step(run, x, y)
+
+
+class Shared(nn.Module):
+    """Weights that two modules have, one that a module has which never runs, and one that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.inward = nn.Linear(12, 12)
+        self.outward = nn.Linear(12, 12)
+        self.outward.weight = self.inward.weight
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        self.head = nn.Linear(12, 5)
+        self.unused = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(12))
+
+    def forward(self, x):
+        x = torch.tanh(self.inward(x)) * self.scale
+        x = x + self.attention(x[None], x[None], x[None])[0][0]
+        return self.head(torch.tanh(self.outward(self.inward(x))))
+
+
+@case
+class shared(Case):
+    model = lambda self: Shared()  # noqa: E731
+
+    def loss(self, model, x, y):  # attention mixes rows: each is a batch of its own
+        return sum(super(shared, self).loss(model, one, of) for one, of in zip(x.split(2), y.split(2))) / (len(x) // 2)
+
+
+@case
+class other_method(Case):
+    """Weights used by a method that is not forward, and from outside."""
+
+    def model(self):
+        model = super().model()
+        model.extra = nn.Linear(12, 5)
+        return model
+
+    def loss(self, model, x, y):
+        return super().loss(lambda x: model[4](model[3](model[2](model[1](model[0](x))))) + nn.functional.linear(
+            x, model.extra.weight, model.extra.bias), x, y)
+
+    def step(self, run, x, y):
+        if run.mode == "p3":
+            run.optimizer.synchronize()
+        return super().step(run, x, y)
+
+
+@case
+class not_always(Case):
+    """A layer that every other step leaves out, one that a worker leaves out alone, and one that runs twice."""
+
+    def loss(self, model, x, y):
+        hidden = model[1](model[0](x))
+        if self.step_number % 2:
+            hidden = hidden * 0.5
+        else:
+            hidden = torch.relu(hidden)
+        out = model[2](hidden) + model[2](0.1 * hidden)
+        return nn.functional.cross_entropy(model[4](out) if self.step_number % 3 else out[:, :5], y)
+
+    def step(self, run, x, y):
+        self.step_number = run.steps
+        return super().step(run, x, y)
+
+
+@case
+class accumulated(Case):
+    """Two backward passes for each step, the first one without synchronisation."""
+
+    def step(self, run, x, y):
+        run.optimizer.zero_grad()
+        for number, (part, of) in enumerate(zip(x.chunk(2), y.chunk(2))):
+            with run.optimizer.no_sync() if run.mode == "p3" and not number else torch.enable_grad():
+                (self.loss(run.model, part, of) / 2).backward()
+        run.optimizer.step()
+
+
+@case
+class accumulated_plainly(Case):
+    """The same without telling; in the last step there is only one."""
+
+    def step(self, run, x, y):
+        run.optimizer.zero_grad(set_to_none=run.steps % 2 == 0)
+        for part, of in [(x, y)] if run.steps == STEPS - 1 else zip(x.chunk(2), y.chunk(2)):
+            (self.loss(run.model, part, of) / 2).backward()
+        run.optimizer.step()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.first, self.twice, self.head = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 5)
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(lambda x: torch.tanh(self.twice(x)), x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+@case
+class checkpointed(Case):
+    model = lambda self: Checkpointed(False)  # noqa: E731
+
+
+@case
+class checkpointed_reentrantly(Case):
+    model = lambda self: Checkpointed(True)  # noqa: E731
+
+
+@case
+class autocast(Case):
+    tolerance = 2e-2  # products of bfloat16 are summed in another order
+
+    def loss(self, model, x, y):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().loss(model, x, y)
+
+
+@case
+class scaled(Case):
+    """GradScaler, with an overflow on one worker alone in step 3."""
+
+    options = {"synchronous": True}
+
+    def prepare(self, run):
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(self, run, x, y):
+        run.optimizer.zero_grad()
+        loss = self.loss(run.model, x, y)
+        if run.steps == 3 and run.rank == 0:
+            loss = loss * float("inf")
+        self.scaler.scale(loss).backward()
+        if run.mode == "p3":
+            run.optimizer.synchronize()
+        self.scaler.step(run.optimizer)
+        self.scaler.update()
+
+
+@case
+class clipped(Case):
+    options = {"max_grad_norm": 0.3}
+    optimizer = lambda self, model: _optim.AdamW(model.parameters(), lr=0.01)  # noqa: E731
+
+    def step(self, run, x, y):
+        run.optimizer.zero_grad()
+        self.loss(run.model, x, y).backward()
+        if run.mode != "p3":
+            nn.utils.clip_grad_norm_(run.model.parameters(), 0.3)
+        run.optimizer.step()
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 12, sparse=True), nn.Linear(12, 5)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.words(x).mean(1)))
+
+
+@case
+class sparse(Case):
+    optimizer = lambda self, model: _optim.SGD(model.parameters(), lr=0.5)  # noqa: E731
+    model = lambda self: Embedded()  # noqa: E731
+
+    def data(self):
+        return torch.randint(0, 50, (STEPS, BATCH, 3)), torch.randint(0, 5, (STEPS, BATCH))
+
+
+@case
+class sparse_adagrad(sparse):
+    optimizer = lambda self, model: _optim.Adagrad(model.parameters(), lr=0.5)  # noqa: E731
+
+
+@case
+class sparse_adam(sparse):
+    """SparseAdam for the rows, which the workers update, and another optimizer for the rest."""
+
+    def optimizer(self, model):
+        self.rest = torch.optim.AdamW(model.head.parameters(), lr=0.01)
+        return torch.optim.SparseAdam(model.words.parameters(), lr=0.1)
+
+    def prepare(self, run):
+        if run.mode == "p3":
+            import p3.torch
+
+            p3.torch.DistributedOptimizer(self.rest, run.model)
+
+    def step(self, run, x, y):
+        self.rest.zero_grad()
+        loss = super().step(run, x, y)
+        self.rest.step()
+        return loss
+
+
+@case
+class convolved(Case):
+    """channels_last, batch normalisation whose statistics are each worker's own, and a transposed parameter."""
+
+    has_own_buffers = True
+
+    def model(self):
+        convolutions = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)]
+        model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(16, 5))
+        model[5].weight = nn.Parameter(model[5].weight.detach().t().contiguous().t())
+        return model.to(memory_format=torch.channels_last)
+
+    def data(self):
+        return torch.randn(STEPS, BATCH, 3, 6, 6), torch.randint(0, 5, (STEPS, BATCH))
+
+
+@case
+class adversarial(Case):
+    """Two models, an optimizer each; the generator's loss goes through the discriminator."""
+
+    def model(self):
+        discriminator = nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 1))
+        return nn.ModuleDict({"g": nn.Linear(12, 12), "d": discriminator})
+
+    def optimizer(self, model):
+        self.other = torch.optim.Adam(model["d"].parameters(), lr=0.01)
+        return torch.optim.Adam(model["g"].parameters(), lr=0.01)
+
+    def prepare(self, run):
+        if run.mode == "p3":
+            import p3.torch
+
+            p3.torch.DistributedOptimizer(self.other, run.model["d"])
+
+    def step(self, run, x, y):
+        generator, discriminator = run.model["g"], run.model["d"]
+        discriminator.zero_grad()
+        discriminator(x).mean().neg().backward()
+        discriminator(generator(x).detach()).mean().backward()
+        self.other.step()
+        run.optimizer.zero_grad()
+        for tensor in discriminator.parameters():
+            tensor.requires_grad_(False)
+        discriminator(generator(x)).square().mean().backward()
+        for tensor in discriminator.parameters():
+            tensor.requires_grad_(True)
+        run.optimizer.step()
+
+
+@case
+class compiled(Case):
+    """The whole model, by a backend that needs no compiler."""
+
+    def prepare(self, run):
+        run.model = torch.compile(run.model, backend="eager")
+
+    def model(self):
+        return super().model()
+
+
+@case
+class compiled_before(Case):
+    def model(self):
+        model = super().model()
+        model[2] = torch.compile(model[2], backend="eager")
+        return model
+
+
+@case
+class checkpoints(Case):
+    """state_dict and load_state_dict of both in the middle, into a plain copy of torch's and back."""
+
+    optimizer = lambda self, model: _optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)  # noqa: E731
+
+    def step(self, run, x, y):
+        if run.steps == 3:
+            states = copy.deepcopy((run.model.state_dict(), run.optimizer.state_dict()))
+            plain = self.model()
+            optimizer = self.optimizer(plain)
+            plain.load_state_dict(states[0])
+            optimizer.load_state_dict(copy.deepcopy(states[1]))  # the tensors themselves become its state
+            super().step(Run("alone", self, plain, optimizer), x, y)  # torch takes what P3 gives
+            run.model.load_state_dict(states[0])
+            run.optimizer.load_state_dict(states[1])
+        return super().step(run, x, y)
+
+
+@case
+class momentum_loaded(checkpoints):
+    optimizer = Case.optimizer
+
+
+@case
+class wrapped_late(Case):
+    """The optimizer has taken steps before it becomes distributed."""
+
+    def optimizer(self, model):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        x, y = torch.randn(4, 12), torch.randint(0, 5, (4,))
+        self.loss(model, x, y).backward()
+        optimizer.step()
+        return optimizer
+
+
+class Run:
+    def __init__(self, mode, of, model, optimizer, rank=0, size=1):
+        self.mode, self.case, self.model, self.optimizer = mode, of, model, optimizer
+        self.rank, self.size, self.steps, self.losses = rank, size, 0, []
+
+    def train(self):
+        torch.manual_seed(11)
+        xs, ys = self.case.data()
+        share = BATCH // self.size
+        for x, y in zip(xs, ys):
+            own = slice(self.rank * share, (self.rank + 1) * share)
+            loss = self.case.step(self, x[own], y[own])
+            self.losses.append(None if loss is None else loss.item())
+            self.steps += 1
+
+
+def start(mode, name):
+    of = CASES[name]()
+    torch.manual_seed(5)
+    model = of.model().to(of.dtype)
+    if mode == "alone":
+        run = Run(mode, of, model, of.optimizer(model))
+    elif mode == "ddp":
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        optimizer = of.optimizer(model)
+        run = Run(mode, of, nn.parallel.DistributedDataParallel(model), optimizer, rank, size)
+    else:
+        import p3.torch
+
+        rank, size = p3.torch.rank(), p3.torch.size()
+        optimizer = of.optimizer(model)
+        if rank > 0:  # what rank 0 has, counts
+            with torch.no_grad():
+                for tensor in model.parameters():
+                    tensor.mul_(2)
+        optimizer = p3.torch.DistributedOptimizer(optimizer, model, **of.options)
+        run = Run(mode, of, model, optimizer, rank, size)
+    of.prepare(run)
+    return run
+
+
+def main(folder, mode, *names):
+    if mode == "ddp":
+        torch.distributed.init_process_group("gloo")
+    for name in names:
+        run = start(mode, name)
+        run.train()
+        model = getattr(run.model, "module", run.model)
+        content = {"model": model.state_dict(), "optimizer": run.optimizer.state_dict(), "losses": run.losses}
+        torch.save(content, os.path.join(folder, "%s-%s-%d.pt" % (name, mode, run.rank)))
+    if mode == "ddp":
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

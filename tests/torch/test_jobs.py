@@ -1,0 +1,127 @@
+"""Jobs of several workers: nothing blocks, uneven data, snapshots, torchrun, and finding weights that differ."""
+
+import os
+import re
+import signal
+import socket
+import sys
+import time
+
+import plugin_jobs as jobs
+import pytest
+from processes import Process, clean_environment
+
+torch = pytest.importorskip("torch")
+
+
+def script(*arguments):
+    return jobs.python("torch_jobs.py", *arguments)
+
+
+def torchrun(*options):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return [sys.executable, "-m", "torch.distributed.run", "--master-port", str(port), *options]
+
+
+def of_torch(command):
+    return command[1:]  # torchrun starts Python itself
+
+
+def test_no_call_waits_for_the_network():
+    status, output = jobs.run_p3(1, 1, script("frozen_server", 0))
+    assert status == 0, output
+    assert "the step returned while the server was frozen" in output and "and took effect afterwards" in output
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamax", "synchronous"])
+def test_workers_may_take_different_numbers_of_steps(tmp_path, kind):
+    status, output = jobs.run_p3(3, 2, script("uneven", tmp_path, kind, 2, 5, 3), P3_CHECK="1")
+    assert status == 0, output
+    assert output.count("follows") == 3
+
+
+@pytest.mark.parametrize("kind", ["on_servers", "on_workers"])
+def test_check_names_the_parameter_that_differs(kind):
+    status, output = jobs.run_p3(2, 1, script("written", kind), P3_CHECK="1")
+    if kind == "on_servers":  # whose value has replaced what was written
+        assert status == 0, output
+    else:
+        assert status != 0 and "the workers' weights differ, in 1.weight." in output, output
+
+
+@pytest.mark.parametrize("kind", ["adamw", "momentum", "adamax"])
+def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, kind):
+    whole = jobs.run_p3(2, 2, script("resumed", tmp_path, kind, 7, 0))
+    assert whole[0] == 0, whole[1]
+    launcher = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--restarts", "1"]
+    status, output = jobs.run([*launcher, *script("resumed", tmp_path, kind, 7, 5)], timeout_s=100,
+                              P3_SNAPSHOT_DIR=str(tmp_path / "snapshots"), P3_SNAPSHOT_EVERY="2")  # fmt: skip
+    assert status == 0, output
+    assert "began at 4" in output
+    assert sorted(re.findall(r"has (\w+)", output)) == sorted(re.findall(r"has (\w+)", whole[1]))
+
+
+def test_torchrun_starts_a_job_and_a_restart_resumes(tmp_path):
+    whole = jobs.run_p3(2, 1, script("resumed", tmp_path, "adamw", 7, 0))
+    assert whole[0] == 0, whole[1]
+    options = ["--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [*torchrun(*options), *of_torch(script("resumed", tmp_path, "adamw", 7, 5))]
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "2"}
+    status, output = jobs.run(command, timeout_s=100, **variables)
+    assert status == 0, output
+    assert "began at 4" in output
+    assert sorted(re.findall(r"has (\w+)", output)) == sorted(re.findall(r"has (\w+)", whole[1]))
+
+
+def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % free.getsockname()[1]]
+
+    def run(**variables):
+        of_two = ["--nnodes", "2", "--nproc-per-node", "1", "--local-addr", "127.0.0.1", *rendezvous]
+        training = of_torch(script("uneven", tmp_path, "adam", 2, 1))
+        command = [sys.executable, "-m", "torch.distributed.run", *of_two, *training]
+        agents = [Process(command, clean_environment(OMP_NUM_THREADS="1", **variables), tmp_path) for _ in range(2)]
+        try:
+            return [agent.wait(80) for agent in agents]
+        finally:
+            for agent in agents:
+                agent.end()
+
+    refused = run(P3_RENDEZVOUS_TIMEOUT_S="5")
+    assert all(one.code != 0 for one in refused)
+    assert any("set P3_SECRET or P3_SECRET_FILE to the same value on every host" in one.err for one in refused)
+    trained = run(P3_SECRET="a secret that only tests use")
+    assert [one.code for one in trained] == [0, 0], trained
+    assert sum(one.out.count("follows") for one in trained) == 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_a_torchrun_job_and_leaves_nothing(tmp_path, processes, victim):
+    command = [*torchrun("--nproc-per-node", "2"), *of_torch(script("sleeping", tmp_path))]
+    agent = Process(command, clean_environment(OMP_NUM_THREADS="1", P3_TESTED=str(tmp_path)), tmp_path)
+    processes.append(agent)
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+        assert time.monotonic() < deadline and agent.popen.poll() is None
+        time.sleep(0.05)
+    os.kill(int((tmp_path / str(victim)).read_text()), signal.SIGKILL)
+    assert agent.wait(60).code != 0
+    deadline = time.monotonic() + 20
+    while running(tmp_path):
+        assert time.monotonic() < deadline, running(tmp_path)
+        time.sleep(0.05)
+
+
+def running(folder):
+    """Processes that have this test's folder in their environment."""
+    found = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/environ" % process, "rb") as file:
+                if b"P3_TESTED=" + os.fsencode(folder) in file.read().split(b"\0"):
+                    found.append(process)
+        except OSError:
+            pass
+    return found

@@ -1,0 +1,228 @@
+"""What scripts do around an optimizer: right, or an error that names the parameter and the remedy. In one process."""
+
+import copy
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch = pytest.importorskip("torch")
+import p3.torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+@pytest.fixture
+def optimizer(model):
+    return p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+
+
+def backward(model):
+    model(torch.ones(2, 4)).square().sum().backward()
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+def test_it_stays_the_same_object_of_its_class(model):
+    plain = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(plain, model)
+    assert optimizer is plain and isinstance(optimizer, torch.optim.AdamW) and type(optimizer).__name__ == "AdamW"
+    with pytest.raises(ValueError, match="distributed already"):
+        p3.torch.DistributedOptimizer(optimizer, model)
+
+
+def test_a_parameter_has_one_optimizer(model, optimizer):
+    with pytest.raises(ValueError, match="0.weight is trained by another DistributedOptimizer"):
+        p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_what_cannot_be_trained_is_refused_by_name(model):
+    with pytest.raises(ValueError, match=r"shape \(7, 7\), is in no module"):
+        p3.torch.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(7, 7))], lr=0.1), model)
+    model.odd = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="odd has type torch.complex64"):
+        p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model.odd = nn.Parameter(torch.ones(1).expand(3))
+    with pytest.raises(ValueError, match="odd shares memory"):
+        p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(ValueError, match="takes a torch.optim.Optimizer, not a Linear"):
+        p3.torch.DistributedOptimizer(model[0], model)
+
+
+@pytest.mark.parametrize("change", ["clip", "zero", "replace"])
+def test_a_gradient_changed_under_way_is_an_error(model, optimizer, change):
+    step(model, optimizer)
+    backward(model)
+    gradient = model[2].weight.grad
+    if change == "clip":
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+    elif change == "zero":
+        gradient.zero_()
+    else:
+        model[2].weight.grad = gradient.clone()
+    with pytest.raises(ValueError, match="gradient of .* was changed between.*max_grad_norm"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("zero_grad", [lambda m, o: m.zero_grad(set_to_none=False), lambda m, o: o.zero_grad(False)])
+def test_gradients_may_be_zeroed_after_a_step(model, optimizer, zero_grad):
+    reference = copy.deepcopy(model)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        step(reference, plain)
+        backward(model)
+        optimizer.step()
+        zero_grad(model, optimizer)
+    optimizer.synchronize()
+    assert torch.equal(model[0].weight, reference[0].weight)
+
+
+def test_a_learning_rate_changed_under_way_is_an_error(model, optimizer):
+    step(model, optimizer)
+    backward(model)
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(ValueError, match="learning rate or weight decay of 0.weight was changed.*before backward"):
+        optimizer.step()
+
+
+def test_a_momentum_that_changes_from_step_to_step_is_an_error(model, optimizer):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    step(model, optimizer)
+    schedule.step()
+    with pytest.raises(ValueError, match="cannot change momentum from step to step.*synchronous=True"):
+        step(model, optimizer)
+
+
+def test_it_may_change_where_the_workers_update(model):
+    reference = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, reference)]
+    p3.torch.DistributedOptimizer(optimizers[0], model, synchronous=True)
+    for one, optimizer in zip((model, reference), optimizers):
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+        for _ in range(5):
+            step(one, optimizer)
+            schedule.step()
+    assert torch.equal(model[0].weight, reference[0].weight)
+
+
+def test_a_second_backward_pass_before_the_step_is_an_error(model, optimizer):
+    step(model, optimizer)
+    backward(model)
+    with pytest.raises(RuntimeError, match="computed again after it had been sent.*no_sync"):
+        backward(model)
+
+
+def test_a_weight_used_before_its_value_has_come_is_an_error(model, optimizer):
+    step(model, optimizer)
+    with pytest.raises(RuntimeError, match="2.weight was used before.*synchronize"):
+        nn.functional.linear(model[0](torch.ones(2, 4)), model[2].weight).sum().backward()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_weight_written_by_the_script_is_an_error(model, optimizer, when):
+    step(model, optimizer)
+    if when == "after":
+        optimizer.synchronize()
+    with torch.no_grad():
+        model[0].weight.clamp_(-0.1, 0.1)
+    with pytest.raises(ValueError, match="0.weight was written by the script.*broadcast"):
+        step(model, optimizer)
+
+
+def test_a_weight_may_be_written_and_broadcast(model, optimizer):
+    step(model, optimizer)
+    optimizer.synchronize()
+    with torch.no_grad():
+        model[0].weight.fill_(0.25)
+    optimizer.broadcast()
+    optimizer.param_groups[0]["lr"] = 0.0
+    step(model, optimizer)
+    optimizer.synchronize()
+    assert (model[0].weight == 0.25).all()
+
+
+def test_groups_come_before(model, optimizer):
+    with pytest.raises(ValueError, match="add_param_group comes before DistributedOptimizer"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+
+
+def test_evaluation_and_state_dict_see_the_new_weights(model, optimizer):
+    reference = copy.deepcopy(model)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    inputs = torch.ones(2, 4)
+    for _ in range(3):
+        step(model, optimizer)
+        step(reference, plain)
+        with torch.no_grad():
+            assert torch.equal(model(inputs), reference(inputs))
+        step(model, optimizer)
+        step(reference, plain)
+        assert torch.equal(model[2].state_dict()["weight"], reference[2].weight)  # of a part, too
+        assert torch.equal(model.state_dict()["0.weight"], reference[0].weight)
+        with torch.inference_mode():
+            assert torch.equal(model(inputs), reference(inputs))
+
+
+def test_a_copy_of_the_model_is_no_part_of_the_job(model, optimizer):
+    """A moving average, as torch's AveragedModel keeps it."""
+    step(model, optimizer)
+    optimizer.synchronize()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    before = copy.deepcopy(average.module.state_dict())
+    step(model, optimizer)
+    average(torch.ones(2, 4))
+    assert all(torch.equal(value, before[name]) for name, value in average.module.state_dict().items())
+    optimizer.synchronize()
+    average.update_parameters(model)
+    assert not torch.equal(average.module[0].weight, before["0.weight"])
+
+
+def test_a_scheduler_that_was_made_before_counts_steps(model, recwarn):
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(plain, 1)
+    optimizer = p3.torch.DistributedOptimizer(plain, model)
+    step(model, optimizer)
+    schedule.step()
+    assert not [one for one in recwarn if "lr_scheduler.step" in str(one.message)]
+
+
+def test_hooks_of_steps_run_once(model, optimizer):
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    step(model, optimizer)
+    assert calls == ["pre", "post"]
+
+
+def test_a_scaler_without_synchronous_is_an_error(model, optimizer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    step(model, optimizer)
+    scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+    with pytest.raises(ValueError, match="GradScaler must see the mean.*synchronous=True"):
+        scaler.step(optimizer)
+
+
+def test_a_state_of_other_settings_is_an_error(model, optimizer):
+    step(model, optimizer)
+    content = optimizer.state_dict()
+    content["param_groups"][0]["momentum"] = 0.5
+    with pytest.raises(ValueError, match="cannot change momentum"):
+        optimizer.load_state_dict(content)
+
+
+def test_a_step_without_gradients_changes_nothing(model, optimizer):
+    step(model, optimizer)
+    optimizer.synchronize()
+    before = copy.deepcopy(model.state_dict())
+    optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert optimizer.state_dict()["state"][0]["momentum_buffer"].any()
