@@ -39,12 +39,21 @@ class JobError(RuntimeError):
 
 class Store(NamedTuple):
     name: str  # in options and results
-    kvstore: str  # what mx.kv.create is given
+    kvstore: str  # what mx.kv.create is given; or of torch, p3_torch or ddp:MEGABYTES
     environment: Mapping[str, str] = {}  # of all its processes
 
     @property
     def is_p3(self) -> bool:
-        return self.kvstore == "p3_sync"
+        return self.kvstore in ("p3_sync", "p3_torch")
+
+    @property
+    def is_torch(self) -> bool:
+        return self.kvstore == "p3_torch" or self.is_workers_alone
+
+    @property
+    def is_workers_alone(self) -> bool:
+        """Without servers and scheduler, found at MASTER_ADDR."""
+        return self.kvstore.startswith("ddp:")
 
     def command(self, role: str, worker: Sequence[str]) -> List[str]:
         if self.is_p3:
@@ -62,6 +71,8 @@ STORES: Dict[str, Store] = {
         Store("mxnet_p3", "dist_sync", {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}),
         Store("p3_slicing", "p3_sync", {"P3_PRIORITY": "off"}),
         Store("p3_sync", "p3_sync"),
+        *(Store(f"ddp_{size}", f"ddp:{size}", {"GLOO_SOCKET_IFNAME": "eth0"}) for size in (1, 5, 25)),
+        Store("p3_torch", "p3_torch"),
     )
 }
 
@@ -107,8 +118,11 @@ class Job:
 
     def start(self) -> None:
         """Starts every process, and does not wait for them."""
-        self._spawn("scheduler", 0, self._root)
-        for role, count in (("server", self.num_servers), ("worker", self.num_workers)):
+        roles = [("worker", self.num_workers)]
+        if not self.store.is_workers_alone:
+            self._spawn("scheduler", 0, self._root)
+            roles.insert(0, ("server", self.num_servers))
+        for role, count in roles:
             for number in range(count):
                 self._spawn(role, number, self._hosts[number % len(self._hosts)])
 
@@ -188,6 +202,11 @@ class Job:
     def _spawn(self, role: str, number: int, host) -> None:
         name = f"{role} {number}"
         environment = {**self._environment, "DMLC_ROLE": role, "DMLC_NODE_HOST": host.address}
+        if self.store.is_workers_alone:
+            environment.update(
+                MASTER_ADDR=self._root.address, MASTER_PORT=environment["DMLC_PS_ROOT_PORT"], RANK=str(number),
+                WORLD_SIZE=str(self.num_workers),
+            )  # fmt: skip
         with open(self.output(name), "xb") as out, open(self.output(name).with_suffix(".log"), "xb") as log:
             self._processes[name] = start(host, self.command(role, number), environment, self._secret, out, log)
 

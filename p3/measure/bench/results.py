@@ -28,6 +28,10 @@ STORES = {
     "mxnet_p3": "MXNet's P3",
     "p3_slicing": "p3_sync, slicing only",
     "p3_sync": "p3_sync",
+    "ddp_1": "DDP, buckets of 1 MB",
+    "ddp_5": "DDP, buckets of 5 MB",
+    "ddp_25": "DDP, buckets of 25 MB",
+    "p3_torch": "p3.torch",
 }
 MODELS = {
     "vgg19": "VGG-19",

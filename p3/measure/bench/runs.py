@@ -116,7 +116,7 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
     common = ["--store", store.kvstore, "--size", repr(configuration.size), "--iterations", str(course.iterations),
               "--warmup", str(course.warmup)]  # fmt: skip
     if not configuration.is_emulated:
-        return [sys.executable, "-m", "p3.measure.bench.train", *common]
+        return [sys.executable, "-m", "p3.measure.bench." + ("torch_train" if store.is_torch else "train"), *common]
     return [
         sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,

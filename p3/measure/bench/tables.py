@@ -20,7 +20,7 @@ from p3.measure.bench.results import (
 )  # fmt: skip
 
 OURS = "p3_sync"
-BASES = ("dist_sync", "mxnet_p3")
+BASES = {OURS: ("dist_sync", "mxnet_p3"), "p3_torch": ("ddp_1", "ddp_5", "ddp_25")}
 ERROR_CHARACTERS = 100
 
 
@@ -117,10 +117,10 @@ def _times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[L
     columns = [(store, partial(_time, store)) for store in stores]
     if any(one.bound_s for one in shown):
         columns.append(("bound", _bound))
-    if OURS in stores:
-        columns += [("over " + base, partial(_over, base)) for base in BASES if base in stores]
+    for ours in (store for store in stores if store in BASES):
+        columns += [("over " + base, partial(_over, ours, base)) for base in BASES[ours] if base in stores]
         if any(one.bound_s for one in shown):
-            columns.append(("above bound", _above))
+            columns.append(("above bound", partial(_above, ours)))
     return [
         [row.name, *(name for name, _ in columns)],
         *([row.cell(place), *(cell(by_store) for _, cell in columns)] for place, by_store in places.items()),
@@ -131,13 +131,13 @@ def _bound(by_store: Dict[str, Summary]) -> str:
     return _or_dash(min((one.bound_s for one in by_store.values() if one.bound_s), default=None), _seconds)
 
 
-def _over(base: str, by_store: Dict[str, Summary]) -> str:
-    ours = by_store.get(OURS)
+def _over(store: str, base: str, by_store: Dict[str, Summary]) -> str:
+    ours = by_store.get(store)
     return _or_dash(ours and speedup(ours, base, by_store.values()), "{:.2f}x".format)
 
 
-def _above(by_store: Dict[str, Summary]) -> str:
-    ours = by_store.get(OURS)
+def _above(store: str, by_store: Dict[str, Summary]) -> str:
+    ours = by_store.get(store)
     return _or_dash(ours and ours.above_bound, "{:+.1%}".format)
 
 

@@ -29,8 +29,8 @@ NOISE = 0.5
 
 def model_bytes(size: float) -> int:
     """12.9 MB for a size of 1, nearly all of them in the first dense layer, as in VGG."""
-    hidden = _hidden(size)
-    weights_and_biases = (32 * 9 + 32, 48 * 32 * 9 + 48, (FEATURES + 1) * hidden, (hidden + 1) * CLASSES)
+    width = hidden(size)
+    weights_and_biases = (32 * 9 + 32, 48 * 32 * 9 + 48, (FEATURES + 1) * width, (width + 1) * CLASSES)
     return 4 * sum(weights_and_biases)
 
 
@@ -41,13 +41,13 @@ def make_net(gluon, size: float):
         gluon.nn.MaxPool2D(2),
         gluon.nn.Conv2D(48, 3, padding=1, activation="relu", in_channels=32),
         gluon.nn.MaxPool2D(2),
-        gluon.nn.Dense(_hidden(size), activation="relu", in_units=FEATURES),
-        gluon.nn.Dense(CLASSES, in_units=_hidden(size)),
+        gluon.nn.Dense(hidden(size), activation="relu", in_units=FEATURES),
+        gluon.nn.Dense(CLASSES, in_units=hidden(size)),
     )
     return net
 
 
-def _hidden(size: float) -> int:
+def hidden(size: float) -> int:
     return max(1, round(4096 * size))
 
 
@@ -97,16 +97,20 @@ def run(options, out) -> bool:
     return fallen
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m p3.measure.bench.train", description="Trains a small net.")
-    parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync")
+def parse(argv: Optional[Sequence[str]], module: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m p3.measure.bench." + module, description="Trains a small net.")
+    parser.add_argument("--store", required=True, help="e.g. p3_sync or dist_sync; with torch p3_torch or ddp:25")
     parser.add_argument("--size", type=float, default=1.0, help="of the first dense layer (default 1: 12.9 MB)")
     parser.add_argument("--iterations", type=int, default=20, help="that count (default 20)")
     parser.add_argument("--warmup", type=int, default=5, help="iterations before them (default 5)")
     options = parser.parse_args(argv)
     if options.iterations < 1 or options.warmup < 0:
         parser.error("--iterations must be at least 1, --warmup at least 0")
-    return 0 if run(options, sys.stdout) else 1
+    return options
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return 0 if run(parse(argv, "train"), sys.stdout) else 1
 
 
 if __name__ == "__main__":

@@ -27,24 +27,21 @@ from typing import List, Optional, Sequence
 
 import p3
 from p3.measure.replay import models
+from p3.measure.replay.probes import STRIDE, Probed, probe
 from p3.mxnet import hooks
 
 # A shorter wait is no stall: reading the few weights of a layer that are there already takes up to 50 us after a sleep.
 READY_S = 100e-6
 
-# Every so many elements of a gradient one is not zero: some in each slice, each time elsewhere in it.
-PROBE_STRIDE = 40009
 
-
-class Replay:
+class Replay(Probed):
     """The tensors of a model in a store. Keys are whole numbers in forward order, ascending from 0."""
 
     def __init__(self, mx, store: str, model: models.Model, optimizer: str) -> None:
-        self._mx = mx
+        self._mx, self.versions = mx, {"mxnet": mx.__version__}
         self._kv = mx.kv.create(store)
         self.rank, self.num_workers, self.store_type = self._kv.rank, self._kv.num_workers, self._kv.type
         self.updates = self._choose_updates(optimizer)
-        self._iterations = 0
         self._mark_stall = getattr(self._kv, "mark_stall", None)  # for the trace of a store that keeps one
         self._keys = list(_keys_by_layer(model))
         shapes = [tensor.shape for tensor in model.tensors]
@@ -54,6 +51,19 @@ class Replay:
             self._kv.broadcast(key, weight, out=weight)
         mx.nd.waitall()
         self._kv._barrier()
+
+    def iterate(self, model: models.Model, compute_s: float, clock: "Clock") -> List[float]:
+        """A forward and a backward pass that compute for `compute_s`. How long each layer's weights were waited for."""
+        stalls = []
+        for number, layer in enumerate(model.layers):
+            stalls.append(clock.stall(functools.partial(self.wait_for_weights, number)))
+            clock.compute(layer.forward * compute_s)
+        for number, layer in reversed(list(enumerate(model.layers))):
+            self.make_gradients(number)
+            clock.compute(layer.backward * compute_s)
+            self.push_gradients(number)
+        self.finish_iteration()
+        return stalls
 
     def wait_for_weights(self, layer: int) -> None:
         for key in self._keys[layer]:
@@ -67,7 +77,7 @@ class Replay:
         """Queues this iteration's values of the layer's gradients; their zeros stay."""
         for key in self._keys[layer]:
             flat = self._gradients[key].reshape(-1)
-            flat[::PROBE_STRIDE] = _probe(key, self._iterations) + self.rank
+            flat[::STRIDE] = probe(key, self.iterations) + self.rank
 
     def push_gradients(self, layer: int) -> None:
         """As Trainer does, but with priorities in forward order; Trainer's are alphabetical."""
@@ -81,24 +91,11 @@ class Replay:
         """Where the workers update, Trainer queues the updates behind all pushes."""
         if self.updates == "worker":
             self._updater(list(range(len(self._weights))), self._gradients, self._weights)
-        self._iterations += 1
+        self.iterations += 1
 
     def wrong_keys(self) -> List[int]:
         """Keys whose weights are not exactly what all workers' gradients make of them. Waits for the last round."""
-        return [key for key, weight in enumerate(self._weights) if not self._is_right(key, weight.asnumpy().ravel())]
-
-    def _is_right(self, key, values) -> bool:
-        if self.updates == "none":
-            expected = self._sum(key, self._iterations - 1)
-        else:
-            expected = -sum(self._sum(key, iteration) for iteration in range(self._iterations))
-        probes = values[::PROBE_STRIDE]
-        elsewhere = values.any() if expected == 0 else (values != 0).sum() != len(probes)
-        return bool((probes == expected).all() and not elsewhere)
-
-    def _sum(self, key, iteration) -> int:
-        workers = self.num_workers
-        return workers * _probe(key, iteration) + workers * (workers - 1) // 2
+        return [key for key, weight in enumerate(self._weights) if not self.is_right(key, weight.asnumpy().ravel())]
 
     def _choose_updates(self, optimizer) -> str:
         """Where Trainer has a store's weights updated: on the servers if they can, else here. Before the first key."""
@@ -125,6 +122,14 @@ class Clock:
         if left > 0:
             time.sleep(left)
 
+    def hold_up(self) -> float:
+        """How late the caller is for what is due next, which is put off by that."""
+        late = time.monotonic() - self._due
+        if late < READY_S:
+            return 0.0
+        self._due += late
+        return late
+
     def stall(self, wait) -> float:
         """Calls `wait`, and returns for how long it has held up what is due next."""
         start = time.monotonic()
@@ -136,29 +141,11 @@ class Clock:
         return end - start
 
 
-def iterate(replay: Replay, model: models.Model, compute_s: float, clock: Clock) -> List[float]:
-    """A forward and a backward pass, which compute for `compute_s`. How long each layer's weights were waited for."""
-    stalls = []
-    for number, layer in enumerate(model.layers):
-        stalls.append(clock.stall(functools.partial(replay.wait_for_weights, number)))
-        clock.compute(layer.forward * compute_s)
-    for number, layer in reversed(list(enumerate(model.layers))):
-        replay.make_gradients(number)
-        clock.compute(layer.backward * compute_s)
-        replay.push_gradients(number)
-    replay.finish_iteration()
-    return stalls
-
-
 def _keys_by_layer(model):
     key = 0
     for layer in model.layers:
         yield range(key, key + len(layer.tensors))
         key += len(layer.tensors)
-
-
-def _probe(key, iteration) -> int:
-    return 1 + (key + iteration) % 7
 
 
 def _factors(jitter: float, seed: int, rank: int):
@@ -168,7 +155,9 @@ def _factors(jitter: float, seed: int, rank: int):
         yield generator.lognormvariate(-jitter * jitter / 2, jitter) if jitter else 1.0
 
 
-def _header(options, model, replay, mx, numpy) -> dict:
+def _header(options, model, replay) -> dict:
+    import numpy
+
     return {
         "kind": "header",
         "computation": "emulated",
@@ -189,7 +178,7 @@ def _header(options, model, replay, mx, numpy) -> dict:
         "warmup": options.warmup,
         "versions": {
             "p3": p3.__version__,
-            "mxnet": mx.__version__,
+            **replay.versions,
             "numpy": numpy.__version__,
             "python": platform.python_version(),
         },
@@ -197,24 +186,31 @@ def _header(options, model, replay, mx, numpy) -> dict:
     }
 
 
-def run(options, model: models.Model, out) -> bool:
-    """Replays, writes JSON lines to `out`, and returns whether the weights are right. `out` opens with the rank."""
+def _replay(options, model: models.Model):
+    if options.store == "p3_torch" or options.store.startswith("ddp:"):
+        from p3.measure.replay.torch_replay import TorchReplay
+
+        return TorchReplay(options.store, model)
     if options.store.lower() not in hooks.NAMES:
         hooks.withdraw()  # the others shall run in an untouched MXNet
-    import mxnet as mx
-    import numpy
+    import mxnet
 
-    replay = Replay(mx, options.store, model, options.optimizer)
+    return Replay(mxnet, options.store, model, options.optimizer)
+
+
+def run(options, model: models.Model, out) -> bool:
+    """Replays, writes JSON lines to `out`, and returns whether the weights are right. `out` opens with the rank."""
+    replay = _replay(options, model)
     seconds = []
     with out(replay.rank) as lines:
         def write(**fields) -> None:
             print(json.dumps(fields), file=lines, flush=True)
 
-        write(**_header(options, model, replay, mx, numpy))
+        write(**_header(options, model, replay))
         factors = _factors(options.jitter, options.seed, replay.rank)
         clock, start = Clock(), time.monotonic()
         for number, factor in zip(range(options.warmup + options.iterations), factors):
-            stalls = iterate(replay, model, options.compute * factor, clock)
+            stalls = replay.iterate(model, options.compute * factor, clock)
             end = time.monotonic()
             is_warmup = number < options.warmup
             if not is_warmup:
@@ -260,7 +256,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description="Train a model's shapes through a KVStore, with emulated computation. One worker; DMLC_* says of "
         "which job.",
     )
-    parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync")
+    parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync; "
+                        "or with torch p3_torch, or ddp:25 for buckets of 25 MB")
     parser.add_argument("--model", required=True, choices=models.NAMES)
     parser.add_argument("--size", type=float, help="fraction of the model's parameters (default: the lab's)")
     parser.add_argument(

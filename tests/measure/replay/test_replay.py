@@ -131,7 +131,7 @@ def replayed(request):
     made = replay.Replay(mx, "local", SMALL, request.param)
     clock = replay.Clock()
     for _ in range(3):
-        replay.iterate(made, SMALL, 0.001, clock)
+        made.iterate(SMALL, 0.001, clock)
     assert made.wrong_keys() == []
     return made
 
@@ -174,7 +174,7 @@ class RecordingReplay:
 
 def test_iteration_walks_forward_then_backward_and_pushes_each_gradient_after_its_time():
     recorded = RecordingReplay()
-    assert replay.iterate(recorded, SMALL, 0.0, replay.Clock()) != []
+    assert replay.Replay.iterate(recorded, SMALL, 0.0, replay.Clock()) != []
     assert recorded.calls == [
         ("wait_for_weights", 0), ("wait_for_weights", 1),
         ("make_gradients", 1), ("push_gradients", 1), ("make_gradients", 0), ("push_gradients", 0),

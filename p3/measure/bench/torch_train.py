@@ -1,0 +1,77 @@
+"""The training of train.py with PyTorch: the same net, pictures and lines; only the name of the store differs.
+
+    python -m p3.measure.bench.torch_train --store p3_torch --iterations 20
+
+Stores as in p3.measure.replay.torch_replay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from typing import Optional, Sequence
+
+import torch
+from torch import nn
+
+import p3
+from p3.measure.bench import train
+from p3.measure.replay import torch_replay
+
+
+def make_net(size: float) -> nn.Module:
+    hidden = train.hidden(size)
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(train.FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, train.CLASSES),
+    )  # fmt: skip
+
+
+def run(options, out) -> bool:
+    def write(**fields) -> None:
+        print(json.dumps(fields), file=out, flush=True)
+
+    torch.manual_seed(1)  # the same first weights and patterns on every worker
+    net = make_net(options.size)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    patterns = torch.rand(train.CLASSES, 1, train.SIDE, train.SIDE)
+    rank, workers, net = torch_replay.distribute(options.store, net, optimizer)
+    torch.manual_seed(100 + rank)
+    write(
+        kind="header", computation="real", store=options.store, rank=rank, workers=workers,
+        bytes=sum(4 * tensor.numel() for tensor in net.parameters()),
+        versions={"p3": p3.__version__, "torch": torch.__version__},
+    )  # fmt: skip
+    losses, start = [], None
+    for number in range(-1, options.warmup + options.iterations):
+        labels = torch.randint(0, train.CLASSES, (train.BATCH,))
+        pictures = patterns[labels] + train.NOISE * torch.randn(train.BATCH, 1, train.SIDE, train.SIDE)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(pictures), labels)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        end = time.monotonic()
+        if start is not None:  # the first step of all builds what later ones use
+            write(
+                kind="iteration", iteration=number, warmup=number < options.warmup, start=start, seconds=end - start,
+                loss=losses[-1],
+            )  # fmt: skip
+        start = end
+    weights = [value.numpy().tobytes() for value in getattr(net, "module", net).state_dict().values()]
+    digest = hashlib.sha256(b"".join(weights)).hexdigest()
+    fallen = losses[-1] < losses[0]
+    write(kind="result", computation="real", result="right" if fallen else "wrong", digest=digest)
+    print(f"{options.store}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}", file=sys.stderr)
+    return fallen
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return 0 if run(train.parse(argv, "torch_train"), sys.stdout) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The replay in torch: modules whose forward and backward passes only take time, trained by P3 or by DDP.
+
+Stores: `p3_torch`, and `ddp:25` for DistributedDataParallel on Gloo with buckets of 25 MB. Each is used as one uses
+it: an optimizer of torch's, one call of forward, backward and step. DDP gets what its documentation advises:
+gradient_as_bucket_view and static_graph.
+"""
+
+from typing import List, Tuple
+
+import torch
+from torch import nn
+
+from p3.measure.replay import models
+from p3.measure.replay.probes import STRIDE, Probed, probe
+
+
+def distribute(store: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> Tuple[int, int, nn.Module]:
+    """Joins the store's job; rank, number of workers, and the net to call."""
+    if store == "p3_torch":
+        import p3.torch
+
+        p3.torch.DistributedOptimizer(optimizer, net)
+        return p3.torch.rank(), p3.torch.size(), net
+    torch.distributed.init_process_group("gloo")
+    net = nn.parallel.DistributedDataParallel(
+        net, bucket_cap_mb=float(store.partition(":")[2]), gradient_as_bucket_view=True, static_graph=True
+    )
+    return torch.distributed.get_rank(), torch.distributed.get_world_size(), net
+
+
+class TorchReplay(Probed):
+    """The tensors of a model as parameters; numbered in forward order, from 0."""
+
+    store_type = "torch"
+    versions = {"torch": torch.__version__}
+
+    def __init__(self, store: str, model: models.Model) -> None:
+        self.updates = "server" if store == "p3_torch" else "worker"
+        self._layers = _layers(model, self)
+        self._net = nn.Sequential(*self._layers)
+        self.torch_optimizer = torch.optim.SGD(self._net.parameters(), lr=1.0)
+        self.rank, self.num_workers, self._net = distribute(store, self._net, self.torch_optimizer)
+        for group in self.torch_optimizer.param_groups:
+            group["lr"] = float(self.num_workers)  # of the mean: so whole numbers stay whole
+
+    def iterate(self, model: models.Model, compute_s: float, clock) -> List[float]:
+        """One step that computes for `compute_s`. How long each layer was held up."""
+        stalls: List[float] = []
+        for layer, of in zip(self._layers, model.layers):
+            layer.plan(clock, of.forward * compute_s, of.backward * compute_s, stalls)
+        self._net(torch.ones(1, requires_grad=True)).sum().backward()
+        self.torch_optimizer.step()
+        self.torch_optimizer.zero_grad()
+        self.iterations += 1
+        return stalls
+
+    def fill(self, key: int, gradient: torch.Tensor) -> torch.Tensor:
+        gradient.view(-1)[::STRIDE] = probe(key, self.iterations) + self.rank
+        return gradient
+
+    def wrong_keys(self) -> List[int]:
+        """Keys whose weights are not exactly what all workers' gradients make of them. Waits for the last step."""
+        weights = self._net.state_dict().values()
+        wrong = [key for key, weight in enumerate(weights) if not self.is_right(key, weight.numpy().ravel())]
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        return wrong
+
+
+class _Emulated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, layer, *_weights):
+        ctx.layer = layer
+        layer.stalls.append(layer.clock.hold_up())
+        layer.clock.compute(layer.forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        layer = ctx.layer
+        layer.clock.hold_up()  # hooks on gradients take the training thread's time
+        made = [layer.replay.fill(key, torch.zeros_like(weight)) for key, weight in zip(layer.keys, layer.parameters())]
+        layer.clock.compute(layer.backward_s)
+        return (gradient, None, *made)
+
+
+class _Layer(nn.Module):
+    def __init__(self, replay, keys, shapes) -> None:
+        super().__init__()
+        self.replay, self.keys = replay, keys
+        for number, shape in enumerate(shapes):
+            self.register_parameter("weight%d" % number, nn.Parameter(torch.zeros(shape)))
+
+    def plan(self, clock, forward_s, backward_s, stalls) -> None:
+        self.clock, self.forward_s, self.backward_s, self.stalls = clock, forward_s, backward_s, stalls
+
+    def forward(self, x):
+        return _Emulated.apply(x, self, *self.parameters())
+
+
+def _layers(model: models.Model, replay) -> List[_Layer]:
+    layers, key = [], 0
+    for layer in model.layers:
+        shapes = [tensor.shape for tensor in layer.tensors]
+        layers.append(_Layer(replay, range(key, key + len(shapes)), shapes))
+        key += len(shapes)
+    return layers
