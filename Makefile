@@ -1,5 +1,7 @@
 # make demo   sets everything up in .venv and trains on this machine with 2 workers and 2 servers
+# make demo-torch   the same with PyTorch instead of MXNet
 # make test   the same set-up, then every test, C++ and Python; with Python 3.12 and later, those that need no MXNet
+# make test-torch   the same set-up and PyTorch, then the tests of p3.torch
 # make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
 # make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, then the control messages; needs clang
 # make lint   ruff, clang-format and clang-tidy, and Clang's check of locks (-Wthread-safety); needs clang and clang-tidy
@@ -17,12 +19,15 @@ unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_S
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*/*.h src/*/*.cc p3/*.pyx p3/*.pxd p3/*.pxi p3/measure/*.pyx p3/mxnet/*.pyx p3/mxnet/*.h p3/mxnet/*.cc)
 
 .NOTPARALLEL:  # each step uses all cores by itself
-.PHONY: all demo test test-cpp test-python sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
+.PHONY: all demo demo-torch test test-cpp test-python test-torch sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
 
 all: $(VENV)/installed
 
 demo: $(VENV)/installed
 	p3 run -n 2 -s 2 python examples/train_digits.py
+
+demo-torch: $(VENV)/with-torch
+	p3 run -n 2 -s 2 python examples/torch/digits.py
 
 test: test-cpp test-python
 
@@ -33,6 +38,9 @@ test-cpp: build/can-test $(VENV)/installed
 
 test-python: $(VENV)/installed
 	python -m pytest
+
+test-torch: $(VENV)/with-torch
+	python -m pytest tests/torch
 
 # A build of its own for each: they cannot be mixed. A leak, a race or an undefined operation is a failed test.
 sanitize: sanitize-address sanitize-thread
@@ -84,6 +92,12 @@ $(VENV)/ready:
 
 $(VENV)/installed: $(VENV)/ready $(SOURCES)
 	python -m pip install --quiet --no-build-isolation -e '.[mxnet,examples,lab,test]'
+	@touch $@
+
+# A release whose wheels need no GPU's libraries. With NumPy 1 for MXNet's sake, or whatever is there.
+TORCH := torch==2.13.0
+$(VENV)/with-torch: $(VENV)/installed
+	python -m pip install --quiet '$(TORCH)'
 	@touch $@
 
 clean:

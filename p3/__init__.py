@@ -1,4 +1,4 @@
-"""P3: priority-based parameter propagation for data-parallel training with MXNet.
+"""P3: priority-based parameter propagation for data-parallel training with PyTorch (p3.torch) or MXNet.
 
     import p3
     kv = mx.kv.create("p3_sync")

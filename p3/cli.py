@@ -92,7 +92,7 @@ def _timeout(text: str) -> float:
 
 def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="p3", description="Data-parallel MXNet training that stays fast on slow networks."
+        prog="p3", description="Data-parallel training with PyTorch or MXNet that stays fast on slow networks."
     )
     parser.add_argument(
         "--version", action="version", version="p3 " + __version__, help="print the version of P3 and end"

@@ -35,6 +35,7 @@ def main(settings: Settings) -> int:
         _core,
         _numpy,
         _mxnet,
+        _torch,
         _cpu,
         _kernel,
         _network,
@@ -69,7 +70,7 @@ def _core(_settings: Settings) -> List[Row]:
     except NotBuilt as error:  # with the command
         return [Row(MISSING, "C++ core", str(error))]
     except ImportError as error:
-        return [Row(MISSING, "C++ core", str(error), _pip("--force-reinstall --no-deps mxnet-p3"))]
+        return [Row(MISSING, "C++ core", str(error), _pip("--force-reinstall --no-deps p3-training"))]
     from p3._core import TLS_BUILT_IN
 
     if TLS_BUILT_IN:
@@ -96,7 +97,17 @@ def _mxnet(_settings: Settings) -> List[Row]:
     finding = "not installed; only workers that train with MXNet need it"
     if sys.version_info >= (3, 12):
         return [Row(NOTE, "mxnet", finding + ", with Python 3.8 to 3.11")]
-    return [Row(NOTE, "mxnet", finding, _pip("'mxnet-p3[mxnet]'"))]
+    return [Row(NOTE, "mxnet", finding, _pip("'p3-training[mxnet]'"))]
+
+
+def _torch(_settings: Settings) -> List[Row]:
+    version = _version_of("torch")
+    if version is None:
+        finding = "not installed; only workers that train with PyTorch need it"
+        return [Row(NOTE, "torch", finding, _pip("'p3-training[torch]'"))]
+    if tuple(int(number) for number in version.split(".")[:2]) < (2, 1):
+        return [Row(NOTE, "torch", "%s; p3.torch is made for 2.1 and later" % version, _pip("--upgrade torch"))]
+    return [Row(OK, "torch", version)]
 
 
 def _installed_mxnet() -> Optional[str]:

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
     if error.name != "mxnet":
         raise
     raise ModuleNotFoundError(
-        "P3's KVStore needs MXNet, which is not installed. Run: pip install 'mxnet-p3[mxnet]'", name="mxnet"
+        "P3's KVStore needs MXNet, which is not installed. Run: pip install 'p3-training[mxnet]'", name="mxnet"
     ) from None
 from mxnet import autograd
 from mxnet.base import MXNetError

@@ -20,7 +20,7 @@ std::string malformed(const Header& header, bool checksums) {
   if (header.magic != Header::kMagic) return "a frame that does not begin with P3's magic number";
   if (header.version != Header::kVersion)
     return "a frame of protocol version " + std::to_string(header.version) + "; this node speaks version " +
-           std::to_string(Header::kVersion) + " (install the same mxnet-p3 on all nodes)";
+           std::to_string(Header::kVersion) + " (install the same p3-training on all nodes)";
   if (!is_known(header.kind)) return "a frame of unknown kind " + std::to_string(static_cast<int>(header.kind));
   const bool may_have_checksum = checksums && carries_slice(header.kind);
   if ((header.crc32c != 0 && !may_have_checksum) || header.of_machine > 1)

@@ -49,7 +49,7 @@ def test_without_mxnet_only_what_needs_it_fails_and_says_how_to_get_it():
         "try: p3.P3KVStore\n"
         "except ImportError as error: print(error)"
     )
-    assert "pip install 'mxnet-p3[mxnet]'" in run_code(code)
+    assert "pip install 'p3-training[mxnet]'" in run_code(code)
 
 
 def test_failed_import_of_mxnet_is_mxnets_own_error(tmp_path):
