@@ -14,6 +14,7 @@ from p3.measure.replay import models
 from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS
 
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
+OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 RATIOS = "0.6,1.0,1.4"
 SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"

@@ -30,7 +30,7 @@ def machine() -> Dict[str, object]:
 def versions() -> Dict[str, str]:
     from p3 import __version__
 
-    installed = {name: _version(name) for name in ("mxnet", "numpy")}
+    installed = {name: _version(name) for name in ("mxnet", "torch", "numpy")}
     return {"p3": __version__, "python": platform.python_version(), **installed}
 
 
