@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import p3.torch
+import this_job
 
 
 def frozen_server(port):
@@ -25,7 +26,7 @@ def frozen_server(port):
     step()  # from the second one on, gradients leave during backward
     model(torch.ones(1, 2000))
     before = model.weight.detach().clone()
-    server = server_of_this_job()
+    server = this_job.server()
     os.kill(server, signal.SIGSTOP)
     try:
         step()
@@ -35,19 +36,6 @@ def frozen_server(port):
     model(torch.ones(1, 2000))
     assert torch.allclose(before - model.weight, torch.full_like(before, 0.2), atol=1e-5)
     print("and took effect afterwards")
-
-
-def server_of_this_job():
-    ours = b"DMLC_PS_ROOT_PORT=" + os.environ["DMLC_PS_ROOT_PORT"].encode()
-    for folder in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open("/proc/%s/environ" % folder, "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:
-            continue
-        if ours in variables and b"DMLC_ROLE=server" in variables:
-            return int(folder)
-    raise LookupError("no server of this job was found")
 
 
 def uneven(folder, kind, *steps):

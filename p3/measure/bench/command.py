@@ -91,7 +91,8 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=_list(float, 0.01, 100), default=experiments.RATIOS, metavar="R[,...]")
-    add("--stores", "which, comma-separated (default %(default)s)", type=names_among(experiments.ALL + experiments.OF_TORCH))
+    known = names_among(experiments.ALL + experiments.OF_TORCH)
+    add("--stores", "which, comma-separated (default %(default)s)", type=known)
     megabytes = 80 * defaults["shrink"] if is_emulated else 13
     add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=_number(1e-6, 1e3))
     add("--hosts", "each with one worker and one server (default %(default)s)",

@@ -1,0 +1,398 @@
+"""The rounds of one distributed optimizer: what stands between it and the job. optimizer.py is its face.
+
+In each step every parameter has one round: its gradient goes out when it is complete, or the round is skipped; the new
+value, or the sum, comes back and is taken over when the forward pass needs it (parameter.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
+
+import torch
+
+from p3.errors import ConfigError
+from p3.settings import Settings
+from p3.torch import job, rules, snapshots, states
+from p3.torch.arrays import in_memory_order
+from p3.torch.check import Check
+from p3.torch.control import Control
+from p3.torch.forward import Forward, named_parameters
+from p3.torch.parameter import Parameter, RowParameter
+from p3.worker import partitions
+from p3.worker.key import Key
+
+log = logging.getLogger("p3.torch")
+
+
+class Rounds:
+    """What stands between one optimizer and the job."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
+                 max_grad_norm: Optional[float]) -> None:  # fmt: skip
+        self._session = session = job.current()
+        settings = Settings.from_env(os.environ)
+        if settings.replaces_workers:
+            raise ConfigError(
+                "P3_ON_WORKER_LOSS=wait: p3.torch cannot replace a lost worker; unset it, and let the job start again "
+                "from a snapshot: p3 run --restarts"
+            )
+        self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
+        self._max_grad_norm = max_grad_norm
+        self._is_paused = self._has_begun = False
+        self._has_closure = False  # of a synchronous one: a step may have many rounds
+        self._is_synchronized = False  # of a synchronous one: the gradients are the mean ones
+        self._partitions = partitions.of(session)
+        synchronous = synchronous or max_grad_norm is not None
+        self._updates_here = synchronous or not self._servers_know_it()
+        self._is_synchronous = synchronous or (self._updates_here and not rules.updates_parameters_alone(self._kind))
+        self._stores = [session.new_store() for _ in optimizer.param_groups]
+        self._parameters: Dict[torch.Tensor, Parameter] = {}
+        self._declare(models)
+        self._control = Control(session, models)
+        self._check = Check(session, self._parameters, settings.check)
+        self._loaded = {} if self._updates_here else states.taken(optimizer)
+        self._forward = Forward(models, self._parameters)
+        for model in models:
+            model.register_load_state_dict_post_hook(self._on_loaded)
+        self._start(snapshots.add(self))
+
+    def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
+        """First values for all; `resumed`: what own_state() gave for the snapshot that the job has resumed from."""
+        if resumed is not None:
+            self._loaded = {}
+            torch.optim.Optimizer.load_state_dict(self._optimizer, resumed["optimizer"])
+            self._relink_groups()
+        for parameter in self._parameters.values():
+            value = self._session.resumed_value(parameter.key)
+            if resumed is not None:
+                parameter.updates = resumed["updates"].get(parameter.name, 0)
+                value = resumed["weights"].get(parameter.name, value)
+            parameter.init(value)
+        self._land()
+        self._control.broadcast()
+        if resumed is not None:
+            self._control.take(resumed["buffers"])
+
+    def keys(self) -> List[Key]:
+        return [parameter.key for parameter in self._parameters.values()] + self._control.keys()
+
+    def own_state(self) -> Dict[str, Any]:
+        """What a snapshot cannot have from the servers. Where the workers update, it waits for the step under way."""
+        if self._updates_here:
+            self._land()
+        parameters = self._parameters.values()
+        return {
+            "updates": {one.name: one.updates + one.is_pending for one in parameters},
+            "weights": {one.name: in_memory_order(one.tensor) for one in parameters if self._updates_here},
+            "buffers": self._control.values(),
+            "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
+        }
+
+    def _servers_know_it(self) -> bool:
+        try:
+            for group in self._optimizer.param_groups:
+                rules.describe(self._kind, group)
+        except rules.NotOnServer as error:
+            if self._session.rank == 0:
+                log.warning("%s updates on the workers: %s", self._kind.__name__, error)
+            return False
+        return True
+
+    def _declare(self, models: Sequence[torch.nn.Module]) -> None:
+        names = {tensor: name for name, tensor in named_parameters(models)}
+        with_rows = set() if self._is_synchronous else _with_sparse_gradients(models)
+        for store, group in zip(self._stores, self._optimizer.param_groups):
+            for tensor in group["params"]:
+                if tensor not in names:
+                    raise ValueError(
+                        "DistributedOptimizer: a parameter of the optimizer, of shape %s, is in no module of the "
+                        "model; pass all models that it trains, in a list" % (tuple(tensor.shape),)
+                    )
+                rows = tensor in with_rows and (
+                    self._updates_here or rules.updates_rows_alone(rules.describe(self._kind, group), group)
+                )
+                update_here = self._update_one if self._updates_here else None
+                kind = RowParameter if rows else Parameter
+                parameter = kind(self._session, store, names[tensor], tensor, group, update_here)
+                parameter.is_guarded = not self._is_synchronous
+                parameter.priority = -len(self._parameters)  # until a forward pass has shown the order
+                self._parameters[tensor] = parameter
+                self._watch(parameter)
+
+    def _watch(self, parameter: Parameter) -> None:
+        tensor, needed = parameter.tensor, parameter.tensor.requires_grad
+        if hasattr(tensor, "_p3_parameter"):
+            raise ValueError("parameter %s is trained by another DistributedOptimizer already" % parameter.name)
+        tensor._p3_parameter = parameter.name
+        tensor.requires_grad_(True)  # a frozen one can be thawed later, and takes a hook only so
+        tensor.register_post_accumulate_grad_hook(lambda _tensor: self._on_gradient(parameter))
+        tensor.requires_grad_(needed)
+
+    def __deepcopy__(self, _memo: dict) -> Rounds:
+        return self  # copies of the models have their hooks, which do nothing for them
+
+    def _on_loaded(self, model: torch.nn.Module, _keys: Any) -> None:
+        if any(model is one for one in self._models):
+            self.broadcast()
+
+    def broadcast(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.init()
+        self._land()
+        self._control.broadcast()
+
+    def _land(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.land()
+
+    # Gradients
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        was, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was
+
+    def _on_gradient(self, parameter: Parameter) -> None:
+        self._is_synchronized = False  # also where GradScaler has left out a step
+        if self._is_paused:
+            return parameter.forget_gradient()
+        if parameter.is_new:
+            raise RuntimeError(
+                "the gradient of %s was computed again after it had been sent, and before optimizer.step(). Run all "
+                "but the last backward pass of a step in `with optimizer.no_sync():`. If another model's loss goes "
+                "through this one, run its backward pass so, too, or switch off requires_grad" % parameter.name
+            )
+        if parameter.is_pending:
+            raise RuntimeError(
+                "%s was used before its new value had been waited for, as the module that owns it did not run. Call "
+                "optimizer.synchronize() before using parameters from outside their modules" % parameter.name
+            )
+        if parameter.count_gradient():
+            self._push(parameter)
+
+    def _push(self, parameter: Parameter) -> None:
+        if self._partitions is not None and parameter.key.sparse:
+            self._partitions.pushed(parameter.key)
+        parameter.push()
+
+    # Steps
+
+    def step(self, closure: Optional[Callable]) -> Any:
+        if self._is_synchronous:
+            return self._step_synchronously(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._complete_round()
+        for parameter in self._parameters.values():
+            parameter.end_step()
+            parameter.tensor.grad = None  # it belongs to P3 until it has left
+        self._end_step()
+        return loss
+
+    def _complete_round(self) -> None:
+        """Each parameter that has no round in this step gets one: with its gradient, if there is one."""
+        self._begin()
+        for parameter in self._parameters.values():
+            if parameter.is_new:
+                continue
+            if parameter.tensor.grad is None:
+                parameter.skip()
+                continue
+            parameter.expected_fires = parameter.expected_fires or parameter.fires
+            self._push(parameter)
+
+    def _begin(self) -> None:
+        if self._updates_here:
+            return
+        descriptions = [rules.describe(self._kind, group) for group in self._optimizer.param_groups]
+        if self._has_begun:
+            if descriptions != self._descriptions:
+                raise ValueError(
+                    "the servers cannot change %s from step to step, only learning rate and weight decay: pass "
+                    "synchronous=True" % _differing(self._descriptions, descriptions)
+                )
+            return
+        self._has_begun, self._descriptions = True, descriptions
+        for store, description in zip(self._stores, descriptions):
+            self._session.set_optimizer(store, description)
+        self._describe_parameters()
+        for parameter in self._parameters.values():
+            self._session.restore(parameter.key)
+        self._give_loaded()
+
+    def _describe_parameters(self) -> None:
+        groups = self._optimizer.param_groups
+        for group, description in zip(groups, [rules.describe(self._kind, group) for group in groups]):
+            for tensor in group["params"]:
+                self._parameters[tensor].group, self._parameters[tensor].description = group, description
+
+    def _relink_groups(self) -> None:
+        """After load_state_dict, which makes new ones."""
+        for group in self._optimizer.param_groups:
+            for tensor in group["params"]:
+                self._parameters[tensor].group = group
+
+    def _give_loaded(self) -> None:
+        states.give(self._session, self._parameters.values(), self._loaded)
+        self._loaded = {}
+
+    def _end_step(self) -> None:
+        self._control.count_step()
+        self._forward.learn()
+        self._check.after_step(self._land)
+
+    def synchronize(self) -> None:
+        if not self._is_synchronous:
+            return self._land()
+        if self._is_synchronized:
+            return
+        self._complete_round()
+        self._take_mean_gradients()
+        self._is_synchronized = True
+
+    def require_mean_gradients(self) -> bool:
+        """False, or ValueError unless the gradients are the mean ones."""
+        if not self._is_synchronized:
+            raise ValueError(
+                "GradScaler must see the mean gradients: pass synchronous=True to DistributedOptimizer, and call "
+                "optimizer.synchronize() before scaler.unscale_() and scaler.step()"
+            )
+        return False
+
+    def _take_mean_gradients(self) -> None:
+        for parameter in self._parameters.values():
+            is_updated = parameter.land()
+            parameter.is_new = False
+            parameter.forget_gradient()
+            if not is_updated:
+                continue
+            if parameter.tensor.grad is None:
+                parameter.tensor.grad = torch.empty_like(parameter.tensor, requires_grad=False)
+            with torch.no_grad():
+                parameter.tensor.grad.copy_(parameter.landing)
+
+    def _step_synchronously(self, closure: Optional[Callable]) -> Any:
+        if closure is not None:
+            self._has_closure = True
+            closure = functools.partial(self._mean_loss, closure)
+        elif self._max_grad_norm is not None or not self._is_synchronized:
+            self.synchronize()
+        if self._max_grad_norm is not None:
+            if closure is not None:
+                closure = functools.partial(self._clipped, closure)
+            else:
+                self._clip()
+        loss = self._update(closure)
+        self._is_synchronized = False
+        self._end_step()
+        return loss
+
+    def _mean_loss(self, closure: Callable) -> Any:
+        """Of a closure that the optimizer calls, perhaps often: all workers see one loss, and the mean gradients."""
+        loss = closure()
+        self._is_synchronized = False
+        self.synchronize()
+        return self._control.mean(loss)
+
+    def _clipped(self, closure: Callable) -> Any:
+        loss = closure()
+        self._clip()
+        return loss
+
+    def _clip(self) -> None:
+        torch.nn.utils.clip_grad_norm_(list(self._parameters), self._max_grad_norm)
+
+    def _update(self, closure: Optional[Callable] = None) -> Any:
+        """The optimizer's own step; its hooks have run around ours."""
+        step = self._kind.step
+        return getattr(step, "__wrapped__", step)(self._optimizer, *(() if closure is None else (closure,)))
+
+    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
+        """The optimizer's own step for one parameter; of a synchronous one the gradient is all that is wanted."""
+        if self._is_synchronous:
+            return
+        optimizer, tensor = self._optimizer, parameter.tensor
+        groups, kept = optimizer.param_groups, tensor.grad
+        try:
+            optimizer.param_groups, tensor.grad = [dict(group, params=[tensor])], gradient
+            self._update()
+        finally:
+            optimizer.param_groups, tensor.grad = groups, kept
+
+    # Uneven data
+
+    def join(self, after_step: Optional[Callable[[], Any]]) -> None:
+        if self._has_closure:
+            raise ValueError("join() cannot follow steps with a closure, which may compute many gradients in one step")
+        self._begin()
+        self._land()
+        while True:
+            for parameter in self._parameters.values():
+                parameter.skip()
+                parameter.end_step()
+            is_taken = self._control.anyone_steps()
+            if not is_taken:
+                return self._land()
+            if self._is_synchronous:
+                self._take_mean_gradients()
+                if self._max_grad_norm is not None:
+                    self._clip()
+                self._update()
+            else:
+                self._land()
+            self._check.after_step(self._land)
+            if after_step is not None:
+                after_step()
+
+    # state_dict
+
+    def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        """`state_dict()`, while the optimizer has the states that the servers keep."""
+        if self._is_synchronous:
+            return state_dict()
+        self._land()
+        if self._updates_here:
+            return state_dict()
+        optimizer = self._optimizer
+        known = states.fetch(self._session, self._parameters.values()) if self._has_begun else self._loaded
+        optimizer.state.update(known)
+        try:
+            return state_dict()
+        finally:
+            optimizer.state.clear()
+
+    def load(self, load_state_dict: Callable[[Dict[str, Any]], None], content: Dict[str, Any]) -> None:
+        self._land()
+        load_state_dict(content)
+        self._relink_groups()
+        if self._updates_here:
+            return
+        self._loaded = states.taken(self._optimizer)
+        if self._has_begun:
+            self._begin()  # the same settings
+            self._describe_parameters()
+            self._give_loaded()
+
+
+def _with_sparse_gradients(models: Sequence[torch.nn.Module]) -> Set[torch.Tensor]:
+    modules = (module for model in models for module in model.modules())
+    return {
+        tensor
+        for module in modules
+        if getattr(module, "sparse", False) is True
+        for tensor in module.parameters(recurse=False)
+    }
+
+
+def _differing(before: List[dict], now: List[dict]) -> str:
+    names = {field for one, other in zip(before, now) for field in one if one[field] != other.get(field)}
+    return ", ".join(sorted(names))
