@@ -85,12 +85,9 @@ class Forward:
                 path = next(self._paths[owner] for owner in owners)
                 around = next((module for module in reversed(path) if module in ran), path[0])
                 self._waits[around].append(parameter)
-        position = 0
-        for module in self._order:
-            for parameter in self._waits[module]:
-                if parameter.priority == 0:
-                    position += 1
-                    parameter.priority = -position
+        in_order = dict.fromkeys(parameter for module in self._order for parameter in self._waits[module])
+        for position, parameter in enumerate(in_order):
+            parameter.priority = -position
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

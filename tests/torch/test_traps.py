@@ -32,6 +32,25 @@ def step(model, optimizer):
     optimizer.step()
 
 
+def test_priorities_follow_the_forward_pass():
+    """Not the order in which modules and parameters were made."""
+
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.first = nn.Linear(3, 2), nn.Linear(4, 3)
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return self.last(self.first(x * self.scale))
+
+    model = Backwards()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    step(model, optimizer)
+    by_priority = sorted(optimizer._p3._parameters.values(), key=lambda parameter: -parameter.priority)
+    assert [one.name for one in by_priority] == ["scale", "first.weight", "first.bias", "last.weight", "last.bias"]
+
+
 def test_it_stays_the_same_object_of_its_class(model):
     plain = torch.optim.AdamW(model.parameters(), lr=0.1)
     optimizer = p3.torch.DistributedOptimizer(plain, model)
