@@ -21,8 +21,10 @@ log = logging.getLogger("p3.torch")
 class Forward:
     """Of one optimizer's parameters in its models. Threads: the script's."""
 
-    def __init__(self, models: Sequence[torch.nn.Module], parameters: Dict[torch.Tensor, Parameter]) -> None:
-        self._parameters = parameters
+    def __init__(
+        self, models: Sequence[torch.nn.Module], parameters: Dict[torch.Tensor, Parameter], gives_priorities: bool
+    ) -> None:
+        self._parameters, self._gives_priorities = parameters, gives_priorities
         self._is_learning = True
         self._order: List[torch.nn.Module] = []  # as they ran first
         self._paths: Dict[torch.nn.Module, List[torch.nn.Module]] = {}  # a module, and what is around it, inwards
@@ -85,6 +87,8 @@ class Forward:
                 path = next(self._paths[owner] for owner in owners)
                 around = next((module for module in reversed(path) if module in ran), path[0])
                 self._waits[around].append(parameter)
+        if not self._gives_priorities:
+            return
         in_order = dict.fromkeys(parameter for module in self._order for parameter in self._waits[module])
         for position, parameter in enumerate(in_order):
             parameter.priority = -position

@@ -51,11 +51,11 @@ class Rounds:
         self._is_synchronous = synchronous or (self._updates_here and not rules.updates_parameters_alone(self._kind))
         self._stores = [session.new_store() for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
-        self._declare(models)
+        self._declare(models, settings.priority != "off")
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._loaded = {} if self._updates_here else states.taken(optimizer)
-        self._forward = Forward(models, self._parameters)
+        self._forward = Forward(models, self._parameters, settings.priority == "auto")
         for model in models:
             model.register_load_state_dict_post_hook(self._on_loaded)
         self._start(snapshots.add(self))
@@ -102,7 +102,7 @@ class Rounds:
             return False
         return True
 
-    def _declare(self, models: Sequence[torch.nn.Module]) -> None:
+    def _declare(self, models: Sequence[torch.nn.Module], by_index: bool) -> None:
         names = {tensor: name for name, tensor in named_parameters(models)}
         with_rows = set() if self._is_synchronous else _with_sparse_gradients(models)
         for store, group in zip(self._stores, self._optimizer.param_groups):
@@ -119,7 +119,7 @@ class Rounds:
                 kind = RowParameter if rows else Parameter
                 parameter = kind(self._session, store, names[tensor], tensor, group, update_here)
                 parameter.is_guarded = not self._is_synchronous
-                parameter.priority = -len(self._parameters)  # until a forward pass has shown the order
+                parameter.priority = -len(self._parameters) if by_index else 0  # until a forward pass gives others
                 self._parameters[tensor] = parameter
                 self._watch(parameter)
 
