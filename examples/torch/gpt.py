@@ -44,6 +44,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.score = nn.Linear(width, 256, bias=False)
         self.score.weight = self.bytes.weight  # one tensor for both
+        for embedding in (self.bytes, self.positions):
+            nn.init.normal_(embedding.weight, std=0.05)
 
     def forward(self, x):
         x = self.bytes(x) + self.positions.weight[: x.shape[1]]
@@ -102,7 +104,7 @@ def main():
         schedule.step()
         p3.torch.snapshot(step + 1, {"schedule": schedule.state_dict()})
         if rank == 0 and (step + 1) % 20 == 0:
-            print("step %d: loss %.3f" % (step + 1, loss), flush=True)
+            print("step %d: loss %.3f" % (step + 1, loss.item()), flush=True)
 
     with torch.no_grad():
         generator = torch.Generator().manual_seed(7)

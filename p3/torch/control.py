@@ -14,7 +14,6 @@ import torch
 
 from p3._core import P3Error
 from p3.torch.forward import named_buffers, named_parameters
-from p3.worker.key import Key
 from p3.worker.session import Session
 
 _LAST = -(1 << 19)  # behind every gradient
@@ -56,9 +55,6 @@ class Control:
                 if not hasattr(tensor, "_p3_parameter"):  # meanwhile another optimizer may have it
                     tensor.copy_(values[begin:end].clone().view(tensor.dtype).view(tensor.shape))
                 begin = end
-
-    def keys(self) -> List[Key]:
-        return [self._values, self._steps, self._number]
 
     def count_step(self) -> None:
         operation = self._session.pushpull(self._steps, self._one, self._sum, _LAST)

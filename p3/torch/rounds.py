@@ -78,7 +78,8 @@ class Rounds:
             self._control.take(resumed["buffers"])
 
     def keys(self) -> List[Key]:
-        return [parameter.key for parameter in self._parameters.values()] + self._control.keys()
+        """Those that a snapshot has the servers copy."""
+        return [parameter.key for parameter in self._parameters.values()]
 
     def own_state(self) -> Dict[str, Any]:
         """What a snapshot cannot have from the servers. Where the workers update, it waits for the step under way."""
