@@ -78,8 +78,8 @@ def test_bfloat16_comes_back_as_its_bits(directory):
     bits = np.arange(0x3F80, 0x3F8A, dtype="uint16").reshape(2, 5)
     take(directory, 7, keys=[dict(KEYS[0], dtype="bfloat16"), KEYS[1]], value=bits, dtype="bfloat16")
     snapshot = files.newest_valid(directory)
-    assert snapshot.value(0, "w").dtype == np.uint16
-    np.testing.assert_array_equal(snapshot.value(0, "w"), bits)
+    assert snapshot.array(0, "w").dtype == np.uint16
+    np.testing.assert_array_equal(snapshot.array(0, "w"), bits)
     np.testing.assert_array_equal(snapshot.state(0, "w", 255), MASTER.reshape(2, 5))
 
 

@@ -13,7 +13,7 @@ from lab_traces import needs_lab
 from processes import QUICK_IMPORT, ROOT, Process, clean_environment
 
 from p3 import cli
-from p3.measure.bench import campaign, experiments, jobs, nic, results, runs, train
+from p3.measure.bench import campaign, experiments, jobs, nic, runs, train
 from p3.measure.bench.command import fill_in_rate
 from p3.measure.lab import hosts
 from p3.measure.replay import models
@@ -59,7 +59,7 @@ def assert_right(record):
 def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(bench, capsys, tmp_path):
     status, settings, records = bench("bandwidth", *EMULATED, "--compute", "0.02", "--hosts", "1")
     assert status == 0, records
-    assert [record["store"] for record in runs_of(records)] == list(results.STORES)
+    assert [record["store"] for record in runs_of(records)] == list(experiments.ALL)
     for record in records:
         assert_right(record)
         assert (record["computation"], record["compute_s"], record["rate_mbit"]) == ("emulated", 0.02, 400)

@@ -153,7 +153,7 @@ def test_value_of_another_key_is_noticed(replayed):
 
 
 def test_value_of_another_iteration_is_noticed(replayed):
-    replayed._iterations += 1
+    replayed.iterations += 1
     assert replayed.wrong_keys() == [0, 1, 2]
 
 

@@ -1,0 +1,39 @@
+"""What measures p3.torch and DDP: their replays end with the right weights, and the real training learns."""
+
+import json
+import socket
+import sys
+
+import plugin_jobs as jobs
+import pytest
+
+pytest.importorskip("torch")
+
+REPLAY = [sys.executable, "-m", "p3.replay", "--model", "resnet50", "--size", "0.02", "--compute", "0.1",
+          "--iterations", "3", "--warmup", "1"]  # fmt: skip
+TRAINING = [sys.executable, "-m", "p3.measure.bench.torch_train", "--size", "0.01", "--iterations", "20",
+            "--warmup", "0"]  # fmt: skip
+
+
+def lines_of(output):
+    return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '{"kind"' in line]
+
+
+@pytest.mark.parametrize("command", [REPLAY, TRAINING], ids=["replay", "training"])
+def test_workers_of_p3_end_right(command):
+    status, output = jobs.run_p3(2, 2, [*command, "--store", "p3_torch"])
+    assert status == 0, output
+    lines = lines_of(output)
+    assert [line["result"] for line in lines if line["kind"] == "result"] == ["right", "right"], output
+    assert len({line.get("digest") for line in lines if line["kind"] == "result"}) == 1
+    assert {line["versions"]["torch"] for line in lines if line["kind"] == "header"}
+
+
+@pytest.mark.parametrize("command", [REPLAY, TRAINING], ids=["replay", "training"])
+def test_workers_of_ddp_end_right(command):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    status, output = jobs.run([*torchrun, *command[1:], "--store", "ddp:1"], 100)
+    assert status == 0, output
+    assert [line["result"] for line in lines_of(output) if line["kind"] == "result"] == ["right", "right"], output
