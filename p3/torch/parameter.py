@@ -44,6 +44,8 @@ class Parameter:
         self._group_then: Dict[str, Any] = {}  # as step() found it
         self._version = -1  # of the tensor, when P3 wrote it last; -1: anybody may write
         self.landing = torch.empty_like(tensor, requires_grad=False)
+        # Whether the memory is this parameter's alone, so that nobody notices if it changes places with the landing.
+        self._may_swap = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         self.key = self._declare(store)
 
     def _declare(self, store: int):
@@ -149,7 +151,8 @@ class Parameter:
         self._operation = None
         with torch.no_grad():
             is_updated = self._landed(operation)
-        self._version = self.tensor._version if self.is_guarded else -1
+        # Parameters that are parts of one memory have one version.
+        self._version = self.tensor._version if self.is_guarded and self._may_swap else -1
         return is_updated
 
     def wait_for_sum(self) -> Any:
@@ -200,8 +203,13 @@ class Parameter:
             self._update_here(self, self._mean_gradient(operation), self._group_then)
         return True
 
-    def _take_update(self, operation) -> None:
-        self.tensor.copy_(self.landing)
+    def _take_update(self, _operation) -> None:
+        if not self._may_swap:
+            self.tensor.copy_(self.landing)
+            return
+        # Without a copy, for which the forward pass would wait. An older graph that needs the old value must notice.
+        self.tensor.data, self.landing = self.landing, self.tensor.data
+        torch.autograd.graph.increment_version(self.tensor)
 
     def _mean_gradient(self, operation) -> torch.Tensor:
         return self.landing.mul_(self._rescale)

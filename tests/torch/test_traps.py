@@ -205,6 +205,29 @@ def test_a_copy_of_the_model_is_no_part_of_the_job(model, optimizer):
     assert not torch.equal(average.module[0].weight, before["0.weight"])
 
 
+def test_an_older_graph_notices_that_a_weight_has_changed(model, optimizer):
+    step(model, optimizer)
+    loss = model(torch.ones(2, 4)).square().sum()
+    step(model, optimizer)
+    model(torch.ones(2, 4))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_weights_that_are_parts_of_one_memory_stay_there():
+    memory = torch.ones(20)
+    model = nn.Module()
+    model.first, model.second = nn.Parameter(memory[:10]), nn.Parameter(memory[10:])
+    model.forward = lambda x: (x * model.first + model.second).sum()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.full((10,), 2.0)).backward()
+        optimizer.step()
+    optimizer.synchronize()
+    assert (memory[:10] == -2).all() and (memory[10:] == -0.5).all()
+
+
 def test_a_scheduler_that_was_made_before_counts_steps(model, recwarn):
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(plain, 1)
