@@ -79,7 +79,7 @@ class _Emulated(torch.autograd.Function):
     def backward(ctx, gradient):
         layer = ctx.layer
         layer.clock.hold_up()  # hooks on gradients take the training thread's time
-        made = [layer.replay.fill(key, torch.zeros_like(weight)) for key, weight in zip(layer.keys, layer.parameters())]
+        made = [layer.replay.fill(key, array).detach() for key, array in zip(layer.keys, layer.gradients)]
         layer.clock.compute(layer.backward_s)
         return (gradient, None, *made)
 
@@ -88,6 +88,9 @@ class _Layer(nn.Module):
     def __init__(self, replay, keys, shapes) -> None:
         super().__init__()
         self.replay, self.keys = replay, keys
+        # Made once, as making them takes time that the emulated computation has in it. Autograd takes what backward()
+        # returns without a copy, if nobody else has that tensor; these are others, of the same memory.
+        self.gradients = [torch.zeros(shape) for shape in shapes]
         for number, shape in enumerate(shapes):
             self.register_parameter("weight%d" % number, nn.Parameter(torch.zeros(shape)))
 
