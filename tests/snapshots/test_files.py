@@ -80,7 +80,7 @@ def test_bfloat16_comes_back_as_its_bits(directory):
     snapshot = files.newest_valid(directory)
     assert snapshot.array(0, "w").dtype == np.uint16
     np.testing.assert_array_equal(snapshot.array(0, "w"), bits)
-    np.testing.assert_array_equal(snapshot.state(0, "w", 255), MASTER.reshape(2, 5))
+    np.testing.assert_array_equal(snapshot.array(0, "w", 255), MASTER.reshape(2, 5))
 
 
 def test_parts_are_files_of_the_safetensors_format(directory):
