@@ -1,6 +1,7 @@
 """What measures p3.torch and DDP: their replays end with the right weights, and the real training learns."""
 
 import json
+import re
 import socket
 import sys
 
@@ -16,7 +17,9 @@ TRAINING = [sys.executable, "-m", "p3.measure.bench.torch_train", "--size", "0.2
 
 
 def lines_of(output):
-    return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '{"kind"' in line]
+    """The objects that the workers have printed; torchrun may join the lines of two."""
+    decoder = json.JSONDecoder()
+    return [decoder.raw_decode(output, found.start())[0] for found in re.finditer(r'\{"kind"', output)]
 
 
 @pytest.mark.parametrize("command", [REPLAY, TRAINING], ids=["replay", "training"])
