@@ -21,12 +21,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def in_memory_order(tensor: torch.Tensor) -> Any:
-    """The elements of a dense CPU tensor as one axis of a NumPy array that shares their memory.
+    """The elements of a dense CPU tensor as one axis of a NumPy array that shares their memory: see as_numpy()."""
+    return as_numpy(tensor.detach().as_strided((tensor.numel(),), (1,)))
 
-    NumPy has no bfloat16: those are int16 there, bit for bit.
-    """
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-    return (flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat).numpy()
+
+def as_numpy(tensor: torch.Tensor) -> Any:
+    """The same memory. NumPy has no bfloat16: those are int16 there, bit for bit."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def shape_in_memory(tensor: torch.Tensor) -> Tuple[int, ...]:
@@ -43,5 +44,5 @@ def like(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor's memory."""
+    """The elements' bytes, in the order of the axes; in place if the tensor is contiguous."""
     return tensor.detach().reshape(-1).view(torch.uint8)

@@ -12,7 +12,8 @@ from typing import Any, List, Sequence
 import numpy as np
 import torch
 
-from p3._core import P3Error
+from p3.torch import job
+from p3.torch.arrays import as_bytes
 from p3.torch.forward import named_buffers, named_parameters
 from p3.worker.session import Session
 
@@ -29,22 +30,19 @@ class Control:
         self._steps = session.declare("steps", (1,), "float32", store)
         self._number = session.declare("number", (1,), "float64", store)
         self._one, self._sum = np.ones(1, np.float32), np.zeros(1, np.float32)
-        for key, first in ((self._steps, self._sum), (self._number, np.zeros(1))):
-            session.wait([session.init(key, first if session.rank == 0 else None, np.empty_like(first))])
+        job.from_rank_0(session, self._steps, self._sum)
+        job.from_rank_0(session, self._number, np.zeros(1))
         self._counting: List[Any] = []  # rounds under way
 
     def broadcast(self) -> None:
         """Buffers and untrained parameters of rank 0, on every worker at the same point. Waits for them."""
         if not self._others:
             return
-        session, own = self._session, self.values()
-        landing = torch.empty_like(own)
-        session.wait([session.init(self._values, own.numpy() if session.rank == 0 else None, landing.numpy())])
-        self.take(landing)
+        self.take(torch.from_numpy(job.from_rank_0(self._session, self._values, self.values().numpy())))
 
     def values(self) -> torch.Tensor:
         """This worker's bytes of them."""
-        others = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in self._others]
+        others = [as_bytes(tensor) for tensor in self._others]
         return torch.cat(others) if others else torch.empty(0, dtype=torch.uint8)
 
     def take(self, values: torch.Tensor) -> None:
@@ -70,15 +68,8 @@ class Control:
     def anyone_steps(self) -> bool:
         """In join(): takes no part in the next step, and waits until it is known whether any other worker does."""
         operation = self._session.skip(self._steps, self._sum, _LAST)
-        while True:
-            try:
-                operation.wait(0.5)
-                return operation.updated
-            except TimeoutError:  # the others may take their time; a failure ends the wait
-                self._session.check()
-            except P3Error:
-                self._session.check()
-                raise
+        job.wait(self._session, operation)  # the others may take their time; a failure ends the wait
+        return operation.updated
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -9,7 +9,7 @@ parameters at once, because nothing may interrupt what was compiled.
 from __future__ import annotations
 
 import logging
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import torch
 
@@ -32,11 +32,10 @@ class Forward:
         self._waits: Dict[torch.nn.Module, List[Parameter]] = {}
         for model in models:
             self._visit(model, [])
-        for module, path in self._paths.items():
-            # A copy of the module, as for a moving average, has the hook as well: there it finds nothing to wait for.
+        for module in self._paths:
+            # A copy of the module, as for a moving average, has the hooks as well: there they find nothing to wait for.
             module.register_forward_pre_hook(self._before_forward, prepend=True)
-            if len(path) == 1 or self._waits.get(module):
-                module.register_state_dict_pre_hook(self._before_state_dict)
+            module.register_state_dict_pre_hook(self._before_state_dict)
 
     def __deepcopy__(self, _memo: dict) -> Forward:
         return self  # a copy of a model has its hooks, which find nothing to wait for
@@ -49,8 +48,8 @@ class Forward:
         is_compiled = _is_compiled(module)
         if is_compiled:
             log.info("%s is compiled: it waits for all of its parameters before it runs", type(module).__name__)
-        own = list(_distinct(module.parameters(recurse=is_compiled)))
-        self._waits[module] = [self._parameters[tensor] for tensor in own if tensor in self._parameters]
+        own = (self._parameters.get(tensor) for tensor in module.parameters(recurse=is_compiled))
+        self._waits[module] = [parameter for parameter in own if parameter is not None]
         for parameter in self._waits[module]:
             self._owners.setdefault(parameter, []).append(module)
         if not is_compiled:
@@ -65,26 +64,21 @@ class Forward:
         if self._is_learning and module not in self._order:
             self._order.append(module)
         for parameter in waits:
-            if parameter.is_pending:
-                parameter.land()
+            parameter.land()
 
     def _before_state_dict(self, module: torch.nn.Module, *_ignored) -> None:
-        for inner in module.modules():
-            for parameter in self._waits.get(inner, ()):
-                parameter.land()
+        for parameter in self._waits.get(module, ()):
+            parameter.land()
 
     def learn(self) -> None:
         """At the end of the first step: who waits for what from now on, and each parameter's priority."""
-        if not self._is_learning:
+        if not self._is_learning or not self._order:  # or there was no forward pass
             return
         self._is_learning = False
-        if not self._order:  # a step without a forward pass
-            self._is_learning = True
-            return
         ran = set(self._order)
         for parameter, owners in self._owners.items():
             if ran.isdisjoint(owners):
-                path = next(self._paths[owner] for owner in owners)
+                path = self._paths[owners[0]]
                 around = next((module for module in reversed(path) if module in ran), path[0])
                 self._waits[around].append(parameter)
         if not self._gives_priorities:
@@ -96,10 +90,6 @@ class Forward:
 
 def _is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _distinct(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
-    return dict.fromkeys(tensors)
 
 
 def named_parameters(models: Sequence[torch.nn.Module]) -> List[Tuple[str, torch.Tensor]]:

@@ -12,17 +12,13 @@ from typing import Any, Callable, Dict, Optional
 
 import torch
 
-from p3._core import NO_SCALARS, P3Error
-from p3.torch import rules
+from p3._core import NO_SCALARS
+from p3.torch import job, rules
 from p3.torch.arrays import DTYPES, in_memory_order, is_dense, like, shape_in_memory
-
-_LOOK_UP_S = 0.5  # so often a script that waits can be interrupted
 
 
 class Parameter:
     """Threads: those of the script, one at a time; autograd's hooks count as such."""
-
-    sparse = False
 
     def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
                  update_here: Optional[Callable]) -> None:  # fmt: skip
@@ -155,12 +151,6 @@ class Parameter:
         self._version = self.tensor._version if self.is_guarded and self._may_swap else -1
         return is_updated
 
-    def wait_for_sum(self) -> Any:
-        """Of a synchronous optimizer: as land(), but only says whether any worker pushed."""
-        self._wait(self._operation)
-        operation, self._operation = self._operation, None
-        return operation.updated
-
     def drop(self) -> None:
         """Waits for the round under way without taking its result."""
         if self._operation is not None:
@@ -176,18 +166,12 @@ class Parameter:
             )
 
     def _wait(self, operation) -> None:
-        deadline = time.monotonic() + self._session.wait_timeout_s
-        while True:
-            try:
-                return operation.wait(_LOOK_UP_S)
-            except TimeoutError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("%s: waited %g s for a new value of %s; another worker is slow or stuck "
-                                       "(P3_WAIT_TIMEOUT_S)" % (self._session.label, self._session.wait_timeout_s,
-                                                                self.name)) from None  # fmt: skip
-            except P3Error:
-                self._session.check()  # which also notes that the script knows
-                raise
+        timeout_s = self._session.wait_timeout_s
+        if not job.wait(self._session, operation, timeout_s):
+            raise TimeoutError(
+                "%s: waited %g s for a new value of %s; another worker is slow or stuck (P3_WAIT_TIMEOUT_S)"
+                % (self._session.label, timeout_s, self.name)
+            )
 
     def _take_value(self, _operation) -> bool:
         self.tensor.copy_(self.landing)
@@ -222,15 +206,9 @@ class Parameter:
     def store_state(self, part: int, content: torch.Tensor) -> Any:
         return self._session.store_state(self.key, part, in_memory_order(content))
 
-    def mean_gradient(self) -> torch.Tensor:
-        """The sum that has landed, divided by the number of workers; valid until the next round."""
-        return self._mean_gradient(None)
-
 
 class RowParameter(Parameter):
     """One whose gradients are sparse, as those of nn.Embedding(sparse=True): only their rows travel."""
-
-    sparse = True
 
     def _declare(self, store: int):
         tensor = self.tensor
@@ -277,7 +255,7 @@ class RowParameter(Parameter):
 
     def _mean_gradient(self, operation) -> torch.Tensor:
         # Rows of the round before are listed, too, as they have become zero.
-        changed = None if operation is None else operation.changed
+        changed = operation.changed  # None after a skip
         rows = torch.arange(len(self.landing)) if changed is None else torch.from_numpy(changed)
         rows = rows[self.landing.index_select(0, rows).flatten(1).any(1)]
         values = self.landing.index_select(0, rows).mul_(self._rescale)

@@ -43,6 +43,7 @@ class Rounds:
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
         self._max_grad_norm = max_grad_norm
         self._is_paused = self._has_begun = False
+        self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
         self._has_closure = False  # of a synchronous one: a step may have many rounds
         self._is_synchronized = False  # of a synchronous one: the gradients are the mean ones
         self._partitions = partitions.of(session)
@@ -225,22 +226,16 @@ class Rounds:
         self._has_begun, self._descriptions = True, descriptions
         for store, description in zip(self._stores, descriptions):
             self._session.set_optimizer(store, description)
-        self._describe_parameters()
+        self._relink_groups()
         for parameter in self._parameters.values():
             self._session.restore(parameter.key)
         self._give_loaded()
 
-    def _describe_parameters(self) -> None:
-        groups = self._optimizer.param_groups
-        for group, description in zip(groups, [rules.describe(self._kind, group) for group in groups]):
+    def _relink_groups(self) -> None:
+        """Each parameter gets its group, of which load_state_dict makes new ones, and what the servers have for it."""
+        for group, description in zip(self._optimizer.param_groups, self._descriptions):
             for tensor in group["params"]:
                 self._parameters[tensor].group, self._parameters[tensor].description = group, description
-
-    def _relink_groups(self) -> None:
-        """After load_state_dict, which makes new ones."""
-        for group in self._optimizer.param_groups:
-            for tensor in group["params"]:
-                self._parameters[tensor].group = group
 
     def _give_loaded(self) -> None:
         states.give(self._session, self._parameters.values(), self._loaded)
@@ -285,13 +280,9 @@ class Rounds:
         if closure is not None:
             self._has_closure = True
             closure = functools.partial(self._mean_loss, closure)
-        elif self._max_grad_norm is not None or not self._is_synchronized:
+        else:
             self.synchronize()
-        if self._max_grad_norm is not None:
-            if closure is not None:
-                closure = functools.partial(self._clipped, closure)
-            else:
-                self._clip()
+            self._clip()
         loss = self._update(closure)
         self._is_synchronized = False
         self._end_step()
@@ -302,15 +293,12 @@ class Rounds:
         loss = closure()
         self._is_synchronized = False
         self.synchronize()
+        self._clip()
         return self._control.mean(loss)
 
-    def _clipped(self, closure: Callable) -> Any:
-        loss = closure()
-        self._clip()
-        return loss
-
     def _clip(self) -> None:
-        torch.nn.utils.clip_grad_norm_(list(self._parameters), self._max_grad_norm)
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(list(self._parameters), self._max_grad_norm)
 
     def _update(self, closure: Optional[Callable] = None) -> Any:
         """The optimizer's own step; its hooks have run around ours."""
@@ -345,8 +333,7 @@ class Rounds:
                 return self._land()
             if self._is_synchronous:
                 self._take_mean_gradients()
-                if self._max_grad_norm is not None:
-                    self._clip()
+                self._clip()
                 self._update()
             else:
                 self._land()
@@ -380,7 +367,6 @@ class Rounds:
         self._loaded = states.taken(self._optimizer)
         if self._has_begun:
             self._begin()  # the same settings
-            self._describe_parameters()
             self._give_loaded()
 
 
