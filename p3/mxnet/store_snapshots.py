@@ -30,7 +30,14 @@ def _to_mxnet(array, stype="default"):
 
 
 tree.register(
-    "mxnet", tree.ArrayKind(mx.nd.NDArray, lambda array: array.stype, lambda array: array.asnumpy(), _to_mxnet)
+    "mxnet",
+    tree.ArrayKind(
+        mx.nd.NDArray,
+        lambda array: array.stype,
+        lambda array: array.asnumpy(),
+        _to_mxnet,
+        lambda array: array.copy(),  # by MXNet's engine
+    ),
 )
 
 
@@ -41,7 +48,7 @@ def take(stores, round, state, trainers):
     session.progress.mark(round)
     if not is_due:
         return
-    state = tree.checked({} if state is None else state, "state", _copy)
+    state = tree.checked({} if state is None else state, "state")
     session.snapshots.wait_for_last(round)
     entries = [(store, entry) for store in stores for entry in store._keys.values()]
     completions = Completions()
@@ -79,7 +86,7 @@ def _own_of_store(store):
     if store._updates_here:
         own["states"] = _states(store._updater)
         if store.rank == 0:  # whose init tells the others
-            own["weights"] = {entry.id: _copy(entry.weight) for entry in store._keys.values()}
+            own["weights"] = {entry.id: entry.weight.copy() for entry in store._keys.values()}
     return own
 
 
@@ -90,7 +97,7 @@ def _own_of_trainer(trainer):
     own["loss_scaler"] = _plain(getattr(trainer, "_amp_loss_scaler", None))
     for number, parameter in enumerate(trainer._params):
         if parameter._data is not None and parameter._stype == "default" and (updates or parameter.grad_req == "null"):
-            own["arrays"][number] = [_copy(array) for array in parameter.list_data()]
+            own["arrays"][number] = [array.copy() for array in parameter.list_data()]
     if updates:
         own["optimizer"] = _numbers(trainer._optimizer)
         own["states"] = [_states(updater) for updater in trainer._updaters]
@@ -241,12 +248,8 @@ def _saved(store):
     return None if own is None else own["stores"].get(store._store)
 
 
-def _copy(array):
-    return array.copy() if isinstance(array, mx.nd.NDArray) else np.array(array)
-
-
 def _states(updater):
-    return tree.checked(getattr(updater, "states", None), "the optimizer's state", _copy)
+    return tree.checked(getattr(updater, "states", None), "the optimizer's state")
 
 
 def _restore_states(updater, states):

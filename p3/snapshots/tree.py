@@ -24,8 +24,8 @@ class ArrayKind(NamedTuple):
     variant: Callable[[Any], str]  # what there is to say of one, beside what NumPy's array says
     to_numpy: Callable[[Any], np.ndarray]  # may wait
     from_numpy: Callable[[np.ndarray, str], Any]  # array and variant
+    copy: Callable[[Any], Any]  # another one, of the same kind
     type_name: Callable[[Any], str] = lambda array: np.dtype(array.dtype).name  # of its elements, NumPy's
-    copy: Optional[Callable[[Any], Any]] = None  # one of its own kind; None: NumPy's
 
 
 _kinds: Dict[str, ArrayKind] = {}
@@ -40,27 +40,24 @@ def _front_end_of(value: Any) -> Optional[str]:
     return next((name for name, kind in _kinds.items() if isinstance(value, kind.type)), None)
 
 
-def checked(tree: Any, where: str, copy: Callable[[Any], Any] = np.array) -> Any:
-    """A copy of the tree, for another thread. ValueError, naming the entry, if a snapshot cannot hold it.
-
-    `copy` makes an array's.
-    """
+def checked(tree: Any, where: str) -> Any:
+    """A copy of the tree, for another thread. ValueError, naming the entry, if a snapshot cannot hold it."""
     if type(tree) in _PLAIN:
         return tree
     if isinstance(tree, np.generic):
         return checked(tree.item(), where)
     if type(tree) in (list, tuple):
-        return type(tree)(checked(item, "%s[%d]" % (where, number), copy) for number, item in enumerate(tree))
+        return type(tree)(checked(item, "%s[%d]" % (where, number)) for number, item in enumerate(tree))
     if isinstance(tree, dict):
         for key in tree:
             if type(key) not in _KEYS:
                 raise ValueError("%s: the key %r cannot be in a snapshot; strings and numbers can" % (where, key))
-        return {key: checked(item, "%s[%r]" % (where, key), copy) for key, item in tree.items()}
+        return {key: checked(item, "%s[%r]" % (where, key)) for key, item in tree.items()}
     kind = _kinds.get(_front_end_of(tree))
     if kind is not None and kind.type_name(tree) in FILE_TYPES:
-        return (kind.copy or copy)(tree)
+        return kind.copy(tree)
     if isinstance(tree, np.ndarray) and tree.dtype.name in FILE_TYPES:
-        return copy(tree)
+        return np.array(tree)
     type_name = type(tree).__name__
     if hasattr(tree, "dtype"):
         type_name += " of %s" % tree.dtype

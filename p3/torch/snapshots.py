@@ -14,22 +14,24 @@ import torch
 
 from p3.snapshots import tree
 from p3.torch import job
+from p3.torch.arrays import as_numpy
 
 _optimizers: List[weakref.ref] = []  # Rounds, in the order in which they were made, which is the same on all workers
 
+
 def _type_name(tensor: torch.Tensor) -> str:
-    return "int16" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).partition(".")[2]
+    return str(tensor.dtype).partition(".")[2]
 
 
 tree.register(
     "torch",
     tree.ArrayKind(
         torch.Tensor,
-        lambda tensor: str(tensor.dtype).partition(".")[2],
-        lambda tensor: (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy(),
-        lambda array, dtype: torch.from_numpy(array.copy()).view(getattr(torch, dtype)),
         _type_name,
+        as_numpy,
+        lambda array, dtype: torch.from_numpy(array.copy()).view(getattr(torch, dtype)),
         lambda tensor: tensor.detach().to("cpu", copy=True).contiguous(),
+        lambda tensor: "int16" if tensor.dtype == torch.bfloat16 else _type_name(tensor),
     ),
 )
 
