@@ -34,6 +34,7 @@ class Parameter:
         self._session, self._update_here = session, update_here
         self._rescale = 1.0 / session.num_workers
         self._operation: Any = None
+        self._is_skip = False  # this worker's part of it
         self._gradient: Optional[torch.Tensor] = None  # what was pushed, or is being added up
         self._gradient_version = -1
         self._sent: Any = None  # the scalars
@@ -80,7 +81,7 @@ class Parameter:
         self._require_unwritten()
         gradient = self.tensor.grad
         self._sent = self._scalars()
-        self._operation = self._push(gradient)
+        self._operation, self._is_skip = self._push(gradient), False
         self._gradient, self._gradient_version = gradient, gradient._version
         self.is_new = True
         self._landed = self._take_round
@@ -94,7 +95,7 @@ class Parameter:
     def skip(self) -> None:
         """Begins a round without a gradient of this worker."""
         self.land()
-        self._operation = self._skip()
+        self._operation, self._is_skip = self._skip(), True
         self.is_new = True
         self._landed = self._take_round
 
@@ -126,6 +127,12 @@ class Parameter:
         self.forget_gradient()
 
     # Its result
+
+    def updates_by_now(self) -> int:
+        """With the round under way. Waits for that if this worker has skipped it, as others may have pushed."""
+        if self._is_skip:
+            self.land()
+        return self.updates + self.is_pending
 
     @property
     def is_pending(self) -> bool:

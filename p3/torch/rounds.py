@@ -88,7 +88,7 @@ class Rounds:
             self._land()
         parameters = self._parameters.values()
         return {
-            "updates": {one.name: one.updates + one.is_pending for one in parameters},
+            "updates": {one.name: one.updates_by_now() for one in parameters},
             "weights": {one.name: in_memory_order(one.tensor) for one in parameters if self._updates_here},
             "buffers": self._control.values(),
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),

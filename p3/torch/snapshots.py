@@ -42,7 +42,8 @@ def snapshot(round: int, state: Any = None) -> None:
     Every worker calls it after each optimizer.step(), with the number of steps taken so far. `state` is what this
     worker alone needs to go on: a dict of names to tensors, arrays, numbers, strings, None, and lists and dicts of
     these (the learning rate scheduler's state_dict, random states, the position in the data ...); ValueError names what
-    cannot be in it. Waits for nothing where the servers update, unless the snapshot before is still being written.
+    cannot be in it. Where the servers update, it waits only for parameters without a gradient in this step, and for the
+    snapshot before if that is still being written.
     """
     session = job.current()
     optimizers = [one for one in (reference() for reference in _optimizers) if one is not None]

@@ -261,6 +261,16 @@ def test_a_state_of_other_settings_is_an_error(model, optimizer):
         optimizer.load_state_dict(content)
 
 
+def test_a_snapshot_counts_no_update_of_a_parameter_without_gradient(model):
+    model.unused = nn.Linear(2, 2)
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model)
+    for _ in range(2):
+        step(model, optimizer)
+    updates = optimizer._p3.own_state()["updates"]
+    assert (updates["0.weight"], updates["unused.weight"]) == (2, 0)
+
+
 def test_a_step_without_gradients_changes_nothing(model, optimizer):
     step(model, optimizer)
     optimizer.synchronize()
