@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <type_traits>
@@ -80,9 +81,10 @@ bool MXNetApi::is_dense(NDArrayHandle array) const {
 // memory, so all copies would wait for each other, and layers for copies, in the order in which they were queued.
 void MXNetApi::copy(NDArrayHandle source, NDArrayHandle destination) const {
   constexpr const char* kTypes[] = {"float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool"};
-  const bool computes = is_dense(destination) && in_cpu_memory(source) && in_cpu_memory(destination);
   int type = 0;
   check(MXNDArrayGetDType(destination, &type));
+  const bool computes = is_dense(destination) && in_cpu_memory(source) && in_cpu_memory(destination) &&
+                        type < static_cast<int>(std::size(kTypes));
   const char *parameter = "dtype", *type_name = computes ? kTypes[type] : nullptr;
   int outputs = 1;
   NDArrayHandle* destinations = &destination;
