@@ -114,17 +114,18 @@ class Clock:
     """A GPU's time: each step ends when it follows from the steps before, so that late wake-ups do not add up."""
 
     def __init__(self) -> None:
-        self._due = time.monotonic()
+        self._due = self._woke = time.monotonic()
 
     def compute(self, seconds: float) -> None:
         self._due += seconds
         left = self._due - time.monotonic()
         if left > 0:
             time.sleep(left)
+        self._woke = time.monotonic()
 
     def hold_up(self) -> float:
-        """How late the caller is for what is due next, which is put off by that."""
-        late = time.monotonic() - self._due
+        """How long the caller has done something else since compute(). What is due next is put off by that."""
+        late = time.monotonic() - max(self._due, self._woke)
         if late < READY_S:
             return 0.0
         self._due += late

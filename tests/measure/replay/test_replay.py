@@ -209,3 +209,16 @@ def test_late_wake_ups_do_not_add_up_and_stalls_do(monkeypatch):
     clock.compute(0.05)
     assert fake.now == pytest.approx(stalled_until + 0.05 + 0.01)
     assert clock.stall(lambda: None) == 0
+
+
+def test_a_late_wake_up_is_not_what_the_caller_has_held_up(monkeypatch):
+    fake = FakeTime(oversleep=0.01)
+    monkeypatch.setattr(replay, "time", fake)
+    clock = replay.Clock()
+    clock.compute(0.05)
+    assert clock.hold_up() == 0
+    fake.now += 1.0
+    assert clock.hold_up() == pytest.approx(1.0)
+    held_until = fake.now
+    clock.compute(0.05)
+    assert fake.now == pytest.approx(held_until - 0.01 + 0.05 + 0.01)
