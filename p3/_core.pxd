@@ -132,7 +132,8 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         size_t bytes(int, uint8_t) except +raise_as_python
         size_t row_bytes(int, uint8_t) except +raise_as_python
         void init(int, const void*, void*, int32_t, Completion) except +raise_as_python
-        void push(int, const void*, void*, int32_t, const RoundScalars&, Completion) except +raise_as_python
+        void push(int, const void*, void*, int32_t, const RoundScalars&, Completion, cbool) except +raise_as_python
+        void flush() except +raise_as_python
         void skip(int, void*, int32_t, Completion) except +raise_as_python
         void fetch(int, uint8_t, void*, Completion) except +raise_as_python
         void store(int, uint8_t, const void*, Completion) except +raise_as_python

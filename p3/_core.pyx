@@ -289,15 +289,20 @@ cdef class P3Worker:
             self.core.init(key, operation.source.buf, operation.landing.buf, priority, operation.completion[0])
         return operation
 
-    def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS):
+    def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool more=False):
         """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars)."""
         if gradient is None:
             raise ValueError("push needs a gradient")
         cdef Operation operation = self.begin(key, 0, gradient, landing)
         cdef RoundScalars round = round_scalars(scalars)
         with nogil:
-            self.core.push(key, operation.source.buf, operation.landing.buf, priority, round, operation.completion[0])
+            self.core.push(key, operation.source.buf, operation.landing.buf, priority, round, operation.completion[0],
+                           more)
         return operation
+
+    def flush(self):
+        with nogil:
+            self.core.flush()
 
     def skip(self, int key, landing not None, int32_t priority=0):
         return self.skip_rows(key, landing, priority)

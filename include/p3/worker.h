@@ -85,7 +85,11 @@ class Worker {
   // ignored (and may be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
-  void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done);
+  // `more`: other calls follow soon, so the sender is not woken for a small gradient alone; flush() before waiting.
+  void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done,
+            bool more = false);
+  // What was pushed with `more` leaves now, as it does with the next call of any other kind.
+  void flush();
   // The next round of a key of either kind, without a gradient of this worker, which has taken its last step while others
   // go on: their new value lands as ever. Once every worker skips, the round completes with `updated` false and the
   // landing array as it is.

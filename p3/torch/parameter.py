@@ -16,6 +16,9 @@ from p3._core import NO_SCALARS
 from p3.torch import job, rules
 from p3.torch.arrays import DTYPES, in_memory_order, is_dense, like, shape_in_memory
 
+# Each push wakes the sender, which may take the training thread's core. Most parameters are as small as a bias.
+_SMALL_BYTES = 16 << 10
+
 
 class Parameter:
     """Threads: those of the script, one at a time; autograd's hooks count as such."""
@@ -41,8 +44,10 @@ class Parameter:
         self._group_then: Dict[str, Any] = {}  # as step() found it
         self._version = -1  # of the tensor, when P3 wrote it last; -1: anybody may write
         self.landing = torch.empty_like(tensor, requires_grad=False)
+        nbytes = tensor.numel() * tensor.element_size()
+        self._is_small = nbytes <= _SMALL_BYTES
         # Whether the memory is this parameter's alone, so that nobody notices if it changes places with the landing.
-        self._may_swap = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        self._may_swap = tensor.untyped_storage().nbytes() == nbytes
         self.key = self._declare(store)
 
     def _declare(self, store: int):
@@ -75,22 +80,25 @@ class Parameter:
     def forget_gradient(self) -> None:
         self._gradient, self.fires = None, 0
 
-    def push(self) -> None:
-        """Begins a round with the tensor's gradient, which belongs to P3 until the round's result has landed."""
+    def push(self, more: bool = False) -> None:
+        """Begins a round with the tensor's gradient, which belongs to P3 until the round's result has landed.
+
+        `more`: others follow soon, with which a small gradient can leave.
+        """
         self.land()
         self._require_unwritten()
         gradient = self.tensor.grad
         self._sent = self._scalars()
-        self._operation, self._is_skip = self._push(gradient), False
+        self._operation, self._is_skip = self._push(gradient, more and self._is_small), False
         self._gradient, self._gradient_version = gradient, gradient._version
         self.is_new = True
         self._landed = self._take_round
 
-    def _push(self, gradient):
+    def _push(self, gradient, more):
         if gradient.layout != torch.strided:
             gradient = gradient.to_dense()
-        source = in_memory_order(like(self.tensor, gradient))
-        return self._session.pushpull(self.key, source, in_memory_order(self.landing), self.priority, *self._sent)
+        source, landing = in_memory_order(like(self.tensor, gradient)), in_memory_order(self.landing)
+        return self._session.pushpull(self.key, source, landing, self.priority, *self._sent, more=more)
 
     def skip(self) -> None:
         """Begins a round without a gradient of this worker."""
@@ -174,6 +182,7 @@ class Parameter:
 
     def _wait(self, operation) -> None:
         timeout_s = self._session.wait_timeout_s
+        self._session.flush()
         if not job.wait(self._session, operation, timeout_s):
             raise TimeoutError(
                 "%s: waited %g s for a new value of %s; another worker is slow or stuck (P3_WAIT_TIMEOUT_S)"
@@ -224,7 +233,7 @@ class RowParameter(Parameter):
     def _init(self, value):
         return self._session.init_rows(self.key, value, in_memory_order(self.landing), self.priority)
 
-    def _push(self, gradient):
+    def _push(self, gradient, _more):
         if gradient.layout != torch.sparse_coo:
             raise ValueError(
                 "the gradient of %s is dense, but its module says sparse=True: a weight that other modules use, too, "

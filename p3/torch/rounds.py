@@ -177,12 +177,12 @@ class Rounds:
                 "optimizer.synchronize() before using parameters from outside their modules" % parameter.name
             )
         if parameter.count_gradient():
-            self._push(parameter)
+            self._push(parameter, more=True)  # at the end of the step, at the latest
 
-    def _push(self, parameter: Parameter) -> None:
+    def _push(self, parameter: Parameter, more: bool = False) -> None:
         if self._partitions is not None and parameter.key.sparse:
             self._partitions.pushed(parameter.key)
-        parameter.push()
+        parameter.push(more)
 
     # Steps
 

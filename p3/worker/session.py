@@ -154,15 +154,21 @@ class Session(Control):
     def pushpull(
         self, key: Key, gradient: Any, landing: Any, priority: int = 0,
         lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0, updates: float = 0.0, schedule: float = 1.0,
+        more: bool = False,
     ):  # fmt: skip
         """One round: the gradient goes out, the new value (without an optimizer: the sum) comes into `landing`.
 
         Higher priorities leave sooner. The numbers must be the same on every worker; they are used by the store's
-        optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull.
+        optimizer. `more`: other calls follow soon, and a small gradient may wait for them; call flush() before waiting.
+        Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull.
         """
         self.check()
         self.begin_push(key)
-        return self.core.push(key.handle, gradient, landing, priority, (lr, wd, rescale, updates, schedule))
+        return self.core.push(key.handle, gradient, landing, priority, (lr, wd, rescale, updates, schedule), more)
+
+    def flush(self) -> None:
+        """What was pushed with `more` leaves now, as it does with the next call of another kind."""
+        self.core.flush()
 
     def skip(self, key: Key, landing: Any, priority: int = 0):
         """One round without a gradient of this worker, which has taken its last step while others go on.

@@ -85,7 +85,7 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
       most_urgent_waiting();
       if (write == Write::kHere)
         here = sending_ = true;
-      else
+      else if (write == Write::kBySender && !nothing_to_send())
         wake = std::exchange(sender_sleeps_, false);
     }
   }

@@ -83,8 +83,9 @@ class Transport {
   void start();
 
   // Queues frames; one lock for all of them. Ignored after a failure. kHere lets the caller, if it is a thread of the
-  // core, write some of what is queued itself.
-  enum class Write { kBySender, kHere };
+  // core, write some of what is queued itself. kLater: more follows, so the sender is not woken; it finds the frames when
+  // it looks next, after half a heartbeat at the latest.
+  enum class Write { kBySender, kHere, kLater };
   void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
   // Has the receiver call work() soon, or again, if it is asked from there. From any thread.
   void ask_for_work();

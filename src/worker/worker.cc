@@ -195,11 +195,14 @@ void Worker::init(int key, const void* value, void* landing, int32_t priority, D
 }
 
 void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars,
-                  Done done) {
+                  Done done, bool more) {
   Key& pushed = impl_->dense_key(key);
   auto transfer = std::make_shared<SliceTransfer>(Kind::kPush, pushed, gradient, landing);
-  impl_->submit(pushed, {{std::move(transfer), std::move(done), priority, scalars}});
+  impl_->submit(pushed, {{std::move(transfer), std::move(done), priority, scalars}},
+                more ? Transport::Write::kLater : Transport::Write::kBySender);
 }
+
+void Worker::flush() { impl_->flush(); }
 
 void Worker::push_rows(int key, const RowsView& gradient, void* landing, int32_t priority, const RoundScalars& scalars,
                        RowsDone done) {

@@ -10,7 +10,7 @@ namespace p3 {
 
 // --- from the script to the network -------------------------------------------------------------------------------
 
-void Worker::Impl::submit(Key& key, std::vector<Operation> operations) {
+void Worker::Impl::submit(Key& key, std::vector<Operation> operations, Transport::Write write) {
   std::vector<Transport::Outgoing> frames;
   std::optional<Error> failure;
   {
@@ -25,8 +25,10 @@ void Worker::Impl::submit(Key& key, std::vector<Operation> operations) {
   if (failure)
     operations.back().done(&*failure, false);
   else
-    transport_.send(frames);
+    transport_.send(frames, write);
 }
+
+void Worker::Impl::flush() { transport_.send({}); }
 
 void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames) {
   if (key.active || !key.plan || failure_) return;

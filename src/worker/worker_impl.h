@@ -59,7 +59,8 @@ class Worker::Impl final : public Transport::Handler {
   // Fails the job if the key has no row of such an id.
   void check_ids(const Key& key, const int64_t* ids, uint64_t count);
   // One after the other; `done` is only that of the last one.
-  void submit(Key& key, std::vector<Operation> operations);
+  void submit(Key& key, std::vector<Operation> operations, Transport::Write write = Transport::Write::kBySender);
+  void flush();
   // The answer of one shard has landed, or one frame that borrows from the key has left.
   void count_down(Key& key);
   // What is under way is complete: tells who asked for it, and begins the key's next operation.
