@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
-from p3.measure.bench import experiments, jobs, machine, results, runs, tables
+from p3.measure.bench import curves, experiments, jobs, machine, results, runs, tables
 from p3.measure.bench.experiments import Configuration
 from p3.measure.bench.ssh_host import SshHost
 from p3.measure.bench.runs import Course, Site
@@ -49,11 +49,15 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
     total = len(configurations) * len(options.stores) * options.repeats
     with _output(options.out) as write, tqdm(total=total, unit="run", disable=None) as progress, _sigterm_raises():
         write(records[0])
+        agreement = curves.Agreement()
         try:
+            if experiment.name == "learn" and options.rate is None:
+                configurations = [_balanced(one, course, site_of) for one in configurations]
             with contextlib.closing(_turns(configurations, options.stores, options.repeats, site_of)) as turns:
                 for store, configuration, repeat, site in turns:
                     progress.set_description(f"{configuration.title} {store.name}")
                     for record in runs.run(store, configuration, course, site, repeat):
+                        agreement.check(configuration, record)
                         write(record)
                         records.append(record)
                         if record["kind"] == "run" and record["result"] != "right":
@@ -68,6 +72,19 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
             status = 0 if all(record.get("result", "right") == "right" for record in records) else 1
     print(tables.text(tables.tables(results.of_records(records))) or "no run has ended")
     return status
+
+
+def _balanced(configuration: Configuration, course: Course, site_of: Callable) -> Configuration:
+    """At the rate that its computation calls for, which is measured first. ConfigError if that fails."""
+    with site_of(configuration) as site:
+        try:
+            seconds, bytes_ = runs.computation(configuration, course, site)
+        except jobs.JobError as error:
+            raise ConfigError(f"the computation of {configuration.model} cannot be measured: {error}") from None
+    made = experiments.balanced(configuration, bytes_, seconds)
+    print(f"{made.title}: an iteration computes for {seconds:.3f} s, and {bytes_ / 1e6:.1f} MB take as long",
+          file=sys.stderr)  # fmt: skip
+    return made
 
 
 def _turns(

@@ -63,7 +63,8 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     defaults = {**experiments.COMMON_DEFAULTS, **experiment.defaults}
     sentence = experiment.help[0].upper() + experiment.help[1:] + "."
     parser = names.add_parser(experiment.name, help=experiment.help, description=sentence)
-    is_emulated = experiment.name != "compute"
+    is_emulated = experiment.name not in experiments.REAL
+    is_learn = experiment.name == "learn"
 
     def add(option: str, help: str, **how) -> None:
         parser.add_argument(option, help=help, **how)
@@ -76,6 +77,10 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             default="none")
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
+    if is_learn:
+        add("--models", "which, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
+        add("--loss", "seconds to which are told (default %s)"
+            % ", ".join("%s %g" % one for one in experiments.GOALS.items()), type=_number(1e-9, 1e9), metavar="L")
     if is_emulated and experiment.name != "ratio":
         add("--compute", "emulated, of an iteration (default%s)" % _told(defaults["compute"]),
             type=_number(0, 1e4), metavar="S")
@@ -91,13 +96,14 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=_list(float, 0.01, 100), default=experiments.RATIOS, metavar="R[,...]")
-    known = names_among(experiments.ALL + experiments.OF_TORCH)
+    known = names_among(experiments.OF_TORCH if is_learn else experiments.ALL + experiments.OF_TORCH)
     add("--stores", "which, comma-separated (default %(default)s)", type=known)
-    megabytes = 80 * defaults["shrink"] if is_emulated else 13
+    megabytes = 80 * defaults["shrink"] if is_emulated else 10 if is_learn else 13
     add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=_number(1e-6, 1e3))
     add("--hosts", "each with one worker and one server (default %(default)s)",
         type=_list(int, 1, 200), metavar="N" + _more(experiment, "hosts"))
-    add("--rate", "of each host's link, each way, as 800mbit (default%s)" % _told(defaults["rate"]),
+    told_rate = ": at which communication takes as long as computation" if is_learn else _told(defaults["rate"])
+    add("--rate", "of each host's link, each way, as 800mbit (default%s)" % told_rate,
         type=rates, metavar="R" + _more(experiment, "rate"))
     add("--delay", "one way between hosts, as 0.1ms (default: none)", type=delay, metavar="D")
     add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are (default: measured)",

@@ -19,6 +19,8 @@ REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of com
 RATIOS = "0.6,1.0,1.4"
 SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
 TRAINED = "convnet"  # the model of `compute`; see train.py
+GOALS = {"gpt": 2.5, "convnet": 0.4}  # of `learn`, see lessons.py: the losses that they shall reach
+REAL = ("compute", "learn")  # what emulates nothing
 
 
 class Configuration(NamedTuple):
@@ -27,16 +29,17 @@ class Configuration(NamedTuple):
     experiment: str
     model: str
     size: float
-    compute_s: Optional[float]  # None: the computation is real
+    compute_s: Optional[float]  # emulated; or of a real iteration, None where that was not measured
     rate_mbit: Optional[float]
     delay_ms: float
     hosts: int
     slice_elements: int
     label: str = ""  # what sets it apart, in words, besides the model
+    goal_loss: Optional[float] = None  # that a training shall reach
 
     @property
     def is_emulated(self) -> bool:
-        return self.compute_s is not None
+        return self.experiment not in REAL
 
     @property
     def title(self) -> str:
@@ -56,6 +59,7 @@ class Configuration(NamedTuple):
             "servers": self.hosts,
             "slice_elements": self.slice_elements,
             "label": self.label,
+            **({} if self.goal_loss is None else {"goal_loss": self.goal_loss}),
         }
 
 
@@ -125,6 +129,23 @@ def compute(options: Namespace) -> List[Configuration]:
     ]
 
 
+def learn(options: Namespace) -> List[Configuration]:
+    """Without --rate, it is chosen when the computation has been measured: `balanced`."""
+    rate_mbit = options.rate[0] if options.rate else None
+    return [
+        _configuration(
+            options, model, compute_s=None, rate_mbit=rate_mbit, label="" if rate_mbit is None else rate_text(rate_mbit)
+        )._replace(size=options.size or options.shrink, goal_loss=options.loss or GOALS[model])
+        for model in options.models
+    ]
+
+
+def balanced(configuration: Configuration, bytes_: int, compute_s: float) -> Configuration:
+    """At the rate where the values take as long in one direction as an iteration computes."""
+    rate_mbit = float(f"{bytes_ * 8 / 1e6 / compute_s:.3g}")
+    return configuration._replace(rate_mbit=rate_mbit, compute_s=round(compute_s, 4), label=rate_text(rate_mbit))
+
+
 # Defaults are written as on the command line.
 EXPERIMENTS: Tuple[Experiment, ...] = (
     Experiment(
@@ -154,6 +175,10 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
     Experiment(
         "compute", "a real training with Gluon, nothing emulated", compute,
         {"rate": "100mbit", "compute": None, "iterations": 20, "warmup": 5},
+    ),
+    Experiment(
+        "learn", "seconds to a given loss: a GPT and a convolutional net trained with PyTorch, nothing emulated", learn,
+        {"models": ",".join(GOALS), "stores": ",".join(OF_TORCH), "rate": None, "compute": None, "iterations": 148},
     ),
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from p3.measure.bench.ssh_host import SshHost
 from p3.cluster.placement import source_path
@@ -53,7 +53,7 @@ class Store(NamedTuple):
     @property
     def is_workers_alone(self) -> bool:
         """Without servers and scheduler, found at MASTER_ADDR."""
-        return self.kvstore.startswith("ddp:")
+        return self.kvstore.startswith("ddp:") or self.kvstore == "alone"
 
     def command(self, role: str, worker: Sequence[str]) -> List[str]:
         if self.is_p3:
@@ -75,6 +75,10 @@ STORES: Dict[str, Store] = {
         Store("p3_torch", "p3_torch"),
     )
 }
+
+
+# Computes as the others do, and sends nothing: of `p3 bench learn` alone.
+ALONE = Store("alone", "alone")
 
 
 class LocalHost(NamedTuple):
@@ -126,10 +130,13 @@ class Job:
             for number in range(count):
                 self._spawn(role, number, self._hosts[number % len(self._hosts)])
 
-    def wait(self, timeout_s: float) -> None:
-        """Until all have ended by themselves: the workers in `timeout_s`, the others soon after. JobError if not so."""
+    def wait(self, timeout_s: float, watch: Callable[[], None] = lambda: None) -> None:
+        """Until all have ended by themselves: the workers in `timeout_s`, the others soon after. JobError if not so.
+
+        Calls `watch` every POLL_S while workers run, and before it looks whether they have ended.
+        """
         deadline = time.monotonic() + timeout_s
-        while self._running("worker"):
+        while watch() or self._running("worker"):
             self.check()
             if time.monotonic() > deadline:
                 raise self.error(f"the workers did not end in {timeout_s:.0f} s", *self._running("worker"))
@@ -178,6 +185,11 @@ class Job:
     def sessions(self) -> List[int]:
         """The session of each process; everything it may start itself belongs to the same one."""
         return [process.pid for process in self._processes.values()]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all its processes are this machine's."""
+        return not any(isinstance(host, SshHost) for host in [*self._hosts, self._root])
 
     def session(self, name: str) -> int:
         return self._processes[name].pid

@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from p3.measure.bench import curves
 from p3.measure.bench.results import (
-    IDLE_SHARE, Nic, Results, Summary, idle_share, model_label, setting, store_label, store_rank, summarise,
+    IDLE_SHARE, Nic, Results, Summary, comparable, idle_share, model_label, setting, store_label, store_rank, summarise,
 )  # fmt: skip
 from p3.errors import ConfigError
 
@@ -29,8 +30,12 @@ _STYLES = {
     "mxnet_p3": ("#E69F00", "s"),
     "p3_slicing": ("#CC79A7", "^"),
     "p3_sync": ("#009E73", "D"),
+    "ddp_1": ("#56B4E9", "<"),
+    "ddp_5": ("#0072B2", "P"),
+    "ddp_25": ("#D55E00", ">"),
+    "p3_torch": ("#009E73", "D"),
 }
-_OTHER_STYLE = ("#56B4E9", "v")
+_OTHER_STYLE = ("#999999", "v")
 _BOUND_STYLE = {"color": "black", "linestyle": (0, (5, 2)), "linewidth": 1.3}
 _WARNING_COLOUR = "#B00000"
 
@@ -100,6 +105,46 @@ def compute(results: Results) -> Figure:
     return _bars(results, "Iteration time of real training")
 
 
+def learn(results: Results) -> Figure:
+    """A row for each training: each store's loss over seconds, and beside it the CPU seconds of an iteration."""
+    summaries = summarise(results.runs)
+    drawn = curves.curves(results.runs)
+    panels = _panels(summaries, lambda one: {})
+    figure, grid = _figure(results, "Loss over seconds of real training", len(panels), 2)
+    for (losses, cpu), (_, members) in zip(grid, panels):
+        losses.set_title(_title(members[0], ("rate", "compute", "delay", "hosts")))
+        here = [one for one in drawn if comparable(one.configuration) == comparable(members[0])]
+        _draw_curves(losses, here)
+        cpu.set_title("CPU seconds of all processes")
+        cpu.set_ylabel("CPU seconds for an iteration")
+        known = [one for one in members if one.cpu_s is not None]
+        for one in known:
+            cpu.bar(store_label(one.store), one.cpu_s, 0.7, color=_style(one.store)[0])
+            cpu.annotate("%.3g" % one.cpu_s, (store_label(one.store), one.cpu_s), (0, 3), textcoords="offset points",
+                         ha="center", fontsize=8)
+        cpu.tick_params(axis="x", labelrotation=15, labelsize=8)
+        cpu.margins(y=0.12)
+    _legend(figure, summaries)
+    return figure
+
+
+def _draw_curves(axes, drawn: Sequence[curves.Curve]) -> None:
+    for number, one in enumerate(drawn):
+        colour = _style(one.configuration.store)[0]
+        axes.plot(one.at_s, one.losses, color=colour, linewidth=1.5, zorder=3 + number / 10)
+        axes.fill_betweenx(one.losses, one.low_s, one.high_s, color=colour, alpha=0.2, linewidth=0)
+        if one.goal_s:
+            axes.plot([one.goal_s[0]], [one.goal_loss], color=colour, marker=_style(one.configuration.store)[1],
+                      markersize=7, zorder=4 + number / 10)
+    for goal_loss in dict.fromkeys(one.goal_loss for one in drawn):
+        axes.axhline(goal_loss, color="#333333", linewidth=0.9, linestyle=":")
+    if not drawn:
+        axes.text(0.5, 0.5, "no right run", ha="center", transform=axes.transAxes, color=_WARNING_COLOUR)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("loss, mean of %d steps" % curves.SMOOTHED_STEPS)
+    axes.set_xlim(left=0)
+
+
 def utilization(results: Results) -> Figure:
     """A column for each setting, a row for each store: what its first host sent, and below the axis, received."""
     if not results.nics:
@@ -136,7 +181,7 @@ def utilization(results: Results) -> Figure:
 
 
 FIGURES: Dict[str, Callable[[Results], Figure]] = {
-    one.__name__: one for one in (bandwidth, utilization, scale, slices, targets, ratio, compute)
+    one.__name__: one for one in (bandwidth, utilization, scale, slices, targets, ratio, compute, learn)
 }
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from p3.errors import ConfigError
@@ -37,6 +37,7 @@ MODELS = {
     "vgg19": "VGG-19",
     "resnet50": "ResNet-50",
     "inception_v3": "Inception V3",
+    "gpt": "GPT",
     "sockeye": "Sockeye-like",
     "bert": "BERT-base-like",
 }
@@ -97,6 +98,11 @@ class Run(Configuration):
     worst_layer: Optional[str]
     result: str
     error: Optional[str]
+    cpu_s: Optional[float] = None  # of all processes, for an iteration
+    # Of a training: the loss that it shall reach, and each step's, with the seconds after which it was known.
+    goal_loss: Optional[float] = None
+    losses: Optional[Tuple[float, ...]] = None
+    loss_at_s: Optional[Tuple[float, ...]] = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,7 @@ class Summary(Configuration):
     bound_s: Optional[float]
     failed: int  # of the runs
     error: Optional[str]  # of the first that failed
+    cpu_s: Optional[float] = None  # of all processes, for an iteration; None where a run does not say it
 
     @property
     def throughput(self) -> Optional[float]:
@@ -196,6 +203,7 @@ def summarise(runs: Iterable[Run]) -> List[Summary]:
 def _summary(configuration: Configuration, runs: Sequence[Run]) -> Summary:
     medians = [run.median_s for run in runs if run.result == "right"]
     bounds = [run.bound_s for run in runs if run.bound_s is not None]
+    cpu_s = [run.cpu_s for run in runs if run.result == "right"]
     errors = [run.error or "the weights are wrong" for run in runs if run.result != "right"]
     return Summary(
         **vars(configuration),
@@ -206,6 +214,7 @@ def _summary(configuration: Configuration, runs: Sequence[Run]) -> Summary:
         bound_s=statistics.median(bounds) if bounds else None,
         failed=len(errors),
         error=errors[0] if errors else None,
+        cpu_s=statistics.median(cpu_s) if cpu_s and None not in cpu_s else None,
     )
 
 
@@ -339,6 +348,8 @@ def _check_run(run: Run) -> None:
     median = statistics.median(run.iteration_s)
     if abs(run.median_s / median - 1) > 1e-3:
         raise ValueError("median_s is %g, but the median of iteration_s is %g" % (run.median_s, median))
+    if len(run.losses or ()) != len(run.loss_at_s or ()):
+        raise ValueError("%d losses at %d moments" % (len(run.losses or ()), len(run.loss_at_s or ())))
 
 
 def _make(kind, found: Dict[str, Any]):
@@ -346,6 +357,8 @@ def _make(kind, found: Dict[str, Any]):
     values = {}
     for field in fields(kind):
         if field.name not in found:
+            if field.default is not MISSING:  # older than the field
+                continue
             raise ValueError("%r is missing" % field.name)
         value = found[field.name]
         allowed, wanted = _RULES[field.name]
@@ -377,14 +390,16 @@ _MAPPING = (lambda value: isinstance(value, dict), "an object")
 _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("experiment", "store", "model", "command", "time", "commit"), _TEXT),
     **dict.fromkeys(("bound_reason", "worst_layer", "error"), (lambda value: isinstance(value, str), "a text")),
-    **dict.fromkeys(("size", "bytes", "rate_mbit", "interval_s", "median_s", "bound_s"), _POSITIVE),
-    **dict.fromkeys(("compute_s", "delay_ms", "stall_s"), _NOT_NEGATIVE),
+    **dict.fromkeys(("size", "bytes", "rate_mbit", "interval_s", "median_s", "bound_s", "goal_loss"), _POSITIVE),
+    **dict.fromkeys(("compute_s", "delay_ms", "stall_s", "cpu_s"), _NOT_NEGATIVE),
     **dict.fromkeys(("hosts", "workers", "servers", "slice_elements"), _AT_LEAST_ONE),
     **dict.fromkeys(("repeat", "host"), _COUNT),
     **dict.fromkeys(("machine", "versions", "options"), _MAPPING),
     "computation": (lambda value: value in ("emulated", "real"), "emulated or real"),
     "result": (lambda value: value in RESULTS, "one of " + ", ".join(RESULTS)),
     "iteration_s": (_numbers_from(1e-9), "a list of seconds"),
+    "losses": (_numbers_from(-math.inf), "a list of losses"),
+    "loss_at_s": (_numbers_from(1e-9), "a list of seconds"),
     "bytes_in": (_numbers_from(0), "a list of bytes"),
     "bytes_out": (_numbers_from(0), "a list of bytes"),
 }

@@ -1,20 +1,23 @@
 """One run: a fresh job of one store, a few iterations, and the record that comes of it.
 
 What is right is told by the workers themselves: they know what every weight must be (replay.py), or say what they have
-(train.py), and then all must have the same.
+(train.py, learn_train.py), and then all must have the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from p3.errors import ConfigError
 from p3.measure.bench import jobs, nic, train
+from p3.measure.bench.cpu import JobCpu
 from p3.measure.bench.experiments import Configuration
 from p3.measure.lab import hosts
 from p3.measure.replay import bound, models
@@ -23,6 +26,7 @@ START_TIMEOUT_S = 60.0
 START_TIMEOUT_PER_HOST_S = 15.0  # importing MXNet twice on a core that is shared
 PATIENCE = 4  # how much longer than without any overlap an iteration may take
 NIC_INTERVAL_S = 0.01
+COMPUTED_ITERATIONS, COMPUTED_WARMUP = 12, 3  # by which the computation is measured
 
 
 class Course(NamedTuple):
@@ -71,6 +75,7 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
         "bound_reason": limit.reason if limit else _why_no_bound(configuration),
         "stall_s": None,
         "worst_layer": None,
+        "cpu_s": None,
         "result": "failed",
         "error": None,
     }
@@ -81,22 +86,40 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
             folder=folder, omp_threads=course.omp_threads,
             environment={"P3_SLICE_ELEMENTS": str(configuration.slice_elements)} if store.is_p3 else {},
         ) as job, _sampled_nics(site.hosts if course.sample_nics else [], folder) as samples:  # fmt: skip
-            error = None
+            error = cpu = None
             try:
                 job.start()
-                job.wait(course.timeout_s or _timeout_s(configuration, course))
+                cpu = JobCpu(job)
+                job.wait(course.timeout_s or _timeout_s(configuration, course), cpu.sample)
             except jobs.JobError as failure:
                 error = str(failure)
             workers = [job.lines(f"worker {number}") for number in range(job.num_workers)]
     if not all(lines and lines[-1].get("kind") == "result" for lines in workers):
         return [dict(record, error=error or f"{store.name}: a worker has ended without a result")]
-    record.update(_summary(workers))
+    record.update(_summary(workers), cpu_s=_cpu_s(workers, cpu))
+    if configuration.experiment == "learn":
+        record.update(_curve(workers))
     record["error"] = error = error or next((one["error"] for one in samples if "error" in one), None)
     if error is not None:
         if record["result"] == "right":
             record["result"] = "failed"  # at its end
         return [record]
     return [record, *({"kind": "nic", **identity, **card} for card in _cards(workers, samples))]
+
+
+def computation(configuration: Configuration, course: Course, site: Site) -> Tuple[float, int]:
+    """Seconds that an iteration of a real training takes if all workers compute at the same time and send nothing, and
+    the model's bytes. JobError if that fails."""
+    course = course._replace(iterations=COMPUTED_ITERATIONS, warmup=COMPUTED_WARMUP)
+    with tempfile.TemporaryDirectory(prefix="p3-bench-") as name:
+        with jobs.Job(
+            jobs.ALONE, site.hosts, worker_command(jobs.ALONE, configuration, course), root=site.root,
+            port=next(site.ports), folder=Path(name), omp_threads=course.omp_threads,
+        ) as job:  # fmt: skip
+            job.start()
+            job.wait(course.timeout_s or _timeout_s(configuration, course))
+            workers = [job.lines(f"worker {number}") for number in range(job.num_workers)]
+    return statistics.median(_iteration_s(workers)), workers[0][0]["bytes"]
 
 
 def goal(configuration: Configuration) -> Optional[bound.Bound]:
@@ -115,6 +138,8 @@ def goal(configuration: Configuration) -> Optional[bound.Bound]:
 def worker_command(store: jobs.Store, configuration: Configuration, course: Course) -> List[str]:
     common = ["--store", store.kvstore, "--size", repr(configuration.size), "--iterations", str(course.iterations),
               "--warmup", str(course.warmup)]  # fmt: skip
+    if configuration.experiment == "learn":
+        return [sys.executable, "-m", "p3.measure.bench.learn_train", *common, "--model", configuration.model]
     if not configuration.is_emulated:
         return [sys.executable, "-m", "p3.measure.bench." + ("torch_train" if store.is_torch else "train"), *common]
     return [
@@ -123,7 +148,14 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
     ]  # fmt: skip
 
 
+@functools.lru_cache(maxsize=None)
 def _model_bytes(configuration: Configuration) -> int:
+    if configuration.experiment == "learn":
+        try:
+            from p3.measure.bench import lessons
+        except ImportError as error:
+            raise ConfigError(f"p3 bench learn needs PyTorch ({error}): pip install 'p3-training[torch]'") from None
+        return lessons.model_bytes(configuration.model, configuration.size)
     if not configuration.is_emulated:
         return train.model_bytes(configuration.size)
     return models.load(configuration.model, configuration.size).bytes
@@ -147,13 +179,9 @@ def _timeout_s(configuration: Configuration, course: Course) -> float:
 def _summary(workers: List[List[dict]]) -> Dict:
     """Of the lines of all workers of a run that came to its end."""
     header = workers[0][0]
-    # By worker, by iteration that counts.
-    counted = [
-        [line for line in lines if line.get("kind") == "iteration" and not line["warmup"]] for lines in workers
-    ]
-    iteration_s = [max(one["seconds"] for one in same) for same in zip(*counted)]
+    counted, iteration_s = _counted(workers), _iteration_s(workers)
     results = [lines[-1] for lines in workers]
-    alike = len({result.get("digest") for result in results}) == 1
+    alike = len({(lines[0].get("data"), lines[-1].get("digest")) for lines in workers}) == 1
     together = all(lines[0]["workers"] == len(workers) for lines in workers)  # MXNet opens a local store for any name
     right = alike and together and all(result["result"] == "right" for result in results)
     summary = {
@@ -168,6 +196,41 @@ def _summary(workers: List[List[dict]]) -> Dict:
         worst = max(range(len(by_layer)), key=by_layer.__getitem__)
         summary["worst_layer"] = header["layers"][worst][0] if by_layer[worst] > 0 else None
     return summary
+
+
+def _iterations(lines: List[dict]) -> List[dict]:
+    return [line for line in lines if line.get("kind") == "iteration"]
+
+
+def _counted(workers: List[List[dict]]) -> List[List[dict]]:
+    """By worker, by iteration that counts."""
+    return [[line for line in _iterations(lines) if not line["warmup"]] for lines in workers]
+
+
+def _iteration_s(workers: List[List[dict]]) -> List[float]:
+    """Of those that count; each is as long as its slowest worker's."""
+    return [max(one["seconds"] for one in same) for same in zip(*_counted(workers))]
+
+
+def _cpu_s(workers: List[List[dict]], cpu: JobCpu) -> Optional[float]:
+    """Of all processes, for an iteration that counts."""
+    counted = _counted(workers)
+    begin = min(lines[0]["start"] for lines in counted)
+    end = max(lines[-1]["start"] + lines[-1]["seconds"] for lines in counted)
+    used_s = cpu.between(begin, end)
+    return None if used_s is None else round(used_s / len(counted[0]), 6)
+
+
+def _curve(workers: List[List[dict]]) -> Dict:
+    """Each step's loss, the mean over the workers, and when all had read it; warm-up counts."""
+    steps = list(zip(*map(_iterations, workers)))
+    begins = [one["start"] for one in steps[0]]  # every host has a clock of its own
+    return {
+        "losses": [statistics.fmean(one["loss"] for one in same) for same in steps],
+        "loss_at_s": [
+            round(max(one["start"] + one["seconds"] - begin for one, begin in zip(same, begins)), 6) for same in steps
+        ],
+    }
 
 
 @contextlib.contextmanager
@@ -192,8 +255,7 @@ def _sampled_nics(sampled: Sequence, folder: Path) -> Iterator[List[Dict]]:
 
 def _cards(workers: List[List[dict]], samples: List[Dict]) -> Iterator[Dict]:
     """Each host's bytes while iterations that count went on. A host's worker has its clock."""
-    for host, (lines, sampled) in enumerate(zip(workers, samples)):
-        counted = [line for line in lines if line.get("kind") == "iteration" and not line["warmup"]]
+    for host, (counted, sampled) in enumerate(zip(_counted(workers), samples)):
         if counted:
             end = counted[-1]["start"] + counted[-1]["seconds"]
             intervals = nic.per_interval(sampled, counted[0]["start"], end, NIC_INTERVAL_S)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from p3.measure.bench import curves
 from p3.measure.bench.results import (
     IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Summary, comparable, idle_share, model_label, rate,
     setting, speedup, store_rank, summarise, unique,
@@ -56,6 +57,8 @@ def tables(results: Results) -> List[Table]:
     made = []
     for experiment in unique(run.experiment for run in results.runs):
         made += _experiment(experiment, summarise(run for run in results.runs if run.experiment == experiment))
+        if experiment == "learn":
+            made += _seconds_to_goals(curves.curves(run for run in results.runs if run.experiment == experiment))
         if experiment == "bandwidth":
             made += _best_speedups([one for one in summarise(results.runs) if one.experiment == experiment])
     return made + _idle_shares(results.nics)
@@ -98,7 +101,11 @@ def _experiment(experiment: str, summaries: Sequence[Summary]) -> List[Table]:
             titles.setdefault(title, {}).setdefault(place, {})[one.store] = one
     made = [Table(title, _times(row, places)) for title, places in titles.items()]
     made[-1] = made[-1]._replace(notes=_notes(summaries))
-    return made
+    return made + [
+        Table(title + ": CPU seconds", _cpu_times(row, places), [_CPU_NOTE])
+        for title, places in titles.items()
+        if any(one.cpu_s is not None for by_store in places.values() for one in by_store.values())
+    ]
 
 
 def _places(one: Summary, summaries: Sequence[Summary]) -> List[Configuration]:
@@ -125,6 +132,21 @@ def _times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[L
         [row.name, *(name for name, _ in columns)],
         *([row.cell(place), *(cell(by_store) for _, cell in columns)] for place, by_store in places.items()),
     ]
+
+
+_CPU_NOTE = "CPU seconds that all processes of the job use for an iteration, on all hosts: medians of the runs."
+
+
+def _cpu_times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[List[str]]:
+    stores = sorted({store for by_store in places.values() for store in by_store}, key=store_rank)
+    return [
+        [row.name, *stores],
+        *([row.cell(place), *(_cpu(by_store.get(store)) for store in stores)] for place, by_store in places.items()),
+    ]
+
+
+def _cpu(one: Optional[Summary]) -> str:
+    return _or_dash(one and one.cpu_s or None, _seconds)
 
 
 def _bound(by_store: Dict[str, Summary]) -> str:
@@ -177,6 +199,36 @@ def _notes(summaries: Sequence[Summary]) -> List[str]:
     if any(one.is_below_bound for one in summaries):
         notes.append("(!) Below the bound, which is impossible: check the rate of the network, and the bound.")
     return notes
+
+
+def _seconds_to_goals(found: Sequence[curves.Curve]) -> List[Table]:
+    """A row for each training, a column for each store, and how many times as fast as the best DDP p3.torch is."""
+    places: Dict[Tuple[Configuration, float], Dict[str, curves.Curve]] = {}
+    for one in found:
+        places.setdefault((comparable(one.configuration), one.goal_loss), {})[one.configuration.store] = one
+    stores = sorted({one.configuration.store for one in found}, key=store_rank)
+    rows = []
+    for (place, goal_loss), by_store in places.items():
+        name = "%s at %s, to %g" % (model_label(place.model), rate(place.rate_mbit), goal_loss)
+        ddp = [one.goal_s[0] for store, one in by_store.items() if store.startswith("ddp_") and one.goal_s]
+        ours = by_store.get("p3_torch")
+        gain = min(ddp) / ours.goal_s[0] if ddp and ours and ours.goal_s else None
+        cells = [_goal_time(by_store.get(store)) for store in stores]
+        rows.append([name, *cells, _or_dash(gain, "{:.2f}x".format)])
+    if not rows:
+        return []
+    note = (
+        "Seconds from the first step's begin until the loss, as the mean of %d steps, is no greater than the goal: "
+        "median (least..greatest)." % curves.SMOOTHED_STEPS
+    )
+    title = "learn: seconds to a given loss"
+    return [Table(title, [["training", *stores, "over best DDP"], *rows], [note])]
+
+
+def _goal_time(one: Optional[curves.Curve]) -> str:
+    if one is None:
+        return "-"
+    return "%s (%s..%s)" % tuple(map(_seconds, one.goal_s)) if one.goal_s else "not reached"
 
 
 def _best_speedups(summaries: Sequence[Summary]) -> List[Table]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Iterable, Iterator, List, Set
+from typing import Iterable, Iterator, List, Optional, Set
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -15,6 +15,15 @@ def session_cpu_s(sessions: Iterable[int]) -> float:
     for fields in _stat_of(set(sessions)):
         ticks += sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
     return ticks / TICKS_PER_S
+
+
+def process_cpu_s(pid: int) -> Optional[float]:
+    """User and system time of one process, with what its ended children used; None once it has been waited for."""
+    try:
+        text = Path("/proc", str(pid), "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return sum(map(int, text.rpartition(")")[2].split()[11:15])) / TICKS_PER_S
 
 
 def session_peak_rss(session: int) -> int:

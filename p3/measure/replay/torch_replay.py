@@ -28,6 +28,16 @@ def distribute(store: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> 
     return torch.distributed.get_rank(), torch.distributed.get_world_size(), net
 
 
+def wait_for_all(store: str) -> None:
+    """Returns when every worker of the store's job has called it."""
+    if store == "p3_torch":
+        import p3.torch
+
+        p3.torch.barrier()
+    else:
+        torch.distributed.barrier()
+
+
 class TorchReplay(Probed):
     """The tensors of a model as parameters; numbered in forward order, from 0."""
 

@@ -23,7 +23,7 @@ EMULATED = [*TINY, "--models", "sockeye", "--rate", "400mbit"]
 FIELDS = {
     "kind", "experiment", "label", "store", "model", "size", "bytes", "computation", "compute_s", "rate_mbit",
     "delay_ms", "hosts", "workers", "servers", "slice_elements", "repeat", "iteration_s", "median_s",
-    "bound_s", "bound_reason", "stall_s", "worst_layer", "result", "error",
+    "bound_s", "bound_reason", "stall_s", "worst_layer", "cpu_s", "result", "error",
 }  # fmt: skip
 
 
@@ -63,6 +63,7 @@ def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(bench, 
     for record in records:
         assert_right(record)
         assert (record["computation"], record["compute_s"], record["rate_mbit"]) == ("emulated", 0.02, 400)
+        assert 0 < record["cpu_s"] < os.cpu_count() * max(record["iteration_s"])
         assert record["bytes"] == models.load("sockeye", 0.01).bytes
         assert record["bound_s"] >= 0.02 and record["bound_reason"]
         assert record["slice_elements"] == (50000 if record["store"].startswith("p3") else None)
@@ -157,6 +158,7 @@ def test_real_hosts_over_ssh(bench, tmp_path, monkeypatch, sshd, capsys):
     (record,) = runs_of(records)
     assert_right(record)
     assert record["rate_mbit"] > 0 and record["bound_s"] > 0
+    assert record["cpu_s"] is None  # nobody counts it behind ssh
     assert "measured from localhost to 127.0.0.2" in capsys.readouterr().err
 
 
@@ -216,6 +218,8 @@ def test_every_experiment_has_configurations():
     (["targets", "--models", "vgg19,vgg19"], "names one twice"),
     (["targets", "--repeats", "0"], "'0' is not a number from 1 to"),
     (["slices", "--rate", "800bps"], "write bit, kbit"),
+    (["learn", "--models", "vgg19"], "'vgg19' is none of gpt, convnet"),
+    (["learn", "--stores", "p3_sync"], "'p3_sync' is none of ddp_1"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(arguments, words, capsys):
     with pytest.raises(SystemExit) as ended:

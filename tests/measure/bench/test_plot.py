@@ -26,6 +26,7 @@ def lines_of(experiment):
         "targets": [{"model": "vgg19"}, {"model": "bert"}],
         "utilization": [{}],
         "compute": [{"computation": "real", "compute_s": None, "bound_s": None, "bound_reason": None}],
+        "learn": [{"computation": "real", "compute_s": None, "bound_s": None, "bound_reason": None}],
     }[experiment]
     lines = [made.settings(experiment)]
     lines += [made.run(experiment, store, **variant) for variant in variants for store in STORES]
@@ -60,7 +61,7 @@ def test_figure_tells_stores_bound_emulation_and_what_was_run(text_of, experimen
     text = text_of(lines_of(experiment))
     for store in STORES:
         assert results.store_label(store) in text
-    real = experiment == "compute"
+    real = experiment in ("compute", "learn")
     assert ("real computation" in text) == real
     assert ("computation is emulated" in text) == ("bound" in text) == (not real)
     assert "p3 bench " + experiment in text and "a processor" in text and "0123456789abcdef" in text

@@ -1,0 +1,75 @@
+"""`p3 bench learn`: real training with DDP and with P3 learns the same, step by step, and says when."""
+
+import json
+import os
+import sys
+
+import plugin_jobs
+import pytest
+from lab_traces import needs_lab
+from processes import QUICK_IMPORT, ROOT
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from p3 import cli
+from p3.measure.bench import curves, lessons, results
+
+SIZE, STEPS = 0.02, 14
+
+
+def losses_on_the_joined_batch(name):
+    """Of one process that trains plainly."""
+    lesson = lessons.LESSONS[name]
+    data = lesson.data()
+    torch.manual_seed(1)
+    net = lesson.make_net(SIZE)
+    optimizer, losses = lesson.make_optimizer(net), []
+    for number in range(STEPS):
+        inputs, targets = map(torch.cat, zip(*(lesson.batch(data, number, rank) for rank in range(2))))
+        optimizer.zero_grad()
+        loss = lesson.loss(net, inputs, targets)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize("name", lessons.LESSONS)
+def test_workers_of_p3_follow_one_process_on_the_joined_batch(name):
+    command = [sys.executable, "-m", "p3.measure.bench.learn_train", "--store", "p3_torch", "--model", name,
+               "--size", str(SIZE), "--warmup", "0", "--iterations", str(STEPS)]  # fmt: skip
+    status, output = plugin_jobs.run_p3(2, 2, command, PYTHONPATH=str(ROOT))  # scikit-learn needs SciPy
+    assert status == 0, output
+    decoder = json.JSONDecoder()
+    lines = [decoder.raw_decode("{" + part)[0] for part in output.split("{")[1:] if part.startswith('"kind": "iter')]
+    of_workers = [[line["loss"] for line in lines if line["iteration"] == step] for step in range(STEPS)]
+    assert [len(one) for one in of_workers] == [2] * STEPS
+    assert [sum(one) / 2 for one in of_workers] == pytest.approx(losses_on_the_joined_batch(name), rel=1e-3)
+
+
+@needs_lab
+@pytest.mark.timeout(300)
+def test_ddp_and_p3_learn_the_same_at_a_rate_that_was_chosen(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
+    out = str(tmp_path / "learn.jsonl")
+    options = ["--models", "gpt", "--stores", "ddp_1,p3_torch", "--size", str(SIZE), "--warmup", "1",
+               "--iterations", str(STEPS - 1), "--loss", "5", "--repeats", "1"]  # fmt: skip
+    assert cli.main(["bench", "learn", *options, "--out", out]) == 0, capsys.readouterr()
+    settings, *records = map(json.loads, open(out))
+    assert settings["machine"]["cores"] and settings["commit"]
+    assert [(record["store"], record["result"], record["computation"]) for record in records] == [
+        ("ddp_1", "right", "real"), ("p3_torch", "right", "real"),
+    ]  # fmt: skip
+    ddp, ours = records
+    assert ddp["rate_mbit"] == pytest.approx(ddp["bytes"] * 8 / 1e6 / ddp["compute_s"], rel=0.01)
+    assert ddp["bytes"] == lessons.model_bytes("gpt", SIZE)
+    assert ours["losses"] == pytest.approx(ddp["losses"], rel=1e-3) and len(ours["losses"]) == STEPS
+    assert curves.smooth(ours["losses"])[-1] < 0.95 * ours["losses"][0]
+    for record in records:
+        assert record["loss_at_s"] == sorted(record["loss_at_s"]) and record["loss_at_s"][0] > 0
+        assert 0 < record["cpu_s"] < os.cpu_count() * max(record["iteration_s"])
+    drawn = curves.curves(results.read([out]).runs)
+    assert [one.configuration.store for one in drawn] == ["ddp_1", "p3_torch"]
+    assert all(one.goal_s and one.goal_s[0] in one.at_s for one in drawn)
+    assert "GPT at" in capsys.readouterr().out
