@@ -9,8 +9,10 @@ import pytest
 from lab_traces import needs_lab
 from processes import QUICK_IMPORT, ROOT
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("sklearn")
+
+import torch
 
 from p3 import cli
 from p3.measure.bench import curves, lessons, results

@@ -10,11 +10,11 @@ import statistics
 from dataclasses import dataclass
 from typing import Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
-from p3.measure.bench.results import Configuration, Run, comparable, store_rank
+from p3.measure.bench.results import Configuration, Run, Spread, comparable, spread, store_rank
 
 SMOOTHED_STEPS = 10
 # The mathematics of all stores is the same; the order of sums is not, and training amplifies what differs in last bits.
-TOLERANCE = 0.05
+TOLERANCE = 0.01
 
 
 def smooth(losses: Sequence[float]) -> List[float]:
@@ -66,7 +66,7 @@ class Curve:
     at_s: Tuple[float, ...]
     low_s: Tuple[float, ...]
     high_s: Tuple[float, ...]
-    goal_s: Optional[Tuple[float, float, float]]  # seconds to the goal: median, least, greatest; None: not reached
+    goal_s: Optional[Spread]  # seconds to the goal; None: not all have reached it
 
 
 def curves(runs: Iterable[Run]) -> List[Curve]:
@@ -91,5 +91,5 @@ def _curve(configuration: Configuration, runs: Sequence[Run]) -> Curve:
         at_s=tuple(map(statistics.median, by_step)),
         low_s=tuple(map(min, by_step)),
         high_s=tuple(map(max, by_step)),
-        goal_s=None if None in reached else (statistics.median(reached), min(reached), max(reached)),
+        goal_s=None if None in reached else spread(reached),
     )

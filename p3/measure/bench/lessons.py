@@ -117,7 +117,7 @@ def _digits() -> Data:
     return nn.functional.interpolate(small, size=SIDE, mode="bilinear"), torch.tensor(digits.target)
 
 
-def _disturbed_digits(data: Data, number: int, rank: int, count: int = 64) -> Data:
+def _disturbed_digits(data: Data, number: int, rank: int, count: int = 128) -> Data:
     generator = _generator(number, rank)
 
     def uniform(low: float, high: float) -> torch.Tensor:

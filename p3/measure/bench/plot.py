@@ -119,9 +119,11 @@ def learn(results: Results) -> Figure:
         cpu.set_ylabel("CPU seconds for an iteration")
         known = [one for one in members if one.cpu_s is not None]
         for one in known:
-            cpu.bar(store_label(one.store), one.cpu_s, 0.7, color=_style(one.store)[0])
-            cpu.annotate("%.3g" % one.cpu_s, (store_label(one.store), one.cpu_s), (0, 3), textcoords="offset points",
-                         ha="center", fontsize=8)
+            median, low, high = one.cpu_s
+            place = store_label(one.store)
+            cpu.bar(place, median, 0.7, color=_style(one.store)[0])
+            cpu.errorbar(place, median, [[median - low], [high - median]], fmt="none", ecolor="#333333", capsize=3)
+            cpu.annotate("%.3g" % median, (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
         cpu.tick_params(axis="x", labelrotation=15, labelsize=8)
         cpu.margins(y=0.12)
     _legend(figure, summaries)
@@ -134,7 +136,7 @@ def _draw_curves(axes, drawn: Sequence[curves.Curve]) -> None:
         axes.plot(one.at_s, one.losses, color=colour, linewidth=1.5, zorder=3 + number / 10)
         axes.fill_betweenx(one.losses, one.low_s, one.high_s, color=colour, alpha=0.2, linewidth=0)
         if one.goal_s:
-            axes.plot([one.goal_s[0]], [one.goal_loss], color=colour, marker=_style(one.configuration.store)[1],
+            axes.plot([one.goal_s.median], [one.goal_loss], color=colour, marker=_style(one.configuration.store)[1],
                       markersize=7, zorder=4 + number / 10)
     for goal_loss in dict.fromkeys(one.goal_loss for one in drawn):
         axes.axhline(goal_loss, color="#333333", linewidth=0.9, linestyle=":")

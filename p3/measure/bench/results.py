@@ -153,6 +153,12 @@ class Results(NamedTuple):
         return found
 
 
+class Spread(NamedTuple):
+    median: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True)
 class Summary(Configuration):
     """All runs of one configuration. Times are None where no run was right."""
@@ -164,7 +170,7 @@ class Summary(Configuration):
     bound_s: Optional[float]
     failed: int  # of the runs
     error: Optional[str]  # of the first that failed
-    cpu_s: Optional[float] = None  # of all processes, for an iteration; None where a run does not say it
+    cpu_s: Optional[Spread] = None  # of all processes, for an iteration; None where a right run does not say it
 
     @property
     def throughput(self) -> Optional[float]:
@@ -214,8 +220,12 @@ def _summary(configuration: Configuration, runs: Sequence[Run]) -> Summary:
         bound_s=statistics.median(bounds) if bounds else None,
         failed=len(errors),
         error=errors[0] if errors else None,
-        cpu_s=statistics.median(cpu_s) if cpu_s and None not in cpu_s else None,
+        cpu_s=spread(cpu_s) if cpu_s and None not in cpu_s else None,
     )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
 
 
 def speedup(summary: Summary, store: str, among: Iterable[Summary]) -> Optional[float]:

@@ -16,7 +16,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3.measure.bench import curves
 from p3.measure.bench.results import (
-    IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Summary, comparable, idle_share, model_label, rate,
+    IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Spread, Summary, comparable, idle_share, model_label, rate,
     setting, speedup, store_rank, summarise, unique,
 )  # fmt: skip
 
@@ -134,7 +134,7 @@ def _times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[L
     ]
 
 
-_CPU_NOTE = "CPU seconds that all processes of the job use for an iteration, on all hosts: medians of the runs."
+_CPU_NOTE = "CPU seconds that all processes of the job use for an iteration, on all hosts: median (least..greatest)."
 
 
 def _cpu_times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[List[str]]:
@@ -146,7 +146,7 @@ def _cpu_times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> Li
 
 
 def _cpu(one: Optional[Summary]) -> str:
-    return _or_dash(one and one.cpu_s or None, _seconds)
+    return "-" if one is None or one.cpu_s is None else _spread(one.cpu_s)
 
 
 def _bound(by_store: Dict[str, Summary]) -> str:
@@ -169,9 +169,13 @@ def _time(store: str, by_store: Dict[str, Summary]) -> str:
         return "-"
     if one.median_s is None:
         return "failed"
-    spread = "%s (%s..%s)" % tuple(map(_seconds, (one.median_s, one.low_s, one.high_s)))
+    seconds = _spread(Spread(one.median_s, one.low_s, one.high_s))
     some = " %d of %d" % (one.runs - one.failed, one.runs) if one.failed else ""
-    return spread + some + (" (!)" if one.is_below_bound else "")
+    return seconds + some + (" (!)" if one.is_below_bound else "")
+
+
+def _spread(seconds: Spread) -> str:
+    return "%s (%s..%s)" % tuple(map(_seconds, seconds))
 
 
 def _seconds(value: float) -> str:
@@ -210,9 +214,9 @@ def _seconds_to_goals(found: Sequence[curves.Curve]) -> List[Table]:
     rows = []
     for (place, goal_loss), by_store in places.items():
         name = "%s at %s, to %g" % (model_label(place.model), rate(place.rate_mbit), goal_loss)
-        ddp = [one.goal_s[0] for store, one in by_store.items() if store.startswith("ddp_") and one.goal_s]
+        ddp = [one.goal_s.median for store, one in by_store.items() if store.startswith("ddp_") and one.goal_s]
         ours = by_store.get("p3_torch")
-        gain = min(ddp) / ours.goal_s[0] if ddp and ours and ours.goal_s else None
+        gain = min(ddp) / ours.goal_s.median if ddp and ours and ours.goal_s else None
         cells = [_goal_time(by_store.get(store)) for store in stores]
         rows.append([name, *cells, _or_dash(gain, "{:.2f}x".format)])
     if not rows:
@@ -228,7 +232,7 @@ def _seconds_to_goals(found: Sequence[curves.Curve]) -> List[Table]:
 def _goal_time(one: Optional[curves.Curve]) -> str:
     if one is None:
         return "-"
-    return "%s (%s..%s)" % tuple(map(_seconds, one.goal_s)) if one.goal_s else "not reached"
+    return _spread(one.goal_s) if one.goal_s else "not reached"
 
 
 def _best_speedups(summaries: Sequence[Summary]) -> List[Table]:
