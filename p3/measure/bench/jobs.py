@@ -136,11 +136,13 @@ class Job:
         Calls `watch` every POLL_S while workers run, and before it looks whether they have ended.
         """
         deadline = time.monotonic() + timeout_s
-        while watch() or self._running("worker"):
+        watch()
+        while self._running("worker"):
             self.check()
             if time.monotonic() > deadline:
                 raise self.error(f"the workers did not end in {timeout_s:.0f} s", *self._running("worker"))
             time.sleep(POLL_S)
+            watch()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while self._running():
             self.check()
