@@ -14,7 +14,7 @@ from p3.measure.bench.results import Configuration, Run, Spread, comparable, spr
 
 SMOOTHED_STEPS = 10
 # The mathematics of all stores is the same; the order of sums is not, and training amplifies what differs in last bits.
-TOLERANCE = 0.01
+TOLERANCE = 0.001
 
 
 def smooth(losses: Sequence[float]) -> List[float]:
@@ -52,7 +52,7 @@ class Agreement:
             record["result"] = "wrong"
             record["error"] = (
                 f"{record['store']}: the loss of step {step} is not that of the first run, {first['store']}: "
-                f"{apart:.1%} of the first loss away, more than {TOLERANCE:.0%}"
+                f"{apart:.2%} of the first loss away, more than {TOLERANCE:.1%}"
             )
 
 
