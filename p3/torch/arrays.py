@@ -36,6 +36,28 @@ def shape_in_memory(tensor: torch.Tensor) -> Tuple[int, ...]:
     return tuple(tensor.shape[axis] for axis in axes)
 
 
+def other_holders(tensor: torch.Tensor) -> int:
+    """How many others have the tensor's memory: views and detached aliases, arrays of NumPy, graphs."""
+    return _holders(tensor) - _ALONE
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+_ALONE = _holders(torch.empty(1))
+
+
+def bits(tensor: torch.Tensor) -> int:
+    """A digest that changes with the elements, whatever has changed them; the same for every order of summation."""
+    values = tensor.detach()
+    values = values if tensor.layout == torch.strided else values._values()
+    return int(values.view(_INTEGERS[values.element_size()]).sum())
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def like(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
     """`content` in the order of memory of `tensor`; itself, if it has that."""
     if content.stride() == tensor.stride():

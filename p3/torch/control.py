@@ -7,7 +7,7 @@ its sum is how many workers took the step, so a worker in join() learns that nob
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ _LAST = -(1 << 19)  # behind every gradient
 class Control:
     def __init__(self, session: Session, models: Sequence[torch.nn.Module]) -> None:
         self._session = session
-        named = named_parameters(models) + named_buffers(models)
-        self._others: List[torch.Tensor] = [tensor for _, tensor in named if not hasattr(tensor, "_p3_parameter")]
+        self._models = models
+        others = {name: tensor for name, tensor in self._named() if not hasattr(tensor, "_p3_parameter")}
+        self._sizes = {name: _bytes(tensor) for name, tensor in others.items()}
         store = session.new_store()
-        self._values = session.declare("values", (sum(map(_bytes, self._others)),), "uint8", store)
+        self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
         self._steps = session.declare("steps", (1,), "float32", store)
         self._number = session.declare("number", (1,), "float64", store)
         self._one, self._sum = np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -36,19 +37,30 @@ class Control:
 
     def broadcast(self) -> None:
         """Buffers and untrained parameters of rank 0, on every worker at the same point. Waits for them."""
-        if not self._others:
+        if not self._sizes:
             return
         self.take(torch.from_numpy(job.from_rank_0(self._session, self._values, self.values().numpy())))
 
     def values(self) -> torch.Tensor:
         """This worker's bytes of them."""
-        others = [as_bytes(tensor) for tensor in self._others]
+        others = [as_bytes(tensor) for tensor in self._others()]
         return torch.cat(others) if others else torch.empty(0, dtype=torch.uint8)
+
+    def _named(self) -> List[Tuple[str, torch.Tensor]]:
+        return named_parameters(self._models) + named_buffers(self._models)
+
+    def _others(self) -> List[torch.Tensor]:
+        """As the models have them now: scripts put other tensors in the place of a buffer."""
+        now = dict(self._named())
+        for name, size in self._sizes.items():
+            if name not in now or _bytes(now[name]) != size:
+                raise ValueError("buffer %s has another size than at DistributedOptimizer, or is gone" % name)
+        return [now[name] for name in self._sizes]
 
     def take(self, values: torch.Tensor) -> None:
         begin = 0
         with torch.no_grad():
-            for tensor in self._others:
+            for tensor in self._others():
                 end = begin + _bytes(tensor)
                 if not hasattr(tensor, "_p3_parameter"):  # meanwhile another optimizer may have it
                     tensor.copy_(values[begin:end].clone().view(tensor.dtype).view(tensor.shape))

@@ -13,12 +13,13 @@ from typing import Dict, List, Sequence, Tuple
 
 import torch
 
+from p3.torch import job
 from p3.torch.parameter import Parameter
 
 log = logging.getLogger("p3.torch")
 
 
-class Forward:
+class Forward(job.Held):
     """Of one optimizer's parameters in its models. Threads: the script's."""
 
     def __init__(
@@ -36,9 +37,6 @@ class Forward:
             # A copy of the module, as for a moving average, has the hooks as well: there they find nothing to wait for.
             module.register_forward_pre_hook(self._before_forward, prepend=True)
             module.register_state_dict_pre_hook(self._before_state_dict)
-
-    def __deepcopy__(self, _memo: dict) -> Forward:
-        return self  # a copy of a model has its hooks, which find nothing to wait for
 
     def _visit(self, module: torch.nn.Module, path: List[torch.nn.Module]) -> None:
         if module in self._paths:
@@ -59,16 +57,16 @@ class Forward:
     @torch.compiler.disable
     def _before_forward(self, module: torch.nn.Module, _inputs: tuple) -> None:
         waits = self._waits.get(module)
-        if waits is None or torch._C._current_graph_task_id() != -1:  # checkpointing computes it again in backward
+        if waits is None:
             return
         if self._is_learning and module not in self._order:
             self._order.append(module)
         for parameter in waits:
-            parameter.land()
+            parameter.renew()
 
     def _before_state_dict(self, module: torch.nn.Module, *_ignored) -> None:
         for parameter in self._waits.get(module, ()):
-            parameter.land()
+            parameter.renew()
 
     def learn(self) -> None:
         """At the end of the first step: who waits for what from now on, and each parameter's priority."""

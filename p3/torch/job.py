@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,6 +18,19 @@ from p3.worker.key import Key
 from p3.worker.session import Session
 
 _LOOK_UP_S = 0.5  # so often a script that waits can be interrupted
+
+
+class Held:
+    """By hooks of a model. A copy of the model has them too, for which they do nothing; a file cannot have them."""
+
+    def __deepcopy__(self, _memo: dict) -> Held:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise pickle.PicklingError(
+            "a model that a DistributedOptimizer trains cannot be saved whole, as torch.save(model) does: save "
+            "model.state_dict()"
+        )
 
 
 def current() -> Session:

@@ -15,10 +15,12 @@ in step(), which then waits for all gradients: a *synchronous* optimizer.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, ContextManager, Dict, Optional, Sequence, Union
+import pickle
+from typing import Any, Callable, ContextManager, Dict, NoReturn, Optional, Sequence, Union
 
 import torch
 
+from p3.torch.requirements import require_model, require_norm
 from p3.torch.rounds import Rounds
 
 
@@ -46,6 +48,10 @@ def DistributedOptimizer(  # a class to its users
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already")
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
+    for one in models:
+        require_model(one)
+    if max_grad_norm is not None:
+        require_norm(max_grad_norm)
     optimizer._p3 = Rounds(optimizer, models, synchronous, max_grad_norm)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
@@ -106,6 +112,9 @@ class _Distributed:
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, _value: bool) -> None:
         pass  # torch sets it for fused optimizers
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise pickle.PicklingError("a distributed optimizer cannot be copied or saved whole: save its state_dict()")
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         raise ValueError("add_param_group comes before DistributedOptimizer: wrap the optimizer when it has all groups")

@@ -14,7 +14,7 @@ import torch
 
 from p3._core import NO_SCALARS
 from p3.torch import job, rules
-from p3.torch.arrays import DTYPES, in_memory_order, is_dense, like, shape_in_memory
+from p3.torch.arrays import DTYPES, bits, in_memory_order, like, other_holders, shape_in_memory
 
 # Each push wakes the sender, which may take the training thread's core. Most parameters are as small as a bias.
 _SMALL_BYTES = 16 << 10
@@ -26,12 +26,12 @@ class Parameter:
     def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
                  update_here: Optional[Callable]) -> None:  # fmt: skip
         """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do."""
-        _require_supported(name, tensor)
         self.name, self.tensor, self.group = name, tensor, group
         self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
         self.priority = 0
         self.updates = 0  # that have been taken over: torch's `step`
         self.is_guarded = True  # nobody else may write to the tensor
+        self.is_watched = False  # a change of the gradient under way that torch does not count is found, too
         self.is_new = False  # has a round of the current step
         self.fires, self.expected_fires = 0, 0  # of the gradient's hook, in one step; 0: not known yet
         self._session, self._update_here = session, update_here
@@ -40,14 +40,19 @@ class Parameter:
         self._is_skip = False  # this worker's part of it
         self._gradient: Optional[torch.Tensor] = None  # what was pushed, or is being added up
         self._gradient_version = -1
+        self._gradient_bits: Optional[int] = None
         self._sent: Any = None  # the scalars
         self._group_then: Dict[str, Any] = {}  # as step() found it
         self._version = -1  # of the tensor, when P3 wrote it last; -1: anybody may write
+        self._address: Optional[int] = None  # of its memory then; None: it may be any
         self.landing = torch.empty_like(tensor, requires_grad=False)
+        self._array = in_memory_order(self.landing)
+        self._array_of_tensor: Any = None  # the same of its memory, if that was the landing before
         nbytes = tensor.numel() * tensor.element_size()
         self._is_small = nbytes <= _SMALL_BYTES
         # Whether the memory is this parameter's alone, so that nobody notices if it changes places with the landing.
-        self._may_swap = tensor.untyped_storage().nbytes() == nbytes
+        is_whole = tensor.untyped_storage().nbytes() == nbytes
+        self._may_swap = is_whole and not (tensor.device.type == "cpu" and tensor.is_shared())
         self.key = self._declare(store)
 
     def _declare(self, store: int):
@@ -58,14 +63,15 @@ class Parameter:
     def init(self, value: Optional[Any] = None) -> None:
         """Gives the key rank 0's value: `value` if there is one, else the tensor's. On every worker. Waits for none."""
         self.drop()
-        self._version = -1
+        self._require_same_layout()
+        self._version, self._address = -1, None
         if value is None and self._session.rank == 0:
             value = in_memory_order(self.tensor.detach().clone(memory_format=torch.preserve_format))
         self._operation = self._init(value)
         self._landed = self._take_value
 
     def _init(self, value):
-        return self._session.init(self.key, value, in_memory_order(self.landing), self.priority)
+        return self._session.init(self.key, value, self._array, self.priority)
 
     # A round
 
@@ -88,7 +94,11 @@ class Parameter:
         self.land()
         self._require_unwritten()
         gradient = self.tensor.grad
+        if gradient.dtype != self.landing.dtype:
+            raise ValueError("the gradient of %s is of %s, but its key is of %s: change types before "
+                             "DistributedOptimizer" % (self.name, gradient.dtype, self.landing.dtype))  # fmt: skip
         self._sent = self._scalars()
+        self._gradient_bits = bits(gradient) if self.is_watched else None
         self._operation, self._is_skip = self._push(gradient, more and self._is_small), False
         self._gradient, self._gradient_version = gradient, gradient._version
         self.is_new = True
@@ -97,8 +107,8 @@ class Parameter:
     def _push(self, gradient, more):
         if gradient.layout != torch.strided:
             gradient = gradient.to_dense()
-        source, landing = in_memory_order(like(self.tensor, gradient)), in_memory_order(self.landing)
-        return self._session.pushpull(self.key, source, landing, self.priority, *self._sent, more=more)
+        source = in_memory_order(like(self.landing, gradient))
+        return self._session.pushpull(self.key, source, self._array, self.priority, *self._sent, more=more)
 
     def skip(self) -> None:
         """Begins a round without a gradient of this worker."""
@@ -108,7 +118,7 @@ class Parameter:
         self._landed = self._take_round
 
     def _skip(self):
-        return self._session.skip(self.key, in_memory_order(self.landing), self.priority)
+        return self._session.skip(self.key, self._array, self.priority)
 
     def _scalars(self):
         if self._update_here is not None:
@@ -117,20 +127,26 @@ class Parameter:
 
     def end_step(self) -> None:
         """The round is the current step's: ValueError if what it was pushed with no longer holds."""
-        if self._sent is not None and self._gradient is not None:
-            if self.tensor.grad is not self._gradient or self._gradient._version != self._gradient_version:
-                raise ValueError(
-                    "the gradient of %s was changed between backward() and step(), when it was under way already. To "
-                    "clip it, pass max_grad_norm; for other changes pass synchronous=True and call "
-                    "optimizer.synchronize() before them" % self.name
-                )
-            if self._scalars() != self._sent:
-                raise ValueError(
-                    "learning rate or weight decay of %s was changed between backward() and step(), when the gradient "
-                    "was under way already: %r became %r. Change them before backward(), or pass synchronous=True"
-                    % (self.name, self._sent[:2], self._scalars()[:2])
-                )
-        self._group_then = dict(self.group)  # a scheduler may change it before the update
+        if self._sent is not None and self._scalars() != self._sent:
+            raise ValueError(
+                "learning rate or weight decay of %s was changed between backward() and step(), when the gradient was "
+                "under way already: %r became %r. Change them before backward(), or pass synchronous=True"
+                % (self.name, self._sent[:2], self._scalars()[:2])
+            )
+        # A scheduler may change the group before the update, and a tensor in it in place.
+        copied = {name: value.clone() for name, value in self.group.items() if isinstance(value, torch.Tensor)}
+        self._group_then = {**self.group, **copied}
+        self.release_gradient("step(). To clip it, pass max_grad_norm; for other changes pass synchronous=True and "
+                              "call optimizer.synchronize() before them")  # fmt: skip
+
+    def release_gradient(self, until: str) -> None:
+        """P3 looks at it no more: ValueError if it was changed since it was pushed, as nobody could before `until`."""
+        if self._sent is not None:
+            gradient = self._gradient
+            is_same = self.tensor.grad is gradient and gradient._version == self._gradient_version
+            if not is_same or self._gradient_bits is not None and self._gradient_bits != bits(gradient):
+                raise ValueError("the gradient of %s was changed when it was under way already, between backward() "
+                                 "and %s" % (self.name, until))  # fmt: skip
         self._sent, self.is_new = None, False
         self.forget_gradient()
 
@@ -147,11 +163,19 @@ class Parameter:
         """A round's result is not in the tensor yet."""
         return self._operation is not None
 
+    def renew(self) -> None:
+        """Before the weight is read: takes over the last step's result, and not what comes before step()."""
+        if not self.is_new:
+            self.land()
+
     def land(self) -> bool:
         """Waits for the round under way, if there is one, and takes its result over. Whether any worker pushed."""
         operation = self._operation
         if operation is None:
             return False
+        if torch.is_inference_mode_enabled():  # what is made in it can never be changed outside
+            with torch.inference_mode(False):
+                return self.land()
         if not operation.done:
             began = time.monotonic_ns()
             self._wait(operation)
@@ -162,9 +186,14 @@ class Parameter:
         self._operation = None
         with torch.no_grad():
             is_updated = self._landed(operation)
+        self.note_written()
+        return is_updated
+
+    def note_written(self) -> None:
+        """The tensor was written by us."""
         # Parameters that are parts of one memory have one version.
         self._version = self.tensor._version if self.is_guarded and self._may_swap else -1
-        return is_updated
+        self._address = self.tensor.data_ptr() if self.is_guarded else None
 
     def drop(self) -> None:
         """Waits for the round under way without taking its result."""
@@ -173,11 +202,20 @@ class Parameter:
             self._operation = None
 
     def _require_unwritten(self) -> None:
-        if self._version not in (-1, self.tensor._version):
+        if self._version not in (-1, self.tensor._version) or self._address not in (None, self.tensor.data_ptr()):
+            self._require_same_layout()
             raise ValueError(
                 "parameter %s was written by the script, but its value is kept on the servers. Call "
                 "optimizer.synchronize() before writing to parameters, and optimizer.broadcast() afterwards, on every "
                 "worker" % self.name
+            )
+
+    def _require_same_layout(self) -> None:
+        was, now = ((one.dtype, one.device, one.stride()) for one in (self.landing, self.tensor))
+        if was != now:
+            raise ValueError(
+                "type, device or memory format of parameter %s was changed from %s, %s, strides %s to %s, %s, strides "
+                "%s: do that before DistributedOptimizer" % (self.name, *was, *now)
             )
 
     def _wait(self, operation) -> None:
@@ -204,11 +242,14 @@ class Parameter:
         return True
 
     def _take_update(self, _operation) -> None:
-        if not self._may_swap:
+        known = self._array_of_tensor
+        if not self._may_swap or other_holders(self.tensor) > (known is not None):  # who would keep the old memory
             self.tensor.copy_(self.landing)
             return
         # Without a copy, for which the forward pass would wait. An older graph that needs the old value must notice.
+        array = in_memory_order(self.tensor) if known is None else known
         self.tensor.data, self.landing = self.landing, self.tensor.data
+        self._array_of_tensor, self._array = self._array, array
         torch.autograd.graph.increment_version(self.tensor)
 
     def _mean_gradient(self, operation) -> torch.Tensor:
@@ -231,7 +272,7 @@ class RowParameter(Parameter):
         return self._session.declare(self.name, tensor.shape, DTYPES[tensor.dtype], store, sparse=True)
 
     def _init(self, value):
-        return self._session.init_rows(self.key, value, in_memory_order(self.landing), self.priority)
+        return self._session.init_rows(self.key, value, self._array, self.priority)
 
     def _push(self, gradient, _more):
         if gradient.layout != torch.sparse_coo:
@@ -242,11 +283,10 @@ class RowParameter(Parameter):
         gradient = gradient.coalesce()
         ids = gradient.indices()[0].numpy()
         values = in_memory_order(gradient.values().contiguous())
-        landing = in_memory_order(self.landing)
-        return self._session.pushpull_rows(self.key, ids, values, landing, self.priority, *self._sent)
+        return self._session.pushpull_rows(self.key, ids, values, self._array, self.priority, *self._sent)
 
     def _skip(self):
-        return self._session.skip_rows(self.key, in_memory_order(self.landing), self.priority)
+        return self._session.skip_rows(self.key, self._array, self.priority)
 
     def fetch_state(self, part: int, landing: torch.Tensor) -> Any:
         return self._session.fetch_rows(self.key, self._all_rows(), in_memory_order(landing), part)
@@ -276,13 +316,3 @@ class RowParameter(Parameter):
         rows = rows[self.landing.index_select(0, rows).flatten(1).any(1)]
         values = self.landing.index_select(0, rows).mul_(self._rescale)
         return torch.sparse_coo_tensor(rows[None], values, self.tensor.shape, check_invariants=False)
-
-
-def _require_supported(name: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise ValueError("parameter %s is on %s; p3.torch trains parameters in CPU memory" % (name, tensor.device))
-    if tensor.dtype not in DTYPES:
-        known = ", ".join(str(dtype) for dtype in DTYPES)
-        raise ValueError("parameter %s has type %s; P3 can train %s" % (name, tensor.dtype, known))
-    if not is_dense(tensor):
-        raise ValueError("parameter %s shares memory among its elements, or leaves gaps; make it contiguous()" % name)

@@ -22,13 +22,14 @@ from p3.torch.check import Check
 from p3.torch.control import Control
 from p3.torch.forward import Forward, named_parameters
 from p3.torch.parameter import Parameter, RowParameter
+from p3.torch.requirements import require_parameters, require_same_parameters
 from p3.worker import partitions
 from p3.worker.key import Key
 
 log = logging.getLogger("p3.torch")
 
 
-class Rounds:
+class Rounds(job.Held):
     """What stands between one optimizer and the job."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
@@ -52,7 +53,8 @@ class Rounds:
         self._is_synchronous = synchronous or (self._updates_here and not rules.updates_parameters_alone(self._kind))
         self._stores = [session.new_store() for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
-        self._declare(models, settings.priority != "off")
+        self._sparse = _with_sparse_gradients(models)
+        self._declare(models, settings)
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._loaded = {} if self._updates_here else states.taken(optimizer)
@@ -104,16 +106,13 @@ class Rounds:
             return False
         return True
 
-    def _declare(self, models: Sequence[torch.nn.Module], by_index: bool) -> None:
+    def _declare(self, models: Sequence[torch.nn.Module], settings: Settings) -> None:
         names = {tensor: name for name, tensor in named_parameters(models)}
-        with_rows = set() if self._is_synchronous else _with_sparse_gradients(models)
+        require_parameters(self._optimizer, names)
+        with_rows = set() if self._is_synchronous else self._sparse
+        by_index = settings.priority != "off"
         for store, group in zip(self._stores, self._optimizer.param_groups):
             for tensor in group["params"]:
-                if tensor not in names:
-                    raise ValueError(
-                        "DistributedOptimizer: a parameter of the optimizer, of shape %s, is in no module of the "
-                        "model; pass all models that it trains, in a list" % (tuple(tensor.shape),)
-                    )
                 rows = tensor in with_rows and (
                     self._updates_here or rules.updates_rows_alone(rules.describe(self._kind, group), group)
                 )
@@ -121,25 +120,29 @@ class Rounds:
                 kind = RowParameter if rows else Parameter
                 parameter = kind(self._session, store, names[tensor], tensor, group, update_here)
                 parameter.is_guarded = not self._is_synchronous
+                parameter.is_watched = self._is_synchronous or settings.check > 0
                 parameter.priority = -len(self._parameters) if by_index else 0  # until a forward pass gives others
                 self._parameters[tensor] = parameter
                 self._watch(parameter)
 
     def _watch(self, parameter: Parameter) -> None:
         tensor, needed = parameter.tensor, parameter.tensor.requires_grad
-        if hasattr(tensor, "_p3_parameter"):
-            raise ValueError("parameter %s is trained by another DistributedOptimizer already" % parameter.name)
         tensor._p3_parameter = parameter.name
         tensor.requires_grad_(True)  # a frozen one can be thawed later, and takes a hook only so
         tensor.register_post_accumulate_grad_hook(lambda _tensor: self._on_gradient(parameter))
         tensor.requires_grad_(needed)
 
-    def __deepcopy__(self, _memo: dict) -> Rounds:
-        return self  # copies of the models have their hooks, which do nothing for them
-
     def _on_loaded(self, model: torch.nn.Module, _keys: Any) -> None:
-        if any(model is one for one in self._models):
-            self.broadcast()
+        if not any(model is one for one in self._models):
+            return  # a copy
+        present = {tensor for _, tensor in named_parameters(self._models)}
+        replaced = [one.name for tensor, one in self._parameters.items() if tensor not in present]
+        if replaced:
+            raise ValueError(
+                "load_state_dict(assign=True) has replaced %s by other tensors, which the optimizer does not train: "
+                "load without assign, or before the optimizer is made" % ", ".join(replaced)
+            )
+        self.broadcast()
 
     def broadcast(self) -> None:
         for parameter in self._parameters.values():
@@ -149,6 +152,11 @@ class Rounds:
 
     def _land(self) -> None:
         for parameter in self._parameters.values():
+            if parameter.is_new:
+                raise ValueError(
+                    "the gradient of %s is under way, and step() has not ended its step: call this after step() or "
+                    "before backward(), or pass synchronous=True to DistributedOptimizer" % parameter.name
+                )
             parameter.land()
 
     # Gradients
@@ -187,6 +195,8 @@ class Rounds:
     # Steps
 
     def step(self, closure: Optional[Callable]) -> Any:
+        if closure is None and self._only_makes_states():
+            return self._make_states()
         if self._is_synchronous:
             return self._step_synchronously(closure)
         loss = None
@@ -199,6 +209,24 @@ class Rounds:
             parameter.tensor.grad = None  # it belongs to P3 until it has left
         self._end_step()
         return loss
+
+    def _only_makes_states(self) -> bool:
+        """Whether the step trains nothing: torch.distributed.checkpoint takes one so that the optimizer has its states,
+        with a learning rate of zero, and gradients of zero that no backward pass has made."""
+        if any(group.get("lr") != 0 for group in self._optimizer.param_groups):
+            return False
+        if any(one.is_new or one.fires for one in self._parameters.values()):
+            return False
+        gradients = [tensor.grad for tensor in self._parameters if tensor.grad is not None]
+        return bool(gradients) and not any(gradient.any() for gradient in gradients)
+
+    def _make_states(self) -> None:
+        if not self._updates_here:
+            return  # state_dict() has them from the servers
+        self._land()
+        self._update()
+        for parameter in self._parameters.values():
+            parameter.note_written()
 
     def _complete_round(self) -> None:
         """Each parameter that has no round in this step gets one: with its gradient, if there is one."""
@@ -213,6 +241,7 @@ class Rounds:
             self._push(parameter)
 
     def _begin(self) -> None:
+        require_same_parameters(self._optimizer, self._parameters)
         if self._updates_here:
             return
         descriptions = [rules.describe(self._kind, group) for group in self._optimizer.param_groups]
@@ -265,16 +294,18 @@ class Rounds:
         return False
 
     def _take_mean_gradients(self) -> None:
-        for parameter in self._parameters.values():
+        for tensor, parameter in self._parameters.items():
             is_updated = parameter.land()
-            parameter.is_new = False
-            parameter.forget_gradient()
+            parameter.release_gradient("synchronize(): call that before scaler.unscale_(), clipping and other changes")
             if not is_updated:
                 continue
-            if parameter.tensor.grad is None:
-                parameter.tensor.grad = torch.empty_like(parameter.tensor, requires_grad=False)
+            if tensor in self._sparse and (tensor.grad is None or tensor.grad.layout != torch.strided):
+                tensor.grad = parameter.landing.to_sparse(1)
+                continue
+            if tensor.grad is None:
+                tensor.grad = torch.empty_like(tensor, requires_grad=False)
             with torch.no_grad():
-                parameter.tensor.grad.copy_(parameter.landing)
+                tensor.grad.copy_(parameter.landing)
 
     def _step_synchronously(self, closure: Optional[Callable]) -> Any:
         if closure is not None:
@@ -313,7 +344,8 @@ class Rounds:
         groups, kept = optimizer.param_groups, tensor.grad
         try:
             optimizer.param_groups, tensor.grad = [dict(group, params=[tensor])], gradient
-            self._update()
+            with torch.autocast(tensor.device.type, enabled=False):  # the forward pass may have it on
+                self._update()
         finally:
             optimizer.param_groups, tensor.grad = groups, kept
 

@@ -303,6 +303,22 @@ class scaled(Case):
 
 
 @case
+class looked_at(Case):
+    """A forward pass and a state_dict between backward() and step() see the old weights, and no gradient is lost."""
+
+    options = {"synchronous": True}
+
+    def step(self, run, x, y):
+        run.optimizer.zero_grad()
+        loss = self.loss(run.model, x, y)
+        loss.backward()
+        with torch.no_grad():
+            again = self.loss(run.model, x, y)
+        assert again == loss and run.model.state_dict()["0.weight"].equal(run.model[0].weight)
+        run.optimizer.step()
+
+
+@case
 class clipped(Case):
     options = {"max_grad_norm": 0.3}
     optimizer = lambda self, model: _optim.AdamW(model.parameters(), lr=0.01)  # noqa: E731

@@ -1,0 +1,74 @@
+"""What can be trained: checked before anything is declared, so that a refusal leaves everything as it was."""
+
+from __future__ import annotations
+
+import operator
+from itertools import chain, starmap, zip_longest
+from typing import Any, Dict, Iterable, List
+
+import torch
+
+from p3.torch.arrays import DTYPES, is_dense
+
+
+def require_model(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError("DistributedOptimizer takes a torch.nn.Module or several, not a %s" % type(model).__name__)
+    if any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise ValueError("the model is wrapped in DistributedDataParallel, whose place P3 takes: pass the model itself")
+
+
+def require_norm(max_grad_norm: Any) -> None:
+    if not (type(max_grad_norm) in (int, float) and max_grad_norm > 0):
+        raise ValueError("max_grad_norm is %r; it must be a positive number" % (max_grad_norm,))
+
+
+def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str]) -> None:
+    """`names`: of the model's parameters."""
+    parameters = list(_parameters(optimizer))
+    for tensor in parameters:
+        if tensor not in names:
+            raise ValueError(
+                "DistributedOptimizer: a parameter of the optimizer, of shape %s, is in no module of the model; pass "
+                "all models that it trains, in a list" % (tuple(tensor.shape),)
+            )
+        _require_supported(names[tensor], tensor)
+        if hasattr(tensor, "_p3_parameter"):
+            raise ValueError("parameter %s is trained by another DistributedOptimizer already" % names[tensor])
+    _require_apart(parameters, names)
+
+
+def require_same_parameters(optimizer: torch.optim.Optimizer, known: Iterable[torch.Tensor]) -> None:
+    if not all(starmap(operator.is_, zip_longest(_parameters(optimizer), known))):
+        raise ValueError(
+            "the parameters in the optimizer's groups have changed since DistributedOptimizer: make a new optimizer "
+            "with all of them first"
+        )
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
+def _require_supported(name: str, tensor: torch.Tensor) -> None:
+    if torch.nn.parameter.is_lazy(tensor):
+        raise ValueError("parameter %s has no shape yet: run a forward pass before DistributedOptimizer" % name)
+    if type(tensor.data) is not torch.Tensor:
+        raise ValueError("parameter %s is a %s; P3 trains plain tensors only" % (name, type(tensor.data).__name__))
+    if tensor.device.type != "cpu":
+        raise ValueError("parameter %s is on %s; p3.torch trains parameters in CPU memory" % (name, tensor.device))
+    if tensor.dtype not in DTYPES:
+        known = ", ".join(str(dtype) for dtype in DTYPES)
+        raise ValueError("parameter %s has type %s; P3 can train %s" % (name, tensor.dtype, known))
+    if not is_dense(tensor):
+        raise ValueError("parameter %s shares memory among its elements, or leaves gaps; make it contiguous()" % name)
+
+
+def _require_apart(parameters: List[torch.Tensor], names: Dict[torch.Tensor, str]) -> None:
+    spans = sorted((tensor.data_ptr(), tensor.nbytes, names[tensor]) for tensor in parameters)
+    for (begin, length, name), (following, _, other) in zip(spans, spans[1:]):
+        if begin + length > following:
+            raise ValueError(
+                "parameters %s and %s share memory; to share weights, give both modules the same Parameter"
+                % (name, other)
+            )
