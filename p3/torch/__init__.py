@@ -10,12 +10,17 @@ Start the script with `p3 run -n 4 -s 4 python train.py`, or alone: then it trai
 from __future__ import annotations
 
 try:
-    import torch  # noqa: F401
+    import torch
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     text = "p3.torch needs PyTorch, which is not installed. Run: pip install 'p3-training[torch]'"
     raise ModuleNotFoundError(text, name="torch") from None
+try:
+    torch.empty(0).numpy()
+except RuntimeError:
+    text = "torch %s was built for another NumPy than the one installed. Run: pip install 'numpy<2'" % torch.__version__
+    raise ImportError(text, name="numpy") from None
 
 from p3.torch.optimizer import DistributedOptimizer
 from p3.torch.snapshots import resume, snapshot

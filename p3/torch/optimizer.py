@@ -122,14 +122,19 @@ class _Distributed:
 
 def _as_seen_by_scheduler(optimizer: torch.optim.Optimizer) -> Callable:
     """A scheduler puts a wrapper into the optimizer that notes that step() was called, and calls what step() was."""
-    if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+    mark = next((mark for mark in _MARKS_OF_SCHEDULERS if hasattr(optimizer.step, mark)), None)
+    if mark is None:
         raise ValueError("the step() of this optimizer was replaced; wrap the optimizer in DistributedOptimizer before")
     step = type(optimizer).step
 
     @functools.wraps(step)
     def noted(*arguments, **keywords):
         optimizer._opt_called = True
+        optimizer._step_count = getattr(optimizer, "_step_count", 0) + 1  # what torch looked at before 2.4
         return step(optimizer, *arguments, **keywords)
 
-    noted._wrapped_by_lr_sched = True
+    setattr(noted, mark, True)
     return noted
+
+
+_MARKS_OF_SCHEDULERS = ("_wrapped_by_lr_sched", "_with_counter")  # since torch 2.4, and before

@@ -302,6 +302,10 @@ class scaled(Case):
         self.scaler.update()
 
 
+if not hasattr(torch.amp, "GradScaler"):
+    del CASES["scaled"], CASES["half"]  # before 2.3 torch has neither that nor products of float16 on the CPU
+
+
 @case
 class looked_at(Case):
     """A forward pass and a state_dict between backward() and step() see the old weights, and no gradient is lost."""

@@ -1,4 +1,4 @@
-"""No weight is silently stale, no gradient silently lost: what could make one so is right, or an error. In one process."""
+"""No weight is silently stale, no gradient silently lost: what could make one so is right or an error. One process."""
 
 import copy
 import io
@@ -126,6 +126,8 @@ def test_a_gradient_changed_before_synchronize_is_an_error(model, change):
     optimizer.zero_grad()
     backward(model)
     if change == "unscale":  # as GradScaler does; torch does not count it as a change
+        if not hasattr(torch.amp, "GradScaler"):
+            pytest.skip("torch has none for the CPU before 2.3")
         gradients = [parameter.grad for parameter in model.parameters()]
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros(1), torch.tensor(0.5))
     elif change == "clip":
