@@ -243,8 +243,8 @@ class Settings:
     check: int = _setting(
         "P3_CHECK", 0, _integer(0, 1 << 31),
         "With PyTorch: compare the parameters of all workers after every so many steps, and fail, naming those that "
-        "differ. `0`: never. Set `1` to find out whether a script changes weights in ways that P3 does not see; that "
-        "costs the overlap with the next forward pass.",
+        "differ. `0`: never. Set `1` to find out whether a script changes weights or gradients in ways that P3 does "
+        "not see; that costs the overlap with the next forward pass.",
     )
     snapshot_dir: Optional[str] = _setting(
         "P3_SNAPSHOT_DIR", None, _path,

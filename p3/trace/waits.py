@@ -25,7 +25,7 @@ WORKERS_QUEUE, WIRE_UP, SUM, OTHERS, UPDATE, SERVERS_QUEUE, WIRE_DOWN, COPY = ST
     "update",
     "server's send queue",
     "wire to the worker",
-    "MXNet's copy to the weight",
+    "copy to the weight",
 )
 _BOUNDS = ("ready", "leaving", "received", "summed", "complete", "updated", "returning", "landed")
 

@@ -124,6 +124,40 @@ def resumed(folder, kind, steps, die_at):
     print("worker %d began at %d and has %08x" % (p3.torch.rank(), round, digest), flush=True)
 
 
+class Late(torch.autograd.Function):
+    """Worker 1 is late with what comes behind it in the backward pass."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        if p3.torch.rank() == 1:
+            time.sleep(0.4)
+        return gradient
+
+
+def traced(steps):
+    """Layers made in another order than they run in; of worker 0, "encoder" has to wait for worker 1."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.encoder = nn.Linear(300, 4), nn.Linear(5, 300)
+
+        def forward(self, x):
+            return self.head(torch.tanh(Late.apply(self.encoder(x))))
+
+    model = Net()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for _ in range(int(steps)):
+        optimizer.zero_grad()
+        model(torch.ones(2, 5)).square().sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+
+
 def sleeping(folder):
     """Leaves the processes of its job in FOLDER, and waits to be killed."""
     model = nn.Linear(4, 4)
