@@ -132,9 +132,10 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         size_t bytes(int, uint8_t) except +raise_as_python
         size_t row_bytes(int, uint8_t) except +raise_as_python
         void init(int, const void*, void*, int32_t, Completion) except +raise_as_python
-        void push(int, const void*, void*, int32_t, const RoundScalars&, Completion, cbool) except +raise_as_python
+        void push(int, const void*, void*, int32_t, const RoundScalars&, Completion, cbool, cbool) except +raise_as_python
         void flush() except +raise_as_python
-        void skip(int, void*, int32_t, Completion) except +raise_as_python
+        void skip(int, void*, int32_t, Completion, cbool) except +raise_as_python
+        void ready(int, uint64_t) except +raise_as_python
         void fetch(int, uint8_t, void*, Completion) except +raise_as_python
         void store(int, uint8_t, const void*, Completion) except +raise_as_python
         int declare_rows(string, uint64_t, uint64_t, DType) except +raise_as_python
@@ -262,4 +263,5 @@ cdef class P3Worker:
 
     cdef CoreArray new_residual(self, int key)
     cdef Operation begin(self, int key, uint8_t part, source, landing)
+    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated)
     cdef keep(self, Operation operation)

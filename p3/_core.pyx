@@ -289,7 +289,8 @@ cdef class P3Worker:
             self.core.init(key, operation.source.buf, operation.landing.buf, priority, operation.completion[0])
         return operation
 
-    def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool more=False):
+    def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool gated=False,
+             cbool more=False):
         """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars)."""
         if gradient is None:
             raise ValueError("push needs a gradient")
@@ -297,15 +298,19 @@ cdef class P3Worker:
         cdef RoundScalars round = round_scalars(scalars)
         with nogil:
             self.core.push(key, operation.source.buf, operation.landing.buf, priority, round, operation.completion[0],
-                           more)
+                           gated, more)
         return operation
 
     def flush(self):
         with nogil:
             self.core.flush()
 
-    def skip(self, int key, landing not None, int32_t priority=0):
-        return self.skip_rows(key, landing, priority)
+    def skip(self, int key, landing not None, int32_t priority=0, cbool gated=False):
+        return self.skip_any(key, landing, priority, gated)
+
+    def ready(self, int key, uint64_t elements):
+        with nogil:
+            self.core.ready(key, elements)
 
     def fetch(self, int key, uint8_t part, landing not None):
         """`part` of the state: 1, 2 ... or MASTER; elements of the type in which sums are made."""
@@ -344,9 +349,12 @@ cdef class P3Worker:
         return operation
 
     def skip_rows(self, int key, landing, int32_t priority=0):
+        return self.skip_any(key, landing, priority, False)
+
+    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated):
         cdef Operation operation = self.begin(key, 0, None, landing)
         with nogil:
-            self.core.skip(key, operation.landing.buf, priority, operation.completion[0])
+            self.core.skip(key, operation.landing.buf, priority, operation.completion[0], gated)
         return operation
 
     def fetch_rows(self, int key, uint8_t part, ids not None, landing not None, int32_t priority=0):

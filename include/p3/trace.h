@@ -25,10 +25,10 @@ namespace p3 {
 
 // docs/trace.md says the same to those who read the files.
 enum class TraceKind : uint8_t {
-  kReady = 1,         // worker: the gradient is ready and with the core; once for each key, slice 0
-  kQueued = 2,        // the frame waits in the queue of its van
-  kSendBegin = 3,     // it was taken off the queue: nothing can overtake it from here on
-  kSendEnd = 4,       // its last byte is in the socket or ring
+  kReady = 1,      // worker: the gradient is ready and with the core, or being copied there; once for each key, slice 0
+  kQueued = 2,     // the frame waits in the queue of its van
+  kSendBegin = 3,  // it was taken off the queue: nothing can overtake it from here on
+  kSendEnd = 4,    // its last byte is in the socket or ring
   kReceiveBegin = 5,  // its header was read
   kReceiveEnd = 6,    // its last byte was read: on a worker, the value has landed
   kSummed = 7,        // server: taken off the receive queue and added, or kept until lower ranks have come

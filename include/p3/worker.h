@@ -85,15 +85,21 @@ class Worker {
   // ignored (and may be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
-  // `more`: other calls follow soon, so the sender is not woken for a small gradient alone; flush() before waiting.
+  // The two arrays may be one: each slice has left before its new value comes. `more`: other calls follow soon, so the
+  // sender is not woken for a small gradient alone; flush() before waiting.
   void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done,
-            bool more = false);
+            bool gated = false, bool more = false);
   // What was pushed with `more` leaves now, as it does with the next call of any other kind.
   void flush();
   // The next round of a key of either kind, without a gradient of this worker, which has taken its last step while others
   // go on: their new value lands as ever. Once every worker skips, the round completes with `updated` false and the
   // landing array as it is.
-  void skip(int key, void* landing, int32_t priority, Done done);
+  void skip(int key, void* landing, int32_t priority, Done done, bool gated = false);
+  // A `gated` round of a dense key waits: each of its slices leaves once ready() has said so, and until then that part of
+  // the gradient is not read, nor that of the landing array written. Thus a gradient can leave while it is still being
+  // copied to where it lies. ready(): the first `elements` of both arrays are ready, of the first gated round of the key
+  // that lacks some still; never fewer than before. Does nothing if there is none, as after a failure.
+  void ready(int key, uint64_t elements);
 
   // Keys of rows (rows.h), for row_sparse gradients. `rows` and `row_elements` never change. `landing` may be null in
   // init(), push_rows() and skip(): the rows stay on the servers, and this worker fetches those that it wants.

@@ -154,23 +154,29 @@ class Session(Control):
     def pushpull(
         self, key: Key, gradient: Any, landing: Any, priority: int = 0,
         lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0, updates: float = 0.0, schedule: float = 1.0,
-        more: bool = False,
+        *, gated: bool = False, more: bool = False,
     ):  # fmt: skip
         """One round: the gradient goes out, the new value (without an optimizer: the sum) comes into `landing`.
 
         Higher priorities leave sooner. The numbers must be the same on every worker; they are used by the store's
-        optimizer. `more`: other calls follow soon, and a small gradient may wait for them; call flush() before waiting.
-        Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull.
+        optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull. A `gated` round
+        leaves piece by piece, as ready() is called; `landing` may be `gradient` itself. `more`: other calls follow
+        soon, and a small gradient may wait for them; call flush() before waiting.
         """
         self.check()
         self.begin_push(key)
-        return self.core.push(key.handle, gradient, landing, priority, (lr, wd, rescale, updates, schedule), more)
+        scalars = (lr, wd, rescale, updates, schedule)
+        return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more)
 
     def flush(self) -> None:
         """What was pushed with `more` leaves now, as it does with the next call of another kind."""
         self.core.flush()
 
-    def skip(self, key: Key, landing: Any, priority: int = 0):
+    def ready(self, key: Key, elements: int) -> None:
+        """So many of the gated round's elements, from the first on, may be read and written now. From any thread."""
+        self.core.ready(key.handle, elements)
+
+    def skip(self, key: Key, landing: Any, priority: int = 0, gated: bool = False):
         """One round without a gradient of this worker, which has taken its last step while others go on.
 
         Their new value comes into `landing`. Once every worker skips, it stays as it is, and the Operation, when done,
@@ -178,7 +184,7 @@ class Session(Control):
         """
         self.check()
         self.progress.skip(key)
-        return self.core.skip(key.handle, landing, priority)
+        return self.core.skip(key.handle, landing, priority, gated)
 
     def fetch_state(self, key: Key, part: int, landing: Any):
         """Copies one array of the optimizer's state on the servers to `landing`: 1, 2 ... or _core.MASTER.

@@ -72,6 +72,8 @@ int RoundNumbers::note(int who, const RoundScalars& its) {
 std::string clause(const std::optional<Awaited>& awaited) {
   if (!awaited) return {};
   if (awaited->what == Awaited::What::kRound) return " while waiting for " + round_of_key(*awaited);
+  if (awaited->what == Awaited::What::kGradient)
+    return " while the gradient of " + round_of_key(*awaited) + " was still being copied on this worker";
   return " while others " + deed_of_others(*awaited);
 }
 

@@ -22,10 +22,11 @@ struct RoundNumbers {
   int note(int who, const RoundScalars& its);
 };
 
-// What is waited for from a peer.
+// What is waited for, from a peer but for kGradient.
 struct Awaited {
   enum class What {
     kRound,       // the value of a round, by this node
+    kGradient,    // this node's own gradient of a round, which is still being copied to where the core reads it
     kPush,        // a push, by others who have pushed
     kFirstValue,  // a key's first value, by others
   } what = What::kRound;
@@ -33,7 +34,7 @@ struct Awaited {
   uint64_t round = 0;  // but for kFirstValue
 };
 
-// " while waiting for round 3 of key 'w'", " while others push round 3 of key 'w'"; empty if nothing is.
+// " while waiting for round 3 of key 'w'", " while the gradient of ... was still being copied", " while others push round 3 of key 'w'"; empty if nothing is.
 std::string clause(const std::optional<Awaited>& awaited);
 
 // A connection has ended. `error`: errno, or 0; `last_round`: that the node has completed, 0: none.

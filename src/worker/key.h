@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,6 +38,10 @@ struct Operation {
   const Successor* successor = nullptr;  // whose plan it is about, instead of the key's
   std::vector<Operation> to_catch_up{};  // instead of this one and the next, if the key catches up
   std::chrono::steady_clock::time_point asked_at = std::chrono::steady_clock::now();
+  uint64_t ready_elements = kAll;  // of a gated round: how many have been said to be ready
+
+  static constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
+  bool is_gated() const { return ready_elements != kAll; }
 };
 
 struct Key final : Lender {
@@ -84,9 +89,11 @@ struct Key final : Lender {
   // --- the operations; the front one is under way if `active` ------------------------------------------------------
   std::deque<Operation> operations;
   bool active = false;
-  uint32_t outstanding = 0;  // shards whose answer must land, and frames that must leave, before it is complete
-  uint32_t to_land = 0;      // those answers
-  std::vector<bool> landed;  // by shard
+  uint32_t outstanding = 0;   // shards whose answer must land, and frames that must leave, before it is complete
+  uint32_t to_land = 0;       // those answers
+  std::vector<bool> landed;   // by shard
+  std::deque<Frame> unready;  // of a gated round: what waits for ready(), in the order of slices
+  bool is_unready(uint32_t slice) const { return !unready.empty() && slice >= unready.front().header.slice; }
   Transfer& transfer() const { return *operations.front().transfer; }
   const KeyPlan& plan_in_use() const {
     return active && operations.front().successor != nullptr ? operations.front().successor->plan : *plan;

@@ -195,11 +195,12 @@ void Worker::init(int key, const void* value, void* landing, int32_t priority, D
 }
 
 void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars,
-                  Done done, bool more) {
+                  Done done, bool gated, bool more) {
   Key& pushed = impl_->dense_key(key);
   auto transfer = std::make_shared<SliceTransfer>(Kind::kPush, pushed, gradient, landing);
-  impl_->submit(pushed, {{std::move(transfer), std::move(done), priority, scalars}},
-                more ? Transport::Write::kLater : Transport::Write::kBySender);
+  Operation operation{std::move(transfer), std::move(done), priority, scalars};
+  if (gated) operation.ready_elements = 0;
+  impl_->submit(pushed, {std::move(operation)}, more ? Transport::Write::kLater : Transport::Write::kBySender);
 }
 
 void Worker::flush() { impl_->flush(); }
@@ -221,14 +222,32 @@ void Worker::push_rows(int key, const RowsView& gradient, void* landing, int32_t
   impl_->submit(pushed, {{transfer, std::move(told), priority, scalars}});
 }
 
-void Worker::skip(int key, void* landing, int32_t priority, Done done) {
-  Key& skipped = impl_->key_for(key, landing);
+void Worker::skip(int key, void* landing, int32_t priority, Done done, bool gated) {
+  Key& skipped = gated ? impl_->dense_key(key) : impl_->key_for(key, landing);
   std::shared_ptr<Transfer> transfer;
   if (skipped.row_elements > 0)
     transfer = std::make_shared<RowsTransfer>(Kind::kSkip, skipped, RowsView{}, landing);
   else
     transfer = std::make_shared<SliceTransfer>(Kind::kSkip, skipped, nullptr, landing);
-  impl_->submit(skipped, {{std::move(transfer), std::move(done), priority}});
+  Operation operation{std::move(transfer), std::move(done), priority};
+  if (gated) operation.ready_elements = 0;
+  impl_->submit(skipped, {std::move(operation)});
+}
+
+void Worker::ready(int handle, uint64_t elements) {
+  std::vector<Transport::Outgoing> frames;
+  {
+    MutexLock lock(impl_->mutex_);
+    Key& key = impl_->find(handle);
+    const auto gated = std::find_if(key.operations.begin(), key.operations.end(),
+                                    [&](const Operation& one) { return one.ready_elements < key.elements; });
+    if (gated == key.operations.end()) return;
+    gated->ready_elements = std::max(gated->ready_elements, std::min(elements, key.elements));
+    if (!key.active || gated != key.operations.begin()) return;
+    impl_->begin_ready(key, frames);
+    if (key.sums_here()) impl_->transport_.ask_for_work();
+  }
+  impl_->transport_.send(frames);
 }
 
 void Worker::fetch(int key, uint8_t part, void* landing, Done done) {

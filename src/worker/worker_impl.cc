@@ -62,7 +62,12 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
     }
   key.outstanding = key.to_land;
   if (key.sums_here()) key.outstanding += count * static_cast<uint32_t>(key.machine_sum->frames_from_landing());
-  for (const Frame& frame : made) begin_frame(key, frame, frames);
+  if (operation.is_gated()) {
+    key.unready.assign(made.begin(), made.end());
+    begin_ready(key, frames);
+  } else {
+    for (const Frame& frame : made) begin_frame(key, frame, frames);
+  }
   if (key.outstanding == 0) complete_at_once_.push_back(&key);
   if (key.outstanding == 0 || key.sums_here() || leader_left_) transport_.ask_for_work();
 }
@@ -74,6 +79,16 @@ void Worker::Impl::begin_frame(Key& key, Frame frame, std::vector<Transport::Out
     ++key.outstanding;
   }
   frames.push_back({van_of(key, frame.header.slice), frame});
+}
+
+void Worker::Impl::begin_ready(Key& key, std::vector<Transport::Outgoing>& frames) {
+  const uint64_t ready = key.operations.front().ready_elements;
+  while (!key.unready.empty()) {
+    const Slice slice = slice_at(*key.plan, key.unready.front().header.slice);
+    if (slice.offset + slice.elements > ready) return;
+    begin_frame(key, key.unready.front(), frames);
+    key.unready.pop_front();
+  }
 }
 
 int Worker::Impl::van_of(const Key& key, uint32_t shard) const {
@@ -98,7 +113,7 @@ void* Worker::Impl::receive_into(int van, const Header& header) {
   if ((header.of_machine != 0) != key.sums_here()) refuse(van, header, "for another number of workers than agreed");
   if (header.slice >= slice_count(key.plan_in_use()) || key.landed[header.slice] || van_of(key, header.slice) != van)
     refuse(van, header, "misplaced");
-  if (header.of_machine != 0 && !key.machine_sum->is_awaiting(header.slice))
+  if (key.is_unready(header.slice) || (header.of_machine != 0 && !key.machine_sum->is_awaiting(header.slice)))
     refuse(van, header, "an answer to no push");
   if (const char* problem = key.transfer().problem_with(header)) refuse(van, header, problem);
   if (void* place = key.transfer().place_of(header)) return place;
@@ -301,6 +316,7 @@ void Worker::Impl::failed(const Error& error) {
     for (Key& key : keys_) {
       for (Operation& operation : key.operations) pending.push_back(std::move(operation.done));
       key.operations.clear();
+      key.unready.clear();
       pending_ -= std::exchange(key.next_plan, 0) != 0;  // a move that waits for its plan
       key.active = false;
     }
@@ -320,10 +336,13 @@ std::optional<Awaited> Worker::Impl::waiting_for(int van) const {
 }
 
 std::optional<Awaited> Worker::Impl::waiting_for_any() const {
+  MutexLock lock(mutex_);
+  for (const Key& key : keys_)
+    if (!key.unready.empty()) return Awaited{Awaited::What::kGradient, key.name, key.round};
   std::vector<int> vans = van_of_server_;
   if (leader_van_ >= 0) vans.push_back(leader_van_);
   for (int van : vans)
-    if (auto awaited = waiting_for(van)) return awaited;
+    if (auto awaited = awaited_from(van)) return awaited;
   return {};
 }
 

@@ -67,7 +67,7 @@ TEST(WorkerMore, LeavesAtFlush) {
   std::vector<float>& gradient = job.array(10, 1);
   std::vector<float>& landing = job.array(10);
   const int key = job.key(3, 10);
-  job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(0), true);
+  job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(0), false, true);
   job.worker.flush();
   job.answer(job.server.must_receive(), std::vector<float>(10, 2));
   ASSERT_TRUE(job.results.wait_for(1));
@@ -81,7 +81,7 @@ TEST(WorkerMore, LeavesWithTheNextPush) {
   std::vector<float>& landing = job.array(10);
   const int keys[] = {job.key(3, 10), job.key(4, 10)};
   for (int round = 1; round <= 20; ++round) {
-    job.worker.push(keys[0], gradient.data(), landing.data(), -1, {}, job.results.expect(0), true);
+    job.worker.push(keys[0], gradient.data(), landing.data(), -1, {}, job.results.expect(0), false, true);
     job.worker.push(keys[1], gradient.data(), landing.data(), 0, {}, job.results.expect(1));
     for (int i = 0; i < 2; ++i) job.answer(job.server.must_receive(), std::vector<float>(10, 2));
     ASSERT_TRUE(job.results.wait_for(static_cast<size_t>(2 * round)));
