@@ -243,9 +243,7 @@ void Worker::ready(int handle, uint64_t elements) {
                                     [&](const Operation& one) { return one.ready_elements < key.elements; });
     if (gated == key.operations.end()) return;
     gated->ready_elements = std::max(gated->ready_elements, std::min(elements, key.elements));
-    if (!key.active || gated != key.operations.begin()) return;
     impl_->begin_ready(key, frames);
-    if (key.sums_here()) impl_->transport_.ask_for_work();
   }
   impl_->transport_.send(frames);
 }

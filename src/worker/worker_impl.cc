@@ -88,6 +88,7 @@ void Worker::Impl::begin_ready(Key& key, std::vector<Transport::Outgoing>& frame
     if (slice.offset + slice.elements > ready) return;
     begin_frame(key, key.unready.front(), frames);
     key.unready.pop_front();
+    if (key.sums_here()) transport_.ask_for_work();
   }
 }
 

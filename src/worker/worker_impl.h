@@ -73,7 +73,7 @@ class Worker::Impl final : public Transport::Handler {
   // Sends a frame of the operation under way, or adds it to this machine's sum. What it borrows stays until it has left,
   // even if a peer answers what it has not been asked yet.
   void begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
-  // Of a gated round: the frames of the slices that are ready by now.
+  // Of the round under way, if it is gated: the frames of the slices that are ready by now.
   void begin_ready(Key& key, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
   // Where a shard of the operation under way is, and its answer comes from.
   int van_of(const Key& key, uint32_t shard) const P3_REQUIRES(mutex_);
