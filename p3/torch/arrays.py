@@ -22,7 +22,17 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def in_memory_order(tensor: torch.Tensor) -> Any:
     """The elements of a dense CPU tensor as one axis of a NumPy array that shares their memory: see as_numpy()."""
-    return as_numpy(tensor.detach().as_strided((tensor.numel(),), (1,)))
+    return as_numpy(flat(tensor))
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor as one axis, in the order of memory, which is the same."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def on_host(tensor: torch.Tensor) -> Any:
+    """As in_memory_order(), of a tensor on any device: if that is not the CPU, of a copy. Waits for the device."""
+    return in_memory_order(tensor.detach().to("cpu"))
 
 
 def as_numpy(tensor: torch.Tensor) -> Any:
@@ -48,11 +58,14 @@ def _holders(tensor: torch.Tensor) -> int:
 _ALONE = _holders(torch.empty(1))
 
 
-def bits(tensor: torch.Tensor) -> int:
-    """A digest that changes with the elements, whatever has changed them; the same for every order of summation."""
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A digest that changes with the elements, whatever has changed them; the same for every order of summation.
+
+    One number on the tensor's device, so that nothing waits for that.
+    """
     values = tensor.detach()
     values = values if tensor.layout == torch.strided else values._values()
-    return int(values.view(_INTEGERS[values.element_size()]).sum())
+    return values.view(_INTEGERS[values.element_size()]).sum()
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -62,9 +75,9 @@ def like(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
     """`content` in the order of memory of `tensor`; itself, if it has that."""
     if content.stride() == tensor.stride():
         return content
-    return torch.empty_like(tensor).copy_(content)
+    return torch.empty_like(tensor, dtype=content.dtype, device=content.device, requires_grad=False).copy_(content)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bytes, in the order of the axes; in place if the tensor is contiguous."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    """The elements' bytes, in the order of the axes and in CPU memory; in place if they lie so."""
+    return tensor.detach().to("cpu").reshape(-1).view(torch.uint8)

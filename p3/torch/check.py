@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from p3.torch import job
-from p3.torch.arrays import in_memory_order
+from p3.torch.arrays import on_host
 from p3.torch.parameter import Parameter
 from p3.worker.session import Session
 
@@ -33,7 +33,7 @@ class Check:
         if not self._every or self._steps % self._every:
             return
         land()
-        own = np.array([zlib.crc32(in_memory_order(tensor)) for tensor in self._parameters], np.int64)
+        own = np.array([zlib.crc32(on_host(tensor)) for tensor in self._parameters], np.int64)
         total = np.empty_like(own)
         self._session.wait([self._session.pushpull(self._key, own, total)])
         is_same = total == own * self._session.num_workers

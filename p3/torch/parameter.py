@@ -40,13 +40,13 @@ class Parameter:
         self._is_skip = False  # this worker's part of it
         self._gradient: Optional[torch.Tensor] = None  # what was pushed, or is being added up
         self._gradient_version = -1
-        self._gradient_bits: Optional[int] = None
+        self._gradient_bits: Optional[torch.Tensor] = None
         self._sent: Any = None  # the scalars
         self._group_then: Dict[str, Any] = {}  # as step() found it
         self._version = -1  # of the tensor, when P3 wrote it last; -1: anybody may write
         self._address: Optional[int] = None  # of its memory then; None: it may be any
         self.landing = torch.empty_like(tensor, requires_grad=False)
-        self._array = in_memory_order(self.landing)
+        self._array = self._landing_array()
         self._array_of_tensor: Any = None  # the same of its memory, if that was the landing before
         nbytes = tensor.numel() * tensor.element_size()
         self._is_small = nbytes <= _SMALL_BYTES
@@ -54,6 +54,10 @@ class Parameter:
         is_whole = tensor.untyped_storage().nbytes() == nbytes
         self._may_swap = is_whole and not (tensor.device.type == "cpu" and tensor.is_shared())
         self.key = self._declare(store)
+
+    def _landing_array(self) -> Any:
+        """Where the core writes new values: an array in CPU memory, of the tensor's elements in the order of memory."""
+        return in_memory_order(self.landing)
 
     def _declare(self, store: int):
         return self._session.declare(self.name, shape_in_memory(self.tensor), DTYPES[self.tensor.dtype], store)

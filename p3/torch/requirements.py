@@ -55,8 +55,9 @@ def _require_supported(name: str, tensor: torch.Tensor) -> None:
         raise ValueError("parameter %s has no shape yet: run a forward pass before DistributedOptimizer" % name)
     if type(tensor.data) is not torch.Tensor:
         raise ValueError("parameter %s is a %s; P3 trains plain tensors only" % (name, type(tensor.data).__name__))
-    if tensor.device.type != "cpu":
-        raise ValueError("parameter %s is on %s; p3.torch trains parameters in CPU memory" % (name, tensor.device))
+    if tensor.device.type not in ("cpu", "cuda"):
+        where = (name, tensor.device)
+        raise ValueError("parameter %s is on %s; p3.torch trains parameters on the CPU and on CUDA devices" % where)
     if tensor.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         raise ValueError("parameter %s has type %s; P3 can train %s" % (name, tensor.dtype, known))

@@ -16,12 +16,12 @@ import torch
 
 from p3.errors import ConfigError
 from p3.settings import Settings
-from p3.torch import job, rules, snapshots, states
-from p3.torch.arrays import in_memory_order
+from p3.torch import job, rules, snapshots, staging, states
+from p3.torch.arrays import on_host
 from p3.torch.check import Check
 from p3.torch.control import Control
 from p3.torch.forward import Forward, named_parameters
-from p3.torch.parameter import Parameter, RowParameter
+from p3.torch.parameter import Parameter
 from p3.torch.requirements import require_parameters, require_same_parameters
 from p3.worker import partitions
 from p3.worker.key import Key
@@ -91,7 +91,7 @@ class Rounds(job.Held):
         parameters = self._parameters.values()
         return {
             "updates": {one.name: one.updates_by_now() for one in parameters},
-            "weights": {one.name: in_memory_order(one.tensor) for one in parameters if self._updates_here},
+            "weights": {one.name: on_host(one.tensor) for one in parameters if self._updates_here},
             "buffers": self._control.values(),
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
         }
@@ -117,7 +117,7 @@ class Rounds(job.Held):
                     self._updates_here or rules.updates_rows_alone(rules.describe(self._kind, group), group)
                 )
                 update_here = self._update_one if self._updates_here else None
-                kind = RowParameter if rows else Parameter
+                kind = staging.kind_of(names[tensor], tensor, rows)
                 parameter = kind(self._session, store, names[tensor], tensor, group, update_here)
                 parameter.is_guarded = not self._is_synchronous
                 parameter.is_watched = self._is_synchronous or settings.check > 0

@@ -33,14 +33,14 @@ def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
             continue
         state = states[parameter.tensor] = {"step": torch.tensor(float(parameter.updates))} if kept.counts else {}
         for part, name in enumerate(kept.arrays, 1):
-            array = torch.empty_like(parameter.tensor, dtype=_dtype(parameter), requires_grad=False)
+            array = torch.empty_like(parameter.tensor, dtype=_dtype(parameter), device="cpu", requires_grad=False)
             state[name] = array
             operations.append(parameter.fetch_state(part, array))
     session.wait(operations)
     for tensor, state in states.items():
         for name, array in state.items():
             if name != "step":
-                state[name] = array.to(tensor.dtype)
+                state[name] = array.to(tensor.device, tensor.dtype)
     return states
 
 
@@ -62,7 +62,7 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
         if parameter.updates == 0 or session.rank != 0:
             continue
         for part, name in enumerate(kept.arrays, 1):
-            content = like(parameter.tensor, state[name].to(_dtype(parameter)))
+            content = like(parameter.tensor, state[name].to("cpu", _dtype(parameter)))
             operations.append(parameter.store_state(part, content))
     session.wait(operations)
 

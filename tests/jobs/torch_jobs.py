@@ -1,4 +1,4 @@
-"""Jobs of p3.torch, one function for each: torch_jobs.py NAME ARGUMENT..."""
+"""Jobs of p3.torch, one function for each: torch_jobs.py [--staged] NAME ARGUMENT..."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from torch import nn
 
 import p3.torch
 import this_job
+from p3.torch import staging
 
 
 def frozen_server(port):
@@ -177,5 +178,63 @@ def sleeping(folder):
         optimizer.step()
 
 
+def _one_step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(2, 400)).sum().backward()
+    optimizer.step()
+
+
+def overlapped():
+    """In the second step of a parameter of 8 slices, each piece is copied when those before it have left."""
+    model = nn.Linear(400, 1000, bias=False)
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    _one_step(model, optimizer)
+    loss = model(torch.ones(2, 400)).sum()
+    session, out = p3.torch.job.current(), staging._of(model.weight.device)._out
+    before = session.counters()["slices_sent"]
+
+    def wait_until_left(slices):
+        deadline = time.monotonic() + 30
+        while session.counters()["slices_sent"] < before + slices:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    slices = iter([0, 1, 2, 4])
+
+    class Paced(torch.cpu.Event):
+        def record(self, stream=None):
+            self.slices = next(slices) if stream is out else 0
+
+        def synchronize(self):
+            wait_until_left(self.slices)
+
+    staging.Staging.new_event = lambda _self: Paced()
+    optimizer.zero_grad()
+    loss.backward()
+    wait_until_left(8)
+    optimizer.step()
+    model(torch.ones(1, 400))
+
+
+def copy_fails():
+    """A device that fails on one worker, as a broken kernel makes it, while a gradient is copied."""
+    model = nn.Linear(400, 10, bias=False)
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    _one_step(model, optimizer)
+
+    class Failing(torch.cpu.Event):
+        def synchronize(self):
+            raise RuntimeError("illegal memory access")
+
+    if p3.torch.rank() == 1:
+        model(torch.ones(1, 400))
+        staging.Staging.new_event = lambda _self: Failing()
+    _one_step(model, optimizer)
+    model(torch.ones(1, 400))
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--staged":
+        staging.STAGED.add("cpu")
+        del sys.argv[1]
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,7 +1,8 @@
-"""Trains small torch models: torch_training.py FOLDER p3|ddp|alone CASE...
+"""Trains small torch models: torch_training.py FOLDER p3|ddp|alone[-cuda|-staged] CASE...
 
 `p3`: as a worker of a job of P3's. `ddp`: with DistributedDataParallel on Gloo. `alone`: one process, on the joined
-batch, with torch only. Writes CASE-MODE-RANK.pt: the state_dicts of model and optimizer, and the losses.
+batch, with torch only. On the CPU, with `-cuda` on a GPU, with `-staged` on the CPU as if that were a GPU. Writes
+CASE-MODE-RANK.pt: the state_dicts of model and optimizer, and the losses.
 """
 
 import copy
@@ -21,6 +22,7 @@ class Case:
     options = {}  # of DistributedOptimizer
     tolerance = 1e-6
     has_ddp = False  # that must give the same
+    device = "cpu"
 
     def model(self):
         return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 17), nn.Tanh(), nn.Linear(17, 5))
@@ -277,7 +279,7 @@ class autocast(Case):
     tolerance = 2e-2  # products of bfloat16 are summed in another order
 
     def loss(self, model, x, y):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(self.device, dtype=torch.bfloat16):
             return super().loss(model, x, y)
 
 
@@ -288,7 +290,7 @@ class scaled(Case):
     options = {"synchronous": True}
 
     def prepare(self, run):
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        self.scaler = torch.amp.GradScaler(self.device, init_scale=1024.0)
 
     def step(self, run, x, y):
         run.optimizer.zero_grad()
@@ -456,7 +458,7 @@ class checkpoints(Case):
     def step(self, run, x, y):
         if run.steps == 3:
             states = copy.deepcopy((run.model.state_dict(), run.optimizer.state_dict()))
-            plain = self.model()
+            plain = self.model().to(self.device)
             optimizer = self.optimizer(plain)
             plain.load_state_dict(states[0])
             optimizer.load_state_dict(copy.deepcopy(states[1]))  # the tensors themselves become its state
@@ -478,7 +480,7 @@ class wrapped_late(Case):
     def optimizer(self, model):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         x, y = torch.randn(4, 12), torch.randint(0, 5, (4,))
-        self.loss(model, x, y).backward()
+        self.loss(model, x.to(self.device), y.to(self.device)).backward()
         optimizer.step()
         return optimizer
 
@@ -490,7 +492,7 @@ class Run:
 
     def train(self):
         torch.manual_seed(11)
-        xs, ys = self.case.data()
+        xs, ys = (tensor.to(self.case.device) for tensor in self.case.data())
         share = BATCH // self.size
         for x, y in zip(xs, ys):
             own = slice(self.rank * share, (self.rank + 1) * share)
@@ -499,10 +501,11 @@ class Run:
             self.steps += 1
 
 
-def start(mode, name):
+def start(mode, device, name):
     of = CASES[name]()
+    of.device = device
     torch.manual_seed(5)
-    model = of.model().to(of.dtype)
+    model = of.model().to(device, of.dtype)
     if mode == "alone":
         run = Run(mode, of, model, of.optimizer(model))
     elif mode == "ddp":
@@ -524,15 +527,20 @@ def start(mode, name):
     return run
 
 
-def main(folder, mode, *names):
+def main(folder, where, *names):
+    mode, _, device = where.partition("-")
+    if device == "staged":
+        from p3.torch import staging
+
+        staging.STAGED.add("cpu")
     if mode == "ddp":
         torch.distributed.init_process_group("gloo")
     for name in names:
-        run = start(mode, name)
+        run = start(mode, "cuda" if device == "cuda" else "cpu", name)
         run.train()
         model = getattr(run.model, "module", run.model)
         content = {"model": model.state_dict(), "optimizer": run.optimizer.state_dict(), "losses": run.losses}
-        torch.save(content, os.path.join(folder, "%s-%s-%d.pt" % (name, mode, run.rank)))
+        torch.save(content, os.path.join(folder, "%s-%s-%d.pt" % (name, where, run.rank)))
     if mode == "ddp":
         torch.distributed.destroy_process_group()
 
