@@ -34,6 +34,10 @@ cdef extern from "engine.h" namespace "p3" nogil:
         CMXNetKey(const MXNetApi*, Worker*, int handle, string name, void* landing) except +
         void init(void* value, Priority) except +
         void push(void* gradient, const RoundScalars&, Priority) except +
+        cppclass Arrival:
+            pass
+        shared_ptr[Arrival] push_arriving(void* buffer, const RoundScalars&, Priority) except +
+        void arrived(shared_ptr[Arrival], void* buffer, uint64_t elements, Priority) except +
         void skip(Priority, Done) except +
         void capture(uint64_t snapshot, shared_ptr[char] residual, Priority, Done) except +
         void gather(vector[int64_t] ids, void* source, void* destination, uint64_t row_bytes, Priority) except +
@@ -66,8 +70,11 @@ cdef class MXNetEngine:
 
     cdef P3Worker worker
     cdef const MXNetApi* api
+    cdef readonly uint64_t first_piece
 
-    def __cinit__(self, P3Worker worker not None, str library not None):
+    def __cinit__(self, P3Worker worker not None, str library not None, uint64_t first_piece):
+        """`first_piece`: of larger gradients on a device so many elements are copied first, and leave."""
+        self.first_piece = first_piece
         self.api = MXNetApi.find(library.encode())
         self.worker = worker
         # Queued operations hold the bare C++ worker and may outlive every Python object: it is never freed.
@@ -86,6 +93,10 @@ cdef class MXNetEngine:
         """Without the detour through Python's ctypes."""
         with nogil:
             self.api.copy(<void*>source, <void*>destination)
+
+
+cdef class Arrival:
+    cdef shared_ptr[CMXNetKey.Arrival] state
 
 
 cdef class MXNetKey:
@@ -109,6 +120,20 @@ cdef class MXNetKey:
         cdef Priority urgency = priority_of(priority)
         with nogil:
             self.key.get().push(<void*>gradient, round, urgency)
+
+    def push_arriving(self, size_t buffer, scalars, priority):
+        """Returns the Arrival that tells how far the gradient has come."""
+        cdef RoundScalars round = round_scalars(scalars)
+        cdef Priority urgency = priority_of(priority)
+        cdef Arrival arrival = Arrival()
+        with nogil:
+            arrival.state = self.key.get().push_arriving(<void*>buffer, round, urgency)
+        return arrival
+
+    def arrived(self, Arrival arrival not None, size_t buffer, uint64_t elements, priority):
+        cdef Priority urgency = priority_of(priority)
+        with nogil:
+            self.key.get().arrived(arrival.state, <void*>buffer, elements, urgency)
 
     def skip(self, priority, Completions completions not None, int64_t token):
         cdef Priority urgency = priority_of(priority)

@@ -50,6 +50,34 @@ void MXNetKey::push(NDArrayHandle gradient, const RoundScalars& scalars, Priorit
   });
 }
 
+// The round holds the buffer's memory, but not its variable in MXNet's engine: what copies to it could not run then.
+std::shared_ptr<MXNetKey::Arrival> MXNetKey::push_arriving(NDArrayHandle buffer, const RoundScalars& scalars,
+                                                           Priority priority) {
+  const void* const source = api_.address_of(buffer);
+  auto arrival = std::make_shared<Arrival>();
+  enqueue(priority, "gradient", nullptr, landing_,
+          [this, arrival, source, kept = api_.keep(buffer), scalars, priority](const Operation& operation) {
+            void* landing = landing_address(operation.output());
+            const auto push = [&] {
+              worker_.push(
+                  handle_, source, landing, priority.in_queues, scalars,
+                  [kept, end = operation.done()](const Error* error, bool updated) { end(error, updated); },
+                  /*gated=*/true);
+            };
+            arrival->begin(push, [this](uint64_t elements) { worker_.ready(handle_, elements); });
+          });
+  return arrival;
+}
+
+// If a copy has failed, the engine drops this, and release() tells the job.
+void MXNetKey::arrived(std::shared_ptr<Arrival> arrival, NDArrayHandle buffer, uint64_t elements, Priority priority) {
+  enqueue(priority, "gradient", buffer, nullptr,
+          [this, arrival = std::move(arrival), elements](const Operation& operation) {
+            arrival->note(elements, [this](uint64_t known) { worker_.ready(handle_, known); });
+            operation.done()(nullptr, true);
+          });
+}
+
 void MXNetKey::skip(Priority priority, Worker::Done done) {
   // The script may give up waiting, and drop the array, while the core still writes there.
   worker_.skip(

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "api.h"
+#include "p3/thread_annotations.h"
 #include "p3/worker.h"
 
 namespace p3 {
@@ -42,6 +43,12 @@ class MXNetKey : public std::enable_shared_from_this<MXNetKey> {
   virtual void init(NDArrayHandle value, Priority priority);
   // The key's next round. `gradient`: CPU memory, shape and type of the landing array; perhaps in a blocked layout.
   virtual void push(NDArrayHandle gradient, const RoundScalars& scalars, Priority priority);
+  // The same, of a gradient that MXNet copies to `buffer` afterwards, piece by piece: new CPU memory of that shape and
+  // type, of which nobody has queued anything yet. When a piece has been queued, call arrived() with its end; at last
+  // with the key's elements. The round's slices leave as pieces arrive.
+  class Arrival;
+  std::shared_ptr<Arrival> push_arriving(NDArrayHandle buffer, const RoundScalars& scalars, Priority priority);
+  void arrived(std::shared_ptr<Arrival> arrival, NDArrayHandle buffer, uint64_t elements, Priority priority);
   // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing
   // array.
   virtual void skip(Priority priority, Worker::Done done);
@@ -68,6 +75,28 @@ class MXNetKey : public std::enable_shared_from_this<MXNetKey> {
   const int handle_;
   const std::string name_;
   const NDArrayHandle landing_;
+};
+
+// How much of a gradient has come to CPU memory. The round may begin before that or behind it: as its landing array is
+// free. Threads: the engine's.
+class MXNetKey::Arrival {
+ public:
+  void begin(const std::function<void()>& push, const std::function<void(uint64_t)>& ready) {
+    MutexLock lock(mutex_);
+    push();
+    has_begun_ = true;
+    ready(elements_);
+  }
+  void note(uint64_t elements, const std::function<void(uint64_t)>& ready) {
+    MutexLock lock(mutex_);
+    elements_ = elements;
+    if (has_begun_) ready(elements);
+  }
+
+ private:
+  Mutex mutex_;
+  uint64_t elements_ P3_GUARDED_BY(mutex_) = 0;
+  bool has_begun_ P3_GUARDED_BY(mutex_) = false;
 };
 
 // From enqueue() to the engine's deleter.

@@ -20,6 +20,7 @@ from p3._core import DTYPES
 from p3.mxnet import _mxnet
 from p3.mxnet.arguments import checked
 from p3.mxnet.priorities import Priority
+from p3.worker.pieces import pieces
 
 log = logging.getLogger("p3")
 
@@ -139,20 +140,38 @@ class DenseKey(Key):
         self.operations = _mxnet.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
 
     def gradient(self, values):
-        """What push() sends: the sum over this worker's devices, in CPU memory."""
+        """What push() sends: the sum over this worker's devices, on the first of them."""
         if any(map(is_sparse, values)):
             if not self.densifies:
                 self.densifies = True
                 log.warning("key %r: its row_sparse gradients are made dense, and all of its rows are sent", self.id)
             values = [to_dense(value) for value in values]
-        total = self.sum_devices(values)
-        return total if self.engine.in_cpu_memory(total.handle.value) else total.copyto(mx.cpu())
+        return self.sum_devices(values)
+
+    def push(self, gradient, scalars, priority):
+        if not is_on_device(self.engine, gradient):
+            return super().push(gradient, scalars, priority)
+        if gradient.size <= self.engine.first_piece:
+            return super().push(gradient.copyto(mx.cpu()), scalars, priority)
+        # In new memory: the array is the core's until the round is over, and no operation of MXNet's may hold it.
+        buffer = new_landing(self.declared)
+        arrival = self.operations.push_arriving(buffer.handle.value, scalars, priority)
+        source, target = gradient.reshape(-1), buffer.reshape(-1)
+        for begin, end in pieces(source.size, self.engine.first_piece):
+            piece, place = source[begin:end], target[begin:end]
+            self.engine.copy(piece.handle.value, place.handle.value)
+            self.operations.arrived(arrival, buffer.handle.value, end, priority)
 
     def fetch_part(self, session, part, array):
         return session.fetch_state(self.declared, part, array)
 
     def store_part(self, session, part, content):
         return session.store_state(self.declared, part, content)
+
+
+def is_on_device(engine, array):
+    """Tests of the copies that follow put another function here, which takes CPU memory for a device's."""
+    return not engine.in_cpu_memory(array.handle.value)
 
 
 def new_landing(declared):

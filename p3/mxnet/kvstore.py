@@ -22,6 +22,7 @@ import functools
 import logging
 import os
 import pickle
+import sys
 import warnings
 import weakref
 
@@ -87,8 +88,10 @@ class P3KVStore(mx.kvstore.KVStore):
         settings = Settings.from_env(os.environ)
         session = self._session = sessions.current()
         session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _all_stores(session))
-        self._engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name)
         self._engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
+        # That engine would wait for a round before it copies what the round waits for.
+        first_piece = sys.maxsize if self._engine_is_naive else session.slice_elements
+        self._engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name, first_piece)
         self._updater = None  # Trainer looks for its `optimizer`
         self._servers_update = False  # with that optimizer; else the updater updates the store's own weights
         _prepare_process(self._engine_is_naive)

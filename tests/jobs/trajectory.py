@@ -1,6 +1,7 @@
 """Trains small nets, one per case, and writes the weights each ends with: trajectory.py DIRECTORY STORE CASE...
 
-STORE is p3_sync, or a type of MXNet's own, or none (one process on the joined batch). Workers take turns in the joined
+STORE is p3_sync, or p3_sync-staged, which takes every array for a GPU's, or a type of MXNet's own, or none (one process
+on the joined batch). Workers take turns in the joined
 batch of each step: worker r of n has its r-th n-th. Files: DIRECTORY/CASE-RANK.npz.
 """
 
@@ -127,6 +128,11 @@ def main(directory, store_type, *names):
         import p3  # noqa: F401
     import mxnet as mx
 
+    store_type, _, staged = store_type.partition("-")
+    if staged:
+        from p3.mxnet import keys
+
+        keys.is_on_device = lambda _engine, _array: True
     for name in names:
         store = mx.kv.create(store_type)
         weights = train(mx, CASES[name], store, store.rank, store.num_workers)
