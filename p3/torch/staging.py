@@ -52,8 +52,9 @@ class Staging:
     Threads: any. The thread that calls has a current stream of the device, which computes what it speaks of.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._module = device, getattr(torch, device.type)
+    def __init__(self, device: torch.device, module: Any = None) -> None:
+        """`module`: whose streams and events these are; else torch's for devices of that type."""
+        self._device, self._module = device, module or getattr(torch, device.type)
         self._out, self._back = self._new_stream(), self._new_stream()
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._jobs,), name="p3-staging", daemon=True).start()
@@ -76,27 +77,28 @@ class Staging:
         if gradient is None:
             computed.synchronize()  # then nobody reads the landing tensor any more
             return session.ready(key, host.numel())
-        copied = []
-        with self._module.stream(self._out):
-            self._out.wait_event(computed)
-            for begin, end in pieces(host.numel(), session.slice_elements):
-                host[begin:end].copy_(gradient[begin:end], non_blocking=True)
-                copied.append((end, self._record(self._out)))
+        self._out.wait_event(computed)
+        cuts = pieces(host.numel(), session.slice_elements)
+        copied = [(end, self._copy(self._out, host[begin:end], gradient[begin:end])) for begin, end in cuts]
         for end, event in copied:
             event.synchronize()  # without Python's lock
             session.ready(key, end)
 
     def bring(self, host: torch.Tensor, landing: torch.Tensor) -> Any:
         """Copies `host` to the device, before what the current stream computes from now on. The event of that."""
-        with self._module.stream(self._back):
-            landing.copy_(host, non_blocking=True)
-        came = self._record(self._back)
+        came = self._copy(self._back, landing, host)
         self._module.current_stream(self._device).wait_event(came)
         return came
 
     def let_finish(self) -> None:
         """What bring() copies from now on waits for what the current stream computes now."""
         self._back.wait_stream(self._module.current_stream(self._device))
+
+    def _copy(self, stream: Any, destination: torch.Tensor, source: torch.Tensor) -> Any:
+        """Returns its event."""
+        with self._module.stream(stream):
+            destination.copy_(source, non_blocking=True)
+        return self._record(stream)
 
     def new_event(self) -> Any:
         """One that does not keep a processor busy while a thread waits for it."""

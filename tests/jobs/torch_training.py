@@ -1,11 +1,12 @@
-"""Trains small torch models: torch_training.py FOLDER p3|ddp|alone[-cuda|-staged] CASE...
+"""Trains small torch models: torch_training.py FOLDER p3|ddp|alone[-cuda|-staged|-late] CASE...
 
 `p3`: as a worker of a job of P3's. `ddp`: with DistributedDataParallel on Gloo. `alone`: one process, on the joined
-batch, with torch only. On the CPU, with `-cuda` on a GPU, with `-staged` on the CPU as if that were a GPU. Writes
-CASE-MODE-RANK.pt: the state_dicts of model and optimizer, and the losses.
+batch, with torch only. On the CPU; with `-cuda` on a GPU; with `-staged` on the CPU as if that were a GPU, and with
+`-late` as if its copies were late. Writes CASE-MODE-RANK.pt: the state_dicts of model and optimizer, and the losses.
 """
 
 import copy
+import functools
 import os
 import sys
 
@@ -529,10 +530,14 @@ def start(mode, device, name):
 
 def main(folder, where, *names):
     mode, _, device = where.partition("-")
-    if device == "staged":
+    if device in ("staged", "late"):
         from p3.torch import staging
 
         staging.STAGED.add("cpu")
+    if device == "late":
+        import late_streams
+
+        staging._of = functools.lru_cache(maxsize=None)(late_streams.Staging)
     if mode == "ddp":
         torch.distributed.init_process_group("gloo")
     for name in names:

@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(jobs.SCRIPTS))
 import p3.torch  # noqa: E402
+from processes import QUICK_IMPORT, ROOT  # noqa: E402
 import torch_training  # noqa: E402
 from p3.torch import staging  # noqa: E402
 from p3.trace import lives  # noqa: E402
@@ -22,6 +23,7 @@ from weights import distance, load, same_bits  # noqa: E402
 
 CASES = [name for name in torch_training.CASES if not name.startswith("sparse")]
 DEADLINE_S = 30
+LATE_PATH = os.pathsep.join([QUICK_IMPORT, str(ROOT), str(ROOT / "tests" / "helpers")])
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,18 @@ def test_staged_parameters_get_the_bits_of_any_others(trained, name):
         assert same_bits(staged["model"], plain["model"])
         assert distance(staged["optimizer"], plain["optimizer"]) == 0
         assert staged["losses"] == plain["losses"]
+
+
+def test_copies_may_be_late(trained, tmp_path):
+    """As on a device. Nothing relies on a copy's being done before its event says so."""
+    names = ["adamw_amsgrad", "momentum", "not_always", "clipped", "adamax", "brain", "accumulated", "convolved"]
+    command = jobs.python("torch_training.py", tmp_path, "p3-late", *names)
+    status, *said = jobs.run_p3(2, 2, command, P3_CHECK="1", P3_SLICE_ELEMENTS="64", PYTHONPATH=LATE_PATH)
+    assert status == 0, said
+    for name in names:
+        late, plain = load(tmp_path, "p3-late", 0, name), load(trained, "p3", 0, name)
+        assert same_bits(late["model"], plain["model"]), name
+        assert distance(late["optimizer"], plain["optimizer"]) == 0, name
 
 
 def test_no_call_waits_for_the_network():
