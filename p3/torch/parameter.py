@@ -62,6 +62,10 @@ class Parameter:
     def _declare(self, store: int):
         return self._session.declare(self.name, shape_in_memory(self.tensor), DTYPES[self.tensor.dtype], store)
 
+    @property
+    def is_compressible(self) -> bool:
+        return self.tensor.dtype == torch.float32 and not self.key.sparse
+
     # The first value
 
     def init(self, value: Optional[Any] = None) -> None:

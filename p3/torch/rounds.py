@@ -33,7 +33,7 @@ class Rounds(job.Held):
     """What stands between one optimizer and the job."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
-                 max_grad_norm: Optional[float]) -> None:  # fmt: skip
+                 max_grad_norm: Optional[float], compression: Optional[Dict[str, Any]]) -> None:  # fmt: skip
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         if settings.replaces_workers:
@@ -54,7 +54,12 @@ class Rounds(job.Held):
         self._stores = [session.new_store() for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
         self._sparse = _with_sparse_gradients(models)
+        if compression is not None:
+            for store in self._stores:
+                session.set_option(store, "compression", compression)
         self._declare(models, settings)
+        if compression is not None and session.rank == 0:
+            self._log_compression(compression["type"])
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._loaded = {} if self._updates_here else states.taken(optimizer)
@@ -95,6 +100,11 @@ class Rounds(job.Held):
             "buffers": self._control.values(),
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
         }
+
+    def _log_compression(self, kind: str) -> None:
+        compressed = [one for one in self._parameters.values() if one.is_compressible]
+        log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, and those of other "
+                 "types than float32, as they are", len(compressed), len(self._parameters), kind)  # fmt: skip
 
     def _servers_know_it(self) -> bool:
         try:
@@ -242,9 +252,8 @@ class Rounds(job.Held):
 
     def _begin(self) -> None:
         require_same_parameters(self._optimizer, self._parameters)
-        if self._updates_here:
-            return
-        descriptions = [rules.describe(self._kind, group) for group in self._optimizer.param_groups]
+        groups = self._optimizer.param_groups
+        descriptions = [None if self._updates_here else rules.describe(self._kind, group) for group in groups]
         if self._has_begun:
             if descriptions != self._descriptions:
                 raise ValueError(
@@ -254,11 +263,13 @@ class Rounds(job.Held):
             return
         self._has_begun, self._descriptions = True, descriptions
         for store, description in zip(self._stores, descriptions):
-            self._session.set_optimizer(store, description)
+            if description is not None:
+                self._session.set_optimizer(store, description)
         self._relink_groups()
         for parameter in self._parameters.values():
             self._session.restore(parameter.key)
-        self._give_loaded()
+        if not self._updates_here:
+            self._give_loaded()
 
     def _relink_groups(self) -> None:
         """Each parameter gets its group, of which load_state_dict makes new ones, and what the servers have for it."""

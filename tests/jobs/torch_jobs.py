@@ -71,6 +71,60 @@ def uneven(folder, kind, *steps):
     print("worker %d follows" % rank)
 
 
+def compressed(synchronous):
+    """Against both workers' gradients, computed here and compressed as the documentation says."""
+    digests = {_train_compressed(kind, synchronous == "1") for kind in ("plain", "fp16", "2bit")}
+    assert len(digests) == 3  # each makes a difference
+    print("worker %d follows" % p3.torch.rank())
+
+
+def _train_compressed(kind, is_synchronous):
+    rank, size, threshold = p3.torch.rank(), p3.torch.size(), 0.05
+
+    def encoded(gradient, left_out):
+        if kind == "plain":
+            return gradient
+        if kind == "fp16":
+            return gradient.half().float()
+        left_out.add_(gradient)
+        code = threshold * ((left_out >= threshold).float() - (left_out <= -threshold).float())
+        left_out.sub_(code)
+        return code
+
+    def make():
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
+        return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+
+    def backward(model, worker, step):
+        generator = torch.Generator().manual_seed(100 * worker + step)
+        model(torch.randn(8, 6, generator=generator)).square().mean().backward()
+
+    model, optimizer = make()
+    compression = {"fp16": {"type": "fp16"}, "2bit": {"type": "2bit", "threshold": threshold}, "plain": None}[kind]
+    p3.torch.DistributedOptimizer(optimizer, model, compression=compression, synchronous=is_synchronous)
+    reference, plain = make()
+    left_out = [[torch.zeros_like(one) for one in reference.parameters()] for _ in range(size)]
+    for step in range(6):
+        optimizer.zero_grad()
+        backward(model, rank, step)
+        optimizer.step()
+        sums = [torch.zeros_like(one) for one in reference.parameters()]
+        for worker in range(size):
+            plain.zero_grad()
+            backward(reference, worker, step)
+            for total, parameter, own in zip(sums, reference.parameters(), left_out[worker]):
+                total += encoded(parameter.grad, own)
+        for total, parameter in zip(sums, reference.parameters()):
+            comes_back = total.half().float() if kind == "fp16" and is_synchronous else total
+            parameter.grad = comes_back / size
+        plain.step()
+    optimizer.synchronize()
+    for weight, expected in zip(model.parameters(), reference.parameters()):
+        assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-6), (kind, (weight - expected).abs().max())
+    return sum(weight.double().sum().item() for weight in model.parameters())
+
+
 def written(kind):
     """A script that writes to a weight on one worker, past torch's notice."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
@@ -92,13 +146,17 @@ def resumed(folder, kind, steps, die_at):
     round, state = p3.torch.resume()
     torch.manual_seed(3 + round)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    optimizer = {"adamw": torch.optim.AdamW, "adamax": torch.optim.Adamax, "momentum": lambda p, lr: torch.optim.SGD(
-        p, lr, momentum=0.9)}[kind](model.parameters(), lr=0.05)
+    kinds = {"adamw": torch.optim.AdamW, "adamax": torch.optim.Adamax}
+    make = kinds.get(kind, lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9))
+    optimizer = make(model.parameters(), lr=0.05)
     if round == 0:
         torch.manual_seed(3)
         for module in model:
             module.reset_parameters()
-    optimizer = p3.torch.DistributedOptimizer(optimizer, model)
+    options = {}
+    if kind.startswith("compressed"):
+        options = {"compression": {"type": "2bit", "threshold": 0.02}, "synchronous": kind == "compressed_synchronous"}
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, **options)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     if state is not None:
         schedule.load_state_dict(state["schedule"])

@@ -49,7 +49,7 @@ def _description(optimizer, multi_precision=False):
     name = "torch_" + type(optimizer).__name__.lower()
     if name.startswith("torch_adam"):
         name, (group["beta1"], group["beta2"]) = "torch_adam", group["betas"]
-        group["decoupled"] = group["decoupled_weight_decay"]
+        group["decoupled"] = isinstance(optimizer, torch.optim.AdamW)
     description = {"name": name, **{field: group[field] for field in FIELDS[name]}}
     validate(description)
     return description

@@ -41,6 +41,13 @@ def test_workers_may_take_different_numbers_of_steps(tmp_path, kind):
     assert output.count("follows") == 3
 
 
+@pytest.mark.parametrize("synchronous", [0, 1])
+def test_compressed_gradients_are_those_of_the_documentation(synchronous):
+    status, output = jobs.run_p3(2, 2, script("compressed", synchronous), P3_CHECK="1")
+    assert status == 0, output
+    assert output.count("follows") == 2
+
+
 @pytest.mark.parametrize("kind", ["on_servers", "on_workers"])
 def test_check_names_the_parameter_that_differs(kind):
     status, output = jobs.run_p3(2, 1, script("written", kind), P3_CHECK="1")
@@ -50,7 +57,7 @@ def test_check_names_the_parameter_that_differs(kind):
         assert status != 0 and "the workers' weights differ, in 1.weight." in output, output
 
 
-@pytest.mark.parametrize("kind", ["adamw", "momentum", "adamax"])
+@pytest.mark.parametrize("kind", ["adamw", "momentum", "adamax", "compressed", "compressed_synchronous"])
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, kind):
     whole = jobs.run_p3(2, 2, script("resumed", tmp_path, kind, 7, 0))
     assert whole[0] == 0, whole[1]
@@ -59,7 +66,7 @@ def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, kind):
                               P3_SNAPSHOT_DIR=str(tmp_path / "snapshots"), P3_SNAPSHOT_EVERY="2")  # fmt: skip
     assert status == 0, output
     assert "began at 4" in output
-    assert sorted(re.findall(r"has (\w+)", output)) == sorted(re.findall(r"has (\w+)", whole[1]))
+    assert sorted(re.findall(r"has ([0-9a-f]{8})", output)) == sorted(re.findall(r"has ([0-9a-f]{8})", whole[1]))
 
 
 def test_torchrun_starts_a_job_and_a_restart_resumes(tmp_path):
@@ -71,7 +78,7 @@ def test_torchrun_starts_a_job_and_a_restart_resumes(tmp_path):
     status, output = jobs.run(command, timeout_s=100, **variables)
     assert status == 0, output
     assert "began at 4" in output
-    assert sorted(re.findall(r"has (\w+)", output)) == sorted(re.findall(r"has (\w+)", whole[1]))
+    assert sorted(re.findall(r"has ([0-9a-f]{8})", output)) == sorted(re.findall(r"has ([0-9a-f]{8})", whole[1]))
 
 
 def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains(tmp_path):

@@ -287,6 +287,9 @@ def test_models_and_norms_that_make_no_sense_are_refused(model):
     for norm in (0, -1.0, "1", True, float("nan")):
         with pytest.raises(ValueError, match="max_grad_norm is .* positive number"):
             p3.torch.DistributedOptimizer(optimizer, model, max_grad_norm=norm)
+    for compression in ("fp16", {"type": "fp8"}, {"type": "2bit"}, {"type": "2bit", "threshold": -1.0}):
+        with pytest.raises(ValueError, match="compression"):
+            p3.torch.DistributedOptimizer(optimizer, model, compression=compression)
     lazy = nn.LazyLinear(3)
     with pytest.raises(ValueError, match="weight has no shape yet: run a forward pass"):
         p3.torch.DistributedOptimizer(sgd(lazy), lazy)
