@@ -63,12 +63,13 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
     One number on the tensor's device, so that nothing waits for that.
     """
-    values = tensor.detach()
-    values = values if tensor.layout == torch.strided else values._values()
-    return values.view(_INTEGERS[values.element_size()]).sum()
-
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    values = tensor.detach() if tensor.layout == torch.strided else tensor.detach()._values()
+    elements = flat(values) if is_dense(values) else values.reshape(-1)
+    in_word = 8 // elements.element_size()
+    if elements.storage_offset() % in_word:
+        elements = elements.clone()
+    words = elements.numel() // in_word * in_word
+    return elements[:words].view(torch.int64).sum() ^ elements[words:].view(torch.uint8).sum()
 
 
 def like(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
