@@ -7,7 +7,7 @@ its sum is how many workers took the step, so a worker in join() learns that nob
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -66,8 +66,11 @@ class Control:
                     tensor.copy_(values[begin:end].clone().view(tensor.dtype).view(tensor.shape))
                 begin = end
 
-    def count_step(self) -> None:
-        operation = self._session.pushpull(self._steps, self._one, self._sum, _LAST)
+    def count_step(self, groups: Sequence[Dict[str, Any]]) -> None:
+        """`groups`: the optimizer's. The servers compare their learning rates and weight decays, whoever updates: else
+        workers whose schedulers look at a loss of their own would drift apart."""
+        lr, wd = (sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay"))
+        operation = self._session.pushpull(self._steps, self._one, self._sum, _LAST, lr, wd)
         self._counting = [*(one for one in self._counting if not one.done), operation]
 
     def mean(self, number: Any) -> Any:
@@ -82,6 +85,10 @@ class Control:
         operation = self._session.skip(self._steps, self._sum, _LAST)
         job.wait(self._session, operation)  # the others may take their time; a failure ends the wait
         return operation.updated
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float, torch.Tensor)) else 0.0
 
 
 def _bytes(tensor: torch.Tensor) -> int:

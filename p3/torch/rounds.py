@@ -282,7 +282,7 @@ class Rounds(job.Held):
         self._loaded = {}
 
     def _end_step(self) -> None:
-        self._control.count_step()
+        self._control.count_step(self._optimizer.param_groups)
         self._forward.learn()
         self._check.after_step(self._land)
 

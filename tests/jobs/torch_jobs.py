@@ -125,6 +125,23 @@ def _train_compressed(kind, is_synchronous):
     return sum(weight.double().sum().item() for weight in model.parameters())
 
 
+def differing_rates(kind):
+    """A scheduler that looks at each worker's own loss."""
+    model = nn.Linear(4, 3)
+    make = {"adam": torch.optim.Adam, "adamax": torch.optim.Adamax, "synchronous": torch.optim.SGD}[kind]
+    optimizer = make(model.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, synchronous=kind == "synchronous")
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        schedule.step(step * (2 * p3.torch.rank() - 1))  # worker 1's grows
+    optimizer.synchronize()
+    p3.torch.barrier()
+    print("worker %d ends" % p3.torch.rank())
+
+
 def written(kind):
     """A script that writes to a weight on one worker, past torch's notice."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))

@@ -48,6 +48,12 @@ def test_compressed_gradients_are_those_of_the_documentation(synchronous):
     assert output.count("follows") == 2
 
 
+@pytest.mark.parametrize("kind", ["adam", "adamax", "synchronous"])
+def test_workers_whose_learning_rates_differ_end_the_job(kind):
+    status, output = jobs.run_p3(2, 1, script("differing_rates", kind))
+    assert status != 0 and "disagree in round" in output and "the same optimizer, learning rate" in output, output
+
+
 @pytest.mark.parametrize("kind", ["on_servers", "on_workers"])
 def test_check_names_the_parameter_that_differs(kind):
     status, output = jobs.run_p3(2, 1, script("written", kind), P3_CHECK="1")
