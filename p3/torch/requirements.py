@@ -14,6 +14,8 @@ from p3.torch.arrays import DTYPES, is_dense
 def require_model(model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ValueError("DistributedOptimizer takes a torch.nn.Module or several, not a %s" % type(model).__name__)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ValueError("the model has modules of torch.jit, which can wait for nothing: use torch.compile instead")
     if any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise ValueError("the model is wrapped in DistributedDataParallel, whose place P3 takes: pass the model itself")
 

@@ -187,7 +187,9 @@ class Rounds(job.Held):
             raise RuntimeError(
                 "the gradient of %s was computed again after it had been sent, and before optimizer.step(). Run all "
                 "but the last backward pass of a step in `with optimizer.no_sync():`. If another model's loss goes "
-                "through this one, run its backward pass so, too, or switch off requires_grad" % parameter.name
+                "through this one, run its backward pass so, too, or switch off requires_grad. To leave out a step "
+                "behind its backward pass, pass synchronous=True and call optimizer.synchronize() first"
+                % parameter.name
             )
         if parameter.is_pending:
             raise RuntimeError(

@@ -148,6 +148,19 @@ def test_check_finds_a_gradient_that_was_changed_past_torchs_notice(model, monke
         optimizer.step()
 
 
+def test_a_step_may_be_left_out_behind_synchronize():
+    ours, plain = both(sgd, synchronous=True)
+    for number in range(4):
+        for model, optimizer in (ours, plain):
+            optimizer.zero_grad()
+            backward(model)
+        ours[1].synchronize()
+        if number != 2:
+            ours[1].step()
+            plain[1].step()
+    assert_same(ours, plain)
+
+
 @pytest.mark.parametrize("make_optimizer", [torch.optim.SGD, torch.optim.SparseAdam])
 def test_sparse_gradients_of_a_synchronous_optimizer(make_optimizer):
     weights = []
@@ -290,6 +303,9 @@ def test_models_and_norms_that_make_no_sense_are_refused(model):
     for compression in ("fp16", {"type": "fp8"}, {"type": "2bit"}, {"type": "2bit", "threshold": -1.0}):
         with pytest.raises(ValueError, match="compression"):
             p3.torch.DistributedOptimizer(optimizer, model, compression=compression)
+    scripted = torch.jit.script(small_model())
+    with pytest.raises(ValueError, match="modules of torch.jit.*torch.compile"):
+        p3.torch.DistributedOptimizer(sgd(scripted), scripted)
     lazy = nn.LazyLinear(3)
     with pytest.raises(ValueError, match="weight has no shape yet: run a forward pass"):
         p3.torch.DistributedOptimizer(sgd(lazy), lazy)
