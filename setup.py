@@ -60,7 +60,8 @@ def extension(name: str, *libraries: str) -> Extension:
         extra_objects=links,
         extra_link_args=["-pthread", "-Wl,-rpath," + to_package],
         libraries=["dl"],
-        depends=[*links, *glob("include/p3/*.h"), *glob("src/binding/*.h"), *glob(os.path.dirname(source) + "/*.h")],
+        depends=[*links, *glob("include/p3/*.h"), *glob("src/binding/*.h"),
+                 *glob("src/simulator/*.h"), *glob(os.path.dirname(source) + "/*.h")],
     )
 
 
@@ -69,6 +70,7 @@ setup(
         [
             extension("p3._core"),
             extension("p3.measure._kernels"),
+            extension("p3.measure._simulator", "libp3simulator.a"),
             extension("p3.mxnet._mxnet", "libp3mxnet.a"),
         ],
         compiler_directives={"language_level": 3, "binding": True, "embedsignature": True},

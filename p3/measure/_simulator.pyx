@@ -1,0 +1,137 @@
+# distutils: language = c++
+"""The simulator of src/simulator/ as plain values: dictionaries and lists with the names of simulator/job.h go in, a
+dictionary comes out. p3/measure/simulate/ is its face.
+
+The GIL is released while it runs; calls may run at the same time. ValueError for a job that makes no sense.
+"""
+
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+
+cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
+    cdef enum class Congestion:
+        pass
+
+    cdef cppclass LinkSpec:
+        double bytes_per_s, burst_bytes, queue_bytes
+
+    cdef cppclass Host:
+        LinkSpec up, down
+
+    cdef struct Layer:
+        double forward_s, backward_s
+
+    cdef struct Slice:
+        int layer, key, server
+        double push_bytes, value_bytes
+
+    cdef cppclass Transport:
+        double segment_bytes, packet_payload_bytes, packet_header_bytes, delay_s, ack_bytes, small_queue_bytes
+        Congestion congestion
+
+    cdef cppclass Sender:
+        cbool priorities, yields, pushes_first, least_under_way, inherits
+        double window_bytes, write_bytes, egress_bytes
+
+    cdef cppclass Job:
+        vector[Host] hosts
+        vector[int] workers, servers
+        cbool local_aggregation
+        vector[Layer] layers
+        vector[Slice] slices
+        vector[vector[double]] factors
+        int warmup, traced_iterations
+        Transport transport
+        Sender sender
+
+    cdef struct LinkUse:
+        double bytes, busy_s, mean_queue_s, greatest_queue_s
+        uint64_t segments, lost
+
+    cdef struct Span:
+        int kind, node, peer, item, round
+        double begin_s, end_s
+
+    cdef cppclass Result:
+        vector[vector[double]] ends_s, waited_s
+        vector[LinkUse] up, down
+        vector[Span] spans
+        double window_bytes
+        uint64_t events
+
+    Result c_simulate "p3::simulator::simulate"(const Job&) except +
+    Result c_simulate_ring "p3::simulator::simulate_ring"(const Job&, double, double) except +
+
+
+# In the order of simulator/job.h.
+CONGESTION = ("none", "cubic", "bbr")
+SPANS = ("forward", "backward", "wait", "push", "value")
+
+
+def simulate(dict job):
+    """The Result of `job`, a Job."""
+    cdef Job given = _job(job)
+    cdef Result result
+    with nogil:
+        result = c_simulate(given)
+    return _as_dict(result)
+
+
+def simulate_ring(dict job, double bucket_bytes, double first_bucket_bytes):
+    """The same for DistributedDataParallel's ring."""
+    cdef Job given = _job(job)
+    cdef Result result
+    with nogil:
+        result = c_simulate_ring(given, bucket_bytes, first_bucket_bytes)
+    return _as_dict(result)
+
+
+cdef Job _job(dict given) except *:
+    cdef Job job
+    cdef Host host
+    for up, down in given["hosts"]:
+        host.up, host.down = _link(up), _link(down)
+        job.hosts.push_back(host)
+    job.workers, job.servers = given["workers"], given["servers"]
+    job.local_aggregation = given["local_aggregation"]
+    job.layers, job.slices = given["layers"], given["slices"]
+    job.factors = given["factors"]
+    job.warmup, job.traced_iterations = given["warmup"], given["traced_iterations"]
+
+    transport = given["transport"]
+    job.transport.segment_bytes = transport["segment_bytes"]
+    job.transport.packet_payload_bytes = transport["packet_payload_bytes"]
+    job.transport.packet_header_bytes = transport["packet_header_bytes"]
+    job.transport.delay_s = transport["delay_s"]
+    job.transport.ack_bytes = transport["ack_bytes"]
+    job.transport.small_queue_bytes = transport["small_queue_bytes"]
+    cdef int congestion = CONGESTION.index(transport["congestion"])
+    job.transport.congestion = <Congestion> congestion
+
+    sender = given["sender"]
+    job.sender.priorities, job.sender.yields = sender["priorities"], sender["yields"]
+    job.sender.window_bytes, job.sender.write_bytes = sender["window_bytes"], sender["write_bytes"]
+    job.sender.egress_bytes = sender["egress_bytes"]
+    job.sender.pushes_first, job.sender.least_under_way = sender["pushes_first"], sender["least_under_way"]
+    job.sender.inherits = sender["inherits"]
+    return job
+
+
+cdef LinkSpec _link(tuple given) except *:
+    cdef LinkSpec link
+    link.bytes_per_s, link.burst_bytes, link.queue_bytes = given
+    return link
+
+
+cdef dict _as_dict(const Result& result):
+    return {
+        "ends_s": result.ends_s,
+        "waited_s": result.waited_s,
+        "up": result.up,
+        "down": result.down,
+        "spans": result.spans,
+        "window_bytes": result.window_bytes,
+        "events": result.events,
+    }

@@ -1,0 +1,229 @@
+"""What is simulated: a model, the hosts, the network, and how P3 sends. Plain values; predict.py runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from p3.measure.lab.network import BURST_BYTES, QUEUE_MS
+from p3.measure.replay import models
+from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS, Cluster, Overhead
+
+SCHEMES = ("p3", "ddp")
+CONGESTION = ("none", "cubic", "bbr")
+
+# The same as the replay's: the most urgent slices are those that the forward pass uses first.
+_OVERHEAD = Overhead()
+_MBIT = 1e6 / 8
+
+# Finer segments than this are not needed, and more of them in all take minutes.
+_FINEST_SEGMENT_BYTES = 8 << 10
+_COARSEST_SEGMENT_BYTES = 256 << 10
+_MOST_SEGMENTS = 2e6
+
+
+@dataclass(frozen=True)
+class Sender:
+    """What decides which bytes leave a host next. The defaults are what P3 does; docs/simulator.md has the others."""
+
+    priorities: bool = True
+    window_kib: float = 0.0  # that a connection may have under way; 0: as P3 chooses
+    yields: bool = True  # to a quarter of the window while something more urgent waits on the host
+    egress_kib: float = 0.0  # rule 1: write only while less waits in the host's uplink queue; 0: no limit
+    pushes_first: bool = False  # rule 2
+    least_under_way: bool = False  # rule 3
+    inherits: bool = False  # rule 4
+
+
+# By name: what P3 has done, and what it might do.
+SENDERS: Dict[str, Sender] = {
+    "windows": Sender(),
+    "short_egress": Sender(yields=False, egress_kib=16.0, pushes_first=True, least_under_way=True, inherits=True),
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of the lab (p3/measure/lab/network.py), and TCP over them. Of each host, each way, in Mbit/s."""
+
+    up_mbit: Tuple[float, ...]
+    down_mbit: Tuple[float, ...]
+    delay_ms: float = 0.05  # one way, of an idle lab
+    burst_kib: float = BURST_BYTES / 1024
+    queue_ms: float = QUEUE_MS  # besides the burst
+    lossless: bool = False  # queues of any length
+    congestion: str = "none"
+    small_queue_kib: float = 0.0  # of one connection in the uplink's queue (TCP small queues); 0: any
+    ack_bytes: float = 66.0
+    segment_kib: float = 0.0  # that links pass as one; 0: as fine as is quick enough
+
+    @property
+    def hosts(self) -> int:
+        return len(self.up_mbit)
+
+
+def links(hosts: int, *rates_mbit: float, **more) -> Network:
+    """One rate for all, or one for each host; both ways."""
+    rates = tuple(rates_mbit) * hosts if len(rates_mbit) == 1 else tuple(rates_mbit)
+    if len(rates) != hosts:
+        raise ValueError(f"{len(rates)} rates for {hosts} hosts: give one, or one for each")
+    return Network(rates, rates, **more)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One job. `servers` None: one on each host; they and the workers stand on the hosts in turn."""
+
+    model: models.Model
+    compute_s: float
+    network: Network
+    sender: Sender = Sender()
+    scheme: str = "p3"
+    workers_per_host: int = 1
+    servers: Optional[int] = None
+    slice_elements: int = DEFAULT_SLICE_ELEMENTS
+    local_aggregation: bool = True
+    sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
+    jitter: float = 0.0
+    seed: int = 1
+    stragglers: Mapping[int, float] = dataclasses.field(default_factory=dict)  # worker -> factor of its computation
+    bucket_mb: float = 25.0  # of scheme ddp
+    iterations: int = 5
+    warmup: int = 2
+    traced_iterations: int = 0
+
+    @property
+    def workers(self) -> List[int]:
+        """The host of each."""
+        return [number % self.network.hosts for number in range(self.network.hosts * self.workers_per_host)]
+
+    @property
+    def server_hosts(self) -> List[int]:
+        count = self.network.hosts if self.servers is None else self.servers
+        return [number % self.network.hosts for number in range(count)]
+
+    def cluster(self) -> Cluster:
+        """For the bound: with local aggregation the workers of a host push as one."""
+        workers = list(range(self.network.hosts)) if self.local_aggregation else self.workers
+        return Cluster(self.network.up_mbit, self.network.down_mbit, workers, self.server_hosts)
+
+
+def job(setting: Setting) -> dict:
+    """As _simulator.pyx takes it. Raises ValueError for what makes no sense."""
+    _check(setting)
+    network, sender = setting.network, setting.sender
+    slices = _slices(setting)
+    return {
+        "hosts": [(_link(network, up), _link(network, down)) for up, down in zip(network.up_mbit, network.down_mbit)],
+        "workers": setting.workers,
+        "servers": setting.server_hosts,
+        "local_aggregation": setting.local_aggregation,
+        "layers": [
+            {"forward_s": layer.forward * setting.compute_s, "backward_s": layer.backward * setting.compute_s}
+            for layer in setting.model.layers
+        ],
+        "slices": slices,
+        "factors": [_factors(setting, worker) for worker in range(len(setting.workers))],
+        "warmup": setting.warmup,
+        "traced_iterations": setting.traced_iterations,
+        "transport": {
+            "segment_bytes": network.segment_kib * 1024 or _segment_bytes(setting, slices),
+            "packet_payload_bytes": _OVERHEAD.packet_payload_bytes,
+            "packet_header_bytes": _OVERHEAD.packet_bytes,
+            "delay_s": network.delay_ms / 1e3,
+            "ack_bytes": network.ack_bytes,
+            "small_queue_bytes": network.small_queue_kib * 1024,
+            "congestion": network.congestion,
+        },
+        "sender": {
+            "priorities": sender.priorities,
+            "window_bytes": sender.window_kib * 1024,
+            "write_bytes": _WRITE_BYTES,
+            "yields": sender.yields,
+            "egress_bytes": sender.egress_kib * 1024,
+            "pushes_first": sender.pushes_first,
+            "least_under_way": sender.least_under_way,
+            "inherits": sender.inherits,
+        },
+    }
+
+
+# What the kernel makes one segment of, and so takes at once when a socket has any room.
+_WRITE_BYTES = 64 << 10
+
+
+def _link(network: Network, rate_mbit: float) -> Tuple[float, float, float]:
+    """Rate, burst and queue."""
+    burst = network.burst_kib * 1024
+    queue = 0.0 if network.lossless else burst + rate_mbit * _MBIT * network.queue_ms / 1e3
+    return rate_mbit * _MBIT, burst, queue
+
+
+def _slices(setting: Setting) -> List[dict]:
+    """Round robin over the servers, in forward order. Of a sparse layer the rows that a step touches."""
+    made: List[dict] = []
+    servers, workers, key = len(setting.server_hosts), len(setting.workers), 0
+
+    def add(layer: int, push_bytes: float, value_bytes: float) -> None:
+        made.append({
+            "layer": layer, "key": key, "server": len(made) % servers,
+            "push_bytes": push_bytes + _OVERHEAD.slice_bytes, "value_bytes": value_bytes + _OVERHEAD.slice_bytes,
+        })  # fmt: skip
+
+    for number, layer in enumerate(setting.model.layers):
+        alpha = setting.sparse.get(layer.name)
+        for tensor in layer.tensors:
+            if alpha is None:
+                for begin in range(0, tensor.elements, setting.slice_elements):
+                    size = min(setting.slice_elements, tensor.elements - begin) * models.FLOAT32_BYTES
+                    add(number, size, size)
+            else:
+                # A partition for each server. Rows of several workers overlap by chance.
+                union = 1 - (1 - alpha) ** workers
+                for _ in range(servers):
+                    add(number, alpha * tensor.bytes / servers, union * tensor.bytes / servers)
+            key += 1
+    return made
+
+
+def _factors(setting: Setting, worker: int) -> List[float]:
+    """Those of the replay, so that a simulated job has the lab's jitter."""
+    generator = random.Random(f"{setting.seed}/{worker}")
+    sigma, slower = setting.jitter, setting.stragglers.get(worker, 1.0)
+    return [
+        slower * (generator.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0)
+        for _ in range(setting.warmup + setting.iterations)
+    ]
+
+
+def _segment_bytes(setting: Setting, slices: List[dict]) -> float:
+    crossing = sum(one["push_bytes"] + one["value_bytes"] for one in slices) * (setting.network.hosts - 1)
+    crossing *= setting.warmup + setting.iterations
+    size = _FINEST_SEGMENT_BYTES
+    while size < _COARSEST_SEGMENT_BYTES and crossing / size > _MOST_SEGMENTS:
+        size *= 2
+    return float(size)
+
+
+def _check(setting: Setting) -> None:
+    """What the C++ part cannot know; it checks the rest."""
+    network = setting.network
+    if setting.scheme not in SCHEMES:
+        raise ValueError(f"no scheme is called {setting.scheme!r}; there are {', '.join(SCHEMES)}")
+    if network.congestion not in CONGESTION:
+        raise ValueError(f"no congestion control is called {network.congestion!r}: {', '.join(CONGESTION)}")
+    if len(network.up_mbit) != len(network.down_mbit) or not network.up_mbit:
+        raise ValueError(f"{len(network.up_mbit)} rates up and {len(network.down_mbit)} down; a host needs one of each")
+    if setting.slice_elements < 1:
+        raise ValueError(f"slice_elements is {setting.slice_elements}; a slice has at least one element")
+    layers = [layer.name for layer in setting.model.layers]
+    for name, alpha in setting.sparse.items():
+        if name not in layers:
+            raise ValueError(f"{setting.model.name} has no layer {name!r}; its layers are {', '.join(layers)}")
+        if not 0 < alpha <= 1:
+            raise ValueError(f"a step touches {alpha} of {name!r}; that must be a share above 0, at most 1")
+    for worker in setting.stragglers:
+        if not 0 <= worker < len(setting.workers):
+            raise ValueError(f"worker {worker} is a straggler, but the workers are 0 to {len(setting.workers) - 1}")

@@ -1,0 +1,71 @@
+#include "simulator/check.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+namespace p3::simulator {
+namespace {
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+bool is_positive(double value) { return value > 0 && std::isfinite(value); }
+bool is_not_negative(double value) { return value >= 0 && std::isfinite(value); }
+
+void check_link(const LinkSpec& link, const std::string& name) {
+  require(is_positive(link.bytes_per_s),
+          name + " has a rate of " + std::to_string(link.bytes_per_s) + " bytes/s; it must be a positive number");
+  require(is_not_negative(link.burst_bytes) && is_not_negative(link.queue_bytes),
+          name + ": burst and queue must be bytes, 0 or more");
+}
+
+void check_places(const std::vector<int>& places, size_t count, const std::string& what, const std::string& where) {
+  require(!places.empty(), "the job has no " + what);
+  for (int place : places)
+    require(place >= 0 && static_cast<size_t>(place) < count,
+            "a " + what + " is on " + where + " " + std::to_string(place) + " of " + std::to_string(count));
+}
+
+}  // namespace
+
+void check(const Job& job) {
+  require(!job.hosts.empty(), "the job has no host");
+  for (size_t host = 0; host < job.hosts.size(); ++host) {
+    check_link(job.hosts[host].up, "the uplink of host " + std::to_string(host));
+    check_link(job.hosts[host].down, "the downlink of host " + std::to_string(host));
+  }
+  check_places(job.workers, job.hosts.size(), "worker", "host");
+  check_places(job.servers, job.hosts.size(), "server", "host");
+  require(!job.layers.empty(), "the job has no layer");
+  for (const Layer& layer : job.layers)
+    require(is_not_negative(layer.forward_s) && is_not_negative(layer.backward_s), "a layer's time is negative");
+  for (const Slice& slice : job.slices) {
+    require(slice.layer >= 0 && static_cast<size_t>(slice.layer) < job.layers.size(), "a slice is of no layer");
+    require(slice.key >= 0, "a slice is of no key");
+    require(slice.server >= 0 && static_cast<size_t>(slice.server) < job.servers.size(), "a slice has no server");
+    require(is_positive(slice.push_bytes) && is_positive(slice.value_bytes), "a slice has no bytes");
+  }
+  require(job.factors.size() == job.workers.size() && job.iterations() > 0,
+          "each worker needs its iterations' factors");
+  for (const auto& factors : job.factors) {
+    require(factors.size() == job.factors.front().size(), "workers have different numbers of iterations");
+    for (double factor : factors) require(is_not_negative(factor), "a factor of the computation is negative");
+  }
+  require(job.warmup >= 0 && job.warmup < job.iterations(), "no iteration is left after the warm-up");
+  const Transport& transport = job.transport;
+  require(is_positive(transport.segment_bytes) && is_positive(transport.packet_payload_bytes) &&
+              is_positive(job.sender.write_bytes),
+          "segments, packets and writes have bytes");
+  require(is_not_negative(transport.packet_header_bytes) && is_not_negative(transport.delay_s) &&
+              is_not_negative(transport.ack_bytes) && is_not_negative(transport.small_queue_bytes) &&
+              is_not_negative(job.sender.window_bytes) && is_not_negative(job.sender.egress_bytes),
+          "bytes and delays cannot be negative");
+  for (const Host& host : job.hosts)
+    for (const LinkSpec& link : {host.up, host.down})
+      require(link.queue_bytes <= 0 || link.queue_bytes > 2 * transport.segment_bytes,
+              "a queue must hold more than two segments, or some would never pass");
+}
+
+}  // namespace p3::simulator

@@ -1,0 +1,117 @@
+// What a simulation is given: a job of P3, the hosts it runs on, and how they send.
+//
+// Units: seconds and bytes. Bytes of frames are without the headers of packets; links carry them with. Plain values.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace p3::simulator {
+
+// One direction of a host's NIC: a token bucket in front of which packets queue in the order in which they came.
+struct LinkSpec {
+  double bytes_per_s = 0;
+  double burst_bytes = 0;  // that pass at once after a pause
+  double queue_bytes = 0;  // a packet that would make more than these wait is lost; 0: any number may wait
+};
+
+struct Host {
+  LinkSpec up, down;
+};
+
+// Of one worker, before its factor.
+struct Layer {
+  double forward_s = 0;
+  double backward_s = 0;
+};
+
+// A slice, or a partition of rows. Layer and server by number.
+struct Slice {
+  int layer = 0;
+  int key = 0;  // in forward order
+  int server = 0;
+  double push_bytes = 0;   // each with P3's header
+  double value_bytes = 0;  // to each worker
+};
+
+enum class Congestion {
+  kNone,   // every segment leaves at once, as far as the window goes
+  kCubic,  // grows, and falls by three tenths when a segment is lost
+  kBbr,    // paced at the greatest rate of delivery, with a window of twice what the path holds, and little more
+};
+
+// What lies below P3: TCP and the kernel's queues. The same for all connections.
+struct Transport {
+  double segment_bytes = 8192;  // what links pass as one; smaller is finer and slower to simulate
+  double packet_payload_bytes = 1448;
+  double packet_header_bytes = 66;  // of Ethernet, IP and TCP with time stamps
+  double delay_s = 0.05e-3;         // one way, besides the queues
+  double ack_bytes = 66;            // for each segment, in the queues of the other direction; 0: none
+  double small_queue_bytes = 0;     // of one connection in its host's uplink queue (TCP small queues); 0: no limit
+  Congestion congestion = Congestion::kNone;
+};
+
+// What P3's sender does. The defaults are what the data path does.
+struct Sender {
+  bool priorities = true;        // false: frames leave in the order they came
+  double window_bytes = 0;       // written to a connection and not acknowledged; 0: as SocketStream chooses
+  double write_bytes = 65536;    // the most that one write adds to a socket that has room
+  bool yields = true;            // to a quarter of the window while the host has something more urgent to send
+  double egress_bytes = 0;       // rule 1: write only while the host's uplink queue holds less; 0: whatever it holds
+  bool pushes_first = false;     // rule 2: pushes before the broadcasts of the same round, whatever the layer
+  bool least_under_way = false;  // rule 3: among equals, the connection with the fewest bytes under way, not turns
+  bool inherits = false;         // rule 4: a frame half written is as urgent as the best one behind it
+};
+
+struct Job {
+  std::vector<Host> hosts;
+  std::vector<int> workers;  // host of each
+  std::vector<int> servers;
+  bool local_aggregation = true;  // one push for all workers of a host
+  std::vector<Layer> layers;
+  std::vector<Slice> slices;
+  // [worker][iteration]: how much longer than `layers` each iteration computes. All of the same length.
+  std::vector<std::vector<double>> factors;
+  int warmup = 1;  // iterations that waits and the use of links leave out
+  Transport transport;
+  Sender sender;
+  int traced_iterations = 0;  // the last ones, of which spans are kept
+
+  int iterations() const { return factors.empty() ? 0 : static_cast<int>(factors.front().size()); }
+};
+
+struct LinkUse {
+  double bytes = 0;  // with the headers of packets
+  double busy_s = 0;
+  double mean_queue_s = 0, greatest_queue_s = 0;  // that a segment has waited
+  uint64_t segments = 0, lost = 0;
+};
+
+struct Span {
+  enum Kind { kForward, kBackward, kWait, kPush, kValue };
+  Kind kind = kForward;
+  int node = 0;   // worker; of kPush and kValue the sending host
+  int peer = -1;  // the receiving host
+  int item = 0;   // layer; of kPush and kValue the slice
+  int round = 0;
+  double begin_s = 0, end_s = 0;
+};
+
+struct Result {
+  std::vector<std::vector<double>> ends_s;    // [worker][iteration], since the start
+  std::vector<std::vector<double>> waited_s;  // [worker][layer], of all iterations after the warm-up
+  std::vector<LinkUse> up, down;              // of each host, after the warm-up
+  std::vector<Span> spans;
+  double window_bytes = 0;  // the least of all connections
+  uint64_t events = 0;
+};
+
+// Threads: any number at once. Throws std::invalid_argument for a job that makes no sense.
+Result simulate(const Job& job);
+
+// DistributedDataParallel's ring instead of P3: layers' bytes in buckets of at least `bucket_bytes` (the first of at
+// least `first_bucket_bytes`), in reverse order, each reduced in turn around the ring of workers; the next forward pass
+// begins when all are done. Of `job.sender` and the servers nothing is used, of `job.slices` layer and push_bytes.
+Result simulate_ring(const Job& job, double bucket_bytes, double first_bucket_bytes);
+
+}  // namespace p3::simulator

@@ -1,0 +1,209 @@
+#include "simulator/network.h"
+
+#include <algorithm>
+
+namespace p3::simulator {
+namespace {
+
+// Between a lost segment's turn to arrive and its sender's knowledge, besides a round trip.
+constexpr double kNotice_s = 1e-3;
+constexpr double kLeastProbe_s = 10e-3;  // where nothing follows that could tell
+
+}  // namespace
+
+Network::Network(const Job& job, EventQueue& events, Listener& listener)
+    : transport_(job.transport),
+      wire_share_(1 + job.transport.packet_header_bytes / job.transport.packet_payload_bytes),
+      events_(events),
+      listener_(listener) {
+  for (const Host& host : job.hosts) {
+    up_.emplace_back(host.up);
+    down_.emplace_back(host.down);
+  }
+}
+
+int Network::connect(int from_host, int to_host) {
+  connections_.emplace_back();
+  connections_.back().from = from_host;
+  connections_.back().to = to_host;
+  connections_.back().control = CongestionControl::make(transport_.congestion, transport_.packet_payload_bytes);
+  return static_cast<int>(connections_.size()) - 1;
+}
+
+int Network::take_segment() {
+  if (free_ == kNone) {
+    segments_.emplace_back();
+    return static_cast<int>(segments_.size()) - 1;
+  }
+  const int number = free_;
+  free_ = segment(number).next;
+  segment(number) = {};
+  return number;
+}
+
+void Network::write(int connection, int frame, double bytes, bool ends_frame) {
+  while (bytes > 0) {
+    const double now = std::min(bytes, transport_.segment_bytes);
+    bytes -= now;
+    const int number = take_segment();
+    Connection& c = of(connection);
+    Segment& s = segment(number);
+    s.connection = connection;
+    s.frame = frame;
+    s.bytes = now;
+    s.ends_frame = ends_frame && bytes <= 0;
+    s.number = c.written++;
+    (c.last_unsent == kNone ? c.first_unsent : segment(c.last_unsent).next) = number;
+    c.last_unsent = number;
+    c.under_way += now;
+  }
+  send(connection);
+}
+
+bool Network::may_send(int connection) {
+  Connection& c = of(connection);
+  if (c.first_unsent == kNone) return false;
+  if (transport_.small_queue_bytes > 0 && c.in_uplink >= transport_.small_queue_bytes) return false;
+  if (c.control == nullptr) return true;
+  const double bytes = segment(c.first_unsent).bytes;
+  if (c.in_flight > 0 && c.in_flight + bytes > c.control->window()) return false;
+  if (c.next_departure <= events_.now()) return true;
+  if (!c.waits_for_pace) events_.at(c.next_departure, EventKind::kPaceReached, connection);
+  c.waits_for_pace = true;
+  return false;
+}
+
+void Network::send(int connection) {
+  while (may_send(connection)) {
+    Connection& c = of(connection);
+    const int number = c.first_unsent;
+    Segment& s = segment(number);
+    c.first_unsent = s.next;
+    if (c.first_unsent == kNone) c.last_unsent = kNone;
+    if (c.control != nullptr)
+      c.next_departure = std::max(c.next_departure, events_.now()) + s.bytes / c.control->bytes_per_s();
+    if (c.in_flight <= 0) c.delivered_at = events_.now();  // a pause does not count as slow delivery
+    c.in_flight += s.bytes;
+    s.sent_at = events_.now();
+    s.delivered_then = c.delivered;
+    s.delivered_at_then = c.delivered_at;
+    enter_uplink(number);
+  }
+}
+
+void Network::enter_uplink(int number) {
+  Segment& s = segment(number);
+  Connection& c = of(s.connection);
+  const double passed = up(c.from).pass(events_.now(), on_wire(s.bytes));
+  if (passed < 0) return lose(number);
+  c.in_uplink += s.bytes;
+  events_.at(passed, EventKind::kLeftUplink, s.connection, number);
+}
+
+void Network::enter_downlink(int number) {
+  const Segment& s = segment(number);
+  const double passed = down(of(s.connection).to).pass(events_.now(), on_wire(s.bytes));
+  if (passed < 0) return lose(number);
+  events_.at(passed, EventKind::kArrived, s.connection, number);
+}
+
+void Network::lose(int number) {
+  Segment& s = segment(number);
+  const Connection& c = of(s.connection);
+  const double now = events_.now();
+  const double round_trip_s = up(c.from).waiting_s(now) + down(c.to).waiting_s(now) + 2 * transport_.delay_s;
+  const bool is_last = c.in_flight <= s.bytes;
+  s.is_again = true;
+  const double notice_s = is_last ? std::max(2 * round_trip_s, kLeastProbe_s) : round_trip_s + kNotice_s;
+  events_.at(now + notice_s, EventKind::kLossNoticed, s.connection, number);
+}
+
+void Network::arrive(int number) {
+  Segment& s = segment(number);
+  const int connection = s.connection;
+  Connection& c = of(connection);
+  if (s.number != c.expected) {
+    c.early.push_back({s.number, s.frame, s.bytes, s.ends_frame});
+    return acknowledge(number);
+  }
+  std::vector<int> complete;
+  s.frees = s.bytes;
+  ++c.expected;
+  if (s.ends_frame) complete.push_back(s.frame);
+  while (!c.early.empty()) {
+    const auto next =
+        std::find_if(c.early.begin(), c.early.end(), [&c](const Early& one) { return one.number == c.expected; });
+    if (next == c.early.end()) break;
+    s.frees += next->bytes;
+    ++c.expected;
+    if (next->ends_frame) complete.push_back(next->frame);
+    c.early.erase(next);
+  }
+  acknowledge(number);
+  for (int frame : complete) listener_.delivered(connection, frame);
+}
+
+void Network::acknowledge(int number) {
+  const int connection = segment(number).connection;
+  const double now = events_.now();
+  if (transport_.ack_bytes <= 0) {
+    events_.at(now + transport_.delay_s, EventKind::kAckArrived, connection, number);
+    return;
+  }
+  // One that finds no room is made up for by the next: as good as one that has passed.
+  const double passed = std::max(now, up(of(connection).to).pass(now, transport_.ack_bytes));
+  events_.at(passed + transport_.delay_s, EventKind::kAckAtDownlink, connection, number);
+}
+
+void Network::on_acknowledgement(int number) {
+  const Segment s = segment(number);
+  segment(number).next = free_;
+  free_ = number;
+  Connection& c = of(s.connection);
+  c.in_flight -= s.bytes;
+  c.under_way -= s.frees;
+  c.delivered += s.bytes;
+  c.delivered_at = events_.now();
+  if (c.control != nullptr) {
+    const double now = events_.now();
+    // What was sent again would tell a round trip that nobody has seen.
+    if (!s.is_again)
+      c.control->on_ack(
+          {now, s.bytes, now - s.sent_at, c.in_flight, c.delivered, s.delivered_then, now - s.delivered_at_then});
+  }
+  send(s.connection);
+  listener_.acknowledged(s.connection);
+}
+
+void Network::handle(const Event& event) {
+  const int number = static_cast<int>(event.what);
+  switch (event.kind) {
+    case EventKind::kLeftUplink:
+      of(event.subject).in_uplink -= segment(number).bytes;
+      if (transport_.delay_s > 0)
+        events_.at(event.time + transport_.delay_s, EventKind::kAtDownlink, event.subject, number);
+      else
+        enter_downlink(number);
+      return send(event.subject);
+    case EventKind::kAtDownlink:
+      return enter_downlink(number);
+    case EventKind::kArrived:
+      return arrive(number);
+    case EventKind::kAckAtDownlink:
+      return events_.at(std::max(event.time, down(of(event.subject).from).pass(event.time, transport_.ack_bytes)),
+                        EventKind::kAckArrived, event.subject, number);
+    case EventKind::kAckArrived:
+      return on_acknowledgement(number);
+    case EventKind::kLossNoticed:
+      if (of(event.subject).control != nullptr)
+        of(event.subject).control->on_loss(event.time, of(event.subject).delivered);
+      return enter_uplink(number);
+    case EventKind::kPaceReached:
+      of(event.subject).waits_for_pace = false;
+      return send(event.subject);
+    default:
+      return;
+  }
+}
+
+}  // namespace p3::simulator

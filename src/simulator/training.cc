@@ -1,0 +1,235 @@
+#include "simulator/training.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <set>
+#include <stdexcept>
+
+#include "p3/socket_stream.h"
+#include "simulator/check.h"
+
+namespace p3::simulator {
+
+Training::Training(const Job& job)
+    : job_(job),
+      network_(job_, events_, *this),
+      dispatcher_(job_.sender, job_.transport.segment_bytes, static_cast<int>(job_.hosts.size()), events_, network_,
+                  frames_),
+      slices_of_(job_.layers.size()) {
+  const size_t layers = job_.layers.size();
+  for (size_t number = 0; number < job_.slices.size(); ++number)
+    slices_of_[static_cast<size_t>(job_.slices[number].layer)].push_back(static_cast<int>(number));
+  std::map<int, int> machine_on;
+  for (int host : job_.workers) {
+    const auto known = job_.local_aggregation ? machine_on.find(host) : machine_on.end();
+    const int number = known != machine_on.end() ? known->second : static_cast<int>(machines_.size());
+    if (known == machine_on.end()) {
+      machines_.push_back({host, {}, {}});
+      machine_on[host] = number;
+    }
+    machine(number).workers.push_back(static_cast<int>(workers_.size()));
+    workers_.emplace_back();
+    workers_.back().machine = number;
+    workers_.back().missing.assign(layers, 0);
+  }
+  for (Machine& one : machines_) one.unready.assign(job_.slices.size(), static_cast<int>(one.workers.size()));
+  unpushed_.assign(job_.slices.size(), static_cast<int>(machines_.size()));
+  result_.ends_s.resize(workers_.size());
+  result_.waited_s.assign(workers_.size(), std::vector<double>(layers, 0));
+  running_ = warming_up_ = static_cast<int>(workers_.size());
+  connect();
+}
+
+// Only those that a slice will cross. In each process the connections of rank 0 come first, those of servers last.
+void Training::connect() {
+  const size_t pairs = machines_.size() * job_.servers.size();
+  to_server_.assign(pairs, -1);
+  to_machine_.assign(pairs, -1);
+  std::set<int> used;
+  for (const Slice& one : job_.slices) used.insert(one.server);
+  const auto count = [this](auto&& is_elsewhere, const auto& all) {
+    return static_cast<int>(std::count_if(all.begin(), all.end(), is_elsewhere));
+  };
+  std::vector<int> servers_elsewhere, machines_elsewhere;  // of each host
+  for (int host = 0; host < static_cast<int>(job_.hosts.size()); ++host) {
+    servers_elsewhere.push_back(count([host](int other) { return other != host; }, job_.servers));
+    machines_elsewhere.push_back(count([host](const Machine& other) { return other.host != host; }, machines_));
+  }
+  result_.window_bytes = 0;
+  const auto open = [&](int from, int to, int connections) {
+    const int number = network_.connect(from, to);
+    const double window = window_of(from, to, connections);
+    dispatcher_.add(number, window);
+    result_.window_bytes = result_.window_bytes > 0 ? std::min(result_.window_bytes, window) : window;
+    return number;
+  };
+  for (int m = 0; m < static_cast<int>(machines_.size()); ++m) {
+    for (int server : used) {
+      const int here = machine(m).host, there = server_host(server);
+      if (here == there) continue;
+      connection(to_server_, m, server) = open(here, there, servers_elsewhere[static_cast<size_t>(here)]);
+      connection(to_machine_, m, server) = open(there, here, machines_elsewhere[static_cast<size_t>(there)]);
+    }
+  }
+}
+
+// What SocketStream allows on a path that it has once had to itself.
+double Training::window_of(int from_host, int to_host, int connections) const {
+  if (job_.sender.window_bytes > 0) return job_.sender.window_bytes;
+  const Host &from = job_.hosts[static_cast<size_t>(from_host)], &to = job_.hosts[static_cast<size_t>(to_host)];
+  const double rate = std::min(from.up.bytes_per_s, to.down.bytes_per_s);
+  const auto round_trip_us = static_cast<uint32_t>(std::lround(2e6 * job_.transport.delay_s));
+  return static_cast<double>(SocketStream::bytes_under_way(static_cast<uint64_t>(rate), round_trip_us, connections));
+}
+
+Result Training::run() {
+  for (int number = 0; number < static_cast<int>(workers_.size()); ++number) begin_forward(number, 0);
+  while (running_ > 0) {
+    if (events_.empty()) throw std::logic_error("the simulated job stands still");
+    const Event event = events_.pop();
+    if (event.kind == EventKind::kStepDone)
+      step_done(event.subject, static_cast<int>(event.what));
+    else if (event.kind == EventKind::kEgressDrained)
+      dispatcher_.drained(event.subject);
+    else
+      network_.handle(event);
+  }
+  for (int host = 0; host < static_cast<int>(job_.hosts.size()); ++host) {
+    result_.up.push_back(network_.up(host).use());
+    result_.down.push_back(network_.down(host).use());
+  }
+  result_.events = events_.count();
+  return std::move(result_);
+}
+
+double Training::factor(int number) const {
+  const auto& factors = job_.factors[static_cast<size_t>(number)];
+  return factors[static_cast<size_t>(workers_[static_cast<size_t>(number)].iteration)];
+}
+
+// After the last layer comes the backward pass. Steps of that are told by the complement of the layer's number.
+void Training::begin_forward(int number, int layer) {
+  Worker& one = worker(number);
+  if (layer == static_cast<int>(job_.layers.size())) return begin_backward(number, layer - 1);
+  if (one.missing[static_cast<size_t>(layer)] > 0) {
+    one.waits_for = layer;
+    one.waits_since = events_.now();
+    return;
+  }
+  const double seconds = job_.layers[static_cast<size_t>(layer)].forward_s * factor(number);
+  if (is_traced(one.iteration))
+    result_.spans.push_back({Span::kForward, number, -1, layer, one.iteration, events_.now(), events_.now() + seconds});
+  events_.at(events_.now() + seconds, EventKind::kStepDone, number, layer);
+}
+
+void Training::begin_backward(int number, int layer) {
+  const double seconds = job_.layers[static_cast<size_t>(layer)].backward_s * factor(number);
+  if (is_traced(worker(number).iteration))
+    result_.spans.push_back(
+        {Span::kBackward, number, -1, layer, worker(number).iteration, events_.now(), events_.now() + seconds});
+  events_.at(events_.now() + seconds, EventKind::kStepDone, number, ~layer);
+}
+
+void Training::step_done(int number, int layer) {
+  if (layer >= 0) return begin_forward(number, layer + 1);
+  backward_done(number, ~layer);
+  if (~layer > 0) return begin_backward(number, ~layer - 1);
+  Worker& one = worker(number);
+  result_.ends_s[static_cast<size_t>(number)].push_back(events_.now());
+  ++one.iteration;
+  if (one.iteration == job_.warmup && --warming_up_ == 0) leave_warmup();
+  if (one.iteration == job_.iterations())
+    --running_;
+  else
+    begin_forward(number, 0);
+}
+
+void Training::leave_warmup() {
+  for (int host = 0; host < static_cast<int>(job_.hosts.size()); ++host) {
+    network_.up(host).forget_use();
+    network_.down(host).forget_use();
+  }
+}
+
+void Training::backward_done(int number, int layer) {
+  Worker& one = worker(number);
+  Machine& its_machine = machine(one.machine);
+  const int round = one.iteration;
+  one.missing[static_cast<size_t>(layer)] = static_cast<int>(slices_of_[static_cast<size_t>(layer)].size());
+  for (int s : slices_of_[static_cast<size_t>(layer)]) {
+    int& unready = its_machine.unready[static_cast<size_t>(s)];
+    if (--unready > 0) continue;
+    unready = static_cast<int>(its_machine.workers.size());
+    const Slice& its = slice(s);
+    if (server_host(its.server) == its_machine.host) {
+      pushed(s, round);
+      continue;
+    }
+    leave(connection(to_server_, one.machine, its.server),
+          {urgency(round, its, true), s, round, one.machine, true, its.push_bytes, its.push_bytes, 0});
+  }
+  dispatcher_.pump(its_machine.host);
+}
+
+void Training::leave(int connection, const Frame& frame) { dispatcher_.queue(connection, frames_.add(frame)); }
+
+// A machine's push of a slice has come to its server.
+void Training::pushed(int number, int round) {
+  int& unpushed = unpushed_[static_cast<size_t>(number)];
+  if (--unpushed > 0) return;
+  unpushed = static_cast<int>(machines_.size());
+  const Slice& its = slice(number);
+  const int home = server_host(its.server);
+  std::vector<int> here;
+  for (int m = 0; m < static_cast<int>(machines_.size()); ++m) {
+    if (machine(m).host == home)
+      here.push_back(m);
+    else
+      leave(connection(to_machine_, m, its.server),
+            {urgency(round, its, false), number, round, m, false, its.value_bytes, its.value_bytes, 0});
+  }
+  dispatcher_.pump(home);
+  for (int m : here) landed(m, number);
+}
+
+void Training::landed(int number, int slice_number) {
+  const int layer = slice(slice_number).layer;
+  for (int w : machine(number).workers) {
+    Worker& one = worker(w);
+    if (--one.missing[static_cast<size_t>(layer)] > 0 || one.waits_for != layer) continue;
+    one.waits_for = -1;
+    if (one.iteration >= job_.warmup)
+      result_.waited_s[static_cast<size_t>(w)][static_cast<size_t>(layer)] += events_.now() - one.waits_since;
+    if (is_traced(one.iteration) && events_.now() > one.waits_since)
+      result_.spans.push_back({Span::kWait, w, -1, layer, one.iteration, one.waits_since, events_.now()});
+    begin_forward(w, layer);
+  }
+}
+
+void Training::delivered(int connection, int frame) {
+  const Frame its = frames_[frame];
+  frames_.remove(frame);
+  if (is_traced(its.round))
+    result_.spans.push_back({its.is_push ? Span::kPush : Span::kValue, network_.source(connection),
+                             network_.sink(connection), its.slice, its.round, its.begun_at, events_.now()});
+  if (its.is_push)
+    pushed(its.slice, its.round);
+  else
+    landed(its.machine, its.slice);
+}
+
+// The round in the upper half; below it whether it is a broadcast, if that counts, and the key.
+uint64_t Training::urgency(int round, const Slice& its, bool is_push) const {
+  const uint64_t goes_later = job_.sender.pushes_first && !is_push ? uint64_t{1} << 31 : 0;
+  const uint64_t key = job_.sender.priorities ? static_cast<uint64_t>(its.key) : 0;
+  return static_cast<uint64_t>(round) << 32 | goes_later | key;
+}
+
+Result simulate(const Job& job) {
+  check(job);
+  return Training(job).run();
+}
+
+}  // namespace p3::simulator
