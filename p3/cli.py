@@ -17,7 +17,7 @@ from p3.settings import Settings
 
 # Modules that add a command each. The processes of a job start without them.
 _MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.trace.command", "p3.measure.bench.command",
-              "p3.measure.chaos.command")
+              "p3.measure.chaos.command", "p3.measure.simulate.command")
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

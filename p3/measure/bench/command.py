@@ -65,6 +65,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     parser = names.add_parser(experiment.name, help=experiment.help, description=sentence)
     is_emulated = experiment.name not in experiments.REAL
     is_learn = experiment.name == "learn"
+    is_open = experiment.name != "validation"  # else its configurations are what they are
 
     def add(option: str, help: str, **how) -> None:
         parser.add_argument(option, help=help, **how)
@@ -81,7 +82,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
         add("--loss", "seconds to which are told (default %s)"
             % ", ".join("%s %g" % one for one in experiments.GOALS.items()), type=_number(1e-9, 1e9), metavar="L")
-    if is_emulated and experiment.name != "ratio":
+    if is_emulated and is_open and experiment.name != "ratio":
         add("--compute", "emulated, of an iteration (default%s)" % _told(defaults["compute"]),
             type=_number(0, 1e4), metavar="S")
     if experiment.name == "targets":
@@ -90,7 +91,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if experiment.name == "slices":
         add("--slices", "of a slice, at most (default %(default)s)",
             type=_list(int, 1, 1 << 28), default=experiments.SLICES, metavar="ELEMENTS[,...]")
-    else:
+    elif is_open:
         add("--slice-elements", "of a slice of P3's, at most (default %(default)s)",
             type=_number(1, 1 << 28, int), metavar="N")
     if experiment.name == "ratio":
@@ -99,15 +100,18 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     known = names_among(experiments.OF_TORCH if is_learn else experiments.ALL + experiments.OF_TORCH)
     add("--stores", "which, comma-separated (default %(default)s)", type=known)
     megabytes = 80 * defaults["shrink"] if is_emulated else 10 if is_learn else 13
-    add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=_number(1e-6, 1e3))
+    if is_open:
+        add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=_number(1e-6, 1e3))
     add("--hosts", "each with one worker and one server (default %(default)s)",
         type=_list(int, 1, 200), metavar="N" + _more(experiment, "hosts"))
     told_rate = ": at which communication takes as long as computation" if is_learn else _told(defaults["rate"])
-    add("--rate", "of each host's link, each way, as 800mbit (default%s)" % told_rate,
-        type=rates, metavar="R" + _more(experiment, "rate"))
+    if is_open:
+        add("--rate", "of each host's link, each way, as 800mbit (default%s)" % told_rate,
+            type=rates, metavar="R" + _more(experiment, "rate"))
+        add("--rates", "the same, one for each host, where they differ", type=rates, metavar="R,R[,...]")
+        add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are "
+            "(default: measured)", metavar="FILE")
     add("--delay", "one way between hosts, as 0.1ms (default: none)", type=delay, metavar="D")
-    add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are (default: measured)",
-        metavar="FILE")
     add("--iterations", "of a run, that count (default %(default)s)", type=_number(1, 10000, int), metavar="N")
     # The first iteration waits for nothing, and would be shorter than the bound.
     add("--warmup", "iterations before them, at least 1 (default %(default)s)",
@@ -117,7 +121,8 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     add("--timeout", "of a run (default: long enough for slow machines)", type=_number(1, 1e6), metavar="S")
     add("--out", "JSON lines are appended there", metavar="FILE")
     # With a hostfile, a rate that is not given is measured; so that is known only later.
-    parser.set_defaults(**dict(defaults, rate=None, default_rate=defaults["rate"]))
+    parser.set_defaults(**dict(defaults, rate=None, rates=None, hostfile=None, size=None,
+                               default_rate=defaults["rate"]))
     parser.set_defaults(experiment=experiment.name, handler=_bench)
 
 
@@ -126,7 +131,7 @@ def _told(default) -> str:
 
 
 # Of which options an experiment takes several values.
-_SWEPT = {"hosts": ("scale",), "rate": ("bandwidth", "compute")}
+_SWEPT = {"hosts": ("scale", "validation"), "rate": ("bandwidth", "compute")}
 
 
 def _more(experiment: experiments.Experiment, option: str) -> str:
@@ -140,10 +145,19 @@ def _bench(options: argparse.Namespace, settings: Settings, _command: List[str])
     for name, experiments_ in _SWEPT.items():
         if len(getattr(options, name) or []) > 1 and options.experiment not in experiments_:
             raise ConfigError(f"p3 bench {options.experiment} takes one --{name}; several: {', '.join(experiments_)}")
+    if options.rates:
+        _check_rates(options)
     if options.experiment == "utilization" and options.hosts[0] < 2:
         raise ConfigError("p3 bench utilization needs at least 2 --hosts: what one sends to itself crosses no card")
     with told():
         return campaign.bench(options, settings)
+
+
+def _check_rates(options: argparse.Namespace) -> None:
+    if options.hostfile is not None:
+        raise ConfigError("p3 bench --rates sets the links of a lab; with --hostfile nothing is throttled")
+    if options.hosts != [len(options.rates)] or None in options.rates:
+        raise ConfigError(f"p3 bench --rates has {len(options.rates)} rates; it needs one for each of the --hosts")
 
 
 def fill_in_rate(options: argparse.Namespace) -> None:

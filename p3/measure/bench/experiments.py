@@ -10,6 +10,7 @@ from argparse import Namespace
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from p3.errors import ConfigError
+from p3.measure.bench import validation as validated
 from p3.measure.replay import models
 from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS
 
@@ -36,6 +37,7 @@ class Configuration(NamedTuple):
     slice_elements: int
     label: str = ""  # what sets it apart, in words, besides the model
     goal_loss: Optional[float] = None  # that a training shall reach
+    rates_mbit: Optional[Tuple[float, ...]] = None  # of each host, where they differ; then rate_mbit is the greatest
 
     @property
     def is_emulated(self) -> bool:
@@ -53,6 +55,7 @@ class Configuration(NamedTuple):
             "computation": "emulated" if self.is_emulated else "real",
             "compute_s": self.compute_s,
             "rate_mbit": self.rate_mbit,
+            "rates_mbit": self.rates_mbit and list(self.rates_mbit),
             "delay_ms": self.delay_ms,
             "hosts": self.hosts,
             "workers": self.hosts,
@@ -146,6 +149,24 @@ def balanced(configuration: Configuration, bytes_: int, compute_s: float) -> Con
     return configuration._replace(rate_mbit=rate_mbit, compute_s=round(compute_s, 4), label=rate_text(rate_mbit))
 
 
+def validation(options: Namespace) -> List[Configuration]:
+    """Those of the chosen models and numbers of hosts."""
+    made = []
+    for row in validated.ROWS:
+        if row.model not in options.models or row.hosts not in options.hosts:
+            continue
+        equal = len(row.rates_mbit) == 1
+        label = f"{row.hosts} hosts, {' '.join(map(rate_text, row.rates_mbit))}, slices of {row.slice_elements}"
+        made.append(_configuration(
+            options, row.model, size=models.LAB_SIZES[row.model] * row.share, compute_s=row.compute_s,
+            rate_mbit=float(row.rates_mbit[0]), hosts=row.hosts, slice_elements=row.slice_elements,
+            label=label + (", held out" if row.held_out else ""), rates_mbit=None if equal else row.rates_mbit,
+        ))  # fmt: skip
+    if not made:
+        raise ConfigError("p3 bench validation has no configuration of these --models with these --hosts")
+    return made
+
+
 # Defaults are written as on the command line.
 EXPERIMENTS: Tuple[Experiment, ...] = (
     Experiment(
@@ -180,6 +201,10 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         "learn", "seconds to a given loss: a GPT and a convolutional net trained with PyTorch, nothing emulated", learn,
         {"models": ",".join(GOALS), "stores": ",".join(OF_TORCH), "rate": None, "compute": None, "iterations": 150},
     ),
+    Experiment(
+        "validation", "many unlike configurations, each short, for `p3 simulate --validate`", validation,
+        {"stores": "p3_sync", "hosts": "2,3,4,6,8", "rate": None, "compute": None, "iterations": 3, "repeats": 1},
+    ),
 )  # fmt: skip
 
 COMMON_DEFAULTS: Dict = {
@@ -206,13 +231,16 @@ def _configuration(options: Namespace, model: str, label: str, **differing) -> C
     fields = {
         "compute_s": options.compute,
         "rate_mbit": options.rate[0] if options.rate else None,
+        "rates_mbit": options.rates and tuple(options.rates),
         "hosts": options.hosts[0],
         "slice_elements": options.slice_elements,
         **differing,
     }
+    if fields["rates_mbit"]:
+        fields["rate_mbit"] = max(fields["rates_mbit"])
     return Configuration(
-        experiment=options.experiment, model=model, size=_size(options, model), delay_ms=options.delay, label=label,
-        **fields,
+        experiment=options.experiment, model=model, delay_ms=options.delay, label=label,
+        **{"size": _size(options, model), **fields},
     )  # fmt: skip
 
 

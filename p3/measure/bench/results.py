@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from p3.errors import ConfigError
@@ -69,6 +69,7 @@ class Configuration:
     workers: int
     servers: int
     slice_elements: Optional[int]
+    rates_mbit: Optional[Tuple[float, ...]]  # of each host, where they differ; then rate_mbit is the greatest
 
     @property
     def configuration(self) -> Configuration:
@@ -260,6 +261,11 @@ def rate(mbit: Optional[float]) -> str:
     return "%.4g Gbit/s" % (mbit / 1000) if mbit >= 1000 else "%.4g Mbit/s" % mbit
 
 
+def rates_text(one: Configuration) -> str:
+    """The rate of all links; where they differ, that of each host."""
+    return rate(one.rate_mbit) if one.rates_mbit is None else ", ".join(map(rate, one.rates_mbit))
+
+
 def model_label(model: str) -> str:
     return MODELS.get(model, model)
 
@@ -268,7 +274,7 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
     """In words: those of model, rate, compute, delay, hosts and slice that are to be told and say something."""
     parts = {
         "model": "%s, %.3g MB" % (model_label(one.model), one.bytes / 1e6),
-        "rate": rate(one.rate_mbit),
+        "rate": rates_text(one),
         "compute": "" if one.compute_s is None else "%.4g s of computation" % one.compute_s,
         "delay": "%g ms delay" % one.delay_ms if one.delay_ms else "",
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
@@ -366,9 +372,10 @@ def _make(kind, found: Dict[str, Any]):
     """The fields of `found` that `kind` has, checked; others are for other readers."""
     values = {}
     for field in fields(kind):
+        if field.name in _ADDED and field.name not in found:
+            values[field.name] = None
+            continue
         if field.name not in found:
-            if field.default is not MISSING:  # older than the field
-                continue
             raise ValueError("%r is missing" % field.name)
         value = found[field.name]
         allowed, wanted = _RULES[field.name]
@@ -391,6 +398,8 @@ def _numbers_from(least: float) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(_is_number(one) and one >= least for one in value)
 
 
+_ADDED = ("rates_mbit", "cpu_s", "goal_loss", "losses", "loss_at_s")  # older results lack them
+
 _TEXT = (lambda value: isinstance(value, str) and value != "", "a text")
 _POSITIVE = (lambda value: _is_number(value) and value > 0, "a number above 0")
 _NOT_NEGATIVE = (lambda value: _is_number(value) and value >= 0, "a number, 0 or more")
@@ -410,6 +419,7 @@ _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     "iteration_s": (_numbers_from(1e-9), "a list of seconds"),
     "losses": (_numbers_from(-math.inf), "a list of losses"),
     "loss_at_s": (_numbers_from(1e-9), "a list of seconds"),
+    "rates_mbit": (_numbers_from(1e-9), "a list of numbers above 0"),
     "bytes_in": (_numbers_from(0), "a list of bytes"),
     "bytes_out": (_numbers_from(0), "a list of bytes"),
 }

@@ -52,7 +52,8 @@ class Site(NamedTuple):
 @contextlib.contextmanager
 def lab_site(configuration: Configuration) -> Iterator[Site]:
     """A lab of its own for each comparison. Nothing else listens there, so any ports will do."""
-    with hosts.lab(configuration.hosts, configuration.rate_mbit, configuration.delay_ms) as made:
+    rates = configuration.rates_mbit or configuration.rate_mbit
+    with hosts.lab(configuration.hosts, rates, configuration.delay_ms) as made:
         yield Site(made, made[0], iter(range(9100, 65536)))
 
 
@@ -126,10 +127,13 @@ def goal(configuration: Configuration) -> Optional[bound.Bound]:
     """No store can be faster. None where that cannot be computed."""
     if not configuration.is_emulated or configuration.rate_mbit is None:
         return None
+    cluster = bound.one_of_each(configuration.hosts, configuration.rate_mbit)
+    if configuration.rates_mbit:
+        cluster = cluster._replace(up_mbit=configuration.rates_mbit, down_mbit=configuration.rates_mbit)
     return bound.bound(
         models.load(configuration.model, configuration.size),
         configuration.compute_s,
-        bound.one_of_each(configuration.hosts, configuration.rate_mbit),
+        cluster,
         configuration.slice_elements,
         delay_s=configuration.delay_ms / 1e3,
     )
@@ -170,7 +174,7 @@ def _why_no_bound(configuration: Configuration) -> str:
 def _timeout_s(configuration: Configuration, course: Course) -> float:
     """Generous: a slow machine is no failure, a hanging one is."""
     start_s = START_TIMEOUT_S + START_TIMEOUT_PER_HOST_S * configuration.hosts
-    rate = configuration.rate_mbit or 100.0
+    rate = min(configuration.rates_mbit or [configuration.rate_mbit or 100.0])
     transfer_s = 4 * _model_bytes(configuration) * 8 / (rate * 1e6)
     iteration_s = (configuration.compute_s or 5.0) + transfer_s
     return start_s + PATIENCE * (course.iterations + course.warmup) * iteration_s

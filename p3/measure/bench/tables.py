@@ -49,6 +49,8 @@ _ROWS: Dict[str, _Row] = {
     "slices": _SLICE,
     "ratio": _Row("ratio", lambda one: "-" if one.ratio is None else "%.2f" % one.ratio,
                   ("model", "rate", "delay", "hosts")),
+    "validation": _Row("configuration", lambda one: setting(one, ("model", "rate", "compute", "hosts", "slice")),
+                       ("delay",)),
 }  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def _experiment(experiment: str, summaries: Sequence[Summary]) -> List[Table]:
     titles: Dict[str, Dict[Configuration, Dict[str, Summary]]] = {}
     for one in summaries:
         for place in _places(one, summaries):
-            title = "%s: %s" % (experiment, setting(place, told))
+            title = ": ".join(filter(None, (experiment, setting(place, told))))
             titles.setdefault(title, {}).setdefault(place, {})[one.store] = one
     made = [Table(title, _times(row, places)) for title, places in titles.items()]
     made[-1] = made[-1]._replace(notes=_notes(summaries))

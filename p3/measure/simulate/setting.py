@@ -57,7 +57,7 @@ class Network:
     congestion: str = "none"
     small_queue_kib: float = 0.0  # of one connection in the uplink's queue (TCP small queues); 0: any
     ack_bytes: float = 66.0
-    segment_kib: float = 0.0  # that links pass as one; 0: as fine as is quick enough
+    segment_kib: float = 0.0  # that links pass as one; 0: 8, or with many hosts more; then nothing is lost
 
     @property
     def hosts(self) -> int:
@@ -115,6 +115,9 @@ def job(setting: Setting) -> dict:
     _check(setting)
     network, sender = setting.network, setting.sender
     slices = _slices(setting)
+    segment_bytes = network.segment_kib * 1024 or _segment_bytes(setting, slices)
+    if segment_bytes > _FINEST_SEGMENT_BYTES:
+        network = dataclasses.replace(network, lossless=True)  # one coarse segment may be all that a queue holds
     return {
         "hosts": [(_link(network, up), _link(network, down)) for up, down in zip(network.up_mbit, network.down_mbit)],
         "workers": setting.workers,
@@ -129,7 +132,7 @@ def job(setting: Setting) -> dict:
         "warmup": setting.warmup,
         "traced_iterations": setting.traced_iterations,
         "transport": {
-            "segment_bytes": network.segment_kib * 1024 or _segment_bytes(setting, slices),
+            "segment_bytes": segment_bytes,
             "packet_payload_bytes": _OVERHEAD.packet_payload_bytes,
             "packet_header_bytes": _OVERHEAD.packet_bytes,
             "delay_s": network.delay_ms / 1e3,

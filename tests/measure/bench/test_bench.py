@@ -22,7 +22,7 @@ TINY = ["--size", "0.01", "--iterations", "2", "--warmup", "1", "--repeats", "1"
 EMULATED = [*TINY, "--models", "sockeye", "--rate", "400mbit"]
 FIELDS = {
     "kind", "experiment", "label", "store", "model", "size", "bytes", "computation", "compute_s", "rate_mbit",
-    "delay_ms", "hosts", "workers", "servers", "slice_elements", "repeat", "iteration_s", "median_s",
+    "rates_mbit", "delay_ms", "hosts", "workers", "servers", "slice_elements", "repeat", "iteration_s", "median_s",
     "bound_s", "bound_reason", "stall_s", "worst_layer", "cpu_s", "result", "error",
 }  # fmt: skip
 

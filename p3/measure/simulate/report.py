@@ -1,0 +1,151 @@
+"""A prediction in words: one in full, several as a table; and as a record."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Dict, Iterator, List, Sequence
+
+from p3.measure.simulate.predict import Prediction
+from p3.measure.simulate.setting import Setting
+
+_SHOWN_LINKS = 16
+
+
+def full(setting: Setting, prediction: Prediction) -> Iterator[str]:
+    """Lines: the iteration, the bound, where the time went, and each link."""
+    yield f"{_job(setting)}"
+    yield _iteration(prediction)
+    if prediction.bound_s is None:
+        yield f"bound unknown: {prediction.bound_reason}"
+    else:
+        yield f"bound {prediction.bound_s:.4f} s: {prediction.bound_reason}"
+    yield ""
+    yield "an average worker's iteration"
+    total = prediction.compute_s + sum(seconds for _, seconds in prediction.waits)
+    for name, seconds in [("computation", prediction.compute_s), *prediction.waits]:
+        if seconds > 0.0005 * total:
+            waits = "" if name == "computation" else "waits for "
+            yield f"  {seconds:9.4f} s  {seconds / total:6.1%}  {waits}{name}"
+    yield ""
+    yield from _links(prediction)
+
+
+def _job(setting: Setting) -> str:
+    network = setting.network
+    rates = sorted(set(network.up_mbit + network.down_mbit))
+    scheme = "P3" if setting.scheme == "p3" else f"DDP's ring, buckets of {setting.bucket_mb:g} MB"
+    return (
+        f"{setting.model.name}, {setting.model.bytes / 1e6:.1f} MB, {scheme}: {network.hosts} hosts, "
+        f"{' and '.join(f'{rate:g}' for rate in rates)} Mbit/s, {setting.compute_s:g} s of computation"
+    )
+
+
+def _iteration(prediction: Prediction) -> str:
+    text = f"iteration {prediction.mean_s:.4f} s"
+    if len(prediction.iteration_s) > 1:
+        text += f" ({min(prediction.iteration_s):.4f} to {max(prediction.iteration_s):.4f})"
+    if prediction.above_bound is not None:
+        text += f", {prediction.above_bound:+.1%} above the bound"
+    return text
+
+
+def _links(prediction: Prediction) -> Iterator[str]:
+    shown = list(zip(prediction.up, prediction.down))
+    yield "link     use: up   down    queue, ms: mean up   down   greatest up   down    segments lost: up   down"
+    for host, (up, down) in enumerate(shown[:_SHOWN_LINKS]):
+        yield "%4d %12.1f%% %5.1f%% %19.1f %6.1f %13.1f %6.1f %19.2f%% %5.2f%%" % (
+            host, 100 * up["use"], 100 * down["use"], 1e3 * up["mean_queue_s"], 1e3 * down["mean_queue_s"],
+            1e3 * up["greatest_queue_s"], 1e3 * down["greatest_queue_s"], _lost(up), _lost(down),
+        )  # fmt: skip
+    if len(shown) > _SHOWN_LINKS:
+        yield f"and {len(shown) - _SHOWN_LINKS} more"
+
+
+def _lost(link: Dict[str, float]) -> float:
+    return 100 * link["lost"] / max(1, link["segments"] + link["lost"])
+
+
+def table(settings: Sequence[Setting], predictions: Sequence[Prediction]) -> Iterator[str]:
+    """A line for each; columns that are alike for all are said once, above."""
+    columns = [_columns(setting) for setting in settings]
+    differing = [name for name in columns[0] if len({one[name] for one in columns}) > 1]
+    alike = [f"{name} {value}" for name, value in columns[0].items() if name not in differing and value]
+    yield ", ".join(alike)
+    head = [*differing, "iteration, s", "bound, s", "above", "use of links"]
+    rows = []
+    for one, prediction in zip(columns, predictions):
+        use = max(link["use"] for link in prediction.up + prediction.down)
+        rows.append([
+            *(one[name] for name in differing),
+            f"{prediction.mean_s:.3f}",
+            "unknown" if prediction.bound_s is None else f"{prediction.bound_s:.3f}",
+            "" if prediction.above_bound is None else f"{prediction.above_bound:+.1%}",
+            f"{use:.1%}",
+        ])  # fmt: skip
+    yield from aligned([head, *rows])
+
+
+def aligned(rows: List[List[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        yield "  ".join(text.rjust(width) for text, width in zip(row, widths)).rstrip()
+
+
+def _columns(setting: Setting) -> Dict[str, str]:
+    network = setting.network
+    return {
+        "model": setting.model.name,
+        "MB": f"{setting.model.bytes / 1e6:.1f}",
+        "scheme": setting.scheme,
+        "sender": _differences(setting),
+        "slice": str(setting.slice_elements),
+        "compute, s": f"{setting.compute_s:g}",
+        "Mbit/s": _told(network.up_mbit) + ("" if network.up_mbit == network.down_mbit
+                                            else " down " + _told(network.down_mbit)),
+        "delay, ms": f"{network.delay_ms:g}",
+        "congestion": network.congestion,
+        "hosts": str(network.hosts),
+    }  # fmt: skip
+
+
+def _told(rates: Sequence[float]) -> str:
+    """One for each host, the last one for all further ones, as the option has it."""
+    kept = len(rates)
+    while kept > 1 and rates[kept - 2] == rates[-1]:
+        kept -= 1
+    return ":".join(f"{rate:g}" for rate in rates[:kept])
+
+
+def _differences(setting: Setting) -> str:
+    """Of the sender from what P3 does."""
+    changed = [
+        field.name + ("" if value is True else "=no" if value is False else f"={value:g}")
+        for field, value in ((field, getattr(setting.sender, field.name)) for field in dataclasses.fields(setting.sender))
+        if value != field.default
+    ]
+    return " ".join(changed) or "default"
+
+
+def record(setting: Setting, prediction: Prediction) -> Dict:
+    """For --out: what was asked, then what is predicted."""
+    asked = {
+        field.name: getattr(setting, field.name)
+        for field in dataclasses.fields(setting)
+        if field.name not in ("model", "network", "sender", "traced_iterations")
+    }
+    told = {
+        field.name: getattr(prediction, field.name)
+        for field in dataclasses.fields(prediction)
+        if field.name not in ("spans",)
+    }
+    return {
+        "kind": "simulation",
+        "model": setting.model.name,
+        "size": setting.model.size,
+        "bytes": setting.model.bytes,
+        "hosts": setting.network.hosts,
+        **asked,
+        "network": dataclasses.asdict(setting.network),
+        "sender": dataclasses.asdict(setting.sender),
+        **told,
+    }

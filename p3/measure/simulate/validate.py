@@ -1,0 +1,102 @@
+"""`p3 simulate --validate`: what `p3 bench --out` has measured, beside what the simulator makes of the same settings.
+
+Each configuration of a P3 store or of DDP in the files is simulated, with as many iterations and as much warm-up as its
+runs had, and the median of its iterations stands beside the median of the runs' medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from typing import Dict, Iterator, List, NamedTuple
+
+from p3.errors import ConfigError
+from p3.measure.bench import results as measured
+from p3.measure.bench.validation import is_held_out
+from p3.measure.replay import models
+from p3.measure.simulate import options as given
+from p3.measure.simulate import report
+from p3.measure.simulate.predict import predict
+from p3.measure.simulate.setting import Network, Setting
+
+_OURS = ("p3_sync", "p3_slicing", "p3_torch")
+_DDP = "ddp_"
+
+
+class Comparison(NamedTuple):
+    summary: measured.Summary
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a fraction of what was measured."""
+        return self.predicted_s / self.summary.median_s - 1
+
+
+def compare(found: measured.Results, options: argparse.Namespace) -> List[Comparison]:
+    """In the order of the runs. What failed, computed for real, or no simulation knows is left out."""
+    asked = {one.experiment: one.options for one in found.settings}
+    return [
+        Comparison(one, predict(setting_of(one, asked[one.experiment], options)).median_s)
+        for one in measured.summarise(found.runs)
+        if one.median_s and one.computation == "emulated" and one.rate_mbit
+        and (one.store in _OURS or one.store.startswith(_DDP))
+    ]  # fmt: skip
+
+
+def setting_of(one: measured.Configuration, asked: Dict, options: argparse.Namespace) -> Setting:
+    """`asked`: the options of its bench; `options`: those of the simulation, of which the sender, --congestion and
+    --set count."""
+    rates = tuple(one.rates_mbit or (one.rate_mbit,) * one.hosts)
+    base = Network(rates, rates)  # with the delay that even an undelayed lab has
+    sender = given.sender_of(options, options.sender[0])
+    if one.store == "p3_slicing":
+        sender = dataclasses.replace(sender, priorities=False)
+    return Setting(
+        model=models.load(one.model, one.size),
+        compute_s=one.compute_s,
+        network=given.network(
+            options, dataclasses.replace(base, delay_ms=base.delay_ms + one.delay_ms), options.congestion[0]
+        ),
+        sender=sender,
+        scheme="ddp" if one.store.startswith(_DDP) else "p3",
+        workers_per_host=max(1, one.workers // one.hosts),
+        servers=one.servers,
+        slice_elements=one.slice_elements or models.load(one.model, one.size).bytes,
+        jitter=asked.get("jitter") or 0.0,
+        bucket_mb=float(one.store.partition("_")[2]) if one.store.startswith(_DDP) else 25.0,
+        iterations=asked.get("iterations") or 5,
+        warmup=asked.get("warmup") or 2,
+    )
+
+
+def lines(options: argparse.Namespace) -> Iterator[str]:
+    """The table, and below it the mean and the greatest error, of all and of those that were held out."""
+    found = measured.read(options.validate)
+    comparisons = compare(found, options)
+    if not comparisons:
+        raise ConfigError("no run in %s can be simulated" % ", ".join(options.validate))
+    rows = [["", "store", "measured, s", "predicted, s", "error", "bound, s", "held out"]]
+    for one in comparisons:
+        told = measured.setting(one.summary, ("model", "rate", "compute", "delay", "hosts", "slice"))
+        rows.append([
+            told, one.summary.store, f"{one.summary.median_s:.3f}", f"{one.predicted_s:.3f}", f"{one.error:+.1%}",
+            f"{one.summary.bound_s:.3f}" if one.summary.bound_s else "",
+            "yes" if is_held_out(one.summary) else "",
+        ])  # fmt: skip
+    yield from report.aligned(rows)
+    yield ""
+    yield _summed_up("all", comparisons)
+    parts = [[one for one in comparisons if is_held_out(one.summary) == out] for out in (False, True)]
+    if all(parts):
+        yield _summed_up("looked at", parts[0])
+        yield _summed_up("held out", parts[1])
+
+
+def _summed_up(name: str, comparisons: List[Comparison]) -> str:
+    errors = [abs(one.error) for one in comparisons]
+    return "%s: %d configurations, mean error %.1f%%, greatest %.1f%%, mean with sign %+.1f%%" % (
+        name, len(errors), 100 * statistics.fmean(errors), 100 * max(errors),
+        100 * statistics.fmean(one.error for one in comparisons),
+    )  # fmt: skip
