@@ -42,7 +42,7 @@ Training::Training(const Job& job)
   connect();
 }
 
-// Only those that a slice will cross. In each process the connections of rank 0 come first, those of servers last.
+// Only what a slice will cross.
 void Training::connect() {
   const size_t pairs = machines_.size() * job_.servers.size();
   to_server_.assign(pairs, -1);

@@ -40,7 +40,7 @@ _BOUND_STYLE = {"color": "black", "linestyle": (0, (5, 2)), "linewidth": 1.3}
 _WARNING_COLOUR = "#B00000"
 
 # The same file from the same results: no date, and no random names in SVG.
-_SETTINGS = {
+SETTINGS = {
     "svg.hashsalt": "p3",
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
@@ -54,7 +54,7 @@ _SETTINGS = {
     "axes.spines.right": False,
     "legend.frameon": False,
 }
-_METADATA = {"png": {}, "svg": {"Date": None}}
+METADATA = {"png": {}, "svg": {"Date": None}}
 
 _PANEL_INCHES = (4.6, 3.5)
 _COLUMNS = 3
@@ -70,11 +70,11 @@ def save(results: Results, folder: Path, formats: Sequence[str] = FORMATS) -> Li
         raise ConfigError("there is no figure for the experiment %s, only for %s" % (unknown[0], ", ".join(FIGURES)))
     written = []
     for experiment in experiments:
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_SETTINGS}):
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **SETTINGS}):
             figure = FIGURES[experiment](_only(results, experiment))
             for kind in formats:
                 written.append(folder / ("%s.%s" % (experiment, kind)))
-                figure.savefig(written[-1], format=kind, dpi=150, metadata=_METADATA[kind])
+                figure.savefig(written[-1], format=kind, dpi=150, metadata=METADATA[kind])
     return written
 
 

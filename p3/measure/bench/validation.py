@@ -1,8 +1,8 @@
 """The configurations of `p3 bench validation`, which `p3 simulate --validate` predicts: many and unlike, each short.
 
-They spread over what the simulator has in its model: all models, 2 to 8 hosts, 60 to 800 Mbit/s, unequal links, sizes of
-the model and of slices; and leave out where the processor of a small machine is the limit. Those of `held_out` were not
-looked at while the simulator was made: so how well it does on them says how well it does elsewhere.
+They spread over what the simulator has in its model: all models, 2 to 8 hosts, 60 to 800 Mbit/s, unequal links, sizes
+of the model and of slices; and leave out where the processor of a small machine is the limit. Those that are held out
+were not looked at while the simulator was made: how well it does on them says how well it does elsewhere.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 real job; https://ui.perfetto.dev opens it.
 
 Processes are workers, with the computation and the waits of each, and hosts, with a thread for each host to which they
-send. A frame's bar lasts from its first byte in a socket to its last one at the other end, so bars of one thread overlap
-where a more urgent frame has overtaken; Perfetto shows them as asynchronous ones.
+send. A frame's bar lasts from its first byte in a socket to its last one at the other end; those of one thread overlap,
+so they are asynchronous ones.
 """
 
 from __future__ import annotations

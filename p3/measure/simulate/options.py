@@ -69,6 +69,10 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
         raise ConfigError("p3 simulate takes one --down")
     loaded = {name: models.load(name, options.size) for name in options.models}
     for name, compute_s, rate, delay_ms, congestion, elements, scheme, sender, hosts in itertools.product(*swept):
+        if scheme == "ddp" and (sender, elements, congestion) != (
+            options.sender[0], options.slice_elements[0], options.congestion[0]
+        ):  # fmt: skip
+            continue  # nothing of these is DDP's
         down = options.down[0] if options.down else rate
         yield Setting(
             model=loaded[name],
@@ -144,7 +148,8 @@ def _hosts(text: str) -> List[int]:
         first, last = (int(given.group(1)), int(given.group(2) or given.group(1))) if given else (0, 0)
         if not 1 <= first <= last <= MOST_HOSTS:
             raise argparse.ArgumentTypeError(
-                f"{part!r} is neither a number of hosts, nor a range as 2-8, nor doubling as 2-1024x2; at most {MOST_HOSTS}"
+                f"{part!r} is neither a number of hosts, nor a range as 2-8, nor doubling as 2-1024x2, of at most "
+                f"{MOST_HOSTS}"
             )
         while first <= last:
             found.append(first)

@@ -6,14 +6,14 @@ import dataclasses
 from typing import Dict, Iterator, List, Sequence
 
 from p3.measure.simulate.predict import Prediction
-from p3.measure.simulate.setting import Setting
+from p3.measure.simulate.setting import SENDERS, Setting
 
 _SHOWN_LINKS = 16
 
 
 def full(setting: Setting, prediction: Prediction) -> Iterator[str]:
     """Lines: the iteration, the bound, where the time went, and each link."""
-    yield f"{_job(setting)}"
+    yield _job(setting)
     yield _iteration(prediction)
     if prediction.bound_s is None:
         yield f"bound unknown: {prediction.bound_reason}"
@@ -42,11 +42,9 @@ def _job(setting: Setting) -> str:
 
 def _iteration(prediction: Prediction) -> str:
     text = f"iteration {prediction.mean_s:.4f} s"
-    if len(prediction.iteration_s) > 1:
-        text += f" ({min(prediction.iteration_s):.4f} to {max(prediction.iteration_s):.4f})"
     if prediction.above_bound is not None:
         text += f", {prediction.above_bound:+.1%} above the bound"
-    return text
+    return text + f"; the slowest worker's: {min(prediction.iteration_s):.4f} to {max(prediction.iteration_s):.4f} s"
 
 
 def _links(prediction: Prediction) -> Iterator[str]:
@@ -97,7 +95,7 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "model": setting.model.name,
         "MB": f"{setting.model.bytes / 1e6:.1f}",
         "scheme": setting.scheme,
-        "sender": _differences(setting),
+        "sender": "" if setting.scheme == "ddp" else sender_text(setting),
         "slice": str(setting.slice_elements),
         "compute, s": f"{setting.compute_s:g}",
         "Mbit/s": _told(network.up_mbit) + ("" if network.up_mbit == network.down_mbit
@@ -116,14 +114,17 @@ def _told(rates: Sequence[float]) -> str:
     return ":".join(f"{rate:g}" for rate in rates[:kept])
 
 
-def _differences(setting: Setting) -> str:
-    """Of the sender from what P3 does."""
-    changed = [
-        field.name + ("" if value is True else "=no" if value is False else f"={value:g}")
-        for field, value in ((field, getattr(setting.sender, field.name)) for field in dataclasses.fields(setting.sender))
-        if value != field.default
-    ]
-    return " ".join(changed) or "default"
+def sender_text(setting: Setting) -> str:
+    """Its name, or how it differs from what P3 does."""
+    named = [name for name, one in SENDERS.items() if one == setting.sender]
+    if named:
+        return named[0]
+    changed = []
+    for field in dataclasses.fields(setting.sender):
+        value = getattr(setting.sender, field.name)
+        if value != field.default:
+            changed.append(field.name + ("" if value is True else "=no" if value is False else f"={value:g}"))
+    return " ".join(changed)
 
 
 def record(setting: Setting, prediction: Prediction) -> Dict:

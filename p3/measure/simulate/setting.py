@@ -54,7 +54,7 @@ class Network:
     burst_kib: float = BURST_BYTES / 1024
     queue_ms: float = QUEUE_MS  # besides the burst
     lossless: bool = False  # queues of any length
-    congestion: str = "none"
+    congestion: str = "cubic"
     small_queue_kib: float = 0.0  # of one connection in the uplink's queue (TCP small queues); 0: any
     ack_bytes: float = 66.0
     segment_kib: float = 0.0  # that links pass as one; 0: 8, or with many hosts more; then nothing is lost

@@ -1,0 +1,103 @@
+"""A figure of predictions against the number of hosts, with what was measured in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from p3.errors import ConfigError
+from p3.measure.bench import results
+from p3.measure.bench.plot import FORMATS, METADATA, SETTINGS
+from p3.measure.simulate.predict import Prediction
+from p3.measure.simulate.report import sender_text
+from p3.measure.simulate.setting import Setting
+
+_COLOURS = ("#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito
+_MARKERS = {"p3_sync": "D", "p3_torch": "s", "ddp_1": "v", "ddp_5": "v", "ddp_25": "v"}
+
+
+def save(
+    settings: Sequence[Setting], predictions: Sequence[Prediction], measured: Sequence[str], path: str
+) -> None:
+    """A line for each scheme, sender and slice size; ConfigError if more than the hosts differs besides."""
+    kind = Path(path).suffix[1:]
+    if kind not in FORMATS:
+        raise ConfigError(f"--plot {path}: the name must end in .{' or .'.join(FORMATS)}")
+    first = settings[0]
+    alike = {(one.model.name, one.model.size, one.compute_s, one.network.up_mbit[0]) for one in settings}
+    if len(alike) > 1:
+        raise ConfigError("--plot takes one model, size, computation and rate")
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **SETTINGS}):
+        figure = Figure((7.2, 4.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        colour_of = _draw_lines(axes, settings, predictions)
+        _draw_points(axes, first, measured, colour_of)
+        _finish(axes, first, sorted({one.network.hosts for one in settings}))
+        figure.savefig(path, format=kind, dpi=150, metadata=METADATA[kind])
+
+
+def _draw_lines(axes, settings, predictions) -> Dict[str, str]:
+    """The colour of each scheme's first line."""
+    lines: Dict[Tuple[str, str], List[Tuple[int, float]]] = {}
+    bounds: Dict[int, float] = {}
+    for setting, prediction in zip(settings, predictions):
+        at = setting.network.hosts
+        lines.setdefault((setting.scheme, _label(setting)), []).append((at, prediction.mean_s))
+        if prediction.bound_s is not None:
+            bounds[at] = min(prediction.bound_s, bounds.get(at, prediction.bound_s))
+    colour_of: Dict[str, str] = {}
+    for ((scheme, label), points), colour in zip(lines.items(), _COLOURS):
+        axes.plot(*zip(*points), color=colour, linewidth=1.8, label=label)
+        colour_of.setdefault(scheme, colour)
+    if bounds:
+        axes.plot(*zip(*sorted(bounds.items())), color="black", linestyle=(0, (5, 2)), linewidth=1.3,
+                  label="bound of P3's slices")
+    return colour_of
+
+
+def _label(setting: Setting) -> str:
+    if setting.scheme == "ddp":
+        return f"DDP's ring, buckets of {setting.bucket_mb:g} MB, simulated"
+    return f"P3, sender {sender_text(setting)}, slices of {setting.slice_elements}, simulated"
+
+
+def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[str, str]) -> None:
+    """Of the same model, size, computation and rate; the median of the runs, from the least to the greatest."""
+    if not measured:
+        return
+    drawn = set()
+    for one in results.summarise(results.read(measured).runs):
+        network = first.network
+        same = (one.model, one.compute_s, one.rate_mbit) == (first.model.name, first.compute_s, network.up_mbit[0])
+        if not same or not one.median_s or one.store not in _MARKERS or abs(one.size / first.model.size - 1) > 1e-6:
+            continue
+        label = f"{results.store_label(one.store)}, measured"
+        axes.errorbar([one.hosts], [one.median_s], [[one.median_s - one.low_s], [one.high_s - one.median_s]],
+                      color=colour_of.get("ddp" if one.store.startswith("ddp") else "p3", "#333333"),
+                      marker=_MARKERS[one.store], markersize=6, capsize=3, linestyle="", zorder=5,
+                      label=None if label in drawn else label)
+        drawn.add(label)
+    if not drawn:
+        raise ConfigError("no run in %s is of this model, size, computation and rate" % ", ".join(measured))
+
+
+def _finish(axes, first: Setting, places: List[int]) -> None:
+    axes.set_title(
+        f"{results.model_label(first.model.name)}, {first.model.bytes / 1e6:.3g} MB, "
+        f"{first.network.up_mbit[0]:g} Mbit/s, {first.compute_s:g} s of computation"
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: format(value, ",.10g")))
+    axes.set_xticks(places)
+    axes.set_xlabel("hosts, each with one worker and one server")
+    axes.set_ylabel("seconds for an iteration")
+    axes.legend(loc="upper left", fontsize=9)

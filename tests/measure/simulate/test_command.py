@@ -1,0 +1,159 @@
+"""`p3 simulate`: what it prints and writes, and how it compares itself with results of `p3 bench`."""
+
+import json
+from collections import Counter
+
+import lab_results as made
+import pytest
+
+from p3 import cli
+from p3.measure.bench import results, validation
+from p3.measure.replay import models
+
+SMALL = ["--models", "vgg19", "--size", "0.005", "--compute", "0.5", "--rate", "40mbit"]
+
+
+@pytest.fixture
+def simulate(capsys):
+    """simulate(option, ...) -> what is printed."""
+
+    def run(*options):
+        assert cli.main(["simulate", *options]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_one_setting_is_told_in_full(simulate):
+    out = simulate(*SMALL, "--hosts", "4")
+    assert "vgg19, 2.9 MB, P3: 4 hosts, 40 Mbit/s, 0.5 s of computation" in out
+    assert "above the bound" in out and "bound 1." in out and "computation" in out and "waits for" in out
+    assert [line.split()[0] for line in out.split("link ")[1].splitlines()[1:]] == ["0", "1", "2", "3"]
+
+
+def test_every_combination_of_lists_and_ranges_has_a_row_and_a_record(simulate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    out = simulate(*SMALL, "--hosts", "1,2-8x2", "--slice-elements", "10000,50000", "--out", str(path))
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["slice_elements"], one["hosts"]) for one in records] == [
+        (size, hosts) for size in (10000, 50000) for hosts in (1, 2, 4, 8)
+    ]
+    assert len(out.splitlines()) == 2 + len(records) and out.startswith("model vgg19, MB 2.9, scheme p3")
+    for one in records:
+        assert one["kind"] == "simulation" and one["mean_s"] >= one["bound_s"] - 0.02
+        assert len(one["up"]) == one["hosts"] and one["sender"]["yields"] is True
+
+
+def test_ddp_is_simulated_once_for_all_senders(simulate):
+    out = simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,ddp", "--sender", "windows,short_egress")
+    assert Counter(line.split()[0] for line in out.splitlines()[2:]) == {"p3": 4, "ddp": 2}
+
+
+def test_settings_of_sender_and_network_are_taken_by_name(simulate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "egress_kib=16",
+             "--set", "yields=no", "--set", "queue_ms=5", "--out", str(path))  # fmt: skip
+    (record,) = map(json.loads, path.read_text().splitlines())
+    assert record["sender"]["egress_kib"] == 16 and record["sender"]["yields"] is False
+    assert record["network"]["queue_ms"] == 5
+    assert record["network"]["up_mbit"] == [40, 20, 20] and record["network"]["down_mbit"] == [80, 80, 80]
+
+
+@pytest.mark.parametrize("scheme", ["p3", "ddp"])
+def test_trace_is_one_that_the_viewer_reads(simulate, tmp_path, scheme):
+    path = tmp_path / "trace.json"
+    simulate(*SMALL, "--hosts", "2", "--scheme", scheme, "--bucket-mb", "1", "--trace", str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
+    assert {event["pid"] for event in events} == named
+    layers = len(models.load("vgg19").layers)
+    bars = [event for event in events if event["ph"] == "X"]
+    computed = Counter(event["cat"] for event in bars if event["cat"] in ("forward", "backward"))
+    assert computed == {"forward": 2 * layers, "backward": 2 * layers}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in bars)
+    opened = {(event["cat"], event["id"]): event["ts"] for event in events if event["ph"] == "b"}
+    closed = {(event["cat"], event["id"]): event["ts"] for event in events if event["ph"] == "e"}
+    assert opened and opened.keys() == closed.keys() and all(closed[key] >= opened[key] for key in opened)
+
+
+def test_validation_puts_predictions_beside_what_was_measured(simulate, tmp_path):
+    common = {"size": 0.03, "bytes": 17.2e6, "rate_mbit": 40, "compute_s": 4.0}
+    held_out = next(row for row in validation.ROWS if row.held_out and len(row.rates_mbit) > 1)
+    lines = [
+        made.settings("scale", options={"iterations": 4, "warmup": 1}),
+        made.run("scale", seconds=(4.18,) * 3, **common),
+        made.run("scale", "p3_slicing", seconds=(5.0,) * 3, **common),
+        made.run("scale", "ddp_25", seconds=(7.0,) * 3, **dict(common, slice_elements=None)),
+        made.run("scale", "dist_sync", seconds=(5.4,) * 3, **common),
+        made.failed("scale", "p3_sync", **dict(common, hosts=16)),
+        made.settings("validation", options={"iterations": 3, "warmup": 2}),
+        made.run("validation", seconds=(3.0,) * 3, model=held_out.model, size=0.1, hosts=held_out.hosts,
+                 workers=held_out.hosts, servers=held_out.hosts, compute_s=held_out.compute_s,
+                 rate_mbit=max(held_out.rates_mbit), rates_mbit=list(held_out.rates_mbit),
+                 slice_elements=held_out.slice_elements),
+    ]  # fmt: skip
+    out = simulate("--validate", made.write(tmp_path / "results.jsonl", lines))
+    table, sums = out.split("\n\n")
+    rows = table.splitlines()[1:]
+    stores = [next(word for word in row.split() if word.startswith(("p3_", "ddp_"))) for row in rows]
+    assert stores == ["p3_slicing", "p3_sync", "ddp_25", "p3_sync"]
+    errors = [float(next(word for word in row.split() if word.endswith("%"))[:-1]) for row in rows]
+    assert abs(errors[1]) < 5, "close to what docs/benchmarks.md has"
+    assert rows[-1].endswith("yes") and not rows[0].endswith("yes")
+    mean = float(sums.split("mean error ")[1].split("%")[0])
+    assert sums.startswith("all: 4 configurations") and mean == pytest.approx(sum(map(abs, errors)) / 4, abs=0.1)
+    assert sums.splitlines()[2].startswith("held out: 1 configurations")
+
+
+def test_figure_has_the_lines_and_the_points_of_the_same_setting(simulate, tmp_path):
+    measured = made.write(tmp_path / "results.jsonl", [
+        made.settings("scale"),
+        made.run("scale", seconds=(0.9,) * 3, size=0.005, compute_s=0.5, rate_mbit=40),
+        made.run("scale", "dist_sync", seconds=(1.9,) * 3, size=0.005, compute_s=0.5, rate_mbit=40),
+    ])  # fmt: skip
+    path = tmp_path / "figure.svg"
+    simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,ddp", "--plot", str(path), "--measured", measured)
+    text = path.read_text()
+    for words in ("P3, sender windows", "DDP's ring", "bound of P3's slices", "p3_sync, measured"):
+        assert words in text
+    assert "dist_sync" not in text
+
+
+def test_validation_has_enough_configurations_and_half_are_held_out():
+    assert len(validation.ROWS) >= 30
+    assert sum(row.held_out for row in validation.ROWS) * 2 >= len(validation.ROWS)
+    assert len({row[:6] for row in validation.ROWS}) == len(validation.ROWS)
+    assert all(len(row.rates_mbit) in (1, row.hosts) for row in validation.ROWS)
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--hosts", "8-2"], "'8-2' is neither a number of hosts"),
+    (["--set", "egress=16"], "'egress' is none of priorities"),
+    (["--set", "yields=1"], "yields is yes or no"),
+    (["--models", "alexnet"], "'alexnet' is none of vgg19"),
+    (["--straggler", "1"], "'1' has no '='"),
+])  # fmt: skip
+def test_wrong_options_are_refused(options, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["simulate", *options])
+    assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--hosts", "2,4", "--trace", "t.json"], "--trace takes one setting; 2 are given"),
+    (["--rate", "40mbit:20mbit:10mbit"], "3 rates are given for 2 hosts"),
+    (["--sparse", "nothing=0.1"], "has no layer 'nothing'"),
+    (["--plot", "figure.pdf"], "must end in .png or .svg"),
+    (["--trace", "/nowhere/t.json"], "/nowhere/t.json: No such file"),
+    (["--validate", "/nowhere/r.jsonl"], "/nowhere/r.jsonl cannot be read"),
+])  # fmt: skip
+def test_what_does_not_fit_together_is_an_error_that_says_so(options, words, capsys):
+    assert cli.main(["simulate", *SMALL, *options]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_results_of_one_rate_for_each_host_are_told_apart():
+    lines = [made.settings("scale"), made.run("scale"), made.run("scale", rates_mbit=[800, 400])]
+    one, other = results.summarise(results.of_records(lines).runs)
+    assert one.rates_mbit is None and other.rates_mbit == (800, 400)
+    assert results.setting(other, ["rate"]) == "800 Mbit/s, 400 Mbit/s"

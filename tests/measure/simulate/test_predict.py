@@ -1,0 +1,142 @@
+"""Predictions: what the model of a job must never break, whatever is simulated, and what the options mean in it."""
+
+import dataclasses
+import random
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT
+
+from p3.measure.replay import models, worker
+from p3.measure.simulate import setting as settings
+from p3.measure.simulate.predict import predict
+from p3.measure.simulate.setting import SENDERS, Network, Sender, Setting, links
+
+
+def model_of(*layers):
+    """Layers as (elements, share of the time); backward takes twice as long as forward."""
+    total = 3 * sum(share for _, share in layers)
+    return models.Model("made", 1.0, tuple(
+        models.Layer("layer%d" % number, (models.Tensor("weight", (elements,)),), share / total, 2 * share / total)
+        for number, (elements, share) in enumerate(layers)
+    ))
+
+
+def random_setting(seed):
+    draw = random.Random(seed)
+    sizes = [10, 5000, 40000, 150000]
+    model = model_of(*((draw.choice(sizes), draw.uniform(0.1, 3)) for _ in range(draw.randint(1, 8))))
+    hosts = draw.randint(1, 6)
+    rates = [tuple(draw.uniform(5, 50) for _ in range(hosts)) for _ in range(2)]
+    # A burst may undercut the bound by as much as it holds.
+    network = Network(*rates, delay_ms=draw.uniform(0, 2), burst_kib=0, queue_ms=draw.uniform(40, 100),
+                      lossless=draw.random() < 0.3, congestion=draw.choice(settings.CONGESTION),
+                      small_queue_kib=draw.choice([0, 16]), segment_kib=draw.choice([2, 4, 8]))
+    sender = Sender(
+        priorities=draw.random() < 0.8, window_kib=draw.choice([0, 16, 100]), yields=draw.random() < 0.5,
+        egress_kib=draw.choice([0, 8, 32]), pushes_first=draw.random() < 0.5, least_under_way=draw.random() < 0.5,
+        inherits=draw.random() < 0.5,
+    )  # fmt: skip
+    return Setting(
+        model, draw.uniform(0, 0.5), network, sender, workers_per_host=draw.randint(1, 2),
+        servers=draw.randint(1, 2 * hosts), slice_elements=draw.choice([3000, 20000, 200000]),
+        local_aggregation=draw.random() < 0.5, iterations=16, warmup=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_no_simulation_is_faster_than_the_bound(seed):
+    setting = random_setting(seed)
+    prediction = predict(setting)
+    # The traffic of the last iteration may still be under way when the last worker has ended.
+    least_s = (setting.iterations - 1) * prediction.bound_s
+    assert setting.iterations * prediction.mean_s >= least_s * (1 - 1e-9), setting
+
+
+def test_same_setting_gives_the_same_bits():
+    setting = dataclasses.replace(random_setting(7), jitter=0.2)
+    assert predict(setting) == predict(setting)
+    assert predict(setting).mean_s != predict(dataclasses.replace(setting, seed=2)).mean_s
+
+
+def test_jitter_is_that_of_the_replay():
+    setting = Setting(model_of((10, 1)), 1.0, links(2, 10.0), jitter=0.3, seed=5, iterations=3, warmup=1)
+    factors = worker._factors(0.3, 5, 1)
+    assert settings.job(setting)["factors"][1] == [next(factors) for _ in range(4)]
+
+
+def test_straggler_holds_up_all():
+    setting = Setting(model_of((10, 1)), 1.0, links(3, 100.0), stragglers={1: 2.0})
+    assert predict(setting).mean_s == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_slow_link_is_slow_for_all():
+    model = model_of((1000000, 1))
+    equal = predict(Setting(model, 0.1, links(3, 100.0)))
+    slow = predict(Setting(model, 0.1, links(3, 100.0, 100.0, 50.0)))
+    assert slow.mean_s > 1.5 * equal.mean_s
+
+
+def test_slices_go_round_robin_to_the_servers_in_forward_order():
+    setting = Setting(model_of((100, 1), (250, 1)), 1.0, links(2, 10.0), slice_elements=100, servers=3)
+    slices = settings.job(setting)["slices"]
+    assert [(one["layer"], one["server"], one["push_bytes"]) for one in slices] == [
+        (0, 0, 480), (1, 1, 480), (1, 2, 480), (1, 0, 280)
+    ]  # fmt: skip
+
+
+def test_sparse_layer_sends_the_rows_that_a_step_touches_and_their_union_comes_back():
+    setting = Setting(model_of((100000, 1)), 1.0, links(4, 10.0), sparse={"layer0": 0.1})
+    slices = settings.job(setting)["slices"]
+    assert [one["server"] for one in slices] == [0, 1, 2, 3]
+    assert sum(one["push_bytes"] - 80 for one in slices) == pytest.approx(0.1 * 400000)
+    assert sum(one["value_bytes"] - 80 for one in slices) == pytest.approx((1 - 0.9**4) * 400000)
+    prediction = predict(setting)
+    assert prediction.bound_s is None and prediction.mean_s < predict(dataclasses.replace(setting, sparse={})).mean_s
+
+
+def test_ddp_waits_for_the_ring_after_the_backward_pass():
+    # Two hosts: each sends the whole model, at 12.5 MB/s less headers; computation hides nothing of one layer.
+    setting = Setting(model_of((1000000, 1)), 1.0, links(2, 100.0, delay_ms=0.0), scheme="ddp")
+    expected = 1.0 + (4000000 + 20 * 80) * (1 + 66 / 1448) / 12.5e6
+    assert predict(setting).mean_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_priorities_hide_what_a_queue_in_order_of_arrival_does_not():
+    setting = Setting(models.load("vgg19", 0.03), 1.0, links(2, 140.0), SENDERS["short_egress"])
+    with_ = predict(setting).mean_s
+    without = predict(dataclasses.replace(setting, sender=dataclasses.replace(setting.sender, priorities=False))).mean_s
+    assert with_ < 0.95 * without
+
+
+def test_1024_hosts_come_to_an_end():
+    setting = Setting(models.load("vgg19", 0.01), 1.0, links(1024, 100.0), iterations=1, warmup=1)
+    prediction = predict(setting)
+    assert len(prediction.up) == 1024 and prediction.mean_s >= prediction.bound_s
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"scheme": "allreduce"}, "no scheme is called 'allreduce'"),
+    ({"sparse": {"layer9": 0.1}}, "made has no layer 'layer9'; its layers are layer0"),
+    ({"sparse": {"layer0": 2.0}}, "a step touches 2.0 of 'layer0'"),
+    ({"stragglers": {4: 2.0}}, "worker 4 is a straggler, but the workers are 0 to 1"),
+    ({"network": Network((1.0,), ())}, "1 rates up and 0 down"),
+    ({"network": Network((1.0, 0.0), (1.0, 1.0))}, "the uplink of host 1 has a rate of 0"),
+    ({"slice_elements": 0}, "a slice has at least one element"),
+    ({"warmup": 1, "iterations": 0}, "no iteration is left after the warm-up"),
+])  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(changes, words):
+    setting = Setting(model_of((10, 1)), 1.0, links(2, 10.0))
+    with pytest.raises(ValueError, match=words):
+        predict(dataclasses.replace(setting, **changes))
+
+
+def test_training_does_not_load_the_simulator():
+    code = (
+        "import sys, p3, p3.cli, p3.worker.session, p3.server.process\n"
+        "p3.cli._parser(())\n"
+        "assert not [name for name in sys.modules if 'simulat' in name], sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+    assert b"simulator" not in (ROOT / "p3" / "libp3core.so").read_bytes()
