@@ -10,7 +10,7 @@ namespace p3::simulator {
 
 enum class EventKind : uint32_t {
   kStepDone,       // of a worker's computation; what: layer, or its complement in the backward pass
-  kLeftUplink,     // a segment has passed its sender's link
+  kLeftUplink,     // a segment has passed its sender's link; only where small queues wait for that
   kAtDownlink,     // and arrives at its receiver's
   kArrived,        // and has passed that
   kAckAtDownlink,  // its acknowledgement

@@ -96,6 +96,10 @@ void Network::enter_uplink(int number) {
   Connection& c = of(s.connection);
   const double passed = up(c.from).pass(events_.now(), on_wire(s.bytes));
   if (passed < 0) return lose(number);
+  if (transport_.small_queue_bytes <= 0) {  // nobody asks when it has left
+    events_.at(passed + transport_.delay_s, EventKind::kAtDownlink, s.connection, number);
+    return;
+  }
   c.in_uplink += s.bytes;
   events_.at(passed, EventKind::kLeftUplink, s.connection, number);
 }
@@ -180,10 +184,7 @@ void Network::handle(const Event& event) {
   switch (event.kind) {
     case EventKind::kLeftUplink:
       of(event.subject).in_uplink -= segment(number).bytes;
-      if (transport_.delay_s > 0)
-        events_.at(event.time + transport_.delay_s, EventKind::kAtDownlink, event.subject, number);
-      else
-        enter_downlink(number);
+      events_.at(event.time + transport_.delay_s, EventKind::kAtDownlink, event.subject, number);
       return send(event.subject);
     case EventKind::kAtDownlink:
       return enter_downlink(number);

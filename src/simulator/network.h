@@ -70,7 +70,8 @@ class Network {
   struct Connection {
     int from = 0, to = 0;
     double under_way = 0;
-    double in_flight = 0, in_uplink = 0;
+    double in_flight = 0;
+    double in_uplink = 0;  // where that is limited
     int first_unsent = kNone, last_unsent = kNone;
     uint64_t written = 0, expected = 0;  // numbers of segments
     std::vector<Early> early;

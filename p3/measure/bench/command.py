@@ -85,6 +85,8 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if is_emulated and is_open and experiment.name != "ratio":
         add("--compute", "emulated, of an iteration (default%s)" % _told(defaults["compute"]),
             type=_number(0, 1e4), metavar="S")
+    if not is_open:
+        add("--without-held-out", "for those who tune the simulator: only what may be looked at", action="store_true")
     if experiment.name == "targets":
         add("--regimes", "slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default: both)",
             type=names_among(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES))

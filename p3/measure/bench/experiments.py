@@ -155,6 +155,8 @@ def validation(options: Namespace) -> List[Configuration]:
     for row in validated.ROWS:
         if row.model not in options.models or row.hosts not in options.hosts:
             continue
+        if row.held_out and options.without_held_out:
+            continue
         equal = len(row.rates_mbit) == 1
         label = f"{row.hosts} hosts, {' '.join(map(rate_text, row.rates_mbit))}, slices of {row.slice_elements}"
         made.append(_configuration(

@@ -48,15 +48,17 @@ def _iteration(prediction: Prediction) -> str:
 
 
 def _links(prediction: Prediction) -> Iterator[str]:
-    shown = list(zip(prediction.up, prediction.down))
+    by_use = sorted(enumerate(zip(prediction.up, prediction.down)),
+                    key=lambda one: -max(link["use"] for link in one[1]))
+    shown = sorted(by_use[:_SHOWN_LINKS], key=lambda one: one[0])
     yield "link     use: up   down    queue, ms: mean up   down   greatest up   down    segments lost: up   down"
-    for host, (up, down) in enumerate(shown[:_SHOWN_LINKS]):
+    for host, (up, down) in shown:
         yield "%4d %12.1f%% %5.1f%% %19.1f %6.1f %13.1f %6.1f %19.2f%% %5.2f%%" % (
             host, 100 * up["use"], 100 * down["use"], 1e3 * up["mean_queue_s"], 1e3 * down["mean_queue_s"],
             1e3 * up["greatest_queue_s"], 1e3 * down["greatest_queue_s"], _lost(up), _lost(down),
         )  # fmt: skip
-    if len(shown) > _SHOWN_LINKS:
-        yield f"and {len(shown) - _SHOWN_LINKS} more"
+    if len(by_use) > len(shown):
+        yield f"and {len(by_use) - len(shown)} less used ones"
 
 
 def _lost(link: Dict[str, float]) -> float:
