@@ -21,11 +21,11 @@ void check_link(const LinkSpec& link, const std::string& name) {
           name + ": burst and queue must be bytes, 0 or more");
 }
 
-void check_places(const std::vector<int>& places, size_t count, const std::string& what, const std::string& where) {
-  require(!places.empty(), "the job has no " + what);
+void check_hosts(const std::vector<int>& places, size_t hosts, const std::string& role) {
+  require(!places.empty(), "the job has no " + role);
   for (int place : places)
-    require(place >= 0 && static_cast<size_t>(place) < count,
-            "a " + what + " is on " + where + " " + std::to_string(place) + " of " + std::to_string(count));
+    require(place >= 0 && static_cast<size_t>(place) < hosts,
+            role + " on host " + std::to_string(place) + ": there are " + std::to_string(hosts));
 }
 
 }  // namespace
@@ -36,8 +36,8 @@ void check(const Job& job) {
     check_link(job.hosts[host].up, "the uplink of host " + std::to_string(host));
     check_link(job.hosts[host].down, "the downlink of host " + std::to_string(host));
   }
-  check_places(job.workers, job.hosts.size(), "worker", "host");
-  check_places(job.servers, job.hosts.size(), "server", "host");
+  check_hosts(job.workers, job.hosts.size(), "worker");
+  check_hosts(job.servers, job.hosts.size(), "server");
   require(!job.layers.empty(), "the job has no layer");
   for (const Layer& layer : job.layers)
     require(is_not_negative(layer.forward_s) && is_not_negative(layer.backward_s), "a layer's time is negative");

@@ -16,6 +16,7 @@ enum class EventKind : uint32_t {
   kAckAtDownlink,  // its acknowledgement
   kAckArrived,
   kLossNoticed,    // a segment must be sent again
+  kRetry,          // a connection tries again what its host has dropped
   kPaceReached,    // a connection may send its next segment
   kEgressDrained,  // a host may write again
 };

@@ -8,6 +8,10 @@ namespace {
 // Between a lost segment's turn to arrive and its sender's knowledge, besides a round trip.
 constexpr double kNotice_s = 1e-3;
 constexpr double kLeastProbe_s = 10e-3;  // where nothing follows that could tell
+// A segment that the own host drops stays in its socket, and is tried again at the next acknowledgement; where none is
+// to come, after this, and then again after that.
+constexpr double kFirstRetry_s = 0.2;
+constexpr double kNextRetry_s = 0.5;
 
 }  // namespace
 
@@ -57,7 +61,7 @@ void Network::write(int connection, int frame, double bytes, bool ends_frame) {
     c.last_unsent = number;
     c.under_way += now;
   }
-  send(connection);
+  send(connection, kFirstRetry_s);
 }
 
 bool Network::may_send(int connection) {
@@ -73,11 +77,18 @@ bool Network::may_send(int connection) {
   return false;
 }
 
-void Network::send(int connection) {
+void Network::send(int connection, double retry_s) {
   while (may_send(connection)) {
     Connection& c = of(connection);
     const int number = c.first_unsent;
     Segment& s = segment(number);
+    if (!enter_uplink(number)) {
+      if (c.control != nullptr) c.control->on_loss(events_.now(), c.delivered);
+      if (c.in_flight > 0 || c.waits_to_retry) return;
+      events_.at(events_.now() + retry_s, EventKind::kRetry, connection);
+      c.waits_to_retry = true;
+      return;
+    }
     c.first_unsent = s.next;
     if (c.first_unsent == kNone) c.last_unsent = kNone;
     if (c.control != nullptr)
@@ -87,21 +98,22 @@ void Network::send(int connection) {
     s.sent_at = events_.now();
     s.delivered_then = c.delivered;
     s.delivered_at_then = c.delivered_at;
-    enter_uplink(number);
   }
 }
 
-void Network::enter_uplink(int number) {
-  Segment& s = segment(number);
+// False: there is no room for it.
+bool Network::enter_uplink(int number) {
+  const Segment& s = segment(number);
   Connection& c = of(s.connection);
   const double passed = up(c.from).pass(events_.now(), on_wire(s.bytes));
-  if (passed < 0) return lose(number);
+  if (passed < 0) return false;
   if (transport_.small_queue_bytes <= 0) {  // nobody asks when it has left
     events_.at(passed + transport_.delay_s, EventKind::kAtDownlink, s.connection, number);
-    return;
+    return true;
   }
   c.in_uplink += s.bytes;
   events_.at(passed, EventKind::kLeftUplink, s.connection, number);
+  return true;
 }
 
 void Network::enter_downlink(int number) {
@@ -175,7 +187,7 @@ void Network::on_acknowledgement(int number) {
       c.control->on_ack(
           {now, s.bytes, now - s.sent_at, c.in_flight, c.delivered, s.delivered_then, now - s.delivered_at_then});
   }
-  send(s.connection);
+  send(s.connection, kFirstRetry_s);
   listener_.acknowledged(s.connection);
 }
 
@@ -185,7 +197,7 @@ void Network::handle(const Event& event) {
     case EventKind::kLeftUplink:
       of(event.subject).in_uplink -= segment(number).bytes;
       events_.at(event.time + transport_.delay_s, EventKind::kAtDownlink, event.subject, number);
-      return send(event.subject);
+      return send(event.subject, kFirstRetry_s);
     case EventKind::kAtDownlink:
       return enter_downlink(number);
     case EventKind::kArrived:
@@ -198,10 +210,14 @@ void Network::handle(const Event& event) {
     case EventKind::kLossNoticed:
       if (of(event.subject).control != nullptr)
         of(event.subject).control->on_loss(event.time, of(event.subject).delivered);
-      return enter_uplink(number);
+      if (!enter_uplink(number)) lose(number);
+      return;
+    case EventKind::kRetry:
+      of(event.subject).waits_to_retry = false;
+      return send(event.subject, kNextRetry_s);
     case EventKind::kPaceReached:
       of(event.subject).waits_for_pace = false;
-      return send(event.subject);
+      return send(event.subject, kFirstRetry_s);
     default:
       return;
   }

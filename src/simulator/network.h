@@ -2,8 +2,9 @@
 // the window, the congestion control and the queues on the way let it.
 //
 // A connection is one direction of one between two processes. Its segments pass the sender's uplink, the delay and the
-// receiver's downlink; their acknowledgements the same the other way. A segment for which a link has no room is sent
-// again once its sender has noticed: a round trip later if others follow it, else after a pause.
+// receiver's downlink; their acknowledgements the same the other way. A segment for which the downlink has no room is sent
+// again once its sender has noticed: a round trip later if others follow it, else after a pause. One for which the
+// uplink has none was never sent: as in Linux it stays in its socket.
 // Units: bytes without the headers of packets, seconds. Threads: none.
 #pragma once
 
@@ -77,7 +78,7 @@ class Network {
     std::vector<Early> early;
     std::unique_ptr<CongestionControl> control;
     double next_departure = 0;
-    bool waits_for_pace = false;
+    bool waits_for_pace = false, waits_to_retry = false;
     double delivered = 0, delivered_at = 0;
   };
 
@@ -87,9 +88,9 @@ class Network {
   double on_wire(double bytes) const { return bytes * wire_share_; }
 
   int take_segment();
-  void send(int connection);
+  void send(int connection, double retry_s);
   bool may_send(int connection);
-  void enter_uplink(int number);
+  bool enter_uplink(int number);
   void enter_downlink(int number);
   void lose(int number);
   void arrive(int number);

@@ -72,26 +72,58 @@ TEST_F(NetworkTest, AcknowledgementsQueueBehindWhatGoesTheOtherWay) {
   EXPECT_NEAR(acknowledged_at_[0], 2.01, 1e-12);
 }
 
-TEST_F(NetworkTest, SegmentThatFindsNoRoomIsSentAgainAndFramesStillArriveInOrder) {
-  job_.hosts[0].up.queue_bytes = 250;
+TEST_F(NetworkTest, SegmentThatIsLostIsSentAgainAndFramesStillArriveInOrder) {
+  job_.hosts[1].down = {kRate / 2, 0, 250};
   job_.transport.segment_bytes = 100;
   Network network(job_, events_, *this);
   const int connection = network.connect(0, 1);
-  network.write(connection, 0, 100, true);
-  network.write(connection, 1, 100, true);
-  network.write(connection, 2, 100, true);  // 200 wait: lost
-  network.write(connection, 3, 50, true);   // fits
+  network.down(1).pass(0, 250);             // somebody else's, gone at 0.5
+  network.write(connection, 0, 100, true);  // at 0.1, where 200 wait: lost
+  network.write(connection, 1, 100, true);  // at 0.2, where 150 wait
   run(network);
-  EXPECT_EQ(network.up(0).use().lost, 1u);
-  // Frame 3 has passed both links at 0.35, but must wait. The loss is noticed a round trip (0.2 s of queue) and 1 ms
-  // after it, when the uplink has 0.049 s left to do; then both links take 0.1 s.
-  const Deliveries expected{{0, 0.2}, {1, 0.3}, {2, 0.45}, {3, 0.45}};
+  EXPECT_EQ(network.down(1).use().lost, 1u);
+  // Frame 1 has passed at 0.7, but must wait. The loss is noticed at 0.1, a round trip of that moment (0.1 s of uplink,
+  // 0.4 s of downlink) and 1 ms after it was; the uplink takes 0.1 s, then the downlink, just free, 0.2 s.
+  const double again_s = 0.1 + 0.1 + 0.4 + 0.001 + 0.1 + 0.2;
+  const Deliveries expected{{0, again_s}, {1, again_s}};
   ASSERT_EQ(deliveries_.size(), expected.size());
   for (size_t number = 0; number < expected.size(); ++number) {
     EXPECT_EQ(deliveries_[number].first, expected[number].first);
     EXPECT_NEAR(deliveries_[number].second, expected[number].second, 1e-9);
   }
   EXPECT_DOUBLE_EQ(network.under_way(connection), 0);
+}
+
+TEST_F(NetworkTest, SegmentThatItsOwnHostDropsStaysAndLeavesWithTheNextAcknowledgement) {
+  job_.hosts[0].up.queue_bytes = 250;
+  job_.transport.segment_bytes = 100;
+  Network network(job_, events_, *this);
+  const int connection = network.connect(0, 1);
+  for (int frame = 0; frame < 3; ++frame) network.write(connection, frame, 100, true);
+  network.write(connection, 3, 50, true);  // would fit, but is behind one that does not
+  run(network);
+  EXPECT_EQ(network.up(0).use().lost, 2u) << "tried when it was written, and when frame 3 was";
+  // The acknowledgement of frame 0 comes at 0.2; then the uplink is free.
+  const Deliveries expected{{0, 0.2}, {1, 0.3}, {2, 0.4}, {3, 0.45}};
+  ASSERT_EQ(deliveries_.size(), expected.size());
+  for (size_t number = 0; number < expected.size(); ++number) {
+    EXPECT_EQ(deliveries_[number].first, expected[number].first);
+    EXPECT_NEAR(deliveries_[number].second, expected[number].second, 1e-9);
+  }
+}
+
+TEST_F(NetworkTest, ConnectionWithNothingUnderWayPausesAfterItsOwnHostHasDropped) {
+  job_.hosts[0].up.queue_bytes = 250;
+  Network network(job_, events_, *this);
+  network.up(0).pass(0, 200);  // another's, gone at 0.2
+  network.write(network.connect(0, 1), 0, 100, true);
+  while (deliveries_.empty() && !events_.empty()) {
+    const Event event = events_.pop();
+    if (event.time < 0.3 && network.up(0).waiting_bytes(event.time) < 150) network.up(0).pass(event.time, 200);
+    network.handle(event);
+  }
+  // Tried in vain at 0 and, as others have filled the queue again, at 0.2; then at 0.7.
+  EXPECT_NEAR(deliveries_.at(0).second, 0.7 + 0.2, 1e-9);
 }
 
 TEST_F(NetworkTest, LostSegmentThatNothingFollowsIsProbedFor) {
