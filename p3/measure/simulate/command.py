@@ -46,6 +46,8 @@ def _simulate(options: argparse.Namespace, _settings: Settings, _command: List[s
     except ValueError as error:
         raise ConfigError(f"p3 simulate: {error}") from None
     except OSError as error:
+        if error.filename is None:  # whoever reads what is printed has gone
+            raise
         raise ConfigError(f"p3 simulate: {error.filename}: {error.strerror}") from None
 
 
