@@ -207,6 +207,21 @@ def test_ratio_chooses_the_computation():
     assert models.load("bert").bytes * 8 / 100e6 / made.compute_s == pytest.approx(1.4)
 
 
+def test_links_may_have_rates_of_their_own(capsys):
+    (made,) = configurations("targets", "--models", "bert", "--regimes", "slow", "--rates", "20mbit,40mbit")
+    assert (made.rates_mbit, made.rate_mbit) == ((20, 40), 40)
+    assert made.identity()["rates_mbit"] == [20, 40]
+    assert cli.main(["bench", "targets", "--hosts", "3", "--rates", "20mbit,40mbit"]) == 1
+    assert "has 2 rates; it needs one for each of the --hosts" in capsys.readouterr().err
+
+
+def test_validation_can_leave_out_what_must_not_be_looked_at():
+    every, some = configurations("validation"), configurations("validation", "--without-held-out")
+    assert len(every) >= 30 and set(some) < set(every)
+    assert {one.label.endswith(", held out") for one in set(every) - set(some)} == {True}
+    assert not any("held out" in one.label for one in some)
+
+
 def test_every_experiment_has_configurations():
     for experiment in experiments.EXPERIMENTS:
         made = configurations(experiment.name)
