@@ -548,6 +548,7 @@ def main(folder, where, *names):
         torch.save(content, os.path.join(folder, "%s-%s-%d.pt" % (name, where, run.rank)))
     if mode == "ddp":
         torch.distributed.destroy_process_group()
+        os._exit(0)  # Gloo's threads have been seen to abort a process that ends on a busy machine
 
 
 if __name__ == "__main__":
