@@ -35,8 +35,6 @@ class Stream {
   // Of streams that leave the machine and share its link: while it yields, it keeps few bytes in flight, which leaves
   // the link to what is more urgent; on an idle link those few are enough to use it. Called by the writer.
   virtual bool leaves_machine() const { return false; }
-  // Before the first write: how many streams of this process leave the machine, including this one.
-  virtual void share_link(int) {}
   virtual void yield(bool) {}
   // Between two processes of one machine: rank_of() the most urgent frame that waits there to leave the machine, or 0.
   virtual void tell_waiting(uint64_t) {}

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/epoll.h"
+#include "transport/parts.h"
 
 namespace p3 {
 namespace {
@@ -22,11 +23,17 @@ namespace {
 // Between two looks at what the kernel has measured.
 constexpr uint64_t kBytesPerLook = 1 << 20;
 
-// What lies in front of a slow link: a few full segments, without which TCP cannot keep it busy, and 1 ms more.
-constexpr uint64_t kLeastOfLink = 64 << 10;
+// What lies in front of the link besides what the path holds: on a slow one enough for a sender that wakes up late, on
+// a fast one enough for the kernel to work in full segments.
 constexpr uint64_t kQueuedMicroseconds = 1000;
-constexpr uint64_t kLeastBound = 32 << 10;
+constexpr uint64_t kSpareMicroseconds = 5000;
+constexpr uint64_t kMostSpareBytes = 64 << 10;
+constexpr uint64_t kLeastBound = 8 << 10;
+constexpr uint64_t kFirstBound = 16 << 10;  // until a rate is known
 constexpr uint64_t kYieldingShare = 4;
+// What is handed to the kernel at once, at least; and how many of them make a bound.
+constexpr uint64_t kLeastPiece = 8 << 10;
+constexpr uint64_t kPiecesPerBound = 4;
 
 constexpr uint64_t kFastBytesPerSecond = 250'000'000;  // 2 Gbit/s
 // Between two choices of the congestion control; it takes a while to settle.
@@ -48,21 +55,38 @@ SocketStream::SocketStream(int fd, int notsent_low_water_bytes) : fd_(fd) {
   socklen_t length = sizeof name - 1;
   is_tcp_ = getsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0;
   bbr_is_default_ = paces_ = is_tcp_ && std::strcmp(name, "bbr") == 0;
-  share_link(1);
+  if (is_tcp_) bound_send_buffer(kFirstBound);
 }
 
 SocketStream::~SocketStream() { SocketStream::close(); }
 
+// The kernel asks whether the send buffer is full only before it begins a segment, which it then fills up to 64 KiB
+// however little the buffer may hold. So what is bounded is written in pieces, each the end of its segment; what is
+// shorter may share one.
 IoResult SocketStream::write(const iovec* parts, int count) {
+  const size_t most = piece_bytes();
+  IoResult result;
+  for (bool is_full = false; !is_full;) {
+    Piece piece(parts, count, result.bytes, most);
+    if (piece.count == 0) break;
+    const IoResult sent = send(piece, ends_segments_ && piece.bytes > most / 2);
+    result.bytes += sent.bytes;
+    is_full = sent.bytes < piece.bytes;
+    if (result.bytes == 0) result.error = sent.error;
+  }
+  written_since_look_ += result.bytes;
+  if (is_tcp_ && written_since_look_ >= kBytesPerLook) look_at_path();
+  return result;
+}
+
+IoResult SocketStream::send(Piece& piece, bool ends_segment) {
   msghdr message{};
-  message.msg_iov = const_cast<iovec*>(parts);
-  message.msg_iovlen = static_cast<size_t>(count);
+  message.msg_iov = piece.parts;
+  message.msg_iovlen = static_cast<size_t>(piece.count);
   ssize_t n;
-  do n = sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  do n = sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL | (ends_segment ? MSG_EOR : 0));
   while (n < 0 && errno == EINTR);
   if (n < 0) return {0, errno == EWOULDBLOCK ? EAGAIN : errno, false};
-  written_since_look_ += static_cast<uint64_t>(n);
-  if (is_tcp_ && written_since_look_ >= kBytesPerLook) look_at_path();
   return {static_cast<size_t>(n), 0, false};
 }
 
@@ -79,22 +103,17 @@ void SocketStream::look_at_path() {
   // Not the kernel's delivery rate, which takes what a token bucket lets pass at once for the rate of the path.
   const auto rate = static_cast<uint64_t>(static_cast<double>(written) / seconds);
   peak_rate_ = std::max(rate, peak_rate_ - peak_rate_ / 64);
-  const uint64_t bound = bytes_under_way(peak_rate_, info.tcpi_min_rtt, connections_);
+  const uint64_t bound = bytes_under_way(peak_rate_, info.tcpi_min_rtt);
   if (bound > bound_ || bound < bound_ / 2) bound_send_buffer(bound);
   if (bbr_is_default_ && written_since_choice_ >= kBytesPerChoice) choose_congestion_control(info.tcpi_delivery_rate);
 }
 
-uint64_t SocketStream::bytes_under_way(uint64_t rate, uint32_t min_rtt_us, int connections) {
+uint64_t SocketStream::bytes_under_way(uint64_t rate, uint32_t min_rtt_us) {
   const uint64_t path = rate * (kQueuedMicroseconds + 5 * uint64_t{min_rtt_us} / 2) / 1'000'000;
+  const uint64_t spare = std::min(kMostSpareBytes, rate * kSpareMicroseconds / 1'000'000);
   uint64_t power = kLeastBound;
-  // Not a share of it for each: seldom do all have something to send.
-  while (power <= 2 * kLeastOfLink / static_cast<uint64_t>(connections + 1) + path) power *= 2;
+  while (power <= path + spare) power *= 2;
   return power;
-}
-
-void SocketStream::share_link(int connections) {
-  connections_ = connections;
-  if (is_tcp_) bound_send_buffer(bytes_under_way(0, 0, connections));
 }
 
 void SocketStream::bound_send_buffer(uint64_t bytes) {
@@ -108,13 +127,18 @@ void SocketStream::bound_send_buffer(uint64_t bytes) {
 
 // The kernel takes half of a send buffer for its own records, so it doubles what it is asked for. False: less was had.
 bool SocketStream::set_send_buffer() {
-  const uint64_t bytes = yields_ ? bound_ / kYieldingShare : bound_;
-  const int wanted = static_cast<int>(std::min<uint64_t>(bytes / 2, std::numeric_limits<int>::max() / 2));
+  const int wanted = static_cast<int>(std::min<uint64_t>(bound_now() / 2, std::numeric_limits<int>::max() / 2));
   int got = 0;
   socklen_t length = sizeof got;
   setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof wanted);
   return getsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &got, &length) != 0 || got >= 2 * wanted;
 }
+
+size_t SocketStream::piece_bytes() const {
+  return is_bounded_ ? std::max(kLeastPiece, bound_now() / kPiecesPerBound) : std::numeric_limits<size_t>::max();
+}
+
+uint64_t SocketStream::bound_now() const { return yields_ ? bound_ / kYieldingShare : bound_; }
 
 void SocketStream::yield(bool yields) {
   if (yields == yields_) return;

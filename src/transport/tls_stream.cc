@@ -24,6 +24,8 @@ namespace {
 
 // Encrypted in one turn and then handed to the kernel in one call: few system calls, and short turns at the SSL object.
 constexpr size_t kBatchBytes = 64 << 10;
+// Around the records of a batch, at most.
+constexpr size_t kOverheadBytes = 512;
 constexpr char kIdentity[] = "p3";
 // Both have the hash that an external PSK is bound to, SHA-256.
 constexpr char kCiphers[] = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
@@ -148,6 +150,7 @@ TlsStream::Wait TlsStream::handshake() {
   if (SSL_session_reused(ssl_.get()) != 1) throw Error(ErrorKind::kProtocol, "TLS: the other end did not use the key");
 #ifdef BIO_get_ktls_send
   writes_in_kernel_ = BIO_get_ktls_send(SSL_get_wbio(ssl_.get()));
+  if (writes_in_kernel_) end_no_segments();
 #endif
   // From here on records are sent by us: without SIGPIPE, and several in one call.
   if (!writes_in_kernel_) SSL_set0_wbio(ssl_.get(), BIO_new(BIO_s_mem()));
@@ -176,13 +179,15 @@ IoResult TlsStream::write(const iovec* parts, int count) {
   }
 }
 
-// Encrypts the next batch, behind the first `skip` bytes.
+// Encrypts the next batch, behind the first `skip` bytes: no more than goes to the kernel at once, for what is encrypted
+// cannot be overtaken either.
 void TlsStream::seal(const iovec* parts, int count, size_t skip) {
   MutexLock lock(mutex_);
-  for (int i = 0; i < count && sealed_bytes_ < kBatchBytes; ++i) {
+  const size_t batch = std::min(kBatchBytes, piece_bytes() - kOverheadBytes);
+  for (int i = 0; i < count && sealed_bytes_ < batch; ++i) {
     const size_t skipped = std::min(skip, parts[i].iov_len);
     skip -= skipped;
-    const size_t size = std::min(parts[i].iov_len - skipped, kBatchBytes - sealed_bytes_);
+    const size_t size = std::min(parts[i].iov_len - skipped, batch - sealed_bytes_);
     if (size == 0) continue;
     if (bytes_with_key_ >= bytes_per_key_) {
       bytes_with_key_ = 0;

@@ -42,9 +42,6 @@ int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int pe
 
 void Transport::start() {
   const auto now = Clock::now();
-  const auto connections = std::count_if(
-      vans_.begin(), vans_.end(), [](const auto& van) { return van->stream().leaves_machine() && !van->is_watch(); });
-  sharing_link_ = std::max(1, static_cast<int>(connections));
   for (auto& van : vans_) {
     van->last_read = van->last_write = now;
     serve(*van);
@@ -61,7 +58,6 @@ void Transport::start() {
 }
 
 void Transport::serve(Van& van) {
-  van.stream().share_link(sharing_link_);
   add_to_epoll(send_epoll_, van.stream().write_fd(), van.stream().write_event() | EPOLLET, &van);
   add_to_epoll(receive_epoll_, van.stream().read_fd(), EPOLLIN | EPOLLRDHUP, &van);
 }

@@ -182,7 +182,6 @@ class Transport {
   std::optional<std::pair<Error, Clock::time_point>> loss_;  // receiver: of a peer, and when to fail of it
   bool work_asked_ = false;                                  // receiver: by itself
   int paused_vans_ = 0;                                      // receiver
-  int sharing_link_ = 1;                                     // vans that leave the machine
   std::thread sender_, receiver_;
 };
 

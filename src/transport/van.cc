@@ -6,16 +6,9 @@
 #include <cerrno>
 #include <utility>
 
+#include "transport/parts.h"
+
 namespace p3 {
-namespace {
-
-// What is left of `size` bytes at `base` after `done` of them.
-iovec rest_of(const void* base, size_t size, size_t done) {
-  return {static_cast<char*>(const_cast<void*>(base)) + done, size - done};
-}
-
-}  // namespace
-
 Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, const NodeOptions& options,
          bool bounded)
     : number(van_number),

@@ -3,8 +3,10 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 
@@ -283,11 +285,9 @@ TEST(SocketStream, PacesSlowLinksOnlyAndKeepsItsChoiceInBetween) {
 TEST(SocketStream, MoreMayBeUnderWayThanThePathHolds) {
   for (uint64_t rate : {0ull, 1'000'000ull, 25'000'000ull, 100'000'000ull, 1'250'000'000ull}) {
     for (uint32_t min_rtt_us : {0u, 50u, 1000u, 100'000u}) {
-      for (int connections : {1, 3, 100}) {
-        const uint64_t bytes = SocketStream::bytes_under_way(rate, min_rtt_us, connections);
-        EXPECT_GE(bytes, 2 * rate * min_rtt_us / 1'000'000) << rate << " bytes/s, " << min_rtt_us << " us";
-        EXPECT_EQ(bytes & (bytes - 1), 0u);
-      }
+      const uint64_t bytes = SocketStream::bytes_under_way(rate, min_rtt_us);
+      EXPECT_GE(bytes, 2 * rate * min_rtt_us / 1'000'000) << rate << " bytes/s, " << min_rtt_us << " us";
+      EXPECT_EQ(bytes & (bytes - 1), 0u);
     }
   }
 }
@@ -295,16 +295,17 @@ TEST(SocketStream, MoreMayBeUnderWayThanThePathHolds) {
 // All connections that share a link must agree, though none of them measures exactly its rate.
 TEST(SocketStream, OneLinkIsOneBoundForAllThatShareIt) {
   constexpr uint64_t kMbit = 1000 * 1000 / 8;
-  for (uint64_t share : {25, 50, 100}) {
-    EXPECT_EQ(SocketStream::bytes_under_way(200 * share / 100 * kMbit, 50, 1), 128u << 10);
-    EXPECT_LE(SocketStream::bytes_under_way(1000 * share / 100 * kMbit, 50, 1), 256u << 10);
+  for (uint64_t share : {50, 75, 100}) {
+    EXPECT_EQ(SocketStream::bytes_under_way(200 * share / 100 * kMbit, 50), 128u << 10);
+    EXPECT_LE(SocketStream::bytes_under_way(1000 * share / 100 * kMbit, 50), 256u << 10);
   }
 }
 
-TEST(SocketStream, ConnectionsShareWhatALinkNeeds) {
-  EXPECT_EQ(SocketStream::bytes_under_way(0, 0, 1), 128u << 10);
-  EXPECT_EQ(SocketStream::bytes_under_way(25 * 1000 * 1000 / 2, 50, 3), 64u << 10);
-  EXPECT_EQ(SocketStream::bytes_under_way(0, 0, 30), 32u << 10);
+// 14 connections, of a worker and a server with seven others each.
+TEST(SocketStream, ManyConnectionsHaveLittleUnderWayEach) {
+  constexpr uint64_t kMbit = 1000 * 1000 / 8;
+  EXPECT_EQ(SocketStream::bytes_under_way(40 * kMbit / 14, 50), 8u << 10);
+  EXPECT_EQ(SocketStream::bytes_under_way(200 * kMbit / 14, 50), 16u << 10);
 }
 
 TEST(SocketStream, BoundsWhatIsUnderWayFromTheStartAndOnlyOnTcp) {
@@ -314,12 +315,30 @@ TEST(SocketStream, BoundsWhatIsUnderWayFromTheStartAndOnlyOnTcp) {
     EXPECT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
     return bytes;
   };
-  EXPECT_EQ(send_buffer(socket_pair(tcp_pair())), 128 << 10);
+  EXPECT_EQ(send_buffer(socket_pair(tcp_pair())), 16 << 10);
   const auto ends = unix_pair();
   int before = 0;
   socklen_t length = sizeof before;
   ASSERT_EQ(getsockopt(ends.first, SOL_SOCKET, SO_SNDBUF, &before, &length), 0);
   EXPECT_EQ(send_buffer(socket_pair(ends)), before);
+}
+
+// The kernel by itself would fill a segment of 64 KiB, whatever the bound: on many connections, many of them.
+TEST(SocketStream, ExceedsItsBoundByLessThanAPiece) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  constexpr int kBound = 16 << 10, kPiece = 8 << 10;
+  const std::vector<char> zeros(4 << 20);  // nobody reads them
+  const iovec part{const_cast<char*>(zeros.data()), zeros.size()};
+  pollfd writable{pair.first->write_fd(), POLLOUT, 0};
+  size_t written = 0;
+  while (poll(&writable, 1, 100) > 0) {  // until the kernels of both ends are full
+    written += pair.first->write(&part, 1).bytes;
+    int under_way = 0;
+    ASSERT_EQ(ioctl(pair.first->write_fd(), SIOCOUTQ, &under_way), 0);
+    ASSERT_LE(under_way, kBound + kPiece);
+    ASSERT_LT(written, 64 * zeros.size()) << "it is not bounded";
+  }
+  EXPECT_GT(written, 0u);
 }
 
 TEST(SocketStream, HasLittleUnderWayWhileItYields) {
@@ -340,7 +359,7 @@ TEST(SocketStream, HasLittleUnderWayWhileItYields) {
   take_all();
   pair.first->yield(false);
   ASSERT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &not_yielding, &length), 0);
-  EXPECT_EQ(not_yielding, 4 * yielding);
+  EXPECT_GT(not_yielding, 3 * yielding);  // a quarter, or the least that the kernel allows
 }
 
 TEST(Ring, EachSideKnowsWhatWaitsAtTheOther) {
