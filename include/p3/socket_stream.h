@@ -38,6 +38,8 @@ class SocketStream : public Stream {
   // Always more than the path itself holds, so if this bound keeps the rate low, it grows. Powers of two, so that
   // connections that share a link agree on one although their measurements differ.
   static uint64_t bytes_under_way(uint64_t rate, uint32_t min_rtt_us);
+  // What is handed to the kernel at once, at most, where so many bytes may be in flight.
+  static uint64_t piece_of(uint64_t bound);
 
   // Whether to use BBR, where it is the system's default, at a delivery rate in bytes per second. BBR sends each
   // segment by a timer of its own. On a slow link that keeps the queues short at no cost; at several Gbit/s the timers

@@ -55,12 +55,12 @@ void check(const Job& job) {
   }
   require(job.warmup >= 0 && job.warmup < job.iterations(), "no iteration is left after the warm-up");
   const Transport& transport = job.transport;
-  require(is_positive(transport.segment_bytes) && is_positive(transport.packet_payload_bytes) &&
-              is_positive(job.sender.write_bytes),
-          "segments, packets and writes have bytes");
+  require(is_positive(transport.segment_bytes) && is_positive(transport.packet_payload_bytes),
+          "segments and packets have bytes");
   require(is_not_negative(transport.packet_header_bytes) && is_not_negative(transport.delay_s) &&
               is_not_negative(transport.ack_bytes) && is_not_negative(transport.small_queue_bytes) &&
-              is_not_negative(job.sender.window_bytes) && is_not_negative(job.sender.egress_bytes),
+              is_not_negative(job.sender.window_bytes) && is_not_negative(job.sender.write_bytes) &&
+              is_not_negative(job.sender.egress_bytes),
           "bytes and delays cannot be negative");
   for (const Host& host : job.hosts)
     for (const LinkSpec& link : {host.up, host.down})

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "p3/socket_stream.h"
+
 namespace p3::simulator {
 namespace {
 
@@ -108,12 +110,17 @@ void Dispatcher::write(int connection) {
       queue.is_full = true;
       return;
     }
-    const double most = rules_.egress_bytes > 0 ? segment_bytes_ : rules_.write_bytes;
+    const double most = rules_.egress_bytes > 0 ? segment_bytes_ : piece_of(queue);
     const double bytes = std::min(most, frame.left);
     frame.left -= bytes;
     network_.write(connection, queue.current, bytes, frame.left <= 0);
   } while (frame.left > 0 && rules_.egress_bytes <= 0);
   if (frame.left <= 0) queue.current = -1;
+}
+
+double Dispatcher::piece_of(const Queue& queue) const {
+  if (rules_.write_bytes > 0) return rules_.write_bytes;
+  return static_cast<double>(SocketStream::piece_of(static_cast<uint64_t>(queue.bound)));
 }
 
 void Dispatcher::acknowledged(int connection) {

@@ -71,6 +71,7 @@ class Dispatcher {
   Host& host(int number) { return hosts_[static_cast<size_t>(number)]; }
   bool has_work(const Queue& queue) const { return queue.current >= 0 || !queue.frames.empty(); }
   uint64_t urgency(const Queue& queue);
+  double piece_of(const Queue& queue) const;
   void place(int connection);
   int choose(Host& host);
   void write(int connection);

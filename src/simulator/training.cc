@@ -75,13 +75,13 @@ void Training::connect() {
   }
 }
 
-// What SocketStream allows on a path that it has once had to itself.
+// What SocketStream allows a connection that has had its share of the host's link.
 double Training::window_of(int from_host, int to_host, int connections) const {
   if (job_.sender.window_bytes > 0) return job_.sender.window_bytes;
   const Host &from = job_.hosts[static_cast<size_t>(from_host)], &to = job_.hosts[static_cast<size_t>(to_host)];
-  const double rate = std::min(from.up.bytes_per_s, to.down.bytes_per_s);
+  const double rate = std::min(from.up.bytes_per_s, to.down.bytes_per_s) / connections;
   const auto round_trip_us = static_cast<uint32_t>(std::lround(2e6 * job_.transport.delay_s));
-  return static_cast<double>(SocketStream::bytes_under_way(static_cast<uint64_t>(rate), round_trip_us, connections));
+  return static_cast<double>(SocketStream::bytes_under_way(static_cast<uint64_t>(rate), round_trip_us));
 }
 
 Result Training::run() {

@@ -135,8 +135,10 @@ bool SocketStream::set_send_buffer() {
 }
 
 size_t SocketStream::piece_bytes() const {
-  return is_bounded_ ? std::max(kLeastPiece, bound_now() / kPiecesPerBound) : std::numeric_limits<size_t>::max();
+  return is_bounded_ ? piece_of(bound_now()) : std::numeric_limits<size_t>::max();
 }
+
+uint64_t SocketStream::piece_of(uint64_t bound) { return std::max(kLeastPiece, bound / kPiecesPerBound); }
 
 uint64_t SocketStream::bound_now() const { return yields_ ? bound_ / kYieldingShare : bound_; }
 

@@ -30,6 +30,7 @@ class Sender:
 
     priorities: bool = True
     window_kib: float = 0.0  # that a connection may have under way; 0: as P3 chooses
+    write_kib: float = 0.0  # that one write adds at most to a socket that has room; 0: as P3 chooses
     yields: bool = True  # to a quarter of the window while something more urgent waits on the host
     egress_kib: float = 0.0  # rule 1: write only while less waits in the host's uplink queue; 0: no limit
     pushes_first: bool = False  # rule 2
@@ -40,6 +41,7 @@ class Sender:
 # By name: what P3 has done, and what it might do.
 SENDERS: Dict[str, Sender] = {
     "windows": Sender(),
+    "whole_segments": Sender(window_kib=32.0, write_kib=64.0),  # P3 before its windows were kept to
     "short_egress": Sender(yields=False, egress_kib=16.0, pushes_first=True, least_under_way=True, inherits=True),
 }
 
@@ -143,7 +145,7 @@ def job(setting: Setting) -> dict:
         "sender": {
             "priorities": sender.priorities,
             "window_bytes": sender.window_kib * 1024,
-            "write_bytes": _WRITE_BYTES,
+            "write_bytes": sender.write_kib * 1024,
             "yields": sender.yields,
             "egress_bytes": sender.egress_kib * 1024,
             "pushes_first": sender.pushes_first,
@@ -151,10 +153,6 @@ def job(setting: Setting) -> dict:
             "inherits": sender.inherits,
         },
     }
-
-
-# What the kernel makes one segment of, and so takes at once when a socket has any room.
-_WRITE_BYTES = 64 << 10
 
 
 def _link(network: Network, rate_mbit: float) -> Tuple[float, float, float]:
