@@ -126,7 +126,7 @@ def test_links_and_named_files_exist(page):
         found = (page.parent / target) if target else page
         assert found.exists(), link
         headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.M) if anchor else []
-        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], link
+        assert not anchor or anchor in [_anchor(heading) for heading in headings], link
     for path in re.findall(r"`((?:p3|src|include|docs|tests|examples|tools)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
 
@@ -192,3 +192,8 @@ def test_control_messages_are_those_of_the_code():
     assert bytes.fromhex(dump)[4:].decode() == text
     for kind in messages.FIELDS:
         assert "`%s`" % kind in PROTOCOL, kind
+
+
+def _anchor(heading):
+    """As GitHub makes it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
