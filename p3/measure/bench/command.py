@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from typing import Callable, List, Sequence
+from typing import List
 
-from p3.measure.bench import experiments
 from p3.errors import ConfigError
+from p3.measure.arguments import list_of, names_among, number
+from p3.measure.bench import experiments
 from p3.measure.lab.command import delay, rates, told
 from p3.measure.replay import models
 from p3.settings import Settings
@@ -73,7 +74,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if is_emulated:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(models.NAMES))
         add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
-            type=_number(0, 2), metavar="SIGMA", default=0.0)
+            type=number(0, 2), metavar="SIGMA", default=0.0)
         add("--optimizer", "on the weights; none: the stores only sum (default none)", choices=("none", "sgd"),
             default="none")
     else:
@@ -81,10 +82,10 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if is_learn:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
         add("--loss", "seconds to which are told (default %s)"
-            % ", ".join("%s %g" % one for one in experiments.GOALS.items()), type=_number(1e-9, 1e9), metavar="L")
+            % ", ".join("%s %g" % one for one in experiments.GOALS.items()), type=number(1e-9, 1e9), metavar="L")
     if is_emulated and is_open and experiment.name != "ratio":
         add("--compute", "emulated, of an iteration (default%s)" % _told(defaults["compute"]),
-            type=_number(0, 1e4), metavar="S")
+            type=number(0, 1e4), metavar="S")
     if not is_open:
         add("--without-held-out", "for those who tune the simulator: only what may be looked at", action="store_true")
     if experiment.name == "targets":
@@ -92,20 +93,20 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             type=names_among(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES))
     if experiment.name == "slices":
         add("--slices", "of a slice, at most (default %(default)s)",
-            type=_list(int, 1, 1 << 28), default=experiments.SLICES, metavar="ELEMENTS[,...]")
+            type=list_of(number(1, 1 << 28, int)), default=experiments.SLICES, metavar="ELEMENTS[,...]")
     elif is_open:
         add("--slice-elements", "of a slice of P3's, at most (default %(default)s)",
-            type=_number(1, 1 << 28, int), metavar="N")
+            type=number(1, 1 << 28, int), metavar="N")
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
-            type=_list(float, 0.01, 100), default=experiments.RATIOS, metavar="R[,...]")
+            type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
     known = names_among(experiments.OF_TORCH if is_learn else experiments.ALL + experiments.OF_TORCH)
     add("--stores", "which, comma-separated (default %(default)s)", type=known)
     megabytes = 80 * defaults["shrink"] if is_emulated else 10 if is_learn else 13
     if is_open:
-        add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=_number(1e-6, 1e3))
+        add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=number(1e-6, 1e3))
     add("--hosts", "each with one worker and one server (default %(default)s)",
-        type=_list(int, 1, 200), metavar="N" + _more(experiment, "hosts"))
+        type=list_of(number(1, 200, int)), metavar="N" + _more(experiment, "hosts"))
     told_rate = ": at which communication takes as long as computation" if is_learn else _told(defaults["rate"])
     if is_open:
         add("--rate", "of each host's link, each way, as 800mbit (default%s)" % told_rate,
@@ -114,13 +115,13 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are "
             "(default: measured)", metavar="FILE")
     add("--delay", "one way between hosts, as 0.1ms (default: none)", type=delay, metavar="D")
-    add("--iterations", "of a run, that count (default %(default)s)", type=_number(1, 10000, int), metavar="N")
+    add("--iterations", "of a run, that count (default %(default)s)", type=number(1, 10000, int), metavar="N")
     # The first iteration waits for nothing, and would be shorter than the bound.
     add("--warmup", "iterations before them, at least 1 (default %(default)s)",
-        type=_number(1, 10000, int), metavar="N")
+        type=number(1, 10000, int), metavar="N")
     add("--repeats", "runs of each store in each configuration (default %(default)s)",
-        type=_number(1, 10000, int), metavar="N")
-    add("--timeout", "of a run (default: long enough for slow machines)", type=_number(1, 1e6), metavar="S")
+        type=number(1, 10000, int), metavar="N")
+    add("--timeout", "of a run (default: long enough for slow machines)", type=number(1, 1e6), metavar="S")
     add("--out", "JSON lines are appended there", metavar="FILE")
     # With a hostfile, a rate that is not given is measured; so that is known only later.
     parser.set_defaults(**dict(defaults, rate=None, rates=None, hostfile=None, size=None,
@@ -165,34 +166,3 @@ def _check_rates(options: argparse.Namespace) -> None:
 def fill_in_rate(options: argparse.Namespace) -> None:
     if options.rate is None and options.default_rate is not None and options.hostfile is None:
         options.rate = rates(options.default_rate)
-
-
-def names_among(known: Sequence[str]) -> Callable[[str], List[str]]:
-    def parse(text: str) -> List[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        if len(set(names)) < len(names):
-            raise argparse.ArgumentTypeError(f"{text!r} names one twice")
-        return names
-
-    return parse
-
-
-def _number(low: float, high: float, kind: Callable = float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = float("nan")
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
-        return value
-
-    return parse
-
-
-def _list(kind: Callable, low: float, high: float) -> Callable[[str], List]:
-    one = _number(low, high, kind)
-    return lambda text: [one(part) for part in text.split(",")]

@@ -16,7 +16,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import List
 
-from p3.measure.bench.command import names_among
+from p3.measure.arguments import names_among
 from p3.measure.chaos import matrix
 from p3.errors import ConfigError
 from p3.settings import Settings

@@ -9,6 +9,7 @@ import re
 from typing import Callable, Dict, Iterator, List, Tuple
 
 from p3.errors import ConfigError
+from p3.measure.arguments import list_of, names_among, number
 from p3.measure.lab.command import delay, rates
 from p3.measure.replay import models
 from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS
@@ -27,38 +28,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     def add(option: str, help: str, **how) -> None:
         parser.add_argument(option, help=help, **how)
 
-    add("--models", "which, comma-separated (default %(default)s)", type=_among(models.NAMES), default="vgg19")
-    add("--size", "fraction of a model's parameters (default: the lab's, some 80 MB)", type=_number(1e-6, 1e3))
-    add("--compute", "of an iteration (default %(default)s)", type=_list(_number(0, 1e6)), default="4", metavar="S[,S]")
+    add("--models", "which, comma-separated (default %(default)s)", type=names_among(models.NAMES), default="vgg19")
+    add("--size", "fraction of a model's parameters (default: the lab's, some 80 MB)", type=number(1e-6, 1e3))
+    add("--compute", "of an iteration (default %(default)s)", type=list_of(number(0, 1e6)), default="4",
+        metavar="S[,S]")
     add("--hosts", "list, as 2,4,8, or range, as 2-8, or doubling, as 2-1024x2 (default %(default)s)",
         type=_hosts, default="2", metavar="N[,N]")
     add("--rate", "of each link, each way, as 200mbit; one for each host: 40mbit:20mbit, the last one for all others "
         "(default %(default)s)", type=_link_rates, default="200mbit", metavar="R[,R]")
     add("--down", "of the downlinks alone, in the same form (default: as --rate)", type=_link_rates, metavar="R")
-    add("--delay", "one way between hosts, as 0.1ms (default: 0.05 ms, an idle lab's)", type=_list(delay),
+    add("--delay", "one way between hosts, as 0.1ms (default: 0.05 ms, an idle lab's)", type=list_of(delay),
         default="0.05ms", metavar="D[,D]")
-    add("--congestion", "control: none, cubic or bbr (default %(default)s)", type=_among(CONGESTION), default="cubic")
-    add("--scheme", "p3, or ddp for DistributedDataParallel's ring (default %(default)s)", type=_among(SCHEMES),
+    add("--congestion", "control: none, cubic or bbr (default %(default)s)", type=names_among(CONGESTION),
+        default="cubic")
+    add("--scheme", "p3, or ddp for DistributedDataParallel's ring (default %(default)s)", type=names_among(SCHEMES),
         default="p3")
     add("--sender", "what decides which bytes leave next: " + ", ".join(SENDERS) + " (default %(default)s)",
-        type=_among(tuple(SENDERS)), default="windows")
+        type=names_among(tuple(SENDERS)), default="windows")
     add("--set", "of sender: %s; of the network: %s" % (", ".join(_SENDER_FIELDS), ", ".join(_NETWORK_FIELDS)),
         type=_assignment, action="append", default=[], metavar="NAME=VALUE")
-    add("--slice-elements", "of a slice, at most (default %(default)s)", type=_list(_number(1, 1 << 28, int)),
+    add("--slice-elements", "of a slice, at most (default %(default)s)", type=list_of(number(1, 1 << 28, int)),
         default=str(DEFAULT_SLICE_ELEMENTS), metavar="N[,N]")
-    add("--servers", "on the hosts in turn (default: one on each)", type=_number(1, MOST_HOSTS, int), metavar="N")
-    add("--workers-per-host", "(default 1)", type=_number(1, 64, int), default=1, metavar="N")
+    add("--servers", "on the hosts in turn (default: one on each)", type=number(1, MOST_HOSTS, int), metavar="N")
+    add("--workers-per-host", "(default 1)", type=number(1, 64, int), default=1, metavar="N")
     add("--no-local-aggregation", "each worker of a host pushes for itself", action="store_true")
-    add("--sparse", "a layer of which a step touches this share of the rows", type=_pair(str, _number(0, 1)),
+    add("--sparse", "a layer of which a step touches this share of the rows", type=_pair(str, number(0, 1)),
         action="append", default=[], metavar="LAYER=ALPHA")
     add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default 0)",
-        type=_number(0, 2), default=0.0, metavar="SIGMA")
+        type=number(0, 2), default=0.0, metavar="SIGMA")
     add("--seed", "of the jitter (default 1)", type=int, default=1)
     add("--straggler", "a worker that computes so many times as long", action="append", default=[],
-        type=_pair(_number(0, 1e6, int), _number(0, 1e3)), metavar="WORKER=FACTOR")
-    add("--bucket-mb", "of DDP (default 25)", type=_number(1e-3, 1e6), default=25.0, metavar="MB")
-    add("--iterations", "that count (default %(default)s)", type=_number(1, 10000, int), default=5, metavar="N")
-    add("--warmup", "iterations before them (default %(default)s)", type=_number(1, 10000, int), default=2, metavar="N")
+        type=_pair(number(0, 1e6, int), number(0, 1e3)), metavar="WORKER=FACTOR")
+    add("--bucket-mb", "of DDP (default 25)", type=number(1e-3, 1e6), default=25.0, metavar="MB")
+    add("--iterations", "that count (default %(default)s)", type=number(1, 10000, int), default=5, metavar="N")
+    add("--warmup", "iterations before them (default %(default)s)", type=number(1, 10000, int), default=2, metavar="N")
 
 
 def settings(options: argparse.Namespace) -> Iterator[Setting]:
@@ -115,32 +118,6 @@ def _of_hosts(rate: Tuple[float, ...], hosts: int) -> Tuple[float, ...]:
 # Parsers of single options. What they raise names the text.
 
 
-def _number(low: float, high: float, kind: Callable = float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = float("nan")
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
-        return value
-
-    return parse
-
-
-def _list(one: Callable) -> Callable[[str], List]:
-    return lambda text: [one(part) for part in text.split(",")]
-
-
-def _among(known: Tuple[str, ...]) -> Callable[[str], List[str]]:
-    def one(name: str) -> str:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return name
-
-    return _list(one)
-
-
 def _hosts(text: str) -> List[int]:
     found: List[int] = []
     for part in text.split(","):
@@ -180,4 +157,4 @@ def _assignment(text: str) -> Tuple[str, object]:
         if value not in ("yes", "no"):
             raise argparse.ArgumentTypeError(f"{text!r}: {name} is yes or no")
         return name, value == "yes"
-    return name, _number(0, 1e9)(value)
+    return name, number(0, 1e9)(value)

@@ -1,0 +1,41 @@
+"""Parsers of command line options, as argparse's `type`. What they raise names the text."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Callable, List, Sequence
+
+
+def number(low: float, high: float, kind: Callable = float) -> Callable[[str], float]:
+    """From `low` to `high`, both included."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def list_of(one: Callable) -> Callable[[str], List]:
+    """Of what `one` parses, separated by commas."""
+    return lambda text: [one(part) for part in text.split(",")]
+
+
+def names_among(known: Sequence[str]) -> Callable[[str], List[str]]:
+    """A list, each at most once."""
+
+    def parse(text: str) -> List[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        if len(set(names)) < len(names):
+            raise argparse.ArgumentTypeError(f"{text!r} names one twice")
+        return names
+
+    return parse
