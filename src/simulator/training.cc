@@ -49,7 +49,7 @@ void Training::connect() {
   to_machine_.assign(pairs, -1);
   std::set<int> used;
   for (const Slice& one : job_.slices) used.insert(one.server);
-  const auto count = [this](auto&& is_elsewhere, const auto& all) {
+  const auto count = [](auto&& is_elsewhere, const auto& all) {
     return static_cast<int>(std::count_if(all.begin(), all.end(), is_elsewhere));
   };
   std::vector<int> servers_elsewhere, machines_elsewhere;  // of each host
