@@ -74,7 +74,7 @@ class Parameter:
         self._require_same_layout()
         self._version, self._address = -1, None
         if value is None and self._session.rank == 0:
-            value = in_memory_order(self.tensor.detach().clone(memory_format=torch.preserve_format))
+            value = in_memory_order(self.tensor.detach().to("cpu", copy=True))
         self._operation = self._init(value)
         self._landed = self._take_value
 
@@ -112,10 +112,12 @@ class Parameter:
         self.is_new = True
         self._landed = self._take_round
 
+    def _as_landing(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Dense, and in the order of memory of the landing."""
+        return like(self.landing, gradient if gradient.layout == torch.strided else gradient.to_dense())
+
     def _push(self, gradient, more):
-        if gradient.layout != torch.strided:
-            gradient = gradient.to_dense()
-        source = in_memory_order(like(self.landing, gradient))
+        source = in_memory_order(self._as_landing(gradient))
         return self._session.pushpull(self.key, source, self._array, self.priority, *self._sent, more=more)
 
     def skip(self) -> None:
@@ -141,9 +143,9 @@ class Parameter:
                 "under way already: %r became %r. Change them before backward(), or pass synchronous=True"
                 % (self.name, self._sent[:2], self._scalars()[:2])
             )
-        # A scheduler may change the group before the update, and a tensor in it in place.
-        copied = {name: value.clone() for name, value in self.group.items() if isinstance(value, torch.Tensor)}
-        self._group_then = {**self.group, **copied}
+        if self._update_here is not None:  # a scheduler may change the group before that, and a tensor in it in place
+            copied = {name: value.clone() for name, value in self.group.items() if isinstance(value, torch.Tensor)}
+            self._group_then = {**self.group, **copied}
         self.release_gradient("step(). To clip it, pass max_grad_norm; for other changes pass synchronous=True and "
                               "call optimizer.synchronize() before them")  # fmt: skip
 

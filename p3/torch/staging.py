@@ -23,7 +23,7 @@ from typing import Any, Optional, Type
 
 import torch
 
-from p3.torch.arrays import as_numpy, flat, in_memory_order, like
+from p3.torch.arrays import as_numpy, flat
 from p3.torch.parameter import Parameter, RowParameter
 from p3.worker.key import Key
 from p3.worker.pieces import pieces
@@ -149,18 +149,14 @@ class StagedParameter(Parameter):
         return as_numpy(self._host)
 
     def init(self, value: Optional[Any] = None) -> None:
-        if value is None and self._session.rank == 0:
-            value = in_memory_order(self.tensor.detach().to("cpu", copy=True))
         self._came.synchronize()
         self._staging.let_finish()
         super().init(value)
 
     def _push(self, gradient, _more):
-        if gradient.layout != torch.strided:
-            gradient = gradient.to_dense()
         array = self._array
         operation = self._session.pushpull(self.key, array, array, self.priority, *self._sent, gated=True)
-        self._send(flat(like(self.tensor, gradient)))
+        self._send(flat(self._as_landing(gradient)))
         return operation
 
     def _skip(self):
