@@ -34,7 +34,8 @@ struct Awaited {
   uint64_t round = 0;  // but for kFirstValue
 };
 
-// " while waiting for round 3 of key 'w'", " while the gradient of ... was still being copied", " while others push round 3 of key 'w'"; empty if nothing is.
+// " while waiting for round 3 of key 'w'", " while the gradient of round 3 of key 'w' was still being copied on this
+// worker", " while others push round 3 of key 'w'"; empty if nothing is.
 std::string clause(const std::optional<Awaited>& awaited);
 
 // A connection has ended. `error`: errno, or 0; `last_round`: that the node has completed, 0: none.
