@@ -22,10 +22,9 @@ from typing import Optional, Sequence
 import torch
 
 import p3
-from p3.measure.bench.lessons import LESSONS, data_digest
+from p3.measure.bench.jobs import ALONE
+from p3.measure.bench.lessons import LESSONS, bytes_of, data_digest
 from p3.measure.replay import torch_replay
-
-ALONE = "alone"
 
 
 def run(options, out) -> bool:
@@ -37,14 +36,14 @@ def run(options, out) -> bool:
     torch.manual_seed(1)  # the same first weights on every worker
     net = lesson.make_net(options.size)
     optimizer = lesson.make_optimizer(net)
-    if options.store == ALONE:
+    if options.store == ALONE.kvstore:
         rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     else:
         rank, workers, net = torch_replay.distribute(options.store, net, optimizer)
         torch_replay.wait_for_all(options.store)
     write(
         kind="header", computation="real", store=options.store, rank=rank, workers=workers, model=options.model,
-        bytes=sum(4 * tensor.numel() for tensor in net.parameters()), data=data_digest(data),
+        bytes=bytes_of(net), data=data_digest(data),
         versions={"p3": p3.__version__, "torch": torch.__version__},
     )  # fmt: skip
     losses, start = [], time.monotonic()
@@ -65,7 +64,7 @@ def run(options, out) -> bool:
     digest = hashlib.sha256(b"".join(weights)).hexdigest()
     few = max(1, len(losses) // 10)
     first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
-    right = last < first or options.store == ALONE  # so few steps may not have learnt
+    right = last < first or options.store == ALONE.kvstore  # so few steps may not have learnt
     write(kind="result", computation="real", result="right" if right else "wrong", digest=digest)
     print(f"{options.store}: the loss went from {first:.3f} to {last:.3f}", file=sys.stderr)
     if torch.distributed.is_initialized():

@@ -40,7 +40,11 @@ class Lesson(NamedTuple):
 
 
 def model_bytes(name: str, size: float) -> int:
-    return sum(4 * weights.numel() for weights in LESSONS[name].make_net(size).parameters())
+    return bytes_of(LESSONS[name].make_net(size))
+
+
+def bytes_of(net: nn.Module) -> int:
+    return sum(4 * weights.numel() for weights in net.parameters())
 
 
 def data_digest(data: Data) -> str:

@@ -11,19 +11,13 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def session_cpu_s(sessions: Iterable[int]) -> float:
     """User and system time of every process of these sessions, with what their ended children used."""
-    ticks = 0
-    for fields in _stat_of(set(sessions)):
-        ticks += sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
-    return ticks / TICKS_PER_S
+    return sum(map(_cpu_s, _stat_of(set(sessions))))
 
 
 def process_cpu_s(pid: int) -> Optional[float]:
     """User and system time of one process, with what its ended children used; None once it has been waited for."""
-    try:
-        text = Path("/proc", str(pid), "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return sum(map(int, text.rpartition(")")[2].split()[11:15])) / TICKS_PER_S
+    fields = _stat(str(pid))
+    return None if fields is None else _cpu_s(fields)
 
 
 def session_peak_rss(session: int) -> int:
@@ -54,17 +48,25 @@ def machine_busy_s() -> float:
 
 
 def _stat_of(sessions: Set[int]) -> Iterator[List[str]]:
-    """Fields of /proc/PID/stat after the name (so that index 0 is the state), then the process id once more."""
+    """_stat() of each of their processes."""
     for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            text = Path("/proc", entry, "stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-        fields = text.rpartition(")")[2].split()
-        if int(fields[3]) in sessions:
-            yield [*fields, entry]
+        fields = _stat(entry) if entry.isdigit() else None
+        if fields is not None and int(fields[3]) in sessions:
+            yield fields
+
+
+def _stat(pid: str) -> Optional[List[str]]:
+    """Fields of /proc/PID/stat after the name (so that index 0 is the state), then the process id once more; None for
+    a process that has ended."""
+    try:
+        text = Path("/proc", pid, "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return [*text.rpartition(")")[2].split(), pid]
+
+
+def _cpu_s(stat: List[str]) -> float:
+    return sum(map(int, stat[11:15])) / TICKS_PER_S  # utime, stime, cutime, cstime
 
 
 def _status_bytes(pid: str, field: str) -> int:

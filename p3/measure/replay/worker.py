@@ -19,14 +19,13 @@ import functools
 import json
 import os
 import platform
-import random
 import statistics
 import sys
 import time
 from typing import List, Optional, Sequence
 
 import p3
-from p3.measure.replay import models
+from p3.measure.replay import jitter, models
 from p3.measure.replay.probes import STRIDE, Probed, probe
 from p3.mxnet import hooks
 
@@ -149,13 +148,6 @@ def _keys_by_layer(model):
         key += len(layer.tensors)
 
 
-def _factors(jitter: float, seed: int, rank: int):
-    """How much longer or shorter each iteration computes: log-normal with a mean of 1, the same in every run."""
-    generator = random.Random(f"{seed}/{rank}")
-    while True:
-        yield generator.lognormvariate(-jitter * jitter / 2, jitter) if jitter else 1.0
-
-
 def _header(options, model, replay) -> dict:
     import numpy
 
@@ -208,7 +200,7 @@ def run(options, model: models.Model, out) -> bool:
             print(json.dumps(fields), file=lines, flush=True)
 
         write(**_header(options, model, replay))
-        factors = _factors(options.jitter, options.seed, replay.rank)
+        factors = jitter.factors(options.jitter, options.seed, replay.rank)
         clock, start = Clock(), time.monotonic()
         for number, factor in zip(range(options.warmup + options.iterations), factors):
             stalls = replay.iterate(model, options.compute * factor, clock)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from dataclasses import dataclass
+from itertools import islice
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from p3.measure.lab.network import BURST_BYTES, QUEUE_MS
-from p3.measure.replay import models
+from p3.measure.replay import jitter, models
 from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS, Cluster, Overhead
 
 SCHEMES = ("p3", "ddp")
@@ -191,12 +191,8 @@ def _slices(setting: Setting) -> List[dict]:
 
 def _factors(setting: Setting, worker: int) -> List[float]:
     """Those of the replay, so that a simulated job has the lab's jitter."""
-    generator = random.Random(f"{setting.seed}/{worker}")
-    sigma, slower = setting.jitter, setting.stragglers.get(worker, 1.0)
-    return [
-        slower * (generator.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0)
-        for _ in range(setting.warmup + setting.iterations)
-    ]
+    slower, iterations = setting.stragglers.get(worker, 1.0), setting.warmup + setting.iterations
+    return [slower * factor for factor in islice(jitter.factors(setting.jitter, setting.seed, worker), iterations)]
 
 
 def _segment_bytes(setting: Setting, slices: List[dict]) -> float:

@@ -8,6 +8,7 @@ from plugin_jobs import run, run_dist_sync, run_p3
 
 from p3.measure.replay import models
 from p3.measure.replay import worker as replay
+from p3.measure.replay.jitter import factors
 
 MXNET_P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}
 TINY = ["--compute", "0.02", "--iterations", "3", "--warmup", "1"]
@@ -108,8 +109,8 @@ def test_wrong_options_are_refused(arguments, words, capsys):
 
 def test_jitter_is_the_same_in_every_run_and_differs_by_worker():
     def some(seed, rank, jitter=0.3):
-        factors = replay._factors(jitter, seed, rank)
-        return [next(factors) for _ in range(2000)]
+        made = factors(jitter, seed, rank)
+        return [next(made) for _ in range(2000)]
 
     assert some(1, 0) == some(1, 0)
     assert some(1, 0) != some(1, 1) != some(2, 1)
