@@ -10,6 +10,19 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Union
 
 Name = Union[str, int]
 
+_FEW_SERVERS = 2
+
+
+def slice_elements(setting: Union[int, str], num_servers: int) -> int:
+    """P3_SLICE_ELEMENTS, where `auto` is the paper's 50,000 (section 5) for up to two servers and 10,000 for more.
+
+    With more, servers are balanced by smaller slices alone, and what is urgent waits for slices of more hosts; with two
+    they gain nothing and cost processor time (docs/decisions.md).
+    """
+    if isinstance(setting, int):
+        return setting
+    return 50000 if num_servers <= _FEW_SERVERS else 10000
+
 
 class KeyPlan(NamedTuple):
     """As the core's (include/p3/slicing.h), which checks every plan it is given: ValueError if it makes no sense."""

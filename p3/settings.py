@@ -148,11 +148,11 @@ class Settings:
     )
 
     # How tensors travel.
-    slice_elements: int = _setting(
-        "P3_SLICE_ELEMENTS", 50000, _integer(1, 1 << 28),
-        "Maximum number of elements in a slice, the unit that priorities order. Smaller slices let urgent ones "
-        "overtake sooner and cost more overhead. Leave it alone unless `p3 bench slices` favours another size for "
-        "your model.",
+    slice_elements: Union[int, str] = _setting(
+        "P3_SLICE_ELEMENTS", "auto", _auto_or(_integer(1, 1 << 28)),
+        "Maximum number of elements in a slice, the unit that priorities order. `auto`: 50000 with up to two servers, "
+        "10000 with more. Smaller slices let urgent ones overtake sooner and cost more overhead. Leave it alone unless "
+        "`p3 bench slices` favours another size for your model.",
         common=True,
     )
     partitions: Union[int, str] = _setting(

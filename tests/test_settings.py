@@ -11,7 +11,7 @@ from p3.settings import REMOVED, VARIABLES, Settings, in_job, variable_of
 
 def test_an_empty_environment_gives_the_defaults():
     settings = Settings.from_env({})
-    assert (settings.role, settings.slice_elements, settings.timeout_s) == (None, 50000, 10.0)
+    assert (settings.role, settings.slice_elements, settings.timeout_s) == (None, "auto", 10.0)
 
 
 def test_every_setting_is_read_from_its_own_variable():

@@ -37,8 +37,6 @@ class RingStream : public Stream {
   int read_fd() const override { return read_epoll_; }
   int write_fd() const override { return out_.room_was_made; }
   uint32_t write_event() const override { return EPOLLIN; }
-  void tell_waiting(uint64_t rank) override { out_.control->waiting.store(rank, std::memory_order_relaxed); }
-  uint64_t peer_waiting() const override { return in_.control->waiting.load(std::memory_order_relaxed); }
   void end_writing() override;
   void close() override;
 
@@ -49,7 +47,6 @@ class RingStream : public Stream {
     alignas(64) std::atomic<uint64_t> taken;    // by the reader
     alignas(64) std::atomic<uint32_t> reader_sleeps;
     alignas(64) std::atomic<uint32_t> writer_sleeps;
-    alignas(64) std::atomic<uint64_t> waiting;  // by the writer, for the reader: tell_waiting()
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 

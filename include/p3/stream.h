@@ -9,6 +9,8 @@
 
 namespace p3 {
 
+class LinkRate;
+
 struct IoResult {
   size_t bytes = 0;
   int error = 0;     // errno; EAGAIN: nothing can move now. With bytes > 0 it is 0.
@@ -32,13 +34,8 @@ class Stream {
   virtual int write_fd() const = 0;
   virtual uint32_t write_event() const = 0;
 
-  // Of streams that leave the machine and share its link: while it yields, it keeps few bytes in flight, which leaves
-  // the link to what is more urgent; on an idle link those few are enough to use it. Called by the writer.
-  virtual bool leaves_machine() const { return false; }
-  virtual void yield(bool) {}
-  // Between two processes of one machine: rank_of() the most urgent frame that waits there to leave the machine, or 0.
-  virtual void tell_waiting(uint64_t) {}
-  virtual uint64_t peer_waiting() const { return 0; }
+  // Before the first write: with the other streams of this process. Those that stay on the machine have no part in it.
+  virtual void share_link(LinkRate*) {}
 
   // Some of what write() was last offered is being sent, though not counted yet: the next write must begin with the
   // same bytes. Called by the writer.

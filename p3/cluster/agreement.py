@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
+from p3 import key_plan
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
@@ -43,11 +44,15 @@ class _Question(NamedTuple):
 
 class Agreement:
     def __init__(
-        self, workers: List[Node], servers: List[Node], slice_elements: int, partitions: Union[int, str] = "auto"
+        self,
+        workers: List[Node],
+        servers: List[Node],
+        slice_elements: Union[int, str] = "auto",
+        partitions: Union[int, str] = "auto",
     ) -> None:
         """Nodes by rank. `partitions` of a key of rows: "auto" begins with as many as there are servers."""
         self._workers, self._servers = workers, servers
-        self._slice_elements = slice_elements
+        self._slice_elements = key_plan.slice_elements(slice_elements, len(servers))
         self._partitions: int = len(self._servers) if partitions == "auto" else partitions
         self._keys: Claims = {}  # what each worker announced
         self._options: Claims = {}  # what each worker asked for; {} if it goes without

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Callable, List, Sequence
+from typing import Callable, List, Sequence, Union
 
 
 def number(low: float, high: float, kind: Callable = float) -> Callable[[str], float]:
@@ -19,6 +19,11 @@ def number(low: float, high: float, kind: Callable = float) -> Callable[[str], f
         return value
 
     return parse
+
+
+def slice_size(text: str) -> Union[int, str]:
+    """Elements, or `auto`: as P3_SLICE_ELEMENTS."""
+    return text if text == "auto" else number(1, 1 << 28, int)(text)
 
 
 def list_of(one: Callable) -> Callable[[str], List]:

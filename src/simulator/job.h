@@ -56,7 +56,7 @@ struct Sender {
   bool priorities = true;        // false: frames leave in the order they came
   double window_bytes = 0;       // written to a connection and not acknowledged; 0: as SocketStream chooses
   double write_bytes = 0;        // the most that one write adds to a socket that has room; 0: as SocketStream
-  bool yields = true;            // to a quarter of the window while the host has something more urgent to send
+  bool yields = false;           // to a quarter of the window while the host has something more urgent to send
   double egress_bytes = 0;       // rule 1: write only while the host's uplink queue holds less; 0: whatever it holds
   bool pushes_first = false;     // rule 2: pushes before the broadcasts of the same round, whatever the layer
   bool least_under_way = false;  // rule 3: among equals, the connection with the fewest bytes under way, not turns

@@ -60,7 +60,7 @@ void Training::connect() {
   result_.window_bytes = 0;
   const auto open = [&](int from, int to, int connections) {
     const int number = network_.connect(from, to);
-    const double window = window_of(from, to, connections);
+    const double window = window_of(from, connections);
     dispatcher_.add(number, window);
     result_.window_bytes = result_.window_bytes > 0 ? std::min(result_.window_bytes, window) : window;
     return number;
@@ -76,12 +76,12 @@ void Training::connect() {
 }
 
 // What SocketStream allows a connection that has had its share of the host's link.
-double Training::window_of(int from_host, int to_host, int connections) const {
+double Training::window_of(int from_host, int connections) const {
   if (job_.sender.window_bytes > 0) return job_.sender.window_bytes;
-  const Host &from = job_.hosts[static_cast<size_t>(from_host)], &to = job_.hosts[static_cast<size_t>(to_host)];
-  const double rate = std::min(from.up.bytes_per_s, to.down.bytes_per_s) / connections;
+  const double rate = job_.hosts[static_cast<size_t>(from_host)].up.bytes_per_s;
   const auto round_trip_us = static_cast<uint32_t>(std::lround(2e6 * job_.transport.delay_s));
-  return static_cast<double>(SocketStream::bytes_under_way(static_cast<uint64_t>(rate), round_trip_us));
+  return static_cast<double>(
+      SocketStream::bytes_under_way(static_cast<uint64_t>(rate), static_cast<uint64_t>(connections), round_trip_us));
 }
 
 Result Training::run() {

@@ -41,7 +41,7 @@ class Training : private Network::Listener {
   void acknowledged(int connection) override { dispatcher_.acknowledged(connection); }
 
   void connect();
-  double window_of(int from_host, int to_host, int connections) const;
+  double window_of(int from_host, int connections) const;
   void begin_forward(int worker, int layer);
   void begin_backward(int worker, int layer);
   void step_done(int worker, int layer);

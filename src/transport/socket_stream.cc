@@ -20,28 +20,36 @@
 namespace p3 {
 namespace {
 
-// Between two looks at what the kernel has measured.
-constexpr uint64_t kBytesPerLook = 1 << 20;
-
-// What lies in front of the link besides what the path holds: on a slow one enough for a sender that wakes up late, on
-// a fast one enough for the kernel to work in full segments.
-constexpr uint64_t kQueuedMicroseconds = 1000;
-constexpr uint64_t kSpareMicroseconds = 5000;
-constexpr uint64_t kMostSpareBytes = 64 << 10;
+// What lies in front of the link besides what the path holds, for all connections together: enough for a sender that
+// wakes up late, and on fast links for the kernel to work in full segments. In steps that are far apart, because the
+// windows of a job's hosts must not differ (docs/decisions.md).
+struct Class {
+  uint64_t below_bytes_per_second, spare_bytes;
+};
+constexpr Class kClasses[] = {{7'500'000, 48 << 10}, {37'500'000, 96 << 10}};  // 60 and 300 Mbit/s
+constexpr uint64_t kSpareBytes = 256 << 10;                                    // of faster links
+constexpr uint64_t kFastBytesPerSecond = 125'000'000;  // 1 Gbit/s; above, as much more as passes in
+constexpr uint64_t kFastMicroseconds = 3000;
+constexpr uint32_t kNearMicroseconds = 1000;  // for paths up to there, that is enough
 constexpr uint64_t kLeastBound = 8 << 10;
 constexpr uint64_t kFirstBound = 16 << 10;  // until a rate is known
-constexpr uint64_t kYieldingShare = 4;
 // What is handed to the kernel at once, at least; and how many of them make a bound.
 constexpr uint64_t kLeastPiece = 8 << 10;
 constexpr uint64_t kPiecesPerBound = 4;
 
-constexpr uint64_t kFastBytesPerSecond = 250'000'000;  // 2 Gbit/s
-// Between two choices of the congestion control; it takes a while to settle.
-constexpr uint64_t kBytesPerChoice = 16 << 20;
+// Paths that are not longer have no need of BBR.
+constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
 
 #ifndef SO_BUF_LOCK
 #define SO_BUF_LOCK 72  // Linux 5.14
 #endif
+
+uint64_t spare_of(uint64_t link_rate) {
+  for (const Class& one : kClasses)
+    if (link_rate < one.below_bytes_per_second) return one.spare_bytes;
+  const uint64_t above = std::max(link_rate, kFastBytesPerSecond) - kFastBytesPerSecond;
+  return kSpareBytes + above * kFastMicroseconds / 1'000'000;
+}
 
 }  // namespace
 
@@ -54,11 +62,25 @@ SocketStream::SocketStream(int fd, int notsent_low_water_bytes) : fd_(fd) {
   char name[16] = "";
   socklen_t length = sizeof name - 1;
   is_tcp_ = getsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0;
-  bbr_is_default_ = paces_ = is_tcp_ && std::strcmp(name, "bbr") == 0;
-  if (is_tcp_) bound_send_buffer(kFirstBound);
+  has_bbr_ = is_tcp_ && std::strcmp(name, "bbr") == 0;
+  if (!is_tcp_) return;
+  link_->add_connection();
+  bound_send_buffer(kFirstBound);
+  tcp_info info{};
+  if (get_info(info)) leave_bbr(info.tcpi_min_rtt);
 }
 
-SocketStream::~SocketStream() { SocketStream::close(); }
+SocketStream::~SocketStream() {
+  if (is_tcp_) link_->remove_connection();
+  SocketStream::close();
+}
+
+void SocketStream::share_link(LinkRate* link) {
+  if (!is_tcp_) return;
+  link_->remove_connection();
+  link_ = link;
+  link_->add_connection();
+}
 
 // The kernel asks whether the send buffer is full only before it begins a segment, which it then fills up to 64 KiB
 // however little the buffer may hold. So what is bounded is written in pieces, each the end of its segment; what is
@@ -74,8 +96,10 @@ IoResult SocketStream::write(const iovec* parts, int count) {
     is_full = sent.bytes < piece.bytes;
     if (result.bytes == 0) result.error = sent.error;
   }
-  written_since_look_ += result.bytes;
-  if (is_tcp_ && written_since_look_ >= kBytesPerLook) look_at_path();
+  if (is_tcp_) {
+    link_->wrote(result.bytes);
+    if (looked_at_ != link_->measurements()) look_at_path();
+  }
   return result;
 }
 
@@ -91,28 +115,35 @@ IoResult SocketStream::send(Piece& piece, bool ends_segment) {
 }
 
 void SocketStream::look_at_path() {
-  const auto now = std::chrono::steady_clock::now();
-  const double seconds = std::chrono::duration<double>(now - std::exchange(last_look_, now)).count();
-  const uint64_t written = std::exchange(written_since_look_, 0);
-  written_since_choice_ += written;
+  looked_at_ = link_->measurements();
   tcp_info info{};
-  socklen_t length = sizeof info;
-  if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
-      length < offsetof(tcp_info, tcpi_delivery_rate) + sizeof info.tcpi_delivery_rate)
-    return;
+  if (!get_info(info)) return;
   // Not the kernel's delivery rate, which takes what a token bucket lets pass at once for the rate of the path.
-  const auto rate = static_cast<uint64_t>(static_cast<double>(written) / seconds);
-  peak_rate_ = std::max(rate, peak_rate_ - peak_rate_ / 64);
-  const uint64_t bound = bytes_under_way(peak_rate_, info.tcpi_min_rtt);
+  const uint64_t bound = bytes_under_way(link_->rate(), link_->connections(), info.tcpi_min_rtt);
   if (bound > bound_ || bound < bound_ / 2) bound_send_buffer(bound);
-  if (bbr_is_default_ && written_since_choice_ >= kBytesPerChoice) choose_congestion_control(info.tcpi_delivery_rate);
+  leave_bbr(info.tcpi_min_rtt);
 }
 
-uint64_t SocketStream::bytes_under_way(uint64_t rate, uint32_t min_rtt_us) {
-  const uint64_t path = rate * (kQueuedMicroseconds + 5 * uint64_t{min_rtt_us} / 2) / 1'000'000;
-  const uint64_t spare = std::min(kMostSpareBytes, rate * kSpareMicroseconds / 1'000'000);
+bool SocketStream::get_info(tcp_info& info) const {
+  socklen_t length = sizeof info;
+  return getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
+         length >= offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt;
+}
+
+// Anybody may choose Reno; CUBIC only where the system says so, or as root.
+void SocketStream::leave_bbr(uint32_t min_rtt_us) {
+  if (!has_bbr_ || !is_short(min_rtt_us)) return;
+  has_bbr_ = false;
+  for (const char* name : {"cubic", "reno"})
+    if (setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name))) == 0) return;
+}
+
+bool SocketStream::is_short(uint32_t min_rtt_us) { return min_rtt_us <= kShortRoundTripMicroseconds; }
+
+uint64_t SocketStream::bytes_under_way(uint64_t link_rate, uint64_t connections, uint32_t min_rtt_us) {
+  const uint64_t path = min_rtt_us > kNearMicroseconds ? link_rate * 5 * min_rtt_us / 4 / 1'000'000 : 0;
   uint64_t power = kLeastBound;
-  while (power <= path + spare) power *= 2;
+  while (power <= path + spare_of(link_rate) / connections) power *= 2;
   return power;
 }
 
@@ -127,39 +158,16 @@ void SocketStream::bound_send_buffer(uint64_t bytes) {
 
 // The kernel takes half of a send buffer for its own records, so it doubles what it is asked for. False: less was had.
 bool SocketStream::set_send_buffer() {
-  const int wanted = static_cast<int>(std::min<uint64_t>(bound_now() / 2, std::numeric_limits<int>::max() / 2));
+  const int wanted = static_cast<int>(std::min<uint64_t>(bound_ / 2, std::numeric_limits<int>::max() / 2));
   int got = 0;
   socklen_t length = sizeof got;
   setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof wanted);
   return getsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &got, &length) != 0 || got >= 2 * wanted;
 }
 
-size_t SocketStream::piece_bytes() const {
-  return is_bounded_ ? piece_of(bound_now()) : std::numeric_limits<size_t>::max();
-}
+size_t SocketStream::piece_bytes() const { return is_bounded_ ? piece_of(bound_) : std::numeric_limits<size_t>::max(); }
 
 uint64_t SocketStream::piece_of(uint64_t bound) { return std::max(kLeastPiece, bound / kPiecesPerBound); }
-
-uint64_t SocketStream::bound_now() const { return yields_ ? bound_ / kYieldingShare : bound_; }
-
-void SocketStream::yield(bool yields) {
-  if (yields == yields_) return;
-  yields_ = yields;
-  if (is_bounded_) set_send_buffer();
-}
-
-bool SocketStream::should_pace(bool paces_now, uint64_t delivery_rate) {
-  return delivery_rate < (paces_now ? kFastBytesPerSecond : kFastBytesPerSecond / 2);
-}
-
-void SocketStream::choose_congestion_control(uint64_t delivery_rate) {
-  written_since_choice_ = 0;
-  const bool pace = should_pace(paces_, delivery_rate);
-  const char* name = pace ? "bbr" : "cubic";
-  if (pace != paces_ &&
-      setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name))) == 0)
-    paces_ = pace;
-}
 
 IoResult SocketStream::read(const iovec* parts, int count) {
   msghdr message{};

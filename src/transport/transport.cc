@@ -36,6 +36,7 @@ Transport::~Transport() {
 
 int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer, bool is_bounded) {
   const int number = static_cast<int>(vans_.size());
+  stream->share_link(&link_);
   vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_, is_bounded));
   return number;
 }
@@ -78,7 +79,6 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
         unsent.push_back(out.frame);
     }
     if (!sending_ && role_wanted_ == 0) {  // else who sends will find them
-      most_urgent_waiting();
       if (write == Write::kHere)
         here = sending_ = true;
       else if (write == Write::kBySender && !nothing_to_send())

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "p3/error.h"
+#include "p3/link_rate.h"
 #include "p3/node.h"
 #include "p3/thread_annotations.h"
 #include "p3/wire.h"
@@ -131,7 +132,6 @@ class Transport {
   bool write_frames(int limit);
   void receive_loop();
   Van* most_urgent_writable() P3_REQUIRES(mutex_);
-  uint64_t most_urgent_waiting() P3_REQUIRES(mutex_);
   bool nothing_to_send() const P3_REQUIRES(mutex_);
   void queue_pings(Clock::time_point now) P3_REQUIRES(mutex_);
   void announce_failure();
@@ -156,6 +156,7 @@ class Transport {
 
   NodeOptions options_;
   Handler& handler_;
+  LinkRate link_;  // who has the sending role
   std::vector<std::unique_ptr<Van>> vans_;
   int event_fd_ = -1;
   int send_epoll_ = -1, send_wake_ = -1;

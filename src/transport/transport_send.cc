@@ -22,19 +22,6 @@ Van* Transport::most_urgent_writable() {
   return best;
 }
 
-// Of all frames that wait to leave this machine, here or in a process that shares memory with this one; tells those of
-// this node's. Nobody else is sending.
-uint64_t Transport::most_urgent_waiting() {
-  uint64_t own = 0, all = 0;
-  for (const auto& van : vans_) {
-    if (van->is_lost()) continue;  // what a dead process has told last stays in the memory that it shared
-    own = std::max(own, van->waiting_to_leave());
-    all = std::max(all, van->stream().peer_waiting());
-  }
-  for (const auto& van : vans_) van->stream().tell_waiting(own);
-  return std::max(own, all);
-}
-
 bool Transport::nothing_to_send() const {
   return std::none_of(vans_.begin(), vans_.end(), [](const auto& van) { return van->has_work() && !van->broken; });
 }
@@ -99,10 +86,8 @@ bool Transport::write_frames(int limit) {
   for (int i = 0;; ++i) {
     Van* van;
     uint64_t edges = 0;
-    bool yields = false;
     {
       MutexLock lock(mutex_);
-      const uint64_t most_urgent = most_urgent_waiting();
       const auto now = Clock::now();
       queue_pings(now);  // an idle van must not look dead because another one is busy
       van = most_urgent_writable();
@@ -116,9 +101,7 @@ bool Transport::write_frames(int limit) {
       van->begin_frame(now);
       van->last_write = now;
       edges = van->edges;
-      yields = van->stream().leaves_machine() && van->waiting_to_leave() < most_urgent;
     }
-    van->stream().yield(yields);
     switch (van->write_some()) {
       case Van::Progress::kFrameDone:
         wake_for(*van);
@@ -184,6 +167,7 @@ void Transport::replace_van(int number, std::unique_ptr<Stream> stream) {
   if (!take_role()) return;
   {
     MutexLock lock(mutex_);
+    stream->share_link(&link_);
     van.replace(std::move(stream), Clock::now());
   }
   serve(van);

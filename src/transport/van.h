@@ -77,10 +77,6 @@ class Van {
   void replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now);
   // Of the frame that would move next. Precondition: has_work().
   Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
-  // Of that frame, if it is to leave the machine; otherwise 0. A van without work has none.
-  uint64_t waiting_to_leave() const {
-    return stream_->leaves_machine() && has_work() && !broken ? rank_of(next_urgency()) : 0;
-  }
   // Takes the next frame off the queue unless one is half written.
   void begin_frame(std::chrono::steady_clock::time_point now);
   // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.

@@ -2,13 +2,9 @@
 //
 // The round comes first because workers are never quite in step. One that is ahead pushes early layers of the next round
 // while others still wait for late layers of this one; by priority alone it would drift ahead by a whole backward pass.
-//
-// The processes of one machine share its link. Those that share memory tell each other their most urgent frame that is
-// to leave the machine, as one number, and whoever has less urgent ones yields (Stream::yield).
 // Threads: plain values.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <tuple>
@@ -25,13 +21,6 @@ struct Urgency {
     return std::tie(round, other.priority) < std::tie(other.round, priority);
   }
 };
-
-// The same order in one number, of which the greater is sooner; 0 is nothing at all.
-inline uint64_t rank_of(const Urgency& urgency) {
-  const uint64_t newness = std::min<uint64_t>(urgency.round, std::numeric_limits<uint32_t>::max() - 1);
-  const uint64_t priority = static_cast<uint32_t>(urgency.priority) ^ 0x80000000u;
-  return (std::numeric_limits<uint32_t>::max() - newness) << 32 | priority;
-}
 
 // Heartbeats go before everything, goodbyes behind.
 inline Urgency urgency_of(const Header& header) {

@@ -45,6 +45,14 @@ class Job:
         return [message["kind"] for message in self.sent[node]]
 
 
+@pytest.mark.parametrize("num_servers, elements", [(1, 50000), (2, 50000), (3, 10000), (100, 10000)])
+def test_slices_are_smaller_with_more_servers(num_servers, elements):
+    servers = [Node("server", rank, "s%d" % rank) for rank in range(num_servers)]
+    announced = dict(kind="announce", store=0, name="w", shape=[10], dtype="float32", defaults=[], sparse=False)
+    sent = Agreement(WORKERS[:1], servers).receive(WORKERS[0], announced)
+    assert [message["slice_elements"] for _, message in sent] == [elements] * num_servers
+
+
 def test_rank_0_decides_and_workers_hear_when_every_server_knows():
     job = Job()
     job.announce(1, "w")

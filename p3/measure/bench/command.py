@@ -14,7 +14,7 @@ import importlib
 from typing import List
 
 from p3.errors import ConfigError
-from p3.measure.arguments import list_of, names_among, number
+from p3.measure.arguments import list_of, names_among, number, slice_size
 from p3.measure.bench import experiments
 from p3.measure.lab.command import delay, rates, told
 from p3.measure.replay import models
@@ -95,8 +95,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--slices", "of a slice, at most (default %(default)s)",
             type=list_of(number(1, 1 << 28, int)), default=experiments.SLICES, metavar="ELEMENTS[,...]")
     elif is_open:
-        add("--slice-elements", "of a slice of P3's, at most (default %(default)s)",
-            type=number(1, 1 << 28, int), metavar="N")
+        add("--slice-elements", "of a slice of P3's, at most (default %(default)s)", type=slice_size, metavar="N")
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from p3 import key_plan
 from p3.errors import ConfigError
 from p3.measure.bench import validation as validated
+from p3.measure.bench.paths import PATHS, Path
 from p3.measure.replay import models
-from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS
 
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
 OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")
@@ -38,6 +39,15 @@ class Configuration(NamedTuple):
     label: str = ""  # what sets it apart, in words, besides the model
     goal_loss: Optional[float] = None  # that a training shall reach
     rates_mbit: Optional[Tuple[float, ...]] = None  # of each host, where they differ; then rate_mbit is the greatest
+    path_name: Optional[str] = None  # of `paths`
+
+    @property
+    def path(self) -> Path:
+        return Path() if self.path_name is None else PATHS[self.path_name]
+
+    @property
+    def workers(self) -> int:
+        return self.hosts * self.path.workers_per_host
 
     @property
     def is_emulated(self) -> bool:
@@ -58,11 +68,12 @@ class Configuration(NamedTuple):
             "rates_mbit": self.rates_mbit and list(self.rates_mbit),
             "delay_ms": self.delay_ms,
             "hosts": self.hosts,
-            "workers": self.hosts,
+            "workers": self.workers,
             "servers": self.hosts,
             "slice_elements": self.slice_elements,
             "label": self.label,
             **({} if self.goal_loss is None else {"goal_loss": self.goal_loss}),
+            **({} if self.path_name is None else {"path": self.path_name}),
         }
 
 
@@ -123,6 +134,14 @@ def ratio(options: Namespace) -> List[Configuration]:
         for one in options.ratios:
             made.append(_configuration(options, model, compute_s=communication_s / one, label=f"ratio {one:g}"))
     return made
+
+
+def paths(options: Namespace) -> List[Configuration]:
+    return [
+        _configuration(options, model, path_name=name, label=name)
+        for model in options.models
+        for name in PATHS
+    ]  # fmt: skip
 
 
 def compute(options: Namespace) -> List[Configuration]:
@@ -196,6 +215,11 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         {"rate": "200mbit", "compute": None},
     ),
     Experiment(
+        "paths", "other queues, shapers and congestion controls, TLS, several workers on a host", paths,
+        {"stores": "p3_sync", "hosts": "4", "rate": "200mbit", "compute": 4.0, "models": "vgg19", "iterations": 3,
+         "warmup": 1},
+    ),
+    Experiment(
         "compute", "a real training with Gluon, nothing emulated", compute,
         {"rate": "100mbit", "compute": None, "iterations": 20, "warmup": 5},
     ),
@@ -216,7 +240,7 @@ COMMON_DEFAULTS: Dict = {
     "rate": "800mbit",
     "compute": 1.0,
     "delay": 0.0,
-    "slice_elements": DEFAULT_SLICE_ELEMENTS,
+    "slice_elements": "auto",
     "iterations": 5,
     "warmup": 2,
     "repeats": 3,
@@ -238,6 +262,7 @@ def _configuration(options: Namespace, model: str, label: str, **differing) -> C
         "slice_elements": options.slice_elements,
         **differing,
     }
+    fields["slice_elements"] = key_plan.slice_elements(fields["slice_elements"], num_servers=fields["hosts"])
     if fields["rates_mbit"]:
         fields["rate_mbit"] = max(fields["rates_mbit"])
     return Configuration(

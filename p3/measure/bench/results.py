@@ -70,6 +70,7 @@ class Configuration:
     servers: int
     slice_elements: Optional[int]
     rates_mbit: Optional[Tuple[float, ...]]  # of each host, where they differ; then rate_mbit is the greatest
+    path: Optional[str]  # what else is unlike the lab as it is
 
     @property
     def configuration(self) -> Configuration:
@@ -398,7 +399,7 @@ def _numbers_from(least: float) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(_is_number(one) and one >= least for one in value)
 
 
-_ADDED = ("rates_mbit", "cpu_s", "goal_loss", "losses", "loss_at_s")  # older results lack them
+_ADDED = ("rates_mbit", "path", "cpu_s", "goal_loss", "losses", "loss_at_s")  # older results lack them
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "a text")
 _POSITIVE = (lambda value: _is_number(value) and value > 0, "a number above 0")
@@ -407,7 +408,7 @@ _COUNT = (_is_count, "a whole number, 0 or more")
 _AT_LEAST_ONE = (lambda value: _is_count(value) and value > 0, "a whole number above 0")
 _MAPPING = (lambda value: isinstance(value, dict), "an object")
 _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("experiment", "store", "model", "command", "time", "commit"), _TEXT),
+    **dict.fromkeys(("experiment", "store", "model", "path", "command", "time", "commit"), _TEXT),
     **dict.fromkeys(("bound_reason", "worst_layer", "error"), (lambda value: isinstance(value, str), "a text")),
     **dict.fromkeys(("size", "bytes", "rate_mbit", "interval_s", "median_s", "bound_s", "goal_loss"), _POSITIVE),
     **dict.fromkeys(("compute_s", "delay_ms", "stall_s", "cpu_s"), _NOT_NEGATIVE),

@@ -53,7 +53,7 @@ class Site(NamedTuple):
 def lab_site(configuration: Configuration) -> Iterator[Site]:
     """A lab of its own for each comparison. Nothing else listens there, so any ports will do."""
     rates = configuration.rates_mbit or configuration.rate_mbit
-    with hosts.lab(configuration.hosts, rates, configuration.delay_ms) as made:
+    with hosts.lab(configuration.hosts, rates, configuration.delay_ms, configuration.path.shaping) as made:
         yield Site(made, made[0], iter(range(9100, 65536)))
 
 
@@ -84,8 +84,8 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
         folder = Path(name)
         with jobs.Job(
             store, site.hosts, worker_command(store, configuration, course), root=site.root, port=next(site.ports),
-            folder=folder, omp_threads=course.omp_threads,
-            environment={"P3_SLICE_ELEMENTS": str(configuration.slice_elements)} if store.is_p3 else {},
+            folder=folder, omp_threads=course.omp_threads, workers=configuration.workers,
+            environment=_environment(configuration) if store.is_p3 else {},
         ) as job, _sampled_nics(site.hosts if course.sample_nics else [], folder) as samples:  # fmt: skip
             error = cpu = None
             try:
@@ -106,6 +106,10 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
             record["result"] = "failed"  # at its end
         return [record]
     return [record, *({"kind": "nic", **identity, **card} for card in _cards(workers, samples))]
+
+
+def _environment(configuration: Configuration) -> Dict[str, str]:
+    return {"P3_SLICE_ELEMENTS": str(configuration.slice_elements), **configuration.path.environment}
 
 
 def computation(configuration: Configuration, course: Course, site: Site) -> Tuple[float, int]:

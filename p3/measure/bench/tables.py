@@ -47,6 +47,7 @@ _ROWS: Dict[str, _Row] = {
     "compute": _RATE,
     "scale": _Row("hosts", lambda one: "%d" % one.hosts, ("model", "rate", "compute", "delay")),
     "slices": _SLICE,
+    "paths": _Row("path", lambda one: one.path or "-", ("model", "rate", "compute", "delay", "hosts")),
     "ratio": _Row("ratio", lambda one: "-" if one.ratio is None else "%.2f" % one.ratio,
                   ("model", "rate", "delay", "hosts")),
     "validation": _Row("configuration", lambda one: setting(one, ("model", "rate", "compute", "hosts", "slice")),
@@ -94,8 +95,9 @@ def _columns(rows: Sequence[Sequence[str]]) -> List[str]:
 def _experiment(experiment: str, summaries: Sequence[Summary]) -> List[Table]:
     """A table for each title, with a row for each setting."""
     row = _ROWS.get(experiment, _MODEL)
-    sizes = unique(one.slice_elements for one in summaries if one.slice_elements is not None)
-    told = [*row.titled, "slice"] if len(sizes) > 1 and row is not _SLICE else row.titled
+    sized = {(comparable(one), one.slice_elements) for one in summaries if one.slice_elements is not None}
+    has_several = len(sized) > len({place for place, _ in sized})  # sizes in one setting; by itself P3 takes one
+    told = [*row.titled, "slice"] if has_several and row is not _SLICE else row.titled
     titles: Dict[str, Dict[Configuration, Dict[str, Summary]]] = {}
     for one in summaries:
         for place in _places(one, summaries):

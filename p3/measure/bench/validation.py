@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import List, NamedTuple, Tuple
 
 from p3.measure.bench.results import Configuration
-from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS
 
 
 class Row(NamedTuple):
@@ -19,7 +18,7 @@ class Row(NamedTuple):
     compute_s: float
     hosts: int
     rates_mbit: Tuple[float, ...]  # one for all, or one for each
-    slice_elements: int = DEFAULT_SLICE_ELEMENTS
+    slice_elements: int = 50000
     held_out: bool = False
 
     def is_of(self, one: Configuration) -> bool:

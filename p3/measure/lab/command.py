@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import Iterator, List, Optional, Sequence
 
 from p3.errors import ConfigError
+from p3.measure.lab.shaping import CONGESTION, QUEUE_MS, SHAPERS, Shaping
 from p3.settings import Settings
 
 DEFAULT_NAME = "lab"
@@ -44,6 +45,21 @@ def add_parser(commands) -> None:
     up.add_argument("--rate", type=rates, default=[None], metavar="R[,R...]",
                     help="of each host's link, each way: one for all or one for each, as 800mbit (default: no limit)")
     up.add_argument("--delay", type=delay, default=0.0, metavar="D", help="one way between hosts, as 0.1ms (none)")
+    up.add_argument(
+        "--queue",
+        type=delay,
+        default=QUEUE_MS,
+        metavar="D",
+        help="in front of each slow link, besides the burst, at its rate (default %gms)" % QUEUE_MS,
+    )
+    up.add_argument("--shaper", choices=SHAPERS, default=SHAPERS[0], help="what keeps the rate (default %(default)s)")
+    up.add_argument("--beyond", action="store_true", help="uplinks are slow behind the hosts' own interfaces")
+    up.add_argument(
+        "--congestion",
+        choices=CONGESTION,
+        default=CONGESTION[0],
+        help="TCP's congestion control on the hosts (default: the %(default)s's)",
+    )
     up.set_defaults(handler=_up)
 
     execute = actions.add_parser("exec", help="run a command on a host")
@@ -69,7 +85,8 @@ def _up(options, _settings: Settings, _command: List[str]) -> int:
     rates = options.rate
     count = options.nodes or (len(rates) if len(rates) > 1 else 2)
     with told():
-        made = lab.up(options.name, count, rates if len(rates) > 1 else rates[0], options.delay)
+        shaping = Shaping(options.shaper, options.queue, options.beyond, options.congestion)
+        made = lab.up(options.name, count, rates if len(rates) > 1 else rates[0], options.delay, shaping)
         try:
             print("lab %s is up:" % options.name)
             for host in made:

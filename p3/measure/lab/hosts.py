@@ -28,10 +28,11 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from p3.measure.lab import network
 from p3.measure.lab.network import COMMAND_TIMEOUT_S, LabError, MissingQdisc
+from p3.measure.lab.shaping import Shaping
 from p3.measure.lab.signals import signals_held
 
 __all__ = ["Host", "LabError", "LabStatus", "MissingQdisc", "attach", "down", "lab", "set_rates", "status", "up",
@@ -46,6 +47,14 @@ NAME = re.compile(r"(?!tmp-)[A-Za-z0-9]([A-Za-z0-9-]{0,48}[A-Za-z0-9])?")  # so 
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 Rates = Union[None, float, Sequence[Optional[float]]]
+
+
+class _Links(NamedTuple):
+    """What all links of a lab have in common."""
+
+    delay_ms: float = 0.0
+    shaping: Shaping = Shaping()
+
 
 _locks: Dict[str, int] = {}  # by lab: the descriptor by which this process holds the lock
 
@@ -96,20 +105,23 @@ def why_unavailable() -> Optional[str]:
 
 
 @contextlib.contextmanager
-def lab(count: int, rate_mbit: Rates = None, delay_ms: float = 0.0) -> Iterator[List[Host]]:
+def lab(
+    count: int, rate_mbit: Rates = None, delay_ms: float = 0.0, shaping: Shaping = Shaping()
+) -> Iterator[List[Host]]:
     """Yields `count` hosts. `rate_mbit` limits every host's link, each way, to one rate or each to its own; None is as
     fast as the kernel. `delay_ms` is added to each packet once, so a round trip between two hosts takes twice that.
+    `shaping` says how rates are kept.
 
     Raises ValueError for numbers that make no sense, MissingQdisc if the kernel cannot limit or delay, and LabError for
     whatever else the machine cannot do.
     """
-    rates = _checked(count, rate_mbit, delay_ms)
+    rates, links = _checked(count, rate_mbit, delay_ms, shaping)
     name = None
     try:
         with signals_held():
             _remove_leftovers()
             name = _claim_temporary()
-            hosts = _set_up(name, rates, delay_ms)
+            hosts = _set_up(name, rates, links)
         yield hosts
     finally:
         with signals_held():
@@ -117,9 +129,11 @@ def lab(count: int, rate_mbit: Rates = None, delay_ms: float = 0.0) -> Iterator[
                 _remove(name)
 
 
-def up(name: str, count: int, rate_mbit: Rates = None, delay_ms: float = 0.0) -> List[Host]:
+def up(
+    name: str, count: int, rate_mbit: Rates = None, delay_ms: float = 0.0, shaping: Shaping = Shaping()
+) -> List[Host]:
     """Sets up a lab that outlives this process; arguments and errors as `lab`. All of it, or nothing."""
-    rates = _checked(count, rate_mbit, delay_ms)
+    rates, links = _checked(count, rate_mbit, delay_ms, shaping)
     if not NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot name a lab: up to 50 letters, digits and hyphens, as in a host name, not {TEMPORARY}..."
@@ -132,7 +146,7 @@ def up(name: str, count: int, rate_mbit: Rates = None, delay_ms: float = 0.0) ->
                 _unlock(name)
                 raise LabError(f"lab {name!r} is up already: take it down first, or choose another name")
             _clear(name)  # what an `up` that was killed has left
-            hosts = _set_up(name, rates, delay_ms)
+            hosts = _set_up(name, rates, links)
         _unlock(name)
         return hosts
     except BaseException:
@@ -177,26 +191,27 @@ def set_rates(hosts: Sequence[Host], rate_mbit: Rates) -> List[Host]:
     described = _read(hosts[0].lab)
     if described is None:
         raise LabError(f"there is no lab {hosts[0].lab!r}{_others()}")
-    everyone, delay_ms = described
+    everyone, links = described
     for host, rate in zip(hosts, rates):
-        folder, node, delayed = _contents(host.lab), host.node, delay_ms > 0
+        folder, node = _contents(host.lab), host.node
         if rate is not None:
-            network.limit(folder, node, rate, delayed)
+            network.limit(folder, node, rate, links.delay_ms > 0, links.shaping)
         elif everyone[node].rate_mbit is not None:
-            network.unlimit(folder, node, delayed)
+            network.unlimit(folder, node, links.delay_ms > 0, links.shaping)
         everyone[node] = replace(host, rate_mbit=rate)
-    _write(hosts[0].lab, everyone, delay_ms)
+    _write(hosts[0].lab, everyone, links)
     return [everyone[host.node] for host in hosts]
 
 
-def _checked(count: int, rate_mbit: Rates, delay_ms: float) -> List[Optional[float]]:
+def _checked(count: int, rate_mbit: Rates, delay_ms: float, shaping: Shaping) -> Tuple[List[Optional[float]], _Links]:
     if not 1 <= count <= 200:
         raise ValueError(f"a lab has 1 to 200 hosts, not {count}")
     if not 0 <= delay_ms < 1e6:
         raise ValueError(f"a delay must be from 0 to 1000000 ms, not {delay_ms}")
+    shaping.check()
     rates = _each(count, rate_mbit)
     _require()
-    return rates
+    return rates, _Links(delay_ms, shaping)
 
 
 def _each(count: int, rate_mbit: Rates) -> List[Optional[float]]:
@@ -220,7 +235,7 @@ def _contents(name: str) -> Path:
     return RUN / name / "lab"
 
 
-def _set_up(name: str, rates: List[Optional[float]], delay_ms: float) -> List[Host]:
+def _set_up(name: str, rates: List[Optional[float]], links: _Links) -> List[Host]:
     """In the folder of a lab that is locked and empty."""
     folder = _contents(name)
     folder.mkdir()
@@ -230,32 +245,34 @@ def _set_up(name: str, rates: List[Optional[float]], delay_ms: float) -> List[Ho
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
     network.create_switch(folder)
     for node, host in enumerate(hosts):
-        network.create_host(folder, node, host.name, host.address)
-        if delay_ms:
-            network.delay(folder, node, delay_ms)
+        network.create_host(folder, node, host.name, host.address, links.shaping)
+        if links.delay_ms:
+            network.delay(folder, node, links.delay_ms)
         if host.rate_mbit is not None:
-            network.limit(folder, node, host.rate_mbit, delay_ms > 0)
-    _write(name, hosts, delay_ms)
+            network.limit(folder, node, host.rate_mbit, links.delay_ms > 0, links.shaping)
+    _write(name, hosts, links)
     return hosts
 
 
-def _write(name: str, hosts: Sequence[Host], delay_ms: float) -> None:
+def _write(name: str, hosts: Sequence[Host], links: _Links) -> None:
     path = _contents(name) / "lab.json"
     partial = path.with_suffix(".partial")
     described = [{"name": host.name, "address": host.address, "rate_mbit": host.rate_mbit} for host in hosts]
-    partial.write_text(json.dumps({"delay_ms": delay_ms, "hosts": described}))
+    links_described = {"delay_ms": links.delay_ms, "shaping": links.shaping._asdict()}
+    partial.write_text(json.dumps({**links_described, "hosts": described}))
     partial.replace(path)
 
 
-def _read(name: str) -> Optional[Tuple[List[Host], float]]:
-    """Hosts and delay_ms; None if the lab is not there, or not complete. It may be removed at any moment."""
+def _read(name: str) -> Optional[Tuple[List[Host], _Links]]:
+    """None if the lab is not there, or not complete. It may be removed at any moment."""
     if name not in _names():  # nor is it a path
         return None
     try:
         described = json.loads((_contents(name) / "lab.json").read_text())
     except FileNotFoundError:
         return None
-    return [Host(**host) for host in described["hosts"]], described["delay_ms"]
+    links = _Links(described["delay_ms"], Shaping(**described["shaping"]))
+    return [Host(**host) for host in described["hosts"]], links
 
 
 def _names() -> List[str]:
@@ -277,10 +294,10 @@ def _status(name: str) -> LabStatus:
         state = "left over" if free else "in use"
     else:
         state = "up" if described else "half made" if free else "being changed"
-    hosts, delay_ms = described or ([], 0.0)
+    hosts, links = described or ([], _Links())
     running = network.processes(_contents(name))
     pids = [sorted(pid for pid, node in running.items() if node == str(host.node)) for host in hosts]
-    return LabStatus(name, state, delay_ms, hosts, pids)
+    return LabStatus(name, state, links.delay_ms, hosts, pids)
 
 
 def _claim_temporary() -> str:

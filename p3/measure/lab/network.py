@@ -4,7 +4,8 @@ A lab is one folder. On it a tmpfs is mounted, so that one unmount takes everyth
 
     lab.json            the lab is complete, and this is what was asked for (hosts.py)
     hosts               names of the hosts, which is /etc/hosts on each of them
-    switch/net          network namespace with the bridge `bridge` and, for host N, the port `portN`
+    switch/net          network namespace with the bridge `bridge` and, for host N, the port `portN`; where uplinks are
+                        slow beyond the host, a bridge `routerN` has that port, and a link to `bridge` of its own
     N/net uts ipc shm   namespaces of host N, with the interface `eth0`; and what is /dev/shm there
 
 Namespaces that are mounted need no process to hold them. A network namespace that nobody holds any more is destroyed
@@ -21,16 +22,11 @@ import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
+from p3.measure.lab.shaping import BURST_BYTES, Shaping
+
 COMMAND_TIMEOUT_S = 20.0
 TERMINATE_TIMEOUT_S = 2.0  # between SIGTERM and SIGKILL
 KINDS = ("net", "uts", "ipc")
-
-# Token bucket: a TCP segment of 64 KiB, counted with a header for each packet it will become, must pass whole, or the
-# kernel cuts up every one in software. At 800 Mbit/s and 64 KiB bare TCP had 0.43 Gbit/s of goodput, with 96 KiB 0.75,
-# for a third of the CPU time.
-BURST_BYTES = 96 << 10
-# Queue in front of a slow link. Bounded by time, not bytes, so that a lab at any rate behaves like the same switch.
-QUEUE_MS = 20.0
 
 # Without IPv6 no address has to prove that it is unique before it can be used, and idle links stay silent.
 PREPARE_HOST = """
@@ -92,7 +88,7 @@ def create_switch(lab: Path) -> None:
     _ip(switch, "link", "set", "dev", "bridge", "up")
 
 
-def create_host(lab: Path, node: int, name: str, address: str) -> None:
+def create_host(lab: Path, node: int, name: str, address: str, shaping: Shaping) -> None:
     switch, host, port = lab / "switch", lab / str(node), f"port{node}"
     (host / "shm").mkdir(parents=True)
     call("mount", "-t", "tmpfs", "-o", "mode=1777", "p3lab", str(host / "shm"))
@@ -100,9 +96,33 @@ def create_host(lab: Path, node: int, name: str, address: str) -> None:
         (host / kind).touch()
     call("unshare", *(f"--{kind}={host}/{kind}" for kind in KINDS), "sh", "-ec", PREPARE_HOST, name)
     _ip(switch, "link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", f"{host}/net")
-    _ip(switch, "link", "set", "dev", port, "master", "bridge", "up")
+    _ip(switch, "link", "set", "dev", port, "master", _router(switch, node) if shaping.beyond else "bridge", "up")
     _ip(host, "address", "add", f"{address}/24", "dev", "eth0")
     _ip(host, "link", "set", "dev", "eth0", "up")
+    if shaping.congestion != "machine":  # the kernel keeps a namespace from choosing a default that is restricted
+        _ip(
+            host,
+            "route",
+            "replace",
+            f"{address.rpartition('.')[0]}.0/24",
+            "dev",
+            "eth0",
+            "src",
+            address,
+            "congctl",
+            shaping.congestion,
+        )
+
+
+def _router(switch: Path, node: int) -> str:
+    """Of a host, between it and the bridge; its name."""
+    name = f"router{node}"
+    _ip(switch, "link", "add", "name", name, "type", "bridge", "stp_state", "0")
+    _ip(switch, "link", "add", "name", f"up{node}", "type", "veth", "peer", "name", f"down{node}")
+    _ip(switch, "link", "set", "dev", f"up{node}", "master", name, "up")
+    _ip(switch, "link", "set", "dev", f"down{node}", "master", "bridge", "up")
+    _ip(switch, "link", "set", "dev", name, "up")
+    return name
 
 
 def delay(lab: Path, node: int, delay_ms: float) -> None:
@@ -115,18 +135,70 @@ def delay(lab: Path, node: int, delay_ms: float) -> None:
         "limit", "1000000")
 
 
-def limit(lab: Path, node: int, rate_mbit: float, delayed: bool) -> None:
-    """Sets a host's rate, or changes it: up at its own interface, down at the switch's port behind the delay."""
-    queue_bytes = BURST_BYTES + int(rate_mbit * 1e6 / 8 * QUEUE_MS / 1e3)
-    bucket = ["tbf", "rate", f"{round(rate_mbit * 1e6)}bit", "burst", str(BURST_BYTES), "limit", str(queue_bytes)]
-    _tc("replace", lab / str(node), "eth0", "root", *bucket)
-    _tc("replace", lab / "switch", f"port{node}", *(["parent", "1:1"] if delayed else ["root"]), *bucket)
+def limit(lab: Path, node: int, rate_mbit: float, delayed: bool, shaping: Shaping) -> None:
+    """Sets a host's rate, or changes it: up at its interface or beyond, down at the switch's port behind the delay."""
+    for folder, device, place in _shaped(lab, node, delayed, shaping):
+        _SHAPE[shaping.shaper](folder, device, place, f"{round(rate_mbit * 1e6)}bit", shaping.queue_bytes(rate_mbit))
 
 
-def unlimit(lab: Path, node: int, delayed: bool) -> None:
+def unlimit(lab: Path, node: int, delayed: bool, shaping: Shaping) -> None:
     """Takes the limits of a host that has them away."""
-    _tc("del", lab / str(node), "eth0", "root")
-    _tc("del", lab / "switch", f"port{node}", *(["parent", "1:1"] if delayed else ["root"]))
+    for folder, device, place in _shaped(lab, node, delayed, shaping):
+        _tc("del", folder, device, *place)
+
+
+def _shaped(lab: Path, node: int, delayed: bool, shaping: Shaping) -> List[Tuple[Path, str, List[str]]]:
+    """Where a host's link is slow, up and down: folder, device and place there."""
+    switch = lab / "switch"
+    uplink = (switch, f"up{node}") if shaping.beyond else (lab / str(node), "eth0")
+    return [(*uplink, ["root"]), (switch, f"port{node}", ["parent", "1:1"] if delayed else ["root"])]
+
+
+def _tbf(folder: Path, device: str, place: Sequence[str], rate: str, queue_bytes: int) -> None:
+    _tc(
+        "replace",
+        folder,
+        device,
+        *place,
+        "tbf",
+        "rate",
+        rate,
+        "burst",
+        str(BURST_BYTES),
+        "limit",
+        str(BURST_BYTES + queue_bytes),
+    )
+
+
+def _htb(folder: Path, device: str, place: Sequence[str], rate: str, queue_bytes: int) -> None:
+    _tc("replace", folder, device, *place, "pfifo")  # htb cannot be replaced by itself
+    _tc("replace", folder, device, *place, "handle", "10:", "htb", "default", "1")
+    call(
+        "nsenter",
+        f"--net={folder}/net",
+        "tc",
+        "class",
+        "replace",
+        "dev",
+        device,
+        "parent",
+        "10:",
+        "classid",
+        "10:1",
+        "htb",
+        "rate",
+        rate,
+        "burst",
+        str(BURST_BYTES),
+        "cburst",
+        str(BURST_BYTES),
+        "quantum",
+        str(BURST_BYTES),
+    )
+    _tc("replace", folder, device, "parent", "10:1", "handle", "11:", "bfifo", "limit", str(BURST_BYTES + queue_bytes))
+
+
+_SHAPE = {"tbf": _tbf, "htb": _htb}
 
 
 def cut(lab: Path, node: int) -> None:
@@ -230,7 +302,7 @@ def _tc(action: str, folder: Path, device: str, *argv: str) -> None:
     except LabError as error:
         if "qdisc kind is unknown" not in str(error):
             raise
-        kind = "netem" if "netem" in argv else "tbf"
+        kind = next((one for one in ("netem", "htb") if one in argv), "tbf")
         raise MissingQdisc(
             f"this kernel has no {kind} (CONFIG_NET_SCH_{kind.upper()}), which a "
             f"{'delay' if kind == 'netem' else 'rate'} needs: load the module sch_{kind}, or do without"

@@ -16,11 +16,11 @@ Whether servers or workers update makes no difference: a sum is as long as a wei
 
 import argparse
 import sys
-from typing import List, NamedTuple, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence, Union
 
+from p3 import key_plan
+from p3.measure.arguments import slice_size
 from p3.measure.replay import models
-
-DEFAULT_SLICE_ELEMENTS = 50000
 
 
 class Overhead(NamedTuple):
@@ -72,14 +72,16 @@ def bound(
     model: models.Model,
     compute_s: float,
     cluster: Cluster,
-    slice_elements: int = DEFAULT_SLICE_ELEMENTS,
+    slice_elements: Union[int, str] = "auto",
     overhead: Overhead = Overhead(),
     delay_s: float = 0.0,
 ) -> Bound:
     """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
 
-    Slices go round robin to the servers in forward order; `delay_s` is what a byte takes to the other host besides.
+    Slices go round robin to the servers in forward order, "auto" ones are as large as P3 makes them; `delay_s` is what
+    a byte takes to the other host besides.
     """
+    slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
     _check(model, compute_s, cluster, slice_elements, delay_s)
     best = Bound(compute_s, compute_s, "the computation is the limit; all communication can hide behind it")
     traffic = _Traffic(cluster)
@@ -231,7 +233,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--compute", type=float, required=True, metavar="SECONDS", help="of forward and backward pass")
     parser.add_argument("--hosts", type=int, default=2, help="each with one worker and one server (default 2)")
     parser.add_argument("--rate", type=float, required=True, metavar="MBIT", help="of each NIC, each way, in Mbit/s")
-    parser.add_argument("--slice-elements", type=int, default=DEFAULT_SLICE_ELEMENTS)
+    parser.add_argument("--slice-elements", type=slice_size, default="auto", metavar="N")
     parser.add_argument("--payload-only", action="store_true", help="count no headers")
     options = parser.parse_args(argv)
     overhead = NO_OVERHEAD if options.payload_only else Overhead()

@@ -9,10 +9,9 @@ import re
 from typing import Callable, Dict, Iterator, List, Tuple
 
 from p3.errors import ConfigError
-from p3.measure.arguments import list_of, names_among, number
+from p3.measure.arguments import list_of, names_among, number, slice_size
 from p3.measure.lab.command import delay, rates
 from p3.measure.replay import models
-from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS
 from p3.measure.simulate.setting import CONGESTION, SCHEMES, SENDERS, Network, Sender, Setting
 
 _SENDER_FIELDS = {field.name: field for field in dataclasses.fields(Sender)}
@@ -47,8 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=names_among(tuple(SENDERS)), default="windows")
     add("--set", "of sender: %s; of the network: %s" % (", ".join(_SENDER_FIELDS), ", ".join(_NETWORK_FIELDS)),
         type=_assignment, action="append", default=[], metavar="NAME=VALUE")
-    add("--slice-elements", "of a slice, at most (default %(default)s)", type=list_of(number(1, 1 << 28, int)),
-        default=str(DEFAULT_SLICE_ELEMENTS), metavar="N[,N]")
+    add("--slice-elements", "of a slice, at most; auto: as P3 chooses (default %(default)s)", type=list_of(slice_size),
+        default="auto", metavar="N[,N]")
     add("--servers", "on the hosts in turn (default: one on each)", type=number(1, MOST_HOSTS, int), metavar="N")
     add("--workers-per-host", "(default 1)", type=number(1, 64, int), default=1, metavar="N")
     add("--no-local-aggregation", "each worker of a host pushes for itself", action="store_true")

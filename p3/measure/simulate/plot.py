@@ -64,7 +64,8 @@ def _draw_lines(axes, settings, predictions) -> Dict[str, str]:
 def _label(setting: Setting) -> str:
     if setting.scheme == "ddp":
         return f"DDP's ring, buckets of {setting.bucket_mb:g} MB, simulated"
-    return f"P3, sender {sender_text(setting)}, slices of {setting.slice_elements}, simulated"
+    slices = "" if setting.slice_elements == "auto" else f" slices of {setting.slice_elements},"
+    return f"P3, sender {sender_text(setting)},{slices} simulated"
 
 
 def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[str, str]) -> None:

@@ -98,7 +98,7 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "MB": f"{setting.model.bytes / 1e6:.1f}",
         "scheme": setting.scheme,
         "sender": "" if setting.scheme == "ddp" else sender_text(setting),
-        "slice": str(setting.slice_elements),
+        "slice": str(setting.elements_of_a_slice),
         "compute, s": f"{setting.compute_s:g}",
         "Mbit/s": _told(network.up_mbit) + ("" if network.up_mbit == network.down_mbit
                                             else " down " + _told(network.down_mbit)),
@@ -148,6 +148,7 @@ def record(setting: Setting, prediction: Prediction) -> Dict:
         "bytes": setting.model.bytes,
         "hosts": setting.network.hosts,
         **asked,
+        "slice_elements": setting.elements_of_a_slice,
         "network": dataclasses.asdict(setting.network),
         "sender": dataclasses.asdict(setting.sender),
         **told,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from itertools import islice
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple, Union
 
-from p3.measure.lab.network import BURST_BYTES, QUEUE_MS
+from p3 import key_plan
+from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
 from p3.measure.replay import jitter, models
-from p3.measure.replay.bound import DEFAULT_SLICE_ELEMENTS, Cluster, Overhead
+from p3.measure.replay.bound import Cluster, Overhead
 
 SCHEMES = ("p3", "ddp")
 CONGESTION = ("none", "cubic", "bbr")
@@ -31,7 +32,7 @@ class Sender:
     priorities: bool = True
     window_kib: float = 0.0  # that a connection may have under way; 0: as P3 chooses
     write_kib: float = 0.0  # that one write adds at most to a socket that has room; 0: as P3 chooses
-    yields: bool = True  # to a quarter of the window while something more urgent waits on the host
+    yields: bool = False  # to a quarter of the window while something more urgent waits on the host
     egress_kib: float = 0.0  # rule 1: write only while less waits in the host's uplink queue; 0: no limit
     pushes_first: bool = False  # rule 2
     least_under_way: bool = False  # rule 3
@@ -41,8 +42,9 @@ class Sender:
 # By name: what P3 has done, and what it might do.
 SENDERS: Dict[str, Sender] = {
     "windows": Sender(),
-    "whole_segments": Sender(window_kib=32.0, write_kib=64.0),  # P3 before its windows were kept to
-    "short_egress": Sender(yields=False, egress_kib=16.0, pushes_first=True, least_under_way=True, inherits=True),
+    "yielding": Sender(yields=True),  # P3 while less urgent connections made room
+    "whole_segments": Sender(window_kib=32.0, write_kib=64.0, yields=True),  # and before its windows were kept to
+    "short_egress": Sender(egress_kib=16.0, pushes_first=True, least_under_way=True, inherits=True),
 }
 
 
@@ -76,7 +78,8 @@ def links(hosts: int, *rates_mbit: float, **more) -> Network:
 
 @dataclass(frozen=True)
 class Setting:
-    """One job. `servers` None: one on each host; they and the workers stand on the hosts in turn."""
+    """One job. `servers` None: one on each host; they and the workers stand on the hosts in turn. `slice_elements`: as
+    P3_SLICE_ELEMENTS."""
 
     model: models.Model
     compute_s: float
@@ -85,7 +88,7 @@ class Setting:
     scheme: str = "p3"
     workers_per_host: int = 1
     servers: Optional[int] = None
-    slice_elements: int = DEFAULT_SLICE_ELEMENTS
+    slice_elements: Union[int, str] = "auto"
     local_aggregation: bool = True
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
     jitter: float = 0.0
@@ -105,6 +108,10 @@ class Setting:
     def server_hosts(self) -> List[int]:
         count = self.network.hosts if self.servers is None else self.servers
         return [number % self.network.hosts for number in range(count)]
+
+    @property
+    def elements_of_a_slice(self) -> int:
+        return key_plan.slice_elements(self.slice_elements, len(self.server_hosts))
 
     def cluster(self) -> Cluster:
         """For the bound: with local aggregation the workers of a host push as one."""
@@ -166,6 +173,7 @@ def _slices(setting: Setting) -> List[dict]:
     """Round robin over the servers, in forward order. Of a sparse layer the rows that a step touches."""
     made: List[dict] = []
     servers, workers, key = len(setting.server_hosts), len(setting.workers), 0
+    whole = setting.elements_of_a_slice
 
     def add(layer: int, push_bytes: float, value_bytes: float) -> None:
         made.append({
@@ -177,8 +185,8 @@ def _slices(setting: Setting) -> List[dict]:
         alpha = setting.sparse.get(layer.name)
         for tensor in layer.tensors:
             if alpha is None:
-                for begin in range(0, tensor.elements, setting.slice_elements):
-                    size = min(setting.slice_elements, tensor.elements - begin) * models.FLOAT32_BYTES
+                for begin in range(0, tensor.elements, whole):
+                    size = min(whole, tensor.elements - begin) * models.FLOAT32_BYTES
                     add(number, size, size)
             else:
                 # A partition for each server. Rows of several workers overlap by chance.
@@ -213,7 +221,7 @@ def _check(setting: Setting) -> None:
         raise ValueError(f"no congestion control is called {network.congestion!r}: {', '.join(CONGESTION)}")
     if len(network.up_mbit) != len(network.down_mbit) or not network.up_mbit:
         raise ValueError(f"{len(network.up_mbit)} rates up and {len(network.down_mbit)} down; a host needs one of each")
-    if setting.slice_elements < 1:
+    if setting.elements_of_a_slice < 1:
         raise ValueError(f"slice_elements is {setting.slice_elements}; a slice has at least one element")
     layers = [layer.name for layer in setting.model.layers]
     for name, alpha in setting.sparse.items():

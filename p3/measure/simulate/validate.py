@@ -40,7 +40,7 @@ def compare(found: measured.Results, options: argparse.Namespace) -> List[Compar
     return [
         Comparison(one, predict(setting_of(one, asked[one.experiment], options)).median_s)
         for one in measured.summarise(found.runs)
-        if one.median_s and one.computation == "emulated" and one.rate_mbit
+        if one.median_s and one.computation == "emulated" and one.rate_mbit and one.path is None
         and (one.store in _OURS or one.store.startswith(_DDP))
     ]  # fmt: skip
 

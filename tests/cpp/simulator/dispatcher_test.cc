@@ -108,6 +108,7 @@ TEST_F(DispatcherTest, FullSocketTakesMoreWhenAThirdIsFree) {
 }
 
 TEST_F(DispatcherTest, LessUrgentConnectionYieldsThreeQuartersOfItsWindow) {
+  rules_.yields = true;
   rules_.write_bytes = 10;
   start(2, 40);
   queue(0, 1, 0, 1000);
@@ -118,7 +119,6 @@ TEST_F(DispatcherTest, LessUrgentConnectionYieldsThreeQuartersOfItsWindow) {
 }
 
 TEST_F(DispatcherTest, ShortEgressQueueKeepsTheChoiceUntilTheLink) {
-  rules_.yields = false;
   rules_.egress_bytes = 10;
   start(2);
   queue(0, 5, 0, 30);
@@ -130,7 +130,6 @@ TEST_F(DispatcherTest, ShortEgressQueueKeepsTheChoiceUntilTheLink) {
 }
 
 TEST_F(DispatcherTest, AmongEqualsTheOneWithTheFewestBytesUnderWayIsServed) {
-  rules_.yields = false;
   rules_.egress_bytes = 10;
   rules_.least_under_way = true;
   start(2);
@@ -146,7 +145,6 @@ TEST_F(DispatcherTest, AmongEqualsTheOneWithTheFewestBytesUnderWayIsServed) {
 
 TEST_F(DispatcherTest, HalfWrittenFrameIsAsUrgentAsTheBestBehindItOnlyWhereItInherits) {
   for (const bool inherits : {false, true}) {
-    rules_.yields = false;
     rules_.egress_bytes = 10;
     rules_.inherits = inherits;
     order_.clear();

@@ -55,7 +55,6 @@ TEST(Simulate, LayerThatIsNeededFirstOvertakes) {
 TEST(Simulate, PushesBeforeBroadcastsOfTheSameRoundAlone) {
   // Host 0 pushes slice 1 from 4 to 24 s. The broadcast of slice 0, for which worker 1 waits, comes between or behind.
   Job job = small_job(2, {100, 20000}, 2);
-  job.sender.yields = false;
   job.sender.egress_bytes = 100;
   job.transport.segment_bytes = 100;
   EXPECT_LT(simulate(job).waited_s[1][0], 1);
@@ -124,7 +123,7 @@ TEST(Simulate, ChoosesItsWindowsAsTheSocketsDo) {
     return simulate(job).window_bytes;
   };
   EXPECT_DOUBLE_EQ(window(2), 128 << 10) << "one connection to another host";
-  EXPECT_DOUBLE_EQ(window(8), 32 << 10) << "seven share the link";
+  EXPECT_DOUBLE_EQ(window(8), 16 << 10) << "seven share the link";
 }
 
 TEST(Simulate, JobsThatMakeNoSenseAreRefusedByName) {

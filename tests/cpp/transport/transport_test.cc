@@ -297,15 +297,13 @@ TEST(Transport, WorkThatIsAskedForDuringWorkIsDoneAtOnce) {
   node.transport.stop();
 }
 
-// A peer that takes whatever comes at once, or nothing; noting what the van is told about other traffic.
+// A peer that takes whatever comes at once.
 class Sink : public Stream {
  public:
   explicit Sink(std::unique_ptr<Stream> end) : end_(std::move(end)) {}
   IoResult write(const iovec* parts, int count) override {
-    if (is_full) return {0, EAGAIN, false};
     IoResult result;
     for (int i = 0; i < count; ++i) result.bytes += parts[i].iov_len;
-    yielded.push_back(yields_);
     ++writes;
     return result;
   }
@@ -313,96 +311,30 @@ class Sink : public Stream {
   int read_fd() const override { return end_->read_fd(); }
   int write_fd() const override { return end_->write_fd(); }
   uint32_t write_event() const override { return end_->write_event(); }
-  bool leaves_machine() const override { return is_link; }
-  void yield(bool yields) override { yields_ = yields; }
-  void tell_waiting(uint64_t rank) override { told = rank; }
-  uint64_t peer_waiting() const override { return peers; }
+  void share_link(LinkRate* shared) override { link = shared; }
   void end_writing() override { end_->end_writing(); }
   void close() override { end_->close(); }
 
-  bool is_full = false, is_link = false;
-  std::vector<bool> yielded;  // at each write
   std::atomic<int> writes{0};
-  std::atomic<uint64_t> told{0}, peers{0};
+  LinkRate* link = nullptr;
 
  private:
   std::unique_ptr<Stream> end_;
-  bool yields_ = false;
 };
 
-Frame empty_frame(uint64_t round, int32_t priority) {
-  Frame frame;
-  frame.header.kind = FrameKind::kFetch;
-  frame.header.round = round;
-  frame.header.priority = priority;
-  return frame;
-}
-
-// What is full may be so because of what others have under way on the link that all share.
-TEST(Transport, LessUrgentVansYieldToOnesThatWait) {
-  Node node("node"), others("others");
-  std::vector<Sink*> links;
+TEST(Transport, ItsVansShareOneLink) {
+  Node node("node");
+  std::vector<Sink*> sinks;
   std::vector<std::unique_ptr<Stream>> ends;
-  for (bool is_full : {true, false}) {
+  for (int i = 0; i < 2; ++i) {
     StreamPair pair = unix_streams();
-    auto link = std::make_unique<Sink>(std::move(pair.first));
-    link->is_link = true;
-    link->is_full = is_full;
-    links.push_back(link.get());
+    auto sink = std::make_unique<Sink>(std::move(pair.first));
+    sinks.push_back(sink.get());
     ends.push_back(std::move(pair.second));
-    node.transport.add_van(std::move(link), "another machine");
+    node.transport.add_van(std::move(sink), "another machine");
   }
-  node.transport.send({{0, empty_frame(7, 5)}});
-  node.transport.start();
-  int written = 0;
-  for (const Frame& frame :
-       {empty_frame(7, 4), empty_frame(7, 5), empty_frame(7, 6), empty_frame(8, 9), empty_frame(6, 0)}) {
-    node.transport.send({{1, frame}});
-    ASSERT_TRUE(within_deadline([&] { return links[1]->writes > written; }));
-    ++written;
-  }
-  node.transport.stop();
-  EXPECT_EQ(links[1]->yielded, (std::vector<bool>{true, false, false, true, false}));
-}
-
-TEST(Transport, TheProcessesOfAMachineYieldToEachOther) {
-  Node node("node");
-  StreamPair far = unix_streams(), near = unix_streams();
-  auto link = std::make_unique<Sink>(std::move(far.first));
-  auto local = std::make_unique<Sink>(std::move(near.first));
-  Sink &to_far = *link, &to_near = *local;
-  to_far.is_link = true;
-  node.transport.add_van(std::move(link), "another machine");
-  node.transport.add_van(std::move(local), "a neighbour");
-  to_near.peers = rank_of({3, 5});
-  node.transport.start();
-  int written = 0;
-  for (int32_t priority : {4, 6}) {
-    node.transport.send({{0, empty_frame(3, priority)}});
-    ASSERT_TRUE(within_deadline([&] { return to_far.writes > written; }));
-    ++written;
-  }
-  // What goes to the neighbour does not use the link.
-  node.transport.send({{1, empty_frame(3, 0)}});
-  ASSERT_TRUE(within_deadline([&] { return to_near.writes > 0 && to_near.told == 0; }));
-  node.transport.stop();
-  EXPECT_EQ(to_far.yielded, (std::vector<bool>{true, false}));
-  EXPECT_EQ(to_near.yielded, std::vector<bool>{false});
-}
-
-TEST(Transport, TellsItsNeighboursWhatWaitsToLeave) {
-  Node node("node");
-  StreamPair far = unix_streams(), near = unix_streams();
-  auto link = std::make_unique<Sink>(std::move(far.first));
-  auto local = std::make_unique<Sink>(std::move(near.first));
-  Sink& to_near = *local;
-  link->is_link = link->is_full = true;
-  node.transport.add_van(std::move(link), "another machine");
-  node.transport.add_van(std::move(local), "a neighbour");
-  node.transport.start();
-  node.transport.send({{0, empty_frame(3, 2)}});
-  EXPECT_TRUE(within_deadline([&] { return to_near.told == rank_of({3, 2}); }));
-  node.transport.stop();
+  EXPECT_NE(sinks[0]->link, nullptr);
+  EXPECT_EQ(sinks[0]->link, sinks[1]->link);
 }
 
 // A sender that never gets to sleep must give its other vans their heartbeats all the same.

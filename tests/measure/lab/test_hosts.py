@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from lab_traces import DEADLINE_S, needs_lab, traces
 from processes import clean_environment
 
 from p3.measure.lab import hosts, network
+from p3.measure.lab.shaping import BURST_BYTES, CONGESTION, SHAPERS, Shaping
 
 # Listens on a free port, says which, reads one connection to its end, and tells how many bytes came in how many s.
 SINK = """
@@ -75,20 +77,70 @@ def test_hosts_are_not_on_the_real_network():
 
 @needs_lab
 @pytest.mark.parametrize("limited", ["up", "down"])
-def test_rate_bounds_each_direction(limited):
+@pytest.mark.parametrize("shaping", [Shaping(), Shaping("htb"), Shaping(beyond=True), Shaping("htb", beyond=True)])
+def test_rate_bounds_each_direction(limited, shaping):
     # Not a test of speed: however slow the machine, it cannot be faster than the link.
     rate_mbit, size = 40, 1_000_000
     try:
-        with hosts.lab(2, rate_mbit=rate_mbit) as lab:
+        with hosts.lab(2, 10, shaping=shaping) as lab:
+            lab = hosts.set_rates(lab, rate_mbit)
             # Lift the other end's limit, so that the one under test has to hold on its own.
             folder = hosts.RUN / lab[0].lab / "lab"
-            namespace, device = (folder / "switch", "port1") if limited == "up" else (folder / "0", "eth0")
+            uplink = (folder / "switch", "up0") if shaping.beyond else (folder / "0", "eth0")
+            namespace, device = (folder / "switch", "port1") if limited == "up" else uplink
             network.call("nsenter", f"--net={namespace}/net", "tc", "qdisc", "del", "dev", device, "root")
             received, seconds, _ = transfer(lab[0], lab[1], size)
     except hosts.MissingQdisc as missing:
         pytest.skip(str(missing))
     assert received == size
-    assert seconds >= (size - 2 * network.BURST_BYTES) * 8 / (rate_mbit * 1e6)
+    assert seconds >= (size - 2 * BURST_BYTES) * 8 / (rate_mbit * 1e6)
+
+
+@needs_lab
+@pytest.mark.parametrize("shaper", SHAPERS)
+def test_queue_is_as_long_as_asked_for(shaper):
+    try:
+        with hosts.lab(1, 40, shaping=Shaping(shaper, queue_ms=100)) as (host,):
+            shown = subprocess.check_output(host.command("tc", "qdisc", "show", "dev", "eth0"), timeout=DEADLINE_S)
+    except hosts.MissingQdisc as missing:
+        pytest.skip(str(missing))
+    if shaper == "tbf":
+        assert b" lat 100ms" in shown  # what remains of its limit when the burst has passed
+    else:
+        assert b" limit %db" % (BURST_BYTES + 500_000) in shown
+
+
+# Print which congestion control their end of a connection has.
+CONTROL_OF_LISTENER = """
+import socket
+listener = socket.create_server(("", 0))
+print(listener.getsockname()[1], flush=True)
+accepted = listener.accept()[0]
+print(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+"""
+CONTROL_OF_CONNECTION = """
+import socket, sys
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\\0").decode())
+"""
+
+
+@needs_lab
+@pytest.mark.parametrize("congestion", CONGESTION)
+def test_congestion_control_is_that_asked_for_at_both_ends(congestion):
+    default = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if congestion not in ("machine", *available):
+        pytest.skip(f"this kernel has no {congestion}")
+    with hosts.lab(2, shaping=Shaping(congestion=congestion)) as lab:
+        with contextlib.ExitStack() as stack:
+            sink = stack.enter_context(start(lab[1], CONTROL_OF_LISTENER))
+            stack.callback(sink.kill)
+            port = sink.stdout.readline().strip()
+            source = stack.enter_context(start(lab[0], CONTROL_OF_CONNECTION, lab[1].address, port))
+            stack.callback(source.kill)
+            found = [end.communicate(timeout=DEADLINE_S)[0].strip() for end in (source, sink)]
+    assert found == [default if congestion == "machine" else congestion] * 2
 
 
 @needs_lab
@@ -188,14 +240,17 @@ def test_lab_in_use_cannot_be_taken_down_by_another():
 
 @needs_lab
 def test_failed_command_is_told_with_what_it_printed(monkeypatch):
-    monkeypatch.setattr(network, "QUEUE_MS", -1e6)  # a negative queue, which tc refuses
+    monkeypatch.setattr(Shaping, "queue_bytes", lambda *_: -1 << 40)  # which tc refuses
     with pytest.raises(hosts.LabError, match=r"'nsenter .* tbf .*' failed with status \d+: .+"):
         with hosts.lab(1, rate_mbit=10):
             pass
     assert [one.name for one in hosts.status() if str(os.getpid()) in one.name] == []
 
 
-@pytest.mark.parametrize("arguments", [{"count": 0}, {"count": 2, "rate_mbit": 0}, {"count": 2, "delay_ms": -1}])
+@pytest.mark.parametrize("arguments", [
+    {"count": 0}, {"count": 2, "rate_mbit": 0}, {"count": 2, "delay_ms": -1},
+    *({"count": 2, "shaping": shaping} for shaping in (Shaping("sfq"), Shaping(queue_ms=0), Shaping(congestion="x"))),
+])  # fmt: skip
 def test_senseless_numbers_are_refused(arguments):
     with pytest.raises(ValueError):
         with hosts.lab(**arguments):

@@ -312,6 +312,9 @@ def test_lab_is_not_taken_down_from_one_of_its_hosts(name, start):
     ("up --rate 800mbit,", "'' is not a rate"),
     ("up --rate 1mbps", "tc reads `bps` as bytes"),
     ("up --delay 1", "'1' is not a delay such as 0.1ms"),
+    ("up --queue 5", "'5' is not a delay such as 0.1ms"),
+    ("up --shaper sfq", "invalid choice: 'sfq'"),
+    ("up --congestion vegas", "invalid choice: 'vegas'"),
     ("exec first -- true", "'first' is not the number of a host"),
 ])  # fmt: skip
 def test_senseless_argument_is_refused_with_an_example(p3_lab, arguments, words):

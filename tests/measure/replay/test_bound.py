@@ -7,6 +7,7 @@ import pytest
 from ideal_schedule import ends_of_iterations
 from processes import ROOT
 
+from p3.key_plan import slice_elements
 from p3.measure.replay import bound as bounds
 from p3.measure.replay import models
 from p3.measure.replay.bound import NO_OVERHEAD, Cluster, Overhead, bound, one_of_each
@@ -28,8 +29,8 @@ def model_of(*layers):
     ))
 
 
-def seconds(model, compute_s, cluster, slice_elements=1000, overhead=NO_OVERHEAD, **settings):
-    return bound(model, compute_s, cluster, slice_elements, overhead, **settings).seconds
+def seconds(model, compute_s, cluster, elements=1000, overhead=NO_OVERHEAD, **settings):
+    return bound(model, compute_s, cluster, elements, overhead, **settings).seconds
 
 
 def test_single_layer_hides_nothing_behind_its_computation():
@@ -93,7 +94,7 @@ def test_slow_nic_counts_by_direction():
 
 
 def test_single_slice_goes_there_and_back_whole():
-    assert seconds(model_of((1, 1)), 2.0, one_of_each(2, MB_PER_S), slice_elements=250_000) == pytest.approx(2.0 + 2.0)
+    assert seconds(model_of((1, 1)), 2.0, one_of_each(2, MB_PER_S), elements=250_000) == pytest.approx(2.0 + 2.0)
 
 
 def test_delay_counts_both_ways_for_a_value_that_is_waited_for():
@@ -151,11 +152,11 @@ def test_ideal_schedule_is_never_faster(seed):
 
 @pytest.mark.parametrize("name, hosts, within", [
     ("vgg19", 2, 1.01), ("resnet50", 2, 1.01), ("inception_v3", 2, 1.01), ("sockeye", 2, 1.01), ("bert", 2, 1.01),
-    ("vgg19", 4, 1.01), ("resnet50", 4, 1.01), ("inception_v3", 4, 1.01), ("sockeye", 4, 1.01), ("bert", 4, 1.04),
+    ("vgg19", 4, 1.01), ("resnet50", 4, 1.01), ("inception_v3", 4, 1.01), ("sockeye", 4, 1.01), ("bert", 4, 1.01),
 ])  # fmt: skip
 def test_ideal_schedule_comes_near(name, hosts, within):
     model, cluster = models.load(name), one_of_each(hosts, 200)
-    ends = ends_of_iterations(model, 4.0, cluster, 7, bounds.DEFAULT_SLICE_ELEMENTS, Overhead())
+    ends = ends_of_iterations(model, 4.0, cluster, 7, slice_elements("auto", hosts), Overhead())
     period = (ends[-1] - ends[2]) / (len(ends) - 3)
     assert period <= within * bound(model, 4.0, cluster).seconds
 

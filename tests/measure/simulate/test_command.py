@@ -27,7 +27,7 @@ def simulate(capsys):
 def test_one_setting_is_told_in_full(simulate):
     out = simulate(*SMALL, "--hosts", "4")
     assert "vgg19, 2.9 MB, P3: 4 hosts, 40 Mbit/s, 0.5 s of computation" in out
-    assert "above the bound" in out and "bound 1." in out and "computation" in out and "waits for" in out
+    assert "above the bound" in out and "bound 0." in out and "computation" in out and "waits for" in out
     assert [line.split()[0] for line in out.split("link ")[1].splitlines()[1:]] == ["0", "1", "2", "3"]
 
 
@@ -41,7 +41,7 @@ def test_every_combination_of_lists_and_ranges_has_a_row_and_a_record(simulate, 
     assert len(out.splitlines()) == 2 + len(records) and out.startswith("model vgg19, MB 2.9, scheme p3")
     for one in records:
         assert one["kind"] == "simulation" and one["mean_s"] >= one["bound_s"] - 0.02
-        assert len(one["up"]) == one["hosts"] and one["sender"]["yields"] is True
+        assert len(one["up"]) == one["hosts"] and one["sender"]["yields"] is False
 
 
 def test_ddp_is_simulated_once_for_all_senders(simulate):
@@ -52,9 +52,9 @@ def test_ddp_is_simulated_once_for_all_senders(simulate):
 def test_settings_of_sender_and_network_are_taken_by_name(simulate, tmp_path):
     path = tmp_path / "out.jsonl"
     simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "egress_kib=16",
-             "--set", "yields=no", "--set", "queue_ms=5", "--out", str(path))  # fmt: skip
+             "--set", "yields=yes", "--set", "queue_ms=5", "--out", str(path))  # fmt: skip
     (record,) = map(json.loads, path.read_text().splitlines())
-    assert record["sender"]["egress_kib"] == 16 and record["sender"]["yields"] is False
+    assert record["sender"]["egress_kib"] == 16 and record["sender"]["yields"] is True
     assert record["network"]["queue_ms"] == 5
     assert record["network"]["up_mbit"] == [40, 20, 20] and record["network"]["down_mbit"] == [80, 80, 80]
 
