@@ -122,12 +122,16 @@ def _cpu(_settings: Settings) -> List[Row]:
 
 
 def _kernel(_settings: Settings) -> List[Row]:
-    algorithms = _read("/proc/sys/net/ipv4/tcp_available_congestion_control").split()
     rows = [Row(OK, "kernel", "%s %s" % (platform.system(), platform.release()))]
-    if "bbr" in algorithms:
-        rows.append(Row(OK, "TCP BBR", "available"))
+    default = _read("/proc/sys/net/ipv4/tcp_congestion_control").strip()
+    if default != "bbr":
+        rows.append(Row(OK, "TCP", default))
+    elif os.geteuid() == 0 or "cubic" in _read("/proc/sys/net/ipv4/tcp_allowed_congestion_control").split():
+        rows.append(Row(OK, "TCP", "bbr; P3 chooses cubic for its own connections where round trips are short"))
     else:
-        rows.append(Row(NOTE, "TCP BBR", "not loaded; it helps on slow networks", "sudo modprobe tcp_bbr"))
+        finding = "bbr; where round trips are short P3 chooses reno, as cubic is not allowed"
+        remedy = "sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'"
+        rows.append(Row(NOTE, "TCP", finding, remedy))
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.bind("\0p3-doctor-" + os.urandom(8).hex())

@@ -36,7 +36,7 @@ Transport::~Transport() {
 
 int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer, bool is_bounded) {
   const int number = static_cast<int>(vans_.size());
-  stream->share_link(&link_);
+  if (peer != kNoPeer) stream->share_link(&link_);  // else hosts would differ in the number of their connections
   vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_, is_bounded));
   return number;
 }

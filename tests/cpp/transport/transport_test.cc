@@ -326,15 +326,16 @@ TEST(Transport, ItsVansShareOneLink) {
   Node node("node");
   std::vector<Sink*> sinks;
   std::vector<std::unique_ptr<Stream>> ends;
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 3; ++i) {
     StreamPair pair = unix_streams();
     auto sink = std::make_unique<Sink>(std::move(pair.first));
     sinks.push_back(sink.get());
     ends.push_back(std::move(pair.second));
-    node.transport.add_van(std::move(sink), "another machine");
+    node.transport.add_van(std::move(sink), "another machine", i < 2 ? i : kNoPeer);
   }
   EXPECT_NE(sinks[0]->link, nullptr);
   EXPECT_EQ(sinks[0]->link, sinks[1]->link);
+  EXPECT_EQ(sinks[2]->link, nullptr) << "a watch carries no slices";
 }
 
 // A sender that never gets to sleep must give its other vans their heartbeats all the same.

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import operator
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from processes import QUICK_IMPORT, ROOT, Process, clean_environment
 from p3 import cli
 from p3.measure.bench import campaign, experiments, jobs, nic, runs, train
 from p3.measure.bench.command import fill_in_rate
+from p3.measure.bench.paths import PATHS, Path
 from p3.measure.lab import hosts
 from p3.measure.replay import models
 
@@ -312,3 +314,13 @@ def test_bytes_of_an_interval_are_between_the_samples_next_to_its_edges():
 
 def test_ports_of_this_machine_are_free_and_differ():
     assert len(set(itertools.islice(campaign._free_ports(), 5))) == 5
+
+
+def test_paths_differ_from_the_plain_one_in_one_thing_each():
+    plain, *others = configurations("paths")
+    assert [one.path_name for one in (plain, *others)] == list(PATHS)
+    assert plain.path == Path() and plain.workers == plain.hosts == 4
+    for one in others:
+        assert sum(map(operator.ne, one.path, Path())) == 1, one
+        assert one._replace(path_name=plain.path_name, label=plain.label) == plain
+        assert one.identity()["workers"] == 4 * one.path.workers_per_host

@@ -59,6 +59,7 @@ def test_spread_is_of_the_runs_medians(tables_of):
     ("slices", {}, "VGG-19, 86 MB, 800 Mbit/s, 1 s of computation, 2 hosts", "slices of 50000"),
     ("ratio", {}, "VGG-19, 86 MB, 800 Mbit/s, 2 hosts", "0.86"),
     ("compute", {"computation": "real", "compute_s": None}, "VGG-19, 86 MB, 2 hosts", "800 Mbit/s"),
+    ("paths", {"path": "TLS"}, "VGG-19, 86 MB, 800 Mbit/s, 1 s of computation, 2 hosts", "TLS"),
     ("utilization", {"delay_ms": 5}, "800 Mbit/s, 1 s of computation, 5 ms delay, 2 hosts", "VGG-19, 86 MB"),
 ])  # fmt: skip
 def test_what_differs_names_the_row_and_all_else_the_table(tables_of, experiment, changes, title, label):
@@ -72,6 +73,12 @@ def test_store_without_slices_is_compared_with_every_size(tables_of):
     assert [(row[0], row[1], row[4]) for row in table.rows[1:]] == [
         ("slices of 5000", "3.00 (3.00..3.00)", "1.50x"), ("slices of 50000", "3.00 (3.00..3.00)", "3.00x"),
     ]  # fmt: skip
+
+
+def test_the_size_that_p3_chooses_by_itself_tells_no_tables_apart(tables_of):
+    sizes = {2: 50000, 4: 10000}
+    (table,) = tables_of(*(made.run("scale", hosts=hosts, slice_elements=size) for hosts, size in sizes.items()))
+    assert [row[0] for row in table.rows[1:]] == ["2", "4"] and "slices" not in table.title
 
 
 def test_slices_of_two_sizes_are_no_row_of_one_table(tables_of):
