@@ -100,18 +100,8 @@ def create_host(lab: Path, node: int, name: str, address: str, shaping: Shaping)
     _ip(host, "address", "add", f"{address}/24", "dev", "eth0")
     _ip(host, "link", "set", "dev", "eth0", "up")
     if shaping.congestion != "machine":  # the kernel keeps a namespace from choosing a default that is restricted
-        _ip(
-            host,
-            "route",
-            "replace",
-            f"{address.rpartition('.')[0]}.0/24",
-            "dev",
-            "eth0",
-            "src",
-            address,
-            "congctl",
-            shaping.congestion,
-        )
+        subnet = f"{address.rpartition('.')[0]}.0/24"
+        _ip(host, "route", "replace", subnet, "dev", "eth0", "src", address, "congctl", shaping.congestion)
 
 
 def _router(switch: Path, node: int) -> str:
@@ -155,46 +145,16 @@ def _shaped(lab: Path, node: int, delayed: bool, shaping: Shaping) -> List[Tuple
 
 
 def _tbf(folder: Path, device: str, place: Sequence[str], rate: str, queue_bytes: int) -> None:
-    _tc(
-        "replace",
-        folder,
-        device,
-        *place,
-        "tbf",
-        "rate",
-        rate,
-        "burst",
-        str(BURST_BYTES),
-        "limit",
-        str(BURST_BYTES + queue_bytes),
-    )
+    _tc("replace", folder, device, *place, "tbf", "rate", rate, "burst", str(BURST_BYTES),
+        "limit", str(BURST_BYTES + queue_bytes))  # fmt: skip
 
 
 def _htb(folder: Path, device: str, place: Sequence[str], rate: str, queue_bytes: int) -> None:
     _tc("replace", folder, device, *place, "pfifo")  # htb cannot be replaced by itself
     _tc("replace", folder, device, *place, "handle", "10:", "htb", "default", "1")
-    call(
-        "nsenter",
-        f"--net={folder}/net",
-        "tc",
-        "class",
-        "replace",
-        "dev",
-        device,
-        "parent",
-        "10:",
-        "classid",
-        "10:1",
-        "htb",
-        "rate",
-        rate,
-        "burst",
-        str(BURST_BYTES),
-        "cburst",
-        str(BURST_BYTES),
-        "quantum",
-        str(BURST_BYTES),
-    )
+    burst = ["burst", str(BURST_BYTES), "cburst", str(BURST_BYTES), "quantum", str(BURST_BYTES)]
+    call("nsenter", f"--net={folder}/net", "tc", "class", "replace", "dev", device,
+         "parent", "10:", "classid", "10:1", "htb", "rate", rate, *burst)  # fmt: skip
     _tc("replace", folder, device, "parent", "10:1", "handle", "11:", "bfifo", "limit", str(BURST_BYTES + queue_bytes))
 
 
