@@ -26,7 +26,7 @@ namespace {
 struct Class {
   uint64_t below_bytes_per_second, spare_bytes;
 };
-constexpr Class kClasses[] = {{7'500'000, 48 << 10}, {37'500'000, 96 << 10}};  // 60 and 300 Mbit/s
+constexpr Class kClasses[] = {{8'750'000, 48 << 10}, {43'750'000, 96 << 10}};  // 70 and 350 Mbit/s: no usual rates
 constexpr uint64_t kSpareBytes = 256 << 10;                                    // of faster links
 constexpr uint64_t kFastBytesPerSecond = 125'000'000;  // 1 Gbit/s; above, as much more as passes in
 constexpr uint64_t kFastMicroseconds = 3000;

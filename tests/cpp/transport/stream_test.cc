@@ -344,11 +344,11 @@ TEST(SocketStream, LinksOfUnlikeRatesHaveTheSameBound) {
   constexpr uint64_t kMbit = 1000 * 1000 / 8;
   for (uint64_t rate : {400, 800, 1000})
     EXPECT_EQ(SocketStream::bytes_under_way(rate * kMbit, 3, 500), 128u << 10) << rate;
-  for (uint64_t rate : {75, 100, 200, 250}) {
+  for (uint64_t rate : {75, 100, 200, 300}) {
     EXPECT_EQ(SocketStream::bytes_under_way(rate * kMbit, 1, 50), 128u << 10) << rate;
     EXPECT_EQ(SocketStream::bytes_under_way(rate * kMbit, 3, 500), 64u << 10) << rate;
   }
-  for (uint64_t rate : {0, 20, 40}) {
+  for (uint64_t rate : {0, 20, 60}) {
     EXPECT_EQ(SocketStream::bytes_under_way(rate * kMbit, 1, 50), 64u << 10) << rate;
     EXPECT_EQ(SocketStream::bytes_under_way(rate * kMbit, 3, 50), 32u << 10) << rate;
   }
