@@ -17,7 +17,8 @@ class LinkRate {
   void remove_connection() { --connections_; }
   uint64_t connections() const { return connections_; }
 
-  // So many bytes have been taken by one of them.
+  // So many bytes have been taken by one of them. The rate is measured so, and not the kernel's delivery rate, which
+  // takes what a token bucket lets pass at once for the rate of the path.
   void wrote(uint64_t bytes) {
     written_ += bytes;
     if (written_ < kBytesPerMeasurement) return;

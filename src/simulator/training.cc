@@ -75,7 +75,7 @@ void Training::connect() {
   }
 }
 
-// What SocketStream allows a connection that has had its share of the host's link.
+// What SocketStream allows a connection of a process that knows its host's link, and has so many on it.
 double Training::window_of(int from_host, int connections) const {
   if (job_.sender.window_bytes > 0) return job_.sender.window_bytes;
   const double rate = job_.hosts[static_cast<size_t>(from_host)].up.bytes_per_s;

@@ -1,18 +1,16 @@
 #include "p3/socket_stream.h"
 
 #include <fcntl.h>
-#include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info lacks the delivery rate
+#include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info lacks the minimum round-trip time
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include "base/epoll.h"
 #include "transport/parts.h"
@@ -23,11 +21,11 @@ namespace {
 // What lies in front of the link besides what the path holds, for all connections together: enough for a sender that
 // wakes up late, and on fast links for the kernel to work in full segments. In steps that are far apart, because the
 // windows of a job's hosts must not differ (docs/decisions.md).
-struct Class {
+struct Step {
   uint64_t below_bytes_per_second, spare_bytes;
 };
-constexpr Class kClasses[] = {{8'750'000, 48 << 10}, {43'750'000, 96 << 10}};  // 70 and 350 Mbit/s: no usual rates
-constexpr uint64_t kSpareBytes = 256 << 10;                                    // of faster links
+constexpr Step kSteps[] = {{8'750'000, 48 << 10}, {43'750'000, 96 << 10}};  // 70 and 350 Mbit/s: no usual rates
+constexpr uint64_t kSpareBytes = 256 << 10;                                 // of faster links
 constexpr uint64_t kFastBytesPerSecond = 125'000'000;  // 1 Gbit/s; above, as much more as passes in
 constexpr uint64_t kFastMicroseconds = 3000;
 constexpr uint32_t kNearMicroseconds = 1000;  // for paths up to there, that is enough
@@ -45,8 +43,8 @@ constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
 #endif
 
 uint64_t spare_of(uint64_t link_rate) {
-  for (const Class& one : kClasses)
-    if (link_rate < one.below_bytes_per_second) return one.spare_bytes;
+  for (const Step& step : kSteps)
+    if (link_rate < step.below_bytes_per_second) return step.spare_bytes;
   const uint64_t above = std::max(link_rate, kFastBytesPerSecond) - kFastBytesPerSecond;
   return kSpareBytes + above * kFastMicroseconds / 1'000'000;
 }
@@ -118,9 +116,8 @@ void SocketStream::look_at_path() {
   looked_at_ = link_->measurements();
   tcp_info info{};
   if (!get_info(info)) return;
-  // Not the kernel's delivery rate, which takes what a token bucket lets pass at once for the rate of the path.
   const uint64_t bound = bytes_under_way(link_->rate(), link_->connections(), info.tcpi_min_rtt);
-  if (bound > bound_ || bound < bound_ / 2) bound_send_buffer(bound);
+  if (bound != bound_) bound_send_buffer(bound);
   leave_bbr(info.tcpi_min_rtt);
 }
 

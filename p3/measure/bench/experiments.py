@@ -137,11 +137,7 @@ def ratio(options: Namespace) -> List[Configuration]:
 
 
 def paths(options: Namespace) -> List[Configuration]:
-    return [
-        _configuration(options, model, path_name=name, label=name)
-        for model in options.models
-        for name in PATHS
-    ]  # fmt: skip
+    return [_configuration(options, model, path_name=name, label=name) for model in options.models for name in PATHS]
 
 
 def compute(options: Namespace) -> List[Configuration]:

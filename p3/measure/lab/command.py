@@ -45,21 +45,12 @@ def add_parser(commands) -> None:
     up.add_argument("--rate", type=rates, default=[None], metavar="R[,R...]",
                     help="of each host's link, each way: one for all or one for each, as 800mbit (default: no limit)")
     up.add_argument("--delay", type=delay, default=0.0, metavar="D", help="one way between hosts, as 0.1ms (none)")
-    up.add_argument(
-        "--queue",
-        type=delay,
-        default=QUEUE_MS,
-        metavar="D",
-        help="in front of each slow link, besides the burst, at its rate (default %gms)" % QUEUE_MS,
-    )
+    up.add_argument("--queue", type=delay, default=QUEUE_MS, metavar="D",
+                    help="in front of each slow link, besides the burst, at its rate (default %gms)" % QUEUE_MS)
     up.add_argument("--shaper", choices=SHAPERS, default=SHAPERS[0], help="what keeps the rate (default %(default)s)")
     up.add_argument("--beyond", action="store_true", help="uplinks are slow behind the hosts' own interfaces")
-    up.add_argument(
-        "--congestion",
-        choices=CONGESTION,
-        default=CONGESTION[0],
-        help="TCP's congestion control on the hosts (default: the %(default)s's)",
-    )
+    up.add_argument("--congestion", choices=CONGESTION, default=CONGESTION[0],
+                    help="TCP's congestion control on the hosts (default: the %(default)s's)")
     up.set_defaults(handler=_up)
 
     execute = actions.add_parser("exec", help="run a command on a host")

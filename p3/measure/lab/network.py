@@ -127,8 +127,9 @@ def delay(lab: Path, node: int, delay_ms: float) -> None:
 
 def limit(lab: Path, node: int, rate_mbit: float, delayed: bool, shaping: Shaping) -> None:
     """Sets a host's rate, or changes it: up at its interface or beyond, down at the switch's port behind the delay."""
+    rate, limit_bytes = f"{round(rate_mbit * 1e6)}bit", str(shaping.limit_bytes(rate_mbit))
     for folder, device, place in _shaped(lab, node, delayed, shaping):
-        _SHAPE[shaping.shaper](folder, device, place, f"{round(rate_mbit * 1e6)}bit", shaping.queue_bytes(rate_mbit))
+        _SHAPE[shaping.shaper](folder, device, place, rate, limit_bytes)
 
 
 def unlimit(lab: Path, node: int, delayed: bool, shaping: Shaping) -> None:
@@ -144,18 +145,17 @@ def _shaped(lab: Path, node: int, delayed: bool, shaping: Shaping) -> List[Tuple
     return [(*uplink, ["root"]), (switch, f"port{node}", ["parent", "1:1"] if delayed else ["root"])]
 
 
-def _tbf(folder: Path, device: str, place: Sequence[str], rate: str, queue_bytes: int) -> None:
-    _tc("replace", folder, device, *place, "tbf", "rate", rate, "burst", str(BURST_BYTES),
-        "limit", str(BURST_BYTES + queue_bytes))  # fmt: skip
+def _tbf(folder: Path, device: str, place: Sequence[str], rate: str, limit_bytes: str) -> None:
+    _tc("replace", folder, device, *place, "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", limit_bytes)
 
 
-def _htb(folder: Path, device: str, place: Sequence[str], rate: str, queue_bytes: int) -> None:
+def _htb(folder: Path, device: str, place: Sequence[str], rate: str, limit_bytes: str) -> None:
     _tc("replace", folder, device, *place, "pfifo")  # htb cannot be replaced by itself
     _tc("replace", folder, device, *place, "handle", "10:", "htb", "default", "1")
     burst = ["burst", str(BURST_BYTES), "cburst", str(BURST_BYTES), "quantum", str(BURST_BYTES)]
     call("nsenter", f"--net={folder}/net", "tc", "class", "replace", "dev", device,
          "parent", "10:", "classid", "10:1", "htb", "rate", rate, *burst)  # fmt: skip
-    _tc("replace", folder, device, "parent", "10:1", "handle", "11:", "bfifo", "limit", str(BURST_BYTES + queue_bytes))
+    _tc("replace", folder, device, "parent", "10:1", "handle", "11:", "bfifo", "limit", limit_bytes)
 
 
 _SHAPE = {"tbf": _tbf, "htb": _htb}

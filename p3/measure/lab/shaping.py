@@ -34,6 +34,6 @@ class Shaping(NamedTuple):
         if self.congestion not in CONGESTION:
             raise ValueError(f"congestion control is one of {', '.join(CONGESTION)}, not {self.congestion!r}")
 
-    def queue_bytes(self, rate_mbit: float) -> int:
-        """Besides the burst."""
-        return int(rate_mbit * 1e6 / 8 * self.queue_ms / 1e3)
+    def limit_bytes(self, rate_mbit: float) -> int:
+        """Of what waits, the burst included."""
+        return BURST_BYTES + int(rate_mbit * 1e6 / 8 * self.queue_ms / 1e3)

@@ -308,19 +308,41 @@ TEST(LinkRate, IsTheGreatestOfLate) {
   EXPECT_EQ(link.measurements(), 2003u);
 }
 
+// From the first to the second.
+void move_through(const StreamPair& pair, size_t bytes) {
+  std::thread reader([&] {
+    std::vector<char> buffer(1 << 20);
+    const iovec part{buffer.data(), buffer.size()};
+    for (size_t came = 0; came < bytes;) {
+      pollfd readable{pair.second->read_fd(), POLLIN, 0};
+      ASSERT_GT(poll(&readable, 1, 10'000), 0);
+      came += pair.second->read(&part, 1).bytes;
+    }
+  });
+  std::vector<char> zeros(1 << 20);
+  for (size_t left = bytes; left > 0;) {
+    const iovec part{zeros.data(), std::min(left, zeros.size())};
+    pollfd writable{pair.first->write_fd(), POLLOUT, 0};
+    if (poll(&writable, 1, 10'000) <= 0) break;
+    left -= pair.first->write(&part, 1).bytes;
+  }
+  reader.join();
+}
+
+int send_buffer(const StreamPair& pair) {
+  int bytes = 0;
+  socklen_t length = sizeof bytes;
+  EXPECT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
+  return bytes;
+}
+
 TEST(SocketStream, TellsItsLinkHowFastItIs) {
   LinkRate link;
   const StreamPair pair = socket_pair(tcp_pair());
   pair.first->share_link(&link);
-  const std::vector<char> zeros(256 << 10);
-  std::vector<char> buffer(1 << 20);
-  const iovec part{const_cast<char*>(zeros.data()), zeros.size()}, room{buffer.data(), buffer.size()};
   EXPECT_EQ(link.connections(), 1u);
   EXPECT_EQ(link.rate(), 0u);
-  for (size_t moved = 0; moved < 4 << 20;) {
-    pair.first->write(&part, 1);
-    for (size_t n; (n = pair.second->read(&room, 1).bytes) > 0;) moved += n;
-  }
+  move_through(pair, 8 << 20);
   EXPECT_GT(link.rate(), 0u);
   EXPECT_GE(link.measurements(), 4u);
 }
@@ -397,29 +419,25 @@ TEST(SocketStream, ExceedsItsBoundByLessThanAPiece) {
 // Loopback is a path of many Gbit/s: what has been written there must have raised the bound.
 TEST(SocketStream, AFastPathGetsALargerBound) {
   const StreamPair pair = socket_pair(tcp_pair());
-  std::thread reader([&] {
-    std::vector<char> buffer(1 << 20);
-    const iovec part{buffer.data(), buffer.size()};
-    IoResult result;
-    do {
-      pollfd readable{pair.second->read_fd(), POLLIN, 0};
-      ASSERT_GT(poll(&readable, 1, 10'000), 0);
-      result = pair.second->read(&part, 1);
-    } while (!result.end);
-  });
-  std::vector<char> zeros(1 << 20);
-  for (size_t left = 64 << 20; left > 0;) {
-    const iovec part{zeros.data(), std::min(left, zeros.size())};
-    pollfd writable{pair.first->write_fd(), POLLOUT, 0};
-    if (poll(&writable, 1, 10'000) <= 0) break;
-    left -= pair.first->write(&part, 1).bytes;
+  move_through(pair, 64 << 20);
+  EXPECT_GT(send_buffer(pair), 128 << 10);
+}
+
+// Or it would keep twice the share of connections that have come later.
+TEST(SocketStream, ItsBoundIsItsShareWhenOthersCome) {
+  LinkRate link;
+  link.measured(uint64_t{1} << 40);  // more than loopback, so that only the number of connections decides
+  const StreamPair pair = socket_pair(tcp_pair());
+  pair.first->share_link(&link);
+  int before = 0;
+  for (uint64_t connections : {uint64_t{1} << 15, uint64_t{1} << 16}) {
+    while (link.connections() < connections) link.add_connection();
+    move_through(pair, 4 << 20);
+    const uint64_t bound = SocketStream::bytes_under_way(link.rate(), connections, 0);
+    EXPECT_EQ(send_buffer(pair), static_cast<int>(bound));
+    EXPECT_NE(send_buffer(pair), before);
+    before = send_buffer(pair);
   }
-  pair.first->end_writing();
-  reader.join();
-  int bytes = 0;
-  socklen_t length = sizeof bytes;
-  ASSERT_EQ(getsockopt(pair.first->write_fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
-  EXPECT_GT(bytes, 128 << 10);
 }
 
 // The peer may write its last bytes and go between the reader's look at the ring and its look at the socket.

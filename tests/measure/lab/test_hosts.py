@@ -48,15 +48,21 @@ def start(host, script, *argv):
 
 def transfer(source, sink, size):
     """Sends `size` bytes from one host to another: (bytes received, seconds for them, seconds to connect)."""
+    connect_s, received = connected(source, SOURCE, sink, SINK, size)
+    received = json.loads(received)
+    return received["bytes"], received["seconds"], float(connect_s)
+
+
+def connected(source, source_script, sink, sink_script, *arguments):
+    """What two scripts print: one listens on a port that it tells first, the other is given its address, that port and
+    the arguments."""
     with contextlib.ExitStack() as stack:
-        receiver = stack.enter_context(start(sink, SINK))
+        receiver = stack.enter_context(start(sink, sink_script))
         stack.callback(receiver.kill)
         port = receiver.stdout.readline().strip()
-        sender = stack.enter_context(start(source, SOURCE, sink.address, port, size))
+        sender = stack.enter_context(start(source, source_script, sink.address, port, *arguments))
         stack.callback(sender.kill)
-        connect_s = float(sender.communicate(timeout=DEADLINE_S)[0])
-        received = json.loads(receiver.communicate(timeout=DEADLINE_S)[0])
-    return received["bytes"], received["seconds"], connect_s
+        return [end.communicate(timeout=DEADLINE_S)[0].strip() for end in (sender, receiver)]
 
 
 @needs_lab
@@ -133,13 +139,7 @@ def test_congestion_control_is_that_asked_for_at_both_ends(congestion):
     if congestion not in ("machine", *available):
         pytest.skip(f"this kernel has no {congestion}")
     with hosts.lab(2, shaping=Shaping(congestion=congestion)) as lab:
-        with contextlib.ExitStack() as stack:
-            sink = stack.enter_context(start(lab[1], CONTROL_OF_LISTENER))
-            stack.callback(sink.kill)
-            port = sink.stdout.readline().strip()
-            source = stack.enter_context(start(lab[0], CONTROL_OF_CONNECTION, lab[1].address, port))
-            stack.callback(source.kill)
-            found = [end.communicate(timeout=DEADLINE_S)[0].strip() for end in (source, sink)]
+        found = connected(lab[0], CONTROL_OF_CONNECTION, lab[1], CONTROL_OF_LISTENER)
     assert found == [default if congestion == "machine" else congestion] * 2
 
 
@@ -240,7 +240,7 @@ def test_lab_in_use_cannot_be_taken_down_by_another():
 
 @needs_lab
 def test_failed_command_is_told_with_what_it_printed(monkeypatch):
-    monkeypatch.setattr(Shaping, "queue_bytes", lambda *_: -1 << 40)  # which tc refuses
+    monkeypatch.setattr(Shaping, "limit_bytes", lambda *_: -1 << 40)  # which tc refuses
     with pytest.raises(hosts.LabError, match=r"'nsenter .* tbf .*' failed with status \d+: .+"):
         with hosts.lab(1, rate_mbit=10):
             pass
