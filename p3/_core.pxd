@@ -37,6 +37,7 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         uint32_t slice_elements
         uint64_t first_slice
         uint32_t row_elements, partitions
+        uint64_t staleness
     uint32_t c_slice_count "p3::slice_count"(const CKeyPlan&) noexcept
 
 
@@ -134,7 +135,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void init(int, const void*, void*, int32_t, Completion) except +raise_as_python
         void push(int, const void*, void*, int32_t, const RoundScalars&, Completion, cbool, cbool) except +raise_as_python
         void flush() except +raise_as_python
-        void skip(int, void*, int32_t, Completion, cbool) except +raise_as_python
+        void skip(int, void*, int32_t, Completion, cbool, cbool) except +raise_as_python
         void ready(int, uint64_t) except +raise_as_python
         void fetch(int, uint8_t, void*, Completion) except +raise_as_python
         void store(int, uint8_t, const void*, Completion) except +raise_as_python
@@ -263,5 +264,5 @@ cdef class P3Worker:
 
     cdef CoreArray new_residual(self, int key)
     cdef Operation begin(self, int key, uint8_t part, source, landing)
-    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated)
+    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on)
     cdef keep(self, Operation operation)

@@ -305,8 +305,8 @@ cdef class P3Worker:
         with nogil:
             self.core.flush()
 
-    def skip(self, int key, landing not None, int32_t priority=0, cbool gated=False):
-        return self.skip_any(key, landing, priority, gated)
+    def skip(self, int key, landing not None, int32_t priority=0, cbool gated=False, cbool goes_on=False):
+        return self.skip_any(key, landing, priority, gated, goes_on)
 
     def ready(self, int key, uint64_t elements):
         with nogil:
@@ -349,12 +349,12 @@ cdef class P3Worker:
         return operation
 
     def skip_rows(self, int key, landing, int32_t priority=0):
-        return self.skip_any(key, landing, priority, False)
+        return self.skip_any(key, landing, priority, False, False)
 
-    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated):
+    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on):
         cdef Operation operation = self.begin(key, 0, None, landing)
         with nogil:
-            self.core.skip(key, operation.landing.buf, priority, operation.completion[0], gated)
+            self.core.skip(key, operation.landing.buf, priority, operation.completion[0], gated, goes_on)
         return operation
 
     def fetch_rows(self, int key, uint8_t part, ids not None, landing not None, int32_t priority=0):

@@ -12,6 +12,8 @@ Name = Union[str, int]
 
 _FEW_SERVERS = 2
 
+UNBOUNDED = (1 << 63) - 1  # a staleness with which nobody waits for anybody
+
 
 def slice_elements(setting: Union[int, str], num_servers: int) -> int:
     """P3_SLICE_ELEMENTS, where `auto` is the paper's 50,000 (section 5) for up to two servers and 10,000 for more.
@@ -24,6 +26,15 @@ def slice_elements(setting: Union[int, str], num_servers: int) -> int:
     return 50000 if num_servers <= _FEW_SERVERS else 10000
 
 
+def staleness(rounds: Union[int, float]) -> int:
+    """The field of that name, for a whole number of rounds or math.inf. ValueError for all else."""
+    if rounds == math.inf:
+        return UNBOUNDED
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds < UNBOUNDED:
+        raise ValueError("staleness is %r; it must be a whole number of rounds from 0 on, or math.inf" % (rounds,))
+    return rounds
+
+
 class KeyPlan(NamedTuple):
     """As the core's (include/p3/slicing.h), which checks every plan it is given: ValueError if it makes no sense."""
 
@@ -34,6 +45,7 @@ class KeyPlan(NamedTuple):
     slice_elements: int
     row_elements: int = 0  # of a key of rows; 0: a dense key
     partitions: int = 0  # of a key of rows, where they take the place of slices
+    staleness: int = 0  # rounds that the fastest worker may be ahead of the slowest
 
     @property
     def rows(self) -> int:

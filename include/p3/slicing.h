@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "p3/dtype.h"
 
 namespace p3 {
+
+constexpr uint64_t kUnboundedStaleness = std::numeric_limits<int64_t>::max();  // nobody waits for anybody
 
 constexpr uint32_t kDefaultSliceElements = 50000;  // P3 (SysML'19), section 5.7: the knee of the curve
 
@@ -20,7 +23,12 @@ struct KeyPlan {
   // Of a key of rows (rows.h): elements of a row, and how many partitions take the place of slices. 0: a dense key.
   uint32_t row_elements = 0;
   uint32_t partitions = 0;
+  // How many rounds the fastest worker may be ahead of the slowest. 0: rounds are synchronous. Else each push updates a
+  // dense key at once, and push r of a worker is answered when all others have pushed r - staleness. Such a key needs an
+  // optimizer on its servers, and each worker pushes it on its own; an average is over all workers of the job.
+  uint64_t staleness = 0;
 
+  bool is_synchronous() const { return staleness == 0; }
   bool has_rows() const { return row_elements > 0; }
 };
 

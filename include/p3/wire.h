@@ -55,7 +55,7 @@ struct Header {
   int32_t priority = 0;  // higher is sooner
   uint32_t payload_bytes = 0;
   uint32_t crc32c = 0;     // checksum_of() a frame that carries a slice, if the job wants checksums; else zero
-  uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice
+  uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice; pushes, values: docs/protocol.md
   uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kRows: for all of them
   uint16_t contributors = 0;  // of_machine, pushes: how many of them had a gradient
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round; kCapture: `updates`, see snapshot_of()
@@ -69,6 +69,12 @@ static_assert(sizeof(Header) == 80, "the header is the wire format");
 constexpr uint8_t kMaster = 255;
 
 constexpr uint32_t kMaxFailTextBytes = 4096;
+
+// Of a push for a key with staleness: whether its worker has taken its last step. Header::part 1: it has no gradient for
+// this round alone.
+inline bool is_last_step(const Header& push) {
+  return push.encoding == static_cast<uint8_t>(Encoding::kAbsent) && push.part == 0;
+}
 
 // What is wrong with a header whatever was agreed for its key, or an empty string. `checksums`: slices have them.
 std::string malformed(const Header& header, bool checksums);

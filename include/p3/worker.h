@@ -93,8 +93,10 @@ class Worker {
   void flush();
   // The next round of a key of either kind, without a gradient of this worker, which has taken its last step while others
   // go on: their new value lands as ever. Once every worker skips, the round completes with `updated` false and the
-  // landing array as it is.
-  void skip(int key, void* landing, int32_t priority, Done done, bool gated = false);
+  // landing array as it is. `goes_on`: it has no gradient for this round alone. That makes a difference for a key with
+  // staleness: who has taken its last step holds up nobody, and is answered when all others have come as far; who goes on
+  // is answered as after a push, so such a round is always `updated`.
+  void skip(int key, void* landing, int32_t priority, Done done, bool gated = false, bool goes_on = false);
   // A `gated` round of a dense key waits: each of its slices leaves once ready() has said so, and until then that part of
   // the gradient is not read, nor that of the landing array written. Thus a gradient can leave while it is still being
   // copied to where it lies. ready(): the first `elements` of both arrays are ready, of the first gated round of the key

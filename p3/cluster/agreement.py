@@ -129,9 +129,11 @@ class Agreement:
         shape, is_sparse = message["shape"], message["sparse"]
         if is_sparse and (not shape or 0 in shape[1:]):
             raise ProtocolError("%s announced the sparse key %r without rows" % (node, message["name"]))
+        if is_sparse and message["staleness"] > 0:
+            raise ProtocolError("%s announced the sparse key %r with staleness" % (node, message["name"]))
         if len(shape) > _MAX_DIMENSIONS or math.prod([max(1, length) for length in shape]) >= 1 << 63:
             raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
-        value = {"shape": shape, "dtype": message["dtype"], "sparse": is_sparse}
+        value = {"shape": shape, "dtype": message["dtype"], "sparse": is_sparse, "staleness": message["staleness"]}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
         for option in message["defaults"]:
             self._claim_option(message["store"], option, node, {})
@@ -145,6 +147,7 @@ class Agreement:
             slice_elements=self._slice_elements,
             row_elements=math.prod(shape[1:]) if is_sparse else 0,
             partitions=max(1, min(self._partitions, shape[0])) if is_sparse else 0,
+            staleness=message["staleness"],
         )
         self._agreed[plan.wire_key] = plan.agreed(*identity, shape)
         return self._define(identity, plan, self._agreed[plan.wire_key], predecessor=plan.wire_key)

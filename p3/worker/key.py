@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
+from p3 import key_plan
 from p3._core import DTYPES
 from p3.key_plan import KeyPlan
 
@@ -21,6 +22,7 @@ class Key(NamedTuple):
     dtype: str
     handle: int  # what the core calls it, here only
     sparse: bool = False  # a key of rows: its gradients touch few of them
+    staleness: int = 0  # rounds that the fastest worker may be ahead of the slowest
 
     @property
     def identity(self) -> Identity:
@@ -38,10 +40,13 @@ class Agreed:
         self.is_applied = False  # the core has the plan
 
     def fits(self, key: Key) -> bool:
-        return (self.shape, self.plan.dtype, self.plan.row_elements > 0) == (key.shape, key.dtype, key.sparse)
+        agreed = (self.shape, self.plan.dtype, self.plan.row_elements > 0, self.plan.staleness)
+        return agreed == (key.shape, key.dtype, key.sparse, key.staleness)
 
 
-def checked(label: str, store: int, name: Name, shape: Sequence[int], dtype: Any, sparse: bool) -> Key:
+def checked(
+    label: str, store: int, name: Name, shape: Sequence[int], dtype: Any, sparse: bool, staleness: Union[int, float]
+) -> Key:
     """The Key, still without a handle. `label`: of the worker. ValueError if there cannot be such a key."""
     name = name if isinstance(name, str) else operator.index(name)
     shape = tuple(operator.index(length) for length in shape)
@@ -49,7 +54,13 @@ def checked(label: str, store: int, name: Name, shape: Sequence[int], dtype: Any
         raise ValueError("%s: key %r: shape %s has a negative length" % (label, name, shape))
     if sparse and (not shape or 0 in shape[1:]):
         raise ValueError("%s: key %r: shape %s has no rows to be sparse in" % (label, name, shape))
-    return Key(store, name, shape, _dtype_name(dtype), -1, sparse)
+    rounds = key_plan.staleness(staleness)
+    if sparse and rounds > 0:
+        raise ValueError(
+            "%s: key %r has row_sparse gradients, which are synchronous: give it staleness 0, or dense gradients"
+            % (label, name)
+        )
+    return Key(store, name, shape, _dtype_name(dtype), -1, sparse, rounds)
 
 
 def require_same(label: str, key: Key, declared: Key) -> None:
@@ -57,6 +68,8 @@ def require_same(label: str, key: Key, declared: Key) -> None:
     if declared.sparse != key.sparse:
         kinds = ("sparse", "dense") if key.sparse else ("dense", "sparse")
         raise ValueError("%s: key %r was declared %s; it cannot become %s" % (label, key.name, *kinds))
+    if declared.staleness != key.staleness:
+        raise ValueError("%s: key %r was declared with another staleness; that cannot change" % (label, key.name))
     if (declared.shape, declared.dtype) != (key.shape, key.dtype):
         raise ValueError(
             "%s: key %r was declared with shape %s and type %s; it cannot become %s and %s"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from p3._core import DTYPES, P3Error
 from p3.settings import Settings, in_job
@@ -104,15 +104,22 @@ class Session(Control):
             self.keys_of_stores.append({})
             return len(self.keys_of_stores) - 1
 
-    def declare(self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0, sparse: bool = False) -> Key:
+    def declare(
+        self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0, sparse: bool = False,
+        staleness: Union[int, float] = 0,
+    ) -> Key:  # fmt: skip
         """Makes a key known and starts its agreement; returns at once. The same key again returns the same Key.
 
         A `sparse` key is one of rows, which its first dimension counts: use init_rows(), pushpull_rows() and their
-        like. `dtype` is a name of _core.DTYPES, or a NumPy type. ValueError if this worker declared the key with
-        another shape or type. Another worker's contradiction fails the job, with an error that names both workers.
+        like. `dtype` is a name of _core.DTYPES, or a NumPy type. `staleness`: how many rounds the fastest worker may be
+        ahead of the slowest, or math.inf; each push of such a key updates it at once, so its store needs an optimizer.
+        ValueError if this worker declared the key with another shape or type, or if the job's settings exclude
+        staleness. Another worker's contradiction fails the job, with an error that names both workers.
         """
         self.check()
-        declared = keys_of_jobs.checked(self.label, store, name, shape, dtype, sparse)
+        declared = keys_of_jobs.checked(self.label, store, name, shape, dtype, sparse, staleness)
+        if declared.staleness > 0:
+            self._require_no_common_state(declared)
         with self.changed:
             key = self._keys.get(declared.identity)
             if key is not None:
@@ -124,10 +131,24 @@ class Session(Control):
             defaults = self._options.defaults(store)
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
         announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype, "sparse": sparse}
-        self._link.send(dict(announced, kind="announce", defaults=defaults))
+        announced.update(kind="announce", staleness=key.staleness, defaults=defaults)
+        self._link.send(announced)
         if agreed is not None:
             self._agree(key, agreed)
         return key
+
+    def _require_no_common_state(self, key: Key) -> None:
+        """Workers that are rounds apart leave none that a snapshot, or a lost worker's successor, could begin from."""
+        if self._link.replaces_workers:
+            problem = "P3_ON_WORKER_LOSS=wait is set, but no lost worker could be replaced"
+        elif self._link.settings.snapshot_dir is not None:
+            problem = "P3_SNAPSHOT_DIR is set, but no snapshot could be taken"
+        else:
+            return
+        raise ValueError(
+            "%s: key %r: %s, as the workers of a job with staleness are rounds apart. Unset "
+            "it, or set staleness to 0" % (self.label, key.name, problem)
+        )
 
     def _declare_to_core(self, key: Key) -> int:
         if self._options.wanted(key.store, "reduction") == {"type": "average"} and not key.dtype.startswith("float"):
@@ -176,15 +197,16 @@ class Session(Control):
         """So many of the gated round's elements, from the first on, may be read and written now. From any thread."""
         self.core.ready(key.handle, elements)
 
-    def skip(self, key: Key, landing: Any, priority: int = 0, gated: bool = False):
+    def skip(self, key: Key, landing: Any, priority: int = 0, gated: bool = False, goes_on: bool = False):
         """One round without a gradient of this worker, which has taken its last step while others go on.
 
         Their new value comes into `landing`. Once every worker skips, it stays as it is, and the Operation, when done,
-        is not `updated`: so a worker that has finished skips each key again and again until then.
+        is not `updated`: so a worker that has finished skips each key again and again until then. `goes_on`: it has no
+        gradient for this round alone; see include/p3/worker.h for what that means with staleness.
         """
         self.check()
         self.progress.skip(key)
-        return self.core.skip(key.handle, landing, priority, gated)
+        return self.core.skip(key.handle, landing, priority, gated, goes_on)
 
     def fetch_state(self, key: Key, part: int, landing: Any):
         """Copies one array of the optimizer's state on the servers to `landing`: 1, 2 ... or _core.MASTER.
@@ -270,6 +292,11 @@ class Session(Control):
     def begin_push(self, key: Key, order: Optional[int] = None) -> None:
         """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well. `order`: of the key
         among those of its store, if the script says so (see Steps.push)."""
+        if key.staleness > 0 and self._options.wanted(key.store, "optimizer") is None:
+            raise ValueError(
+                "%s: key %r has staleness, so the servers update it at once: set an optimizer that they know before "
+                "its first push" % (self.label, key.name)
+            )
         self._options.begin_push(key.store)
         self.progress.push(key, order)
 

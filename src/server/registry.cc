@@ -6,11 +6,14 @@
 
 #include "server/partition.h"
 #include "server/slice.h"
+#include "server/stale_slice.h"
 
 namespace p3 {
 
 void Registry::define(const KeyPlan& plan, std::string name, int store) {
   if (!makes_sense(plan)) host_.refuse_call("the plan of key '" + name + "' makes no sense.");
+  if (!plan.is_synchronous() && host_.outlives_workers)
+    host_.refuse_call("key '" + name + "' has staleness, and no worker of such a key can be replaced.");
   auto entry = std::make_unique<Entry>();
   ServerKey& key = entry->key;
   key.machines = &machines_;
@@ -23,7 +26,7 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
     settings.has_keys = true;
     if (!plan.has_rows()) key.compression = {settings.compression.of(plan.dtype), settings.compression.threshold};
     key.average = settings.average;
-    key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain;
+    key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
   }
   if (key.average && !is_float(plan.dtype))
     host_.refuse_call("key '" + key.name + "' is of type " + name_of(plan.dtype) +
@@ -59,6 +62,8 @@ void Registry::add(std::unique_ptr<Entry> entry, int parts) {
       const int thread = static_cast<int>(next_thread_++ % static_cast<size_t>(threads_));
       if (plan.has_rows())
         entry->shards[i] = std::make_unique<ServerPartition>(entry->key, i, thread, host_, parts);
+      else if (!plan.is_synchronous())
+        entry->shards[i] = std::make_unique<StaleSlice>(entry->key, i, thread, host_);
       else
         entry->shards[i] = std::make_unique<ServerSlice>(entry->key, i, thread, host_);
     }

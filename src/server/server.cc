@@ -123,7 +123,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
     const bool pushes = is_push(header.kind);
     if (pushes && ends_round(header, task.payload.data()))
-      note_lateness(worker, header, shard.turns.note_push(worker, header.of_machine != 0, Clock::now()));
+      note_lateness(worker, header, shard.turns.note_push(worker, header, Clock::now()));
     else if (header.kind == FrameKind::kInit)
       task.nth_init = shard.turns.note_init(worker, shard.published);
     task.held_bytes = sizeof task + shard.answer_bytes(header) + task.payload.bytes();
@@ -365,7 +365,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     };
     if (is_push(header.kind))
       for (int other = 0; other < num_workers(); ++other)
-        check(other, {Awaited::What::kPush, shard.key.name, header.round});
+        if (const auto round = shard.turns.would_wait_for_push_of(other, header))
+          check(other, {Awaited::What::kPush, shard.key.name, *round});
     if (header.kind == FrameKind::kInit)
       for (int needed : {0, shard.key.leader_of(worker)})
         if (shard.turns.would_wait_for_init_of(needed, worker))
@@ -382,11 +383,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     const auto round = shard.turns.to_fill(worker, shard.published);
     if (!round) return;
     const WorkerState& state = workers_[index_of(worker)];
-    shard.turns.note_push(worker, false, Clock::now());
     Task task;
     task.shard = &shard;
     task.worker = worker;
     task.header = shard.absent_push(*round);
+    shard.turns.note_push(worker, task.header, Clock::now());
     task.incarnation = state.incarnation + state.is_lost;  // the successor's
     task.is_filled = !state.skips;
     queue(std::move(task));

@@ -10,25 +10,18 @@
 #include <vector>
 
 #include "numeric/rank_sum.h"
-#include "server/shard.h"
+#include "server/dense_shard.h"
 
 namespace p3 {
 
-class ServerSlice final : public Shard, public Lender {
+class ServerSlice final : public DenseShard, public Lender {
  public:
   ServerSlice(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
-
-  // --- the receiver thread -----------------------------------------------------------------------------------------
-  // Rank 0's first init is received straight into the value; later ones elsewhere, because that may still be on its way.
-  void* place_of(const Header& header, PooledBuffer& buffer) override;
-  size_t answer_bytes(const Header& header) const override;
 
   // --- any thread --------------------------------------------------------------------------------------------------
   void taken_back() override;
 
  private:
-  const char* problem_with_payload(const Header& header, int worker) const override;
-
   // --- a round -----------------------------------------------------------------------------------------------------
   void push(Task& task, Reply& reply) override;
   void add(Task& task);
@@ -48,10 +41,6 @@ class ServerSlice final : public Shard, public Lender {
   void make_writable(void*& array, size_t size);
   const void* lent(const void* array);
   void drop_replaced();
-
-  const size_t pushed_bytes_;  // of a pushed gradient, as it comes over the wire
-
-  bool has_first_value_ = false;  // receiver thread: rank 0's first init has come, or is coming
 
   // Pushes of the round in progress that are still to come, and sends that borrow the value or a state: who brings it to
   // zero lets the round finish.

@@ -8,7 +8,11 @@ Turns::Turns(const ServerKey& key)
     : key_(key),
       next_round_(static_cast<size_t>(key.machines->num_workers()), 0),
       inits_(next_round_.size(), 0),
-      catches_up_(next_round_.size(), false) {}
+      catches_up_(next_round_.size(), false) {
+  if (key.plan.is_synchronous()) return;
+  clocks_.emplace(next_round_.size(), key.plan.staleness);
+  last_push_.resize(next_round_.size());
+}
 
 bool Turns::may_send(const Header& header, int worker) const {
   const Machines& machines = *key_.machines;
@@ -28,13 +32,19 @@ bool Turns::in_turn(const Header& header, int worker, uint64_t published) const 
                           (header.kind == FrameKind::kStoreRows && (header.part == 0 || key_.is_successor));
     return is_value && (header.round == published || (key_.is_successor && published == 0));
   }
-  return next == published + 1 && header.round == (is_push(header.kind) ? next : next - 1);
+  return (clocks_ || next == published + 1) && header.round == (is_push(header.kind) ? next : next - 1);
 }
 
-double Turns::note_push(int worker, bool of_machine, Clock::time_point now) {
+double Turns::note_push(int worker, const Header& push, Clock::time_point now) {
+  if (clocks_) {
+    ++next_round_[index_of(worker)];
+    clocks_->advance(worker, is_last_step(push));
+    last_push_[index_of(worker)] = now;
+    return 0;
+  }
   if (pushes_in_ == 0) first_push_ = now;
   pushes_in_ = (pushes_in_ + 1) % key_.pushes_of_round();
-  if (!of_machine)
+  if (push.of_machine == 0)
     ++next_round_[index_of(worker)];
   else
     for (int each : key_.machines->workers(key_.machines->of(worker))) ++next_round_[index_of(each)];
@@ -48,15 +58,24 @@ uint32_t Turns::note_init(int worker, uint64_t published) {
 }
 
 std::optional<Awaited> Turns::needs(int worker, uint64_t published) const {
-  if (last_begun() > std::max<uint64_t>(next_round_[index_of(worker)], 1))
+  if (clocks_) {
+    for (int other = 0; other < key_.machines->num_workers(); ++other)
+      if (const auto round = clocks_->missing(other, worker)) return Awaited{Awaited::What::kPush, key_.name, *round};
+  } else if (last_begun() > std::max<uint64_t>(next_round_[index_of(worker)], 1)) {
     return Awaited{Awaited::What::kPush, key_.name, published + 1};
+  }
   for (int other = 0; other < key_.machines->num_workers(); ++other)
     if ((worker == 0 || key_.leader_of(other) == worker) && inits_[index_of(other)] > inits_[index_of(worker)])
       return Awaited{Awaited::What::kFirstValue, key_.name};
   return {};
 }
 
+std::optional<uint64_t> Turns::would_wait_for_push_of(int other, const Header& push) const {
+  return clocks_ ? clocks_->missing(push.round, is_last_step(push), other) : std::optional(push.round);
+}
+
 void Turns::note_late(Clock::time_point now, LateWorkers& late) const {
+  if (clocks_) return note_late_clocks(now, late);
   if (pushes_in_ == 0) return;
   const double waited_s = seconds_since(first_push_, now);
   if (waited_s <= 0) return;
@@ -65,6 +84,20 @@ void Turns::note_late(Clock::time_point now, LateWorkers& late) const {
   for (int worker = 0; worker < key_.machines->num_workers(); ++worker)
     if (next_round_[index_of(worker)] < next && key_.pushes(worker))
       late.note({worker, key_.is_shared(worker), key_.name, next - 1, waited_s, waiting});
+}
+
+void Turns::note_late_clocks(Clock::time_point now, LateWorkers& late) const {
+  for (int worker = 0; worker < key_.machines->num_workers(); ++worker) {
+    Late its{worker, false, key_.name, 0, 0, 0};
+    for (int other = 0; other < key_.machines->num_workers(); ++other) {
+      const auto round = clocks_->missing(other, worker);
+      if (!round) continue;
+      its.round = *round;
+      its.waited_s = std::max(its.waited_s, seconds_since(last_push_[index_of(other)], now));
+      ++its.waiting;
+    }
+    if (its.waiting > 0) late.note(its);
+  }
 }
 
 // --- replacing a worker --------------------------------------------------------------------------------------------

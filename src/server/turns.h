@@ -12,6 +12,7 @@
 
 #include "p3/lateness.h"
 #include "p3/wire.h"
+#include "server/clocks.h"
 #include "server/key.h"
 #include "wire/failures.h"
 
@@ -25,21 +26,26 @@ class Turns {
 
   // Whether the frame is this worker's to send, for itself or for its machine.
   bool may_send(const Header& header, int worker) const;
-  // A push is for the round after the one that was published last. All else is about the value or state that it left.
+  // A push is for the round after the one that was published last, or without synchronous rounds after this worker's last
+  // one. All else is about the value or state that it left.
   bool in_turn(const Header& header, int worker, uint64_t published) const;
 
-  // A push of this worker, or of its machine, is in. Returns how long after the first one of the round.
-  double note_push(int worker, bool of_machine, Clock::time_point now);
+  // A push of this worker, or of its machine, is in. Returns how long after the first one of the round; 0 without
+  // synchronous rounds.
+  double note_push(int worker, const Header& push, Clock::time_point now);
   // An init is in. Returns how many of this worker's are.
   uint32_t note_init(int worker, uint64_t published);
 
   // What others do that needs this worker too, and that it has not done.
   std::optional<Awaited> needs(int worker, uint64_t published) const;
+  // The round of `other` that such a push would wait for; none if it would not.
+  std::optional<uint64_t> would_wait_for_push_of(int other, const Header& push) const;
   // Whether an init of this worker would wait for one of `other`.
   bool would_wait_for_init_of(int other, int worker) const {
     return !catches_up(worker) && inits_[index_of(worker)] >= inits_[index_of(other)];
   }
-  // Tells who has kept others waiting since the first push of the round. For those who push as one, their leader stands.
+  // Tells who has kept others waiting since the first push of the round, or since the first of those that wait for it. For
+  // those who push as one, their leader stands.
   void note_late(Clock::time_point now, LateWorkers& late) const;
 
   // --- replacing a worker ------------------------------------------------------------------------------------------
@@ -63,6 +69,7 @@ class Turns {
 
  private:
   static size_t index_of(int worker) { return static_cast<size_t>(worker); }
+  void note_late_clocks(Clock::time_point now, LateWorkers& late) const;
   uint64_t last_begun() const { return *std::max_element(next_round_.begin(), next_round_.end()); }
 
   const ServerKey& key_;
@@ -72,6 +79,9 @@ class Turns {
   std::vector<uint64_t> fill_to_;     // by worker; empty: none was ever lost
   int pushes_in_ = 0;                 // of the round
   Clock::time_point first_push_;      // of the round
+  // Without synchronous rounds, of what has come: and when the last push of each worker did.
+  std::optional<Clocks> clocks_;
+  std::vector<Clock::time_point> last_push_;
 };
 
 }  // namespace p3

@@ -10,6 +10,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Frame frame;
   frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
+  if (goes_on_ && !plan.is_synchronous()) frame.header.part = 1;
   const uint32_t count = slice_count(plan);
   std::vector<Frame> frames;
   frames.reserve(count);
@@ -35,7 +36,8 @@ void SliceTransfer::encode(const Header& header, const void* gradient, void* pay
 
 const char* SliceTransfer::problem_with(const Header& header) const {
   const bool about_part = kind == Kind::kFetch || kind == Kind::kStore;
-  if (header.kind != (about_part ? FrameKind::kPart : FrameKind::kValue) || header.part != part_) return "unexpected";
+  const bool right_part = header.part == part_ || (header.part == 1 && may_be_over());
+  if (header.kind != (about_part ? FrameKind::kPart : FrameKind::kValue) || !right_part) return "unexpected";
   const auto encoding = static_cast<Encoding>(header.encoding);
   if (!may_come(encoding)) return "in another encoding than agreed";
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
@@ -70,7 +72,7 @@ const char* SliceTransfer::land(const Header& header, const void*, bool& is_last
   const Slice slice = slice_at(*key_.plan, header.slice);
   if (encoding == Encoding::kFloat16)
     widen_in_place(reinterpret_cast<float*>(landing_ + slice.offset * size_of(type_)), slice.elements);
-  is_updated_ |= encoding != Encoding::kAbsent;
+  is_updated_ |= encoding != Encoding::kAbsent && header.part == part_;
   is_last = true;
   return nullptr;
 }

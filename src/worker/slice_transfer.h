@@ -11,8 +11,12 @@ namespace p3 {
 class SliceTransfer final : public Transfer {
  public:
   // `data` goes out (null: nothing does), the answer comes into `landing`; both are of the whole key, or of a part of it.
-  SliceTransfer(Kind its_kind, Key& key, const void* data, void* landing, uint8_t part = 0)
-      : Transfer(its_kind, key, part), data_(static_cast<const char*>(data)), landing_(static_cast<char*>(landing)) {}
+  // `goes_on`: of a skip, as Worker::skip.
+  SliceTransfer(Kind its_kind, Key& key, const void* data, void* landing, uint8_t part = 0, bool goes_on = false)
+      : Transfer(its_kind, key, part),
+        data_(static_cast<const char*>(data)),
+        landing_(static_cast<char*>(landing)),
+        goes_on_(goes_on) {}
 
   void ask_for_value() override { data_ = nullptr; }
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
@@ -24,9 +28,12 @@ class SliceTransfer final : public Transfer {
 
  private:
   bool may_come(Encoding encoding) const;
+  // Whether the answer may say that all workers have taken their last step, though it brings a value.
+  bool may_be_over() const { return kind == Kind::kSkip && !key_.plan->is_synchronous(); }
 
   const char* data_;
   char* const landing_;
+  const bool goes_on_;
 };
 
 }  // namespace p3

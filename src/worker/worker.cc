@@ -151,7 +151,7 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
     key.plan = plan;
     key.catches_up = catches_up;
-    const bool aggregated = key.compression.encoding == Encoding::kPlain;
+    const bool aggregated = key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
     key.by_leader = aggregated && impl_->leader_van_ >= 0;
     if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(plan, 1);
     impl_->handle_of_wire_key_[plan.wire_key] = handle;
@@ -222,13 +222,13 @@ void Worker::push_rows(int key, const RowsView& gradient, void* landing, int32_t
   impl_->submit(pushed, {{transfer, std::move(told), priority, scalars}});
 }
 
-void Worker::skip(int key, void* landing, int32_t priority, Done done, bool gated) {
+void Worker::skip(int key, void* landing, int32_t priority, Done done, bool gated, bool goes_on) {
   Key& skipped = gated ? impl_->dense_key(key) : impl_->key_for(key, landing);
   std::shared_ptr<Transfer> transfer;
   if (skipped.row_elements > 0)
     transfer = std::make_shared<RowsTransfer>(Kind::kSkip, skipped, RowsView{}, landing);
   else
-    transfer = std::make_shared<SliceTransfer>(Kind::kSkip, skipped, nullptr, landing);
+    transfer = std::make_shared<SliceTransfer>(Kind::kSkip, skipped, nullptr, landing, 0, goes_on);
   Operation operation{std::move(transfer), std::move(done), priority};
   if (gated) operation.ready_elements = 0;
   impl_->submit(skipped, {std::move(operation)});

@@ -25,8 +25,9 @@ class Job:
         for receiver, message in self.agreement.receive(node, messages.check(dict(fields, kind=kind))):
             self.sent[receiver].append(messages.check(message))
 
-    def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=(), sparse=False):
-        fields = dict(store=store, name=name, shape=list(shape), dtype=dtype, defaults=list(defaults), sparse=sparse)
+    def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=(), sparse=False, staleness=0):
+        fields = dict(store=store, name=name, shape=list(shape), dtype=dtype, defaults=list(defaults), sparse=sparse,
+                      staleness=staleness)
         self.say(WORKERS[rank], "announce", **fields)
 
     def set_option(self, rank, option, store=0, **value):
@@ -49,6 +50,7 @@ class Job:
 def test_slices_are_smaller_with_more_servers(num_servers, elements):
     servers = [Node("server", rank, "s%d" % rank) for rank in range(num_servers)]
     announced = dict(kind="announce", store=0, name="w", shape=[10], dtype="float32", defaults=[], sparse=False)
+    announced["staleness"] = 0
     sent = Agreement(WORKERS[:1], servers).receive(WORKERS[0], announced)
     assert [message["slice_elements"] for _, message in sent] == [elements] * num_servers
 
@@ -385,7 +387,8 @@ def test_nobody_waits_for_an_option_that_rank_0_left_without():
         (WORKERS[0], "counted", {"worker": 0, "number": 1, "counters": {}}),
         (WORKERS[0], "abort", {"text": "x"}),
         (WORKERS[0], "agreed", {"store": 0, "name": "w", "shape": [], "dtype": "float32", "wire_key": 0,
-                                "first_slice": 0, "slice_elements": 1, "row_elements": 0, "partitions": 0}),
+                                "first_slice": 0, "slice_elements": 1, "row_elements": 0, "partitions": 0,
+                                "staleness": 0}),
     ],
 )
 def test_what_a_node_may_not_say_is_refused(node, kind, fields):

@@ -29,7 +29,7 @@ LIKELY = {
     "role": ["worker", "server", "scheduler"], "rank": [None, 0, 1, 2], "protocol": [messages.PROTOCOL_VERSION],
     "counts": [{"DMLC_NUM_WORKER": 3, "DMLC_NUM_SERVER": 2}], "settings": [{"P3_SLICE_ELEMENTS": 10}],
     "store": [0, 1], "name": ["w", 1, "1", "optimizer", "compression"], "shape": [[2, 3], [], [0], [100, 4]],
-    "dtype": ["float32", "float16"], "sparse": [False, True], "defaults": [[], ["compression"]],
+    "dtype": ["float32", "float16"], "sparse": [False, True], "staleness": [0, 3], "defaults": [[], ["compression"]],
     "value": [{}, {"type": "2bit", "threshold": 0.5}], "number": [1, 2, 3], "partitions": [1, 2, 7],
     "wire_key": [0, 1, 2, 3], "worker": [0, 1, 2], "counters": [{"rounds": 1}], "names": [["w", 1]],
 }

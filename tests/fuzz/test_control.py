@@ -27,8 +27,8 @@ def test_nothing_but_refusals_comes_of_mutated_messages(seed):
 
 
 def announce(name, shape=(1,), defaults=()):
-    fields = dict(store=0, name=name, shape=list(shape), dtype="float32", sparse=False, defaults=list(defaults))
-    return messages.check(dict(fields, kind="announce"))
+    fields = dict(store=0, name=name, shape=list(shape), dtype="float32", sparse=False, staleness=0)
+    return messages.check(dict(fields, kind="announce", defaults=list(defaults)))
 
 
 @pytest.mark.parametrize(

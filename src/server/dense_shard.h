@@ -1,0 +1,26 @@
+// What the slices of dense keys have in common on their server: what may come for one, and where it goes.
+#pragma once
+
+#include "server/shard.h"
+
+namespace p3 {
+
+class DenseShard : public Shard {
+ public:
+  DenseShard(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
+
+  // --- the receiver thread -----------------------------------------------------------------------------------------
+  // Rank 0's first init is received straight into the value; later ones elsewhere, because that may still be on its way.
+  void* place_of(const Header& header, PooledBuffer& buffer) override;
+  size_t answer_bytes(const Header& header) const override;
+
+ protected:
+  const size_t pushed_bytes_;  // of a pushed gradient, as it comes over the wire
+
+ private:
+  const char* problem_with_payload(const Header& header, int worker) const override;
+
+  bool has_first_value_ = false;  // receiver thread: rank 0's first init has come, or is coming
+};
+
+}  // namespace p3

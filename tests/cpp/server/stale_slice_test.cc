@@ -1,0 +1,276 @@
+// Keys with staleness: each push updates at once, and waits for nobody who is near enough.
+//
+// With SGD, a learning rate of 1 and a slice of one element for each worker, where worker w pushes -1 at element w, the
+// value is the vector clock: what a worker receives tells whose pushes are in it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "p3/server.h"
+#include "server/clocks.h"
+#include "server/server_job.h"
+
+namespace p3 {
+namespace {
+
+struct StaleJob : Job {
+  StaleJob(int num_workers, uint64_t staleness, ServerOptions with = options(), double momentum = 0)
+      : Job(num_workers, std::move(with)), size(static_cast<size_t>(num_workers)) {
+    OptimizerSpec sgd;
+    sgd.momentum = momentum;
+    server.set_optimizer(0, sgd);
+    define_stale(1, size, staleness);
+    initialise(1, std::vector<float>(size, 0));
+  }
+
+  void define_stale(uint32_t wire_key, uint64_t elements, uint64_t staleness) {
+    KeyPlan plan;
+    plan.wire_key = wire_key;
+    plan.elements = elements;
+    plan.staleness = staleness;
+    server.define(plan, "key" + std::to_string(wire_key), 0);
+  }
+
+  void tick(int worker, uint64_t round) {
+    std::vector<float> gradient(size, 0);
+    gradient[static_cast<size_t>(worker)] = -1;
+    push(worker, 1, round, gradient, 0, 0, 1.0);
+  }
+
+  // The answer to this worker's push of that round.
+  std::vector<float> clocks(int worker, uint64_t round) {
+    Header header;
+    const std::vector<float> value = receive_value(worker, &header);
+    EXPECT_EQ(header.round, round);
+    EXPECT_EQ(header.part, 0);
+    return value;
+  }
+
+  const size_t size;
+};
+
+class Staleness : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(Staleness, IsNeverExceededInAnyOrder) {
+  const uint64_t staleness = GetParam();
+  constexpr int kWorkers = 4;
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  StaleJob job(kWorkers, staleness);
+  std::vector<float> clock(kWorkers, 0);
+  std::vector<bool> waits(kWorkers, false);
+  uint64_t received = kWorkers;
+  for (int step = 0; step < 400; ++step) {
+    std::vector<int> free;
+    for (int worker = 0; worker < kWorkers; ++worker)
+      if (!waits[static_cast<size_t>(worker)]) free.push_back(worker);
+    ASSERT_FALSE(free.empty()) << "all wait for each other";
+    const int worker = free[random() % free.size()];
+    auto& its = clock[static_cast<size_t>(worker)];
+    job.tick(worker, static_cast<uint64_t>(++its));
+    waits[static_cast<size_t>(worker)] = true;
+    ASSERT_TRUE(job.has_received(++received));
+    const float slowest = *std::min_element(clock.begin(), clock.end());
+    for (int each = 0; each < kWorkers; ++each) {
+      const float round = clock[static_cast<size_t>(each)];
+      if (!waits[static_cast<size_t>(each)] || round - slowest > static_cast<float>(staleness)) continue;
+      ASSERT_EQ(job.clocks(each, static_cast<uint64_t>(round)), clock) << "step " << step << ", worker " << each;
+      waits[static_cast<size_t>(each)] = false;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rounds, Staleness, testing::Values(1, 2, 5, kUnboundedStaleness));
+
+TEST(StaleSlice, ASkipHoldsUpNobodyAndWaitsForAll) {
+  StaleJob job(3, 1);
+  job.skip(2, 1, 1);
+  for (uint64_t round : {1, 2, 3}) {
+    job.tick(0, round);
+    job.tick(1, round);
+    for (int worker : {0, 1}) {
+      const std::vector<float> clock = job.clocks(worker, round);
+      EXPECT_GE(clock[0], static_cast<float>(worker == 0 ? round : round - 1));
+      EXPECT_GE(clock[1], static_cast<float>(worker == 1 ? round : round - 1));
+      EXPECT_EQ(clock[2], 0);
+    }
+    const std::vector<float> clock = job.clocks(2, round);  // only once both have come as far
+    EXPECT_EQ(clock, (std::vector<float>{static_cast<float>(round), static_cast<float>(round), 0}));
+    job.skip(2, 1, round + 1);
+  }
+  for (int worker : {0, 1}) job.skip(worker, 1, 4);
+  for (int worker : {0, 1, 2}) {
+    Header header;
+    EXPECT_EQ(job.receive_value(worker, &header), (std::vector<float>{3, 3, 0}));
+    EXPECT_EQ(header.part, 1);  // nobody goes on
+    EXPECT_EQ(header.round, 4u);
+  }
+  // And training goes on, for all.
+  job.tick(2, 5);
+  EXPECT_EQ(job.clocks(2, 5), (std::vector<float>{3, 3, 1}));
+  job.tick(2, 6);  // waits for those whose skips are over
+  for (int worker : {0, 1}) job.tick(worker, 5);
+  EXPECT_EQ(job.clocks(2, 6), (std::vector<float>{4, 4, 2}));
+  for (int worker : {0, 1}) EXPECT_EQ(job.clocks(worker, 5)[static_cast<size_t>(worker)], 4);
+}
+
+TEST(StaleSlice, ARoundWithoutAGradientIsOneAllTheSame) {
+  StaleJob job(2, 1);
+  for (uint64_t round : {1, 2, 3}) {
+    Header nothing = Job::header(FrameKind::kPush, 1, 0, round, 0);
+    nothing.part = 1;
+    job.workers[1].send(nothing);
+    EXPECT_EQ(job.clocks(1, round), (std::vector<float>{static_cast<float>(round - 1), 0}));
+    job.tick(0, round);
+    EXPECT_EQ(job.clocks(0, round), (std::vector<float>{static_cast<float>(round), 0}));
+  }
+}
+
+TEST(StaleSlice, EachPushIsAnUpdateOfItsOwn) {
+  StaleJob job(2, kUnboundedStaleness, options(), /*momentum=*/0.5);
+  job.push(0, 1, 1, {1, 0}, 0, 0, 1.0);
+  EXPECT_EQ(job.clocks(0, 1), (std::vector<float>{-1, 0}));
+  job.push(1, 1, 1, {1, 0}, 0, 0, 0.5);  // with its own learning rate: momentum 0.5 * -1 - 0.5 = -1
+  EXPECT_EQ(job.clocks(1, 1), (std::vector<float>{-2, 0}));
+}
+
+TEST(StaleSlice, AveragesOverAllWorkers) {
+  Job job(2);
+  job.server.set_optimizer(0, {});
+  job.server.set_average(0, true);
+  KeyPlan plan;
+  plan.wire_key = 1;
+  plan.elements = 1;
+  plan.staleness = 3;
+  job.server.define(plan, "key1", 0);
+  job.initialise(1, {10});
+  job.push(0, 1, 1, {4}, 0, 0, 1.0);
+  EXPECT_EQ(job.receive_value(0), std::vector<float>{8});
+}
+
+TEST(StaleSlice, AWorkerMayBeginWhenOthersAreRoundsAhead) {
+  Job job(2);
+  job.server.set_optimizer(0, {});
+  KeyPlan plan;
+  plan.wire_key = 1;
+  plan.elements = 1;
+  plan.staleness = 2;
+  job.server.define(plan, "key1", 0);
+  job.init(0, 1, 0, {5});
+  EXPECT_EQ(job.receive_value(0), std::vector<float>{5});
+  for (uint64_t round : {1, 2}) {
+    job.push(0, 1, round, {1}, 0, 0, 1.0);
+    EXPECT_EQ(job.receive_value(0), std::vector<float>{5 - static_cast<float>(round)});
+  }
+  job.init(1, 1, 0);
+  EXPECT_EQ(job.receive_value(1), std::vector<float>{3});
+  job.push(1, 1, 1, {1}, 0, 0, 1.0);
+  EXPECT_EQ(job.receive_value(1), std::vector<float>{2});
+}
+
+TEST(StaleSlice, TheOptimizersStateCanBeFetchedBetweenOthersPushes) {
+  StaleJob job(2, kUnboundedStaleness, options(), /*momentum=*/0.5);
+  job.push(1, 1, 1, {1, 3}, 0, 0, 1.0);
+  EXPECT_EQ(job.clocks(1, 1), (std::vector<float>{-1, -3}));
+  Header fetch = Job::header(FrameKind::kFetch, 1, 0, 0, 0);
+  fetch.part = 1;
+  job.workers[0].send(fetch);
+  const Header part = job.workers[0].must_receive();
+  EXPECT_EQ(part.kind, FrameKind::kPart);
+  ASSERT_EQ(job.workers[0].payload.size(), 2 * sizeof(float));
+  float momentum[2];
+  std::memcpy(momentum, job.workers[0].payload.data(), sizeof momentum);
+  EXPECT_EQ(momentum[0], -1);
+  EXPECT_EQ(momentum[1], -3);
+}
+
+TEST(StaleSlice, ItsCopiesAreReturned) {
+  StaleJob job(2, 1);
+  for (uint64_t round = 1; round <= 5; ++round) {
+    for (int worker : {0, 1}) job.tick(worker, round);
+    for (int worker : {0, 1}) job.clocks(worker, round);
+  }
+  EXPECT_TRUE(eventually([&] { return job.server.counters().buffer_bytes == 0; }));
+}
+
+TEST(StaleSlice, RefusesAPushWithoutAnOptimizer) {
+  Job job(1);
+  KeyPlan plan;
+  plan.wire_key = 1;
+  plan.elements = 1;
+  plan.staleness = 1;
+  job.server.define(plan, "key1", 0);
+  job.initialise(1, {0});
+  job.push(0, 1, 1, {1});
+  EXPECT_NE(job.failure().find("have no optimizer"), std::string::npos) << job.failure();
+}
+
+TEST(StaleSlice, RefusesASecondPushBeforeTheFirstIsAnswered) {
+  StaleJob job(2, 1);
+  for (uint64_t round : {1, 2}) job.tick(0, round);
+  job.clocks(0, 1);
+  job.tick(0, 3);  // round 2 waits for worker 1
+  EXPECT_NE(job.failure().find("before its last push was answered"), std::string::npos) << job.failure();
+}
+
+TEST(StaleSlice, AWorkerThatLeavesWhileOthersWaitForItFailsTheJob) {
+  StaleJob job(2, 1);
+  for (uint64_t round : {1, 2}) job.tick(0, round);
+  job.clocks(0, 1);
+  ASSERT_TRUE(job.has_received(4));
+  Header bye;
+  bye.kind = FrameKind::kBye;
+  job.workers[1].send(bye);
+  EXPECT_NE(job.failure().find("round 1"), std::string::npos) << job.failure();
+}
+
+TEST(StaleSlice, AWorkerThatIsAheadMayLeave) {
+  StaleJob job(2, 2);
+  job.tick(0, 1);
+  job.clocks(0, 1);
+  Header bye;
+  bye.kind = FrameKind::kBye;
+  job.workers[0].send(bye);
+  for (uint64_t round : {1, 2, 3}) {
+    job.tick(1, round);
+    EXPECT_EQ(job.clocks(1, round), (std::vector<float>{1, static_cast<float>(round)}));
+  }
+  job.tick(1, 4);  // for which worker 0 would have had to push a second time
+  EXPECT_NE(job.failure().find("worker 0"), std::string::npos) << job.failure();
+}
+
+TEST(StaleSlice, WhoKeepsOthersWaitingIsNamed) {
+  StaleJob job(3, 1, options(SumOrder::kRank, 0, 5));
+  for (int worker : {0, 2}) {
+    job.tick(worker, 1);
+    job.clocks(worker, 1);
+    job.tick(worker, 2);
+  }
+  std::vector<Late> late;
+  ASSERT_TRUE(eventually([&] { return (late = job.server.late()).size() == 1 && late[0].waiting == 2; }));
+  EXPECT_EQ(late[0].worker, 1);
+  EXPECT_EQ(late[0].round, 1u);
+}
+
+TEST(StaleSlice, KeysOfRowsAndReplacedWorkersAreRefused) {
+  KeyPlan plan;
+  plan.wire_key = 1;
+  plan.elements = 4;
+  plan.staleness = 1;
+  ServerOptions replacing = options();
+  replacing.outlives_workers = true;
+  replacing.local_aggregation = false;
+  Job outliving(1, std::move(replacing));
+  EXPECT_THROW(outliving.server.define(plan, "key1", 0), Error);
+  plan.row_elements = 2;
+  plan.partitions = 1;
+  Job job(1);
+  EXPECT_THROW(job.server.define(plan, "key1", 0), Error);
+}
+
+}  // namespace
+}  // namespace p3
