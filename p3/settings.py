@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import os
 import stat
 from dataclasses import dataclass, field, fields
@@ -47,6 +48,15 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
 
 def _seconds(low: float, high: float) -> Callable[[str], float]:
     return _number(float, low, high, "a number of seconds")
+
+
+def _rounds(text: str) -> Union[int, float]:
+    if text == "inf":
+        return math.inf
+    try:
+        return _integer(0, 10**9)(text)
+    except ValueError as error:
+        raise ValueError("inf, or %s" % error) from None
 
 
 def _auto_or(parse_number: Callable[[str], int]) -> Callable[[str], Union[int, str]]:
@@ -166,6 +176,13 @@ class Settings:
         "Which slices are most urgent. `auto`: those of the parameters that the forward pass uses first; `caller`: as "
         "push and pull say; `index`: those of the lowest key; `off`: none, slices leave in the order they came. Leave "
         "it alone; the others are for scripts with priorities of their own and for measuring what priorities gain.",
+        common=True,
+    )
+    staleness: Union[int, float] = _setting(
+        "P3_STALENESS", 1, _rounds,
+        "Rounds that the fastest worker of a `p3_ssp` store may be ahead of the slowest "
+        "([docs/strategies.md](docs/strategies.md#asynchronous-and-bounded-staleness)); `inf`: nobody waits. `0` is "
+        "`p3_sync`. Raise it if workers differ in speed from step to step.",
         common=True,
     )
     sum_order: str = _setting(

@@ -1,6 +1,7 @@
 """What P3 changes in MXNet, once, when MXNet is imported.
 
-- `p3_sync` and `dist_p3_sync` become names of stores, also where MXNet takes only names that contain "dist".
+- `p3_sync`, `p3_async` and `p3_ssp`, with "dist_" before them or not, become names of stores, also where MXNet takes
+  only names that contain "dist".
 - The order of the forward pass is noted (forward_order.py).
 - Gluon's Trainer may change its batch size and load new values while it trains with a P3 store; for all other stores
   it refuses as before.
@@ -23,7 +24,8 @@ import warnings
 
 log = logging.getLogger("p3")
 
-NAMES = ("p3_sync", "dist_p3_sync")
+_KINDS = ("p3_sync", "p3_async", "p3_ssp")
+NAMES = (*_KINDS, *("dist_" + kind for kind in _KINDS))
 _STORE = "p3.mxnet.kvstore"  # which plugs itself in when it is imported, also where that is what imports MXNet
 BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
 
@@ -96,11 +98,13 @@ def plug_in(mxnet, store_type):
     """Changes MXNet. Called once, by the module of the store when that is imported."""
     from p3.mxnet import forward_order
 
-    mxnet.kvstore.KVStoreBase.kv_registry.update(dict.fromkeys(NAMES, store_type))
+    for kind in _KINDS:
+        make = functools.partial(store_type, kind)
+        mxnet.kvstore.KVStoreBase.kv_registry.update({kind: make, "dist_" + kind: make})
     forward_order.watch(mxnet.gluon)
     _adapt_trainer(mxnet.gluon.Trainer, store_type)
     for module in (mxnet.gluon.trainer, mxnet.module.module, mxnet.model):
-        module._create_kvstore = _accepting_p3_sync(module._create_kvstore)
+        module._create_kvstore = _accepting_p3s_names(module._create_kvstore)
     for module in (mxnet.module.module, mxnet.model):
         module._initialize_kvstore = _giving_first_weights(module._initialize_kvstore, store_type)
     if _is_distributed_worker():
@@ -161,13 +165,13 @@ def _giving_first_weights(initialize, store_type):
     return _initialize_kvstore
 
 
-def _accepting_p3_sync(create):
+def _accepting_p3s_names(create):
     """MXNet silently trains without any store when the name has no "dist" in it and there is one device."""
 
     @functools.wraps(create)
     def _create_kvstore(kvstore, num_device, arg_params):
-        if isinstance(kvstore, str) and kvstore.lower() == "p3_sync":
-            kvstore = "dist_p3_sync"
+        if isinstance(kvstore, str) and kvstore.lower() in _KINDS:
+            kvstore = "dist_" + kvstore.lower()
         return create(kvstore, num_device, arg_params)
 
     return _create_kvstore

@@ -36,6 +36,8 @@ class DroppedStore:
     def _follow(self, entry):
         pass
 
+    _take_last = _follow
+
 
 def join(store, held, update):
     """P3KVStore.join of `store`. `held`: all stores that the script still holds; nothing may use them meanwhile."""
@@ -80,10 +82,11 @@ def _serve_others(session, stores, update):
         if completed is None:
             continue
         number, updated = completed
+        store, entry = keys[number]
         if not updated:
             still_pushed -= 1
+            store._take_last(entry)
             continue
-        store, entry = keys[number]
         if not store._hands_out_sums():
             store._follow(entry)
             skip([number])

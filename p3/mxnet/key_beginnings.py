@@ -4,6 +4,8 @@ The kind is known at init if the value is row_sparse, or if the Parameter's grad
 which a key may be declared anew, as another kind. Every worker does so.
 """
 
+import logging
+
 from mxnet.base import MXNetError
 
 from p3.mxnet import saved_states, store_snapshots
@@ -11,6 +13,8 @@ from p3.mxnet.arguments import checked
 from p3.mxnet.keys import DenseKey, is_sparse
 from p3.mxnet.optimizer_descriptions import updates_rows_alone
 from p3.mxnet.row_keys import RowKey, ServerRowKey
+
+log = logging.getLogger("p3")
 
 
 def init(store, key, values, outs=()):
@@ -101,7 +105,10 @@ def _name_as(kind, key):
 
 
 def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
-    declared = store._session.declare(name, shape, dtype, store._store, sparse=kind is not DenseKey)
+    rounds = store._staleness.of(key)
+    if not store._keys and store.rank == 0 and store._staleness:
+        log.warning(store._staleness.describe())
+    declared = store._session.declare(name, shape, dtype, store._store, kind is not DenseKey, rounds)
     entry = store._keys[key] = kind(store._engine, key, declared, sparse_weight, landing)
     store._session.keys_of_stores[store._store][key] = declared
     return entry

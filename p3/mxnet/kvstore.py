@@ -1,4 +1,4 @@
-"""The MXNet plugin: `mx.kv.create("p3_sync")`.
+"""The MXNet plugin: `mx.kv.create("p3_sync")`; and "p3_async" and "p3_ssp", whose workers may be rounds apart.
 
 One dense key, from gradient to weight: the gradients of a worker's devices are summed by MXNet on the first device and
 brought to CPU memory if they are not there; one operation of MXNet's engine sends the sum and receives the new value
@@ -38,12 +38,13 @@ from mxnet import autograd
 from mxnet.base import MXNetError
 
 from p3._core import NO_SCALARS, P3Error
-from p3.mxnet import _mxnet, hooks, joining, key_beginnings, saved_states, store_snapshots
+from p3.mxnet import _mxnet, hooks, joining, key_beginnings, saved_states, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
 from p3.mxnet.keys import is_sparse
 from p3.mxnet.optimizer_descriptions import NotOnServer, describe, round_scalars
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.row_keys import pull_rows
+from p3.mxnet.staleness import Staleness
 from p3.settings import Settings
 from p3.worker import partitions
 from p3.worker import session as sessions
@@ -84,8 +85,10 @@ class P3KVStore(mx.kvstore.KVStore):
     It has no native handle: every method of MXNet's KVStore is overridden, as an inherited one would crash.
     """
 
-    def __init__(self):
+    def __init__(self, kind=staleness.SYNC):
         settings = Settings.from_env(os.environ)
+        self._kind = kind
+        self._staleness = Staleness(kind, settings.staleness)
         session = self._session = sessions.current()
         session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _all_stores(session))
         self._engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
@@ -111,11 +114,13 @@ class P3KVStore(mx.kvstore.KVStore):
 
     @property
     def handle(self):
-        raise MXNetError("p3_sync has no native handle: this function of MXNet works with MXNet's own stores only")
+        raise MXNetError(
+            f"{self._kind} has no native handle: this function of MXNet works with MXNet's own stores only"
+        )
 
     @property
     def type(self):
-        return "dist_p3_sync"  # Gluon looks for "dist", Module for "dist" and "_sync"
+        return staleness.TYPES[self._kind]  # Gluon looks for "dist", Module for "dist" and "_sync"
 
     @property
     def rank(self):
@@ -304,6 +309,15 @@ class P3KVStore(mx.kvstore.KVStore):
         """
         self._session.set_option(self._store, "reduction", {"type": reduction})
 
+    @_call
+    def set_staleness(self, rounds, keys=None):
+        """Of p3_ssp and p3_async: how many rounds the fastest worker may be ahead of the slowest; or math.inf.
+
+        Of the store, or of the `keys` that are named: of those with 0 rounds are synchronous. Before the first init of
+        the keys it is about, the same on every worker. p3_ssp begins with P3_STALENESS, p3_async with math.inf.
+        """
+        self._staleness.set(rounds, None if keys is None else as_list(keys), begun=self._keys)
+
     # Optimizers
 
     @_call
@@ -325,6 +339,7 @@ class P3KVStore(mx.kvstore.KVStore):
             if is_set:
                 return
             name = type(optimizer).__name__
+            self._staleness.require_none(f"{name} would update the weights on every worker, not on servers: {reason}")
             log.warning("%s updates the weights on every worker, not on the servers: %s", name, reason)
             self._set_updater(mx.optimizer.get_updater(optimizer))
         else:
@@ -338,6 +353,7 @@ class P3KVStore(mx.kvstore.KVStore):
     @_call
     def _set_updater(self, updater):
         """`updater(key, sum, weight)` updates this worker's copy of the weights; all workers must do the same."""
+        self._staleness.require_none("there are no sums, so no worker can update the weights with them")
         if self._servers_update:
             raise MXNetError(
                 f"the servers update this store's weights with {type(self._optimizer).__name__} already; "
@@ -462,6 +478,11 @@ class P3KVStore(mx.kvstore.KVStore):
             for array in entry.parameter.list_data():
                 array._fresh_grad = True  # or Trainer.update would take the sum for a stale gradient
         self._copy_out(entry, entry.outs)
+
+    def _take_last(self, entry):
+        """Takes over the value that all workers end with, where they have been rounds apart."""
+        if entry.declared.staleness > 0:
+            self._copy_out(entry, entry.outs)
 
     def _after_operation(self):
         if self._engine_is_naive:

@@ -1,0 +1,57 @@
+"""The stores of MXNet whose workers may be rounds apart, and how many: `p3_async` and `p3_ssp`.
+
+Bounded staleness is Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS
+2013: the fastest worker is at most so many rounds ahead of the slowest. What a worker receives holds all its own
+pushes, and those of the others up to at least that many rounds before.
+"""
+
+import math
+
+from mxnet.base import MXNetError
+
+from p3 import key_plan
+
+SYNC, ASYNC, SSP = "p3_sync", "p3_async", "p3_ssp"
+
+# Gluon looks for "async", and then insists that the store updates the weights; Module for "_sync", as batches add up.
+TYPES = {SYNC: "dist_p3_sync", ASYNC: "dist_p3_async", SSP: "dist_p3_ssp_async"}
+
+
+class Staleness:
+    """Of one store: rounds, by key. A key that has begun keeps its own."""
+
+    def __init__(self, kind, setting):
+        """`setting`: P3_STALENESS, which p3_ssp begins with."""
+        self._kind = kind
+        self._default = {SYNC: 0, ASYNC: math.inf, SSP: setting}[kind]
+        self._of_keys = {}
+
+    def __bool__(self):
+        """Whether any key may have staleness."""
+        return any(rounds > 0 for rounds in (self._default, *self._of_keys.values()))
+
+    def of(self, key):
+        return self._of_keys.get(key, self._default)
+
+    def set(self, rounds, keys, begun):
+        """Of these keys, or of all that have none of their own; `begun`: the keys that the store has already."""
+        if self._kind == SYNC:
+            raise MXNetError(f"set_staleness: the rounds of p3_sync are synchronous; create {SSP} or {ASYNC} instead")
+        key_plan.staleness(rounds)
+        late = [key for key in begun if (key in keys if keys is not None else key not in self._of_keys)]
+        if late:
+            raise MXNetError(f"set_staleness: key {late[0]!r} was initialised already; set staleness before")
+        if keys is None:
+            self._default = rounds
+        else:
+            self._of_keys.update(dict.fromkeys(keys, rounds))
+
+    def require_none(self, what):
+        """MXNetError, if there is any: `what` cannot be had with it."""
+        if self:
+            raise MXNetError(f"{self._kind}: {what}. Use an optimizer that the servers know, or p3_sync")
+
+    def describe(self):
+        """For the log."""
+        told = [f"staleness {self._default}", *(f"{key!r}: {rounds}" for key, rounds in self._of_keys.items())]
+        return f"{self._kind}: each push updates the weights at once ({', '.join(told)}), so no two runs are alike"
