@@ -32,6 +32,7 @@ def DistributedOptimizer(  # a class to its users
     synchronous: bool = False,
     max_grad_norm: Optional[float] = None,
     compression: Optional[Dict[str, Any]] = None,
+    staleness: Union[int, float] = 0,
 ) -> torch.optim.Optimizer:
     """Has all workers train the optimizer's parameters together; returns the same object.
 
@@ -46,6 +47,10 @@ def DistributedOptimizer(  # a class to its users
     `compression`, the same on every worker: {"type": "fp16"} or {"type": "2bit", "threshold": 0.01}. So the float32
     gradients leave in half or a sixteenth of their bytes (docs/torch.md); weights come back exact.
 
+    `staleness`, the same on every worker: how many steps the fastest worker may be ahead of the slowest, or math.inf.
+    Each gradient, divided by the number of workers, then updates the weights at once (docs/strategies.md). Only where
+    the servers update.
+
     Raises ValueError for what cannot be trained so, ConfigError or RendezvousError if there is no job to join.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -59,7 +64,7 @@ def DistributedOptimizer(  # a class to its users
         require_norm(max_grad_norm)
     if compression is not None:
         options.validate("compression", compression)
-    optimizer._p3 = Rounds(optimizer, models, synchronous, max_grad_norm, compression)
+    optimizer._p3 = Rounds(optimizer, models, synchronous, max_grad_norm, compression, staleness)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._patch_step_function()

@@ -8,7 +8,7 @@ over when the forward pass needs the weight.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Union
 
 import torch
 
@@ -24,7 +24,7 @@ class Parameter:
     """Threads: those of the script, one at a time; autograd's hooks count as such."""
 
     def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
-                 update_here: Optional[Callable]) -> None:  # fmt: skip
+                 update_here: Optional[Callable], staleness: Union[int, float] = 0) -> None:  # fmt: skip
         """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do."""
         self.name, self.tensor, self.group = name, tensor, group
         self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
@@ -53,14 +53,15 @@ class Parameter:
         # Whether the memory is this parameter's alone, so that nobody notices if it changes places with the landing.
         is_whole = tensor.untyped_storage().nbytes() == nbytes
         self._may_swap = is_whole and not (tensor.device.type == "cpu" and tensor.is_shared())
-        self.key = self._declare(store)
+        self.key = self._declare(store, staleness)
 
     def _landing_array(self) -> Any:
         """Where the core writes new values: an array in CPU memory, of the tensor's elements in the order of memory."""
         return in_memory_order(self.landing)
 
-    def _declare(self, store: int):
-        return self._session.declare(self.name, shape_in_memory(self.tensor), DTYPES[self.tensor.dtype], store)
+    def _declare(self, store: int, staleness: Union[int, float]):
+        shape, dtype = shape_in_memory(self.tensor), DTYPES[self.tensor.dtype]
+        return self._session.declare(self.name, shape, dtype, store, staleness=staleness)
 
     @property
     def is_compressible(self) -> bool:
@@ -127,8 +128,14 @@ class Parameter:
         self.is_new = True
         self._landed = self._take_round
 
-    def _skip(self):
-        return self._session.skip(self.key, self._array, self.priority)
+    def _skip(self, goes_on=True):
+        return self._session.skip(self.key, self._array, self.priority, goes_on=goes_on)
+
+    def take_last(self) -> None:
+        """When no worker steps any more: lands the value that all end with, where they have been steps apart."""
+        self.land()
+        if self.key.staleness > 0:
+            self._operation, self._landed = self._skip(goes_on=False), self._take_value
 
     def _scalars(self):
         if self._update_here is not None:
@@ -277,9 +284,9 @@ class Parameter:
 class RowParameter(Parameter):
     """One whose gradients are sparse, as those of nn.Embedding(sparse=True): only their rows travel."""
 
-    def _declare(self, store: int):
+    def _declare(self, store: int, staleness: Union[int, float]):
         tensor = self.tensor
-        return self._session.declare(self.name, tensor.shape, DTYPES[tensor.dtype], store, sparse=True)
+        return self._session.declare(self.name, tensor.shape, DTYPES[tensor.dtype], store, True, staleness)
 
     def _init(self, value):
         return self._session.init_rows(self.key, value, self._array, self.priority)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import os
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Union
 
 import torch
 
@@ -33,7 +33,8 @@ class Rounds(job.Held):
     """What stands between one optimizer and the job."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
-                 max_grad_norm: Optional[float], compression: Optional[Dict[str, Any]]) -> None:  # fmt: skip
+                 max_grad_norm: Optional[float], compression: Optional[Dict[str, Any]],
+                 staleness: Union[int, float]) -> None:  # fmt: skip
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         if settings.replaces_workers:
@@ -51,6 +52,9 @@ class Rounds(job.Held):
         synchronous = synchronous or max_grad_norm is not None
         self._updates_here = synchronous or not self._servers_know_it()
         self._is_synchronous = synchronous or (self._updates_here and not rules.updates_parameters_alone(self._kind))
+        if staleness != 0:
+            self._require_apart(settings)
+        self._staleness = staleness
         self._stores = [session.new_store() for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
         self._sparse = _with_sparse_gradients(models)
@@ -58,8 +62,8 @@ class Rounds(job.Held):
             for store in self._stores:
                 session.set_option(store, "compression", compression)
         self._declare(models, settings)
-        if compression is not None and session.rank == 0:
-            self._log_compression(compression["type"])
+        if session.rank == 0:
+            self._log_other_mathematics(compression)
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._loaded = {} if self._updates_here else states.taken(optimizer)
@@ -101,6 +105,20 @@ class Rounds(job.Held):
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
         }
 
+    def _require_apart(self, settings: Settings) -> None:
+        if self._updates_here:
+            raise ValueError("staleness needs an optimizer that the servers have, and neither synchronous=True nor "
+                             "max_grad_norm: there is no mean gradient to wait for")  # fmt: skip
+        if settings.check > 0:
+            raise ValueError("P3_CHECK is set, but with staleness the workers' parameters differ; unset it")
+
+    def _log_other_mathematics(self, compression: Optional[Dict[str, Any]]) -> None:
+        if self._staleness != 0:
+            log.warning("staleness %s: each gradient updates the weights at once, so no two runs are alike",
+                        self._staleness)  # fmt: skip
+        if compression is not None:
+            self._log_compression(compression["type"])
+
     def _log_compression(self, kind: str) -> None:
         compressed = [one for one in self._parameters.values() if one.is_compressible]
         log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, and those of other "
@@ -128,7 +146,7 @@ class Rounds(job.Held):
                 )
                 update_here = self._update_one if self._updates_here else None
                 kind = staging.kind_of(names[tensor], tensor, rows)
-                parameter = kind(self._session, store, names[tensor], tensor, group, update_here)
+                parameter = kind(self._session, store, names[tensor], tensor, group, update_here, self._staleness)
                 parameter.is_guarded = not self._is_synchronous
                 parameter.is_watched = self._is_synchronous or settings.check > 0
                 parameter.priority = -len(self._parameters) if by_index else 0  # until a forward pass gives others
@@ -375,6 +393,8 @@ class Rounds(job.Held):
                 parameter.end_step()
             is_taken = self._control.anyone_steps()
             if not is_taken:
+                for parameter in self._parameters.values():
+                    parameter.take_last()
                 return self._land()
             if self._is_synchronous:
                 self._take_mean_gradients()

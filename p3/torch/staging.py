@@ -139,10 +139,10 @@ _of = functools.lru_cache(maxsize=None)(Staging)
 class StagedParameter(Parameter):
     """One on a GPU; see the module. The landing tensor is on the device, too."""
 
-    def __init__(self, session, store, name, tensor, group, update_here) -> None:
+    def __init__(self, session, store, name, tensor, group, update_here, staleness) -> None:
         self._staging = _of(tensor.device)
         self._host = self._staging.host_array(tensor)
-        super().__init__(session, store, name, tensor, group, update_here)
+        super().__init__(session, store, name, tensor, group, update_here, staleness)
         self._came = self._staging.new_event()  # the last value has left the host array
 
     def _landing_array(self) -> Any:
@@ -159,8 +159,8 @@ class StagedParameter(Parameter):
         self._send(flat(self._as_landing(gradient)))
         return operation
 
-    def _skip(self):
-        operation = self._session.skip(self.key, self._array, self.priority, gated=True)
+    def _skip(self, goes_on=True):
+        operation = self._session.skip(self.key, self._array, self.priority, gated=True, goes_on=goes_on)
         self._send(None)
         return operation
 

@@ -1,5 +1,6 @@
 """Jobs of p3.torch, one function for each: torch_jobs.py [--staged] NAME ARGUMENT..."""
 
+import math
 import os
 import signal
 import sys
@@ -33,6 +34,45 @@ def frozen_server(port):
     model(torch.ones(1, 2000))
     assert torch.allclose(before - model.weight, torch.full_like(before, 0.2), atol=1e-5)
     print("and took effect afterwards")
+
+
+class Clocks(nn.Module):
+    """With a learning rate of 1, each worker's row of the weights counts its steps; of `seldom`, those that use it."""
+
+    def __init__(self, workers):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(workers, 20_000))
+        self.seldom = nn.Parameter(torch.zeros(workers, 2))
+
+    def forward(self, rank, uses_seldom):
+        self.seen = self.weight.detach().clone(), self.seldom.detach().clone()
+        counted = self.weight[rank].sum() + (self.seldom[rank].sum() if uses_seldom else 0)
+        return -counted * len(self.weight)  # the gradient is divided by the number of workers
+
+
+def apart(staleness, steps):
+    rank, size = p3.torch.rank(), p3.torch.size()
+    steps, staleness = int(steps), float(staleness)
+    allowed = staleness if math.isinf(staleness) else int(staleness)
+    model = Clocks(size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, staleness=allowed)
+    random = torch.Generator().manual_seed(rank)
+    used = 0
+    for step in range(steps):
+        optimizer.zero_grad()
+        uses_seldom = bool(torch.rand(1, generator=random) < 0.3)
+        loss = model(rank, uses_seldom)
+        weight, seldom = model.seen
+        assert (weight[rank] == step).all() and (seldom[rank] == used).all(), (step, used, weight, seldom)
+        assert (weight >= step - allowed).all() and (weight <= steps).all(), (step, weight)
+        loss.backward()
+        optimizer.step()
+        used += uses_seldom
+        time.sleep(float(torch.rand(1, generator=random)) * 0.02)  # so that now one worker is ahead, and now another
+    optimizer.join()
+    assert (model.weight == steps).all() and (model.seldom[rank] == used).all(), model.weight
+    print("kept within its staleness")
 
 
 def uneven(folder, kind, *steps):

@@ -12,6 +12,7 @@ import pytest
 from processes import Process, clean_environment
 
 torch = pytest.importorskip("torch")
+import p3.torch  # noqa: E402
 
 
 def script(*arguments):
@@ -39,6 +40,23 @@ def test_workers_may_take_different_numbers_of_steps(tmp_path, kind):
     status, output = jobs.run_p3(3, 2, script("uneven", tmp_path, kind, 2, 5, 3), P3_CHECK="1")
     assert status == 0, output
     assert output.count("follows") == 3
+
+
+@pytest.mark.parametrize("staged", [[], ["--staged"]])
+@pytest.mark.parametrize("staleness, workers", [("1", 2), ("3", 3), ("inf", 2)])
+def test_workers_may_be_steps_apart(staged, staleness, workers):
+    command = jobs.python("torch_jobs.py", *staged, "apart", staleness, 30)
+    status, output = jobs.run_p3(workers, 2, command)
+    assert status == 0, output
+    assert output.count("kept within its staleness") == workers
+    assert output.count("so no two runs are alike") == 1
+
+
+def test_workers_that_are_steps_apart_cannot_update():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ValueError, match="staleness needs an optimizer that the servers have"):
+        p3.torch.DistributedOptimizer(optimizer, model, staleness=2)
 
 
 @pytest.mark.parametrize("synchronous", [0, 1])
