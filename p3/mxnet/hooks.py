@@ -30,6 +30,11 @@ _STORE = "p3.mxnet.kvstore"  # which plugs itself in when it is imported, also w
 BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
 
 
+def may_be_apart(store):
+    """Whether the workers of a store of that name or type, P3's or MXNet's, may be rounds apart."""
+    return "async" in store or "p3_ssp" in store
+
+
 def install():
     """Plugs P3 into MXNet if it is imported already, else as soon as it is. Called by `import p3`."""
     if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):

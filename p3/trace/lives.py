@@ -14,7 +14,7 @@ a process takes to look at its clock):
     arriving   the server has read its header
     received   the server has read its last byte
     summed     the server has added it, or put it aside until lower ranks have come
-    complete   the last worker's is summed: that of `last_worker`
+    complete   the last worker's is summed: that of `last_worker`; with staleness, it need wait no longer
     updated    the new value is there, and no send of the last one borrows it any more
     broadcast  the value waits in the server's queue for this worker
     returning  it is taken off the queue
@@ -174,7 +174,8 @@ def _fill(lives, name, found, by, takes_last=False) -> None:
 
 
 def _complete(lives) -> None:
-    """When the last worker's push was summed, and whose it was. Unknown if one of them is."""
+    """When the last worker's push was summed, and whose it was. Unknown if one of them is. Of keys with staleness,
+    whose pushes may be answered before that: when the slowest worker was near enough."""
     slices, numbers = np.unique(np.column_stack([lives["key"], lives["slice"], lives["round"]]), axis=0,
                                 return_inverse=True)  # fmt: skip
     numbers = numbers.reshape(-1)
@@ -182,6 +183,9 @@ def _complete(lives) -> None:
     last = np.zeros(len(slices), "i8")
     last[numbers[order]] = order  # the latest assignment stays
     lives["complete"], lives["last_worker"] = lives["summed"][last[numbers]], lives["worker"][last[numbers]]
+    is_early = lives["broadcast"] < lives["complete"]
+    lives["complete"][is_early] = lives["broadcast"][is_early]
+    lives["updated"] = np.maximum(lives["updated"], lives["complete"])
 
 
 def _stalls(trace) -> List[Stall]:

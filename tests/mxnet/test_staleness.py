@@ -12,6 +12,7 @@ from mxnet import gluon  # noqa: E402
 from mxnet.base import MXNetError  # noqa: E402
 
 import p3  # noqa: E402, F401
+from p3.trace.lives import load  # noqa: E402
 
 
 def code(text):
@@ -76,6 +77,16 @@ def test_workers_that_differ_in_staleness_fail_the_job():
     script = "kv = mx.kv.create('p3_ssp'); kv.set_staleness(kv.rank + 1); kv.init('w', mx.nd.ones(2)); kv._barrier()"
     status, output = jobs.run_p3(2, 1, code(script))
     assert status != 0 and "staleness is 1 on the first and 2 on the second" in output, output
+
+
+def test_a_trace_shows_how_long_a_push_waited_for_slower_workers(tmp_path):
+    run(2, 1, "clocks", "p3_ssp", 2, 10, P3_TRACE=str(tmp_path))
+    lives = load(tmp_path).lives
+    known = lives[~np.isnan(lives["landed"])]
+    assert len(known) > 2 * 10 * 3
+    at_server = ("received", "summed", "complete", "updated", "returning")
+    for earlier, later in zip(at_server, at_server[1:]):
+        assert (known[earlier] <= known[later]).all(), (earlier, later)
 
 
 # Wrong use, in one process

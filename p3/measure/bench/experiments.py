@@ -16,6 +16,7 @@ from p3.measure.bench.paths import PATHS, Path
 from p3.measure.replay import models
 
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
+APART = ("dist_async", "p3_ssp_1", "p3_ssp_4", "p3_async")  # whose workers may be rounds apart
 OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 RATIOS = "0.6,1.0,1.4"
@@ -136,6 +137,19 @@ def ratio(options: Namespace) -> List[Configuration]:
     return made
 
 
+def staleness(options: Namespace) -> List[Configuration]:
+    """Links alike, and one of half the rate."""
+    if options.rate[0] is None:
+        raise ConfigError("p3 bench staleness needs a --rate: on one host there is none to measure")
+    rate, hosts = options.rate[0], options.hosts[0]
+    unlike = (rate,) * (hosts - 1) + (rate / 2,)
+    return [
+        _configuration(options, model, rates_mbit=rates, label="one slow link" if rates else "equal links")
+        for model in options.models
+        for rates in ([options.rates and tuple(options.rates)] if options.rates else [None, unlike])
+    ]
+
+
 def paths(options: Namespace) -> List[Configuration]:
     return [_configuration(options, model, path_name=name, label=name) for model in options.models for name in PATHS]
 
@@ -214,6 +228,12 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         "paths", "other queues, shapers and congestion controls, TLS, several workers on a host", paths,
         {"stores": "p3_sync", "hosts": "4", "rate": "200mbit", "compute": 4.0, "models": "vgg19", "iterations": 3,
          "warmup": 1},
+    ),
+    Experiment(
+        "staleness", "workers that may be rounds apart, beside dist_async: steps of unlike length, a slow link",
+        staleness,
+        {"stores": ",".join(("dist_sync", "p3_sync", *APART)), "models": "resnet50", "hosts": "4", "rate": "200mbit",
+         "compute": 4.0, "iterations": 12, "jitter": 0.3, "optimizer": "sgd"},
     ),
     Experiment(
         "compute", "a real training with Gluon, nothing emulated", compute,

@@ -44,7 +44,7 @@ class Store(NamedTuple):
 
     @property
     def is_p3(self) -> bool:
-        return self.kvstore in ("p3_sync", "p3_torch")
+        return self.kvstore.startswith("p3_")
 
     @property
     def is_torch(self) -> bool:
@@ -71,6 +71,9 @@ STORES: Dict[str, Store] = {
         Store("mxnet_p3", "dist_sync", {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}),
         Store("p3_slicing", "p3_sync", {"P3_PRIORITY": "off"}),
         Store("p3_sync", "p3_sync"),
+        Store("dist_async", "dist_async"),
+        *(Store(f"p3_ssp_{rounds}", "p3_ssp", {"P3_STALENESS": str(rounds)}) for rounds in (1, 4)),
+        Store("p3_async", "p3_async"),
         *(Store(f"ddp_{size}", f"ddp:{size}", {"GLOO_SOCKET_IFNAME": "eth0"}) for size in (1, 5, 25)),
         Store("p3_torch", "p3_torch"),
     )

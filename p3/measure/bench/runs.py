@@ -98,7 +98,9 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
     if not all(lines and lines[-1].get("kind") == "result" for lines in workers):
         return [dict(record, error=error or f"{store.name}: a worker has ended without a result")]
     record.update(_summary(workers), cpu_s=_cpu_s(workers, cpu))
-    if configuration.experiment == "learn":
+    if configuration.experiment == "staleness":
+        record.update(_pace(workers))
+    if not configuration.is_emulated:
         record.update(_curve(workers))
     record["error"] = error = error or next((one["error"] for one in samples if "error" in one), None)
     if error is not None:
@@ -218,6 +220,12 @@ def _counted(workers: List[List[dict]]) -> List[List[dict]]:
 def _iteration_s(workers: List[List[dict]]) -> List[float]:
     """Of those that count; each is as long as its slowest worker's."""
     return [max(one["seconds"] for one in same) for same in zip(*_counted(workers))]
+
+
+def _pace(workers: List[List[dict]]) -> Dict:
+    """Of workers whose n-th iterations are at different times: how long one took each of them, in the mean."""
+    paces = [round(statistics.fmean(one["seconds"] for one in counted), 6) for counted in _counted(workers)]
+    return {"iteration_s": paces, "median_s": statistics.median(paces)}
 
 
 def _cpu_s(workers: List[List[dict]], cpu: JobCpu) -> Optional[float]:

@@ -16,12 +16,16 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3.measure.bench import curves
 from p3.measure.bench.results import (
-    IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Spread, Summary, comparable, idle_share, model_label, rate,
-    setting, speedup, store_rank, summarise, unique,
+    IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Run, Spread, Summary, comparable, idle_share, model_label,
+    rate, setting, speedup, store_rank, summarise, unique,
 )  # fmt: skip
 
 OURS = "p3_sync"
-BASES = {OURS: ("dist_sync", "mxnet_p3"), "p3_torch": ("ddp_1", "ddp_5", "ddp_25")}
+BASES = {
+    OURS: ("dist_sync", "mxnet_p3"),
+    "p3_async": ("dist_async", "p3_sync"),
+    "p3_torch": ("ddp_1", "ddp_5", "ddp_25"),
+}
 ERROR_CHARACTERS = 100
 
 
@@ -47,6 +51,7 @@ _ROWS: Dict[str, _Row] = {
     "compute": _RATE,
     "scale": _Row("hosts", lambda one: "%d" % one.hosts, ("model", "rate", "compute", "delay")),
     "slices": _SLICE,
+    "staleness": _Row("rates", lambda one: setting(one, ["rate"]), ("model", "compute", "delay", "hosts")),
     "paths": _Row("path", lambda one: one.path or "-", ("model", "rate", "compute", "delay", "hosts")),
     "ratio": _Row("ratio", lambda one: "-" if one.ratio is None else "%.2f" % one.ratio,
                   ("model", "rate", "delay", "hosts")),
@@ -62,6 +67,8 @@ def tables(results: Results) -> List[Table]:
         made += _experiment(experiment, summarise(run for run in results.runs if run.experiment == experiment))
         if experiment == "learn":
             made += _seconds_to_goals(curves.curves(run for run in results.runs if run.experiment == experiment))
+        if experiment == "compute":
+            made += _last_losses([run for run in results.runs if run.experiment == experiment])
         if experiment == "bandwidth":
             made += _best_speedups([one for one in summarise(results.runs) if one.experiment == experiment])
     return made + _idle_shares(results.nics)
@@ -231,6 +238,25 @@ def _seconds_to_goals(found: Sequence[curves.Curve]) -> List[Table]:
     )
     title = "learn: seconds to a given loss"
     return [Table(title, [["training", *stores, "over best DDP"], *rows], [note])]
+
+
+def _last_losses(runs: Sequence[Run]) -> List[Table]:
+    """Of trainings to which each store gives as many steps: a row for each rate, a column for each store."""
+    known = [run for run in runs if run.losses and run.result == "right"]
+    stores = sorted({run.store for run in known}, key=store_rank)
+    rows = []
+    for place in unique(comparable(run.configuration) for run in known):
+        row = [rate(place.rate_mbit)]
+        for store in stores:
+            its = [run for run in known if run.store == store and comparable(run.configuration) == place]
+            losses = [statistics.fmean(run.losses[-_LAST_STEPS:]) for run in its]
+            row.append(_spread(Spread(statistics.median(losses), min(losses), max(losses))) if losses else "-")
+        rows.append(row)
+    note = "Mean over the workers and the last %d steps: median (least..greatest)." % _LAST_STEPS
+    return [Table("compute: loss at the end", [["rate", *stores], *rows], [note])] if rows else []
+
+
+_LAST_STEPS = 5
 
 
 def _goal_time(one: Optional[curves.Curve]) -> str:

@@ -94,7 +94,18 @@ class Replay(Probed):
 
     def wrong_keys(self) -> List[int]:
         """Keys whose weights are not exactly what all workers' gradients make of them. Waits for the last round."""
+        if hooks.may_be_apart(self.store_type):
+            self._meet()
         return [key for key, weight in enumerate(self._weights) if not self.is_right(key, weight.asnumpy().ravel())]
+
+    def _meet(self) -> None:
+        """Until all workers have pushed all; then each gets the weights as they are."""
+        if hasattr(self._kv, "join"):
+            return self._kv.join()
+        self._mx.nd.waitall()
+        self._kv._barrier()
+        for key, weight in enumerate(self._weights):
+            self._kv.pull(key, out=weight)
 
     def _choose_updates(self, optimizer) -> str:
         """Where Trainer has a store's weights updated: on the servers if they can, else here. Before the first key."""
@@ -271,6 +282,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = parser.parse_args(argv)
     if not 0 <= options.compute < float("inf"):
         parser.error(f"--compute {options.compute}: must be seconds, 0 or more")
+    if options.optimizer == "none" and hooks.may_be_apart(options.store):
+        parser.error(f"--store {options.store} updates at each push: it needs --optimizer sgd")
     if not 0 <= options.jitter <= 2:
         parser.error(f"--jitter {options.jitter}: must be from 0 to 2")
     if options.iterations < 1 or options.warmup < 0:

@@ -45,9 +45,9 @@ def bench(tmp_path, monkeypatch):
     return run
 
 
-def runs_of(records):
+def runs_of(records, further=()):
     found = [record for record in records if record["kind"] == "run"]
-    assert all(set(record) == FIELDS for record in found)
+    assert all(set(record) == FIELDS.union(further) for record in found)
     return found
 
 
@@ -75,6 +75,18 @@ def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(bench, 
     if importlib.util.find_spec("matplotlib"):
         assert cli.main(["plot", str(tmp_path / "results.jsonl"), "--out", str(tmp_path), "--format", "svg"]) == 0
         assert capsys.readouterr().out == printed
+
+
+@needs_lab
+def test_workers_that_are_rounds_apart_are_compared_by_their_pace(bench):
+    status, _, records = bench("staleness", *EMULATED, "--compute", "0.02", "--hosts", "2")
+    assert status == 0, records
+    stores = ("dist_sync", "p3_sync", *experiments.APART)
+    assert [(one["rates_mbit"], one["store"]) for one in runs_of(records)] == [
+        (rates, store) for rates in (None, [400, 200]) for store in stores
+    ]
+    for record in records:
+        assert_right(record)  # each worker's pace
 
 
 @needs_lab
@@ -106,11 +118,13 @@ def test_compute_trains_and_emulates_nothing(bench, capsys):
     options = ["--iterations", "2", "--warmup", "10", "--repeats", "1", "--size", "0.01", "--hosts", "1"]
     status, _, records = bench("compute", *options, "--stores", "p3_sync")
     assert status == 0, records
-    (record,) = runs_of(records)
+    (record,) = runs_of(records, ["losses", "loss_at_s"])
     assert_right(record)
+    assert len(record["losses"]) == 12 and record["losses"][-1] < record["losses"][0]
     assert record["bytes"] == train.model_bytes(0.01)  # of the net that was trained, and of one that fails
     assert record["computation"] == "real" and record["compute_s"] is record["bound_s"] is None
-    assert "Nothing is emulated" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Nothing is emulated" in printed and "compute: loss at the end" in printed
 
 
 @needs_lab
@@ -231,7 +245,7 @@ def test_every_experiment_has_configurations():
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["targets", "--stores", "dist_async"], "'dist_async' is none of dist_sync"),
+    (["targets", "--stores", "dist_device_sync"], "'dist_device_sync' is none of dist_sync"),
     (["targets", "--models", "vgg19,vgg19"], "names one twice"),
     (["targets", "--repeats", "0"], "'0' is not a number from 1 to"),
     (["slices", "--rate", "800bps"], "write bit, kbit"),

@@ -62,6 +62,15 @@ def test_mxnets_p3_of_two_workers(tmp_path, optimizer, updates):
     assert lines_of(tmp_path)[0]["van"] == "p3"
 
 
+@pytest.mark.parametrize("store", ["p3_ssp", "p3_async", "dist_async"])
+def test_workers_that_are_rounds_apart_meet_at_the_end(tmp_path, store):
+    arguments = command(tmp_path, store, "--optimizer", "sgd", "--jitter", "0.5")
+    run_job = run_dist_sync if store == "dist_async" else lambda *job: [run_p3(*job)]
+    for status, output in run_job(2, 2, arguments):
+        assert status == 0, output
+    assert_replayed(tmp_path, 2, "server")
+
+
 @pytest.mark.parametrize("model", [name for name in models.NAMES if name != "sockeye"])
 def test_other_models(tmp_path, model):
     status, output = run(command(tmp_path, "p3_sync", model=model, size="0.002"))
@@ -97,6 +106,7 @@ print(status, "p3_sync" in mxnet.kvstore.KVStoreBase.kv_registry, "p3.mxnet.kvst
 
 @pytest.mark.parametrize("arguments, words", [
     (["--size", "0"], "size is 0.0"),
+    (["--store", "p3_async"], "p3_async updates at each push: it needs --optimizer sgd"),
     (["--compute", "-1"], "--compute -1.0: must be seconds"),
     (["--jitter", "-0.1"], "--jitter -0.1: must be from 0 to 2"),
     (["--iterations", "0"], "--iterations must be at least 1"),
