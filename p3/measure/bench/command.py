@@ -79,6 +79,10 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             default="none")
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
+    parser.set_defaults(release="layer")
+    if is_emulated and is_open:
+        add("--release", "when gradients become ready: each layer's in its turn, or all at the end of the backward "
+            "pass (default layer)", choices=models.RELEASES)
     if is_learn:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
         add("--loss", "seconds to which are told (default %s)"
