@@ -41,6 +41,20 @@ def test_workers_may_take_different_numbers_of_steps(tmp_path, kind):
     assert output.count("follows") == 3
 
 
+def test_a_parameter_that_a_worker_has_not_touched_sends_nothing():
+    status, output = jobs.run_p3(2, 2, script("untouched"), P3_LOCAL_AGGREGATION="0")
+    assert status == 0, output
+    assert output.count("sent its own layer alone") == 2
+
+
+def test_all_workers_follow_rank_0s_order_when_it_changes():
+    status, output = jobs.run_p3(3, 2, script("ways", 8))
+    assert status == 0, output
+    assert sorted(re.findall(r"worker (\d) follows ([\d ]+)", output)) == [
+        (str(rank), "4 2 0 3 1") for rank in range(3)
+    ], output
+
+
 @pytest.mark.parametrize("synchronous", [0, 1])
 def test_compressed_gradients_are_those_of_the_documentation(synchronous):
     status, output = jobs.run_p3(2, 2, script("compressed", synchronous), P3_CHECK="1")
