@@ -40,6 +40,7 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
         vector[int] workers, servers
         cbool local_aggregation
         vector[Layer] layers
+        cbool releases_at_end
         vector[Slice] slices
         vector[vector[double]] factors
         int warmup, traced_iterations
@@ -97,6 +98,7 @@ cdef Job _job(dict given) except *:
     job.workers, job.servers = given["workers"], given["servers"]
     job.local_aggregation = given["local_aggregation"]
     job.layers, job.slices = given["layers"], given["slices"]
+    job.releases_at_end = given["releases_at_end"]
     job.factors = given["factors"]
     job.warmup, job.traced_iterations = given["warmup"], given["traced_iterations"]
 

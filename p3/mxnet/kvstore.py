@@ -147,6 +147,7 @@ class P3KVStore(mx.kvstore.KVStore):
         row_sparse, "rows" or "slices". Of these also partitions: into how many the rows are cut; and of the last round,
         alpha: the share of all rows that a worker pushed, on average; union_density: the share that any worker pushed;
         and the counters behind them (p3/worker.h).
+        order: how well priorities have foreseen the order in which forward passes use the keys: see p3/worker/order.py.
         With servers=True each server is asked for its own counters (p3/node.h, and cpu_s), under servers[n]["itself"],
         and for late_s: of each worker, how long after the first push of a round its last one came, in the mean of the
         last rounds (workers of one machine, who push as one, are equally late). That takes a round trip through the
@@ -154,6 +155,7 @@ class P3KVStore(mx.kvstore.KVStore):
         """
         session = self._session
         stats = session.counters()
+        stats["order"] = self._priorities.order_stats()
         stats["servers"] = [session.traffic_with(server) for server in range(session.num_servers)]
         stats["keys"] = {
             key: entry.stats(session.key_counters(entry.declared), self.num_workers)
@@ -452,7 +454,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)
         scalars = round_scalars(self._optimizer, entry.id) if self._servers_update else NO_SCALARS
-        entry.priority = self._priorities.of(entry, priority, (*outs, *values))
+        entry.priority = self._priorities.of_round(entry, priority, (*outs, *values))
         if self._partitions is not None and entry.declared.sparse:
             self._partitions.pushed(entry.declared)
         entry.push(gradient, scalars, entry.priority)

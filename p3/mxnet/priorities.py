@@ -2,7 +2,8 @@
 
 Setting P3_PRIORITY:
   auto    the order of first use in the forward pass, as rank 0 sees it (others use their own until they hear of it);
-          keys that no Gluon block uses come after, by the caller's priority. The caller's alone where nothing was seen.
+          it follows passes that change (p3/worker/order.py). Keys that no Gluon block uses come after, by the caller's
+          priority. The caller's alone where nothing was seen.
   caller  what push and pushpull were given.
   index   the key's number, as the paper has it; keys that are strings, in the order in which they were initialised.
   off     none: slices leave in the order of their pushes. To see what priorities are worth.
@@ -12,6 +13,7 @@ Larger is sooner; equals leave in the order of their pushes.
 from typing import NamedTuple
 
 from p3.mxnet import forward_order
+from p3.worker.order import Order
 
 # Ranges that keep every engine priority within 32 bits, and keys without a position behind all that have one.
 _CALLER_LIMIT = 1 << 19
@@ -31,12 +33,12 @@ class Priorities:
 
     def __init__(self, session, store, mode):
         self._session = session
-        self._store = store
         self._mode = mode
         self._keys = []
+        self._order = Order(session, store)
         self._positions = {}  # key's id -> position in the order that is in force
-        self._announced = []
-        self._seen = None  # forward_order.noted and order_version at the last look; None: look again
+        self._step = 0, 0  # the first use in the last step that was looked at, and what came behind it
+        self._seen = None  # forward_order.uses and order_version at the last look; None: look again
         self._parameters = {}
 
     def parameter_of(self, name, arrays):
@@ -68,21 +70,29 @@ class Priorities:
         self._seen = None
 
     def of(self, key, caller, arrays):
-        """The Priority of the next round of `key`.
+        """The Priority of a read of `key`.
 
         `caller` is the caller's priority, `arrays` those of the call, by which a Parameter may be recognised.
         """
         caller = max(-_CALLER_LIMIT, min(int(caller), _CALLER_LIMIT - 1))
         if self._mode == "auto":
-            if key.parameter is None and key.searched != forward_order.noted:
-                key.searched = forward_order.noted
-                key.parameter = _owner_of(arrays)
-                if key.parameter is not None:
-                    self._seen = None
+            self._find_parameter(key, arrays)
             priority = self._found(key, caller)
         else:
             priority = caller if self._mode == "caller" else self._index_order(key)
         return self._with_engine_priority(key, priority)
+
+    def of_round(self, key, caller, arrays):
+        """The same of its next round: the forward pass that its gradient is of has ended."""
+        if self._mode == "auto":
+            self._find_parameter(key, arrays)
+            self._look()
+            forward_order.end_step(key.parameter)
+        return self.of(key, caller, arrays)
+
+    def order_stats(self):
+        """As Order.stats(); {} where priorities come from elsewhere."""
+        return self._order.stats() if self._mode == "auto" else {}
 
     def _index_order(self, key):
         if self._mode == "off":
@@ -93,27 +103,33 @@ class Priorities:
     def _with_engine_priority(self, key, priority):
         return Priority(priority, priority * _ENGINE_STEPS - key.index % _ENGINE_STEPS)
 
+    def _find_parameter(self, key, arrays):
+        if key.parameter is None and key.searched != forward_order.noted:
+            key.searched = forward_order.noted
+            key.parameter = _owner_of(arrays)
+            if key.parameter is not None:
+                self._seen = None
+
     def _found(self, key, caller):
-        seen = (forward_order.noted, self._session.order_version)
-        if seen != self._seen:
-            self._seen = seen
-            self._look()
         position = self._positions.get(key.id)
         if position is not None:
             return -position
         return _UNSEEN + caller if self._positions else caller
 
     def _look(self):
-        """Brings the order in force up to date, and announces it if this is rank 0 and it has grown."""
+        """Follows what the step's forward pass has used, at its first push, and at others if more is known by then."""
+        seen = (forward_order.uses, self._session.order_version)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        again = self._step[1] == forward_order.uses
+        if not again:
+            self._step = self._step[1], forward_order.uses
         used = [(forward_order.position(key.parameter), key.index, key.id) for key in self._keys if key.parameter]
-        order = [name for position, _, name in sorted(entry for entry in used if entry[0] is not None)]
-        if self._session.rank == 0:
-            if order != self._announced:
-                self._session.announce_order(self._store, order)
-                self._announced = order
-        else:
-            order = self._session.order(self._store) or order
-        self._positions = {name: position for position, name in enumerate(order[:_CALLER_LIMIT])}
+        used = sorted(entry for entry in used if entry[0] is not None and entry[0] >= self._step[0])
+        if self._order.follow([name for _, _, name in used], again):
+            names = self._order.names[:_CALLER_LIMIT]
+            self._positions = {name: position for position, name in enumerate(names)}
 
 
 def _owner_of(arrays):

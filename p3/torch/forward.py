@@ -1,20 +1,21 @@
 """Where in the forward pass a parameter's new value is waited for: in the module that owns it, just before that runs.
 
-The first step learns which modules run, and in which order: that gives the priorities. A parameter whose own module
-never ran, as its weight is used from elsewhere (the out_proj of MultiheadAttention, a method other than forward), is
-waited for at the nearest module around it that did; the outermost runs always. A compiled module waits for all of its
-parameters at once, because nothing may interrupt what was compiled.
+The order in which modules run gives the priorities, which follow it if it changes (p3/worker/order.py). A parameter
+whose own module never ran, as its weight is used from elsewhere (the out_proj of MultiheadAttention, a method other
+than forward), is waited for at the nearest module around it that did; the outermost runs always. A compiled module
+waits for all of its parameters at once, because nothing may interrupt what was compiled.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from p3.torch import job
 from p3.torch.parameter import Parameter
+from p3.worker.order import Order
 
 log = logging.getLogger("p3.torch")
 
@@ -23,13 +24,19 @@ class Forward(job.Held):
     """Of one optimizer's parameters in its models. Threads: the script's."""
 
     def __init__(
-        self, models: Sequence[torch.nn.Module], parameters: Dict[torch.Tensor, Parameter], gives_priorities: bool
+        self, models: Sequence[torch.nn.Module], parameters: Dict[torch.Tensor, Parameter], order: Optional[Order]
     ) -> None:
-        self._parameters, self._gives_priorities = parameters, gives_priorities
-        self._is_learning = True
-        self._order: List[torch.nn.Module] = []  # as they ran first
+        """`order`: of the parameters' names; None: nobody wants it."""
+        self._parameters, self._order = parameters, order
+        self._ran: Dict[torch.nn.Module, None] = {}  # in this step, as they ran first
+        self._ran_before: Optional[int] = None  # how many of them before the step's first gradient left, if one has
+        self._ran_late: List[torch.nn.Module] = []  # the others, of the last step
+        self._ever_ran: Set[torch.nn.Module] = set()
         self._paths: Dict[torch.nn.Module, List[torch.nn.Module]] = {}  # a module, and what is around it, inwards
         self._owners: Dict[Parameter, List[torch.nn.Module]] = {}
+        self._unused: Set[Parameter] = set()  # whose own module has never run, and who had no gradient
+        self._used_elsewhere: Set[Parameter] = set()  # who had one in a step in which it had not run
+        self._own: Dict[torch.nn.Module, List[Parameter]] = {}
         self._waits: Dict[torch.nn.Module, List[Parameter]] = {}
         for model in models:
             self._visit(model, [])
@@ -47,8 +54,8 @@ class Forward(job.Held):
         if is_compiled:
             log.info("%s is compiled: it waits for all of its parameters before it runs", type(module).__name__)
         own = (self._parameters.get(tensor) for tensor in module.parameters(recurse=is_compiled))
-        self._waits[module] = [parameter for parameter in own if parameter is not None]
-        for parameter in self._waits[module]:
+        self._waits[module] = self._own[module] = [parameter for parameter in own if parameter is not None]
+        for parameter in self._own[module]:
             self._owners.setdefault(parameter, []).append(module)
         if not is_compiled:
             for child in module.children():
@@ -59,8 +66,8 @@ class Forward(job.Held):
         waits = self._waits.get(module)
         if waits is None:
             return
-        if self._is_learning and module not in self._order:
-            self._order.append(module)
+        if module.training or torch.is_grad_enabled():  # no evaluation
+            self._ran.setdefault(module)
         for parameter in waits:
             parameter.renew()
 
@@ -68,22 +75,49 @@ class Forward(job.Held):
         for parameter in self._waits.get(module, ()):
             parameter.renew()
 
-    def learn(self) -> None:
-        """At the end of the first step: who waits for what from now on, and each parameter's priority."""
-        if not self._is_learning or not self._order:  # or there was no forward pass
+    def before_gradient(self) -> None:
+        """A gradient is about to leave. At a step's first one the forward pass is over, and its order is known; what
+        runs behind that, as for a second loss, counts in the next step."""
+        if self._ran_before is not None:
             return
-        self._is_learning = False
-        ran = set(self._order)
+        self._ran_before = len(self._ran)
+        if self._order is None:
+            return
+        used = dict.fromkeys(
+            parameter.name
+            for module in (*self._ran, *self._ran_late)
+            for parameter in self._waits[module]
+            if parameter not in self._unused or parameter in self._own[module]
+        )
+        if self._order.follow(list(used)):
+            places = {name: place for place, name in enumerate(self._order.names)}
+            for parameter in self._parameters.values():
+                parameter.priority = -places.get(parameter.name, len(self._parameters))
+
+    def end_step(self) -> None:
+        """No forward pass of this step follows: who waits for what from now on. Before what is left of its gradients
+        leaves."""
+        if not self._ever_ran.issuperset(self._ran):
+            self._ever_ran.update(self._ran)
+            self._distribute_waits()
+        for parameter in [one for one in self._unused if one.tensor.grad is not None]:
+            self._unused.remove(parameter)
+            self._used_elsewhere.add(parameter)
+        self.before_gradient()
+        self._ran_late = list(self._ran)[self._ran_before :]
+        self._ran.clear()
+        self._ran_before = None
+
+    def _distribute_waits(self) -> None:
+        never_ran = {one for one, owners in self._owners.items() if self._ever_ran.isdisjoint(owners)}
+        self._unused = never_ran - self._used_elsewhere
+        self._waits = {module: list(own) for module, own in self._own.items()}
         for parameter, owners in self._owners.items():
-            if ran.isdisjoint(owners):
-                path = self._paths[owners[0]]
-                around = next((module for module in reversed(path) if module in ran), path[0])
-                self._waits[around].append(parameter)
-        if not self._gives_priorities:
-            return
-        in_order = dict.fromkeys(parameter for module in self._order for parameter in self._waits[module])
-        for position, parameter in enumerate(in_order):
-            parameter.priority = -position
+            if parameter not in self._unused and parameter not in self._used_elsewhere:
+                continue
+            path = self._paths[owners[0]]
+            around = next((module for module in reversed(path[:-1]) if module in self._ever_ran), path[0])
+            self._waits[around].append(parameter)
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -108,6 +108,14 @@ class _Distributed:
         """
         self._p3.join(after_step)
 
+    def order_stats(self) -> Dict[str, float]:
+        """How well the order in which gradients leave has foreseen the forward passes, {} without priorities.
+
+        orders: how many there have been; passes: forward passes since the first. Of their pairs of parameters,
+        `followed` is the share that were used in the order foreseen, `first` what it would be with the first pass's.
+        """
+        return self._p3.order_stats()
+
     def state_dict(self) -> Dict[str, Any]:
         """In torch's own layout, which the plain optimizer loads. Waits for the step under way, and for the servers."""
         return self._p3.with_states(super().state_dict)

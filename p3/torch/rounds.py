@@ -25,6 +25,7 @@ from p3.torch.parameter import Parameter
 from p3.torch.requirements import require_parameters, require_same_parameters
 from p3.worker import partitions
 from p3.worker.key import Key
+from p3.worker.order import Order
 
 log = logging.getLogger("p3.torch")
 
@@ -67,7 +68,8 @@ class Rounds(job.Held):
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._loaded = {} if self._updates_here else states.taken(optimizer)
-        self._forward = Forward(models, self._parameters, settings.priority == "auto")
+        self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
+        self._forward = Forward(models, self._parameters, self._order)
         for model in models:
             model.register_load_state_dict_post_hook(self._on_loaded)
         self._start(snapshots.add(self))
@@ -88,6 +90,9 @@ class Rounds(job.Held):
         self._control.broadcast()
         if resumed is not None:
             self._control.take(resumed["buffers"])
+
+    def order_stats(self) -> Dict[str, float]:
+        return {} if self._order is None else self._order.stats()
 
     def keys(self) -> List[Key]:
         """Those that a snapshot has the servers copy."""
@@ -215,6 +220,7 @@ class Rounds(job.Held):
                 "optimizer.synchronize() before using parameters from outside their modules" % parameter.name
             )
         if parameter.count_gradient():
+            self._forward.before_gradient()
             self._push(parameter, more=True)  # at the end of the step, at the latest
 
     def _push(self, parameter: Parameter, more: bool = False) -> None:
@@ -261,6 +267,7 @@ class Rounds(job.Held):
     def _complete_round(self) -> None:
         """Each parameter that has no round in this step gets one: with its gradient, if there is one."""
         self._begin()
+        self._forward.end_step()
         for parameter in self._parameters.values():
             if parameter.is_new:
                 continue
@@ -303,7 +310,6 @@ class Rounds(job.Held):
 
     def _end_step(self) -> None:
         self._control.count_step(self._optimizer.param_groups)
-        self._forward.learn()
         self._check.after_step(self._land)
 
     def synchronize(self) -> None:

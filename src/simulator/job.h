@@ -69,6 +69,7 @@ struct Job {
   std::vector<int> servers;
   bool local_aggregation = true;  // one push for all workers of a host
   std::vector<Layer> layers;
+  bool releases_at_end = false;  // all gradients are ready when the backward pass ends, none before
   std::vector<Slice> slices;
   // [worker][iteration]: how much longer than `layers` each iteration computes. All of the same length.
   std::vector<std::vector<double>> factors;

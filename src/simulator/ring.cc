@@ -116,6 +116,7 @@ Result simulate_ring(const Job& job, double bucket_bytes, double first_bucket_by
         compute(Span::kBackward, layer, job.layers[layer].backward_s * factor);
         ready[worker][layer] = now[worker];
       }
+      if (job.releases_at_end) ready[worker].assign(job.layers.size(), now[worker]);
     }
     for (const Bucket& bucket : buckets) {
       for (size_t worker = 0; worker < workers; ++worker)

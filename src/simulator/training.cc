@@ -134,8 +134,9 @@ void Training::begin_backward(int number, int layer) {
 
 void Training::step_done(int number, int layer) {
   if (layer >= 0) return begin_forward(number, layer + 1);
-  backward_done(number, ~layer);
+  if (!job_.releases_at_end) release(number, ~layer);
   if (~layer > 0) return begin_backward(number, ~layer - 1);
+  for (int late = 0; job_.releases_at_end && late < static_cast<int>(job_.layers.size()); ++late) release(number, late);
   Worker& one = worker(number);
   result_.ends_s[static_cast<size_t>(number)].push_back(events_.now());
   ++one.iteration;
@@ -153,7 +154,8 @@ void Training::leave_warmup() {
   }
 }
 
-void Training::backward_done(int number, int layer) {
+// The layer's gradients are ready.
+void Training::release(int number, int layer) {
   Worker& one = worker(number);
   Machine& its_machine = machine(one.machine);
   const int round = one.iteration;

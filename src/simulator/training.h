@@ -1,8 +1,9 @@
 // The workers and servers of a job: what is computed, waited for, pushed, summed and broadcast.
 //
 // A worker's iteration computes forward, layer by layer, each after the layer's values of the last round have landed;
-// then backward from the end, after each of which the layer's slices leave. A server adds up a slice's pushes, and when
-// the last has come the value leaves to all at once. Sums and copies take no time, nor does what stays on a host.
+// then backward from the end, after each of which the layer's slices leave, or all of them after the last. A server
+// adds up a slice's pushes, and when the last has come the value leaves to all at once. Sums and copies take no time, nor
+// does what stays on a host.
 // A machine is what pushes as one: the workers of a host, with local aggregation; otherwise each worker.
 // Threads: none.
 #pragma once
@@ -45,7 +46,7 @@ class Training : private Network::Listener {
   void begin_forward(int worker, int layer);
   void begin_backward(int worker, int layer);
   void step_done(int worker, int layer);
-  void backward_done(int worker, int layer);
+  void release(int worker, int layer);
   void pushed(int slice, int round);
   void landed(int machine, int slice);
   void leave(int connection, const Frame& frame);

@@ -41,7 +41,8 @@ class _Link:
 
 
 class _Simulation:
-    def __init__(self, model, compute_s, cluster, slice_elements, overhead, delay_s):
+    def __init__(self, model, compute_s, cluster, slice_elements, overhead, delay_s, release):
+        self._release = release
         self.now, self.numbers, self._events = 0.0, count(), []
         self._model, self._compute_s, self._cluster, self._delay_s = model, compute_s, cluster, delay_s
         self._up = [_Link(self, mbit) for mbit in cluster.up_mbit]
@@ -81,18 +82,25 @@ class _Simulation:
 
     def _backward(self, worker, layer):
         seconds = self._model.layers[layer].backward * self._compute_s
-        self.after(seconds, lambda: self._gradient_is_ready(worker, layer))
+        self.after(seconds, lambda: self._backward_done(worker, layer))
+
+    def _backward_done(self, worker, layer):
+        if self._release == "layer":
+            self._gradient_is_ready(worker, layer)
+        if layer:
+            self._backward(worker, layer - 1)
+            return
+        if self._release == "end":
+            for each in range(len(self._slices)):
+                self._gradient_is_ready(worker, each)
+        self.ends[worker].append(self.now)
+        self._forward(worker, 0)
 
     def _gradient_is_ready(self, worker, layer):
         self._missing[worker][layer] = len(self._slices[layer])
         for one in self._slices[layer]:
             source, round_ = self._cluster.workers[worker], len(self.ends[worker])
             self._send(source, one.home, round_, one, lambda one=one: self._pushed(one))
-        if layer:
-            self._backward(worker, layer - 1)
-        else:
-            self.ends[worker].append(self.now)
-            self._forward(worker, 0)
 
     def _pushed(self, one):
         one.pushes += 1
@@ -118,8 +126,8 @@ class _Simulation:
         )
 
 
-def ends_of_iterations(model, compute_s, cluster, iterations, slice_elements, overhead, delay_s=0.0):
+def ends_of_iterations(model, compute_s, cluster, iterations, slice_elements, overhead, delay_s=0.0, release="layer"):
     """When the last worker has ended each iteration. All start at 0, with their weights."""
-    simulation = _Simulation(model, compute_s, cluster, slice_elements, overhead, delay_s)
+    simulation = _Simulation(model, compute_s, cluster, slice_elements, overhead, delay_s, release)
     simulation.run(iterations)
     return [max(ends[number] for ends in simulation.ends) for number in range(iterations)]

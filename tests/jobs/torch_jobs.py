@@ -275,6 +275,61 @@ def traced(steps):
     optimizer.synchronize()
 
 
+class Ways(nn.Module):
+    """`layers` of 90,000 weights each, of which `way` says which run, and in which order."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(300, 300) for _ in range(layers))
+        self.way = []
+
+    def forward(self, x):
+        for number in self.way:
+            x = torch.tanh(self.layers[number](x))
+        return x
+
+
+def untouched():
+    """Worker 0 uses the first layer, worker 1 the second, nobody the third: each pushes what it has used."""
+    torch.manual_seed(2)
+    model = Ways(3)
+    before = [layer.weight.detach().clone() for layer in model.layers]
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model)
+    model.way = [p3.torch.rank()]
+    for step in range(3):
+        counters = p3.torch.job.current().counters()
+        optimizer.zero_grad()
+        model(torch.ones(2, 300)).square().sum().backward()
+        optimizer.step()
+        optimizer.synchronize()
+        sent, received = (
+            p3.torch.job.current().counters()[name] - counters[name] for name in ("bytes_sent", "bytes_received")
+        )
+        layer_bytes = 300 * 301 * 4
+        assert layer_bytes < sent < 1.02 * layer_bytes and 2 * layer_bytes < received < 2.02 * layer_bytes, (
+            step, sent, received)  # fmt: skip
+    assert [bool((layer.weight == first).all()) for layer, first in zip(model.layers, before)] == [False, False, True]
+    print("worker %d sent its own layer alone" % p3.torch.rank())
+
+
+def ways(steps):
+    """Each worker goes its own ways, of which rank 0's change for good; all follow rank 0's order."""
+    model = Ways(5)
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for step in range(int(steps)):
+        if p3.torch.rank() == 0:
+            model.way = [0, 1, 2, 3, 4] if step < 3 else [4, 2, 0, 3, 1]
+        else:
+            model.way = torch.randperm(5, generator=torch.Generator().manual_seed(step)).tolist()
+        optimizer.zero_grad()
+        model(torch.ones(1, 300)).sum().backward()
+        optimizer.step()
+        p3.torch.barrier()  # behind it, what rank 0 has announced has come
+    followed = sorted(optimizer._p3._parameters.values(), key=lambda one: -one.priority)
+    names = [one.name for one in followed if one.name.endswith("weight")]
+    print("worker %d follows %s" % (p3.torch.rank(), " ".join(name.split(".")[1] for name in names)))
+
+
 def sleeping(folder):
     """Leaves the processes of its job in FOLDER, and waits to be killed."""
     model = nn.Linear(4, 4)

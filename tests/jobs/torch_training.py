@@ -227,6 +227,30 @@ class not_always(Case):
         return super().step(run, x, y)
 
 
+class Routed(nn.Module):
+    """Layers that each half of a worker's batch uses in an order of its own, and never all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(5))
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x):
+        return torch.cat([self.head(self.route(part)) for part in x.split(2)])
+
+    def route(self, x):
+        order = x[0, :5].argsort()  # of the rows themselves, so that one process takes the same ways
+        for number in order[:3]:
+            x = x + torch.tanh(self.layers[number](x))
+        return x
+
+
+@case
+class routed(Case):
+    model = lambda self: Routed()  # noqa: E731
+    optimizer = lambda self, model: _optim.AdamW(model.parameters(), lr=0.01)  # noqa: E731
+
+
 @case
 class accumulated(Case):
     """Two backward passes for each step, the first one without synchronisation."""

@@ -105,13 +105,17 @@ def test_shared_parameter_counts_at_first_use():
     assert positions(first)[0] < positions(second)[0]
 
 
-def test_parameter_first_used_later_is_appended():
+def test_until_its_gradient_is_pushed_only_the_first_use_of_a_parameter_counts():
     first, skipped, last = dense("first"), dense("skipped"), dense("last")
     use(first, last)
     before = positions(first, last)
     use(first, skipped, last)
     assert positions(first, last) == before
     assert positions(skipped)[0] > before[1]
+    for layer in (first, skipped, last):
+        forward_order.end_step(layer.weight)
+    use(last, skipped)
+    assert positions(last)[0] < positions(skipped)[0] and positions(first)[0] == before[0]
 
 
 def test_deferred_initialisation_keeps_the_order():
@@ -146,7 +150,8 @@ class Session:
         self.arrived = []
 
     def announce_order(self, store, names):
-        self.announced.append((store, names))
+        if self.rank == 0:
+            self.announced.append((store, names))
 
     def order(self, store):
         return self.arrived
@@ -173,7 +178,8 @@ def test_auto_ranks_by_first_use_and_unused_keys_last_by_the_callers_priority():
     other, another = Key("other"), Key("another")
     priorities.add(other, [])
     priorities.add(another, [])
-    ranked = [priorities.of(key, caller, []) for key, caller in [*zip(keys, (5, 7, 9)), (another, -1), (other, -2)]]
+    pushed = [*zip(keys, (5, 7, 9)), (another, -1), (other, -2)]
+    ranked = [priorities.of_round(key, caller, []) for key, caller in pushed]
     assert ranked == sorted(ranked, reverse=True)
     assert [core for core, _ in ranked[:3]] == [0, -1, -2]
     assert len({engine for _, engine in ranked}) == 5
@@ -186,8 +192,9 @@ def test_parameters_are_found_by_the_arrays_of_a_push():
     keys = keys_for(priorities, layers)  # before they are used
     use(*layers)
     for key, layer in zip(keys, layers):
-        priorities.of(key, 0, [layer.weight.grad()])
+        priorities.of_round(key, 0, [layer.weight.grad()])
     assert [priorities.of(key, 0, [])[0] for key in keys] == [0, -1]
+    assert priorities.order_stats()["passes"] == 0, "one step, of which more and more was known"
 
 
 def test_rank_0_announces_the_order_once_and_again_when_it_has_grown():
@@ -202,11 +209,31 @@ def test_rank_0_announces_the_order_once_and_again_when_it_has_grown():
     assert session.announced == []
     for _ in range(2):
         for key in keys:
-            priorities.of(key, 0, [])
+            priorities.of_round(key, 0, [])
     assert session.announced == [(3, ["a", "b"])]
     use(*layers)
-    priorities.of(keys[0], 0, [])
+    priorities.of_round(keys[0], 0, [])
     assert session.announced[1:] == [(3, ["a", "b", "c"])]
+
+
+def test_the_order_follows_steps_that_have_another_one_and_reads_do_not_count():
+    layers = [dense("a"), dense("b"), dense("c")]
+    session = Session()
+    priorities = Priorities(session, 0, "auto")
+    keys = keys_for(priorities, layers)
+    priorities.know_parameters({key.id: layer.weight for key, layer in zip(keys, layers)})
+
+    def step(names):
+        use(*(layers["abc".index(name)] for name in names))
+        priorities.of(keys[0], 0, [])  # as of a fetch of rows in the middle of a forward pass
+        pushed = {name: priorities.of_round(key, 0, [])[0] for name, key in zip("abc", keys)}
+        return "".join(sorted(pushed, key=lambda name: -pushed[name]))
+
+    assert [step(names) for names in ("abc", "abc", "cba", "cba", "cb")] == ["abc", "abc", "abc", "cba", "cba"]
+    assert len(session.announced) == 2
+    found = priorities.order_stats()
+    assert (found["passes"], found["orders"]) == (4, 2)
+    assert found["first"] == pytest.approx(1 / 4) and found["followed"] == pytest.approx(2 / 4)
 
 
 def test_other_ranks_follow_rank_0_as_soon_as_its_order_arrives():
@@ -215,10 +242,10 @@ def test_other_ranks_follow_rank_0_as_soon_as_its_order_arrives():
     session = Session(rank=1)
     priorities = Priorities(session, 0, "auto")
     keys = keys_for(priorities, layers)
-    assert [priorities.of(key, 0, [])[0] for key in keys] == [0, -1]
+    assert [priorities.of_round(key, 0, [])[0] for key in keys] == [0, -1]
     session.arrived = [keys[1].id, keys[0].id]
     session.order_version += 1
-    assert [priorities.of(key, 0, [])[0] for key in keys] == [-1, 0]
+    assert [priorities.of_round(key, 0, [])[0] for key in keys] == [-1, 0]
     assert session.announced == []
 
 

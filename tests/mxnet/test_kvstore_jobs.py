@@ -1,5 +1,7 @@
 """The store between several workers, each a real process of a job."""
 
+import re
+
 import plugin_jobs as jobs
 import pytest
 
@@ -23,6 +25,19 @@ def test_a_weight_does_not_wait_for_others_that_are_late():
     status, output = jobs.run_p3(2, 1, jobs.python("late_keys.py"), P3_WAIT_TIMEOUT_S="10")
     assert status == 0, output
     assert output.count("has all") == 2
+
+
+def test_workers_that_go_their_own_ways_follow_rank_0s_order_and_end_with_the_same_bits():
+    digests = set()
+    for priority in ("auto", "off"):
+        status, output = jobs.run_p3(3, 2, jobs.python("ways.py", 10), P3_PRIORITY=priority)
+        assert status == 0, output
+        found = re.findall(r"worker \d has ([0-9a-f]{8}) and follows ([\d ]+)", output)
+        assert len(found) == 3, output
+        digests |= {digest for digest, _ in found}
+        if priority == "auto":
+            assert {order for _, order in found} == {"4 2 0 3 1"}, output
+    assert len(digests) == 1
 
 
 def errors_of(case, **variables):

@@ -58,6 +58,19 @@ def test_workers_that_are_steps_apart_cannot_update():
     with pytest.raises(ValueError, match="staleness needs an optimizer that the servers have"):
         p3.torch.DistributedOptimizer(optimizer, model, staleness=2)
 
+def test_a_parameter_that_a_worker_has_not_touched_sends_nothing():
+    status, output = jobs.run_p3(2, 2, script("untouched"), P3_LOCAL_AGGREGATION="0")
+    assert status == 0, output
+    assert output.count("sent its own layer alone") == 2
+
+
+def test_all_workers_follow_rank_0s_order_when_it_changes():
+    status, output = jobs.run_p3(3, 2, script("ways", 8))
+    assert status == 0, output
+    assert sorted(re.findall(r"worker (\d) follows ([\d ]+)", output)) == [
+        (str(rank), "4 2 0 3 1") for rank in range(3)
+    ], output
+
 
 @pytest.mark.parametrize("synchronous", [0, 1])
 def test_compressed_gradients_are_those_of_the_documentation(synchronous):

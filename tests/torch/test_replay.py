@@ -22,7 +22,11 @@ def lines_of(output):
     return [decoder.raw_decode(output, found.start())[0] for found in re.finditer(r'\{"kind"', output)]
 
 
-@pytest.mark.parametrize("command", [REPLAY, TRAINING], ids=["replay", "training"])
+LATE = [*REPLAY, "--release", "end"]
+COMMANDS = pytest.mark.parametrize("command", [REPLAY, LATE, TRAINING], ids=["replay", "late", "training"])
+
+
+@COMMANDS
 def test_workers_of_p3_end_right(command):
     status, output = jobs.run_p3(2, 2, [*command, "--store", "p3_torch"])
     assert status == 0, output
@@ -32,7 +36,7 @@ def test_workers_of_p3_end_right(command):
     assert {line["versions"]["torch"] for line in lines if line["kind"] == "header"}
 
 
-@pytest.mark.parametrize("command", [REPLAY, TRAINING], ids=["replay", "training"])
+@COMMANDS
 def test_workers_of_ddp_end_right(command):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

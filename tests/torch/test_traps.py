@@ -29,6 +29,103 @@ def test_priorities_follow_the_forward_pass():
     assert [one.name for one in by_priority] == ["scale", "first.weight", "first.bias", "last.weight", "last.bias"]
 
 
+class Ways(nn.Module):
+    """Layers that run as `way` says."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in "abc"})
+        self.way = "abc"
+
+    def forward(self, x):
+        for name in self.way:
+            # A capital uses the weight from outside its module.
+            weight = self.layers[name.lower()].weight
+            x = torch.tanh(nn.functional.linear(x, weight) if name.isupper() else self.layers[name](x))
+        return x
+
+
+@pytest.fixture
+def ways():
+    model = Ways()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    def go(way):
+        """One step. The layers in the order of their priorities."""
+        model.way = way
+        step(model, optimizer)
+        by_priority = sorted(optimizer._p3._parameters.values(), key=lambda parameter: -parameter.priority)
+        return "".join(one.name.split(".")[1] for one in by_priority)
+
+    go.optimizer, go.model = optimizer, model
+    return go
+
+
+def test_priorities_follow_a_forward_pass_that_has_changed(ways):
+    assert [ways(way) for way in ("abc", "abc", "cba", "cba", "cba")] == ["abc", "abc", "abc", "cba", "cba"]
+    stats = ways.optimizer.order_stats()
+    assert stats == {"orders": 2, "passes": 4, "first": 0.25, "followed": 0.5}
+
+
+def test_a_layer_that_comes_later_gets_its_place_in_the_order(ways):
+    assert [ways(way) for way in ("ac", "ac", "abc", "ac")][2:] == ["abc", "abc"]
+
+
+def test_what_runs_behind_the_first_gradient_has_a_place_too(ways):
+    """As where each of two losses has a backward pass of its own."""
+    for _ in range(3):
+        ways.optimizer.zero_grad()
+        with ways.optimizer.no_sync():
+            ways.model.way = "a"
+            backward(ways.model)
+        ways.model.way = "bc"
+        backward(ways.model)
+        ways.optimizer.step()
+    assert ways("abc") == "abc" and ways.optimizer.order_stats()["orders"] == 1
+
+
+def test_evaluation_is_no_pass_of_the_order(ways):
+    ways("abc")
+    for _ in range(5):
+        ways.model.eval()
+        ways.model.way = "cba"
+        with torch.no_grad():
+            ways.model(torch.ones(1, 4))
+        ways.model.train()
+        assert ways("abc") == "abc"
+    assert ways.optimizer.order_stats()["followed"] == 1.0
+
+
+def test_a_layer_is_waited_for_where_it_runs_once_it_has(ways):
+    ways("ac")
+    waits = ways.optimizer._p3._forward._waits
+    assert [one.name for one in waits[ways.model]] == ["layers.b.weight"], "it may be used from anywhere"
+    ways("abc")
+    waits = ways.optimizer._p3._forward._waits
+    assert waits[ways.model] == [] and len(waits[ways.model.layers["b"]]) == 1
+
+
+def test_a_layer_whose_weight_is_used_from_outside_now_and_then(ways):
+    for way in ("aBc", "abc", "aBc", "caB", "ac", "aBc"):
+        ways(way)
+
+
+def test_a_parameter_that_a_step_has_not_touched_sends_nothing(ways):
+    from p3.torch import job
+
+    def bytes_of(way):
+        ways.optimizer.synchronize()
+        before = job.current().counters()["bytes_sent"]
+        ways(way)
+        ways.optimizer.synchronize()
+        return job.current().counters()["bytes_sent"] - before
+
+    ways("abc")
+    of_all = bytes_of("abc")
+    assert of_all - bytes_of("b") == 2 * 4 * 4 * 4
+    assert bytes_of("abc") == of_all
+
+
 def test_it_stays_the_same_object_of_its_class(model):
     plain = torch.optim.AdamW(model.parameters(), lr=0.1)
     optimizer = p3.torch.DistributedOptimizer(plain, model)

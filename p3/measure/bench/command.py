@@ -27,6 +27,7 @@ _MICRO = {
     "sparsity": "how much sparse gradients save in a language model",
     "partitions": "whether the search for the number of partitions ends near the best",
     "trace_cost": "what P3_TRACE costs",
+    "order": "whether priorities follow forward passes whose order changes from step to step",
 }
 
 
@@ -79,6 +80,10 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             default="none")
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
+    parser.set_defaults(release="layer")
+    if is_emulated and is_open:
+        add("--release", "when gradients become ready: each layer's in its turn, or all at the end of the backward "
+            "pass (default layer)", choices=models.RELEASES)
     if is_learn:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
         add("--loss", "seconds to which are told (default %s)"

@@ -41,6 +41,7 @@ class Configuration(NamedTuple):
     goal_loss: Optional[float] = None  # that a training shall reach
     rates_mbit: Optional[Tuple[float, ...]] = None  # of each host, where they differ; then rate_mbit is the greatest
     path_name: Optional[str] = None  # of `paths`
+    release: str = "layer"  # when gradients become ready: of models.RELEASES
 
     @property
     def path(self) -> Path:
@@ -75,6 +76,7 @@ class Configuration(NamedTuple):
             "label": self.label,
             **({} if self.goal_loss is None else {"goal_loss": self.goal_loss}),
             **({} if self.path_name is None else {"path": self.path_name}),
+            **({} if self.release == "layer" else {"release": self.release}),
         }
 
 
@@ -276,6 +278,7 @@ def _configuration(options: Namespace, model: str, label: str, **differing) -> C
         "rates_mbit": options.rates and tuple(options.rates),
         "hosts": options.hosts[0],
         "slice_elements": options.slice_elements,
+        "release": options.release,
         **differing,
     }
     fields["slice_elements"] = key_plan.slice_elements(fields["slice_elements"], num_servers=fields["hosts"])

@@ -308,14 +308,15 @@ def _bars(results: Results, title: str) -> Figure:
     summaries = summarise(results.runs)
     regimes: Dict[Tuple, List[Summary]] = {}
     for one in summaries:
-        regimes.setdefault((one.rate_mbit, one.compute_s, one.delay_ms, one.hosts), []).append(one)
+        regimes.setdefault((one.rate_mbit, one.compute_s, one.delay_ms, one.hosts, one.release), []).append(one)
     stores = _stores(summaries)
     groups = max(len({one.model for one in members}) for members in regimes.values())
     width_inches = max(_PANEL_INCHES[0], 1.0 + groups * (0.42 * len(stores) + 0.3))
     figure, grid = _figure(results, title, len(regimes), 1, width_inches)
     for (axes,), members in zip(grid, regimes.values()):
         emulated = members[0].computation == "emulated"
-        axes.set_title(setting(members[0], ("rate", "compute", "delay", "hosts") if emulated else ("rate", "hosts")))
+        told = ("rate", "compute", "delay", "hosts", "release") if emulated else ("rate", "hosts")
+        axes.set_title(setting(members[0], told))
         axes.set_ylabel("seconds for an iteration")
         _draw_bars(axes, members, stores)
     _legend(figure, summaries)
@@ -469,7 +470,7 @@ def _legend(figure: Figure, summaries: Sequence[Summary]) -> None:
 
 
 def _title(one, told: Sequence[str]) -> str:
-    return "%s, %.3g MB\n%s" % (model_label(one.model), one.bytes / 1e6, setting(one, told))
+    return "%s, %.3g MB\n%s" % (model_label(one.model), one.bytes / 1e6, setting(one, [*told, "release"]))
 
 
 def _stores(summaries: Sequence[Summary]) -> List[str]:

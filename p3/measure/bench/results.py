@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from p3.errors import ConfigError
+from p3.measure.replay import models
 
 # In the order in which tables and figures show them.
 STORES = {
@@ -75,6 +76,7 @@ class Configuration:
     slice_elements: Optional[int]
     rates_mbit: Optional[Tuple[float, ...]]  # of each host, where they differ; then rate_mbit is the greatest
     path: Optional[str]  # what else is unlike the lab as it is
+    release: Optional[str]  # "end": all gradients became ready when the backward pass ended
 
     @property
     def configuration(self) -> Configuration:
@@ -276,7 +278,8 @@ def model_label(model: str) -> str:
 
 
 def setting(one: Configuration, told: Sequence[str]) -> str:
-    """In words: those of model, rate, compute, delay, hosts and slice that are to be told and say something."""
+    """In words: those of model, rate, compute, delay, hosts, slice and release that are to be told and say something.
+    """
     parts = {
         "model": "%s, %.3g MB" % (model_label(one.model), one.bytes / 1e6),
         "rate": rates_text(one),
@@ -284,6 +287,7 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "delay": "%g ms delay" % one.delay_ms if one.delay_ms else "",
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
         "slice": "" if one.slice_elements is None else "slices of %d" % one.slice_elements,
+        "release": "gradients at the end" if one.release == "end" else "",
     }
     return ", ".join(parts[name] for name in told if parts[name])
 
@@ -403,7 +407,7 @@ def _numbers_from(least: float) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(_is_number(one) and one >= least for one in value)
 
 
-_ADDED = ("rates_mbit", "path", "cpu_s", "goal_loss", "losses", "loss_at_s")  # older results lack them
+_ADDED = ("rates_mbit", "path", "release", "cpu_s", "goal_loss", "losses", "loss_at_s")  # older results lack them
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "a text")
 _POSITIVE = (lambda value: _is_number(value) and value > 0, "a number above 0")
@@ -420,6 +424,7 @@ _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("repeat", "host"), _COUNT),
     **dict.fromkeys(("machine", "versions", "options"), _MAPPING),
     "computation": (lambda value: value in ("emulated", "real"), "emulated or real"),
+    "release": (lambda value: value in models.RELEASES, " or ".join(models.RELEASES)),
     "result": (lambda value: value in RESULTS, "one of " + ", ".join(RESULTS)),
     "iteration_s": (_numbers_from(1e-9), "a list of seconds"),
     "losses": (_numbers_from(-math.inf), "a list of losses"),

@@ -142,6 +142,7 @@ def goal(configuration: Configuration) -> Optional[bound.Bound]:
         cluster,
         configuration.slice_elements,
         delay_s=configuration.delay_ms / 1e3,
+        release=configuration.release,
     )
 
 
@@ -155,6 +156,7 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
     return [
         sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
+        "--release", configuration.release,
     ]  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def _experiment(experiment: str, summaries: Sequence[Summary]) -> List[Table]:
     row = _ROWS.get(experiment, _MODEL)
     sized = {(comparable(one), one.slice_elements) for one in summaries if one.slice_elements is not None}
     has_several = len(sized) > len({place for place, _ in sized})  # sizes in one setting; by itself P3 takes one
-    told = [*row.titled, "slice"] if has_several and row is not _SLICE else row.titled
+    told = [*row.titled, "release", *(["slice"] if has_several and row is not _SLICE else [])]
     titles: Dict[str, Dict[Configuration, Dict[str, Summary]]] = {}
     for one in summaries:
         for place in _places(one, summaries):
@@ -293,7 +293,7 @@ def _idle_shares(nics: Sequence[Nic]) -> List[Table]:
     titles: Dict[str, List[List[str]]] = {}
     for one, host in sorted(cards, key=lambda card: (store_rank(card[0].store), card[1])):
         shares = [_idle(cards[one, host], way) for way in ("bytes_out", "bytes_in")]
-        title = setting(one, ("model", "rate", "compute", "delay", "hosts"))
+        title = setting(one, ("model", "rate", "compute", "delay", "hosts", "release"))
         titles.setdefault(title, []).append([one.store, "%d" % host, *shares])
     made = [
         Table("idle share of network cards: " + title, [["store", "host", "sending", "receiving"], *rows])

@@ -8,6 +8,9 @@ ones, the *prefix*, cross the network between two moments between which little i
 
     period >= transfer of the prefix + computation from the layer's forward step to its own backward step
 
+With late gradients, which all become ready when the backward pass ends, that window is shorter: what is computed from
+the layer's forward step to the end of the whole backward pass counts.
+
 The heaviest-first model is held up by its first layer: its transfer hides behind nothing. Where the last layer is the
 worst, the network is the limit; where no layer adds anything, the computation is.
 
@@ -75,17 +78,18 @@ def bound(
     slice_elements: Union[int, str] = "auto",
     overhead: Overhead = Overhead(),
     delay_s: float = 0.0,
+    release: str = "layer",
 ) -> Bound:
     """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
 
     Slices go round robin to the servers in forward order, "auto" ones are as large as P3 makes them; `delay_s` is what
-    a byte takes to the other host besides.
+    a byte takes to the other host besides. `release`: one of models.RELEASES.
     """
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
-    _check(model, compute_s, cluster, slice_elements, delay_s)
+    _check(model, compute_s, cluster, slice_elements, delay_s, release)
     best = Bound(compute_s, compute_s, "the computation is the limit; all communication can hide behind it")
     traffic = _Traffic(cluster)
-    remaining_s = compute_s  # from this layer's forward step to its backward step
+    remaining_s = compute_s  # from this layer's forward step to its gradient
     for layer in model.layers:
         for tensor in layer.tensors:
             for elements in _slices(tensor.elements, slice_elements):
@@ -99,7 +103,7 @@ def bound(
                 f"layers up to it, with headers) must be pushed and broadcast, which takes {transfer.seconds:.4f} s "
                 f"({transfer.reason}); from that use to its next gradient a worker computes for {remaining_s:.4f} s",
             )
-        remaining_s -= (layer.forward + layer.backward) * compute_s
+        remaining_s -= (layer.forward + (layer.backward if release == "layer" else 0)) * compute_s
     busiest = traffic.busiest()
     if busiest.seconds > best.seconds:
         best = Bound(busiest.seconds, compute_s, f"the network is the limit ({busiest.reason})")
@@ -208,13 +212,15 @@ def _slices(elements: int, slice_elements: int) -> List[int]:
     return [slice_elements] * whole + ([rest] if rest else [])
 
 
-def _check(model, compute_s, cluster, slice_elements, delay_s):
+def _check(model, compute_s, cluster, slice_elements, delay_s, release):
     if not model.layers:
         raise ValueError(f"model {model.name!r} has no layers")
     if not 0 <= compute_s < float("inf"):
         raise ValueError(f"compute_s is {compute_s}; it must be seconds, 0 or more")
     if not 0 <= delay_s < float("inf"):
         raise ValueError(f"delay_s is {delay_s}; it must be seconds, 0 or more")
+    if release not in models.RELEASES:
+        raise ValueError(f"release is {release!r}; it must be one of {', '.join(models.RELEASES)}")
     if slice_elements < 1:
         raise ValueError(f"slice_elements is {slice_elements}; a slice has at least one element")
     if len(cluster.up_mbit) != len(cluster.down_mbit) or not cluster.up_mbit:
@@ -234,13 +240,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--hosts", type=int, default=2, help="each with one worker and one server (default 2)")
     parser.add_argument("--rate", type=float, required=True, metavar="MBIT", help="of each NIC, each way, in Mbit/s")
     parser.add_argument("--slice-elements", type=slice_size, default="auto", metavar="N")
+    parser.add_argument("--release", choices=models.RELEASES, default="layer",
+                        help="of gradients: each layer's in its turn, or all at the end (default layer)")
     parser.add_argument("--payload-only", action="store_true", help="count no headers")
     options = parser.parse_args(argv)
     overhead = NO_OVERHEAD if options.payload_only else Overhead()
     try:
         model = models.load(options.model, options.size)
         cluster = one_of_each(options.hosts, options.rate)
-        result = bound(model, options.compute, cluster, options.slice_elements, overhead)
+        result = bound(model, options.compute, cluster, options.slice_elements, overhead, release=options.release)
     except ValueError as error:
         parser.error(str(error))
     print(f"{model.name}, {model.bytes / 1e6:.1f} MB, emulated computation: {result.explain()}")

@@ -24,6 +24,10 @@ MEMORY_BYTES_PER_S = 243e9
 LAB_SIZES = {"vgg19": 0.15, "resnet50": 0.82, "inception_v3": 0.9, "sockeye": 1.0, "bert": 0.2}
 NAMES = tuple(LAB_SIZES)
 
+# When a backward pass hands out gradients: after each layer those of that layer, or all when it has ended, as of graphs
+# that are batched lazily (DyNet, Cavs).
+RELEASES = ("layer", "end")
+
 _SAMPLES = {"sockeye": 64}  # of a batch
 _DEFAULT_SAMPLES = 32
 

@@ -3,6 +3,8 @@
 Stores: `p3_torch`, and `ddp:25` for DistributedDataParallel on Gloo with buckets of 25 MB. Each is used as one uses
 it: an optimizer of torch's, one call of forward, backward and step. DDP gets what its documentation advises:
 gradient_as_bucket_view and static_graph.
+
+With late gradients the weights are inputs of a first layer, whose backward step comes last and has all their gradients.
 """
 
 from typing import List, Tuple
@@ -44,10 +46,11 @@ class TorchReplay(Probed):
     store_type = "torch"
     versions = {"torch": torch.__version__}
 
-    def __init__(self, store: str, model: models.Model) -> None:
+    def __init__(self, store: str, model: models.Model, release: str = "layer") -> None:
         self.updates = "server" if store == "p3_torch" else "worker"
-        self._layers = _layers(model, self)
-        self._net = nn.Sequential(*self._layers)
+        is_late = release == "end"
+        self._layers = _layers(model, self, is_late)
+        self._net = nn.Sequential(*([_AllGradients(self._layers)] if is_late else []), *self._layers)
         self.torch_optimizer = torch.optim.SGD(self._net.parameters(), lr=1.0)
         self.rank, self.num_workers, self._net = distribute(store, self._net, self.torch_optimizer)
         for group in self.torch_optimizer.param_groups:
@@ -91,13 +94,15 @@ class _Emulated(torch.autograd.Function):
         layer.clock.hold_up()  # hooks on gradients take the training thread's time
         made = [layer.replay.fill(key, array).detach() for key, array in zip(layer.keys, layer.gradients)]
         layer.clock.compute(layer.backward_s)
+        if layer.is_late:
+            layer.late_gradients, made = made, []
         return (gradient, None, *made)
 
 
 class _Layer(nn.Module):
-    def __init__(self, replay, keys, shapes) -> None:
+    def __init__(self, replay, keys, shapes, is_late) -> None:
         super().__init__()
-        self.replay, self.keys = replay, keys
+        self.replay, self.keys, self.is_late = replay, keys, is_late
         # Made once, as making them takes time that the emulated computation has in it. Autograd takes what backward()
         # returns without a copy, if nobody else has that tensor; these are others, of the same memory.
         self.gradients = [torch.zeros(shape) for shape in shapes]
@@ -108,13 +113,39 @@ class _Layer(nn.Module):
         self.clock, self.forward_s, self.backward_s, self.stalls = clock, forward_s, backward_s, stalls
 
     def forward(self, x):
-        return _Emulated.apply(x, self, *self.parameters())
+        return _Emulated.apply(x, self, *(() if self.is_late else self.parameters()))
 
 
-def _layers(model: models.Model, replay) -> List[_Layer]:
+class _LateGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, layers, *_weights):
+        ctx.layers = layers
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        made = [one for layer in ctx.layers for one in layer.late_gradients]
+        for layer in ctx.layers:
+            del layer.late_gradients  # as above: nobody else has them
+        return (gradient, None, *made)
+
+
+class _AllGradients(nn.Module):
+    """Before the first layer: hands out the late gradients of all."""
+
+    def __init__(self, layers) -> None:
+        super().__init__()
+        self._of = layers  # in a list: they are no part of this module
+
+    def forward(self, x):
+        weights = [weight for layer in self._of for weight in layer.parameters()]
+        return _LateGradients.apply(x, self._of, *weights)
+
+
+def _layers(model: models.Model, replay, is_late) -> List[_Layer]:
     layers, key = [], 0
     for layer in model.layers:
         shapes = [tensor.shape for tensor in layer.tensors]
-        layers.append(_Layer(replay, range(key, key + len(shapes)), shapes))
+        layers.append(_Layer(replay, range(key, key + len(shapes)), shapes, is_late))
         key += len(shapes)
     return layers

@@ -7,6 +7,8 @@ Real tensors of the real shapes go through the store's public API, as Gluon's Tr
     forward, layer by layer:    waits until the layer's weights can be read, then for the layer's forward time
     backward, from the end:     waits for the layer's backward time, then hands its gradients to the store
 
+With `--release end` the backward pass first ends, and then hands over all gradients, in forward order, as Trainer does.
+
 All waiting is done by the training thread, in sleep; as an operation of MXNet's engine it would keep a CPU-only MXNet
 from running its own stores' operations. So a machine without GPU behaves as one whose GPU computes.
 
@@ -36,7 +38,8 @@ READY_S = 100e-6
 class Replay(Probed):
     """The tensors of a model in a store. Keys are whole numbers in forward order, ascending from 0."""
 
-    def __init__(self, mx, store: str, model: models.Model, optimizer: str) -> None:
+    def __init__(self, mx, store: str, model: models.Model, optimizer: str, release: str = "layer") -> None:
+        self._release = release
         self._mx, self.versions = mx, {"mxnet": mx.__version__}
         self._kv = mx.kv.create(store)
         self.rank, self.num_workers, self.store_type = self._kv.rank, self._kv.num_workers, self._kv.type
@@ -60,7 +63,11 @@ class Replay(Probed):
         for number, layer in reversed(list(enumerate(model.layers))):
             self.make_gradients(number)
             clock.compute(layer.backward * compute_s)
-            self.push_gradients(number)
+            if self._release == "layer":
+                self.push_gradients(number)
+        if self._release == "end":
+            for number in range(len(model.layers)):
+                self.push_gradients(number)
         self.finish_iteration()
         return stalls
 
@@ -176,6 +183,7 @@ def _header(options, model, replay) -> dict:
         "optimizer": options.optimizer,
         "updates": replay.updates,
         "compute_s": options.compute,
+        "release": options.release,
         "jitter": options.jitter,
         "seed": options.seed,
         "iterations": options.iterations,
@@ -194,12 +202,12 @@ def _replay(options, model: models.Model):
     if options.store == "p3_torch" or options.store.startswith("ddp:"):
         from p3.measure.replay.torch_replay import TorchReplay
 
-        return TorchReplay(options.store, model)
+        return TorchReplay(options.store, model, options.release)
     if options.store.lower() not in hooks.NAMES:
         hooks.withdraw()  # the others shall run in an untouched MXNet
     import mxnet
 
-    return Replay(mxnet, options.store, model, options.optimizer)
+    return Replay(mxnet, options.store, model, options.optimizer, options.release)
 
 
 def run(options, model: models.Model, out) -> bool:
@@ -272,6 +280,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--optimizer", choices=("none", "sgd"), default="none",
         help="none: every store only sums; sgd: updates where Trainer has them done with this store (default none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--release", choices=models.RELEASES, default="layer",
+        help="when gradients become ready: each layer's in its turn, or all at the end of the backward pass, as those "
+        "of lazily batched graphs (default layer)",
     )  # fmt: skip
     parser.add_argument(
         "--jitter", type=float, default=0.0, metavar="SIGMA",

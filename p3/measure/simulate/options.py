@@ -53,6 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--no-local-aggregation", "each worker of a host pushes for itself", action="store_true")
     add("--sparse", "a layer of which a step touches this share of the rows", type=_pair(str, number(0, 1)),
         action="append", default=[], metavar="LAYER=ALPHA")
+    add("--release", "when gradients become ready: layer, each layer's in its turn, or end, all at the end of the "
+        "backward pass (default %(default)s)", type=names_among(models.RELEASES), default="layer")
     add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default 0)",
         type=number(0, 2), default=0.0, metavar="SIGMA")
     add("--seed", "of the jitter (default 1)", type=int, default=1)
@@ -65,12 +67,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def settings(options: argparse.Namespace) -> Iterator[Setting]:
     """In the order of the values given. ConfigError for what does not fit together."""
-    swept = (options.models, options.compute, options.rate, options.delay, options.congestion, options.slice_elements,
-             options.scheme, options.sender, options.hosts)  # fmt: skip
+    swept = (options.models, options.compute, options.release, options.rate, options.delay, options.congestion,
+             options.slice_elements, options.scheme, options.sender, options.hosts)  # fmt: skip
     if options.down is not None and len(options.down) > 1:
         raise ConfigError("p3 simulate takes one --down")
     loaded = {name: models.load(name, options.size) for name in options.models}
-    for name, compute_s, rate, delay_ms, congestion, elements, scheme, sender, hosts in itertools.product(*swept):
+    for combination in itertools.product(*swept):
+        name, compute_s, release, rate, delay_ms, congestion, elements, scheme, sender, hosts = combination
         if scheme == "ddp" and (sender, elements, congestion) != (
             options.sender[0], options.slice_elements[0], options.congestion[0]
         ):  # fmt: skip
@@ -87,6 +90,7 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
             slice_elements=elements,
             local_aggregation=not options.no_local_aggregation,
             sparse=dict(options.sparse),
+            release=release,
             jitter=options.jitter,
             seed=options.seed,
             stragglers=dict(options.straggler),

@@ -29,9 +29,9 @@ def save(
     if kind not in FORMATS:
         raise ConfigError(f"--plot {path}: the name must end in .{' or .'.join(FORMATS)}")
     first = settings[0]
-    alike = {(one.model.name, one.model.size, one.compute_s, one.network.up_mbit[0]) for one in settings}
+    alike = {(one.model.name, one.model.size, one.compute_s, one.network.up_mbit[0], one.release) for one in settings}
     if len(alike) > 1:
-        raise ConfigError("--plot takes one model, size, computation and rate")
+        raise ConfigError("--plot takes one model, size, computation, rate and release")
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **SETTINGS}):
         figure = Figure((7.2, 4.6), layout="constrained")
         FigureCanvasAgg(figure)
@@ -75,7 +75,8 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
     drawn = set()
     for one in results.summarise(results.read(measured).runs):
         network = first.network
-        same = (one.model, one.compute_s, one.rate_mbit) == (first.model.name, first.compute_s, network.up_mbit[0])
+        asked = (first.model.name, first.compute_s, network.up_mbit[0], first.release)
+        same = (one.model, one.compute_s, one.rate_mbit, one.release or "layer") == asked
         if not same or not one.median_s or one.store not in _MARKERS or abs(one.size / first.model.size - 1) > 1e-6:
             continue
         label = f"{results.store_label(one.store)}, measured"
@@ -85,13 +86,14 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
                       label=None if label in drawn else label)
         drawn.add(label)
     if not drawn:
-        raise ConfigError("no run in %s is of this model, size, computation and rate" % ", ".join(measured))
+        raise ConfigError("no run in %s is of this model, size, computation, rate and release" % ", ".join(measured))
 
 
 def _finish(axes, first: Setting, places: List[int]) -> None:
     axes.set_title(
         f"{results.model_label(first.model.name)}, {first.model.bytes / 1e6:.3g} MB, "
         f"{first.network.up_mbit[0]:g} Mbit/s, {first.compute_s:g} s of computation"
+        + (", gradients at the end" if first.release == "end" else "")
     )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

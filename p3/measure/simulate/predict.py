@@ -83,7 +83,7 @@ def _bound(setting: Setting) -> Optional[bound.Bound]:
         return None
     return bound.bound(
         setting.model, setting.compute_s, setting.cluster(), setting.slice_elements,
-        delay_s=setting.network.delay_ms / 1e3,
+        delay_s=setting.network.delay_ms / 1e3, release=setting.release,
     )  # fmt: skip
 
 

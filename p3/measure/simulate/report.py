@@ -37,6 +37,7 @@ def _job(setting: Setting) -> str:
     return (
         f"{setting.model.name}, {setting.model.bytes / 1e6:.1f} MB, {scheme}: {network.hosts} hosts, "
         f"{' and '.join(f'{rate:g}' for rate in rates)} Mbit/s, {setting.compute_s:g} s of computation"
+        + (", gradients at the end" if setting.release == "end" else "")
     )
 
 
@@ -100,6 +101,7 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "sender": "" if setting.scheme == "ddp" else sender_text(setting),
         "slice": str(setting.elements_of_a_slice),
         "compute, s": f"{setting.compute_s:g}",
+        "gradients": "" if setting.release == "layer" else "at the end",
         "Mbit/s": _told(network.up_mbit) + ("" if network.up_mbit == network.down_mbit
                                             else " down " + _told(network.down_mbit)),
         "delay, ms": f"{network.delay_ms:g}",

@@ -91,6 +91,7 @@ class Setting:
     slice_elements: Union[int, str] = "auto"
     local_aggregation: bool = True
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
+    release: str = "layer"  # of gradients: each layer's when its backward step ends, or all at the "end" of the pass
     jitter: float = 0.0
     seed: int = 1
     stragglers: Mapping[int, float] = dataclasses.field(default_factory=dict)  # worker -> factor of its computation
@@ -136,6 +137,7 @@ def job(setting: Setting) -> dict:
             {"forward_s": layer.forward * setting.compute_s, "backward_s": layer.backward * setting.compute_s}
             for layer in setting.model.layers
         ],
+        "releases_at_end": setting.release == "end",
         "slices": slices,
         "factors": [_factors(setting, worker) for worker in range(len(setting.workers))],
         "warmup": setting.warmup,
@@ -217,6 +219,8 @@ def _check(setting: Setting) -> None:
     network = setting.network
     if setting.scheme not in SCHEMES:
         raise ValueError(f"no scheme is called {setting.scheme!r}; there are {', '.join(SCHEMES)}")
+    if setting.release not in models.RELEASES:
+        raise ValueError(f"release is {setting.release!r}; it must be one of {', '.join(models.RELEASES)}")
     if network.congestion not in CONGESTION:
         raise ValueError(f"no congestion control is called {network.congestion!r}: {', '.join(CONGESTION)}")
     if len(network.up_mbit) != len(network.down_mbit) or not network.up_mbit:

@@ -64,6 +64,7 @@ def setting_of(one: measured.Configuration, asked: Dict, options: argparse.Names
         workers_per_host=max(1, one.workers // one.hosts),
         servers=one.servers,
         slice_elements=one.slice_elements or models.load(one.model, one.size).bytes,
+        release=one.release or "layer",
         jitter=asked.get("jitter") or 0.0,
         bucket_mb=float(one.store.partition("_")[2]) if one.store.startswith(_DDP) else 25.0,
         iterations=asked.get("iterations") or 5,
@@ -79,7 +80,7 @@ def lines(options: argparse.Namespace) -> Iterator[str]:
         raise ConfigError("no run in %s can be simulated" % ", ".join(options.validate))
     rows = [["", "store", "measured, s", "predicted, s", "error", "bound, s", "held out"]]
     for one in comparisons:
-        told = measured.setting(one.summary, ("model", "rate", "compute", "delay", "hosts", "slice"))
+        told = measured.setting(one.summary, ("model", "rate", "compute", "delay", "hosts", "slice", "release"))
         rows.append([
             told, one.summary.store, f"{one.summary.median_s:.3f}", f"{one.predicted_s:.3f}", f"{one.error:+.1%}",
             f"{one.summary.bound_s:.3f}" if one.summary.bound_s else "",

@@ -40,6 +40,20 @@ TEST(Simulate, SlicesHideBehindTheComputationOfOtherLayers) {
   EXPECT_NEAR(result.ends_s[1][2], 18 + result.waited_s[1][0], 1e-9);
 }
 
+TEST(Simulate, LateGradientsLeaveWhenTheBackwardPassHasEnded) {
+  // Both layers' slices leave at 6 s. The first, of next to nothing, is back at once; the second, of 500 bytes, needs
+  // 1 s there and 1 s back, of which the first forward step hides one.
+  Job job = small_job(2, {0.001, 500}, 2);
+  job.slices[1].server = 0;
+  job.releases_at_end = true;
+  const Result result = simulate(job);
+  EXPECT_NEAR(result.waited_s[1][0], 0, 0.01);
+  EXPECT_NEAR(result.waited_s[1][1], 2 - 1, 0.01);
+  EXPECT_NEAR(result.ends_s[1][1], 12 + 2 - 1, 0.01);
+  job.releases_at_end = false;
+  EXPECT_NEAR(simulate(job).ends_s[1][1], 12, 0.01) << "the first layer's backward step would hide all of it";
+}
+
 TEST(Simulate, LayerThatIsNeededFirstOvertakes) {
   Job job = small_job(2, {100, 1000, 1000}, 2);
   for (Slice& slice : job.slices) slice.server = 0;

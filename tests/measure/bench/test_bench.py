@@ -223,6 +223,17 @@ def test_ratio_chooses_the_computation():
     assert models.load("bert").bytes * 8 / 100e6 / made.compute_s == pytest.approx(1.4)
 
 
+def test_late_gradients_have_a_bound_of_their_own_and_are_told(tmp_path):
+    arguments = ["targets", "--models", "vgg19", "--regimes", "slow"]
+    (plain,), (late,) = configurations(*arguments), configurations(*arguments, "--release", "end")
+    assert "release" not in plain.identity() and late.identity()["release"] == "end"
+    assert runs.goal(late).seconds > 1.3 * runs.goal(plain).seconds
+    course = runs.Course(1, 1, 0.0, "none", 1, None, False)
+    for store in (jobs.STORES["p3_sync"], jobs.STORES["dist_sync"], jobs.STORES["p3_torch"]):
+        command = runs.worker_command(store, late, course)
+        assert command[command.index("--release") + 1] == "end"
+
+
 def test_links_may_have_rates_of_their_own(capsys):
     (made,) = configurations("targets", "--models", "bert", "--regimes", "slow", "--rates", "20mbit,40mbit")
     assert (made.rates_mbit, made.rate_mbit) == ((20, 40), 40)
@@ -251,6 +262,7 @@ def test_every_experiment_has_configurations():
     (["slices", "--rate", "800bps"], "write bit, kbit"),
     (["learn", "--models", "vgg19"], "'vgg19' is none of gpt, convnet"),
     (["learn", "--stores", "p3_sync"], "'p3_sync' is none of ddp_1"),
+    (["ratio", "--release", "late"], "invalid choice: 'late'"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(arguments, words, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -67,6 +67,12 @@ def test_what_differs_names_the_row_and_all_else_the_table(tables_of, experiment
     assert table.title == "%s: %s" % (experiment, title) and table.rows[1][0] == label
 
 
+def test_late_gradients_have_a_table_of_their_own(tables_of):
+    plain, late = tables_of(*runs("targets", TARGETS), *runs("targets", TARGETS, bound_s=0.99, release="end"))
+    assert late.title == plain.title + ", gradients at the end"
+    assert (plain.rows[1][4], late.rows[1][4]) == ("0.900", "0.990")
+
+
 def test_store_without_slices_is_compared_with_every_size(tables_of):
     lines = [made.run("slices", seconds=(time,), slice_elements=size) for size, time in ((5000, 2), (50000, 1))]
     (table,) = tables_of(*lines, made.run("slices", "dist_sync", (3,), slice_elements=None))

@@ -60,6 +60,19 @@ def test_middle_layer_can_be_the_one_that_counts():
     assert seconds(model, 10.0, one_of_each(2, MB_PER_S)) == pytest.approx(9.0 + 2.0)
 
 
+def test_late_gradients_hide_behind_the_forward_pass_alone():
+    # The second layer's 3 MB have the forward step of the first, 1.5 of 6 s, to hide behind; the first layer's nothing.
+    model = model_of((0.008, 3), (3, 1))
+    late = seconds(model, 6.0, one_of_each(2, MB_PER_S), release="end")
+    assert late == pytest.approx(4.5 + 3.008)
+    assert late - seconds(model, 6.0, one_of_each(2, MB_PER_S)) == pytest.approx(3.008 - 1.5 - 0.008)
+
+
+def test_late_gradients_of_a_single_layer_are_no_later():
+    model, cluster = model_of((3, 1)), one_of_each(2, MB_PER_S)
+    assert seconds(model, 2.0, cluster, release="end") == seconds(model, 2.0, cluster)
+
+
 def test_unlimited_network_leaves_the_computation():
     result = bound(model_of((3, 1), (5, 2)), 2.0, one_of_each(2, float("inf")))
     assert result.seconds == pytest.approx(2.0)
@@ -120,14 +133,16 @@ def test_explanation_names_the_layer_and_what_is_waited_for():
     ((model_of((1, 1)), 1.0, Cluster([8, 8], [8], [0], [0])), "2 rates up and 1 down"),
     ((model_of((1, 1)), 1.0, one_of_each(2, 8), 0), "slice_elements is 0"),
     ((models.Model("empty", 1.0, ()), 1.0, one_of_each(2, 8)), "no layers"),
+    ((model_of((1, 1)), 1.0, one_of_each(2, 8), 1, NO_OVERHEAD, 0.0, "late"), "release is 'late'; it must be one of"),
 ])
 def test_what_cannot_be_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         bound(*arguments)
 
 
+@pytest.mark.parametrize("release", models.RELEASES)
 @pytest.mark.parametrize("seed", range(150))
-def test_ideal_schedule_is_never_faster(seed):
+def test_ideal_schedule_is_never_faster(seed, release):
     generator = random.Random(seed)
 
     def rates():
@@ -143,7 +158,7 @@ def test_ideal_schedule_is_never_faster(seed):
     layers = [(generator.choice([0.0004, 0.02, 0.5]), generator.random()) for _ in range(generator.randint(1, 6))]
     compute_s = generator.choice([0.0, 0.3, 1.0])
     settings = dict(slice_elements=generator.choice([5000, 40000]), overhead=Overhead(),
-                    delay_s=generator.choice([0.0, 0.05]))
+                    delay_s=generator.choice([0.0, 0.05]), release=release)
     ends = ends_of_iterations(model_of(*layers), compute_s, cluster, 8, **settings)
     least = bound(model_of(*layers), compute_s, cluster, **settings)
     for number, end in enumerate(ends):
@@ -154,11 +169,12 @@ def test_ideal_schedule_is_never_faster(seed):
     ("vgg19", 2, 1.01), ("resnet50", 2, 1.01), ("inception_v3", 2, 1.01), ("sockeye", 2, 1.01), ("bert", 2, 1.01),
     ("vgg19", 4, 1.01), ("resnet50", 4, 1.01), ("inception_v3", 4, 1.01), ("sockeye", 4, 1.01), ("bert", 4, 1.01),
 ])  # fmt: skip
-def test_ideal_schedule_comes_near(name, hosts, within):
+@pytest.mark.parametrize("release", models.RELEASES)
+def test_ideal_schedule_comes_near(name, hosts, within, release):
     model, cluster = models.load(name), one_of_each(hosts, 200)
-    ends = ends_of_iterations(model, 4.0, cluster, 7, slice_elements("auto", hosts), Overhead())
+    ends = ends_of_iterations(model, 4.0, cluster, 7, slice_elements("auto", hosts), Overhead(), release=release)
     period = (ends[-1] - ends[2]) / (len(ends) - 3)
-    assert period <= within * bound(model, 4.0, cluster).seconds
+    assert period <= within * bound(model, 4.0, cluster, release=release).seconds
 
 
 def test_command_prints_seconds_and_reason(capsys):
@@ -176,6 +192,7 @@ def test_tables_of_the_documentation_are_what_the_code_gives():
 
     names = ["`%s`" % name for name in models.NAMES]
     assert [row[0] for row in rows("models")] == [row[0] for row in rows("bounds")] == names
+    assert [row[0] for row in rows("late bounds")] == names
     for row, name in zip(rows("models"), models.NAMES):
         model = models.load(name)
         heaviest = max(range(len(model.layers)), key=lambda number: model.layers[number].bytes)
@@ -207,3 +224,10 @@ def test_tables_of_the_documentation_are_what_the_code_gives():
             assert "%.2f" % float(re.search(r"takes ([\d.]+) s", slow.reason).group(1)) == transfer_s
         else:
             assert row[5] == "computation" and slow.seconds < 1.001 * slow.compute_s
+    for row, name in zip(rows("late bounds"), models.NAMES):
+        model, late = models.load(name), []
+        for compute_s, hosts, rate in ((4.0, 2, 200), (1.0, 2, 800), (4.0, 4, 200)):
+            cluster = one_of_each(hosts, rate)
+            late.append(bound(model, compute_s, cluster, release="end").seconds)
+            late.append(late[-1] / bound(model, compute_s, cluster).seconds)
+        assert row[1:] == ["%.3f, %.2fx" % pair for pair in zip(late[::2], late[1::2])]

@@ -70,6 +70,15 @@ def test_workers_that_are_rounds_apart_meet_at_the_end(tmp_path, store):
         assert status == 0, output
     assert_replayed(tmp_path, 2, "server")
 
+@pytest.mark.parametrize("store, launch", [
+    ("p3_sync", lambda command: [run_p3(2, 2, command)]), ("dist_sync", lambda command: run_dist_sync(2, 2, command)),
+])  # fmt: skip
+def test_late_gradients_of_two_workers(tmp_path, store, launch):
+    for status, output in launch(command(tmp_path, store, "--release", "end")):
+        assert status == 0, output
+    assert_replayed(tmp_path, 2, "none")
+    assert lines_of(tmp_path)[0]["release"] == "end"
+
 
 @pytest.mark.parametrize("model", [name for name in models.NAMES if name != "sockeye"])
 def test_other_models(tmp_path, model):
@@ -176,19 +185,28 @@ def test_nan_is_noticed(replayed):
 class RecordingReplay:
     """Stands for a Replay whose weights are always there."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self, release):
+        self._release, self.calls = release, []
 
     def __getattr__(self, name):
         return lambda *layer: self.calls.append((name, *layer))
 
 
 def test_iteration_walks_forward_then_backward_and_pushes_each_gradient_after_its_time():
-    recorded = RecordingReplay()
+    recorded = RecordingReplay("layer")
     assert replay.Replay.iterate(recorded, SMALL, 0.0, replay.Clock()) != []
     assert recorded.calls == [
         ("wait_for_weights", 0), ("wait_for_weights", 1),
         ("make_gradients", 1), ("push_gradients", 1), ("make_gradients", 0), ("push_gradients", 0),
+        ("finish_iteration",),
+    ]  # fmt: skip
+
+
+def test_late_gradients_are_pushed_when_the_backward_pass_has_ended_in_forward_order():
+    recorded = RecordingReplay("end")
+    replay.Replay.iterate(recorded, SMALL, 0.0, replay.Clock())
+    assert recorded.calls[2:] == [
+        ("make_gradients", 1), ("make_gradients", 0), ("push_gradients", 0), ("push_gradients", 1),
         ("finish_iteration",),
     ]  # fmt: skip
 

@@ -41,7 +41,7 @@ def random_setting(seed):
     return Setting(
         model, draw.uniform(0, 0.5), network, sender, workers_per_host=draw.randint(1, 2),
         servers=draw.randint(1, 2 * hosts), slice_elements=draw.choice([3000, 20000, 200000]),
-        local_aggregation=draw.random() < 0.5, iterations=16, warmup=0,
+        local_aggregation=draw.random() < 0.5, iterations=16, warmup=0, release=draw.choice(models.RELEASES),
     )  # fmt: skip
 
 
@@ -103,6 +103,21 @@ def test_ddp_waits_for_the_ring_after_the_backward_pass():
     assert predict(setting).mean_s == pytest.approx(expected, rel=1e-9)
 
 
+def test_late_gradients_hide_behind_the_forward_pass_alone():
+    # All 4 MB cross each link once, in 1.68 s, of which the first forward step hides 1 s.
+    network = links(2, 20.0, burst_kib=0, congestion="none", lossless=True)
+    setting = Setting(model_of((1000, 1), (1000000, 1)), 6.0, network, slice_elements=10000)
+    in_turn, late = predict(setting), predict(dataclasses.replace(setting, release="end"))
+    assert in_turn.mean_s == pytest.approx(6.0, rel=0.01)
+    assert late.bound_s <= late.mean_s < 1.1 * late.bound_s and late.bound_s == pytest.approx(5.0 + 1.68, rel=0.01)
+
+
+def test_ddp_reduces_late_gradients_behind_the_backward_pass():
+    setting = Setting(model_of((500000, 1), (500000, 1)), 1.0, links(2, 100.0), scheme="ddp", bucket_mb=1)
+    in_turn, late = predict(setting), predict(dataclasses.replace(setting, release="end"))
+    assert late.mean_s == pytest.approx(in_turn.mean_s + 0.168, abs=0.01)
+
+
 def test_priorities_hide_what_a_queue_in_order_of_arrival_does_not():
     setting = Setting(models.load("vgg19", 0.03), 1.0, links(2, 140.0), SENDERS["short_egress"])
     with_ = predict(setting).mean_s
@@ -124,6 +139,7 @@ def test_1024_hosts_come_to_an_end():
     ({"network": Network((1.0,), ())}, "1 rates up and 0 down"),
     ({"network": Network((1.0, 0.0), (1.0, 1.0))}, "the uplink of host 1 has a rate of 0"),
     ({"slice_elements": 0}, "a slice has at least one element"),
+    ({"release": "late"}, "release is 'late'; it must be one of layer, end"),
     ({"warmup": 1, "iterations": 0}, "no iteration is left after the warm-up"),
 ])  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(changes, words):
