@@ -269,8 +269,7 @@ cdef class P3Worker:
         self.core.start()
 
     def declare(self, str name not None, uint64_t elements, int dtype, compression=None):
-        """A handle, local to this worker. `compression`: {"type": "2bit", "threshold": 0.5}, {"type": "fp16"} or None.
-        """
+        """A handle, local to this worker. `compression`: as an option of the store (p3/server/options.py), or None."""
         return self.core.declare(name, elements, dtype_of(dtype), compression_from(compression))
 
     def declare_rows(self, str name not None, uint64_t rows, uint64_t row_elements, int dtype):

@@ -5,6 +5,12 @@
 //             feedback). A sixteenth of the bytes. The codes and their order are MXNet's: 16 elements in 4 bytes, the
 //             first in the highest bits of the first byte; 11 is +threshold, 10 is -threshold, all else is 0.
 //             Source: MXNet's documentation of gradient compression; Seide et al., Interspeech 2014.
+//   one-bit   the sign, as the mean of all elements of the slice at or above zero, or of those below; error feedback as
+//             with two bits. Little more than a thirty-second of the bytes: two float32, the mean of those at or above
+//             zero first, then 8 elements in each byte, the first in the highest bit; 1 is at or above zero.
+//             A mean is the sum in float64, divided by the count, and rounded; or 0 if there are none. The sum is made in
+//             eight parts, of the elements i with the same i mod 8 in ascending order, which are added in that order.
+//             Source: Seide et al., Interspeech 2014; Zhang's thesis, 3.5.4.
 //
 // Threads: pure functions. Memory: the caller's; no two arrays may overlap.
 #pragma once
@@ -18,11 +24,11 @@ namespace p3 {
 
 // Of a store; the same on every node. Types other than float32 are always sent plain.
 struct Compression {
-  Encoding encoding = Encoding::kPlain;  // kPlain, kFloat16 or kTwoBit
+  Encoding encoding = Encoding::kPlain;  // any but kAbsent
   float threshold = 0.5f;                // kTwoBit
 
   Encoding of(DType type) const { return type == DType::kFloat32 ? encoding : Encoding::kPlain; }
-  bool keeps_residual() const { return encoding == Encoding::kTwoBit; }
+  bool keeps_residual() const { return encoding == Encoding::kTwoBit || encoding == Encoding::kOneBit; }
 };
 
 // Throws Error(kUsage) that says what is wrong with it.
@@ -31,7 +37,8 @@ void check(const Compression& compression);
 // Bytes of a payload of so many elements of `type` (float32, unless the encoding is plain or absent).
 size_t encoded_bytes(Encoding encoding, DType type, size_t elements);
 
-// Not for kPlain: a plain payload is the gradient itself. `residual` (kTwoBit) is what earlier gradients left out.
+// Not for kPlain: a plain payload is the gradient itself. `residual` is what earlier gradients left out, of a compression
+// that keeps it.
 void encode(const Compression& compression, const float* gradient, float* residual, void* payload, size_t elements);
 
 // accumulator = the decoded payload, and accumulator += the decoded payload, in float32.

@@ -283,9 +283,9 @@ class P3KVStore(mx.kvstore.KVStore):
 
     @_call
     def set_gradient_compression(self, compression_params):
-        """{"type": "2bit", "threshold": 0.5} as MXNet's, or {"type": "fp16"}, of this store's float32 gradients.
+        """{"type": "2bit", "threshold": 0.5} as MXNet's, {"type": "1bit"} or {"type": "fp16"}, of float32 gradients.
 
-        Both apply to what workers push; with fp16, sums that come back are float16 as well, weights never are. Each
+        All apply to what workers push; with fp16, sums that come back are float16 as well, weights never are. Each
         slice is compressed when its turn to leave has come, so priorities hold. Blocks until the servers know.
         """
         if not isinstance(compression_params, dict):

@@ -1,7 +1,7 @@
 """The options of a store, on which all its workers agree and which its servers follow: a name, and a flat value.
 
     optimizer    {"name": "sgd", "momentum": 0.9, ...}      updates the weights; see p3.server.optimizers
-    compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; or {"type": "fp16"}
+    compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; or {"type": "1bit"}, {"type": "fp16"}
     reduction    {"type": "average"}                        what becomes of the workers' gradients; or {"type": "sum"}
 
 Without them: the sum of the gradients, sent as it is, is the new value. Needs neither a framework nor NumPy.
@@ -22,7 +22,7 @@ _THRESHOLD = (
     lambda value: type(value) in (int, float) and 2.0**-126 <= value <= 2.0**127,
 )
 _OPTIONS = {  # the field that selects a kind, and the further fields of each kind
-    "compression": ("type", {"2bit": {"threshold": _THRESHOLD}, "fp16": {}}),
+    "compression": ("type", {"1bit": {}, "2bit": {"threshold": _THRESHOLD}, "fp16": {}}),
     "optimizer": ("name", FIELDS),
     "reduction": ("type", {"average": {}, "sum": {}}),
 }

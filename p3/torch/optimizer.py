@@ -43,8 +43,9 @@ def DistributedOptimizer(  # a class to its users
     the script can look at them and change them: GradScaler, clipping by value. `max_grad_norm`: the same, and step()
     clips the mean gradient to that global norm.
 
-    `compression`, the same on every worker: {"type": "fp16"} or {"type": "2bit", "threshold": 0.01}. So the float32
-    gradients leave in half or a sixteenth of their bytes (docs/torch.md); weights come back exact.
+    `compression`, the same on every worker: {"type": "fp16"}, {"type": "2bit", "threshold": 0.01} or {"type": "1bit"}.
+    So the float32 gradients leave in half, a sixteenth or a thirty-second of their bytes (docs/torch.md); weights come
+    back exact.
 
     Raises ValueError for what cannot be trained so, ConfigError or RendezvousError if there is no job to join.
     """

@@ -40,6 +40,8 @@ Compression compression_of(const std::string& type, double threshold) {
   if (type == "2bit") {
     compression.encoding = Encoding::kTwoBit;
     compression.threshold = static_cast<float>(threshold);
+  } else if (type == "1bit") {
+    compression.encoding = Encoding::kOneBit;
   } else if (type == "fp16") {
     compression.encoding = Encoding::kFloat16;
   } else {

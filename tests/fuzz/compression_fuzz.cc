@@ -9,7 +9,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;
   Input input(data, size);
   Compression compression;
-  compression.encoding = input.below(2) == 0 ? Encoding::kFloat16 : Encoding::kTwoBit;
+  constexpr Encoding kEncodings[] = {Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit};
+  compression.encoding = kEncodings[input.below(3)];
   compression.threshold = 0.25f * static_cast<float>(1 + input.below(8));
   const size_t elements = input.below(200);
   const size_t bytes = encoded_bytes(compression.encoding, DType::kFloat32, elements);
@@ -33,5 +34,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   start_encoded_sum(compression, decoded.data(), encoded.data(), elements);
   for (size_t i = 0; i < elements && compression.encoding == Encoding::kTwoBit; ++i)
     if (std::isfinite(gradient[i])) require(decoded[i] + residual[i] == gradient[i] || std::fabs(gradient[i]) > 1e3);
+  for (size_t i = 0; i < elements && compression.encoding == Encoding::kOneBit; ++i)
+    if (std::isfinite(decoded[i]) && std::fabs(gradient[i]) <= 1e30f)
+      require(std::fabs(decoded[i] + residual[i] - gradient[i]) <=
+              1e-6f * (std::fabs(decoded[i]) + std::fabs(gradient[i])) + 1e-40f);
   return 0;
 }

@@ -104,7 +104,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.machines = Machines(std::vector<int>{0, 1, 1});
   options.local_aggregation = aggregated;
   Compression compression;
-  compression.encoding = static_cast<Encoding>(more % 3);
+  compression.encoding = more & 32 ? Encoding::kOneBit : static_cast<Encoding>(more % 3);
 
   std::array<FuzzPeer, kWorkers> peers;
   const auto owned = Server::make(0, 1, kWorkers, options);

@@ -73,8 +73,8 @@ def uneven(folder, kind, *steps):
 
 def compressed(synchronous):
     """Against both workers' gradients, computed here and compressed as the documentation says."""
-    digests = {_train_compressed(kind, synchronous == "1") for kind in ("plain", "fp16", "2bit")}
-    assert len(digests) == 3  # each makes a difference
+    digests = {_train_compressed(kind, synchronous == "1") for kind in ("plain", "fp16", "2bit", "1bit")}
+    assert len(digests) == 4  # each makes a difference
     print("worker %d follows" % p3.torch.rank())
 
 
@@ -87,6 +87,11 @@ def _train_compressed(kind, is_synchronous):
         if kind == "fp16":
             return gradient.half().float()
         left_out.add_(gradient)
+        if kind == "1bit":
+            is_plus = left_out >= 0
+            code = torch.where(is_plus, left_out[is_plus].double().mean(), left_out[~is_plus].double().mean()).float()
+            left_out.sub_(code)
+            return code
         code = threshold * ((left_out >= threshold).float() - (left_out <= -threshold).float())
         left_out.sub_(code)
         return code
@@ -101,7 +106,9 @@ def _train_compressed(kind, is_synchronous):
         model(torch.randn(8, 6, generator=generator)).square().mean().backward()
 
     model, optimizer = make()
-    compression = {"fp16": {"type": "fp16"}, "2bit": {"type": "2bit", "threshold": threshold}, "plain": None}[kind]
+    compression = None if kind == "plain" else {"type": kind}
+    if kind == "2bit":
+        compression["threshold"] = threshold
     p3.torch.DistributedOptimizer(optimizer, model, compression=compression, synchronous=is_synchronous)
     reference, plain = make()
     left_out = [[torch.zeros_like(one) for one in reference.parameters()] for _ in range(size)]

@@ -10,6 +10,7 @@ SENSIBLE = [
     ("compression", {"type": "2bit", "threshold": 0.5}),
     ("compression", {"type": "2bit", "threshold": 1}),
     ("compression", {"type": "fp16"}),
+    ("compression", {"type": "1bit"}),
     ("reduction", {"type": "sum"}),
     ("reduction", {"type": "average"}),
 ]
@@ -18,8 +19,8 @@ SENSELESS = [
     (["compression"], {}, "option ['compression'] is unknown; a store has"),
     ("optimizer", dict(SGD, momentum=-1), "optimizer sgd: momentum is -1; it must be a finite number of at least 0"),
     ("compression", "fp16", "compression: the value must be a dict, not str"),
-    ("compression", {}, "compression: type is None; it must be one of 2bit, fp16"),
-    ("compression", {"type": "1bit"}, "compression: type is '1bit'; it must be one of 2bit, fp16"),
+    ("compression", {}, "compression: type is None; it must be one of 1bit, 2bit, fp16"),
+    ("compression", {"type": "3bit"}, "compression: type is '3bit'; it must be one of 1bit, 2bit, fp16"),
     ("compression", {"type": ["fp16"]}, "compression: type is ['fp16']; it must be one of"),
     ("compression", {"type": "2bit"}, "compression 2bit: threshold is missing; it must be a plain number from"),
     ("compression", {"type": "fp16", "threshold": 1}, "compression fp16: 'threshold' (which is 1) is no field of it"),
@@ -67,7 +68,7 @@ def test_a_server_passes_an_option_to_its_core_and_answers(apply, name, value):
     assert core.calls == [("set_" + name, 3, value["type"] if name == "reduction" else value)]
 
 
-@pytest.mark.parametrize("name, value", [("momentum", {}), ("compression", {"type": "1bit"}), ("reduction", {})])
+@pytest.mark.parametrize("name, value", [("momentum", {}), ("compression", {"type": "3bit"}), ("reduction", {})])
 def test_a_server_checks_again_what_it_receives(apply, name, value):
     core = RecordingCore()
     with pytest.raises(ValueError, match=name):
