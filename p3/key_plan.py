@@ -34,6 +34,7 @@ class KeyPlan(NamedTuple):
     slice_elements: int
     row_elements: int = 0  # of a key of rows; 0: a dense key
     partitions: int = 0  # of a key of rows, where they take the place of slices
+    is_vector: bool = False  # the tensor has at most one dimension
 
     @property
     def rows(self) -> int:

@@ -20,6 +20,7 @@ struct KeyPlan {
   // Of a key of rows (rows.h): elements of a row, and how many partitions take the place of slices. 0: a dense key.
   uint32_t row_elements = 0;
   uint32_t partitions = 0;
+  bool is_vector = false;  // the tensor has at most one dimension
 
   bool has_rows() const { return row_elements > 0; }
 };

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from p3.errors import ProtocolError
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 
@@ -109,7 +109,7 @@ _REJOINED = {
 }
 # A key_plan.KeyPlan; and what of it another one that follows changes.
 _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "partitions": _int}
-_PLAN = {**_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int}
+_PLAN = {**_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "is_vector": _bool}
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
 _WORKER = _object({"host": _str, "machine": _int, "local": _str})  # machine: equal for workers of one machine
 

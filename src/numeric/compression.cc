@@ -9,6 +9,7 @@
 #include "base/simd.h"
 #include "numeric/sum.h"
 #include "p3/error.h"
+#include "wire/top_k.h"
 
 namespace p3 {
 namespace {
@@ -135,6 +136,11 @@ void decode_one_bit(const uint8_t* payload, size_t n, Put put) {
     put(i, bits[i / kBitsPerByte] >> (kBitsPerByte - 1 - i % kBitsPerByte) & 1 ? means.plus : means.minus);
 }
 
+// accumulator += the elements that are there.
+void add_top_k(float* accumulator, const void* payload, size_t n) {
+  each_of_top_k(payload, n, [=](size_t offset, float value) { accumulator[offset] += value; });
+}
+
 template <typename Put>
 void decode_bits(const Compression& compression, const void* payload, size_t n, Put put) {
   const auto* bytes = static_cast<const uint8_t*>(payload);
@@ -148,6 +154,9 @@ void check(const Compression& compression) {
   if (compression.encoding == Encoding::kTwoBit && !(compression.threshold > 0 && std::isfinite(compression.threshold)))
     throw Error(ErrorKind::kUsage, "compression: threshold is " + std::to_string(compression.threshold) +
                                        "; it must be finite and above 0");
+  if (compression.encoding == Encoding::kTopK && !(compression.dgc.ratio > 0 && compression.dgc.ratio <= 1))
+    throw Error(ErrorKind::kUsage, "compression: ratio is " + std::to_string(compression.dgc.ratio) +
+                                       "; it must be above 0, and at most 1");
 }
 
 size_t encoded_bytes(Encoding encoding, DType type, size_t elements) {
@@ -160,10 +169,24 @@ size_t encoded_bytes(Encoding encoding, DType type, size_t elements) {
       return (elements + kElementsPerWord - 1) / kElementsPerWord * kWordBytes;
     case Encoding::kOneBit:
       return elements == 0 ? 0 : sizeof(Means) + (elements + kBitsPerByte - 1) / kBitsPerByte;
+    case Encoding::kTopK:
     case Encoding::kAbsent:
       break;
   }
   return 0;
+}
+
+size_t encoded_bytes(Encoding encoding, DType type, size_t elements, const void* payload) {
+  return encoding == Encoding::kTopK ? top_k_bytes(top_k_count(payload), elements)
+                                     : encoded_bytes(encoding, type, elements);
+}
+
+bool can_have_bytes(Encoding encoding, DType type, size_t elements, size_t bytes) {
+  return encoding == Encoding::kTopK ? can_be_top_k(bytes, elements) : encoded_bytes(encoding, type, elements) == bytes;
+}
+
+const char* problem_with_encoded(Encoding encoding, const void* payload, size_t bytes, size_t elements) {
+  return encoding == Encoding::kTopK ? problem_with_top_k(payload, bytes, elements) : nullptr;
 }
 
 void encode(const Compression& compression, const float* gradient, float* residual, void* payload, size_t elements) {
@@ -177,11 +200,16 @@ void encode(const Compression& compression, const float* gradient, float* residu
 
 void start_encoded_sum(const Compression& compression, float* accumulator, const void* payload, size_t elements) {
   if (compression.encoding == Encoding::kFloat16) return start_sum(DType::kFloat16, accumulator, payload, elements);
+  if (compression.encoding == Encoding::kTopK) {
+    std::fill_n(accumulator, elements, 0.0f);
+    return add_top_k(accumulator, payload, elements);
+  }
   decode_bits(compression, payload, elements, [=](size_t i, float value) { accumulator[i] = value; });
 }
 
 void add_encoded_to_sum(const Compression& compression, float* accumulator, const void* payload, size_t elements) {
   if (compression.encoding == Encoding::kFloat16) return add_to_sum(DType::kFloat16, accumulator, payload, elements);
+  if (compression.encoding == Encoding::kTopK) return add_top_k(accumulator, payload, elements);
   decode_bits(compression, payload, elements, [=](size_t i, float value) { accumulator[i] += value; });
 }
 

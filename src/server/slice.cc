@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "numeric/dgc.h"
 #include "numeric/sum.h"
+#include "wire/top_k.h"
 
 namespace p3 {
 
@@ -28,11 +30,12 @@ const char* ServerSlice::problem_with_payload(const Header& header, int worker) 
   const bool only_asks = kind == FrameKind::kFetch || kind == FrameKind::kCapture ||
                          (kind == FrameKind::kInit && (worker != 0 || turns.catches_up(0)));
   const bool as_agreed = kind == FrameKind::kPush
-                             ? encoding == Encoding::kAbsent || encoding == key.compression.encoding
+                             ? encoding == Encoding::kAbsent || encoding == key.compression.encoding ||
+                                   (encoding == Encoding::kPlain && key.takes_steps())
                              : encoding == (only_asks ? Encoding::kAbsent : Encoding::kPlain);
   if (!as_agreed) return "in another encoding than agreed";
-  const size_t bytes = encoded_bytes(encoding, static_cast<DType>(header.dtype), elements_);
-  return header.payload_bytes == bytes ? nullptr : "of another size than agreed";
+  const bool fits = can_have_bytes(encoding, static_cast<DType>(header.dtype), elements_, header.payload_bytes);
+  return fits ? nullptr : "of another size than agreed";
 }
 
 void* ServerSlice::place_of(const Header& header, PooledBuffer& buffer) {
@@ -49,7 +52,12 @@ size_t ServerSlice::answer_bytes(const Header& header) const {
 // --- a round -------------------------------------------------------------------------------------------------------
 
 void ServerSlice::push(Task& task, Reply& reply) {
-  if (task.payload) reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
+  if (task.payload) {
+    const auto encoding = static_cast<Encoding>(task.header.encoding);
+    reply.problem = problem_with_encoded(encoding, task.payload.data(), task.header.payload_bytes, elements_);
+    if (reply.problem != nullptr) return;
+    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
+  }
   if (reply.contradicts >= 0) return;
   add(task);
   reply.is_summed = true;
@@ -63,10 +71,12 @@ void ServerSlice::add(Task& task) {
   round_.is_filled |= task.is_filled;
   if (worker == 0) priority_ = task.header.priority;
   void* const gradient = task.payload.release();
-  if (host_.sum_order != SumOrder::kRank) return total_.add(0, gradient, key.compression);
-  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, gradient, key.compression);
+  Compression sent = key.compression;
+  sent.encoding = static_cast<Encoding>(task.header.encoding);
+  if (host_.sum_order != SumOrder::kRank) return total_.add(0, gradient, sent);
+  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, gradient, sent);
   RankSum& sum = machine_[static_cast<size_t>(machine)];
-  sum.add(key.machines->place(worker), gradient, key.compression);
+  sum.add(key.machines->place(worker), gradient, sent);
   if (sum.complete()) total_.add(machine, sum.take_rounded());
 }
 
@@ -75,7 +85,7 @@ void ServerSlice::resume(Reply& reply) {
   const std::vector<int> workers = receivers();
   outstanding_ = key.pushes_of_round() + static_cast<int>(workers.size());  // sends
   ++published;
-  Frame frame = value_frame(has_new_value_ ? value_encoding_ : Encoding::kAbsent);
+  Frame frame = step_ ? step_frame() : value_frame(has_new_value_ ? value_encoding_ : Encoding::kAbsent);
   reply.published = frame.header;
   for (int worker : workers) {
     frame.header.of_machine = key.is_shared(worker);
@@ -87,10 +97,17 @@ void ServerSlice::resume(Reply& reply) {
 // The value becomes update(value, sum), or the sum itself without an optimizer.
 void ServerSlice::update() {
   drop_replaced();
+  step_.give_back();
   const Optimizer* const its = optimizer();
+  if (key.takes_steps() && its == nullptr && round_.present > 0)
+    host_.refuse_call("key '" + key.name +
+                      "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
+                      "first push.");
   void* sum = total_.take();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
-  if (sum != nullptr && its == nullptr) {
+  if (sum != nullptr && key.takes_steps()) {
+    take_step(static_cast<const float*>(sum));
+  } else if (sum != nullptr && its == nullptr) {
     if (key.average) divide_sum(dtype_, sum, round_.present, elements_);
     publish_sum(sum);
   } else if (sum != nullptr) {
@@ -113,6 +130,29 @@ void ServerSlice::publish_sum(void*& sum) {
   } else {
     finish_sum(dtype_, value_, sum, elements_);
   }
+}
+
+// By what is sent, so that the workers get the same bits.
+void ServerSlice::take_step(const float* sum) {
+  auto* const value = static_cast<float*>(value_);
+  step_scalars_ = round_.numbers.scalars;
+  decay_weight(decay_of(step_scalars_), value, elements_);
+  const size_t count = count_nonzero(sum, elements_);
+  if (!is_worth_top_k(count, elements_)) return subtract_nonzero(value, sum, elements_);
+  step_ = PooledBuffer(host_.transient, BufferPool::roomy(top_k_bytes(count, elements_)));
+  encode_nonzero(sum, count, step_.data(), elements_);
+  subtract_top_k(value, step_.data(), elements_);
+}
+
+Frame ServerSlice::step_frame() {
+  Frame frame;
+  frame.header = header_of(FrameKind::kValue, Encoding::kTopK, published, priority_);
+  frame.header.payload_bytes = static_cast<uint32_t>(top_k_bytes(top_k_count(step_.data()), elements_));
+  frame.header.scalars.lr = step_scalars_.lr;
+  frame.header.scalars.wd = step_scalars_.wd;
+  frame.payload = step_.data();
+  frame.context = static_cast<Lender*>(this);
+  return frame;
 }
 
 Frame ServerSlice::value_frame(Encoding encoding) {
