@@ -103,6 +103,7 @@ def _name_as(kind, key):
 def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
     declared = store._session.declare(name, shape, dtype, store._store, sparse=kind is not DenseKey)
     entry = store._keys[key] = kind(store._engine, key, declared, sparse_weight, landing)
+    entry.leaves_whole = store._session.leaves_whole(declared)
     store._session.keys_of_stores[store._store][key] = declared
     return entry
 

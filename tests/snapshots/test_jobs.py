@@ -350,7 +350,8 @@ def test_a_worker_that_joins_early_holds_up_no_snapshots(run_job):
 
 
 KINDS = (
-    "momentum adam nadam scheduler 2bit 1bit updates_on_trainer updates_on_store float16 sparse two_stores forgotten"
+    "momentum adam nadam scheduler 2bit 1bit dgc updates_on_trainer updates_on_store float16 sparse two_stores "
+    "forgotten"
 )
 
 
