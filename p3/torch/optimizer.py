@@ -23,6 +23,7 @@ import torch
 from p3.server import options
 from p3.torch.requirements import require_model, require_norm
 from p3.torch.rounds import Rounds
+from p3.worker import dgc
 
 
 def DistributedOptimizer(  # a class to its users
@@ -45,7 +46,7 @@ def DistributedOptimizer(  # a class to its users
 
     `compression`, the same on every worker: {"type": "fp16"}, {"type": "2bit", "threshold": 0.01} or {"type": "1bit"}.
     So the float32 gradients leave in half, a sixteenth or a thirty-second of their bytes (docs/torch.md); weights come
-    back exact.
+    back exact. {"type": "dgc", "ratio": 0.001}: deep gradient compression, of torch.optim.SGD (docs/compression.md).
 
     Raises ValueError for what cannot be trained so, ConfigError or RendezvousError if there is no job to join.
     """
@@ -59,6 +60,7 @@ def DistributedOptimizer(  # a class to its users
     if max_grad_norm is not None:
         require_norm(max_grad_norm)
     if compression is not None:
+        compression = dgc.with_defaults(compression) if isinstance(compression, dict) else compression
         options.validate("compression", compression)
     optimizer._p3 = Rounds(optimizer, models, synchronous, max_grad_norm, compression)
     kind = type(optimizer)
