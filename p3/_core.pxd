@@ -38,6 +38,7 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         uint64_t first_slice
         uint32_t row_elements, partitions
         uint64_t staleness
+        cbool is_vector
     uint32_t c_slice_count "p3::slice_count"(const CKeyPlan&) noexcept
 
 
@@ -51,6 +52,10 @@ cdef extern from "p3/rows.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/compression.h" namespace "p3" nogil:
+    cdef struct Dgc:
+        double ratio
+        uint64_t warmup_rounds
+        cbool masking
     cdef cppclass Compression:
         Compression() noexcept
 
@@ -129,6 +134,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void start() except +raise_as_python
         int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
+        void set_momentum(int, double, double) except +raise_as_python
         void agree(int, const CKeyPlan&, cbool) except +raise_as_python
         size_t bytes(int, uint8_t) except +raise_as_python
         size_t row_bytes(int, uint8_t) except +raise_as_python
@@ -147,6 +153,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void move_rows(int, const CKeyPlan&, vector[uint8_t], const RowRange&, Completion) except +raise_as_python
         void capture(int, uint64_t, float*, Completion) except +raise_as_python
         cbool keeps_residual(int) except +raise_as_python
+        size_t residual_floats(int) except +raise_as_python
         void restore_residual(int, const float*) except +raise_as_python
         optional[CKeyPlan] captured_plan(int) except +raise_as_python
         optional[Error] error() except +raise_as_python
@@ -199,7 +206,7 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
     unique_ptr[Stream] stream_of(int, const vector[int]&, cbool, TlsStream*) except +raise_as_python
     TlsStream* new_tls_stream(int, const string&, cbool) except +raise_as_python
     vector[int] c_make_ring "p3::binding::make_ring"(size_t) except +raise_as_python
-    Compression compression_of(const string&, double) except +raise_as_python
+    Compression compression_of(const string&, double, const Dgc&) except +raise_as_python
     NodeOptions node_options(string, double, double, cbool, int) except +raise_as_python
     ServerOptions server_options(
         NodeOptions, cbool, int, const vector[int]&, cbool, cbool
@@ -262,6 +269,7 @@ cdef class P3Worker:
     cdef list unfinished  # operations that the core may still borrow from
     cdef Py_ssize_t sweep_at
 
+    cdef size_t residual_bytes(self, int key) except *
     cdef CoreArray new_residual(self, int key)
     cdef Operation begin(self, int key, uint8_t part, source, landing)
     cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on)

@@ -90,7 +90,11 @@ cdef OptimizerSpec optimizer_spec(description) except *:
 cdef Compression compression_from(description) except *:
     if description is None:
         return Compression()
-    return compression_of(description["type"], description.get("threshold", 0.5))
+    cdef Dgc dgc
+    dgc.ratio = description.get("ratio", 0.001)
+    dgc.warmup_rounds = description.get("warmup_steps", 0)
+    dgc.masking = description.get("masking", True)
+    return compression_of(description["type"], description.get("threshold", 0.5), dgc)
 
 
 include "_core_tls.pxi"
@@ -269,9 +273,11 @@ cdef class P3Worker:
         self.core.start()
 
     def declare(self, str name not None, uint64_t elements, int dtype, compression=None):
-        """A handle, local to this worker. `compression`: {"type": "2bit", "threshold": 0.5}, {"type": "fp16"} or None.
-        """
+        """A handle, local to this worker. `compression`: as an option of the store (p3/server/options.py), or None."""
         return self.core.declare(name, elements, dtype_of(dtype), compression_from(compression))
+
+    def set_momentum(self, int key, double momentum, double clip_norm=0.0):
+        self.core.set_momentum(key, momentum, clip_norm)
 
     def declare_rows(self, str name not None, uint64_t rows, uint64_t row_elements, int dtype):
         """A key of rows: the methods whose names end in _rows are for such keys, and no others."""
@@ -394,8 +400,11 @@ cdef class P3Worker:
         self.core.choose_route(key, pushes, as_slices)
 
     def capture(self, int key, uint64_t snapshot, residual=None):
-        """`residual`: an array of the key's elements in float32, of a key that keeps_residual()."""
-        cdef Operation operation = self.begin(key, 0, None, residual)
+        """`residual`: an array of residual_floats() in float32, of a key that keeps_residual()."""
+        cdef Operation operation = Operation()
+        if residual is not None:
+            operation.take_landing(residual, self.residual_bytes(key))
+        self.keep(operation)
         with nogil:
             self.core.capture(key, snapshot, <float*>operation.landing.buf, operation.completion[0])
         return operation
@@ -403,9 +412,15 @@ cdef class P3Worker:
     def keeps_residual(self, int key):
         return self.core.keeps_residual(key)
 
+    def residual_floats(self, int key):
+        return self.core.residual_floats(key)
+
+    cdef size_t residual_bytes(self, int key) except *:
+        return self.core.residual_floats(key) * sizeof(float)
+
     def restore_residual(self, int key, residual not None):
         cdef Operation holder = Operation()
-        holder.take_source(residual, self.core.bytes(key, 0))
+        holder.take_source(residual, self.residual_bytes(key))
         self.core.restore_residual(key, <const float*>holder.source.buf)
 
     def captured_plan(self, int key):
@@ -420,8 +435,7 @@ cdef class P3Worker:
         """Memory for what compression leaves out of the key; None where it leaves nothing out."""
         if not self.core.keeps_residual(key):
             return None
-        cdef size_t size = self.core.bytes(key, 0)
-        return CoreArray.over(new_bytes(size), size // sizeof(float), DType.kFloat32)
+        return CoreArray.over(new_bytes(self.residual_bytes(key)), self.core.residual_floats(key), DType.kFloat32)
 
     # Arrays of the whole key, or of that part of its state.
     cdef Operation begin(self, int key, uint8_t part, source, landing):

@@ -46,6 +46,7 @@ class KeyPlan(NamedTuple):
     row_elements: int = 0  # of a key of rows; 0: a dense key
     partitions: int = 0  # of a key of rows, where they take the place of slices
     staleness: int = 0  # rounds that the fastest worker may be ahead of the slowest
+    is_vector: bool = False  # the tensor has at most one dimension
 
     @property
     def rows(self) -> int:

@@ -27,6 +27,7 @@ struct KeyPlan {
   // dense key at once, and push r of a worker is answered when all others have pushed r - staleness. Such a key needs an
   // optimizer on its servers, and each worker pushes it on its own; an average is over all workers of the job.
   uint64_t staleness = 0;
+  bool is_vector = false;  // the tensor has at most one dimension
 
   bool is_synchronous() const { return staleness == 0; }
   bool has_rows() const { return row_elements > 0; }

@@ -41,6 +41,8 @@ enum class Encoding : uint8_t {
   kFloat16 = 1,  // float32 elements rounded to float16
   kTwoBit = 2,   // float32 elements as one of -threshold, 0, +threshold, 16 to each 4 bytes
   kAbsent = 3,   // none: kPush: this worker has nothing to add; kValue: no worker had, and the value stays
+  kOneBit = 4,   // float32 elements as one of two means, which come first; 8 elements to a byte
+  kTopK = 5,     // some float32 elements with their offsets; of any size below the plain one (wire/top_k.h)
 };
 
 struct Header {

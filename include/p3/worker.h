@@ -76,6 +76,9 @@ class Worker {
   // Declares a key; the handle is valid for this worker alone. Elements and type never change.
   // The servers must know the same compression for its store.
   int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression = {});
+  // Of a key with deep gradient compression (top-k), before its first push: the momentum of the servers' SGD, which
+  // this worker applies; and the largest norm of what this worker adds to the rescaled gradient, 0: any.
+  void set_momentum(int key, double momentum, double clip_norm);
   // The job's plan for it. Operations requested earlier start now, in their order. `catches_up`: this worker has taken
   // the place of one that is lost, and the job has the key already. Its first init is a request on rank 0, too, and the
   // landing array gets the value of the round after which this worker goes on.
@@ -86,7 +89,9 @@ class Worker {
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   // The two arrays may be one: each slice has left before its new value comes. `more`: other calls follow soon, so the
-  // sender is not woken for a small gradient alone; flush() before waiting.
+  // sender is not woken for a small gradient alone; flush() before waiting. Of a key with deep gradient compression the
+  // landing array must hold what landed last, as steps may come that are subtracted from it; a gradient that is clipped
+  // cannot be gated.
   void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done,
             bool gated = false, bool more = false);
   // What was pushed with `more` leaves now, as it does with the next call of any other kind.
@@ -146,10 +151,11 @@ class Worker {
   // For a snapshot: every worker calls it at the same point, of a key of either kind that has a first value. On rank 0 the
   // servers copy the key's value and state as this worker's last round left them (Server::take_captured), and `done`
   // says that all have; until then no other round can complete. On other ranks it is done as soon as its turn comes.
-  // `snapshot`: its round, as the script counts, at most kLastSnapshot. `residual`: as many floats as the key has
-  // elements, which get what compression has left out so far; or null, as it must be for keys that keep no residual.
+  // `snapshot`: its round, as the script counts, at most kLastSnapshot. `residual`: residual_floats(), which get what
+  // compression has left out so far; or null, as it must be for keys that keep no residual.
   void capture(int key, uint64_t snapshot, float* residual, Done done);
   bool keeps_residual(int key) const;
+  size_t residual_floats(int key) const;  // what restore_residual() takes
   // Resumes with what capture() gave, before the key's first push. Copied at once.
   void restore_residual(int key, const float* residual);
   // The plan that the key had when it was last captured.

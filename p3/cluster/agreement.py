@@ -148,6 +148,7 @@ class Agreement:
             row_elements=math.prod(shape[1:]) if is_sparse else 0,
             partitions=max(1, min(self._partitions, shape[0])) if is_sparse else 0,
             staleness=message["staleness"],
+            is_vector=len(shape) <= 1,
         )
         self._agreed[plan.wire_key] = plan.agreed(*identity, shape)
         return self._define(identity, plan, self._agreed[plan.wire_key], predecessor=plan.wire_key)

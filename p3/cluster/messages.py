@@ -109,7 +109,9 @@ _REJOINED = {
 }
 # A key_plan.KeyPlan; and what of it another one that follows changes.
 _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "partitions": _int}
-_PLAN = {**_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "staleness": _int}
+_PLAN = {
+    **_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "staleness": _int, "is_vector": _bool,
+}  # fmt: skip
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
 _WORKER = _object({"host": _str, "machine": _int, "local": _str})  # machine: equal for workers of one machine
 

@@ -137,6 +137,7 @@ class DenseKey(Key):
     def __init__(self, engine, key, declared, sparse_weight=False, landing=None):
         super().__init__(engine, key, declared, sparse_weight, new_landing(declared) if landing is None else landing)
         self.densifies = False  # whether a log line has said so
+        self.leaves_whole = False  # nothing of a gradient may leave before all of it is in CPU memory
         self.operations = _mxnet.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
 
     def gradient(self, values):
@@ -151,7 +152,7 @@ class DenseKey(Key):
     def push(self, gradient, scalars, priority):
         if not is_on_device(self.engine, gradient):
             return super().push(gradient, scalars, priority)
-        if gradient.size <= self.engine.first_piece:
+        if gradient.size <= self.engine.first_piece or self.leaves_whole:
             return super().push(gradient.copyto(mx.cpu()), scalars, priority)
         # In new memory: the array is the core's until the round is over, and no operation of MXNet's may hold it.
         buffer = new_landing(self.declared)

@@ -46,7 +46,7 @@ from p3.mxnet.priorities import Priorities
 from p3.mxnet.row_keys import pull_rows
 from p3.mxnet.staleness import Staleness
 from p3.settings import Settings
-from p3.worker import partitions
+from p3.worker import dgc, partitions
 from p3.worker import session as sessions
 
 log = logging.getLogger("p3")
@@ -290,17 +290,20 @@ class P3KVStore(mx.kvstore.KVStore):
 
     @_call
     def set_gradient_compression(self, compression_params):
-        """{"type": "2bit", "threshold": 0.5} as MXNet's, or {"type": "fp16"}, of this store's float32 gradients.
+        """{"type": "2bit", "threshold": 0.5} as MXNet's, {"type": "1bit"} or {"type": "fp16"}, of float32 gradients.
 
-        Both apply to what workers push; with fp16, sums that come back are float16 as well, weights never are. Each
+        All apply to what workers push; with fp16, sums that come back are float16 as well, weights never are. Each
         slice is compressed when its turn to leave has come, so priorities hold. Blocks until the servers know.
+
+        {"type": "dgc", "ratio": 0.001}: deep gradient compression, with SGD on the servers alone; its other options
+        are in docs/compression.md. Keys of one dimension stay as they are.
         """
         if not isinstance(compression_params, dict):
             raise MXNetError(f"compression_params is {compression_params!r}; it must be a dict like {{'type': '2bit'}}")
         params = dict(compression_params)
         if params.get("type") == "2bit":
             params["threshold"] = float(params.get("threshold", 0.5))  # MXNet's default
-        self._session.set_option(self._store, "compression", params)
+        self._session.set_option(self._store, "compression", dgc.with_defaults(params))
 
     @_call
     def set_reduction(self, reduction):

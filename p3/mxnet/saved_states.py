@@ -10,6 +10,7 @@ from mxnet.base import MXNetError
 from p3._core import DTYPES, MASTER, state_parts
 from p3.mxnet import optimizer_states
 from p3.mxnet.optimizer_descriptions import describe
+from p3.worker import dgc
 
 
 def save(store, path, dump_optimizer):
@@ -51,6 +52,11 @@ def _optimizer_of(store, action):
     optimizer = store._optimizer
     if optimizer is None:
         raise MXNetError(f"no optimizer was set on this store, so no states can be {action}; call set_optimizer")
+    if dgc.is_chosen(store._session.option(store._store, "compression")):
+        raise MXNetError(
+            f"with dgc each worker has a momentum of its own, so no file of states can be {action}; kv.snapshot and "
+            "kv.resume keep all of them"
+        )
     return optimizer
 
 

@@ -63,7 +63,7 @@ def take(stores, round, state, trainers):
     }
     for (store, entry), residual in zip(entries, residuals):
         if residual is not None:
-            own["stores"][store._store]["residuals"][entry.id] = np.frombuffer(residual, "float32").reshape(entry.shape)
+            own["stores"][store._store]["residuals"][entry.id] = np.frombuffer(residual, "float32")
 
     def describe():
         return [session.describe_key(entry.declared, entry.id) for _, entry in entries]

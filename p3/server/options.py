@@ -1,7 +1,8 @@
 """The options of a store, on which all its workers agree and which its servers follow: a name, and a flat value.
 
     optimizer    {"name": "sgd", "momentum": 0.9, ...}      updates the weights; see p3.server.optimizers
-    compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; or {"type": "fp16"}
+    compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; or {"type": "1bit"}, {"type": "fp16"},
+                 {"type": "dgc", "ratio": 0.001, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}
     reduction    {"type": "average"}                        what becomes of the workers' gradients; or {"type": "sum"}
 
 Without them: the sum of the gradients, sent as it is, is the new value. Needs neither a framework nor NumPy.
@@ -21,8 +22,17 @@ _THRESHOLD = (
     "a plain number from 2**-126 to 2**127",
     lambda value: type(value) in (int, float) and 2.0**-126 <= value <= 2.0**127,
 )
+_DGC = {
+    "ratio": ("a number above 0 and at most 1", lambda value: type(value) in (int, float) and 0 < value <= 1),
+    "warmup_steps": ("a whole number of at least 0", lambda value: type(value) is int and 0 <= value <= 10**12),
+    "clip_norm": (
+        "a finite number of at least 0 (0: no clipping)",
+        lambda value: type(value) in (int, float) and 0 <= value <= 1e300,
+    ),
+    "masking": ("True or False", lambda value: type(value) is bool),
+}
 _OPTIONS = {  # the field that selects a kind, and the further fields of each kind
-    "compression": ("type", {"2bit": {"threshold": _THRESHOLD}, "fp16": {}}),
+    "compression": ("type", {"1bit": {}, "2bit": {"threshold": _THRESHOLD}, "dgc": _DGC, "fp16": {}}),
     "optimizer": ("name", FIELDS),
     "reduction": ("type", {"average": {}, "sum": {}}),
 }

@@ -23,6 +23,7 @@ import torch
 from p3.server import options
 from p3.torch.requirements import require_model, require_norm
 from p3.torch.rounds import Rounds
+from p3.worker import dgc
 
 
 def DistributedOptimizer(  # a class to its users
@@ -44,8 +45,9 @@ def DistributedOptimizer(  # a class to its users
     the script can look at them and change them: GradScaler, clipping by value. `max_grad_norm`: the same, and step()
     clips the mean gradient to that global norm.
 
-    `compression`, the same on every worker: {"type": "fp16"} or {"type": "2bit", "threshold": 0.01}. So the float32
-    gradients leave in half or a sixteenth of their bytes (docs/torch.md); weights come back exact.
+    `compression`, the same on every worker: {"type": "fp16"}, {"type": "2bit", "threshold": 0.01} or {"type": "1bit"}.
+    So the float32 gradients leave in half, a sixteenth or a thirty-second of their bytes (docs/torch.md); weights come
+    back exact. {"type": "dgc", "ratio": 0.001}: deep gradient compression, of torch.optim.SGD (docs/compression.md).
 
     `staleness`, the same on every worker: how many steps the fastest worker may be ahead of the slowest, or math.inf.
     Each gradient, divided by the number of workers, then updates the weights at once (docs/strategies.md). Only where
@@ -63,6 +65,7 @@ def DistributedOptimizer(  # a class to its users
     if max_grad_norm is not None:
         require_norm(max_grad_norm)
     if compression is not None:
+        compression = dgc.with_defaults(compression) if isinstance(compression, dict) else compression
         options.validate("compression", compression)
     optimizer._p3 = Rounds(optimizer, models, synchronous, max_grad_norm, compression, staleness)
     kind = type(optimizer)

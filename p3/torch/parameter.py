@@ -54,6 +54,7 @@ class Parameter:
         is_whole = tensor.untyped_storage().nbytes() == nbytes
         self._may_swap = is_whole and not (tensor.device.type == "cpu" and tensor.is_shared())
         self.key = self._declare(store, staleness)
+        self.takes_steps = session.takes_steps(self.key)  # what lands is subtracted from what landed before
 
     def _landing_array(self) -> Any:
         """Where the core writes new values: an array in CPU memory, of the tensor's elements in the order of memory."""
@@ -64,8 +65,8 @@ class Parameter:
         return self._session.declare(self.name, shape, dtype, store, staleness=staleness)
 
     @property
-    def is_compressible(self) -> bool:
-        return self.tensor.dtype == torch.float32 and not self.key.sparse
+    def is_compressed(self) -> bool:
+        return self._session.compression_of(self.key) is not None
 
     # The first value
 
@@ -260,7 +261,8 @@ class Parameter:
 
     def _take_update(self, _operation) -> None:
         known = self._array_of_tensor
-        if not self._may_swap or other_holders(self.tensor) > (known is not None):  # who would keep the old memory
+        copies = self.takes_steps or not self._may_swap
+        if copies or other_holders(self.tensor) > (known is not None):  # who would keep the old memory
             self.tensor.copy_(self.landing)
             return
         # Without a copy, for which the forward pass would wait. An older graph that needs the old value must notice.

@@ -23,7 +23,7 @@ from p3.torch.control import Control
 from p3.torch.forward import Forward, named_parameters
 from p3.torch.parameter import Parameter
 from p3.torch.requirements import require_parameters, require_same_parameters
-from p3.worker import partitions
+from p3.worker import dgc, partitions
 from p3.worker.key import Key
 from p3.worker.order import Order
 
@@ -56,6 +56,8 @@ class Rounds(job.Held):
         if staleness != 0:
             self._require_apart(settings)
         self._staleness = staleness
+        if dgc.is_chosen(compression):
+            self._require_steps_on_servers()
         self._stores = [session.new_store() for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
         self._sparse = _with_sparse_gradients(models)
@@ -125,9 +127,27 @@ class Rounds(job.Held):
             self._log_compression(compression["type"])
 
     def _log_compression(self, kind: str) -> None:
-        compressed = [one for one in self._parameters.values() if one.is_compressible]
-        log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, and those of other "
-                 "types than float32, as they are", len(compressed), len(self._parameters), kind)  # fmt: skip
+        compressed = [one for one in self._parameters.values() if one.is_compressed]
+        log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of other types "
+                 "than float32, and with dgc those of one dimension, as they are",
+                 len(compressed), len(self._parameters), kind)  # fmt: skip
+
+    def _require_steps_on_servers(self) -> None:
+        """ValueError, as long as nothing has been declared, unless dgc can train all of this optimizer."""
+        if self._updates_here:
+            raise ValueError(
+                "dgc needs the update on the servers, by torch.optim.SGD: leave out synchronous and max_grad_norm (the "
+                "compression has a clip_norm), or use another compression"
+            )
+        for group in self._optimizer.param_groups:
+            dgc.require_sgd(rules.describe(self._kind, group))
+            if any(tensor.device.type != "cpu" for tensor in group["params"]):
+                raise ValueError("dgc trains parameters on the CPU only: use another compression")
+        if any(isinstance(value, torch.Tensor) for one in self._optimizer.state.values() for value in one.values()):
+            raise ValueError(
+                "dgc has a momentum on each worker, and cannot take over that of an optimizer which has taken steps: "
+                "resume from a snapshot, or begin with a new optimizer"
+            )
 
     def _servers_know_it(self) -> bool:
         try:

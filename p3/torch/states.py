@@ -25,6 +25,8 @@ def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
     """As torch would hold it now. Waits for the servers. Any worker may call it alone."""
     operations, states = [], {}
     for parameter in parameters:
+        if parameter.takes_steps:
+            continue  # its momentum is on each worker
         kept = rules.state_of(parameter.description)
         if parameter.updates == 0:
             if parameter.description["name"] == "torch_adagrad":  # which has its state from the beginning
@@ -52,6 +54,11 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
         kept = rules.state_of(parameter.description)
         if state is None:
             continue
+        if parameter.takes_steps:
+            raise ValueError(
+                "the state of %s has a momentum, which dgc keeps on each worker: p3.torch.resume() brings it back from "
+                "a snapshot, and without one leave the optimizer's state out" % parameter.name
+            )
         missing = [name for name in kept.arrays if not isinstance(state.get(name), torch.Tensor)]
         if missing and len(missing) < len(kept.arrays):
             raise ValueError("the state of %s has no %s: it is of an optimizer with other settings"

@@ -16,14 +16,15 @@ with the node that reported it. Before the job runs: ConfigError, RendezvousErro
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from p3._core import DTYPES, P3Error
 from p3.settings import Settings, in_job
 from p3.worker import key as keys_of_jobs
-from p3.worker import open_sessions
+from p3.worker import dgc, open_sessions
 from p3.worker.control import Control
 from p3.worker.key import Agreed, Identity, Key, Name
 from p3.worker.link import Link
@@ -31,6 +32,8 @@ from p3.worker.progress import Progress
 from p3.worker.repartition import Repartition
 from p3.worker.session_snapshots import Resumed, Snapshots
 from p3.worker.store_options import StoreOptions
+
+log = logging.getLogger("p3")
 
 
 class Session(Control):
@@ -49,6 +52,7 @@ class Session(Control):
         self.keys_of_stores: List[Dict[Name, Key]] = []
         self._keys: Dict[Identity, Key] = {}
         self._agreed: Dict[Identity, Agreed] = {}  # also of keys not yet declared here
+        self._with_momentum: Set[int] = set()  # handles of keys whose momentum this worker's core knows
         self._orders: Dict[int, List[Name]] = {}
         self.order_version = 0  # grows with every order that arrives, of any store
         self._caught_up = self.past is None  # all of the past has been told
@@ -143,6 +147,8 @@ class Session(Control):
             problem = "P3_ON_WORKER_LOSS=wait is set, but no lost worker could be replaced"
         elif self._link.settings.snapshot_dir is not None:
             problem = "P3_SNAPSHOT_DIR is set, but no snapshot could be taken"
+        elif dgc.is_chosen(self._options.wanted(key.store, "compression")):
+            problem = "dgc sums what all workers send in a round, and there is no such round"
         else:
             return
         raise ValueError(
@@ -157,11 +163,53 @@ class Session(Control):
                 "types can be; put it into another store" % (self.label, key.name, key.dtype, key.store)
             )
         if not key.sparse:
-            compression = self._options.wanted(key.store, "compression")
-            return self.core.declare(str(key.name), math.prod(key.shape), DTYPES[key.dtype], compression)
+            compression = self.compression_of(key)
+            handle = self.core.declare(str(key.name), math.prod(key.shape), DTYPES[key.dtype], compression)
+            self._say_if_left_out(key)
+            self._give_momentum(key._replace(handle=handle))
+            return handle
+        self._say_if_left_out(key)
         handle = self.core.declare_rows(str(key.name), key.shape[0], math.prod(key.shape[1:]), DTYPES[key.dtype])
         self.core.choose_route(handle, self._link.pushes)
         return handle
+
+    def compression_of(self, key: Key) -> Optional[dict]:
+        """The store's, if it applies to the key."""
+        compression = self._options.wanted(key.store, "compression")
+        if key.dtype != "float32" or key.sparse or (dgc.is_chosen(compression) and not self.takes_steps(key)):
+            return None
+        return compression
+
+    def _say_if_left_out(self, key: Key) -> None:
+        is_chosen = dgc.is_chosen(self._options.wanted(key.store, "compression"))
+        if self.rank == 0 and is_chosen and len(key.shape) > 1 and not self.takes_steps(key):
+            why = "row_sparse" if key.sparse else "of type " + key.dtype
+            text = "%s: key %r is %s, and not compressed: dgc is for dense float32 keys"
+            log.warning(text, self.label, key.name, why)
+
+    def takes_steps(self, key: Key) -> bool:
+        """Whether it has deep gradient compression (p3/worker/dgc.py): its landing array must hold what landed last."""
+        return dgc.applies_to(self._options.wanted(key.store, "compression"), key)
+
+    def leaves_whole(self, key: Key) -> bool:
+        """Whether nothing of a gradient may leave before all of it is known, as its norm is: it cannot be gated."""
+        return self.takes_steps(key) and self._options.wanted(key.store, "compression")["clip_norm"] > 0
+
+    def give_momentum(self, store: int) -> None:
+        """To the keys whose momentum this worker applies, when the optimizer is known."""
+        with self.changed:
+            keys = [key for key in self._keys.values() if key.store == store]
+        for key in keys:
+            self._give_momentum(key)
+
+    def _give_momentum(self, key: Key) -> None:
+        optimizer = self._options.agreed(key.store, "optimizer")
+        if optimizer is None or not self.takes_steps(key) or key.handle in self._with_momentum:
+            return
+        self._with_momentum.add(key.handle)
+        compression = self._options.wanted(key.store, "compression")
+        clip_norm = dgc.local_clip_norm(compression, self.num_workers)
+        self.core.set_momentum(key.handle, optimizer["momentum"], clip_norm)
 
     def init(self, key: Key, value: Optional[Any], landing: Any, priority: int = 0):
         """The key's first value: `value` on rank 0, None elsewhere. The Operation is done when `landing` holds it.
@@ -182,7 +230,8 @@ class Session(Control):
         Higher priorities leave sooner. The numbers must be the same on every worker; they are used by the store's
         optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull. A `gated` round
         leaves piece by piece, as ready() is called; `landing` may be `gradient` itself. `more`: other calls follow
-        soon, and a small gradient may wait for them; call flush() before waiting.
+        soon, and a small gradient may wait for them; call flush() before waiting. Of a key that takes_steps() `landing`
+        must hold the key's last value; one that leaves_whole() cannot be gated.
         """
         self.check()
         self.begin_push(key)
@@ -436,7 +485,7 @@ class Session(Control):
     def key_counters(self, key: Key) -> dict:
         """rounds, waited_s (from push to the landed value, added up), longest_wait_s, and the key's compression."""
         self._require_core()
-        compression = self._options.wanted(key.store, "compression") if key.dtype == "float32" else None
+        compression = self.compression_of(key)
         counters = dict(self.core.key_counters(key.handle), compression=compression and compression["type"])
         return dict(counters, partitions=self.partitions(key)) if key.sparse else counters
 

@@ -91,7 +91,9 @@ class Snapshots:
         self.wait_for_last(round)
         operations = []
         for key in keys:
-            residual = np.zeros(key.shape, "float32") if session.core.keeps_residual(key.handle) else None
+            residual = None
+            if session.core.keeps_residual(key.handle):
+                residual = np.zeros(session.core.residual_floats(key.handle), "float32")
             operations.append(session.core.capture(key.handle, round, residual))
             own["residuals"].append([key.store, key.name, residual])
         describe = lambda: [session.describe_key(key, key.name) for key in keys]  # noqa: E731
@@ -223,7 +225,14 @@ class Snapshots:
                 "%s: key %r was updated with %s in the snapshot of round %d, and is with %s now"
                 % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
             )
-        return {part: self.source.array(key.store, id, part) for part in self.source.parts(key.store, id) if part != 0}
+        parts = [part for part in self.source.parts(key.store, id) if part != 0]
+        if parts and self._session.takes_steps(key):
+            raise ValueError(
+                "%s: key %r had its momentum on the servers in the snapshot of round %d, and has dgc now, with a "
+                "momentum on each worker: resume with the compression of that job"
+                % (self._session.label, id, self.source.round)
+            )
+        return {part: self.source.array(key.store, id, part) for part in parts}
 
     def restore(self, key) -> None:
         """See Session.restore."""

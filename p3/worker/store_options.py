@@ -6,6 +6,7 @@ import logging
 from typing import Dict, List, Optional, Set, Tuple
 
 from p3.server.options import SETTLED_BY_FIRST_KEY, validate
+from p3.worker import dgc
 from p3.worker.link import Link
 from p3.worker.repartition import Repartition
 
@@ -38,8 +39,10 @@ class StoreOptions:
         if store in self._pushed:
             return
         with self._session.changed:
-            self._pushed.add(store)
             goes_without = (store, "optimizer") not in self._wanted
+            if goes_without and dgc.is_chosen(self.wanted(store, "compression")):
+                dgc.require_optimizer(self._session.label, store)
+            self._pushed.add(store)
         if goes_without:
             self._link.send({"kind": "option", "store": store, "name": "optimizer", "value": {}})
 
@@ -52,12 +55,16 @@ class StoreOptions:
             before = self._wanted.get((store, name))
             if before is None:
                 self._require_still_open(store, name, value)
+                self._require_together(store, name, value)
                 self._wanted[store, name] = value
         if before is None:
             aggregates = self._link.settings.local_aggregation and session.local_size > 1
             if name == "compression" and aggregates and session.local_rank == 0:
                 text = "%s: store %d is compressed, so each worker of this machine pushes on its own"
                 log.info(text, session.label, store)
+            if name == "compression" and dgc.is_chosen(value) and session.rank == 0:
+                text = "%s: store %d has deep gradient compression, %s: its steps are not those of plain SGD"
+                log.warning(text, session.label, store, {field: value[field] for field in dgc.DEFAULTS})
             self._link.send({"kind": "option", "store": store, "name": name, "value": value})
         elif before != value:
             raise ValueError(
@@ -68,6 +75,15 @@ class StoreOptions:
             lambda: self._agreed.get((store, name)) == value,
             "for the %s of store %d: worker 0 has not set it, or a server does not answer" % (name, store),
         )
+        if name == "optimizer" and before is None:
+            session.give_momentum(store)
+
+    def _require_together(self, store: int, name: str, value: dict) -> None:
+        options = {each: self.wanted(store, each) for each in ("compression", "optimizer", "reduction")}
+        try:
+            dgc.require_together({**options, name: value})
+        except ValueError as error:
+            raise ValueError("%s: store %d: %s" % (self._session.label, store, error)) from None
 
     def _require_still_open(self, store: int, name: str, value: dict) -> None:
         session = self._session

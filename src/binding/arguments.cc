@@ -35,11 +35,16 @@ std::vector<int> make_ring(size_t bytes_each_way) {
   return {made.begin(), made.end()};
 }
 
-Compression compression_of(const std::string& type, double threshold) {
+Compression compression_of(const std::string& type, double threshold, const Dgc& dgc) {
   Compression compression;
   if (type == "2bit") {
     compression.encoding = Encoding::kTwoBit;
     compression.threshold = static_cast<float>(threshold);
+  } else if (type == "dgc") {
+    compression.encoding = Encoding::kTopK;
+    compression.dgc = dgc;
+  } else if (type == "1bit") {
+    compression.encoding = Encoding::kOneBit;
   } else if (type == "fp16") {
     compression.encoding = Encoding::kFloat16;
   } else {

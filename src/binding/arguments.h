@@ -24,7 +24,8 @@ std::unique_ptr<Stream> stream_of(int fd, const std::vector<int>& ring, bool is_
 TlsStream* new_tls_stream(int fd, const std::string& key, bool connects);
 std::vector<int> make_ring(size_t bytes_each_way);
 
-Compression compression_of(const std::string& type, double threshold);
+// `dgc`: ratio, rounds of warm-up and masking of that type.
+Compression compression_of(const std::string& type, double threshold, const Dgc& dgc);
 
 // Takes the descriptor over. -1: no trace.
 NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s, bool checksums, int trace_fd);

@@ -9,6 +9,7 @@
 #include "base/simd.h"
 #include "numeric/sum.h"
 #include "p3/error.h"
+#include "wire/top_k.h"
 
 namespace p3 {
 namespace {
@@ -69,12 +70,93 @@ void decode_two_bit(float threshold, const uint8_t* payload, size_t n, Put put) 
   }
 }
 
+constexpr size_t kBitsPerByte = 8;
+constexpr size_t kParts = 8;  // of a sum
+
+struct Means {
+  float plus = 0, minus = 0;  // of the elements at or above zero, and of the others; as they are sent
+};
+
+Means means_of(const float* values, size_t n) {
+  double plus[kParts] = {}, minus[kParts] = {};
+  size_t count = 0;
+  for (size_t begin = 0; begin < n; begin += kParts) {
+    const size_t parts = std::min(kParts, n - begin);
+    for (size_t i = 0; i < parts; ++i) {
+      const double value = values[begin + i];
+      const bool is_plus = value >= 0;
+      plus[i] += is_plus ? value : 0.0;
+      minus[i] += is_plus ? 0.0 : value;
+      count += is_plus;
+    }
+  }
+  for (size_t i = 1; i < kParts; ++i) {
+    plus[0] += plus[i];
+    minus[0] += minus[i];
+  }
+  Means means;
+  if (count > 0) means.plus = static_cast<float>(plus[0] / static_cast<double>(count));
+  if (count < n) means.minus = static_cast<float>(minus[0] / static_cast<double>(n - count));
+  return means;
+}
+
+void encode_one_bit(const float* gradient, float* residual, uint8_t* payload, size_t n) {
+  if (n == 0) return;
+  loop(n, [=](size_t i) { residual[i] += gradient[i]; });
+  const Means means = means_of(residual, n);
+  std::memcpy(payload, &means, sizeof means);
+  int32_t bits[kBlock];
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const size_t count = std::min(kBlock, n - begin);
+    const size_t bytes = (count + kBitsPerByte - 1) / kBitsPerByte;
+    std::fill(bits + count, bits + bytes * kBitsPerByte, 0);
+    float* left = residual + begin;
+    int32_t* out = bits;
+    loop(count, [=](size_t i) {
+      const bool is_plus = left[i] >= 0;
+      left[i] -= is_plus ? means.plus : means.minus;
+      out[i] = is_plus;
+    });
+    uint8_t* packed = payload + sizeof means + begin / kBitsPerByte;
+    for (size_t i = 0; i < bytes; ++i) {
+      int32_t byte = 0;
+      for (size_t j = 0; j < kBitsPerByte; ++j) byte = byte << 1 | bits[i * kBitsPerByte + j];
+      packed[i] = static_cast<uint8_t>(byte);
+    }
+  }
+}
+
+template <typename Put>
+void decode_one_bit(const uint8_t* payload, size_t n, Put put) {
+  if (n == 0) return;
+  Means means;
+  std::memcpy(&means, payload, sizeof means);
+  const uint8_t* const bits = payload + sizeof means;
+  for (size_t i = 0; i < n; ++i)
+    put(i, bits[i / kBitsPerByte] >> (kBitsPerByte - 1 - i % kBitsPerByte) & 1 ? means.plus : means.minus);
+}
+
+// accumulator += the elements that are there.
+void add_top_k(float* accumulator, const void* payload, size_t n) {
+  each_of_top_k(payload, n, [=](size_t offset, float value) { accumulator[offset] += value; });
+}
+
+template <typename Put>
+void decode_bits(const Compression& compression, const void* payload, size_t n, Put put) {
+  const auto* bytes = static_cast<const uint8_t*>(payload);
+  if (compression.encoding == Encoding::kOneBit) return decode_one_bit(bytes, n, put);
+  decode_two_bit(compression.threshold, bytes, n, put);
+}
+
 }  // namespace
 
 void check(const Compression& compression) {
   if (compression.encoding == Encoding::kTwoBit && !(compression.threshold > 0 && std::isfinite(compression.threshold)))
     throw Error(ErrorKind::kUsage, "compression: threshold is " + std::to_string(compression.threshold) +
                                        "; it must be finite and above 0");
+  if (compression.encoding == Encoding::kTopK && !(compression.dgc.ratio > 0 && compression.dgc.ratio <= 1))
+    throw Error(ErrorKind::kUsage, "compression: ratio is " + std::to_string(compression.dgc.ratio) +
+                                       "; it must be above 0, and at most 1");
 }
 
 size_t encoded_bytes(Encoding encoding, DType type, size_t elements) {
@@ -85,29 +167,50 @@ size_t encoded_bytes(Encoding encoding, DType type, size_t elements) {
       return elements * size_of(DType::kFloat16);
     case Encoding::kTwoBit:
       return (elements + kElementsPerWord - 1) / kElementsPerWord * kWordBytes;
+    case Encoding::kOneBit:
+      return elements == 0 ? 0 : sizeof(Means) + (elements + kBitsPerByte - 1) / kBitsPerByte;
+    case Encoding::kTopK:
     case Encoding::kAbsent:
       break;
   }
   return 0;
 }
 
+size_t encoded_bytes(Encoding encoding, DType type, size_t elements, const void* payload) {
+  return encoding == Encoding::kTopK ? top_k_bytes(top_k_count(payload), elements)
+                                     : encoded_bytes(encoding, type, elements);
+}
+
+bool can_have_bytes(Encoding encoding, DType type, size_t elements, size_t bytes) {
+  return encoding == Encoding::kTopK ? can_be_top_k(bytes, elements) : encoded_bytes(encoding, type, elements) == bytes;
+}
+
+const char* problem_with_encoded(Encoding encoding, const void* payload, size_t bytes, size_t elements) {
+  return encoding == Encoding::kTopK ? problem_with_top_k(payload, bytes, elements) : nullptr;
+}
+
 void encode(const Compression& compression, const float* gradient, float* residual, void* payload, size_t elements) {
   if (compression.encoding == Encoding::kFloat16)
     finish_sum(DType::kFloat16, payload, gradient, elements);
+  else if (compression.encoding == Encoding::kOneBit)
+    encode_one_bit(gradient, residual, static_cast<uint8_t*>(payload), elements);
   else
     encode_two_bit(compression.threshold, gradient, residual, static_cast<uint8_t*>(payload), elements);
 }
 
 void start_encoded_sum(const Compression& compression, float* accumulator, const void* payload, size_t elements) {
   if (compression.encoding == Encoding::kFloat16) return start_sum(DType::kFloat16, accumulator, payload, elements);
-  decode_two_bit(compression.threshold, static_cast<const uint8_t*>(payload), elements,
-                 [=](size_t i, float value) { accumulator[i] = value; });
+  if (compression.encoding == Encoding::kTopK) {
+    std::fill_n(accumulator, elements, 0.0f);
+    return add_top_k(accumulator, payload, elements);
+  }
+  decode_bits(compression, payload, elements, [=](size_t i, float value) { accumulator[i] = value; });
 }
 
 void add_encoded_to_sum(const Compression& compression, float* accumulator, const void* payload, size_t elements) {
   if (compression.encoding == Encoding::kFloat16) return add_to_sum(DType::kFloat16, accumulator, payload, elements);
-  decode_two_bit(compression.threshold, static_cast<const uint8_t*>(payload), elements,
-                 [=](size_t i, float value) { accumulator[i] += value; });
+  if (compression.encoding == Encoding::kTopK) return add_top_k(accumulator, payload, elements);
+  decode_bits(compression, payload, elements, [=](size_t i, float value) { accumulator[i] += value; });
 }
 
 // Front to back in blocks: a block's floats end where its own halves end at the latest, and those have been copied.

@@ -29,7 +29,7 @@ RankSum::~RankSum() {
   if (accumulator_ != nullptr) buffers_.give_back(accumulator_, sum_bytes());
   for (const Early& early : early_)
     if (early.gradient != nullptr)
-      buffers_.give_back(early.gradient, encoded_bytes(early.compression.encoding, type_, elements_));
+      buffers_.give_back(early.gradient, encoded_bytes(early.compression.encoding, type_, elements_, early.gradient));
 }
 
 void RankSum::add(int place, void* gradient, const Compression& compression) {
@@ -57,7 +57,7 @@ void RankSum::accumulate(void* gradient, const Compression& compression) {
   else
     (first ? start_encoded_sum : add_encoded_to_sum)(compression, static_cast<float*>(accumulator_), gradient,
                                                      elements_);
-  buffers_.give_back(gradient, encoded_bytes(compression.encoding, type_, elements_));
+  buffers_.give_back(gradient, encoded_bytes(compression.encoding, type_, elements_, gradient));
 }
 
 void* RankSum::take() {

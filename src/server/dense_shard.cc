@@ -14,11 +14,12 @@ const char* DenseShard::problem_with_payload(const Header& header, int worker) c
   const bool only_asks = kind == FrameKind::kFetch || kind == FrameKind::kCapture ||
                          (kind == FrameKind::kInit && (worker != 0 || turns.catches_up(0)));
   const bool as_agreed = kind == FrameKind::kPush
-                             ? encoding == Encoding::kAbsent || encoding == key.compression.encoding
+                             ? encoding == Encoding::kAbsent || encoding == key.compression.encoding ||
+                                   (encoding == Encoding::kPlain && key.takes_steps())
                              : encoding == (only_asks ? Encoding::kAbsent : Encoding::kPlain);
   if (!as_agreed) return "in another encoding than agreed";
-  const size_t bytes = encoded_bytes(encoding, static_cast<DType>(header.dtype), elements_);
-  return header.payload_bytes == bytes ? nullptr : "of another size than agreed";
+  const bool fits = can_have_bytes(encoding, static_cast<DType>(header.dtype), elements_, header.payload_bytes);
+  return fits ? nullptr : "of another size than agreed";
 }
 
 void* DenseShard::place_of(const Header& header, PooledBuffer& buffer) {

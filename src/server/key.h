@@ -24,13 +24,16 @@ struct ServerKey {
   KeyPlan plan;
   std::string name;
   int store = 0;
-  Compression compression;             // of what is pushed; and float16 sums are sent as such
+  Compression compression;             // of what is pushed; and float16 sums, and steps, are sent as such
   bool average = false;                // of the gradients of those that took part, instead of their sum
   const Machines* machines = nullptr;  // the server's
   // Whether the leader of each machine pushes for all its workers, and gets the value for them.
   bool aggregated = false;
   // Another plan of a key that trains already: its rows and their state come from there, and its rounds go on.
   bool is_successor = false;
+
+  // Its optimizer is SGD, whose momentum the workers apply: they push steps, whose sum is subtracted from the value.
+  bool takes_steps() const { return compression.encoding == Encoding::kTopK; }
 
   // Whose first value a worker waits for, besides rank 0's: who pushes for others must know the key before they push.
   int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : 0; }

@@ -24,10 +24,12 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
     MutexLock lock(mutex_);
     Store& settings = stores_[store];
     settings.has_keys = true;
-    if (!plan.has_rows()) key.compression = {settings.compression.of(plan.dtype), settings.compression.threshold};
+    if (!plan.has_rows()) key.compression = settings.compression.for_key(plan.dtype, plan.is_vector);
     key.average = settings.average;
     key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
   }
+  if (key.takes_steps() && !plan.is_synchronous())
+    host_.refuse_call("key '" + key.name + "' has staleness, but deep gradient compression needs common rounds.");
   if (key.average && !is_float(plan.dtype))
     host_.refuse_call("key '" + key.name + "' is of type " + name_of(plan.dtype) +
                       "; only floating point keys can be averaged.");
@@ -96,17 +98,36 @@ void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
   Store& settings = stores_[store];
   if (settings.optimizer != nullptr) host_.refuse_call("store " + std::to_string(store) + " has an optimizer already.");
   settings.optimizer = std::move(optimizer);
+  check_together(store, settings);
 }
 
 void Registry::set_compression(int store, const Compression& compression) {
   check(compression);
   MutexLock lock(mutex_);
-  without_keys(store).compression = compression;
+  Store& settings = without_keys(store);
+  settings.compression = compression;
+  check_together(store, settings);
 }
 
 void Registry::set_average(int store, bool average) {
   MutexLock lock(mutex_);
-  without_keys(store).average = average;
+  Store& settings = without_keys(store);
+  settings.average = average;
+  check_together(store, settings);
+}
+
+// What deep gradient compression leaves to the workers, nobody else must do as well.
+void Registry::check_together(int store, const Store& settings) const {
+  if (settings.compression.encoding != Encoding::kTopK) return;
+  const auto refuse = [&](const std::string& why) {
+    host_.refuse_call("store " + std::to_string(store) + " has deep gradient compression, " + why + ".");
+  };
+  if (settings.average) refuse("which sums gradients and does not average them");
+  if (settings.optimizer == nullptr) return;
+  const OptimizerSpec& spec = settings.optimizer->spec();
+  const bool is_sgd = spec.algorithm == Algorithm::kSgd || spec.algorithm == Algorithm::kTorchSgd;
+  if (!is_sgd || spec.nesterov || spec.dampening != 0 || spec.maximize || spec.clip_gradient >= 0)
+    refuse("which is for SGD with momentum alone");
 }
 
 Store& Registry::without_keys(int store) {

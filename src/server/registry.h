@@ -72,6 +72,7 @@ class Registry {
 
   void add(std::unique_ptr<Entry> entry, int parts);
   Store& without_keys(int store) P3_REQUIRES(mutex_);
+  void check_together(int store, const Store& settings) const;
 
   const int rank_, num_servers_, threads_;
   const Machines& machines_;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "numeric/dgc.h"
 #include "numeric/sum.h"
+#include "wire/top_k.h"
 
 namespace p3 {
 
@@ -22,7 +24,12 @@ ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_t
 // --- a round -------------------------------------------------------------------------------------------------------
 
 void ServerSlice::push(Task& task, Reply& reply) {
-  if (task.payload) reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
+  if (task.payload) {
+    const auto encoding = static_cast<Encoding>(task.header.encoding);
+    reply.problem = problem_with_encoded(encoding, task.payload.data(), task.header.payload_bytes, elements_);
+    if (reply.problem != nullptr) return;
+    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
+  }
   if (reply.contradicts >= 0) return;
   add(task);
   reply.is_summed = true;
@@ -36,10 +43,12 @@ void ServerSlice::add(Task& task) {
   round_.is_filled |= task.is_filled;
   if (worker == 0) priority_ = task.header.priority;
   void* const gradient = task.payload.release();
-  if (host_.sum_order != SumOrder::kRank) return total_.add(0, gradient, key.compression);
-  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, gradient, key.compression);
+  Compression sent = key.compression;
+  sent.encoding = static_cast<Encoding>(task.header.encoding);
+  if (host_.sum_order != SumOrder::kRank) return total_.add(0, gradient, sent);
+  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, gradient, sent);
   RankSum& sum = machine_[static_cast<size_t>(machine)];
-  sum.add(key.machines->place(worker), gradient, key.compression);
+  sum.add(key.machines->place(worker), gradient, sent);
   if (sum.complete()) total_.add(machine, sum.take_rounded());
 }
 
@@ -48,7 +57,7 @@ void ServerSlice::resume(Reply& reply) {
   const std::vector<int> workers = receivers();
   outstanding_ = key.pushes_of_round() + static_cast<int>(workers.size());  // sends
   ++published;
-  Frame frame = value_frame(has_new_value_ ? value_encoding_ : Encoding::kAbsent);
+  Frame frame = step_ ? step_frame() : value_frame(has_new_value_ ? value_encoding_ : Encoding::kAbsent);
   reply.published = frame.header;
   for (int worker : workers) {
     frame.header.of_machine = key.is_shared(worker);
@@ -60,10 +69,17 @@ void ServerSlice::resume(Reply& reply) {
 // The value becomes update(value, sum), or the sum itself without an optimizer.
 void ServerSlice::update() {
   drop_replaced();
+  step_.give_back();
   const Optimizer* const its = optimizer();
+  if (key.takes_steps() && its == nullptr && round_.present > 0)
+    host_.refuse_call("key '" + key.name +
+                      "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
+                      "first push.");
   void* sum = total_.take();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
-  if (sum != nullptr && its == nullptr) {
+  if (sum != nullptr && key.takes_steps()) {
+    take_step(static_cast<const float*>(sum));
+  } else if (sum != nullptr && its == nullptr) {
     if (key.average) divide_sum(dtype_, sum, round_.present, elements_);
     publish_sum(sum);
   } else if (sum != nullptr) {
@@ -86,6 +102,29 @@ void ServerSlice::publish_sum(void*& sum) {
   } else {
     finish_sum(dtype_, value_, sum, elements_);
   }
+}
+
+// By what is sent, so that the workers get the same bits.
+void ServerSlice::take_step(const float* sum) {
+  auto* const value = static_cast<float*>(value_);
+  step_scalars_ = round_.numbers.scalars;
+  decay_weight(decay_of(step_scalars_), value, elements_);
+  const size_t count = count_nonzero(sum, elements_);
+  if (!is_worth_top_k(count, elements_)) return subtract_nonzero(value, sum, elements_);
+  step_ = PooledBuffer(host_.transient, BufferPool::roomy(top_k_bytes(count, elements_)));
+  encode_nonzero(sum, count, step_.data(), elements_);
+  subtract_top_k(value, step_.data(), elements_);
+}
+
+Frame ServerSlice::step_frame() {
+  Frame frame;
+  frame.header = header_of(FrameKind::kValue, Encoding::kTopK, published, priority_);
+  frame.header.payload_bytes = static_cast<uint32_t>(top_k_bytes(top_k_count(step_.data()), elements_));
+  frame.header.scalars.lr = step_scalars_.lr;
+  frame.header.scalars.wd = step_scalars_.wd;
+  frame.payload = step_.data();
+  frame.context = static_cast<Lender*>(this);
+  return frame;
 }
 
 Frame ServerSlice::value_frame(Encoding encoding) {

@@ -29,8 +29,12 @@ class ServerSlice final : public DenseShard, public Lender {
   void resume(Reply& reply) override;
   void update();
   void publish_sum(void*& sum);
+  // Of a key that takes steps: subtracts the sum from the value, and keeps it as it is sent, if it takes fewer bytes.
+  void take_step(const float* sum);
   // What the value is sent as: its frame, which borrows it.
   Frame value_frame(Encoding encoding);
+  // The step that led to it, for who has the value before.
+  Frame step_frame();
   void send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) override;
 
   // --- other contents ----------------------------------------------------------------------------------------------
@@ -48,6 +52,8 @@ class ServerSlice final : public DenseShard, public Lender {
 
   PooledBuffer wire_value_;  // the sum as float16
   Encoding value_encoding_ = Encoding::kPlain;
+  PooledBuffer step_;  // the last one as kTopK; none: the value is sent
+  RoundScalars step_scalars_{};
   bool has_new_value_ = true;           // of the last round: not all have skipped it
   std::vector<PooledBuffer> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;   // their successors, of which no send has borrowed anything yet

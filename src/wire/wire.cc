@@ -9,6 +9,7 @@ namespace p3 {
 namespace {
 
 bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kCapture; }
+bool is_known(Encoding encoding) { return encoding <= Encoding::kTopK; }
 
 bool is_whole(double number) {  // also false for what is no number
   return number >= 0 && number <= static_cast<double>(kLastSnapshot) && number == std::floor(number);
@@ -36,7 +37,7 @@ std::string malformed(const Header& header, bool checksums) {
     const auto encoding = static_cast<Encoding>(header.encoding);
     if (!is_known(static_cast<DType>(header.dtype)))
       return "a slice of unknown element type " + std::to_string(header.dtype);
-    if (encoding > Encoding::kAbsent) return "a slice of unknown encoding " + std::to_string(header.encoding);
+    if (!is_known(encoding)) return "a slice of unknown encoding " + std::to_string(header.encoding);
     if (header.of_machine != 0 && is_push(header.kind) && (encoding == Encoding::kAbsent) != (header.contributors == 0))
       return "a machine's sum of " + std::to_string(header.contributors) + " workers";
     if (encoding == Encoding::kAbsent && header.payload_bytes != 0)

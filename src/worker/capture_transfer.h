@@ -30,7 +30,9 @@ class CaptureTransfer final : public Transfer {
   }
   // No push is under way, so nothing else touches the residual; it may be large, and no lock is held.
   void finish() override {
-    if (residual_ != nullptr) std::copy(key_.residual.begin(), key_.residual.end(), residual_);
+    if (residual_ == nullptr) return;
+    float* const end = std::copy(key_.residual.begin(), key_.residual.end(), residual_);
+    if (key_.takes_steps()) write_round(key_.rounds_before + key_.round, end);
   }
 
  private:

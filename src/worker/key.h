@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "numeric/dgc.h"
 #include "p3/worker.h"
 #include "transport/lent_buffers.h"
 #include "worker/machine_sum.h"
@@ -53,7 +54,7 @@ struct Key final : Lender {
         dtype(its_dtype),
         row_elements(its_row_elements),
         compression(its_compression),
-        residual(compression.keeps_residual() ? elements : 0) {
+        residual(compression.residuals() * elements) {
     counters.has_rows = row_elements > 0;
   }
 
@@ -70,8 +71,16 @@ struct Key final : Lender {
            makes_sense(its_plan);
   }
 
-  std::vector<float> residual;  // what compression has left out so far; while a push is under way, who sends
+  // What compression has left out so far; while a push is under way, who sends. Of kTopK: u, then v (numeric/dgc.h).
+  std::vector<float> residual;
+  float momentum = 0;          // kTopK; set before the first push
+  double clip_norm = 0;        // kTopK; 0: none
+  uint64_t rounds_before = 0;  // kTopK: of the job that this one resumes
   KeyCounters counters;
+
+  bool takes_steps() const { return compression.encoding == Encoding::kTopK; }
+  // What a snapshot keeps of it: the residual, and how far the warm-up is.
+  size_t kept_floats() const { return residual.size() + (takes_steps() ? kRoundFloats : 0); }
 
   std::optional<KeyPlan> plan;
   std::optional<KeyPlan> captured_plan;

@@ -1,6 +1,8 @@
 #include "worker/slice_transfer.h"
 
+#include "numeric/dgc.h"
 #include "p3/compression.h"
+#include "wire/top_k.h"
 
 namespace p3 {
 
@@ -16,20 +18,46 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   frames.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
     frame.header.slice = i;
-    if (data_ != nullptr) {
-      const Slice slice = slice_at(plan, i);
+    const Slice slice = slice_at(plan, i);
+    if (encoding == Encoding::kTopK)
+      size_step(frame.header, slice);
+    else if (data_ != nullptr)
       frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type_, slice.elements));
-      frame.payload = data_ + slice.offset * size_of(type_);
-    }
+    if (data_ != nullptr) frame.payload = data_ + slice.offset * size_of(type_);
     frames.push_back(frame);
   }
   return frames;
 }
 
 void SliceTransfer::encode(const Header& header, const void* gradient, void* payload) {
+  if (key_.takes_steps()) return encode_step(header, gradient, payload);
   const Slice slice = slice_at(*key_.plan, header.slice);
   float* const left_out = key_.residual.empty() ? nullptr : key_.residual.data() + slice.offset;
   p3::encode(key_.compression, static_cast<const float*>(gradient), left_out, payload, slice.elements);
+}
+
+size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {
+  return p3::elements_to_send(key_.compression.dgc, key_.rounds_before + header.round, slice.elements);
+}
+
+void SliceTransfer::size_step(Header& header, const Slice& slice) const {
+  const size_t count = elements_to_send(header, slice);
+  const bool is_plain = count == slice.elements;
+  const size_t bytes = is_plain ? count * sizeof(float) : top_k_bytes(count, slice.elements);
+  header.encoding = static_cast<uint8_t>(is_plain ? Encoding::kPlain : Encoding::kTopK);
+  header.payload_bytes = static_cast<uint32_t>(bytes);
+}
+
+void SliceTransfer::encode_step(const Header& header, const void* gradient, void* payload) {
+  if (!rate_) {
+    rate_ = rate_of(header.scalars);
+    const auto* whole = reinterpret_cast<const float*>(data_);
+    if (key_.clip_norm > 0) *rate_ *= clipping_of(whole, key_.elements, header.scalars.rescale, key_.clip_norm);
+  }
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  float* const u = key_.residual.data() + slice.offset;
+  const DgcStep step{key_.momentum, *rate_, key_.compression.dgc.masking, elements_to_send(header, slice)};
+  p3::encode_step(step, static_cast<const float*>(gradient), u, u + key_.elements, payload, slice.elements);
 }
 
 // --- answers -------------------------------------------------------------------------------------------------------
@@ -43,7 +71,7 @@ const char* SliceTransfer::problem_with(const Header& header) const {
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
   if (encoding == Encoding::kAbsent) return nullptr;
   const Slice slice = slice_at(*key_.plan, header.slice);
-  return header.payload_bytes == encoded_bytes(encoding, type_, slice.elements) ? nullptr : "wrongly sized";
+  return can_have_bytes(encoding, type_, slice.elements, header.payload_bytes) ? nullptr : "wrongly sized";
 }
 
 bool SliceTransfer::may_come(Encoding encoding) const {
@@ -52,6 +80,8 @@ bool SliceTransfer::may_come(Encoding encoding) const {
       return kind != Kind::kStore;
     case Encoding::kFloat16:
       return (is_round() || key_.catches_up) && key_.compression.encoding == Encoding::kFloat16;
+    case Encoding::kTopK:
+      return is_round() && key_.takes_steps();
     case Encoding::kAbsent:
       return kind == Kind::kStore || kind == Kind::kSkip;
     default:
@@ -59,19 +89,24 @@ bool SliceTransfer::may_come(Encoding encoding) const {
   }
 }
 
-// Float16 into the second half of its place: widen_in_place().
+// Float16 into the second half of its place: widen_in_place(). A step elsewhere: it changes the value that is there.
 void* SliceTransfer::place_of(const Header& header) {
   const auto encoding = static_cast<Encoding>(header.encoding);
-  if (encoding == Encoding::kAbsent) return nullptr;
+  if (encoding == Encoding::kAbsent || encoding == Encoding::kTopK) return nullptr;
   char* const place = landing_ + slice_at(*key_.plan, header.slice).offset * size_of(type_);
   return encoding == Encoding::kFloat16 ? place + header.payload_bytes : place;
 }
 
-const char* SliceTransfer::land(const Header& header, const void*, bool& is_last) {
+const char* SliceTransfer::land(const Header& header, const void* payload, bool& is_last) {
   const auto encoding = static_cast<Encoding>(header.encoding);
   const Slice slice = slice_at(*key_.plan, header.slice);
-  if (encoding == Encoding::kFloat16)
-    widen_in_place(reinterpret_cast<float*>(landing_ + slice.offset * size_of(type_)), slice.elements);
+  if (encoding == Encoding::kFloat16) widen_in_place(place_of_slice(slice), slice.elements);
+  if (encoding == Encoding::kTopK) {
+    if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements))
+      return problem;
+    decay_weight(decay_of(header.scalars), place_of_slice(slice), slice.elements);
+    subtract_top_k(place_of_slice(slice), payload, slice.elements);
+  }
   is_updated_ |= encoding != Encoding::kAbsent && header.part == part_;
   is_last = true;
   return nullptr;

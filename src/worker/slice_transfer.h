@@ -1,6 +1,7 @@
 // One operation on a dense key on its worker: see transfer.h. A value lands where it belongs as it is received.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "worker/key.h"
@@ -30,10 +31,16 @@ class SliceTransfer final : public Transfer {
   bool may_come(Encoding encoding) const;
   // Whether the answer may say that all workers have taken their last step, though it brings a value.
   bool may_be_over() const { return kind == Kind::kSkip && !key_.plan->is_synchronous(); }
+  // Of a key that takes steps: how many elements of the slice leave, and what does.
+  size_t elements_to_send(const Header& header, const Slice& slice) const;
+  void size_step(Header& header, const Slice& slice) const;
+  void encode_step(const Header& header, const void* gradient, void* payload);
+  float* place_of_slice(const Slice& slice) const { return reinterpret_cast<float*>(landing_) + slice.offset; }
 
   const char* data_;
   char* const landing_;
   const bool goes_on_;
+  std::optional<float> rate_;  // of the step, from its first slice on; who sends
 };
 
 }  // namespace p3

@@ -77,7 +77,18 @@ void Worker::start() {
 
 int Worker::declare(std::string name, uint64_t elements, DType dtype, const Compression& compression) {
   check(compression);
-  return impl_->add_key(std::move(name), elements, dtype, 0, {compression.of(dtype), compression.threshold});
+  return impl_->add_key(std::move(name), elements, dtype, 0, compression.for_key(dtype));
+}
+
+void Worker::set_momentum(int handle, double momentum, double clip_norm) {
+  Key& key = impl_->dense_key(handle);
+  MutexLock lock(impl_->mutex_);
+  if (!key.takes_steps() || key.round > 0 || !(momentum >= 0 && clip_norm >= 0))
+    impl_->refuse_call("key '" + key.name +
+                       "' cannot have such a momentum: it is set before the first push, with deep gradient "
+                       "compression, and neither it nor clip_norm is negative");
+  key.momentum = static_cast<float>(momentum);
+  key.clip_norm = clip_norm;
 }
 
 int Worker::declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype) {
@@ -127,7 +138,7 @@ Key& Worker::Impl::key_for(int handle, const void* landing) {
 
 Key& Worker::Impl::key_with_residual(int handle) {
   Key& found = key(handle);
-  if (found.residual.empty())
+  if (found.compression.residuals() == 0)
     refuse_call("the compression of key '" + found.name + "' leaves nothing out, so the key has no residual");
   return found;
 }
@@ -197,6 +208,9 @@ void Worker::init(int key, const void* value, void* landing, int32_t priority, D
 void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars,
                   Done done, bool gated, bool more) {
   Key& pushed = impl_->dense_key(key);
+  if (gated && pushed.clip_norm > 0)
+    impl_->refuse_call("key '" + pushed.name +
+                       "' is clipped, so its whole gradient must be there before any of it leaves");
   auto transfer = std::make_shared<SliceTransfer>(Kind::kPush, pushed, gradient, landing);
   Operation operation{std::move(transfer), std::move(done), priority, scalars};
   if (gated) operation.ready_elements = 0;
@@ -297,14 +311,17 @@ void Worker::capture(int key, uint64_t snapshot, float* residual, Done done) {
   impl_->submit(captured, {{std::move(transfer), std::move(done), 0, scalars}});
 }
 
-bool Worker::keeps_residual(int key) const { return !impl_->key(key).residual.empty(); }
+bool Worker::keeps_residual(int key) const { return impl_->key(key).compression.residuals() > 0; }
+
+size_t Worker::residual_floats(int key) const { return impl_->key_with_residual(key).kept_floats(); }
 
 void Worker::restore_residual(int key, const float* residual) {
   Key& restored = impl_->key_with_residual(key);
   MutexLock lock(impl_->mutex_);
   if (restored.round > 0)
     impl_->refuse_call("the residual of key '" + restored.name + "' can only be restored before the key's first push");
-  std::copy_n(residual, restored.elements, restored.residual.data());
+  if (restored.takes_steps()) restored.rounds_before = read_round(residual + restored.residual.size());
+  std::copy_n(residual, restored.residual.size(), restored.residual.data());
 }
 
 std::optional<KeyPlan> Worker::captured_plan(int key) const {

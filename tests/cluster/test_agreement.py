@@ -388,7 +388,7 @@ def test_nobody_waits_for_an_option_that_rank_0_left_without():
         (WORKERS[0], "abort", {"text": "x"}),
         (WORKERS[0], "agreed", {"store": 0, "name": "w", "shape": [], "dtype": "float32", "wire_key": 0,
                                 "first_slice": 0, "slice_elements": 1, "row_elements": 0, "partitions": 0,
-                                "staleness": 0}),
+                                "staleness": 0, "is_vector": False}),
     ],
 )
 def test_what_a_node_may_not_say_is_refused(node, kind, fields):

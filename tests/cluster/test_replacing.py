@@ -566,18 +566,20 @@ def test_two_stores_and_keys_that_rest_go_on_in_step(processes, tmp_path, epoch,
 
 
 @pytest.mark.parametrize(
-    "optimizer, workers, fp16, marks, epoch",
+    "optimizer, workers, compression, marks, epoch",
     [
-        ("nadam", 2, 0, 0, 0),
-        ("ftml", 3, 1, 1, 10),
-        ("adam", 2, 1, 0, 10),
-        ("nadam", 2, 1, 1, 10),
-        ("adam", 1, 0, 0, 10),
+        ("nadam", 2, "none", 0, 0),
+        ("ftml", 3, "fp16", 1, 10),
+        ("adam", 2, "fp16", 0, 10),
+        ("nadam", 2, "fp16", 1, 10),
+        ("adam", 1, "none", 0, 10),
+        ("sgd", 2, "dgc", 0, 10),
+        ("sgd", 3, "dgc", 1, 0),
     ],
 )
-def test_optimizers_count_on_where_the_others_are(processes, optimizer, workers, fp16, marks, epoch):
+def test_optimizers_count_on_where_the_others_are(processes, optimizer, workers, compression, marks, epoch):
     steps = 60
-    job = Job(processes, python("replaced_trainers.py", steps, optimizer, fp16, marks, epoch), workers)
+    job = Job(processes, python("replaced_trainers.py", steps, optimizer, compression, marks, epoch), workers)
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)

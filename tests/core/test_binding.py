@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compressions import OneBit, TwoBit, half
 from core_jobs import DEADLINE_S, HALF, SGD, Job, bfloat16_bits, of_bfloat16_bits, wait_all
 
 import p3
@@ -218,48 +219,37 @@ def test_workers_may_skip_rounds_in_every_mixture(dtype, reduction):
                 assert updated == any(present)
 
 
-class TwoBit:
-    """What one worker sends of each gradient, in NumPy."""
-
-    def __init__(self, threshold):
-        self.threshold = np.float32(threshold)
-        self.residual = np.float32(0)
-
-    def __call__(self, gradient):
-        value = self.residual + gradient
-        sent = self.threshold * ((value >= self.threshold).astype("float32") - (value <= -self.threshold))
-        self.residual = value - sent
-        return sent
+COMPRESSIONS = {
+    "2bit": ({"type": "2bit", "threshold": 0.3}, lambda: TwoBit(0.3)),
+    "1bit": ({"type": "1bit"}, lambda: OneBit(slice_elements=1000)),
+    "fp16": ({"type": "fp16"}, lambda: half),
+}
 
 
-def half(gradient):
-    return gradient.astype("float16").astype("float32")
-
-
-@pytest.mark.parametrize("compression", [{"type": "2bit", "threshold": 0.3}, {"type": "fp16"}], ids=["2bit", "fp16"])
+@pytest.mark.parametrize("kind", COMPRESSIONS)
 @pytest.mark.parametrize("elements", [0, 1, 1003, 12345])
 @pytest.mark.parametrize("ring_bytes", [None, 4096])
-def test_sums_of_compressed_gradients_are_those_of_numpy(compression, elements, ring_bytes):
+def test_sums_of_compressed_gradients_are_those_of_numpy(kind, elements, ring_bytes):
     random = np.random.RandomState(elements)
+    compression, make = COMPRESSIONS[kind]
     with Job(ring_bytes=ring_bytes) as job:
         job.set_on_servers("set_compression", compression)
         key = job.key(elements, compression=compression)
         first = random.randn(elements).astype("float32")
         for landing in job.init(key, first):
             np.testing.assert_array_equal(landing, first)
-        is_half = compression["type"] == "fp16"
-        sent = [half if is_half else TwoBit(compression["threshold"]) for _ in job.workers]
+        sent = [make() for _ in job.workers]
         for _ in range(4):
             gradients = [random.randn(elements).astype("float32") for _ in job.workers]
             expected = sent[0](gradients[0]) + sent[1](gradients[1])
             for landing in job.push(key, gradients):
-                np.testing.assert_array_equal(landing, half(expected) if is_half else expected)
+                np.testing.assert_array_equal(landing, half(expected) if kind == "fp16" else expected)
 
 
 @pytest.mark.parametrize(
     "compression, message",
     [
-        ({"type": "1bit"}, "no type '1bit'"),
+        ({"type": "3bit"}, "no type '3bit'"),
         ({"type": "2bit", "threshold": 0.0}, "threshold"),
         ({"type": "2bit", "threshold": float("nan")}, "threshold"),
     ],

@@ -93,6 +93,8 @@ def test_a_restored_residual_goes_on_as_if_nothing_had_happened():
         np.testing.assert_array_equal([job.push(key, pushed)[0] for pushed in gradients[4:]], undisturbed)
         with pytest.raises(ValueError, match="key 'key0' can only be restored before the key's first push"):
             job.workers[0].restore_residual(key, residuals[0])
+        with pytest.raises(ValueError, match="the landing array has 8 bytes; the key has 1000"):
+            job.workers[0].capture(key, ROUND, residuals[0][:2])
 
 
 def test_wrong_use_is_an_error():
@@ -103,8 +105,6 @@ def test_wrong_use_is_an_error():
         for wrong in (lambda: worker.capture(key, ROUND, array), lambda: worker.restore_residual(key, array)):
             with pytest.raises(ValueError, match="so the key has no residual"):
                 wrong()
-        with pytest.raises(ValueError, match="the landing array has 8 bytes; the key has 12"):
-            worker.capture(key, ROUND, array[:2])
         for method in (lambda key: worker.capture(key, ROUND), worker.keeps_residual, worker.captured_plan):
             with pytest.raises(ValueError, match="no key with handle 5"):
                 method(5)

@@ -3,15 +3,52 @@
 
 #include "base/half.h"
 #include "input.h"
+#include "numeric/dgc.h"
 #include "p3/compression.h"
+#include "wire/top_k.h"
+
+namespace {
+
+using namespace p3;
+
+// What has come is refused, or decoded within its slice; what leaves is sound, and it and what is kept are all of v.
+int steps(Input& input, const Compression& compression, size_t elements) {
+  const std::vector<char> payload = input.bytes(input.below(100));
+  std::vector<float> sum(elements);
+  if (can_have_bytes(Encoding::kTopK, DType::kFloat32, elements, payload.size()) &&
+      problem_with_encoded(Encoding::kTopK, payload.data(), payload.size(), elements) == nullptr) {
+    start_encoded_sum(compression, sum.data(), payload.data(), elements);
+    add_encoded_to_sum(compression, sum.data(), payload.data(), elements);
+    subtract_top_k(sum.data(), payload.data(), elements);
+  }
+
+  std::vector<float> gradient(elements), u(elements), v(elements), decoded(elements);
+  input.take(gradient.data(), elements * sizeof(float));
+  const Dgc options{(1 + input.below(200)) / 200.0, 0, input.below(2) == 1};
+  const DgcStep step{0.5f, 1, options.masking, elements_to_send(options, 1, elements)};
+  const bool is_plain = step.sent == elements;
+  std::vector<char> encoded(is_plain ? elements * sizeof(float) : top_k_bytes(step.sent, elements));
+  encode_step(step, gradient.data(), u.data(), v.data(), encoded.data(), elements);
+  if (is_plain) return 0;
+  require(can_have_bytes(Encoding::kTopK, DType::kFloat32, elements, encoded.size()));
+  require(problem_with_encoded(Encoding::kTopK, encoded.data(), encoded.size(), elements) == nullptr);
+  start_encoded_sum(compression, decoded.data(), encoded.data(), elements);
+  for (size_t i = 0; i < elements; ++i)
+    if (std::isfinite(gradient[i])) require(decoded[i] + v[i] == gradient[i]);
+  return 0;
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;
   Input input(data, size);
   Compression compression;
-  compression.encoding = input.below(2) == 0 ? Encoding::kFloat16 : Encoding::kTwoBit;
+  constexpr Encoding kEncodings[] = {Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit, Encoding::kTopK};
+  compression.encoding = kEncodings[input.below(4)];
   compression.threshold = 0.25f * static_cast<float>(1 + input.below(8));
   const size_t elements = input.below(200);
+  if (compression.encoding == Encoding::kTopK) return steps(input, compression, elements);
   const size_t bytes = encoded_bytes(compression.encoding, DType::kFloat32, elements);
 
   const std::vector<char> payload = input.bytes(bytes);
@@ -33,5 +70,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   start_encoded_sum(compression, decoded.data(), encoded.data(), elements);
   for (size_t i = 0; i < elements && compression.encoding == Encoding::kTwoBit; ++i)
     if (std::isfinite(gradient[i])) require(decoded[i] + residual[i] == gradient[i] || std::fabs(gradient[i]) > 1e3);
+  for (size_t i = 0; i < elements && compression.encoding == Encoding::kOneBit; ++i)
+    if (std::isfinite(decoded[i]) && std::fabs(gradient[i]) <= 1e30f)
+      require(std::fabs(decoded[i] + residual[i] - gradient[i]) <=
+              1e-6f * (std::fabs(decoded[i]) + std::fabs(gradient[i])) + 1e-40f);
   return 0;
 }

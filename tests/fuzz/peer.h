@@ -14,6 +14,7 @@
 #include "p3/socket_stream.h"
 #include "p3/wire.h"
 #include "wire/rows.h"
+#include "wire/top_k.h"
 
 namespace p3 {
 
@@ -40,6 +41,20 @@ inline std::vector<char> rows_payload(Input& input, const KeyPlan& plan, uint32_
   RowsPiece piece = pieces[input.below(static_cast<uint32_t>(pieces.size()))];
   std::vector<char> payload(piece.payload_bytes(row_bytes));
   write_rows(piece, ids.data(), row_bytes, payload.data(), [&](void* to, uint64_t) { input.take(to, row_bytes); });
+  for (uint8_t changes = input.byte(); changes > 200; changes = input.byte())
+    payload[input.below(static_cast<uint32_t>(payload.size()))] = static_cast<char>(input.byte());
+  return payload;
+}
+
+// A payload of kTopK, of a slice with so many elements: mostly sound.
+inline std::vector<char> top_k_payload(Input& input, size_t elements) {
+  std::vector<size_t> offsets;
+  const uint32_t chosen = input.number<uint32_t>();
+  for (size_t i = 0; i < elements; ++i)
+    if (chosen >> i % 32 & 1) offsets.push_back(i);
+  std::vector<char> payload(top_k_bytes(offsets.size(), elements));
+  TopKWriter writer(payload.data(), offsets.size(), elements);
+  for (size_t offset : offsets) writer.add(offset, input.number<float>());
   for (uint8_t changes = input.byte(); changes > 200; changes = input.byte())
     payload[input.below(static_cast<uint32_t>(payload.size()))] = static_cast<char>(input.byte());
   return payload;

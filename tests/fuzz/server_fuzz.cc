@@ -38,7 +38,9 @@ std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& 
     return rows_payload(input, plan, header.slice, ids_alone ? 0 : plan.row_elements * sizeof(float));
   }
   const size_t elements = slice_at(plan, header.slice % slice_count(plan)).elements;
-  if (header.kind == FrameKind::kPush)
+  if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) == Encoding::kTopK)
+    return top_k_payload(input, elements);
+  if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) != Encoding::kPlain)
     return input.bytes(encoded_bytes(compression.of(plan.dtype), plan.dtype, elements));
   return input.bytes(elements * size_of(header.kind == FrameKind::kStore ? sum_type(plan.dtype) : plan.dtype));
 }
@@ -76,6 +78,7 @@ class Script {
         header.round = ++round;
         header.encoding =
             input.below(8) == 0 ? absent : static_cast<uint8_t>(plan.has_rows() ? Encoding::kPlain : pushed);
+        if (pushed == Encoding::kTopK && input.below(4) == 0) header.encoding = 0;  // it may be plain, too
         header.scalars = {0.5, 0, 1, 1, 1};
         if (of_machine && worker > 0) {
           header.of_machine = 1;
@@ -104,14 +107,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.machines = Machines(std::vector<int>{0, 1, 1});
   options.local_aggregation = aggregated;
   Compression compression;
-  compression.encoding = static_cast<Encoding>(more % 3);
+  compression.encoding = more & 32 ? Encoding::kOneBit : static_cast<Encoding>(more % 3);
+  const bool takes_steps = more & 16;  // which needs an optimizer, and no average
+  if (takes_steps) compression.encoding = Encoding::kTopK;
 
   std::array<FuzzPeer, kWorkers> peers;
   const auto owned = Server::make(0, 1, kWorkers, options);
   Server& server = *owned;
   server.set_compression(0, compression);
-  server.set_average(0, choices & 16);
-  if (choices & 32) {
+  server.set_average(0, choices & 16 && !takes_steps);
+  if (choices & 32 || takes_steps) {
     OptimizerSpec spec;
     spec.momentum = choices & 64 ? 0.5 : 0;
     spec.multi_precision = choices & 128;

@@ -80,7 +80,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint8_t choices = input.byte();
   const bool checksums = choices & 1, leads = choices & 2, follows = !leads && choices & 4;
   Compression compression;
-  if (choices & 8) compression.encoding = choices & 16 ? Encoding::kFloat16 : Encoding::kTwoBit;
+  if (choices & 8)
+    compression.encoding = choices & 16 ? Encoding::kFloat16 : choices & 128 ? Encoding::kTopK : Encoding::kTwoBit;
+  const bool takes_steps = compression.encoding == Encoding::kTopK;
 
   // Outlive the worker, which borrows them to its end.
   std::vector<float> gradient(60, 1), landing(60), row_landing(60);
@@ -120,8 +122,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     if (header.kind == FrameKind::kValue && header.encoding == 0 && header.round > 0 && choices & 8 && choices & 16)
       header.encoding = static_cast<uint8_t>(input.below(2));
+    if (header.kind == FrameKind::kValue && header.encoding == 0 && header.round > 0 && takes_steps &&
+        input.below(2) == 1)
+      header.encoding = static_cast<uint8_t>(Encoding::kTopK);
     std::vector<char> payload;
-    if (header.encoding == static_cast<uint8_t>(Encoding::kAbsent))
+    if (header.encoding == static_cast<uint8_t>(Encoding::kTopK))
+      payload = top_k_payload(input, slice_at(plan, header.slice).elements);
+    else if (header.encoding == static_cast<uint8_t>(Encoding::kAbsent))
       payload = {};
     else if (header.kind == FrameKind::kPart)
       payload = input.bytes(input.below(5) * 12);

@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 
-from processes import QUICK_IMPORT, ROOT, Process, clean_environment
+from processes import HELPERS, QUICK_IMPORT, ROOT, Process, clean_environment
 
 SCRIPTS = ROOT / "tests" / "jobs"
 
@@ -52,7 +52,7 @@ def run_dist_sync(workers, servers, command, timeout_s=100, **variables):
 
 def _start(command, **variables):
     # One OpenMP thread, as `p3 run` sets it: the machines that test have few cores.
-    quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(ROOT)])}
+    quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(HELPERS), str(ROOT)])}
     return Process(command, clean_environment(**{**quick, **variables}), SCRIPTS)
 
 

@@ -13,6 +13,7 @@ STORE = sys.argv[2] if MODE == "save" else "p3_sync"
 if STORE == "p3_sync":
     import p3  # noqa: F401
 import mxnet as mx  # noqa: E402
+from compressions import OneBit, TwoBit, half  # noqa: E402
 
 SIZES = {0: 1, 1: 17, 2: 120_001}  # the last one is of three slices
 ROUNDS = 5
@@ -23,23 +24,6 @@ def gradients(rank, size, dtype="float32"):
     return [random.uniform(-1, 1, size).astype(dtype) for _ in range(ROUNDS)]
 
 
-class TwoBit:
-    """What one worker sends of each gradient of one key."""
-
-    def __init__(self, size):
-        self.residual = np.zeros(size, "float32")
-
-    def __call__(self, gradient):
-        self.residual += gradient
-        sent = 0.5 * ((self.residual >= 0.5).astype("float32") - (self.residual <= -0.5))
-        self.residual -= sent
-        return sent.astype("float32")
-
-
-def half(gradient):
-    return gradient.astype("float16").astype("float32")
-
-
 def sum_of(parts):
     total = parts[0]
     for part in parts[1:]:
@@ -47,24 +31,21 @@ def sum_of(parts):
     return total
 
 
-def made_of_halves_or_two_bits(kind):
-    def make(size):
-        return TwoBit(size) if kind == "2bit" else half
-
-    return make
+# What one worker sends of each gradient of one key.
+MADE = {"2bit": lambda: TwoBit(0.5), "1bit": lambda: OneBit(slice_elements=50_000), "fp16": lambda: half}
 
 
 def check_sums(kind):
     kv = mx.kv.create("p3_sync")
     kv.set_gradient_compression({"type": kind})
-    make = made_of_halves_or_two_bits(kind)
+    make = MADE[kind]
     for key, size in SIZES.items():
         first = np.full(size, 1.0001, "float32")  # no half
         out = mx.nd.zeros(size)
         kv.broadcast(key, mx.nd.array(first), out=out)
         np.testing.assert_array_equal(out.asnumpy(), first)
     kv.init("double", mx.nd.zeros(5, dtype="float64"))
-    sent = {key: [make(size) for _ in range(kv.num_workers)] for key, size in SIZES.items()}
+    sent = {key: [make() for _ in range(kv.num_workers)] for key in SIZES}
     for step in range(ROUNDS):
         for key, size in SIZES.items():
             out = mx.nd.zeros(size)
@@ -88,8 +69,7 @@ def check_weights(kind):
     size = SIZES[2]
     weight = np.random.RandomState(5).uniform(1, 2, size).astype("float32")
     kv.init(7, mx.nd.array(weight))
-    make = made_of_halves_or_two_bits(kind)
-    sent = [make(size) for _ in range(kv.num_workers)]
+    sent = [MADE[kind]() for _ in range(kv.num_workers)]
     out = mx.nd.zeros(size)
     for step in range(ROUNDS):
         kv.pushpull(7, mx.nd.array(gradients(kv.rank, size)[step]), out=out)
@@ -117,6 +97,6 @@ def save(path):
 if MODE == "save":
     save(sys.argv[3])
 else:
-    for KIND in ("2bit", "fp16"):
+    for KIND in MADE:
         check_sums(KIND)
         check_weights(KIND)

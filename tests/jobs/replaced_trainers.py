@@ -1,8 +1,9 @@
-"""Two Trainers of a GAN in one process, killed at any time: replaced_trainers.py STEPS OPTIMIZER FP16 MARKS EPOCH
+"""Two Trainers of a GAN in one process, killed at any time: replaced_trainers.py STEPS OPTIMIZER KIND MARKS EPOCH
 
 The first layer of the first net rests in every fourth step, the second net in every third; a layer of it is frozen
 until step 10. The learning rate falls by a schedule,
-and once by the script's word. EPOCH 0: no join(), MARKS 1: kv.snapshot() after each step.
+and once by the script's word. KIND: of compression, or none. EPOCH 0: no join(), MARKS 1: kv.snapshot() after each
+step.
 At the end it prints a fingerprint of each weight, and how often the optimizers have counted.
 """
 
@@ -11,7 +12,7 @@ import os
 import sys
 
 
-def main(steps, optimizer, fp16, marks, epoch):
+def main(steps, optimizer, compression, marks, epoch):
     import mxnet as mx
     import p3  # noqa: F401
     from mxnet import autograd, gluon
@@ -19,14 +20,16 @@ def main(steps, optimizer, fp16, marks, epoch):
     stores, nets, trainers = [], [], []
     for number in range(2):
         kv = mx.kv.create("p3_sync")
-        if fp16:
-            kv.set_gradient_compression({"type": "fp16"})
+        if compression != "none":
+            kv.set_gradient_compression({"type": compression})
         mx.random.seed(100 * number + kv.rank)  # the first values are rank 0's
         net = gluon.nn.HybridSequential()
         net.add(gluon.nn.Dense(16, in_units=8, activation="relu"), gluon.nn.Dense(300, in_units=16))
         net.initialize(mx.init.Xavier())
         schedule = mx.lr_scheduler.FactorScheduler(step=7, factor=0.9, base_lr=0.01)
         options = {"learning_rate": 0.01, "lr_scheduler": schedule if number == 0 else None}
+        if optimizer == "sgd":
+            options["momentum"] = 0.9
         trainer = gluon.Trainer(net.collect_params(), optimizer, options, kvstore=kv, update_on_kvstore=True)
         stores.append(kv), nets.append(net), trainers.append(trainer)
     rank = stores[0].rank
@@ -65,4 +68,4 @@ def main(steps, optimizer, fp16, marks, epoch):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))

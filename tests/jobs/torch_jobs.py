@@ -113,8 +113,8 @@ def uneven(folder, kind, *steps):
 
 def compressed(synchronous):
     """Against both workers' gradients, computed here and compressed as the documentation says."""
-    digests = {_train_compressed(kind, synchronous == "1") for kind in ("plain", "fp16", "2bit")}
-    assert len(digests) == 3  # each makes a difference
+    digests = {_train_compressed(kind, synchronous == "1") for kind in ("plain", "fp16", "2bit", "1bit")}
+    assert len(digests) == 4  # each makes a difference
     print("worker %d follows" % p3.torch.rank())
 
 
@@ -127,6 +127,11 @@ def _train_compressed(kind, is_synchronous):
         if kind == "fp16":
             return gradient.half().float()
         left_out.add_(gradient)
+        if kind == "1bit":
+            is_plus = left_out >= 0
+            code = torch.where(is_plus, left_out[is_plus].double().mean(), left_out[~is_plus].double().mean()).float()
+            left_out.sub_(code)
+            return code
         code = threshold * ((left_out >= threshold).float() - (left_out <= -threshold).float())
         left_out.sub_(code)
         return code
@@ -141,7 +146,9 @@ def _train_compressed(kind, is_synchronous):
         model(torch.randn(8, 6, generator=generator)).square().mean().backward()
 
     model, optimizer = make()
-    compression = {"fp16": {"type": "fp16"}, "2bit": {"type": "2bit", "threshold": threshold}, "plain": None}[kind]
+    compression = None if kind == "plain" else {"type": kind}
+    if kind == "2bit":
+        compression["threshold"] = threshold
     p3.torch.DistributedOptimizer(optimizer, model, compression=compression, synchronous=is_synchronous)
     reference, plain = make()
     left_out = [[torch.zeros_like(one) for one in reference.parameters()] for _ in range(size)]
@@ -163,6 +170,47 @@ def _train_compressed(kind, is_synchronous):
     for weight, expected in zip(model.parameters(), reference.parameters()):
         assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-6), (kind, (weight - expected).abs().max())
     return sum(weight.double().sum().item() for weight in model.parameters())
+
+
+def dgc():
+    """Against NumPy, to the bit: gradients of both workers, computed here from the weights that NumPy has."""
+    from compressions import Dgc, take_steps
+
+    rank, size, settings = p3.torch.rank(), p3.torch.size(), {"ratio": 0.01, "warmup_steps": 4, "clip_norm": 0.05}
+
+    def make():
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(40, 200, bias=False), nn.Tanh(), nn.Linear(200, 1, bias=False))
+
+    def backward(model, worker, step):
+        generator = torch.Generator().manual_seed(100 * worker + step)
+        model.zero_grad()
+        model(torch.randn(8, 40, generator=generator)).square().mean().backward()
+
+    model, reference = make(), make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, weight_decay=0.01)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, compression={"type": "dgc", **settings})
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    weights = [one.detach() for one in reference.parameters()]
+    workers = [[Dgc(one.numel(), 50_000, 0.9, num_workers=size, **settings) for one in weights] for _ in range(size)]
+    for step in range(8):
+        rate = optimizer.param_groups[0]["lr"]
+        backward(model, rank, step)
+        optimizer.step()
+        schedule.step()
+        sent = []
+        for worker in range(size):
+            backward(reference, worker, step)
+            gradients = [one.grad.numpy().reshape(-1) for one in reference.parameters()]
+            sent.append([one(g, step + 1, rate, 1.0 / size) for one, g in zip(workers[worker], gradients)])
+        for number, weight in enumerate(weights):
+            new = take_steps(weight.numpy().reshape(-1), [parts[number] for parts in sent], rate, 0.01)
+            weight.copy_(torch.from_numpy(new).view_as(weight))
+    optimizer.synchronize()
+    for weight, expected in zip(model.parameters(), weights):
+        assert torch.equal(weight, expected), (weight - expected).abs().max()
+    assert optimizer.state_dict()["state"] == {}
+    print("worker %d has the bits of NumPy" % rank)
 
 
 def differing_rates(kind):
@@ -213,6 +261,8 @@ def resumed(folder, kind, steps, die_at):
     options = {}
     if kind.startswith("compressed"):
         options = {"compression": {"type": "2bit", "threshold": 0.02}, "synchronous": kind == "compressed_synchronous"}
+    elif kind == "dgc":
+        options = {"compression": {"type": "dgc", "ratio": 0.1, "warmup_steps": 6}}
     optimizer = p3.torch.DistributedOptimizer(optimizer, model, **options)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     if state is not None:
@@ -232,7 +282,7 @@ def resumed(folder, kind, steps, die_at):
                 open(marker, "w").close()
                 p3.torch.job.current().snapshots.finish()
                 os.kill(os.getpid(), signal.SIGKILL)
-    content = {**model.state_dict(), **optimizer.state_dict()["state"][0]}
+    content = {**model.state_dict(), **optimizer.state_dict()["state"].get(0, {})}
     digest = 0
     for name in sorted(content, key=str):
         if isinstance(content[name], torch.Tensor):

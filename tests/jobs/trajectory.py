@@ -15,9 +15,10 @@ BATCH = 8  # divides by 1, 2 and 4 workers with two devices each
 def case(optimizer="sgd", hybridize=None, evaluate=False, devices=1, dtype="float32", normalise=False, **settings):
     settings.setdefault("learning_rate", 0.02)
     update_on_kvstore = settings.pop("update_on_kvstore", True)
-    order = settings.pop("order", None)
+    order, compression = settings.pop("order", None), settings.pop("compression", None)
     return dict(optimizer=optimizer, hybridize=hybridize, evaluate=evaluate, devices=devices, dtype=dtype, order=order,
-                normalise=normalise, update_on_kvstore=update_on_kvstore, settings=settings)  # fmt: skip
+                normalise=normalise, update_on_kvstore=update_on_kvstore, compression=compression,
+                settings=settings)  # fmt: skip
 
 
 STATIC_ALLOC = {"static_alloc": True}
@@ -38,6 +39,8 @@ CASES = {
     "on-workers": case("lamb", learning_rate=0.002, hybridize={}),
     "descending": case(momentum=0.9, order="descending"),
     "disordered": case(momentum=0.9, order="by rank"),
+    "dgc": case(momentum=0.9, compression={"type": "dgc", "ratio": 0.05}),
+    "dgc-clipped": case(momentum=0.9, compression={"type": "dgc", "ratio": 0.05, "clip_norm": 0.5}),
     "normalised": case(momentum=0.9, hybridize={}, evaluate=True, normalise=True),
 }
 
@@ -135,6 +138,8 @@ def main(directory, store_type, *names):
         keys.is_on_device = lambda _engine, _array: True
     for name in names:
         store = mx.kv.create(store_type)
+        if CASES[name]["compression"]:
+            store.set_gradient_compression(CASES[name]["compression"])
         weights = train(mx, CASES[name], store, store.rank, store.num_workers)
         np.savez("%s/%s-%d.npz" % (directory, name, store.rank), **weights)
 

@@ -16,11 +16,11 @@ CASES = ("imperative", "hybrid-evaluated", "two-devices", "two-devices-summed", 
 DEADLINE_S = 30
 
 
-def weights_of(directory, store, **settings):
+def weights_of(directory, store, cases=CASES, **settings):
     directory.mkdir()
-    status, output = jobs.run_p3(2, 2, jobs.python("trajectory.py", directory, store, *CASES), **settings)
+    status, output = jobs.run_p3(2, 2, jobs.python("trajectory.py", directory, store, *cases), **settings)
     assert status == 0, output
-    return {name: [dict(np.load(directory / f"{name}-{rank}.npz")) for rank in (0, 1)] for name in CASES}
+    return {name: [dict(np.load(directory / f"{name}-{rank}.npz")) for rank in (0, 1)] for name in cases}
 
 
 def test_training_has_the_bits_of_gradients_in_cpu_memory(tmp_path):
@@ -31,6 +31,18 @@ def test_training_has_the_bits_of_gradients_in_cpu_memory(tmp_path):
             assert plain[name][rank].keys() == staged[name][rank].keys()
             for parameter, value in plain[name][rank].items():
                 assert np.array_equal(value, staged[name][rank][parameter]), (name, parameter)
+
+
+def test_so_has_deep_gradient_compression_though_a_clipped_gradient_leaves_as_a_whole(tmp_path):
+    cases = ("dgc", "dgc-clipped")
+    staged = weights_of(tmp_path / "staged", "p3_sync-staged", cases, P3_SLICE_ELEMENTS="40")
+    plain = weights_of(tmp_path / "plain", "p3_sync", cases, P3_SLICE_ELEMENTS="40")
+    for name in cases:
+        for rank in (0, 1):
+            for parameter, value in plain[name][rank].items():
+                assert np.array_equal(value, plain[name][0][parameter]), (name, parameter)
+                assert np.array_equal(value, staged[name][rank][parameter]), (name, parameter)
+    assert any(not np.array_equal(value, plain["dgc"][0][name]) for name, value in plain["dgc-clipped"][0].items())
 
 
 def test_naive_engine_copies_the_gradient_as_a_whole(tmp_path):

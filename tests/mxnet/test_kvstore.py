@@ -300,7 +300,7 @@ def wrong_uses(kv):
     yield "must be set before the first init", lambda: kv.set_gradient_compression({"type": "2bit"})
     yield "must be set before the first init", lambda: kv.set_reduction("average")
     yield "must be a dict", lambda: kv.set_gradient_compression("2bit")
-    yield "type is '1bit'; it must be one of 2bit, fp16", lambda: kv.set_gradient_compression({"type": "1bit"})
+    yield "type is '3bit'; it must be one of 1bit, 2bit", lambda: kv.set_gradient_compression({"type": "3bit"})
     yield "threshold is 0.0; it must be", lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0})
     yield "type is 'product'; it must be one of average, sum", lambda: kv.set_reduction("product")
     yield "no optimizer was set", lambda: kv.save_optimizer_states("/nowhere")

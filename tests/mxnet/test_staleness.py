@@ -163,6 +163,13 @@ def test_p3_sync_has_none():
         mx.kv.create("p3_sync").set_staleness(1)
 
 
+def test_deep_gradient_compression_needs_common_rounds():
+    kv = mx.kv.create("p3_ssp")
+    kv.set_gradient_compression({"type": "dgc"})
+    with pytest.raises(MXNetError, match="dgc sums what all workers send in a round, and there is no such round"):
+        kv.init("w", mx.nd.ones((2, 2)))
+
+
 @pytest.mark.parametrize(
     "variables, problem",
     [

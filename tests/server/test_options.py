@@ -5,11 +5,15 @@ import pytest
 from p3.server.options import validate
 
 SGD = {"name": "sgd", "momentum": 0.9, "clip_gradient": -1.0, "multi_precision": False}
+DGC = {"type": "dgc", "ratio": 0.001, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}
 SENSIBLE = [
     ("optimizer", SGD),
     ("compression", {"type": "2bit", "threshold": 0.5}),
     ("compression", {"type": "2bit", "threshold": 1}),
     ("compression", {"type": "fp16"}),
+    ("compression", {"type": "1bit"}),
+    ("compression", dict(DGC)),
+    ("compression", dict(DGC, ratio=1, warmup_steps=100, clip_norm=5, masking=False)),
     ("reduction", {"type": "sum"}),
     ("reduction", {"type": "average"}),
 ]
@@ -18,11 +22,22 @@ SENSELESS = [
     (["compression"], {}, "option ['compression'] is unknown; a store has"),
     ("optimizer", dict(SGD, momentum=-1), "optimizer sgd: momentum is -1; it must be a finite number of at least 0"),
     ("compression", "fp16", "compression: the value must be a dict, not str"),
-    ("compression", {}, "compression: type is None; it must be one of 2bit, fp16"),
-    ("compression", {"type": "1bit"}, "compression: type is '1bit'; it must be one of 2bit, fp16"),
+    ("compression", {}, "compression: type is None; it must be one of 1bit, 2bit, dgc, fp16"),
+    ("compression", {"type": "3bit"}, "compression: type is '3bit'; it must be one of 1bit, 2bit, dgc, fp16"),
     ("compression", {"type": ["fp16"]}, "compression: type is ['fp16']; it must be one of"),
     ("compression", {"type": "2bit"}, "compression 2bit: threshold is missing; it must be a plain number from"),
     ("compression", {"type": "fp16", "threshold": 1}, "compression fp16: 'threshold' (which is 1) is no field of it"),
+    ("compression", {"type": "dgc"}, "compression dgc: ratio is missing; it must be a number above 0 and at most 1"),
+    ("compression", dict(DGC, ratio=0), "compression dgc: ratio is 0; it must be a number above 0 and at most 1"),
+    ("compression", dict(DGC, ratio=1.01), "compression dgc: ratio is 1.01; it must be"),
+    ("compression", dict(DGC, ratio=float("nan")), "compression dgc: ratio is nan; it must be"),
+    ("compression", dict(DGC, ratio=True), "compression dgc: ratio is True; it must be"),
+    ("compression", dict(DGC, warmup_steps=-1), "warmup_steps is -1; it must be a whole number of at least 0"),
+    ("compression", dict(DGC, warmup_steps=1.5), "warmup_steps is 1.5; it must be a whole number of at least 0"),
+    ("compression", dict(DGC, clip_norm=-1), "clip_norm is -1; it must be a finite number of at least 0"),
+    ("compression", dict(DGC, clip_norm=float("inf")), "clip_norm is inf; it must be a finite number of at least 0"),
+    ("compression", dict(DGC, masking=1), "compression dgc: masking is 1; it must be True or False"),
+    ("compression", dict(DGC, momentum=0.9), "compression dgc: 'momentum' (which is 0.9) is no field of it"),
     ("reduction", {"type": "max"}, "reduction: type is 'max'; it must be one of average, sum"),
     ("reduction", {"type": "sum", "weight": 2}, "reduction sum: 'weight' (which is 2) is no field of it; it has type"),
 ]
@@ -67,7 +82,7 @@ def test_a_server_passes_an_option_to_its_core_and_answers(apply, name, value):
     assert core.calls == [("set_" + name, 3, value["type"] if name == "reduction" else value)]
 
 
-@pytest.mark.parametrize("name, value", [("momentum", {}), ("compression", {"type": "1bit"}), ("reduction", {})])
+@pytest.mark.parametrize("name, value", [("momentum", {}), ("compression", {"type": "3bit"}), ("reduction", {})])
 def test_a_server_checks_again_what_it_receives(apply, name, value):
     core = RecordingCore()
     with pytest.raises(ValueError, match=name):

@@ -349,7 +349,10 @@ def test_a_worker_that_joins_early_holds_up_no_snapshots(run_job):
     assert "given up" not in finished.out + finished.err  # by time
 
 
-KINDS = "momentum adam nadam scheduler 2bit updates_on_trainer updates_on_store float16 sparse two_stores forgotten"
+KINDS = (
+    "momentum adam nadam scheduler 2bit 1bit dgc updates_on_trainer updates_on_store float16 sparse two_stores "
+    "forgotten"
+)
 
 
 def test_every_kind_of_training_resumes_to_the_bit(tmp_path):

@@ -79,6 +79,14 @@ def test_compressed_gradients_are_those_of_the_documentation(synchronous):
     assert output.count("follows") == 2
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_deep_gradient_compression_has_the_bits_of_numpy(workers):
+    status, output = jobs.run_p3(workers, 2, script("dgc"), P3_CHECK="1")
+    assert status == 0, output
+    assert output.count("has the bits of NumPy") == workers
+    assert output.count("has deep gradient compression") == 1, output
+
+
 @pytest.mark.parametrize("kind", ["adam", "adamax", "synchronous"])
 def test_workers_whose_learning_rates_differ_end_the_job(kind):
     status, output = jobs.run_p3(2, 1, script("differing_rates", kind))
@@ -94,7 +102,7 @@ def test_check_names_the_parameter_that_differs(kind):
         assert status != 0 and "the workers' weights differ, in 1.weight." in output, output
 
 
-@pytest.mark.parametrize("kind", ["adamw", "momentum", "adamax", "compressed", "compressed_synchronous"])
+@pytest.mark.parametrize("kind", ["adamw", "momentum", "adamax", "compressed", "compressed_synchronous", "dgc"])
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, kind):
     whole = jobs.run_p3(2, 2, script("resumed", tmp_path, kind, 7, 0))
     assert whole[0] == 0, whole[1]

@@ -30,7 +30,7 @@ class Compressed : public testing::TestWithParam<bool> {
 };
 
 Compression two_bit(float threshold) { return {Encoding::kTwoBit, threshold}; }
-constexpr Compression kHalves{Encoding::kFloat16, 0.5f};
+constexpr Compression kHalves{Encoding::kFloat16, 0.5f}, kOneBit{Encoding::kOneBit, 0.5f};
 
 std::vector<float> gradient(size_t elements, std::mt19937& random) {
   std::normal_distribution<float> normal(0, 0.6f);
@@ -59,6 +59,42 @@ std::vector<uint8_t> plain_two_bit(float threshold, const std::vector<float>& va
     payload[i / 4] = static_cast<uint8_t>(payload[i / 4] | code << (6 - 2 * (i % 4)));
   }
   return payload;
+}
+
+// One element after the other, as compression.h tells it.
+std::vector<uint8_t> plain_one_bit(const std::vector<float>& values, std::vector<float>& residual) {
+  const size_t n = values.size();
+  if (n == 0) return {};
+  double parts[2][8] = {};
+  size_t counts[2] = {};
+  for (size_t i = 0; i < n; ++i) {
+    residual[i] += values[i];
+    const bool is_plus = residual[i] >= 0;
+    parts[is_plus][i % 8] += residual[i];
+    ++counts[is_plus];
+  }
+  float means[2] = {};
+  for (size_t side : {0, 1}) {
+    double sum = 0;
+    for (double part : parts[side]) sum += part;
+    if (counts[side] > 0) means[side] = static_cast<float>(sum / static_cast<double>(counts[side]));
+  }
+  std::vector<uint8_t> payload(8 + (n + 7) / 8, 0);
+  std::memcpy(payload.data(), &means[1], sizeof(float));
+  std::memcpy(payload.data() + 4, &means[0], sizeof(float));
+  for (size_t i = 0; i < n; ++i) {
+    const bool is_plus = residual[i] >= 0;
+    payload[8 + i / 8] = static_cast<uint8_t>(payload[8 + i / 8] | is_plus << (7 - i % 8));
+    residual[i] -= means[is_plus];
+  }
+  return payload;
+}
+
+std::vector<float> ordinary_gradient(size_t elements, std::mt19937& random) {
+  std::normal_distribution<float> normal(0.1f, 0.6f);
+  std::vector<float> values(elements);
+  for (float& value : values) value = normal(random);
+  return values;
 }
 
 std::vector<uint32_t> bits(const std::vector<float>& values) {
@@ -111,6 +147,89 @@ TEST_P(Compressed, TwoBitsComeBackAtAnySizeAndAlignment) {
     add_encoded_to_sum(two_bit(0.5f), sum.data(), buffer.data() + 1, n);
     for (float& value : expected) value *= 2;
     EXPECT_EQ(bits({sum.begin(), sum.end() - 1}), bits(expected)) << n;
+    EXPECT_EQ(sum.back(), 7);
+  }
+}
+
+TEST_P(Compressed, OneBitMeansOneOfTwoMeansAndWhatIsLeftOutComesLater) {
+  for (size_t n : kSizes) {
+    std::mt19937 random(static_cast<unsigned>(n));
+    std::vector<float> residual(n), expected_residual(n);
+    for (int round = 0; round < 6; ++round) {
+      const std::vector<float> values = ordinary_gradient(n, random);
+      const std::vector<uint8_t> expected = plain_one_bit(values, expected_residual);
+      std::vector<uint8_t> payload(encoded_bytes(Encoding::kOneBit, DType::kFloat32, n), 0xff);
+      encode(kOneBit, values.data(), residual.data(), payload.data(), n);
+      ASSERT_EQ(payload, expected) << n << " elements, round " << round;
+      ASSERT_EQ(bits(residual), bits(expected_residual)) << n << " elements, round " << round;
+    }
+  }
+}
+
+TEST_P(Compressed, OneBitPassesOnWhatIsNoNumber) {
+  const float values[] = {1, kNaN, 3, -1};
+  float residual[4] = {}, sum[4];
+  uint8_t payload[9];
+  encode(kOneBit, values, residual, payload, 4);
+  start_encoded_sum(kOneBit, sum, payload, 4);
+  EXPECT_EQ(sum[0], 2);
+  EXPECT_EQ(sum[2], 2);
+  EXPECT_TRUE(std::isnan(sum[1]));
+  EXPECT_TRUE(std::isnan(sum[3]));
+}
+
+TEST_P(Compressed, OneBitOfOneSideHasNoOtherMean) {
+  for (float side : {1.0f, -1.0f}) {
+    const float values[] = {side * 1, side * 2, side * 3};
+    float residual[3] = {}, sum[3], means[2];
+    uint8_t payload[9];
+    encode(kOneBit, values, residual, payload, 3);
+    std::memcpy(means, payload, sizeof means);
+    EXPECT_EQ(means[0], side > 0 ? 2 : 0);
+    EXPECT_EQ(means[1], side > 0 ? 0 : -2);
+    EXPECT_EQ(payload[8], side > 0 ? 0b11100000 : 0);
+    start_encoded_sum(kOneBit, sum, payload, 3);
+    add_encoded_to_sum(kOneBit, sum, payload, 3);
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(sum[i], 4 * side);
+    EXPECT_EQ(residual[0], -side);
+    EXPECT_EQ(residual[2], side);
+  }
+}
+
+// But for rounding.
+TEST_P(Compressed, OneBitSentAndKeptAreWhatCame) {
+  const size_t n = 1024;
+  std::mt19937 random(7);
+  std::vector<float> residual(n), sum(n), came(n);
+  for (int round = 0; round < 5; ++round) {
+    std::vector<float> values(n);
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<float>(static_cast<int>(random() % 2001) - 1000) * 0x1p-2f;
+    for (size_t i = 0; i < n; ++i) came[i] += values[i];
+    std::vector<uint8_t> payload(encoded_bytes(Encoding::kOneBit, DType::kFloat32, n));
+    encode(kOneBit, values.data(), residual.data(), payload.data(), n);
+    (round == 0 ? start_encoded_sum : add_encoded_to_sum)(kOneBit, sum.data(), payload.data(), n);
+    for (size_t i = 0; i < n; ++i) ASSERT_NEAR(sum[i] + residual[i], came[i], 1e-3) << i;
+  }
+}
+
+TEST_P(Compressed, OneBitComesBackAtAnySizeAndAlignment) {
+  for (size_t n : kSizes) {
+    std::mt19937 random(static_cast<unsigned>(n));
+    std::vector<float> residual(n), sum(n + 1, 7), expected(n);
+    const std::vector<float> values = ordinary_gradient(n, random);
+    const size_t bytes = encoded_bytes(Encoding::kOneBit, DType::kFloat32, n);
+    EXPECT_EQ(bytes, n == 0 ? 0 : 8 + (n + 7) / 8);
+    std::vector<char> buffer(bytes + 2, 'x');
+    encode(kOneBit, values.data(), residual.data(), buffer.data() + 1, n);  // as a payload may lie
+    EXPECT_EQ(buffer.front(), 'x');
+    EXPECT_EQ(buffer.back(), 'x');
+    float means[2] = {};
+    if (n > 0) std::memcpy(means, buffer.data() + 1, sizeof means);
+    for (size_t i = 0; i < n; ++i) expected[i] = values[i] >= 0 ? means[0] : means[1];
+    start_encoded_sum(kOneBit, sum.data(), buffer.data() + 1, n);
+    add_encoded_to_sum(kOneBit, sum.data(), buffer.data() + 1, n);
+    for (float& value : expected) value *= 2;
+    EXPECT_EQ(std::vector<float>(sum.begin(), sum.end() - 1), expected) << n;
     EXPECT_EQ(sum.back(), 7);
   }
 }

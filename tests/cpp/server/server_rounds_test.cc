@@ -370,8 +370,8 @@ TEST(ServerSkip, NeedsEveryWorkerAsAPushDoes) {
 }
 
 TEST(ServerCompression, NoOtherEncodingThanAgreedIsTaken) {
-  for (Encoding agreed : {Encoding::kFloat16, Encoding::kTwoBit}) {
-    for (Encoding sent : {Encoding::kPlain, Encoding::kFloat16, Encoding::kTwoBit}) {
+  for (Encoding agreed : {Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit}) {
+    for (Encoding sent : {Encoding::kPlain, Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit}) {
       if (sent == agreed) continue;
       Job job(1);
       job.server.set_compression(0, {agreed, 0.5f});

@@ -219,7 +219,7 @@ TEST(Server, NothingAWorkerSendsIsTrusted) {
          h.encoding = static_cast<uint8_t>(Encoding::kAbsent);
          h.payload_bytes = 0;
        }},
-      {"unknown encoding", [](Header& h) { h.encoding = 4; }},
+      {"unknown encoding", [](Header& h) { h.encoding = 6; }},
       {"absent slice", [](Header& h) { h.encoding = static_cast<uint8_t>(Encoding::kAbsent); }},
       {"unexpected", [](Header& h) { h.kind = FrameKind::kPart; }},
       {"of no key", [](Header& h) { h.key = 8; }},

@@ -159,7 +159,7 @@ TEST(Checksums, ANodeWithoutThemRefusesThem) {
 
 // Compressed gradients are covered as they are sent, and what a leader adds up and passes on gets checksums of its own.
 TEST(Checksums, HoldForCompressedGradientsAndThroughALeader) {
-  for (const Encoding encoding : {Encoding::kPlain, Encoding::kFloat16, Encoding::kTwoBit}) {
+  for (const Encoding encoding : {Encoding::kPlain, Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit}) {
     ServerOptions options;
     options.node = node("server 0 (here)");
     options.node.checksums = true;

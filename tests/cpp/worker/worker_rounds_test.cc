@@ -14,7 +14,8 @@ namespace {
 
 Encoding encoding_of(const Header& header) { return static_cast<Encoding>(header.encoding); }
 
-constexpr Compression kHalves{Encoding::kFloat16, 0.5f}, kTwoBits{Encoding::kTwoBit, 0.5f};
+constexpr Compression kHalves{Encoding::kFloat16, 0.5f}, kTwoBits{Encoding::kTwoBit, 0.5f},
+    kOneBit{Encoding::kOneBit, 0.5f};
 
 TEST(WorkerSkip, SendsNoGradientAndTakesTheOthersValue) {
   OneServer job(unix_pair());
@@ -114,13 +115,16 @@ TEST(WorkerCompression, HalvesGoOutAndSumsComeBackAsHalves) {
   EXPECT_EQ(landing[n], -1);
 }
 
-TEST(WorkerCompression, EachSliceKeepsWhatTwoBitsLeaveOutAlsoOverASkip) {
+class WorkerWithResidual : public testing::TestWithParam<Compression> {};
+
+TEST_P(WorkerWithResidual, KeepsWhatIsLeftOutOfEachSliceAlsoOverASkip) {
+  const Compression compression = GetParam();
   OneServer job(unix_pair());
   const size_t n = kSlice + 21;
   std::vector<float>& gradient = job.array(n);
   std::vector<float>& landing = job.array(n);
   std::vector<float> residual(n);
-  const int key = job.key(3, n, kTwoBits);
+  const int key = job.key(3, n, compression);
   int done = 0;
   for (int round = 1; round <= 4; ++round) {
     for (size_t i = 0; i < n; ++i) gradient[i] = float((int(i) * 7 + round) % 23 - 11) * 0.05f;
@@ -133,9 +137,9 @@ TEST(WorkerCompression, EachSliceKeepsWhatTwoBitsLeaveOutAlsoOverASkip) {
       const Header header = job.server.must_receive();
       const size_t count = std::min<size_t>(kSlice, n - offset);
       if (!skips) {
-        std::vector<char> expected(encoded_bytes(Encoding::kTwoBit, DType::kFloat32, count));
-        encode(kTwoBits, gradient.data() + offset, residual.data() + offset, expected.data(), count);
-        EXPECT_EQ(encoding_of(header), Encoding::kTwoBit);
+        std::vector<char> expected(encoded_bytes(compression.encoding, DType::kFloat32, count));
+        encode(compression, gradient.data() + offset, residual.data() + offset, expected.data(), count);
+        EXPECT_EQ(encoding_of(header), compression.encoding);
         ASSERT_EQ(job.server.payload, expected) << "round " << round;
       }
       job.answer(header, std::vector<float>(count, float(round)));
@@ -144,6 +148,9 @@ TEST(WorkerCompression, EachSliceKeepsWhatTwoBitsLeaveOutAlsoOverASkip) {
     EXPECT_EQ(landing, std::vector<float>(n, float(round)));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(WorkerCompression, WorkerWithResidual, testing::Values(kTwoBits, kOneBit),
+                         [](const auto& with) { return with.index == 0 ? "TwoBits" : "OneBit"; });
 
 TEST(WorkerCompression, CompressedSlicesLeaveByPriorityToo) {
   OneServer job(tcp_pair(4096));
@@ -240,6 +247,7 @@ TEST(WorkerAnswers, OfAnotherKindPartOrEncodingAreRefused) {
       {"another encoding", FrameKind::kPush, {}, [](Header& h) { as(h, Encoding::kFloat16); }},
       {"another encoding", FrameKind::kPush, kTwoBits, [](Header& h) { as(h, Encoding::kTwoBit); }},
       {"another encoding", FrameKind::kPush, kTwoBits, [](Header& h) { as(h, Encoding::kFloat16); }},
+      {"another encoding", FrameKind::kPush, kOneBit, [](Header& h) { as(h, Encoding::kOneBit); }},
       {"another encoding", FrameKind::kInit, kHalves, [](Header& h) { as(h, Encoding::kFloat16); }},
       {"another encoding", FrameKind::kInit, {}, [](Header& h) { as(h, Encoding::kAbsent); }},
       {"another encoding", FrameKind::kFetch, kHalves, [](Header& h) { as(h, Encoding::kFloat16); }},

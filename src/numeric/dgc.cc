@@ -1,0 +1,155 @@
+#include "numeric/dgc.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/simd.h"
+#include "p3/error.h"
+#include "wire/top_k.h"
+
+namespace p3 {
+namespace {
+
+constexpr uint64_t kWarmUpStages = 4;
+constexpr size_t kParts = 8;  // of a sum
+
+// As unsigned numbers these are in the order of magnitudes.
+uint32_t magnitude_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits & 0x7fffffff;
+}
+
+struct Cut {
+  uint32_t magnitude;  // all above it are selected
+  size_t equal;        // and so many, the first ones, of this magnitude
+};
+
+// The magnitude of the `count`-th largest of them, 11 or 10 bits at a time from the highest on.
+Cut cut_of(const float* values, size_t n, size_t count) {
+  struct Digit {
+    int shift, bits;
+  };
+  uint32_t prefix = 0, known = 0;
+  size_t left = count;
+  for (const Digit digit : {Digit{20, 11}, Digit{10, 10}, Digit{0, 10}}) {
+    uint32_t counts[1u << 11] = {};
+    const uint32_t mask = (1u << digit.bits) - 1;
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t magnitude = magnitude_of(values[i]);
+      if ((magnitude & known) == prefix) ++counts[magnitude >> digit.shift & mask];
+    }
+    uint32_t largest = mask;
+    for (; counts[largest] < left; --largest) left -= counts[largest];
+    prefix |= largest << digit.shift;
+    known |= mask << digit.shift;
+  }
+  return {prefix, left};
+}
+
+}  // namespace
+
+// --- a worker ------------------------------------------------------------------------------------------------------
+
+double ratio_at(const Dgc& options, uint64_t round) {
+  if (round == 0 || round > options.warmup_rounds) return options.ratio;
+  const uint64_t stage = (round - 1) * kWarmUpStages / options.warmup_rounds;
+  return std::max(options.ratio, std::ldexp(0.25, -2 * static_cast<int>(stage)));
+}
+
+size_t elements_to_send(const Dgc& options, uint64_t round, size_t elements) {
+  const double share = std::ceil(ratio_at(options, round) * static_cast<double>(elements));
+  const size_t count = std::max<size_t>(1, static_cast<size_t>(share));
+  return is_worth_top_k(count, elements) ? count : elements;
+}
+
+void encode_step(const DgcStep& step, const float* gradient, float* u, float* v, void* payload, size_t elements) {
+  const float momentum = step.momentum, rate = step.rate;
+  loop(elements, [=](size_t i) {
+    u[i] = momentum * u[i] + rate * gradient[i];
+    v[i] += u[i];
+  });
+  if (step.sent == elements) {
+    if (elements == 0) return;
+    std::memcpy(payload, v, elements * sizeof(float));
+    std::fill_n(v, elements, 0.0f);
+    if (step.masks) std::fill_n(u, elements, 0.0f);
+    return;
+  }
+  const Cut cut = cut_of(v, elements, step.sent);
+  size_t equal = cut.equal;
+  TopKWriter writer(payload, step.sent, elements);
+  for (size_t i = 0; i < elements; ++i) {
+    const uint32_t magnitude = magnitude_of(v[i]);
+    if (magnitude < cut.magnitude || (magnitude == cut.magnitude && equal == 0)) continue;
+    equal -= magnitude == cut.magnitude;
+    writer.add(i, v[i]);
+    v[i] = 0;
+    if (step.masks) u[i] = 0;
+  }
+}
+
+float rate_of(const RoundScalars& round) { return static_cast<float>(round.lr) * static_cast<float>(round.rescale); }
+
+float clipping_of(const float* gradient, uint64_t elements, double rescale, double bound) {
+  double parts[kParts] = {};
+  for (uint64_t begin = 0; begin < elements; begin += kParts) {
+    const size_t count = static_cast<size_t>(std::min<uint64_t>(kParts, elements - begin));
+    for (size_t i = 0; i < count; ++i) {
+      const double value = gradient[begin + i];
+      parts[i] += value * value;
+    }
+  }
+  for (size_t i = 1; i < kParts; ++i) parts[0] += parts[i];
+  const double norm = std::fabs(rescale) * std::sqrt(parts[0]);
+  return norm > bound ? static_cast<float>(bound / norm) : 1.0f;
+}
+
+namespace {
+constexpr float kRadix = 1 << 24;  // whole numbers below it are exact
+}
+
+void write_round(uint64_t round, float* two) {
+  two[0] = static_cast<float>(round % (1 << 24));
+  two[1] = static_cast<float>(round / (1 << 24));
+}
+
+uint64_t read_round(const float* two) {
+  for (size_t i = 0; i < kRoundFloats; ++i)
+    if (!(two[i] >= 0 && two[i] < kRadix)) throw Error(ErrorKind::kUsage, "what was kept of a key names no round");
+  return static_cast<uint64_t>(two[1]) << 24 | static_cast<uint64_t>(two[0]);
+}
+
+// --- servers and workers -------------------------------------------------------------------------------------------
+
+float decay_of(const RoundScalars& round) { return static_cast<float>(round.lr) * static_cast<float>(round.wd); }
+
+void decay_weight(float decay, float* weight, size_t elements) {
+  if (decay == 0) return;
+  loop(elements, [=](size_t i) { weight[i] -= decay * weight[i]; });
+}
+
+void subtract_top_k(float* weight, const void* payload, size_t elements) {
+  each_of_top_k(payload, elements, [=](size_t offset, float value) { weight[offset] -= value; });
+}
+
+// --- a server ------------------------------------------------------------------------------------------------------
+
+size_t count_nonzero(const float* sum, size_t elements) {
+  size_t count = 0;
+  for (size_t i = 0; i < elements; ++i) count += sum[i] != 0;
+  return count;
+}
+
+void encode_nonzero(const float* sum, size_t count, void* payload, size_t elements) {
+  TopKWriter writer(payload, count, elements);
+  for (size_t i = 0; i < elements; ++i)
+    if (sum[i] != 0) writer.add(i, sum[i]);
+}
+
+void subtract_nonzero(float* weight, const float* sum, size_t elements) {
+  loop(elements, [=](size_t i) { weight[i] = sum[i] != 0 ? weight[i] - sum[i] : weight[i]; });
+}
+
+}  // namespace p3
