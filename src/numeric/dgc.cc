@@ -111,8 +111,9 @@ constexpr float kRadix = 1 << 24;  // whole numbers below it are exact
 }
 
 void write_round(uint64_t round, float* two) {
-  two[0] = static_cast<float>(round % (1 << 24));
-  two[1] = static_cast<float>(round / (1 << 24));
+  const uint64_t low = round % (1 << 24), high = round / (1 << 24);
+  two[0] = static_cast<float>(low);
+  two[1] = static_cast<float>(high);
 }
 
 uint64_t read_round(const float* two) {
