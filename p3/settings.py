@@ -50,23 +50,18 @@ def _seconds(low: float, high: float) -> Callable[[str], float]:
     return _number(float, low, high, "a number of seconds")
 
 
-def _rounds(text: str) -> Union[int, float]:
-    if text == "inf":
-        return math.inf
-    try:
-        return _integer(0, 10**9)(text)
-    except ValueError as error:
-        raise ValueError("inf, or %s" % error) from None
+def _word_or(word: str, meaning, parse_number: Callable[[str], int]) -> Callable:
+    def parse(text: str):
+        try:
+            return meaning if text == word else parse_number(text)
+        except ValueError as error:
+            raise ValueError("%s, or %s" % (word, error)) from None
+
+    return parse
 
 
 def _auto_or(parse_number: Callable[[str], int]) -> Callable[[str], Union[int, str]]:
-    def parse(text: str) -> Union[int, str]:
-        try:
-            return text if text == "auto" else parse_number(text)
-        except ValueError as error:
-            raise ValueError("auto, or %s" % error) from None
-
-    return parse
+    return _word_or("auto", "auto", parse_number)
 
 
 def _text(is_allowed: Callable[[str], object], what: str) -> Callable[[str], str]:
@@ -179,7 +174,7 @@ class Settings:
         common=True,
     )
     staleness: Union[int, float] = _setting(
-        "P3_STALENESS", 1, _rounds,
+        "P3_STALENESS", 1, _word_or("inf", math.inf, _integer(0, 10**9)),
         "Rounds that the fastest worker of a `p3_ssp` store may be ahead of the slowest "
         "([docs/strategies.md](docs/strategies.md#asynchronous-and-bounded-staleness)); `inf`: nobody waits. `0` is "
         "`p3_sync`. Raise it if workers differ in speed from step to step.",

@@ -107,19 +107,20 @@ float clipping_of(const float* gradient, uint64_t elements, double rescale, doub
 }
 
 namespace {
-constexpr float kRadix = 1 << 24;  // whole numbers below it are exact
+constexpr uint64_t kRadix = 1 << 24;  // whole numbers below it are exact as floats
 }
 
 void write_round(uint64_t round, float* two) {
-  const uint64_t low = round % (1 << 24), high = round / (1 << 24);
+  const uint64_t low = round % kRadix, high = round / kRadix;
   two[0] = static_cast<float>(low);
   two[1] = static_cast<float>(high);
 }
 
 uint64_t read_round(const float* two) {
   for (size_t i = 0; i < kRoundFloats; ++i)
-    if (!(two[i] >= 0 && two[i] < kRadix)) throw Error(ErrorKind::kUsage, "what was kept of a key names no round");
-  return static_cast<uint64_t>(two[1]) << 24 | static_cast<uint64_t>(two[0]);
+    if (!(two[i] >= 0 && two[i] < static_cast<float>(kRadix)))
+      throw Error(ErrorKind::kUsage, "what was kept of a key names no round");
+  return static_cast<uint64_t>(two[1]) * kRadix + static_cast<uint64_t>(two[0]);
 }
 
 // --- servers and workers -------------------------------------------------------------------------------------------

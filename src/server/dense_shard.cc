@@ -5,8 +5,7 @@
 namespace p3 {
 
 DenseShard::DenseShard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-    : Shard(its_key, its_index, its_thread, host, slice_at(its_key.plan, its_index).elements),
-      pushed_bytes_(encoded_bytes(key.compression.encoding, dtype_, elements_)) {}
+    : Shard(its_key, its_index, its_thread, host, slice_at(its_key.plan, its_index).elements) {}
 
 const char* DenseShard::problem_with_payload(const Header& header, int worker) const {
   const FrameKind kind = header.kind;

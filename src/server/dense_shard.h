@@ -14,9 +14,6 @@ class DenseShard : public Shard {
   void* place_of(const Header& header, PooledBuffer& buffer) override;
   size_t answer_bytes(const Header& header) const override;
 
- protected:
-  const size_t pushed_bytes_;  // of a pushed gradient, as it comes over the wire
-
  private:
   const char* problem_with_payload(const Header& header, int worker) const override;
 

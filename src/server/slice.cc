@@ -11,6 +11,7 @@ namespace p3 {
 
 ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
     : DenseShard(its_key, its_index, its_thread, host),
+      pushed_bytes_(encoded_bytes(key.compression.encoding, dtype_, elements_)),
       outstanding_(key.pushes_of_round()),
       total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient,
              host.sum_order == SumOrder::kRank) {

@@ -46,6 +46,8 @@ class ServerSlice final : public DenseShard, public Lender {
   const void* lent(const void* array);
   void drop_replaced();
 
+  const size_t pushed_bytes_;  // of a pushed gradient, as it comes over the wire; not of kTopK
+
   // Pushes of the round in progress that are still to come, and sends that borrow the value or a state: who brings it to
   // zero lets the round finish.
   std::atomic<int> outstanding_;

@@ -18,6 +18,7 @@ import time
 from typing import Optional, Sequence
 
 import p3
+from p3.measure.meeting import meet
 from p3.mxnet import hooks
 
 BATCH = 32
@@ -91,23 +92,12 @@ def run(options, out) -> bool:
             )  # fmt: skip
         start = end
     if hooks.may_be_apart(store.type):
-        meet(mx, store, parameters)
+        meet(mx, store, [parameter.list_data() for parameter in parameters])
     digest = hashlib.sha256(b"".join(parameter.data().asnumpy().tobytes() for parameter in parameters)).hexdigest()
     fallen = bool(losses[-1] < losses[0])
     write(kind="result", computation="real", result="right" if fallen else "wrong", digest=digest)
     print(f"{options.store}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}", file=sys.stderr)
     return fallen
-
-
-def meet(mx, store, parameters) -> None:
-    """Until all workers have taken their last step; then each gets the weights as they are."""
-    if hasattr(store, "join"):
-        return store.join()
-    mx.nd.waitall()
-    store._barrier()
-    for key, parameter in enumerate(parameters):
-        store.pull(key, out=parameter.list_data())
-    mx.nd.waitall()
 
 
 def parse(argv: Optional[Sequence[str]], module: str) -> argparse.Namespace:

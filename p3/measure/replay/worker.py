@@ -27,6 +27,7 @@ import time
 from typing import List, Optional, Sequence
 
 import p3
+from p3.measure.meeting import meet
 from p3.measure.replay import jitter, models
 from p3.measure.replay.probes import STRIDE, Probed, probe
 from p3.mxnet import hooks
@@ -102,17 +103,8 @@ class Replay(Probed):
     def wrong_keys(self) -> List[int]:
         """Keys whose weights are not exactly what all workers' gradients make of them. Waits for the last round."""
         if hooks.may_be_apart(self.store_type):
-            self._meet()
+            meet(self._mx, self._kv, self._weights)
         return [key for key, weight in enumerate(self._weights) if not self.is_right(key, weight.asnumpy().ravel())]
-
-    def _meet(self) -> None:
-        """Until all workers have pushed all; then each gets the weights as they are."""
-        if hasattr(self._kv, "join"):
-            return self._kv.join()
-        self._mx.nd.waitall()
-        self._kv._barrier()
-        for key, weight in enumerate(self._weights):
-            self._kv.pull(key, out=weight)
 
     def _choose_updates(self, optimizer) -> str:
         """Where Trainer has a store's weights updated: on the servers if they can, else here. Before the first key."""

@@ -16,22 +16,22 @@
 namespace p3 {
 namespace {
 
+void define_stale(Job& job, uint64_t elements, uint64_t staleness) {
+  KeyPlan plan;
+  plan.wire_key = 1;
+  plan.elements = elements;
+  plan.staleness = staleness;
+  job.server.define(plan, "key1", 0);
+}
+
 struct StaleJob : Job {
   StaleJob(int num_workers, uint64_t staleness, ServerOptions with = options(), double momentum = 0)
       : Job(num_workers, std::move(with)), size(static_cast<size_t>(num_workers)) {
     OptimizerSpec sgd;
     sgd.momentum = momentum;
     server.set_optimizer(0, sgd);
-    define_stale(1, size, staleness);
+    define_stale(*this, size, staleness);
     initialise(1, std::vector<float>(size, 0));
-  }
-
-  void define_stale(uint32_t wire_key, uint64_t elements, uint64_t staleness) {
-    KeyPlan plan;
-    plan.wire_key = wire_key;
-    plan.elements = elements;
-    plan.staleness = staleness;
-    server.define(plan, "key" + std::to_string(wire_key), 0);
   }
 
   void tick(int worker, uint64_t round) {
@@ -142,11 +142,7 @@ TEST(StaleSlice, AveragesOverAllWorkers) {
   Job job(2);
   job.server.set_optimizer(0, {});
   job.server.set_average(0, true);
-  KeyPlan plan;
-  plan.wire_key = 1;
-  plan.elements = 1;
-  plan.staleness = 3;
-  job.server.define(plan, "key1", 0);
+  define_stale(job, 1, 3);
   job.initialise(1, {10});
   job.push(0, 1, 1, {4}, 0, 0, 1.0);
   EXPECT_EQ(job.receive_value(0), std::vector<float>{8});
@@ -155,11 +151,7 @@ TEST(StaleSlice, AveragesOverAllWorkers) {
 TEST(StaleSlice, AWorkerMayBeginWhenOthersAreRoundsAhead) {
   Job job(2);
   job.server.set_optimizer(0, {});
-  KeyPlan plan;
-  plan.wire_key = 1;
-  plan.elements = 1;
-  plan.staleness = 2;
-  job.server.define(plan, "key1", 0);
+  define_stale(job, 1, 2);
   job.init(0, 1, 0, {5});
   EXPECT_EQ(job.receive_value(0), std::vector<float>{5});
   for (uint64_t round : {1, 2}) {
@@ -199,11 +191,7 @@ TEST(StaleSlice, ItsCopiesAreReturned) {
 
 TEST(StaleSlice, RefusesAPushWithoutAnOptimizer) {
   Job job(1);
-  KeyPlan plan;
-  plan.wire_key = 1;
-  plan.elements = 1;
-  plan.staleness = 1;
-  job.server.define(plan, "key1", 0);
+  define_stale(job, 1, 1);
   job.initialise(1, {0});
   job.push(0, 1, 1, {1});
   EXPECT_NE(job.failure().find("have no optimizer"), std::string::npos) << job.failure();
