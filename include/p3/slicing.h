@@ -28,9 +28,13 @@ struct KeyPlan {
   // optimizer on its servers, and each worker pushes it on its own; an average is over all workers of the job.
   uint64_t staleness = 0;
   bool is_vector = false;  // the tensor has at most one dimension
+  // Of a key that is gathered instead of summed (factors.h): one part of `elements` from each so many workers, one after
+  // the other. Each part is cut into slices of its own. 0: the key is summed.
+  uint32_t parts = 0;
 
   bool is_synchronous() const { return staleness == 0; }
   bool has_rows() const { return row_elements > 0; }
+  bool is_gathered() const { return parts > 0; }
 };
 
 struct Slice {
@@ -44,8 +48,11 @@ bool makes_sense(const KeyPlan& plan);
 // Of a key of rows: its partitions. An empty key has one empty slice, so that its rounds complete like any other's.
 uint32_t slice_count(const KeyPlan& plan);
 
-// index < slice_count(plan); not for a key of rows: see partition_at().
+// index < slice_count(plan); not for a key of rows: see partition_at(). Of a gathered key: in all parts together.
 Slice slice_at(const KeyPlan& plan, uint32_t index);
+
+// Of a gathered key: the worker whose part the slice belongs to.
+int worker_of(const KeyPlan& plan, uint32_t index);
 
 // The server (0 .. num_servers-1) that owns the slice.
 int server_of(const KeyPlan& plan, uint32_t index, int num_servers);

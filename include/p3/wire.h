@@ -78,6 +78,10 @@ inline bool is_last_step(const Header& push) {
   return push.encoding == static_cast<uint8_t>(Encoding::kAbsent) && push.part == 0;
 }
 
+// Of a push without a gradient: whether its worker takes part in the round all the same, with its numbers. Of a gathered
+// key that says who has nothing to add to another worker's part.
+inline bool goes_on(const Header& push) { return push.part == 1; }
+
 // What is wrong with a header whatever was agreed for its key, or an empty string. `checksums`: slices have them.
 std::string malformed(const Header& header, bool checksums);
 

@@ -26,6 +26,7 @@
 #include "p3/compression.h"
 #include "p3/dtype.h"
 #include "p3/error.h"
+#include "p3/factors.h"
 #include "p3/lateness.h"
 #include "p3/node.h"
 #include "p3/optimizer.h"
@@ -108,6 +109,16 @@ class Worker {
   // that lacks some still; never fewer than before. Does nothing if there is none, as after a failure.
   void ready(int key, uint64_t elements);
 
+  // Keys of factors (factors.h), for weights of fully connected layers. Their rounds are those of dense keys: push() with
+  // this worker's factors, of shape.part_elements(), and the weight as the landing array, of shape.elements(), which must
+  // hold what landed last; when it is done, this worker has updated the weight from the factors of all, as every other
+  // has. Of a gated round nothing leaves before all is ready. init() only tells the servers of this worker: its arrays are ignored. The first
+  // weight is another key's to bring. `workers`: of the job. `average`: the sum of the gradients is divided by the number
+  // of workers that have one.
+  int declare_factors(std::string name, const FactorShape& shape, int workers, bool average);
+  // Before the key's first push. Without, the sum of the gradients takes the place of the weight.
+  void set_optimizer(int key, const OptimizerSpec& spec);
+
   // Keys of rows (rows.h), for row_sparse gradients. `rows` and `row_elements` never change. `landing` may be null in
   // init(), push_rows() and skip(): the rows stay on the servers, and this worker fetches those that it wants.
   int declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype);
@@ -147,6 +158,7 @@ class Worker {
   // The bytes of a value (part 0), or of a part of the optimizer's state: of the whole key; and of one row.
   size_t bytes(int key, uint8_t part) const;
   size_t row_bytes(int key, uint8_t part) const;
+  size_t landing_bytes(int key) const;  // of what rounds land in
 
   // For a snapshot: every worker calls it at the same point, of a key of either kind that has a first value. On rank 0 the
   // servers copy the key's value and state as this worker's last round left them (Server::take_captured), and `done`

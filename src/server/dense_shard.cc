@@ -10,13 +10,16 @@ DenseShard::DenseShard(const ServerKey& its_key, uint32_t its_index, int its_thr
 const char* DenseShard::problem_with_payload(const Header& header, int worker) const {
   const FrameKind kind = header.kind;
   const auto encoding = static_cast<Encoding>(header.encoding);
+  const bool is_gathered = key.plan.is_gathered();
   const bool only_asks = kind == FrameKind::kFetch || kind == FrameKind::kCapture ||
-                         (kind == FrameKind::kInit && (worker != 0 || turns.catches_up(0)));
+                         (kind == FrameKind::kInit && (worker != 0 || turns.catches_up(0) || is_gathered));
   const bool as_agreed = kind == FrameKind::kPush
                              ? encoding == Encoding::kAbsent || encoding == key.compression.encoding ||
                                    (encoding == Encoding::kPlain && key.takes_steps())
                              : encoding == (only_asks ? Encoding::kAbsent : Encoding::kPlain);
   if (!as_agreed) return "in another encoding than agreed";
+  if (is_gathered && encoding == Encoding::kPlain && worker != worker_of(key.plan, index))
+    return "another worker's to send";
   const bool fits = can_have_bytes(encoding, static_cast<DType>(header.dtype), elements_, header.payload_bytes);
   return fits ? nullptr : "of another size than agreed";
 }

@@ -12,8 +12,12 @@ namespace p3 {
 
 void Registry::define(const KeyPlan& plan, std::string name, int store) {
   if (!makes_sense(plan)) host_.refuse_call("the plan of key '" + name + "' makes no sense.");
-  if (!plan.is_synchronous() && host_.outlives_workers)
-    host_.refuse_call("key '" + name + "' has staleness, and no worker of such a key can be replaced.");
+  if ((!plan.is_synchronous() || plan.is_gathered()) && host_.outlives_workers)
+    host_.refuse_call("key '" + name + "' has " + (plan.is_gathered() ? "factors" : "staleness") +
+                      ", and no worker of such a key can be replaced.");
+  if (plan.is_gathered() && plan.parts != static_cast<uint32_t>(machines_.num_workers()))
+    host_.refuse_call("key '" + name + "' has " + std::to_string(plan.parts) + " parts, one of each worker, but there are " +
+                      std::to_string(machines_.num_workers()) + " workers.");
   auto entry = std::make_unique<Entry>();
   ServerKey& key = entry->key;
   key.machines = &machines_;
@@ -24,9 +28,10 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
     MutexLock lock(mutex_);
     Store& settings = stores_[store];
     settings.has_keys = true;
-    if (!plan.has_rows()) key.compression = settings.compression.for_key(plan.dtype, plan.is_vector);
-    key.average = settings.average;
-    key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
+    if (!plan.has_rows() && !plan.is_gathered()) key.compression = settings.compression.for_key(plan.dtype, plan.is_vector);
+    key.average = settings.average && !plan.is_gathered();
+    key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous() &&
+                     !plan.is_gathered();
   }
   if (key.takes_steps() && !plan.is_synchronous())
     host_.refuse_call("key '" + key.name + "' has staleness, but deep gradient compression needs common rounds.");
@@ -139,6 +144,7 @@ Store& Registry::without_keys(int store) {
 }
 
 const Optimizer* Registry::optimizer_of(const ServerKey& key) const {
+  if (key.plan.is_gathered()) return nullptr;  // the workers update
   MutexLock lock(mutex_);
   const Optimizer* optimizer = stores_.at(key.store).optimizer.get();
   if (optimizer != nullptr && !is_float(key.plan.dtype))

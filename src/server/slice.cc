@@ -29,8 +29,9 @@ void ServerSlice::push(Task& task, Reply& reply) {
     const auto encoding = static_cast<Encoding>(task.header.encoding);
     reply.problem = problem_with_encoded(encoding, task.payload.data(), task.header.payload_bytes, elements_);
     if (reply.problem != nullptr) return;
-    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
   }
+  if (task.payload || (key.plan.is_gathered() && goes_on(task.header)))
+    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
   if (reply.contradicts >= 0) return;
   add(task);
   reply.is_summed = true;
@@ -62,7 +63,7 @@ void ServerSlice::resume(Reply& reply) {
   reply.published = frame.header;
   for (int worker : workers) {
     frame.header.of_machine = key.is_shared(worker);
-    send(worker, frame, reply);
+    send(worker, frame_for(worker, frame), reply);
   }
   answer_who_catches_up(reply);
 }
@@ -76,6 +77,7 @@ void ServerSlice::update() {
     host_.refuse_call("key '" + key.name +
                       "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
                       "first push.");
+  published_scalars_ = round_.numbers.scalars;
   void* sum = total_.take();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
   if (sum != nullptr && key.takes_steps()) {
@@ -108,8 +110,7 @@ void ServerSlice::publish_sum(void*& sum) {
 // By what is sent, so that the workers get the same bits.
 void ServerSlice::take_step(const float* sum) {
   auto* const value = static_cast<float*>(value_);
-  step_scalars_ = round_.numbers.scalars;
-  decay_weight(decay_of(step_scalars_), value, elements_);
+  decay_weight(decay_of(published_scalars_), value, elements_);
   const size_t count = count_nonzero(sum, elements_);
   if (!is_worth_top_k(count, elements_)) return subtract_nonzero(value, sum, elements_);
   step_ = PooledBuffer(host_.transient, BufferPool::roomy(top_k_bytes(count, elements_)));
@@ -117,12 +118,20 @@ void ServerSlice::take_step(const float* sum) {
   subtract_top_k(value, step_.data(), elements_);
 }
 
+Frame ServerSlice::frame_for(int worker, const Frame& frame) const {
+  Frame its = frame;
+  if (!key.plan.is_gathered() || worker_of(key.plan, index) != worker) return its;
+  its.header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+  its.header.payload_bytes = 0;
+  return its;
+}
+
 Frame ServerSlice::step_frame() {
   Frame frame;
   frame.header = header_of(FrameKind::kValue, Encoding::kTopK, published, priority_);
   frame.header.payload_bytes = static_cast<uint32_t>(top_k_bytes(top_k_count(step_.data()), elements_));
-  frame.header.scalars.lr = step_scalars_.lr;
-  frame.header.scalars.wd = step_scalars_.wd;
+  frame.header.scalars.lr = published_scalars_.lr;
+  frame.header.scalars.wd = published_scalars_.wd;
   frame.payload = step_.data();
   frame.context = static_cast<Lender*>(this);
   return frame;
@@ -132,6 +141,7 @@ Frame ServerSlice::value_frame(Encoding encoding) {
   Frame frame;
   frame.header = header_of(FrameKind::kValue, encoding, published, priority_);
   frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
+  if (key.plan.is_gathered()) frame.header.scalars = published_scalars_;
   frame.payload = lent(value_encoding_ == Encoding::kFloat16 ? wire_value_.data() : value_);  // of kAbsent none is sent
   frame.context = static_cast<Lender*>(this);
   return frame;
@@ -142,7 +152,7 @@ Frame ServerSlice::value_frame(Encoding encoding) {
 void ServerSlice::send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) {
   if (workers.empty()) return;
   outstanding_ += static_cast<int>(workers.size());
-  Frame frame = value_frame(value_encoding_);
+  Frame frame = value_frame(key.plan.is_gathered() ? Encoding::kAbsent : value_encoding_);
   if (asked_for) frame.copied_bytes = frame.header.payload_bytes;
   for (int worker : workers) send(worker, frame, reply);
 }

@@ -31,6 +31,8 @@ class ServerSlice final : public DenseShard, public Lender {
   void publish_sum(void*& sum);
   // Of a key that takes steps: subtracts the sum from the value, and keeps it as it is sent, if it takes fewer bytes.
   void take_step(const float* sum);
+  // Of a gathered key: to the worker whose part it is, nothing but that the round is complete.
+  Frame frame_for(int worker, const Frame& frame) const;
   // What the value is sent as: its frame, which borrows it.
   Frame value_frame(Encoding encoding);
   // The step that led to it, for who has the value before.
@@ -55,7 +57,7 @@ class ServerSlice final : public DenseShard, public Lender {
   PooledBuffer wire_value_;  // the sum as float16
   Encoding value_encoding_ = Encoding::kPlain;
   PooledBuffer step_;  // the last one as kTopK; none: the value is sent
-  RoundScalars step_scalars_{};
+  RoundScalars published_scalars_{};    // of the last round
   bool has_new_value_ = true;           // of the last round: not all have skipped it
   std::vector<PooledBuffer> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;   // their successors, of which no send has borrowed anything yet

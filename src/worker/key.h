@@ -17,6 +17,7 @@
 #include "numeric/dgc.h"
 #include "p3/worker.h"
 #include "transport/lent_buffers.h"
+#include "worker/factored_update.h"
 #include "worker/machine_sum.h"
 #include "worker/transfer.h"
 
@@ -68,7 +69,7 @@ struct Key final : Lender {
   uint64_t rows() const { return elements / row_elements; }
   bool fits(const KeyPlan& its_plan) const {
     return its_plan.elements == elements && its_plan.dtype == dtype && its_plan.row_elements == row_elements &&
-           makes_sense(its_plan);
+           its_plan.parts == (factored == nullptr ? 0 : factored->workers()) && makes_sense(its_plan);
   }
 
   // What compression has left out so far; while a push is under way, who sends. Of kTopK: u, then v (numeric/dgc.h).
@@ -77,6 +78,9 @@ struct Key final : Lender {
   double clip_norm = 0;        // kTopK; 0: none
   uint64_t rounds_before = 0;  // kTopK: of the job that this one resumes
   KeyCounters counters;
+
+  // Of a key of factors, whose elements are those of one worker's; else null. While a round is under way, who computes.
+  std::unique_ptr<FactoredUpdate> factored;
 
   bool takes_steps() const { return compression.encoding == Encoding::kTopK; }
   // What a snapshot keeps of it: the residual, and how far the warm-up is.

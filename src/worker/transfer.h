@@ -2,7 +2,7 @@
 // dense key or a partition of a key of rows.
 //
 // Threads: begin(), problem_with(), place_of() and count() with the Worker's lock held; encode() by who sends; land() and
-//          finish() on the receiver thread.
+//          finish() on the receiver thread; compute() on the Updater's.
 // Memory:  borrows the caller's arrays, and lends what it makes of them to its frames, until the operation is done.
 #pragma once
 
@@ -45,6 +45,9 @@ class Transfer : public Encoder {
   }
   // All have landed.
   virtual void finish() {}
+  // Whether something is left to do between finish() and count(), which takes so long that it has a thread of its own.
+  virtual bool computes() const { return false; }
+  virtual void compute() {}
   // The round is complete: brings the key's counters up to date, and what else depends on it.
   virtual void count() {}
 

@@ -8,6 +8,7 @@
 #include "p3/trace.h"
 #include "wire/rows.h"
 #include "worker/capture_transfer.h"
+#include "worker/factors_transfer.h"
 #include "worker/rows_transfer.h"
 #include "worker/slice_transfer.h"
 #include "worker/worker_impl.h"
@@ -91,6 +92,23 @@ void Worker::set_momentum(int handle, double momentum, double clip_norm) {
   key.clip_norm = clip_norm;
 }
 
+int Worker::declare_factors(std::string name, const FactorShape& shape, int workers, bool average) {
+  if (shape.part_elements() == 0 || workers < 1)
+    impl_->refuse_call("key '" + name + "' has no factors");
+  const int handle = impl_->add_key(std::move(name), shape.part_elements(), DType::kFloat32, 0, {});
+  impl_->key(handle).factored = std::make_unique<FactoredUpdate>(shape, workers, average);
+  return handle;
+}
+
+void Worker::set_optimizer(int handle, const OptimizerSpec& spec) {
+  auto optimizer = Optimizer::make(spec);
+  Key& key = impl_->key_of_factors(handle);
+  MutexLock lock(impl_->mutex_);
+  if (key.factored->has_optimizer() || key.round > 0)
+    impl_->refuse_call("key '" + key.name + "' has an optimizer already, or was pushed without; set it before");
+  key.factored->set_optimizer(std::move(optimizer));
+}
+
 int Worker::declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype) {
   if (row_elements == 0 || row_elements > std::numeric_limits<uint32_t>::max())
     impl_->refuse_call("key '" + name + "' has rows of " + std::to_string(row_elements) +
@@ -123,6 +141,12 @@ Key& Worker::Impl::dense_key(int handle) {
   return found;
 }
 
+Key& Worker::Impl::key_of_factors(int handle) {
+  Key& found = key(handle);
+  if (found.factored == nullptr) refuse_call("key '" + found.name + "' is no key of factors; declare it as such");
+  return found;
+}
+
 Key& Worker::Impl::key_of_rows(int handle) {
   Key& found = key(handle);
   if (found.row_elements == 0) refuse_call("key '" + found.name + "' is no key of rows; declare it as such");
@@ -148,6 +172,11 @@ size_t Worker::bytes(int key, uint8_t part) const {
   return known.elements * size_of(part == 0 ? known.dtype : sum_type(known.dtype));
 }
 
+size_t Worker::landing_bytes(int key) const {
+  const Key& known = impl_->key(key);
+  return known.factored == nullptr ? bytes(key, 0) : known.factored->shape().elements() * sizeof(float);
+}
+
 size_t Worker::row_bytes(int key, uint8_t part) const {
   const Key& known = impl_->key_of_rows(key);
   return known.row_elements * size_of(part == 0 ? known.dtype : sum_type(known.dtype));
@@ -162,7 +191,8 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
     key.plan = plan;
     key.catches_up = catches_up;
-    const bool aggregated = key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
+    const bool aggregated =
+        key.compression.encoding == Encoding::kPlain && plan.is_synchronous() && !plan.is_gathered();
     key.by_leader = aggregated && impl_->leader_van_ >= 0;
     if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(plan, 1);
     impl_->handle_of_wire_key_[plan.wire_key] = handle;
@@ -198,6 +228,10 @@ void Worker::choose_route(int key, int pushes, bool as_slices) {
 void Worker::init(int key, const void* value, void* landing, int32_t priority, Done done) {
   Key& begun = impl_->key_for(key, landing);
   const bool is_rank_0 = impl_->rank_ == 0;  // whose value is the job's
+  if (begun.factored != nullptr) {
+    auto transfer = std::make_shared<FactorsTransfer>(Kind::kInit, begun, impl_->rank_, nullptr, nullptr);
+    return impl_->submit(begun, {{std::move(transfer), std::move(done), priority}});
+  }
   if (begun.row_elements == 0)
     return impl_->submit(begun,
                          {{std::make_shared<SliceTransfer>(Kind::kInit, begun, is_rank_0 ? value : nullptr, landing),
@@ -211,7 +245,11 @@ void Worker::push(int key, const void* gradient, void* landing, int32_t priority
   if (gated && pushed.clip_norm > 0)
     impl_->refuse_call("key '" + pushed.name +
                        "' is clipped, so its whole gradient must be there before any of it leaves");
-  auto transfer = std::make_shared<SliceTransfer>(Kind::kPush, pushed, gradient, landing);
+  std::shared_ptr<Transfer> transfer;
+  if (pushed.factored != nullptr)
+    transfer = std::make_shared<FactorsTransfer>(Kind::kPush, pushed, impl_->rank_, gradient, landing);
+  else
+    transfer = std::make_shared<SliceTransfer>(Kind::kPush, pushed, gradient, landing);
   Operation operation{std::move(transfer), std::move(done), priority, scalars};
   if (gated) operation.ready_elements = 0;
   impl_->submit(pushed, {std::move(operation)}, more ? Transport::Write::kLater : Transport::Write::kBySender);
@@ -241,6 +279,8 @@ void Worker::skip(int key, void* landing, int32_t priority, Done done, bool gate
   std::shared_ptr<Transfer> transfer;
   if (skipped.row_elements > 0)
     transfer = std::make_shared<RowsTransfer>(Kind::kSkip, skipped, RowsView{}, landing);
+  else if (skipped.factored != nullptr)
+    transfer = std::make_shared<FactorsTransfer>(Kind::kSkip, skipped, impl_->rank_, nullptr, landing);
   else
     transfer = std::make_shared<SliceTransfer>(Kind::kSkip, skipped, nullptr, landing, 0, goes_on);
   Operation operation{std::move(transfer), std::move(done), priority};

@@ -85,7 +85,8 @@ void Worker::Impl::begin_ready(Key& key, std::vector<Transport::Outgoing>& frame
   const uint64_t ready = key.operations.front().ready_elements;
   while (!key.unready.empty()) {
     const Slice slice = slice_at(*key.plan, key.unready.front().header.slice);
-    if (slice.offset + slice.elements > ready) return;
+    const uint64_t needed = key.factored == nullptr ? slice.offset + slice.elements : key.elements;  // few: all of them
+    if (needed > ready) return;
     begin_frame(key, key.unready.front(), frames);
     key.unready.pop_front();
     if (key.sums_here()) transport_.ask_for_work();
@@ -156,11 +157,27 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
 }
 
 void Worker::Impl::count_down(Key& key) {
+  Transfer* transfer;
+  Urgency urgency;
   {
     MutexLock lock(mutex_);
     if (--key.outstanding > 0) return;
+    transfer = &key.transfer();
+    urgency = {key.round, key.operations.front().priority};
   }
-  complete(key);
+  if (!transfer->computes()) return complete(key);
+  updater_.queue(urgency, [this, &key, transfer] { compute(key, *transfer); });
+}
+
+void Worker::Impl::compute(Key& key, Transfer& transfer) {
+  try {
+    transfer.compute();
+    complete(key);
+  } catch (const std::exception& error) {
+    transport_.fail(Error(ErrorKind::kStopped,
+                          label() + ": " + error.what() + " while updating key '" + key.name + "' on this worker.",
+                          {{}, key.name, {}}));
+  }
 }
 
 void Worker::Impl::complete(Key& key) {
@@ -307,6 +324,7 @@ void Worker::Impl::left(int van) {
 // --- the end -------------------------------------------------------------------------------------------------------
 
 void Worker::Impl::failed(const Error& error) {
+  updater_.stop();
   std::vector<Done> pending;
   Error first = error;
   {

@@ -19,6 +19,7 @@
 #include "transport/transport.h"
 #include "worker/key.h"
 #include "worker/machine_leader.h"
+#include "worker/updater.h"
 
 namespace p3 {
 
@@ -51,6 +52,7 @@ class Worker::Impl final : public Transport::Handler {
   Key& key(int handle);
   Key& dense_key(int handle);
   Key& key_of_rows(int handle);
+  Key& key_of_factors(int handle);
   Key& key_for(int handle, const void* landing);  // rows alone can stay on the servers
   Key& key_with_residual(int handle);
   int add_key(std::string name, uint64_t elements, DType dtype, uint32_t row_elements, const Compression& compression);
@@ -65,6 +67,8 @@ class Worker::Impl final : public Transport::Handler {
   void count_down(Key& key);
   // What is under way is complete: tells who asked for it, and begins the key's next operation.
   void complete(Key& key);
+  // On the updater's thread: the same, behind what the transfer computes.
+  void compute(Key& key, Transfer& transfer);
   std::optional<Awaited> waiting_for_any() const;
 
   Key& find(int handle) P3_REQUIRES(mutex_);
@@ -111,6 +115,7 @@ class Worker::Impl final : public Transport::Handler {
   std::atomic<uint64_t> rounds_{0};
   std::atomic<uint64_t> last_round_{0};  // written with the lock held
 
+  Updater updater_;
   Transport transport_;  // last: its threads use all of the above
 };
 

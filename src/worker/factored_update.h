@@ -1,0 +1,45 @@
+// A weight that this worker updates itself, with the servers' arithmetic, from the factors of all workers.
+//
+// Threads: one at a time.
+// Memory:  the factors that are gathered, and the optimizer's state; borrows the weight and this worker's own factors.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "numeric/factors.h"
+#include "p3/optimizer.h"
+
+namespace p3 {
+
+class FactoredUpdate {
+ public:
+  // `average`: the sum is divided by how many workers have a gradient.
+  FactoredUpdate(const FactorShape& shape, int workers, bool average);
+
+  const FactorShape& shape() const { return shape_; }
+  uint32_t workers() const { return static_cast<uint32_t>(present_.size()); }
+  bool has_optimizer() const { return optimizer_ != nullptr; }
+  // Before the first update. Without one the sum takes the weight's place.
+  void set_optimizer(std::unique_ptr<const Optimizer> optimizer) { optimizer_ = std::move(optimizer); }
+
+  // Where the factors of a worker go; they count in the next update once note() has said that they are there.
+  float* gathered() { return gathered_.data(); }
+  void note(int worker) { present_[static_cast<size_t>(worker)] = true; }
+
+  // With the factors that are there, and `own` of the worker `rank`, or null. False if there are none: nothing changes.
+  bool update(float* weight, int rank, const float* own, RoundScalars round);
+
+ private:
+  const FactorShape shape_;
+  const bool average_;
+  std::unique_ptr<const Optimizer> optimizer_;
+  std::vector<float> gathered_;  // a part of each worker, by rank; its own stays empty
+  std::vector<bool> present_;    // in this round
+  std::vector<std::vector<float>> state_;
+  std::vector<float> block_;  // of the sum
+  FactorSum sum_;
+};
+
+}  // namespace p3

@@ -1,0 +1,53 @@
+#include "worker/factors_transfer.h"
+
+#include "worker/factored_update.h"
+
+namespace p3 {
+
+// Each slice has a push of every worker, so that its value comes when this worker waits for it, and not before.
+std::vector<Frame> FactorsTransfer::begin(const KeyPlan& plan, Header header) {
+  scalars_ = header.scalars;
+  Frame absent;
+  absent.header = header_of(header, Encoding::kAbsent);
+  absent.header.part = kind == Kind::kPush;
+  std::vector<Frame> frames(slice_count(plan), absent);
+  for (uint32_t i = 0; i < frames.size(); ++i) {
+    Frame& frame = frames[i];
+    frame.header.slice = i;
+    if (factors_ == nullptr || worker_of(plan, i) != rank_) continue;
+    const Slice slice = slice_at(plan, i);
+    frame.header.part = 0;
+    frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
+    frame.header.payload_bytes = static_cast<uint32_t>(slice.elements * sizeof(float));
+    frame.payload = factors_ + slice.offset - static_cast<uint64_t>(rank_) * plan.elements;
+  }
+  return frames;
+}
+
+const char* FactorsTransfer::problem_with(const Header& header) const {
+  if (header.kind != FrameKind::kValue || header.part != 0) return "unexpected";
+  const auto encoding = static_cast<Encoding>(header.encoding);
+  const bool is_others = is_round() && worker_of(*key_.plan, header.slice) != rank_;
+  if (encoding != Encoding::kAbsent && (encoding != Encoding::kPlain || !is_others))
+    return "in another encoding than agreed";
+  const uint32_t elements = encoding == Encoding::kAbsent ? 0 : slice_at(*key_.plan, header.slice).elements;
+  const bool fits = static_cast<DType>(header.dtype) == type_ && header.payload_bytes == elements * sizeof(float);
+  return fits ? nullptr : "wrongly sized";
+}
+
+void* FactorsTransfer::place_of(const Header& header) {
+  if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
+  return key_.factored->gathered() + slice_at(*key_.plan, header.slice).offset;
+}
+
+const char* FactorsTransfer::land(const Header& header, const void*, bool& is_last) {
+  is_last = true;
+  if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
+  key_.factored->note(worker_of(*key_.plan, header.slice));
+  if (kind == Kind::kSkip) scalars_ = header.scalars;
+  return nullptr;
+}
+
+void FactorsTransfer::compute() { is_updated_ = key_.factored->update(weight_, rank_, factors_, scalars_); }
+
+}  // namespace p3

@@ -1,0 +1,35 @@
+// One operation on a key of factors on its worker: see transfer.h and p3/factors.h. This worker's factors leave, those of
+// the others are gathered, and then the weight is updated in place.
+#pragma once
+
+#include <vector>
+
+#include "worker/key.h"
+#include "worker/transfer.h"
+
+namespace p3 {
+
+class FactorsTransfer final : public Transfer {
+ public:
+  // `factors`: null in kInit, which only tells the servers of this worker, and in kSkip. `weight`: of all its elements.
+  FactorsTransfer(Kind its_kind, Key& key, int rank, const void* factors, void* weight)
+      : Transfer(its_kind, key),
+        rank_(rank),
+        factors_(static_cast<const float*>(factors)),
+        weight_(static_cast<float*>(weight)) {}
+
+  std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
+  const char* problem_with(const Header& header) const override;
+  void* place_of(const Header& header) override;
+  const char* land(const Header& header, const void* payload, bool& is_last) override;
+  bool computes() const override { return is_round(); }
+  void compute() override;
+
+ private:
+  const int rank_;
+  const float* const factors_;
+  float* const weight_;
+  RoundScalars scalars_{};  // of the round
+};
+
+}  // namespace p3
