@@ -14,7 +14,7 @@ import importlib
 from p3.mxnet import hooks
 
 __version__ = "0.1.0"
-__all__ = ["P3Error", "P3KVStore", "P3Server", "P3Worker", "Session", "SplitSampler", "__version__", "shard"]
+__all__ = ["P3Error", "P3KVStore", "P3Server", "P3Worker", "Session", "SplitSampler", "__version__", "factors", "shard"]
 
 _LAZY = {
     "P3Error": "p3._core",
@@ -23,6 +23,7 @@ _LAZY = {
     "P3Worker": "p3._core",
     "Session": "p3.worker.session",
     "SplitSampler": "p3.data",
+    "factors": "p3.mxnet.factored_layers",
     "shard": "p3.data",
 }
 

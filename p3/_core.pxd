@@ -39,6 +39,7 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         uint32_t row_elements, partitions
         uint64_t staleness
         cbool is_vector
+        uint32_t parts
     uint32_t c_slice_count "p3::slice_count"(const CKeyPlan&) noexcept
 
 
@@ -70,6 +71,11 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
         cbool nesterov, amsgrad, decoupled, centered, maximize, multi_precision
     cdef struct RoundScalars:
         double lr, wd, rescale, updates, schedule
+
+
+cdef extern from "p3/factors.h" namespace "p3" nogil:
+    cdef struct FactorShape:
+        uint64_t rows, outputs, inputs
 
 
 cdef extern from "p3/stream.h" namespace "p3" nogil:
@@ -138,6 +144,9 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void agree(int, const CKeyPlan&, cbool) except +raise_as_python
         size_t bytes(int, uint8_t) except +raise_as_python
         size_t row_bytes(int, uint8_t) except +raise_as_python
+        size_t landing_bytes(int) except +raise_as_python
+        int declare_factors(string, const FactorShape&, int, cbool) except +raise_as_python
+        void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         void init(int, const void*, void*, int32_t, Completion) except +raise_as_python
         void push(int, const void*, void*, int32_t, const RoundScalars&, Completion, cbool, cbool) except +raise_as_python
         void flush() except +raise_as_python

@@ -279,6 +279,16 @@ cdef class P3Worker:
     def set_momentum(self, int key, double momentum, double clip_norm=0.0):
         self.core.set_momentum(key, momentum, clip_norm)
 
+    def declare_factors(self, str name not None, shape, int workers, cbool average):
+        """`shape`: rows, outputs and inputs of one worker's factors."""
+        cdef FactorShape core_shape
+        core_shape.rows, core_shape.outputs, core_shape.inputs = shape
+        return self.core.declare_factors(name, core_shape, workers, average)
+
+    def set_optimizer(self, int key, description not None):
+        """Of a key of factors: what p3.server.optimizers.describe() makes."""
+        self.core.set_optimizer(key, optimizer_spec(description))
+
     def declare_rows(self, str name not None, uint64_t rows, uint64_t row_elements, int dtype):
         """A key of rows: the methods whose names end in _rows are for such keys, and no others."""
         return self.core.declare_rows(name, rows, row_elements, dtype_of(dtype))
@@ -440,9 +450,8 @@ cdef class P3Worker:
     # Arrays of the whole key, or of that part of its state.
     cdef Operation begin(self, int key, uint8_t part, source, landing):
         cdef Operation operation = Operation()
-        cdef size_t size = self.core.bytes(key, part)
-        operation.take_landing(landing, size)
-        operation.take_source(source, size)
+        operation.take_landing(landing, self.core.bytes(key, part) if part else self.core.landing_bytes(key))
+        operation.take_source(source, self.core.bytes(key, part))
         self.keep(operation)
         return operation
 

@@ -47,6 +47,7 @@ class KeyPlan(NamedTuple):
     partitions: int = 0  # of a key of rows, where they take the place of slices
     staleness: int = 0  # rounds that the fastest worker may be ahead of the slowest
     is_vector: bool = False  # the tensor has at most one dimension
+    parts: int = 0  # of a key that is gathered: one of `elements` from each of so many workers; 0: the key is summed
 
     @property
     def rows(self) -> int:
@@ -56,15 +57,15 @@ class KeyPlan(NamedTuple):
     @property
     def slices(self) -> int:
         """Or partitions. An empty key has one, so that its rounds complete like any other's."""
-        return self.partitions or max(1, -(-self.elements // self.slice_elements))
+        return self.partitions or max(1, -(-self.elements // self.slice_elements)) * max(1, self.parts)
 
     def sizes(self) -> List[int]:
         """The elements of each slice or partition: docs/protocol.md."""
         if self.row_elements:
             ends = [self.rows * number // self.partitions for number in range(self.partitions + 1)]
             return [(end - begin) * self.row_elements for begin, end in zip(ends, ends[1:])]
-        whole = self.slice_elements
-        return [min(whole, self.elements - number * whole) for number in range(self.slices)]
+        whole, parts = self.slice_elements, max(1, self.parts)
+        return [min(whole, self.elements - number * whole) for number in range(self.slices // parts)] * parts
 
     # Messages (p3/cluster/messages.py)
 

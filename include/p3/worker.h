@@ -152,7 +152,7 @@ class Worker {
   // One part of the optimizer's state on the servers, of sum_type(dtype): state 1 .. Optimizer::state_count(), or kMaster.
   // As it is after this worker's last round of the key; needs an optimizer.
   void fetch(int key, uint8_t part, void* landing, Done done);
-  // Replaces its content. Rank 0 only; the rounds after it use it.
+  // Replaces its content. Rank 0 only; the rounds after it use it. Of a key of factors every worker has its own.
   void store(int key, uint8_t part, const void* content, Done done);
 
   // The bytes of a value (part 0), or of a part of the optimizer's state: of the whole key; and of one row.

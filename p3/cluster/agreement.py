@@ -133,7 +133,10 @@ class Agreement:
             raise ProtocolError("%s announced the sparse key %r with staleness" % (node, message["name"]))
         if len(shape) > _MAX_DIMENSIONS or math.prod([max(1, length) for length in shape]) >= 1 << 63:
             raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
-        value = {"shape": shape, "dtype": message["dtype"], "sparse": is_sparse, "staleness": message["staleness"]}
+        kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered")}
+        if kind["gathered"] and (kind["dtype"] != "float32" or is_sparse or kind["staleness"] > 0 or not math.prod(shape)):
+            raise ProtocolError("%s announced key %r as one of factors, which it cannot be" % (node, message["name"]))
+        value = {"shape": shape, **kind}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
         for option in message["defaults"]:
             self._claim_option(message["store"], option, node, {})
@@ -149,6 +152,7 @@ class Agreement:
             partitions=max(1, min(self._partitions, shape[0])) if is_sparse else 0,
             staleness=message["staleness"],
             is_vector=len(shape) <= 1,
+            parts=len(self._workers) if message["gathered"] else 0,
         )
         self._agreed[plan.wire_key] = plan.agreed(*identity, shape)
         return self._define(identity, plan, self._agreed[plan.wire_key], predecessor=plan.wire_key)

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from p3.errors import ProtocolError
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 
@@ -111,6 +111,7 @@ _REJOINED = {
 _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "partitions": _int}
 _PLAN = {
     **_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "staleness": _int, "is_vector": _bool,
+    "parts": _int,
 }  # fmt: skip
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
 _WORKER = _object({"host": _str, "machine": _int, "local": _str})  # machine: equal for workers of one machine
@@ -138,6 +139,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         "dtype": _str,
         "sparse": _bool,  # a key of rows
         "staleness": _int,  # rounds that the fastest worker may be ahead of the slowest
+        "gathered": _bool,  # a key of factors: its shape is that of one worker's
         "defaults": _list_of(_str),  # options of the store that this worker has not set, and from now on cannot set
     },
     "option": {"store": _int, "name": _str, "value": _flat},  # empty: an optimizer that this worker goes without

@@ -10,6 +10,7 @@ from mxnet.base import MXNetError
 
 from p3.mxnet import saved_states, store_snapshots
 from p3.mxnet.arguments import checked
+from p3.mxnet.factored_keys import FactoredKey
 from p3.mxnet.keys import DenseKey, is_sparse
 from p3.mxnet.optimizer_descriptions import updates_rows_alone
 from p3.mxnet.row_keys import RowKey, ServerRowKey
@@ -51,7 +52,7 @@ def before_first_push(store, entry, gradients):
                 "replaced"
             )
         store_snapshots.count_updates(store)
-    entry = _settled(store, entry, is_sparse(gradients[0]))
+    entry = _factored(store, entry, gradients) or _settled(store, entry, is_sparse(gradients[0]))
     restore(store, entry)
     return entry
 
@@ -97,6 +98,28 @@ def _settled(store, entry, sparse_gradient):
     settled.outs = entry.outs
     saved_states.give_loaded(store, entry.id)
     return settled
+
+
+def _factored(store, entry, gradients):
+    """The key of the weight's factors, if that is what its gradient arrays hold."""
+    layer = getattr(entry.parameter or store._priorities.parameter_of(entry.id, gradients), "_p3_layer", None)
+    if layer is None or layer.shape is None:
+        return None
+    if entry.declared.staleness > 0:
+        raise MXNetError(f"key {entry.id!r} has staleness, and factors are summed in common rounds: p3.factors needs 0")
+    declared = layer.declare(entry.declared)
+    if not layer.has_factors:
+        return None
+    factored = FactoredKey(store._engine, entry.id, declared, entry.landing, layer)
+    factored.weight, factored.outs, factored.leaves_whole = entry.weight, entry.outs, True
+    store._priorities.replace(entry, factored)
+    store._keys[entry.id] = factored
+    store._session.keys_of_stores[store._store][entry.id] = declared
+    factored.priority = entry.priority
+    factored.init(None, factored.priority)
+    saved_states.give_loaded(store, entry.id)
+    store._after_operation()
+    return factored
 
 
 def _name_as(kind, key):

@@ -19,6 +19,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from p3._core import DTYPES
 from p3.mxnet import _mxnet
 from p3.mxnet.arguments import checked
+from p3.mxnet.factored_layers import layer_of
 from p3.mxnet.priorities import Priority
 from p3.worker.pieces import pieces
 
@@ -29,18 +30,20 @@ class Key:
     """One key of a store; Priorities notes here what it knows of it: index, parameter, searched."""
 
     route = None  # how its gradients travel
+    has_state_here = False  # where the store's optimizer is the servers': each worker has the state of its own update
 
     def __init__(self, engine, key, declared, sparse_weight, landing):
         self.id = key
         self.engine = engine
         self.declared = declared  # the session's Key
-        self.shape, self.dtype = declared.shape, declared.dtype
+        self.shape, self.dtype = declared.landing_shape, declared.dtype
         self.sparse_weight = sparse_weight  # whether the script's own arrays of the weight are row_sparse
         self.landing = landing  # None where the rows stay on the servers; such a key overrides what uses it
         self.anchor = landing  # what each round writes in MXNet's engine
         self.template = landing  # a weight for which an optimizer makes its state
         self.weight = None  # only where this worker updates
         self.outs = ()  # where its value was copied to last
+        self.parameter = None  # whose weight it is, if Priorities knows
         self.pushed = False  # whether this worker has ever pushed it
         self.in_steps = False  # or is known to do so in its steps
         self.priority = Priority(0, 0)  # of its last round or read: what follows from that has the same
@@ -142,6 +145,11 @@ class DenseKey(Key):
 
     def gradient(self, values):
         """What push() sends: the sum over this worker's devices, on the first of them."""
+        if layer_of(self.parameter) is not None:
+            raise MXNetError(
+                f"key {self.id!r}: its gradient arrays hold factors since p3.factors, which must come before the key's "
+                "first push"
+            )
         if any(map(is_sparse, values)):
             if not self.densifies:
                 self.densifies = True
@@ -177,7 +185,7 @@ def is_on_device(engine, array):
 
 def new_landing(declared):
     with mx.util.np_shape(True):  # or MXNet takes a length of 0 for "not known yet"
-        return mx.nd.empty(declared.shape, mx.cpu(), declared.dtype)
+        return mx.nd.empty(declared.landing_shape, mx.cpu(), declared.dtype)
 
 
 def _packed(shape):

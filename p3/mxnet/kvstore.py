@@ -103,7 +103,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._outdated = set()  # keys that take a new value at their next init
         self._priorities = Priorities(session, self._store, settings.priority)
         self._partitions = partitions.of(session)
-        self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind (on rank 0)
+        self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind
         self._resuming = set()  # keys that take back what a snapshot has of them before their first push
         _stores.add(self)
 

@@ -31,7 +31,7 @@ def load(store, path):
     store._resuming.clear()  # the file's word comes later than the snapshot's
     if not store._servers_update:
         store._updater.states, store._updater.states_synced = states, dict.fromkeys(states, False)
-    elif store.rank == 0:
+    else:
         for entry in store._pushed_keys():
             if entry.id not in arrays:  # as MXNet would begin it
                 arrays[entry.id] = optimizer_states.fresh(optimizer, entry.id, entry.template)
@@ -78,7 +78,7 @@ def _fetch(store, optimizer):
         key = entry.declared
         parts = [part for part in state_parts(description, DTYPES[key.dtype]) if part > 0]
         entry.wait()
-        arrays = {part: np.empty(key.shape, "float32" if key.dtype == "float16" else key.dtype) for part in parts}
+        arrays = {part: np.empty(key.landing_shape, "float32" if key.dtype == "float16" else key.dtype) for part in parts}
         under_way.append((entry, arrays, [entry.fetch_part(session, part, array) for part, array in arrays.items()]))
     states = {}
     for entry, arrays, operations in under_way:
@@ -91,10 +91,13 @@ def _fetch(store, optimizer):
 
 
 def _give(store, states):
-    """Gives the servers `states`, {key: (arrays, master) as optimizer_states.from_mxnet makes them}. On rank 0."""
+    """Gives the servers `states`, {key: (arrays, master) as optimizer_states.from_mxnet makes them}: rank 0's. Of keys
+    that each worker updates, this worker takes its own."""
     operations = []
     for name, (arrays, master) in states.items():
         entry = store._keys[name]
+        if store.rank != 0 and not entry.has_state_here:
+            continue
         entry.wait()
         contents = dict(enumerate(arrays, 1))
         if master is not None:

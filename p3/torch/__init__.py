@@ -23,10 +23,11 @@ except RuntimeError:
     raise ImportError(text, name="numpy") from None
 
 from p3.torch.optimizer import DistributedOptimizer
+from p3.torch.factors import factors
 from p3.torch.snapshots import resume, snapshot
 from p3.torch import job as _job
 
-__all__ = ["DistributedOptimizer", "barrier", "local_rank", "local_size", "rank", "resume", "size", "snapshot"]
+__all__ = ["DistributedOptimizer", "barrier", "factors", "local_rank", "local_size", "rank", "resume", "size", "snapshot"]
 
 
 def rank() -> int:

@@ -23,6 +23,8 @@ _SMALL_BYTES = 16 << 10
 class Parameter:
     """Threads: those of the script, one at a time; autograd's hooks count as such."""
 
+    has_state_here = False  # the servers' optimizer runs on each worker, which has the state of its own update
+
     def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
                  update_here: Optional[Callable], staleness: Union[int, float] = 0) -> None:  # fmt: skip
         """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do."""
@@ -55,6 +57,7 @@ class Parameter:
         self._may_swap = is_whole and not (tensor.device.type == "cpu" and tensor.is_shared())
         self.key = self._declare(store, staleness)
         self.takes_steps = session.takes_steps(self.key)  # what lands is subtracted from what landed before
+        self.must_copy = self.takes_steps  # the landing array has to hold what landed last
 
     def _landing_array(self) -> Any:
         """Where the core writes new values: an array in CPU memory, of the tensor's elements in the order of memory."""
@@ -261,7 +264,7 @@ class Parameter:
 
     def _take_update(self, _operation) -> None:
         known = self._array_of_tensor
-        copies = self.takes_steps or not self._may_swap
+        copies = self.must_copy or not self._may_swap
         if copies or other_holders(self.tensor) > (known is not None):  # who would keep the old memory
             self.tensor.copy_(self.landing)
             return

@@ -20,6 +20,7 @@ from p3.torch import job, rules, snapshots, staging, states
 from p3.torch.arrays import on_host
 from p3.torch.check import Check
 from p3.torch.control import Control
+from p3.torch.factors import FactoredParameter
 from p3.torch.forward import Forward, named_parameters
 from p3.torch.parameter import Parameter
 from p3.torch.requirements import require_parameters, require_same_parameters
@@ -171,6 +172,8 @@ class Rounds(job.Held):
                 )
                 update_here = self._update_one if self._updates_here else None
                 kind = staging.kind_of(names[tensor], tensor, rows)
+                if hasattr(tensor, "_p3_layer"):
+                    kind = FactoredParameter
                 parameter = kind(self._session, store, names[tensor], tensor, group, update_here, self._staleness)
                 parameter.is_guarded = not self._is_synchronous
                 parameter.is_watched = self._is_synchronous or settings.check > 0

@@ -66,7 +66,7 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
         if missing or not kept.arrays and not kept.counts:
             continue
         parameter.updates = int(state["step"]) if kept.counts else 1  # SGD: the momentum has begun
-        if parameter.updates == 0 or session.rank != 0:
+        if parameter.updates == 0 or (session.rank != 0 and not parameter.has_state_here):
             continue
         for part, name in enumerate(kept.arrays, 1):
             content = like(parameter.tensor, state[name].to("cpu", _dtype(parameter)))

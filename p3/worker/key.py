@@ -13,6 +13,27 @@ Name = Union[str, int]  # 1 and "1" are different keys
 Identity = Tuple[int, Name]  # of a key in its job: its store and name
 
 
+class FactorShape(NamedTuple):
+    """Of one worker's factors: K rows, each of M gradients of outputs, then N inputs."""
+
+    rows: int
+    outputs: int
+    inputs: int
+
+    @property
+    def width(self) -> int:
+        return self.outputs + self.inputs
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.width
+
+    @property
+    def fits_gradient(self) -> bool:
+        """Whether the factors have room in an array of the gradient, where they travel from the layer to the core."""
+        return self.elements <= self.outputs * self.inputs
+
+
 class Key(NamedTuple):
     """One tensor of the job."""
 
@@ -23,6 +44,11 @@ class Key(NamedTuple):
     handle: int  # what the core calls it, here only
     sparse: bool = False  # a key of rows: its gradients touch few of them
     staleness: int = 0  # rounds that the fastest worker may be ahead of the slowest
+    factors: Optional[FactorShape] = None  # of one worker; then rounds land in the weight, whose shape this is not
+
+    @property
+    def landing_shape(self) -> Tuple[int, ...]:
+        return self.shape if self.factors is None else (self.factors.outputs, self.factors.inputs)
 
     @property
     def identity(self) -> Identity:
@@ -40,8 +66,9 @@ class Agreed:
         self.is_applied = False  # the core has the plan
 
     def fits(self, key: Key) -> bool:
-        agreed = (self.shape, self.plan.dtype, self.plan.row_elements > 0, self.plan.staleness)
-        return agreed == (key.shape, key.dtype, key.sparse, key.staleness)
+        plan = self.plan
+        agreed = (self.shape, plan.dtype, plan.row_elements > 0, plan.staleness, plan.parts > 0)
+        return agreed == (key.shape, key.dtype, key.sparse, key.staleness, key.factors is not None)
 
 
 def checked(
@@ -70,7 +97,7 @@ def require_same(label: str, key: Key, declared: Key) -> None:
         raise ValueError("%s: key %r was declared %s; it cannot become %s" % (label, key.name, *kinds))
     if declared.staleness != key.staleness:
         raise ValueError("%s: key %r was declared with another staleness; that cannot change" % (label, key.name))
-    if (declared.shape, declared.dtype) != (key.shape, key.dtype):
+    if (declared.shape, declared.dtype, declared.factors) != (key.shape, key.dtype, key.factors):
         raise ValueError(
             "%s: key %r was declared with shape %s and type %s; it cannot become %s and %s"
             % (label, key.name, key.shape, key.dtype, declared.shape, declared.dtype)

@@ -26,7 +26,7 @@ from p3.settings import Settings, in_job
 from p3.worker import key as keys_of_jobs
 from p3.worker import dgc, open_sessions
 from p3.worker.control import Control
-from p3.worker.key import Agreed, Identity, Key, Name
+from p3.worker.key import Agreed, FactorShape, Identity, Key, Name
 from p3.worker.link import Link
 from p3.worker.progress import Progress
 from p3.worker.repartition import Repartition
@@ -124,6 +124,10 @@ class Session(Control):
         declared = keys_of_jobs.checked(self.label, store, name, shape, dtype, sparse, staleness)
         if declared.staleness > 0:
             self._require_no_common_state(declared)
+        return self._declare(declared)
+
+    def _declare(self, declared: Key) -> Key:
+        store = declared.store
         with self.changed:
             key = self._keys.get(declared.identity)
             if key is not None:
@@ -134,12 +138,40 @@ class Session(Control):
             agreed = self._agreed.get(key.identity)
             defaults = self._options.defaults(store)
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
-        announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype, "sparse": sparse}
-        announced.update(kind="announce", staleness=key.staleness, defaults=defaults)
+        announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype}
+        announced.update(sparse=key.sparse, staleness=key.staleness, gathered=key.factors is not None)
+        announced.update(kind="announce", defaults=defaults)
         self._link.send(announced)
         if agreed is not None:
             self._agree(key, agreed)
         return key
+
+    def declare_factors(self, name: Name, factors: FactorShape, store: int = 0) -> Key:
+        """A key whose rounds gather the workers' factors of a float32 weight, which each worker then updates itself.
+
+        pushpull() takes this worker's factors, rows x (outputs + inputs), and as `landing` the weight, outputs x inputs,
+        which must hold what landed last; so does skip(). init() only makes this worker known: its value is ignored. The
+        store's optimizer, if it has one, must be set before; without one, the sum of the gradients takes the weight's
+        place. The weight's first value is another key's to bring. ValueError where other settings exclude it.
+        """
+        self.check()
+        shape = (factors.rows, factors.width)
+        declared = keys_of_jobs.checked(self.label, store, name, shape, "float32", False, 0)._replace(factors=factors)
+        self._require_weights_on_servers(declared)
+        return self._declare(declared)
+
+    def _require_weights_on_servers(self, key: Key) -> None:
+        """ValueError where a weight that the workers update would be missing from the servers."""
+        if self._link.replaces_workers:
+            problem = "P3_ON_WORKER_LOSS=wait is set, but a lost worker's successor could not have its weight"
+        elif self._link.settings.snapshot_dir is not None:
+            problem = "P3_SNAPSHOT_DIR is set, but a snapshot would not have its weight"
+        else:
+            return
+        raise ValueError(
+            "%s: key %r: %s, as every worker updates it from factors. Unset it, or leave the layer out of p3.factors"
+            % (self.label, key.name, problem)
+        )
 
     def _require_no_common_state(self, key: Key) -> None:
         """Workers that are rounds apart leave none that a snapshot, or a lost worker's successor, could begin from."""
@@ -162,6 +194,13 @@ class Session(Control):
                 "%s: key %r is of type %s, but the gradients of store %d are averaged, which only floating point "
                 "types can be; put it into another store" % (self.label, key.name, key.dtype, key.store)
             )
+        if key.factors is not None:
+            average = self._options.wanted(key.store, "reduction") == {"type": "average"}
+            handle = self.core.declare_factors(str(key.name), key.factors, self.num_workers, average)
+            optimizer = self._options.agreed(key.store, "optimizer")
+            if optimizer is not None:
+                self.core.set_optimizer(handle, optimizer)
+            return handle
         if not key.sparse:
             compression = self.compression_of(key)
             handle = self.core.declare(str(key.name), math.prod(key.shape), DTYPES[key.dtype], compression)
@@ -176,13 +215,13 @@ class Session(Control):
     def compression_of(self, key: Key) -> Optional[dict]:
         """The store's, if it applies to the key."""
         compression = self._options.wanted(key.store, "compression")
-        if key.dtype != "float32" or key.sparse or (dgc.is_chosen(compression) and not self.takes_steps(key)):
+        if key.dtype != "float32" or key.sparse or key.factors or (dgc.is_chosen(compression) and not self.takes_steps(key)):
             return None
         return compression
 
     def _say_if_left_out(self, key: Key) -> None:
         is_chosen = dgc.is_chosen(self._options.wanted(key.store, "compression"))
-        if self.rank == 0 and is_chosen and len(key.shape) > 1 and not self.takes_steps(key):
+        if self.rank == 0 and is_chosen and not key.factors and len(key.shape) > 1 and not self.takes_steps(key):
             why = "row_sparse" if key.sparse else "of type " + key.dtype
             text = "%s: key %r is %s, and not compressed: dgc is for dense float32 keys"
             log.warning(text, self.label, key.name, why)

@@ -14,6 +14,17 @@ FactoredUpdate::FactoredUpdate(const FactorShape& shape, int workers, bool avera
       present_(static_cast<size_t>(workers)),
       sum_(shape) {}
 
+std::vector<void*> FactoredUpdate::make_state() {
+  std::vector<void*> arrays;
+  for (int i = 0; i < optimizer_->state_count(); ++i) arrays.push_back(state_.emplace_back(shape_.elements()).data());
+  return arrays;
+}
+
+float* FactoredUpdate::state(uint8_t part) {
+  if (state_.empty()) make_state();
+  return state_[part - 1u].data();
+}
+
 bool FactoredUpdate::update(float* weight, int rank, const float* own, RoundScalars round) {
   std::vector<const float*> parts;
   for (size_t worker = 0; worker < present_.size(); ++worker) {
@@ -24,12 +35,8 @@ bool FactoredUpdate::update(float* weight, int rank, const float* own, RoundScal
   }
   if (parts.empty()) return false;
   const int present = static_cast<int>(parts.size());
-  if (optimizer_ != nullptr && state_.empty()) {
-    std::vector<void*> arrays;
-    for (int i = 0; i < optimizer_->state_count(); ++i)
-      arrays.push_back(state_.emplace_back(shape_.elements()).data());
-    optimizer_->start_state(DType::kFloat32, weight, arrays.data(), shape_.elements());
-  }
+  if (optimizer_ != nullptr && state_.empty())
+    optimizer_->start_state(DType::kFloat32, weight, make_state().data(), shape_.elements());
   if (average_) round.rescale /= present;
   block_.resize(FactorSum::kBlock * shape_.inputs);
   std::vector<void*> state(state_.size());

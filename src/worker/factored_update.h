@@ -24,6 +24,13 @@ class FactoredUpdate {
   // Before the first update. Without one the sum takes the weight's place.
   void set_optimizer(std::unique_ptr<const Optimizer> optimizer) { optimizer_ = std::move(optimizer); }
 
+  // Of its state, 1 .. Optimizer::state_count(): elements() floats. All of them are stored, or none, before the first
+  // update, which else begins them.
+  bool has_state(uint8_t part) const {
+    return optimizer_ != nullptr && part >= 1 && part <= optimizer_->state_count();
+  }
+  float* state(uint8_t part);
+
   // Where the factors of a worker go; they count in the next update once note() has said that they are there.
   float* gathered() { return gathered_.data(); }
   void note(int worker) { present_[static_cast<size_t>(worker)] = true; }
@@ -32,6 +39,8 @@ class FactoredUpdate {
   bool update(float* weight, int rank, const float* own, RoundScalars round);
 
  private:
+  std::vector<void*> make_state();
+
   const FactorShape shape_;
   const bool average_;
   std::unique_ptr<const Optimizer> optimizer_;

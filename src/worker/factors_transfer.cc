@@ -1,11 +1,14 @@
 #include "worker/factors_transfer.h"
 
+#include <algorithm>
+
 #include "worker/factored_update.h"
 
 namespace p3 {
 
 // Each slice has a push of every worker, so that its value comes when this worker waits for it, and not before.
 std::vector<Frame> FactorsTransfer::begin(const KeyPlan& plan, Header header) {
+  if (part_ != 0) return {};
   scalars_ = header.scalars;
   Frame absent;
   absent.header = header_of(header, Encoding::kAbsent);
@@ -46,6 +49,11 @@ const char* FactorsTransfer::land(const Header& header, const void*, bool& is_la
   key_.factored->note(worker_of(*key_.plan, header.slice));
   if (kind == Kind::kSkip) scalars_ = header.scalars;
   return nullptr;
+}
+
+void FactorsTransfer::finish() {
+  if (kind == Kind::kFetch) std::copy_n(key_.factored->state(part_), key_.factored->shape().elements(), weight_);
+  if (kind == Kind::kStore) std::copy_n(factors_, key_.factored->shape().elements(), key_.factored->state(part_));
 }
 
 void FactorsTransfer::compute() { is_updated_ = key_.factored->update(weight_, rank_, factors_, scalars_); }

@@ -12,8 +12,9 @@ namespace p3 {
 class FactorsTransfer final : public Transfer {
  public:
   // `factors`: null in kInit, which only tells the servers of this worker, and in kSkip. `weight`: of all its elements.
-  FactorsTransfer(Kind its_kind, Key& key, int rank, const void* factors, void* weight)
-      : Transfer(its_kind, key),
+  // kFetch and kStore are about a `part` of this worker's own state: to `weight`, or from `factors`.
+  FactorsTransfer(Kind its_kind, Key& key, int rank, const void* factors, void* weight, uint8_t part = 0)
+      : Transfer(its_kind, key, part),
         rank_(rank),
         factors_(static_cast<const float*>(factors)),
         weight_(static_cast<float*>(weight)) {}
@@ -22,6 +23,7 @@ class FactorsTransfer final : public Transfer {
   const char* problem_with(const Header& header) const override;
   void* place_of(const Header& header) override;
   const char* land(const Header& header, const void* payload, bool& is_last) override;
+  void finish() override;
   bool computes() const override { return is_round(); }
   void compute() override;
 

@@ -169,6 +169,7 @@ Key& Worker::Impl::key_with_residual(int handle) {
 
 size_t Worker::bytes(int key, uint8_t part) const {
   const Key& known = impl_->key(key);
+  if (known.factored != nullptr && part != 0) return landing_bytes(key);
   return known.elements * size_of(part == 0 ? known.dtype : sum_type(known.dtype));
 }
 
@@ -304,14 +305,20 @@ void Worker::ready(int handle, uint64_t elements) {
 
 void Worker::fetch(int key, uint8_t part, void* landing, Done done) {
   Key& fetched = impl_->dense_key(key);
-  impl_->submit(fetched,
-                {{std::make_shared<SliceTransfer>(Kind::kFetch, fetched, nullptr, landing, part), std::move(done)}});
+  impl_->submit(fetched, {{impl_->about_part(Kind::kFetch, fetched, nullptr, landing, part), std::move(done)}});
 }
 
 void Worker::store(int key, uint8_t part, const void* content, Done done) {
   Key& stored = impl_->dense_key(key);
-  impl_->submit(stored,
-                {{std::make_shared<SliceTransfer>(Kind::kStore, stored, content, nullptr, part), std::move(done)}});
+  impl_->submit(stored, {{impl_->about_part(Kind::kStore, stored, content, nullptr, part), std::move(done)}});
+}
+
+std::shared_ptr<Transfer> Worker::Impl::about_part(Kind kind, Key& key, const void* content, void* landing,
+                                                   uint8_t part) const {
+  if (key.factored == nullptr) return std::make_shared<SliceTransfer>(kind, key, content, landing, part);
+  if (!key.factored->has_state(part))
+    refuse_call("key '" + key.name + "' has no part " + std::to_string(part) + " of a state on this worker");
+  return std::make_shared<FactorsTransfer>(kind, key, rank_, content, landing, part);
 }
 
 void Worker::fetch_rows(int key, uint8_t part, const int64_t* ids, uint64_t count, void* landing, int32_t priority,

@@ -58,6 +58,9 @@ class Worker::Impl final : public Transport::Handler {
   int add_key(std::string name, uint64_t elements, DType dtype, uint32_t row_elements, const Compression& compression);
   int add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there = kNoPeer, bool is_bounded = false);
   int van_of_server(int server) const;
+  // What fetches or stores a part of a dense key's state, where it is.
+  std::shared_ptr<Transfer> about_part(Transfer::Kind kind, Key& key, const void* content, void* landing,
+                                       uint8_t part) const;
   // Fails the job if the key has no row of such an id.
   void check_ids(const Key& key, const int64_t* ids, uint64_t count);
   // One after the other; `done` is only that of the last one.

@@ -192,6 +192,26 @@ TEST(Factors, AGatedRoundLeavesWhenAllIsReady) {
   EXPECT_EQ(job.weights[0], gradient_of({factors, factors}));
 }
 
+TEST(Factors, EachWorkersStateCanBeReadAndReplaced) {
+  OptimizerSpec sgd;
+  sgd.momentum = 0.5;
+  FactorsJob job(2, 1, false, &sgd);
+  const std::vector<float> content(kShape.elements(), 4.f);
+  for (auto& worker : job.workers) worker->store(job.key, 1, content.data(), job.pending.done());
+  ASSERT_EQ(job.pending.wait_for(2), "");
+  const std::vector<std::vector<float>> factors = {whole_numbers(1), whole_numbers(2)};
+  ASSERT_EQ(job.round(factors, with_rate(1)), "");
+  std::vector<float> state(kShape.elements());
+  job.workers[1]->fetch(job.key, 1, state.data(), job.pending.done());
+  ASSERT_EQ(job.pending.wait_for(1), "");
+  const std::vector<float> first = FactorsJob::first_weight(), gradient = gradient_of(factors);
+  for (size_t i = 0; i < state.size(); ++i) {
+    ASSERT_EQ(state[i], 2 - gradient[i]);
+    ASSERT_EQ(job.weights[0][i], first[i] + state[i]);
+  }
+  EXPECT_THROW(job.workers[0]->fetch(job.key, 2, state.data(), job.pending.done()), Error);
+}
+
 TEST(Factors, WrongUseIsRefused) {
   FactorsJob job(2, 1, false, nullptr);
   OptimizerSpec sgd;

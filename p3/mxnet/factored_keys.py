@@ -1,0 +1,27 @@
+"""The key of a weight whose gradients leave as factors (factored_layers.py)."""
+
+import mxnet as mx
+
+from p3.mxnet.factored_layers import factors_in
+from p3.mxnet.keys import DenseKey, classic
+
+
+class FactoredKey(DenseKey):
+    """Its rounds land in the landing array of the dense key that brought the first weight, and that has no rounds."""
+
+    route = "factors"
+    has_state_here = True
+
+    def __init__(self, engine, key, declared, landing, layer):
+        super().__init__(engine, key, declared, landing=landing)
+        self._layer = layer
+
+    def gradient(self, values):
+        """The factors of this worker's devices, one after the other, on the first of them."""
+        self._layer.require_one_use(self._layer.devices)
+        factors = [factors_in(classic(value), self._layer.shape) for value in values]
+        if len(factors) == 1:
+            return factors[0]
+        return mx.nd.concat(*(one.as_in_context(factors[0].context) for one in factors), dim=0)
+
+
