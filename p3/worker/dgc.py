@@ -86,24 +86,29 @@ def ratio_at(compression: Mapping[str, Any], round: int) -> float:
 
 def push_bytes(slices: Sequence[int], ratio: float) -> int:
     """What a worker sends in one round of a key, headers included. `slices`: the elements of each (KeyPlan.sizes())."""
-    return sum(_frame_bytes(max(1, math.ceil(ratio * elements)), elements) for elements in slices)
+    return sum(_HEADER_BYTES + payload_bytes(count_of(elements, ratio), elements) for elements in slices)
 
 
 def value_bytes(slices: Sequence[int], touched: Sequence[int]) -> int:
     """What comes back to each worker. `touched`: of each slice, how many elements have a sum over the workers that is
     not 0; at most as many as all of them have sent."""
-    return sum(_frame_bytes(count, elements) for count, elements in zip(touched, slices))
+    return sum(_HEADER_BYTES + payload_bytes(count, elements) for count, elements in zip(touched, slices))
 
 
 def elements_sent(slices: Sequence[int], ratio: float) -> List[int]:
     """Of each slice. All of it where their offsets would make them no smaller."""
-    counts = [max(1, math.ceil(ratio * elements)) for elements in slices]
+    counts = [count_of(elements, ratio) for elements in slices]
     return [count if _is_smaller(count, elements) else elements for count, elements in zip(counts, slices)]
 
 
-def _frame_bytes(count: int, elements: int) -> int:
-    payload = _sparse_bytes(count, elements) if _is_smaller(count, elements) else 4 * elements
-    return _HEADER_BYTES + payload
+def count_of(elements: int, ratio: float) -> int:
+    """How many of a slice's elements are the largest ones."""
+    return max(1, math.ceil(ratio * elements))
+
+
+def payload_bytes(count: int, elements: int) -> int:
+    """Of so many elements of a slice, without the frame's header."""
+    return _sparse_bytes(count, elements) if _is_smaller(count, elements) else 4 * elements
 
 
 def _is_smaller(count: int, elements: int) -> bool:

@@ -104,8 +104,8 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
-    stores = experiments.OF_TORCH if is_learn else experiments.ALL + experiments.APART + experiments.OF_TORCH
-    known = names_among(stores)
+    mxnets = experiments.ALL + experiments.APART + (experiments.COMPRESSED if is_emulated else ())
+    known = names_among(experiments.OF_TORCH if is_learn else mxnets + experiments.OF_TORCH)
     add("--stores", "which, comma-separated (default %(default)s)", type=known)
     megabytes = 80 * defaults["shrink"] if is_emulated else 10 if is_learn else 13
     if is_open:

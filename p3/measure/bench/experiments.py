@@ -17,6 +17,7 @@ from p3.measure.replay import models
 
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
 APART = ("dist_async", "p3_ssp_1", "p3_ssp_4", "p3_async")  # whose workers may be rounds apart
+COMPRESSED = ("p3_dgc_0.01", "p3_dgc_0.001")  # by deep gradient compression
 OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 RATIOS = "0.6,1.0,1.4"
@@ -152,6 +153,12 @@ def staleness(options: Namespace) -> List[Configuration]:
     ]
 
 
+def dgc(options: Namespace) -> List[Configuration]:
+    if options.rate[0] is None or options.optimizer != "sgd":
+        raise ConfigError("p3 bench dgc needs a --rate, and --optimizer sgd: it counts what SGD's steps send")
+    return [_configuration(options, model, label=rate_text(options.rate[0])) for model in options.models]
+
+
 def paths(options: Namespace) -> List[Configuration]:
     return [_configuration(options, model, path_name=name, label=name) for model in options.models for name in PATHS]
 
@@ -236,6 +243,13 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         staleness,
         {"stores": ",".join(("dist_sync", "p3_sync", *APART)), "models": "resnet50", "hosts": "4", "rate": "200mbit",
          "compute": 4.0, "iterations": 12, "jitter": 0.3, "optimizer": "sgd"},
+    ),
+    Experiment(
+        "dgc", "deep gradient compression on a slow network: seconds, and bytes on the cards beside the formula",
+        dgc,
+        {"stores": ",".join(("p3_sync", *COMPRESSED)), "models": "vgg19", "hosts": "4", "rate": "100mbit",
+         "optimizer": "sgd"},
+        samples_nics=True,
     ),
     Experiment(
         "compute", "a real training with Gluon, nothing emulated", compute,

@@ -41,6 +41,7 @@ class Store(NamedTuple):
     name: str  # in options and results
     kvstore: str  # what mx.kv.create is given; or of torch, p3_torch or ddp:MEGABYTES
     environment: Mapping[str, str] = {}  # of all its processes
+    dgc: Optional[float] = None  # the ratio of deep gradient compression
 
     @property
     def is_p3(self) -> bool:
@@ -71,6 +72,7 @@ STORES: Dict[str, Store] = {
         Store("mxnet_p3", "dist_sync", {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}),
         Store("p3_slicing", "p3_sync", {"P3_PRIORITY": "off"}),
         Store("p3_sync", "p3_sync"),
+        *(Store(f"p3_dgc_{ratio:g}", "p3_sync", dgc=ratio) for ratio in (0.01, 0.001)),
         Store("dist_async", "dist_async"),
         *(Store(f"p3_ssp_{rounds}", "p3_ssp", {"P3_STALENESS": str(rounds)}) for rounds in (1, 4)),
         Store("p3_async", "p3_async"),

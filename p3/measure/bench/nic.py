@@ -17,8 +17,6 @@ import time
 from pathlib import Path
 from typing import Dict, List, Tuple
 
-import numpy as np
-
 
 def sample(peer: str, interval_s: float) -> None:
     folder = Path("/sys/class/net", _interface(peer), "statistics")
@@ -42,6 +40,8 @@ def sample(peer: str, interval_s: float) -> None:
 
 def per_interval(samples: Dict[str, list], begin: float, end: float, interval_s: float) -> Dict[str, List[int]]:
     """Bytes in each whole interval between two moments, interpolated between the samples next to its edges."""
+    import numpy as np  # not by who samples: of a thread that it starts, a SIGTERM would end the process
+
     edges = begin + interval_s * np.arange(int((end - begin) / interval_s) + 1)
     return {
         name: np.diff(np.interp(edges, samples["times"], samples[name])).round().astype(int).tolist()

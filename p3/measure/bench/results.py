@@ -29,6 +29,8 @@ STORES = {
     "mxnet_p3": "MXNet's P3",
     "p3_slicing": "p3_sync, slicing only",
     "p3_sync": "p3_sync",
+    "p3_dgc_0.01": "p3_sync, DGC 1%",
+    "p3_dgc_0.001": "p3_sync, DGC 0.1%",
     "dist_async": "MXNet dist_async",
     "p3_ssp_1": "p3_ssp, 1 round apart",
     "p3_ssp_4": "p3_ssp, 4 rounds apart",
@@ -111,6 +113,7 @@ class Run(Configuration):
     goal_loss: Optional[float] = None
     losses: Optional[Tuple[float, ...]] = None
     loss_at_s: Optional[Tuple[float, ...]] = None
+    card_bytes: Optional[float] = None  # that each card sends in an iteration, by formula, in the mean over the hosts
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,12 @@ def _summary(configuration: Configuration, runs: Sequence[Run]) -> Summary:
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
+
+
+def sent_by_a_card(run: Run, nics: Iterable[Nic]) -> Optional[float]:
+    """Bytes in an iteration, in the mean over the hosts whose cards were sampled; None if none was."""
+    cards = [sum(one.bytes_out) for one in nics if (one.configuration, one.repeat) == (run.configuration, run.repeat)]
+    return statistics.fmean(cards) / len(run.iteration_s) if cards else None
 
 
 def speedup(summary: Summary, store: str, among: Iterable[Summary]) -> Optional[float]:
@@ -407,7 +416,8 @@ def _numbers_from(least: float) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(_is_number(one) and one >= least for one in value)
 
 
-_ADDED = ("rates_mbit", "path", "release", "cpu_s", "goal_loss", "losses", "loss_at_s")  # older results lack them
+# Older results lack them, or those of other experiments.
+_ADDED = ("rates_mbit", "path", "release", "cpu_s", "goal_loss", "losses", "loss_at_s", "card_bytes")
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "a text")
 _POSITIVE = (lambda value: _is_number(value) and value > 0, "a number above 0")
@@ -418,7 +428,8 @@ _MAPPING = (lambda value: isinstance(value, dict), "an object")
 _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("experiment", "store", "model", "path", "command", "time", "commit"), _TEXT),
     **dict.fromkeys(("bound_reason", "worst_layer", "error"), (lambda value: isinstance(value, str), "a text")),
-    **dict.fromkeys(("size", "bytes", "rate_mbit", "interval_s", "median_s", "bound_s", "goal_loss"), _POSITIVE),
+    **dict.fromkeys(("size", "bytes", "card_bytes", "rate_mbit", "interval_s", "median_s"), _POSITIVE),
+    **dict.fromkeys(("bound_s", "goal_loss"), _POSITIVE),
     **dict.fromkeys(("compute_s", "delay_ms", "stall_s", "cpu_s"), _NOT_NEGATIVE),
     **dict.fromkeys(("hosts", "workers", "servers", "slice_elements"), _AT_LEAST_ONE),
     **dict.fromkeys(("repeat", "host"), _COUNT),

@@ -59,7 +59,7 @@ def lab_site(configuration: Configuration) -> Iterator[Site]:
 
 def run(store: jobs.Store, configuration: Configuration, course: Course, site: Site, repeat: int) -> List[Dict]:
     """The record of the run and, if asked for, one of each network card. Never raises for what a job does wrong."""
-    limit = goal(configuration)
+    limit = goal(configuration, store.dgc)
     identity = {
         "store": store.name,
         **configuration.identity(),
@@ -98,6 +98,10 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
     if not all(lines and lines[-1].get("kind") == "result" for lines in workers):
         return [dict(record, error=error or f"{store.name}: a worker has ended without a result")]
     record.update(_summary(workers), cpu_s=_cpu_s(workers, cpu))
+    if configuration.experiment == "dgc":
+        model = models.load(configuration.model, configuration.size)
+        sent = bound.card_bytes(model, _cluster(configuration), configuration.slice_elements, ratio=store.dgc)
+        record.update(card_bytes=round(sent))
     if configuration.experiment == "staleness":
         record.update(_pace(workers))
     if not configuration.is_emulated:
@@ -129,13 +133,12 @@ def computation(configuration: Configuration, course: Course, site: Site) -> Tup
     return statistics.median(_iteration_s(workers)), workers[0][0]["bytes"]
 
 
-def goal(configuration: Configuration) -> Optional[bound.Bound]:
-    """No store can be faster. None where that cannot be computed."""
+def goal(configuration: Configuration, ratio: Optional[float] = None) -> Optional[bound.Bound]:
+    """No store can be faster; of those with deep gradient compression, none of that ratio. None where that cannot be
+    computed."""
     if not configuration.is_emulated or configuration.rate_mbit is None:
         return None
-    cluster = bound.one_of_each(configuration.hosts, configuration.rate_mbit)
-    if configuration.rates_mbit:
-        cluster = cluster._replace(up_mbit=configuration.rates_mbit, down_mbit=configuration.rates_mbit)
+    cluster = _cluster(configuration)
     return bound.bound(
         models.load(configuration.model, configuration.size),
         configuration.compute_s,
@@ -143,7 +146,15 @@ def goal(configuration: Configuration) -> Optional[bound.Bound]:
         configuration.slice_elements,
         delay_s=configuration.delay_ms / 1e3,
         release=configuration.release,
+        ratio=ratio,
     )
+
+
+def _cluster(configuration: Configuration) -> bound.Cluster:
+    cluster = bound.one_of_each(configuration.hosts, configuration.rate_mbit)
+    if configuration.rates_mbit:
+        cluster = cluster._replace(up_mbit=configuration.rates_mbit, down_mbit=configuration.rates_mbit)
+    return cluster
 
 
 def worker_command(store: jobs.Store, configuration: Configuration, course: Course) -> List[str]:
@@ -156,7 +167,7 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
     return [
         sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
-        "--release", configuration.release,
+        "--release", configuration.release, *([] if store.dgc is None else ["--dgc", repr(store.dgc)]),
     ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from p3.measure.bench import curves
 from p3.measure.bench.results import (
     IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Run, Spread, Summary, comparable, idle_share, model_label,
-    rate, setting, speedup, store_rank, summarise, unique,
+    rate, sent_by_a_card, setting, speedup, store_rank, summarise, unique,
 )  # fmt: skip
 
 OURS = "p3_sync"
@@ -64,6 +64,9 @@ def tables(results: Results) -> List[Table]:
     """Experiments in the order of their first runs."""
     made = []
     for experiment in unique(run.experiment for run in results.runs):
+        if experiment == "dgc":
+            made += _compressed([run for run in results.runs if run.experiment == experiment], results.nics)
+            continue
         made += _experiment(experiment, summarise(run for run in results.runs if run.experiment == experiment))
         if experiment == "learn":
             made += _seconds_to_goals(curves.curves(run for run in results.runs if run.experiment == experiment))
@@ -71,7 +74,7 @@ def tables(results: Results) -> List[Table]:
             made += _last_losses([run for run in results.runs if run.experiment == experiment])
         if experiment == "bandwidth":
             made += _best_speedups([one for one in summarise(results.runs) if one.experiment == experiment])
-    return made + _idle_shares(results.nics)
+    return made + _idle_shares([one for one in results.nics if one.experiment == "utilization"])
 
 
 def text(made: Sequence[Table]) -> str:
@@ -257,6 +260,41 @@ def _last_losses(runs: Sequence[Run]) -> List[Table]:
 
 
 _LAST_STEPS = 5
+
+
+def _compressed(runs: Sequence[Run], nics: Sequence[Nic]) -> List[Table]:
+    """A table for each setting, in it a row for each store."""
+    summaries = summarise(runs)
+    made = []
+    for place in unique(comparable(one) for one in summaries):
+        by_store = {one.store: one for one in summaries if comparable(one) == place}
+        rows = []
+        for store, one in by_store.items():
+            right = [run for run in runs if run.configuration == one.configuration and run.result == "right"]
+            counts = [count for count in (sent_by_a_card(run, nics) for run in right) if count is not None]
+            counted, formula = (statistics.median(each) if each else None
+                                for each in (counts, [run.card_bytes for run in right if run.card_bytes]))
+            times = (_time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
+                     _over(store, OURS, by_store), _cpu(one))
+            sizes = (_or_dash(counted, _megabytes), _or_dash(formula, _megabytes),
+                     _or_dash(counted and formula and counted / formula, "{:.3f}".format))
+            rows.append([store, *times, *sizes])
+        head = ["store", "seconds", "bound", "above bound", "over " + OURS, "CPU s",
+                "MB counted", "by formula", "over it"]
+        told = ("model", "rate", "compute", "delay", "hosts", "release")
+        notes = [*_notes(list(by_store.values())), _CARD_NOTE]
+        made.append(Table("dgc: " + setting(place, told), [head, *rows], notes))
+    return made
+
+
+_CARD_NOTE = (
+    "MB that each network card sends in an iteration, and receives, in the mean over the hosts: counted by the kernel, "
+    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone."
+)
+
+
+def _megabytes(bytes_: float) -> str:
+    return _seconds(bytes_ / 1e6)
 
 
 def _goal_time(one: Optional[curves.Curve]) -> str:

@@ -22,8 +22,9 @@ import sys
 from typing import List, NamedTuple, Optional, Sequence, Union
 
 from p3 import key_plan
-from p3.measure.arguments import slice_size
+from p3.measure.arguments import number, slice_size
 from p3.measure.replay import models
+from p3.worker import dgc
 
 
 class Overhead(NamedTuple):
@@ -42,6 +43,7 @@ class Overhead(NamedTuple):
 
 
 NO_OVERHEAD = Overhead(0, 0, 1)
+FRAMES_ALONE = NO_OVERHEAD._replace(slice_bytes=Overhead().slice_bytes)  # what a store counts itself
 
 
 class Cluster(NamedTuple):
@@ -79,11 +81,13 @@ def bound(
     overhead: Overhead = Overhead(),
     delay_s: float = 0.0,
     release: str = "layer",
+    ratio: Optional[float] = None,
 ) -> Bound:
     """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
 
     Slices go round robin to the servers in forward order, "auto" ones are as large as P3 makes them; `delay_s` is what
-    a byte takes to the other host besides. `release`: one of models.RELEASES.
+    a byte takes to the other host besides. `release`: one of models.RELEASES. `ratio`: that of deep gradient
+    compression, whose broadcasts are the smallest if all workers send the same elements.
     """
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
     _check(model, compute_s, cluster, slice_elements, delay_s, release)
@@ -93,7 +97,8 @@ def bound(
     for layer in model.layers:
         for tensor in layer.tensors:
             for elements in _slices(tensor.elements, slice_elements):
-                traffic.add_slice(overhead.on_wire(elements * models.FLOAT32_BYTES))
+                push = overhead.on_wire(payload_bytes(tensor, elements, ratio))
+                traffic.add_slice(push, push)
         transfer = traffic.least(delay_s)
         if remaining_s + transfer.seconds > best.seconds:
             best = Bound(
@@ -108,6 +113,32 @@ def bound(
     if busiest.seconds > best.seconds:
         best = Bound(busiest.seconds, compute_s, f"the network is the limit ({busiest.reason})")
     return best
+
+
+def payload_bytes(tensor: models.Tensor, elements: int, ratio: Optional[float], workers: int = 1) -> int:
+    """What a slice of so many elements is, pushed by one worker; or sent back, if so many workers have chosen their
+    elements independently: then these are in the mean so many of them."""
+    if ratio is None or len(tensor.shape) < 2:
+        return elements * models.FLOAT32_BYTES
+    untouched = (1 - dgc.count_of(elements, ratio) / elements) ** workers
+    return dgc.payload_bytes(round(elements * (1 - untouched)), elements)
+
+
+def card_bytes(
+    model: models.Model,
+    cluster: Cluster,
+    slice_elements: Union[int, str] = "auto",
+    overhead: Overhead = FRAMES_ALONE,
+    ratio: Optional[float] = None,
+) -> float:
+    """What each card sends in an iteration, in the mean over the hosts; it receives as much."""
+    slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
+    traffic = _Traffic(cluster)
+    for tensor in model.tensors:
+        for elements in _slices(tensor.elements, slice_elements):
+            push, cast = (payload_bytes(tensor, elements, ratio, of) for of in (1, len(cluster.workers)))
+            traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
+    return traffic.sent() / len(cluster.hosts)
 
 
 class _Transfer(NamedTuple):
@@ -125,28 +156,32 @@ class _Traffic:
         self._cluster = cluster
         self._workers_on = [list(cluster.workers).count(host) for host in cluster.hosts]
         self._slices = 0
-        self.value_bytes = 0.0
+        self.value_bytes = 0.0  # broadcast
         self._push_up, self._push_down, self._cast_up, self._cast_down = ([0.0] * len(cluster.hosts) for _ in range(4))
         self._round_trip = _NOTHING
 
-    def add_slice(self, wire_bytes: float) -> None:
+    def add_slice(self, push_bytes: float, cast_bytes: float) -> None:
         """The next slice: from every worker to its server, and back. What stays on a host crosses no NIC."""
         cluster = self._cluster
         home = cluster.servers[self._slices % len(cluster.servers)]
         self._slices += 1
-        self.value_bytes += wire_bytes
+        self.value_bytes += cast_bytes
         for host in cluster.hosts:
-            if host == home or not self._workers_on[host]:
+            workers = self._workers_on[host]
+            if host == home or not workers:
                 continue
-            crossing = wire_bytes * self._workers_on[host]
-            self._push_up[host] += crossing
-            self._push_down[home] += crossing
-            self._cast_up[home] += crossing
-            self._cast_down[host] += crossing
-            there = _seconds(wire_bytes, min(cluster.up_mbit[host], cluster.down_mbit[home]))
-            back = _seconds(wire_bytes, min(cluster.up_mbit[home], cluster.down_mbit[host]))
+            self._push_up[host] += workers * push_bytes
+            self._push_down[home] += workers * push_bytes
+            self._cast_up[home] += workers * cast_bytes
+            self._cast_down[host] += workers * cast_bytes
+            there = _seconds(push_bytes, min(cluster.up_mbit[host], cluster.down_mbit[home]))
+            back = _seconds(cast_bytes, min(cluster.up_mbit[home], cluster.down_mbit[host]))
             if there + back > self._round_trip.seconds:
                 self._round_trip = _Transfer(there + back, f"a slice goes whole from host {host} to {home} and back")
+
+    def sent(self) -> float:
+        """By all hosts."""
+        return sum(self._push_up) + sum(self._cast_up)
 
     def least(self, delay_s: float) -> _Transfer:
         """No less from the moment when these slices' first gradient is ready until all of their values are used."""
@@ -242,13 +277,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--slice-elements", type=slice_size, default="auto", metavar="N")
     parser.add_argument("--release", choices=models.RELEASES, default="layer",
                         help="of gradients: each layer's in its turn, or all at the end (default layer)")
+    parser.add_argument("--dgc", type=number(1e-9, 1), metavar="RATIO", help="with deep gradient compression")
     parser.add_argument("--payload-only", action="store_true", help="count no headers")
     options = parser.parse_args(argv)
     overhead = NO_OVERHEAD if options.payload_only else Overhead()
     try:
         model = models.load(options.model, options.size)
         cluster = one_of_each(options.hosts, options.rate)
-        result = bound(model, options.compute, cluster, options.slice_elements, overhead, release=options.release)
+        result = bound(model, options.compute, cluster, options.slice_elements, overhead, release=options.release,
+                       ratio=options.dgc)
     except ValueError as error:
         parser.error(str(error))
     print(f"{model.name}, {model.bytes / 1e6:.1f} MB, emulated computation: {result.explain()}")

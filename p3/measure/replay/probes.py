@@ -18,6 +18,7 @@ class Probed:
     updates: str
     num_workers: int
     iterations = 0  # that have ended
+    digest = None  # of all weights, after wrong_keys(), where workers can only be compared by it
 
     def is_right(self, key: int, values) -> bool:
         """Whether a weight's elements, as one axis of a NumPy array, are exactly what all gradients make of them."""

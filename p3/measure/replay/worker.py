@@ -13,7 +13,8 @@ All waiting is done by the training thread, in sleep; as an operation of MXNet's
 from running its own stores' operations. So a machine without GPU behaves as one whose GPU computes.
 
 Gradients are small whole numbers that change with worker, key and iteration; at the end every weight must be exactly
-what they add up to, or the result is "wrong" and the exit status 1. docs/replay.md describes the output.
+what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random: compressed.py.
+docs/replay.md describes the output.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import time
 from typing import List, Optional, Sequence
 
 import p3
+from p3.measure import arguments
 from p3.measure.meeting import meet
 from p3.measure.replay import jitter, models
 from p3.measure.replay.probes import STRIDE, Probed, probe
@@ -173,6 +175,7 @@ def _header(options, model, replay) -> dict:
         "size": model.size,
         "bytes": model.bytes,
         "optimizer": options.optimizer,
+        "dgc": options.dgc,
         "updates": replay.updates,
         "compute_s": options.compute,
         "release": options.release,
@@ -199,6 +202,10 @@ def _replay(options, model: models.Model):
         hooks.withdraw()  # the others shall run in an untouched MXNet
     import mxnet
 
+    if options.dgc is not None:
+        from p3.measure.replay.compressed import CompressedReplay
+
+        return CompressedReplay(mxnet, options.store, model, options.dgc, options.release)
     return Replay(mxnet, options.store, model, options.optimizer, options.release)
 
 
@@ -237,6 +244,7 @@ def run(options, model: models.Model, out) -> bool:
             computation="emulated",
             result=verdict,
             wrong_keys=wrong,
+            digest=replay.digest,
             median_s=statistics.median(seconds),
         )
     print(
@@ -274,6 +282,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="none: every store only sums; sgd: updates where Trainer has them done with this store (default none)",
     )  # fmt: skip
     parser.add_argument(
+        "--dgc", type=arguments.number(1e-9, 1), metavar="RATIO",
+        help="random gradients, with deep gradient compression of that ratio: needs --optimizer sgd",
+    )  # fmt: skip
+    parser.add_argument(
         "--release", choices=models.RELEASES, default="layer",
         help="when gradients become ready: each layer's in its turn, or all at the end of the backward pass, as those "
         "of lazily batched graphs (default layer)",
@@ -289,6 +301,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(f"--compute {options.compute}: must be seconds, 0 or more")
     if options.optimizer == "none" and hooks.may_be_apart(options.store):
         parser.error(f"--store {options.store} updates at each push: it needs --optimizer sgd")
+    if options.dgc is not None and (options.optimizer != "sgd" or options.store not in hooks.NAMES):
+        parser.error("--dgc is for stores of P3's in MXNet, and needs --optimizer sgd")
     if not 0 <= options.jitter <= 2:
         parser.error(f"--jitter {options.jitter}: must be from 0 to 2")
     if options.iterations < 1 or options.warmup < 0:

@@ -90,6 +90,24 @@ def test_workers_that_are_rounds_apart_are_compared_by_their_pace(bench):
 
 
 @needs_lab
+def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys):
+    status, _, records = bench("dgc", *EMULATED, "--compute", "0.1", "--hosts", "2")
+    assert status == 0, records
+    plain, *sparse = found = runs_of(records, ["card_bytes"])
+    assert [one["store"] for one in found] == ["p3_sync", *experiments.COMPRESSED]
+    for record in found:
+        assert_right(record)
+        cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
+        counted = sum(sum(card["bytes_out"]) for card in cards) / 2 / len(record["iteration_s"])
+        assert len(cards) == 2 and 0.8 * record["card_bytes"] < counted  # heartbeats count, too
+    assert plain["card_bytes"] > plain["bytes"] and counted < plain["bytes"] / 4
+    assert [one["bound_s"] < plain["bound_s"] for one in sparse] == [True, True]
+    assert [one["card_bytes"] < plain["card_bytes"] / 10 for one in sparse] == [True, True]
+    printed = capsys.readouterr().out
+    assert "P3's frames alone" in printed and "idle share" not in printed
+
+
+@needs_lab
 def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_concern_of_others(
     bench, monkeypatch, capsys
 ):
@@ -262,6 +280,7 @@ def test_every_experiment_has_configurations():
     (["slices", "--rate", "800bps"], "write bit, kbit"),
     (["learn", "--models", "vgg19"], "'vgg19' is none of gpt, convnet"),
     (["learn", "--stores", "p3_sync"], "'p3_sync' is none of ddp_1"),
+    (["compute", "--stores", "p3_dgc_0.01"], "'p3_dgc_0.01' is none of"),
     (["ratio", "--release", "late"], "invalid choice: 'late'"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(arguments, words, capsys):
@@ -272,6 +291,7 @@ def test_wrong_options_are_refused(arguments, words, capsys):
 
 @pytest.mark.parametrize("arguments, words", [
     (["targets", "--hosts", "2,4"], "p3 bench targets takes one --hosts"),
+    (["dgc", "--optimizer", "none"], "needs a --rate, and --optimizer sgd"),
     (["utilization", "--hosts", "1"], "at least 2 --hosts"),
     (["targets", "--hostfile", "/nowhere"], "--hostfile /nowhere cannot be read"),
 ])  # fmt: skip

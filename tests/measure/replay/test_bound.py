@@ -121,6 +121,23 @@ def test_headers_count_for_each_slice_and_packet():
     assert result == pytest.approx(250 * 4100 * 1.1 / 1e6)
 
 
+def test_compressed_slices_have_their_own_bytes_and_vectors_do_not():
+    tensors = (models.Tensor("weight", (1000, 20)), models.Tensor("bias", (20,)))
+    model = models.Model("made", 1.0, (models.Layer("layer", tensors, 1 / 3, 2 / 3),))
+    cluster = one_of_each(4, MB_PER_S)
+    plain, sparse = 80 + 4 * 10_000, 80 + 4 + 6 * 100
+    # Three of four hosts push each slice over the network, and three get it back.
+    assert bounds.card_bytes(model, cluster, 10_000) == pytest.approx(6 * (2 * plain + 80 + 4 * 20) / 4)
+    touched = round(10_000 * (1 - 0.99**4))
+    assert touched == 394  # of 400, if no two workers chose the same
+    sent = 6 * (80 + 4 * 20) + 2 * 3 * (sparse + 80 + 4 + 6 * touched)
+    assert bounds.card_bytes(model, cluster, 10_000, ratio=0.01) == pytest.approx(sent / 4)
+    assert bounds.card_bytes(model, cluster, 10_000, ratio=0.9) == bounds.card_bytes(model, cluster, 10_000)
+    # The bound takes all workers to send the same elements: host 0 pushes two slices, and sends the third to three.
+    alike = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, ratio=0.01)
+    assert alike == pytest.approx((sparse + 80 + 4 * 20 + 3 * sparse) / 1e6)
+
+
 def test_explanation_names_the_layer_and_what_is_waited_for():
     text = bound(model_of((3, 1), (0.1, 9)), 2.0, one_of_each(2, MB_PER_S), 1000, NO_OVERHEAD).explain()
     assert "'layer0'" in text and "3 MB" in text and "5.0000 s" in text

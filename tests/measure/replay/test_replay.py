@@ -70,6 +70,41 @@ def test_workers_that_are_rounds_apart_meet_at_the_end(tmp_path, store):
         assert status == 0, output
     assert_replayed(tmp_path, 2, "server")
 
+
+def test_compressed_replay_of_two_workers(tmp_path):
+    arguments = command(tmp_path, "p3_sync", "--optimizer", "sgd", "--dgc", "0.02")
+    status, output = run_p3(2, 2, arguments, P3_SLICE_ELEMENTS="500")
+    assert status == 0, output
+    assert_replayed(tmp_path, 2, "server")
+    results = [lines_of(tmp_path, rank)[2] for rank in range(2)]
+    assert results[0]["digest"] == results[1]["digest"] and lines_of(tmp_path)[0]["dgc"] == 0.02
+
+
+def test_compressed_replay_notices_a_wrong_weight(tmp_path):
+    program = """
+import mxnet as mx
+from p3.measure.replay import models
+from p3.measure.replay.compressed import CompressedReplay
+from p3.measure.replay.worker import Clock
+
+tensors = (models.Tensor("weight", (3, 50_000)), models.Tensor("bias", (3,)))
+model = models.Model("small", 1.0, (models.Layer("layer", tensors, 0.1, 0.2),))
+replay = CompressedReplay(mx, "p3_sync", model, 0.001)
+for _ in range(4):
+    replay.iterate(model, 0.001, Clock())
+assert replay.wrong_keys() == []
+digest = replay.digest
+replay._weights[0][2, 49_999] += 1  # of a slice that only the digest tells
+assert replay.wrong_keys() == [] and replay.digest != digest
+replay._weights[0][0, 7] += 1
+replay._weights[1][2] += 1
+assert replay.wrong_keys() == [0, 1]
+print("noticed")
+"""
+    status, output = run([sys.executable, "-c", program])
+    assert status == 0 and "noticed" in output, output
+
+
 @pytest.mark.parametrize("store, launch", [
     ("p3_sync", lambda command: [run_p3(2, 2, command)]), ("dist_sync", lambda command: run_dist_sync(2, 2, command)),
 ])  # fmt: skip
@@ -117,6 +152,8 @@ print(status, "p3_sync" in mxnet.kvstore.KVStoreBase.kv_registry, "p3.mxnet.kvst
     (["--size", "0"], "size is 0.0"),
     (["--store", "p3_async"], "p3_async updates at each push: it needs --optimizer sgd"),
     (["--compute", "-1"], "--compute -1.0: must be seconds"),
+    (["--store", "p3_sync", "--dgc", "0.01"], "needs --optimizer sgd"),
+    (["--store", "dist_sync", "--optimizer", "sgd", "--dgc", "0.01"], "--dgc is for stores of P3's"),
     (["--jitter", "-0.1"], "--jitter -0.1: must be from 0 to 2"),
     (["--iterations", "0"], "--iterations must be at least 1"),
 ])

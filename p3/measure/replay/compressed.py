@@ -1,0 +1,78 @@
+"""A replay with deep gradient compression: `python -m p3.replay --dgc 0.001 --optimizer sgd`.
+
+What leaves depends on the values, so gradients are normally distributed, other ones for each worker, key and iteration:
+of these, workers choose their elements independently, which makes what comes back as large as it can be. Real gradients
+have more in common.
+
+At the end each worker compares the first slice of every key, to the bit, with what NumPy makes of all workers'
+gradients; that the rest is the same on all of them is told by a digest.
+"""
+
+import hashlib
+import os
+
+import numpy as np
+
+from p3 import key_plan
+from p3.measure.replay import models
+from p3.measure.replay.dgc_reference import Dgc, take_steps
+from p3.measure.replay.worker import Replay
+from p3.settings import Settings
+
+MOMENTUM = 0.9
+_POOL = 1_000_003  # random numbers, of which every gradient is a part, or several; drawn once, as that takes time
+
+
+class CompressedReplay(Replay):
+    def __init__(self, mx, store: str, model: models.Model, ratio: float, release: str = "layer") -> None:
+        self._ratio = ratio
+        pool = np.random.RandomState(1).randn(_POOL).astype("float32")
+        self._pool, self._pool_array = pool, mx.nd.array(pool)
+        super().__init__(mx, store, model, "sgd", release)
+
+    def make_gradients(self, layer: int) -> None:
+        for key in self._keys[layer]:
+            flat = self._gradients[key].reshape(-1)
+            begin, place = 0, _place(key, self.iterations, self.rank)
+            while begin < flat.size:
+                count = min(flat.size - begin, _POOL - place)
+                flat[begin : begin + count] = self._pool_array[place : place + count]
+                begin, place = begin + count, 0
+
+    def wrong_keys(self):
+        values = [weight.asnumpy().ravel() for weight in self._weights]
+        self.digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
+        settings = Settings.from_env(os.environ)
+        elements = key_plan.slice_elements(settings.slice_elements, settings.num_servers or 1)
+        return [
+            key for key, value in enumerate(values)
+            if not np.array_equal(value[:elements], self._expected(key, value[:elements].size))
+        ]  # fmt: skip
+
+    def _expected(self, key: int, elements: int):
+        """The first elements of the key's weight, no more than a slice, after all iterations so far."""
+        weight, momentum = np.zeros(elements, "float32"), np.zeros(elements, "float32")
+        takes_steps = self._weights[key].ndim > 1
+        workers = [Dgc(elements, elements, MOMENTUM, ratio=self._ratio) for _ in range(self.num_workers)]
+        for iteration in range(self.iterations):
+            gradients = [self._gradient(key, iteration, rank, elements) for rank in range(self.num_workers)]
+            if takes_steps:
+                sent = [worker(own, 1 + iteration, 1.0) for worker, own in zip(workers, gradients)]
+                weight = take_steps(weight, sent, 1.0)
+            else:  # the servers' SGD
+                momentum = np.float32(MOMENTUM) * momentum - sum(gradients[1:], gradients[0])
+                weight = weight + momentum
+        return weight
+
+    def _gradient(self, key: int, iteration: int, rank: int, elements: int):
+        return self._pool.take(np.arange(elements) + _place(key, iteration, rank), mode="wrap")
+
+    def _choose_updates(self, optimizer) -> str:
+        self._kv.set_gradient_compression({"type": "dgc", "ratio": self._ratio})
+        self._kv.set_optimizer(self._mx.optimizer.SGD(learning_rate=1.0, momentum=MOMENTUM, wd=0.0, rescale_grad=1.0))
+        return "server"
+
+
+def _place(key: int, iteration: int, rank: int) -> int:
+    """Where in the pool a gradient begins."""
+    return int(np.random.RandomState([key, iteration, rank]).randint(_POOL))
