@@ -134,7 +134,8 @@ class Agreement:
         if len(shape) > _MAX_DIMENSIONS or math.prod([max(1, length) for length in shape]) >= 1 << 63:
             raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
         kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered")}
-        if kind["gathered"] and (kind["dtype"] != "float32" or is_sparse or kind["staleness"] > 0 or not math.prod(shape)):
+        could_gather = kind["dtype"] == "float32" and not is_sparse and kind["staleness"] == 0 and math.prod(shape) > 0
+        if kind["gathered"] and not could_gather:
             raise ProtocolError("%s announced key %r as one of factors, which it cannot be" % (node, message["name"]))
         value = {"shape": shape, **kind}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)

@@ -7,14 +7,20 @@ from p3.mxnet.keys import DenseKey, classic
 
 
 class FactoredKey(DenseKey):
-    """Its rounds land in the landing array of the dense key that brought the first weight, and that has no rounds."""
+    """Its rounds land in the landing array of the dense key that brings the weight's values, and that has no rounds."""
 
     route = "factors"
     has_state_here = True
 
-    def __init__(self, engine, key, declared, landing, layer):
-        super().__init__(engine, key, declared, landing=landing)
-        self._layer = layer
+    def __init__(self, engine, declared, dense, layer):
+        super().__init__(engine, dense.id, declared, landing=dense.landing)
+        self._dense, self._layer = dense, layer
+        self.weight, self.outs, self.priority = dense.weight, dense.outs, dense.priority
+        self.leaves_whole = True
+        self.operations.init(0, self.priority)
+
+    def init(self, value, priority):
+        self._dense.init(value, priority)
 
     def gradient(self, values):
         """The factors of this worker's devices, one after the other, on the first of them."""

@@ -110,13 +110,10 @@ def _factored(store, entry, gradients):
     declared = layer.declare(entry.declared)
     if not layer.has_factors:
         return None
-    factored = FactoredKey(store._engine, entry.id, declared, entry.landing, layer)
-    factored.weight, factored.outs, factored.leaves_whole = entry.weight, entry.outs, True
+    factored = FactoredKey(store._engine, declared, entry, layer)
     store._priorities.replace(entry, factored)
     store._keys[entry.id] = factored
     store._session.keys_of_stores[store._store][entry.id] = declared
-    factored.priority = entry.priority
-    factored.init(None, factored.priority)
     saved_states.give_loaded(store, entry.id)
     store._after_operation()
     return factored

@@ -78,7 +78,8 @@ def _fetch(store, optimizer):
         key = entry.declared
         parts = [part for part in state_parts(description, DTYPES[key.dtype]) if part > 0]
         entry.wait()
-        arrays = {part: np.empty(key.landing_shape, "float32" if key.dtype == "float16" else key.dtype) for part in parts}
+        dtype = "float32" if key.dtype == "float16" else key.dtype
+        arrays = {part: np.empty(key.landing_shape, dtype) for part in parts}
         under_way.append((entry, arrays, [entry.fetch_part(session, part, array) for part, array in arrays.items()]))
     states = {}
     for entry, arrays, operations in under_way:
@@ -91,8 +92,10 @@ def _fetch(store, optimizer):
 
 
 def _give(store, states):
-    """Gives the servers `states`, {key: (arrays, master) as optimizer_states.from_mxnet makes them}: rank 0's. Of keys
-    that each worker updates, this worker takes its own."""
+    """Gives the servers rank 0's `states`, {key: (arrays, master) as optimizer_states.from_mxnet makes them}.
+
+    Of keys that each worker updates, this worker takes its own.
+    """
     operations = []
     for name, (arrays, master) in states.items():
         entry = store._keys[name]

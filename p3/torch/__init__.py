@@ -27,7 +27,9 @@ from p3.torch.factors import factors
 from p3.torch.snapshots import resume, snapshot
 from p3.torch import job as _job
 
-__all__ = ["DistributedOptimizer", "barrier", "factors", "local_rank", "local_size", "rank", "resume", "size", "snapshot"]
+__all__ = [
+    "DistributedOptimizer", "barrier", "factors", "local_rank", "local_size", "rank", "resume", "size", "snapshot",
+]  # fmt: skip
 
 
 def rank() -> int:

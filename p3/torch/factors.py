@@ -22,12 +22,12 @@ log = logging.getLogger("p3.torch")
 
 
 def factors(model: torch.nn.Module, batch_size: Optional[int] = None, route: str = "auto") -> torch.nn.Module:
-    """Has the gradients of the nn.Linear layers in `model` leave as sufficient factors, where that takes fewer bytes.
+    """Has gradients of the nn.Linear layers in `model` leave as sufficient factors, where that takes fewer bytes.
 
     Before DistributedOptimizer, on every worker. `batch_size`: rows of a layer's input (all its dimensions but the
     last); by default those of the first forward pass in training. Shorter batches are padded, larger ones are an error.
-    `route`: "auto" takes factors where Poseidon's rule says that they take no more elements; "factors" wherever they are
-    no larger than the gradient; "dense" nowhere.
+    `route`: "auto" takes factors where Poseidon's rule says that they take no more elements; "factors" wherever they
+    are no larger than the gradient; "dense" nowhere.
 
     Updates are the same, but for the order in which float32 is added up. Between backward() and step() the gradient of
     such a weight is none. A layer that runs more than once in a step is an error, as no_sync() is. Weights that several
@@ -118,7 +118,7 @@ class FactoredParameter(Parameter):
     def __init__(self, session, store, name, tensor, group, update_here, staleness) -> None:
         if staleness != 0:
             raise ValueError(
-                "%s: factors are summed in common rounds, and there are none with staleness: leave out one of them" % name
+                "%s: factors are summed in common rounds, which staleness knows none of: leave out one of both" % name
             )
         self._layer = tensor._p3_layer
         self._factors_key: Any = None

@@ -28,7 +28,8 @@ def is_chosen(compression: Optional[Mapping[str, Any]]) -> bool:
 
 
 def applies_to(compression: Optional[Mapping[str, Any]], key: Key) -> bool:
-    return is_chosen(compression) and key.dtype == "float32" and len(key.shape) > 1 and not key.sparse and not key.factors
+    is_plain = not key.sparse and key.factors is None
+    return is_chosen(compression) and is_plain and key.dtype == "float32" and len(key.shape) > 1
 
 
 def local_clip_norm(compression: Mapping[str, Any], num_workers: int) -> float:

@@ -149,10 +149,10 @@ class Session(Control):
     def declare_factors(self, name: Name, factors: FactorShape, store: int = 0) -> Key:
         """A key whose rounds gather the workers' factors of a float32 weight, which each worker then updates itself.
 
-        pushpull() takes this worker's factors, rows x (outputs + inputs), and as `landing` the weight, outputs x inputs,
-        which must hold what landed last; so does skip(). init() only makes this worker known: its value is ignored. The
-        store's optimizer, if it has one, must be set before; without one, the sum of the gradients takes the weight's
-        place. The weight's first value is another key's to bring. ValueError where other settings exclude it.
+        pushpull() takes this worker's factors, rows x (outputs + inputs), and as `landing` the weight, outputs x
+        inputs, which must hold what landed last; so does skip(). init() only makes this worker known: its value is
+        ignored, and the weight's first one is another key's to bring. The store's optimizer, if it has one, must be set
+        before; without one, the sum of the gradients takes the weight's place. ValueError where settings exclude it.
         """
         self.check()
         shape = (factors.rows, factors.width)
@@ -215,7 +215,9 @@ class Session(Control):
     def compression_of(self, key: Key) -> Optional[dict]:
         """The store's, if it applies to the key."""
         compression = self._options.wanted(key.store, "compression")
-        if key.dtype != "float32" or key.sparse or key.factors or (dgc.is_chosen(compression) and not self.takes_steps(key)):
+        if key.dtype != "float32" or key.sparse or key.factors is not None:
+            return None
+        if dgc.is_chosen(compression) and not self.takes_steps(key):
             return None
         return compression
 

@@ -72,7 +72,11 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     def add(option: str, help: str, **how) -> None:
         parser.add_argument(option, help=help, **how)
 
-    if is_emulated:
+    if experiment.name == "factors":
+        add("--batch", "rows that each worker's layers see (default %(default)s)",
+            type=list_of(number(1, 1 << 20, int)), default="32", metavar="K[,...]")
+        parser.set_defaults(models=["vgg19"], jitter=0.0, optimizer="sgd")
+    elif is_emulated:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(models.NAMES))
         add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
             type=number(0, 2), metavar="SIGMA", default=0.0)
@@ -81,7 +85,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
     parser.set_defaults(release="layer")
-    if is_emulated and is_open:
+    if is_emulated and is_open and experiment.name != "factors":
         add("--release", "when gradients become ready: each layer's in its turn, or all at the end of the backward "
             "pass (default layer)", choices=models.RELEASES)
     if is_learn:
@@ -106,6 +110,8 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
     mxnets = experiments.ALL + experiments.APART + (experiments.COMPRESSED if is_emulated else ())
     known = names_among(experiments.OF_TORCH if is_learn else mxnets + experiments.OF_TORCH)
+    if experiment.name == "factors":
+        known = names_among(experiments.FACTORED)
     add("--stores", "which, comma-separated (default %(default)s)", type=known)
     megabytes = 80 * defaults["shrink"] if is_emulated else 10 if is_learn else 13
     if is_open:
@@ -139,7 +145,7 @@ def _told(default) -> str:
 
 
 # Of which options an experiment takes several values.
-_SWEPT = {"hosts": ("scale", "validation"), "rate": ("bandwidth", "compute")}
+_SWEPT = {"hosts": ("scale", "validation", "factors"), "rate": ("bandwidth", "compute")}
 
 
 def _more(experiment: experiments.Experiment, option: str) -> str:

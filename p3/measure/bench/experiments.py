@@ -18,6 +18,7 @@ from p3.measure.replay import models
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
 APART = ("dist_async", "p3_ssp_1", "p3_ssp_4", "p3_async")  # whose workers may be rounds apart
 COMPRESSED = ("p3_dgc_0.01", "p3_dgc_0.001")  # by deep gradient compression
+FACTORED = ("p3_dense", "p3_factors", "p3_rule")  # whose fully connected layers are real
 OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 RATIOS = "0.6,1.0,1.4"
@@ -43,6 +44,7 @@ class Configuration(NamedTuple):
     rates_mbit: Optional[Tuple[float, ...]] = None  # of each host, where they differ; then rate_mbit is the greatest
     path_name: Optional[str] = None  # of `paths`
     release: str = "layer"  # when gradients become ready: of models.RELEASES
+    batch: Optional[int] = None  # of real fully connected layers
 
     @property
     def path(self) -> Path:
@@ -78,6 +80,7 @@ class Configuration(NamedTuple):
             **({} if self.goal_loss is None else {"goal_loss": self.goal_loss}),
             **({} if self.path_name is None else {"path": self.path_name}),
             **({} if self.release == "layer" else {"release": self.release}),
+            **({} if self.batch is None else {"batch": self.batch}),
         }
 
 
@@ -157,6 +160,16 @@ def dgc(options: Namespace) -> List[Configuration]:
     if options.rate[0] is None or options.optimizer != "sgd":
         raise ConfigError("p3 bench dgc needs a --rate, and --optimizer sgd: it counts what SGD's steps send")
     return [_configuration(options, model, label=rate_text(options.rate[0])) for model in options.models]
+
+
+def factors(options: Namespace) -> List[Configuration]:
+    if options.rate[0] is None:
+        raise ConfigError("p3 bench factors needs a --rate: on one host there is none to measure")
+    return [
+        _configuration(options, "vgg19", hosts=count, batch=batch, label=f"{count} hosts, batches of {batch}")
+        for count in options.hosts
+        for batch in options.batch
+    ]
 
 
 def paths(options: Namespace) -> List[Configuration]:
@@ -249,6 +262,13 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         dgc,
         {"stores": ",".join(("p3_sync", *COMPRESSED)), "models": "vgg19", "hosts": "4", "rate": "100mbit",
          "optimizer": "sgd"},
+        samples_nics=True,
+    ),
+    Experiment(
+        "factors", "real fully connected layers: gradients as they are, as sufficient factors, or as the rule says",
+        factors,
+        {"stores": ",".join(FACTORED), "hosts": "2,4,8", "rate": "40mbit", "compute": 2.0, "shrink": 0.2,
+         "optimizer": "sgd", "warmup": 2},
         samples_nics=True,
     ),
     Experiment(

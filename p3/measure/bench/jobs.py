@@ -42,6 +42,7 @@ class Store(NamedTuple):
     kvstore: str  # what mx.kv.create is given; or of torch, p3_torch or ddp:MEGABYTES
     environment: Mapping[str, str] = {}  # of all its processes
     dgc: Optional[float] = None  # the ratio of deep gradient compression
+    route: Optional[str] = None  # of real fully connected layers, as p3.factors has them
 
     @property
     def is_p3(self) -> bool:
@@ -73,6 +74,10 @@ STORES: Dict[str, Store] = {
         Store("p3_slicing", "p3_sync", {"P3_PRIORITY": "off"}),
         Store("p3_sync", "p3_sync"),
         *(Store(f"p3_dgc_{ratio:g}", "p3_sync", dgc=ratio) for ratio in (0.01, 0.001)),
+        *(
+            Store(name, "p3_sync", {"P3_PRIORITY": "caller"}, route=route)
+            for name, route in (("p3_dense", "dense"), ("p3_factors", "factors"), ("p3_rule", "auto"))
+        ),
         Store("dist_async", "dist_async"),
         *(Store(f"p3_ssp_{rounds}", "p3_ssp", {"P3_STALENESS": str(rounds)}) for rounds in (1, 4)),
         Store("p3_async", "p3_async"),

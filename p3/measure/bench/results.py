@@ -31,6 +31,9 @@ STORES = {
     "p3_sync": "p3_sync",
     "p3_dgc_0.01": "p3_sync, DGC 1%",
     "p3_dgc_0.001": "p3_sync, DGC 0.1%",
+    "p3_dense": "p3_sync, dense",
+    "p3_factors": "p3_sync, factors",
+    "p3_rule": "p3_sync, by the rule",
     "dist_async": "MXNet dist_async",
     "p3_ssp_1": "p3_ssp, 1 round apart",
     "p3_ssp_4": "p3_ssp, 4 rounds apart",
@@ -79,6 +82,7 @@ class Configuration:
     rates_mbit: Optional[Tuple[float, ...]]  # of each host, where they differ; then rate_mbit is the greatest
     path: Optional[str]  # what else is unlike the lab as it is
     release: Optional[str]  # "end": all gradients became ready when the backward pass ended
+    batch: Optional[int]  # of real fully connected layers
 
     @property
     def configuration(self) -> Configuration:
@@ -296,6 +300,7 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "delay": "%g ms delay" % one.delay_ms if one.delay_ms else "",
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
         "slice": "" if one.slice_elements is None else "slices of %d" % one.slice_elements,
+        "batch": "" if one.batch is None else "batches of %d" % one.batch,
         "release": "gradients at the end" if one.release == "end" else "",
     }
     return ", ".join(parts[name] for name in told if parts[name])
@@ -417,7 +422,7 @@ def _numbers_from(least: float) -> Callable[[Any], bool]:
 
 
 # Older results lack them, or those of other experiments.
-_ADDED = ("rates_mbit", "path", "release", "cpu_s", "goal_loss", "losses", "loss_at_s", "card_bytes")
+_ADDED = ("rates_mbit", "path", "release", "batch", "cpu_s", "goal_loss", "losses", "loss_at_s", "card_bytes")
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "a text")
 _POSITIVE = (lambda value: _is_number(value) and value > 0, "a number above 0")
@@ -431,7 +436,7 @@ _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("size", "bytes", "card_bytes", "rate_mbit", "interval_s", "median_s"), _POSITIVE),
     **dict.fromkeys(("bound_s", "goal_loss"), _POSITIVE),
     **dict.fromkeys(("compute_s", "delay_ms", "stall_s", "cpu_s"), _NOT_NEGATIVE),
-    **dict.fromkeys(("hosts", "workers", "servers", "slice_elements"), _AT_LEAST_ONE),
+    **dict.fromkeys(("hosts", "workers", "servers", "slice_elements", "batch"), _AT_LEAST_ONE),
     **dict.fromkeys(("repeat", "host"), _COUNT),
     **dict.fromkeys(("machine", "versions", "options"), _MAPPING),
     "computation": (lambda value: value in ("emulated", "real"), "emulated or real"),

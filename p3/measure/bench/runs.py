@@ -59,7 +59,7 @@ def lab_site(configuration: Configuration) -> Iterator[Site]:
 
 def run(store: jobs.Store, configuration: Configuration, course: Course, site: Site, repeat: int) -> List[Dict]:
     """The record of the run and, if asked for, one of each network card. Never raises for what a job does wrong."""
-    limit = goal(configuration, store.dgc)
+    limit = goal(configuration, store.dgc) if store.route is None else None
     identity = {
         "store": store.name,
         **configuration.identity(),
@@ -102,6 +102,8 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
         model = models.load(configuration.model, configuration.size)
         sent = bound.card_bytes(model, _cluster(configuration), configuration.slice_elements, ratio=store.dgc)
         record.update(card_bytes=round(sent))
+    if store.route is not None:
+        record.update(card_bytes=round(_sent_by_factored(store, configuration)))
     if configuration.experiment == "staleness":
         record.update(_pace(workers))
     if not configuration.is_emulated:
@@ -157,6 +159,18 @@ def _cluster(configuration: Configuration) -> bound.Cluster:
     return cluster
 
 
+def _sent_by_factored(store: jobs.Store, configuration: Configuration) -> float:
+    from p3.measure.replay import factored
+
+    def dense_bytes(model: models.Model) -> float:
+        return bound.card_bytes(model, _cluster(configuration), configuration.slice_elements)
+
+    model = models.load(configuration.model, configuration.size)
+    return factored.sent_by_a_card(
+        model, configuration.hosts, configuration.slice_elements, configuration.batch, store.route, dense_bytes
+    )
+
+
 def worker_command(store: jobs.Store, configuration: Configuration, course: Course) -> List[str]:
     common = ["--store", store.kvstore, "--size", repr(configuration.size), "--iterations", str(course.iterations),
               "--warmup", str(course.warmup)]  # fmt: skip
@@ -168,6 +182,7 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
         sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
         "--release", configuration.release, *([] if store.dgc is None else ["--dgc", repr(store.dgc)]),
+        *([] if store.route is None else ["--factors", store.route, "--batch", str(configuration.batch)]),
     ]  # fmt: skip
 
 
@@ -185,7 +200,7 @@ def _model_bytes(configuration: Configuration) -> int:
 
 
 def _why_no_bound(configuration: Configuration) -> str:
-    if not configuration.is_emulated:
+    if not configuration.is_emulated or configuration.batch is not None:
         return "unknown: the computation is real, and its layers' times are not measured"
     return "unknown: no rate is given"
 

@@ -13,7 +13,8 @@ All waiting is done by the training thread, in sleep; as an operation of MXNet's
 from running its own stores' operations. So a machine without GPU behaves as one whose GPU computes.
 
 Gradients are small whole numbers that change with worker, key and iteration; at the end every weight must be exactly
-what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random: compressed.py.
+what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random: compressed.py; with
+`--factors` fully connected layers are real: factored.py.
 docs/replay.md describes the output.
 """
 
@@ -33,6 +34,7 @@ from p3.measure.meeting import meet
 from p3.measure.replay import jitter, models
 from p3.measure.replay.probes import STRIDE, Probed, probe
 from p3.mxnet import hooks
+from p3.worker.factors import ROUTES
 
 # A shorter wait is no stall: reading the few weights of a layer that are there already takes up to 50 us after a sleep.
 READY_S = 100e-6
@@ -176,6 +178,8 @@ def _header(options, model, replay) -> dict:
         "bytes": model.bytes,
         "optimizer": options.optimizer,
         "dgc": options.dgc,
+        "factors": options.factors,
+        "batch": options.batch,
         "updates": replay.updates,
         "compute_s": options.compute,
         "release": options.release,
@@ -206,6 +210,10 @@ def _replay(options, model: models.Model):
         from p3.measure.replay.compressed import CompressedReplay
 
         return CompressedReplay(mxnet, options.store, model, options.dgc, options.release)
+    if options.factors is not None:
+        from p3.measure.replay.factored import FactoredReplay
+
+        return FactoredReplay(mxnet, options.store, model, options.factors, options.batch, options.release)
     return Replay(mxnet, options.store, model, options.optimizer, options.release)
 
 
@@ -286,6 +294,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="random gradients, with deep gradient compression of that ratio: needs --optimizer sgd",
     )  # fmt: skip
     parser.add_argument(
+        "--factors", choices=ROUTES, metavar="ROUTE",
+        help="of vgg19: fully connected layers are real, and their gradients take that route of p3.factors (%s): needs "
+        "--optimizer sgd" % ", ".join(ROUTES),
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=arguments.number(1, 1 << 20, int), default=32, metavar="K", help="of real layers (default 32)"
+    )
+    parser.add_argument(
         "--release", choices=models.RELEASES, default="layer",
         help="when gradients become ready: each layer's in its turn, or all at the end of the backward pass, as those "
         "of lazily batched graphs (default layer)",
@@ -303,6 +319,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(f"--store {options.store} updates at each push: it needs --optimizer sgd")
     if options.dgc is not None and (options.optimizer != "sgd" or options.store not in hooks.NAMES):
         parser.error("--dgc is for stores of P3's in MXNet, and needs --optimizer sgd")
+    if options.factors is not None and (
+        options.optimizer != "sgd" or options.store not in hooks.NAMES or options.dgc is not None
+        or options.model != "vgg19" or options.release != "layer"
+    ):  # fmt: skip
+        parser.error("--factors is for vgg19 in P3's stores of MXNet, with --optimizer sgd, without --dgc, --release")
     if not 0 <= options.jitter <= 2:
         parser.error(f"--jitter {options.jitter}: must be from 0 to 2")
     if options.iterations < 1 or options.warmup < 0:

@@ -1,0 +1,76 @@
+"""Sufficient factors with NumPy alone: factors_with_numpy.py exact|disagree
+
+exact     whole numbers, so that each weight is exactly what all workers' gradients make of it; and counts the bytes
+disagree  worker 1 has another batch
+"""
+
+import hashlib
+import os
+import sys
+
+import numpy as np
+
+from p3.settings import Settings
+from p3.worker.key import FactorShape
+from p3.worker.session import Session
+
+SHAPE = FactorShape(3, 40, 50)
+STEPS = 6
+SGD = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precision": False}
+
+
+def factors(rank, step):
+    random = np.random.RandomState(100 * step + rank)
+    return random.randint(-3, 4, (SHAPE.rows, SHAPE.width)).astype("float32")
+
+
+def gradient(workers, step):
+    each = [factors(rank, step) for rank in range(workers)]
+    return sum(one[:, : SHAPE.outputs].T @ one[:, SHAPE.outputs :] for one in each)
+
+
+def train_exactly(session):
+    weight = np.arange(SHAPE.outputs * SHAPE.inputs, dtype="float32").reshape(SHAPE.outputs, SHAPE.inputs)
+    expected, momentum = weight.copy(), np.zeros_like(weight)
+    session.set_optimizer(0, SGD)
+    key = session.declare_factors("w (factors)", SHAPE)
+    session.init(key, None, weight).wait(30)
+    before = [session.traffic_with(server) for server in range(session.num_servers)]
+    for step in range(STEPS):
+        session.pushpull(key, factors(session.rank, step), weight, lr=0.25).wait(30)
+        momentum = np.float32(0.5) * momentum - np.float32(0.25) * gradient(session.num_workers, step)
+        expected += momentum
+        assert (weight == expected).all(), step
+    check_bytes(session, before)
+    state = np.empty_like(weight)
+    session.fetch_state(key, 1, state).wait(30)
+    assert (state == momentum).all()
+    session.barrier()
+    print("exact, digest", hashlib.sha256(weight.tobytes()).hexdigest()[:16], flush=True)
+
+
+def check_bytes(session, before):
+    """A worker sends its own part, and gets the others'; of each slice a header goes both ways."""
+    after = [session.traffic_with(server) for server in range(session.num_servers)]
+    counted = {
+        name: sum(late[name] - early[name] for early, late in zip(before, after))
+        for name in ("bytes_sent", "bytes_received")
+    }
+    part = 4 * SHAPE.elements
+    slices = -(-SHAPE.elements // session.slice_elements) * session.num_workers
+    expected = {"bytes_sent": part + 80 * slices, "bytes_received": (session.num_workers - 1) * part + 80 * slices}
+    heartbeats = 80 * 50
+    for name, bytes_ in counted.items():
+        assert 0 <= bytes_ - STEPS * expected[name] <= heartbeats, (name, bytes_, STEPS * expected[name])
+
+
+def main(what):
+    with Session.open(Settings.from_env(os.environ)) as session:
+        if what == "exact":
+            return train_exactly(session)
+        session.declare_factors("w (factors)", SHAPE._replace(rows=SHAPE.rows + session.rank))
+        session.barrier()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
