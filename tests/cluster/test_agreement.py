@@ -25,9 +25,10 @@ class Job:
         for receiver, message in self.agreement.receive(node, messages.check(dict(fields, kind=kind))):
             self.sent[receiver].append(messages.check(message))
 
-    def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=(), sparse=False, staleness=0):
+    def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=(), sparse=False, staleness=0,
+                 gathered=False):  # fmt: skip
         fields = dict(store=store, name=name, shape=list(shape), dtype=dtype, defaults=list(defaults), sparse=sparse,
-                      staleness=staleness)
+                      staleness=staleness, gathered=gathered)
         self.say(WORKERS[rank], "announce", **fields)
 
     def set_option(self, rank, option, store=0, **value):
@@ -50,9 +51,24 @@ class Job:
 def test_slices_are_smaller_with_more_servers(num_servers, elements):
     servers = [Node("server", rank, "s%d" % rank) for rank in range(num_servers)]
     announced = dict(kind="announce", store=0, name="w", shape=[10], dtype="float32", defaults=[], sparse=False)
-    announced["staleness"] = 0
+    announced.update(staleness=0, gathered=False)
     sent = Agreement(WORKERS[:1], servers).receive(WORKERS[0], announced)
     assert [message["slice_elements"] for _, message in sent] == [elements] * num_servers
+
+
+def test_a_gathered_key_has_a_part_of_each_worker():
+    job = Job(10)
+    job.announce(0, "w", (3, 5), gathered=True)
+    plan = KeyPlan.of(job.sent[SERVERS[0]][0])
+    assert (plan.parts, plan.elements, plan.slices, plan.sizes()) == (3, 15, 6, [10, 5] * 3)
+    with pytest.raises(DisagreementError, match="gathered is True on the first and False on the second"):
+        job.announce(1, "w", (3, 5))
+
+
+@pytest.mark.parametrize("wrong", [{"shape": (0, 5)}, {"dtype": "float16"}, {"sparse": True}, {"staleness": 1}])
+def test_what_cannot_be_gathered_is_refused(wrong):
+    with pytest.raises(ProtocolError, match="as one of factors, which it cannot be"):
+        Job().announce(0, "w", **{"shape": (3, 5), "gathered": True, **wrong})
 
 
 def test_rank_0_decides_and_workers_hear_when_every_server_knows():
@@ -388,7 +404,7 @@ def test_nobody_waits_for_an_option_that_rank_0_left_without():
         (WORKERS[0], "abort", {"text": "x"}),
         (WORKERS[0], "agreed", {"store": 0, "name": "w", "shape": [], "dtype": "float32", "wire_key": 0,
                                 "first_slice": 0, "slice_elements": 1, "row_elements": 0, "partitions": 0,
-                                "staleness": 0, "is_vector": False}),
+                                "staleness": 0, "is_vector": False, "parts": 0}),
     ],
 )
 def test_what_a_node_may_not_say_is_refused(node, kind, fields):
