@@ -304,8 +304,8 @@ class RowParameter(Parameter):
         values = in_memory_order(gradient.values().contiguous())
         return self._session.pushpull_rows(self.key, ids, values, self._array, self.priority, *self._sent)
 
-    def _skip(self):
-        return self._session.skip_rows(self.key, self._array, self.priority)
+    def _skip(self, goes_on=True):
+        return self._session.skip_rows(self.key, self._array, self.priority, goes_on)
 
     def fetch_state(self, part: int, landing: torch.Tensor) -> Any:
         return self._session.fetch_rows(self.key, self._all_rows(), in_memory_order(landing), part)

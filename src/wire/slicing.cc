@@ -18,7 +18,7 @@ bool makes_sense(const KeyPlan& plan) {
   const size_t element_bytes = size_of(sum_type(plan.dtype));
   if (!plan.has_rows()) return plan.slice_elements * element_bytes <= kMaxPayload;
   const uint64_t rows = row_count(plan);
-  return plan.is_synchronous() && plan.elements % plan.row_elements == 0 && rows <= kMaxRows && plan.partitions >= 1 &&
+  return plan.elements % plan.row_elements == 0 && rows <= kMaxRows && plan.partitions >= 1 &&
          plan.partitions <= std::max<uint64_t>(rows, 1) && max_rows_payload(plan, element_bytes) <= kMaxPayload;
 }
 
