@@ -324,7 +324,7 @@ class RowParameter(Parameter):
 
     def _take_update(self, operation) -> None:
         if operation.changed is None:  # after a skip
-            return super()._take_update(operation)
+            return self.tensor.copy_(self.landing)  # they cannot change places: the landing keeps all that has landed
         rows = torch.from_numpy(operation.changed)
         self.tensor.index_copy_(0, rows, self.landing.index_select(0, rows))
 
