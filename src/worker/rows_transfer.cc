@@ -84,7 +84,7 @@ const char* RowsTransfer::problem_with(const Header& header) const {
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
   if (is_round()) {
     const bool is_stale = !plan_.is_synchronous();
-    const bool may_have_part = !is_stale || kind == Kind::kSkip;  // sums, or that all workers have taken their last step
+    const bool may_have_part = !is_stale || kind == Kind::kSkip;  // they are sums; or all have taken their last step
     if (header.kind != FrameKind::kRows || header.part > may_have_part) return "unexpected";
     if (encoding == Encoding::kAbsent && kind == Kind::kSkip && !is_stale) return nullptr;
     if (encoding != Encoding::kPlain) return "in another encoding than agreed";
