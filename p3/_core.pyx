@@ -364,8 +364,8 @@ cdef class P3Worker:
             self.core.push_rows(key, rows, operation.landing.buf, priority, round, operation.completion[0])
         return operation
 
-    def skip_rows(self, int key, landing, int32_t priority=0):
-        return self.skip_any(key, landing, priority, False, False)
+    def skip_rows(self, int key, landing, int32_t priority=0, cbool goes_on=False):
+        return self.skip_any(key, landing, priority, False, goes_on)
 
     cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on):
         cdef Operation operation = self.begin(key, 0, None, landing)

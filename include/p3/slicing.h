@@ -23,9 +23,10 @@ struct KeyPlan {
   // Of a key of rows (rows.h): elements of a row, and how many partitions take the place of slices. 0: a dense key.
   uint32_t row_elements = 0;
   uint32_t partitions = 0;
-  // How many rounds the fastest worker may be ahead of the slowest. 0: rounds are synchronous. Else each push updates a
-  // dense key at once, and push r of a worker is answered when all others have pushed r - staleness. Such a key needs an
-  // optimizer on its servers, and each worker pushes it on its own; an average is over all workers of the job.
+  // How many rounds the fastest worker may be ahead of the slowest. 0: rounds are synchronous. Else each push updates the
+  // key at once, and push r of a worker is answered when all others have pushed r - staleness. Such a key needs an
+  // optimizer on its servers, each worker pushes it on its own, and it keeps its plan; an average is over all workers of
+  // the job.
   uint64_t staleness = 0;
   bool is_vector = false;  // the tensor has at most one dimension
   // Of a key that is gathered instead of summed (factors.h): one part of `elements` from each so many workers, one after

@@ -72,10 +72,11 @@ constexpr uint8_t kMaster = 255;
 
 constexpr uint32_t kMaxFailTextBytes = 4096;
 
-// Of a push for a key with staleness: whether its worker has taken its last step. Header::part 1: it has no gradient for
-// this round alone.
+// Of a push for a key with staleness: whether its worker has taken its last step. Who has no gradient for this round alone
+// says so by Header::part 1 of a slice, and by no rows of a partition, where `part` says something else.
 inline bool is_last_step(const Header& push) {
-  return push.encoding == static_cast<uint8_t>(Encoding::kAbsent) && push.part == 0;
+  const bool is_absent = push.encoding == static_cast<uint8_t>(Encoding::kAbsent);
+  return is_absent && (push.kind == FrameKind::kPushRows || push.part == 0);
 }
 
 // Of a push without a gradient: whether its worker takes part in the round all the same, with its numbers. Of a gathered

@@ -129,8 +129,6 @@ class Agreement:
         shape, is_sparse = message["shape"], message["sparse"]
         if is_sparse and (not shape or 0 in shape[1:]):
             raise ProtocolError("%s announced the sparse key %r without rows" % (node, message["name"]))
-        if is_sparse and message["staleness"] > 0:
-            raise ProtocolError("%s announced the sparse key %r with staleness" % (node, message["name"]))
         if len(shape) > _MAX_DIMENSIONS or math.prod([max(1, length) for length in shape]) >= 1 << 63:
             raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
         kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered")}
@@ -170,7 +168,7 @@ class Agreement:
         """Another number of partitions, once all workers have done with the plan before."""
         identity, partitions = (message["store"], message["name"]), message["partitions"]
         plan = self._plans.get(identity)
-        if node.rank != 0 or plan is None or not plan.row_elements:
+        if node.rank != 0 or plan is None or not plan.row_elements or plan.staleness > 0:
             raise ProtocolError("%s may not change the partitions of key %r" % (node, message["name"]))
         former = plan.wire_key
         is_moving = any(identity == moving for moving, _ in self._leaving.values())

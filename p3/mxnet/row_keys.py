@@ -45,7 +45,8 @@ class _KeyOfRows(Key):
         return session.store_rows(self.declared, self._all_rows(), content, part)
 
     def stats(self, counters, num_workers):
-        alpha = counters["pushed_rows"] / (self.shape[0] * num_workers)
+        pushes = 1 if self.declared.staleness > 0 else num_workers  # that the counts are of
+        alpha = counters["pushed_rows"] / (self.shape[0] * pushes)
         density = counters["touched_rows"] / self.shape[0]
         route = "slices" if counters["as_slices"] else "rows"
         return dict(counters, route=route, compression=None, alpha=alpha, union_density=density)

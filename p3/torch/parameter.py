@@ -307,8 +307,8 @@ class RowParameter(Parameter):
         values = in_memory_order(gradient.values().contiguous())
         return self._session.pushpull_rows(self.key, ids, values, self._array, self.priority, *self._sent)
 
-    def _skip(self):
-        return self._session.skip_rows(self.key, self._array, self.priority)
+    def _skip(self, goes_on=True):
+        return self._session.skip_rows(self.key, self._array, self.priority, goes_on)
 
     def fetch_state(self, part: int, landing: torch.Tensor) -> Any:
         return self._session.fetch_rows(self.key, self._all_rows(), in_memory_order(landing), part)
@@ -327,7 +327,7 @@ class RowParameter(Parameter):
 
     def _take_update(self, operation) -> None:
         if operation.changed is None:  # after a skip
-            return super()._take_update(operation)
+            return self.tensor.copy_(self.landing)  # they cannot change places: the landing keeps all that has landed
         rows = torch.from_numpy(operation.changed)
         self.tensor.index_copy_(0, rows, self.landing.index_select(0, rows))
 

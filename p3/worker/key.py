@@ -81,13 +81,7 @@ def checked(
         raise ValueError("%s: key %r: shape %s has a negative length" % (label, name, shape))
     if sparse and (not shape or 0 in shape[1:]):
         raise ValueError("%s: key %r: shape %s has no rows to be sparse in" % (label, name, shape))
-    rounds = key_plan.staleness(staleness)
-    if sparse and rounds > 0:
-        raise ValueError(
-            "%s: key %r has row_sparse gradients, which are synchronous: give it staleness 0, or dense gradients"
-            % (label, name)
-        )
-    return Key(store, name, shape, _dtype_name(dtype), -1, sparse, rounds)
+    return Key(store, name, shape, _dtype_name(dtype), -1, sparse, key_plan.staleness(staleness))
 
 
 def require_same(label: str, key: Key, declared: Key) -> None:

@@ -52,6 +52,8 @@ class Partitions:
 
     def pushed(self, key: Key) -> None:
         """Call it at each push of a sparse key, on rank 0. Looks at what has completed since, and may act on it."""
+        if key.staleness > 0:
+            return  # its rows cannot move
         if key != self._key and key not in self._found:
             self._waiting[key] = None
         if self._key is None:

@@ -53,6 +53,11 @@ class Repartition:
                 "%s: rows do not move where a lost worker is replaced (P3_ON_WORKER_LOSS=wait); set P3_PARTITIONS"
                 % session.label
             )
+        if key.staleness > 0:
+            raise ValueError(
+                "%s: key %r has staleness, so its workers have no round in common after which its rows could move; set "
+                "P3_PARTITIONS before it is declared" % (session.label, key.name)
+            )
         if self.is_moving(key):
             raise ValueError("%s: key %r is already moving to other partitions" % (session.label, key.name))
         if self.partitions(key) == 0:

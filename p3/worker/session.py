@@ -209,7 +209,7 @@ class Session(Control):
             return handle
         self._say_if_left_out(key)
         handle = self.core.declare_rows(str(key.name), key.shape[0], math.prod(key.shape[1:]), DTYPES[key.dtype])
-        self.core.choose_route(handle, self._link.pushes)
+        self.core.choose_route(handle, 1 if key.staleness > 0 else self._link.pushes)  # that a round's counts are of
         return handle
 
     def compression_of(self, key: Key) -> Optional[dict]:
@@ -336,11 +336,11 @@ class Session(Control):
         scalars = (lr, wd, rescale, updates, schedule)
         return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
 
-    def skip_rows(self, key: Key, landing: Optional[Any], priority: int = 0):
-        """As skip()."""
+    def skip_rows(self, key: Key, landing: Optional[Any], priority: int = 0, goes_on: bool = False):
+        """As skip(); what is gated is dense."""
         self.check()
         self.progress.skip(key)
-        return self.core.skip_rows(key.handle, landing, priority)
+        return self.core.skip_rows(key.handle, landing, priority, goes_on)
 
     def fetch_rows(self, key: Key, ids: Any, landing: Any, part: int = 0, priority: int = 0):
         """Copies rows of the value, or of a part of the optimizer's state, to `landing`, in the order of `ids` (int64).

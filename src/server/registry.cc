@@ -6,6 +6,7 @@
 
 #include "server/partition.h"
 #include "server/slice.h"
+#include "server/stale_partition.h"
 #include "server/stale_slice.h"
 
 namespace p3 {
@@ -47,8 +48,8 @@ void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
   {
     MutexLock lock(mutex_);
     const auto found = keys_.find(predecessor);
-    if (found == keys_.end() || !makes_sense(plan) || !plan.has_rows() ||
-        plan.elements != found->second->key.plan.elements ||
+    if (found == keys_.end() || !makes_sense(plan) || !plan.has_rows() || !plan.is_synchronous() ||
+        !found->second->key.plan.is_synchronous() || plan.elements != found->second->key.plan.elements ||
         plan.row_elements != found->second->key.plan.row_elements || plan.dtype != found->second->key.plan.dtype)
       host_.refuse_call("key " + std::to_string(predecessor) + " can have no such successor.");
     entry->key = found->second->key;
@@ -60,6 +61,14 @@ void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
   add(std::move(entry), parts);
 }
 
+std::unique_ptr<Shard> Registry::make_shard(const ServerKey& key, uint32_t index, int thread, int parts) {
+  const bool is_stale = !key.plan.is_synchronous();
+  if (key.plan.has_rows() && is_stale) return std::make_unique<StalePartition>(key, index, thread, host_);
+  if (key.plan.has_rows()) return std::make_unique<ServerPartition>(key, index, thread, host_, parts);
+  if (is_stale) return std::make_unique<StaleSlice>(key, index, thread, host_);
+  return std::make_unique<ServerSlice>(key, index, thread, host_);
+}
+
 void Registry::add(std::unique_ptr<Entry> entry, int parts) {
   const KeyPlan plan = entry->key.plan;
   try {
@@ -67,12 +76,7 @@ void Registry::add(std::unique_ptr<Entry> entry, int parts) {
     for (uint32_t i = 0; i < entry->shards.size(); ++i) {
       if (server_of(plan, i, num_servers_) != rank_) continue;
       const int thread = static_cast<int>(next_thread_++ % static_cast<size_t>(threads_));
-      if (plan.has_rows())
-        entry->shards[i] = std::make_unique<ServerPartition>(entry->key, i, thread, host_, parts);
-      else if (!plan.is_synchronous())
-        entry->shards[i] = std::make_unique<StaleSlice>(entry->key, i, thread, host_);
-      else
-        entry->shards[i] = std::make_unique<ServerSlice>(entry->key, i, thread, host_);
+      entry->shards[i] = make_shard(entry->key, i, thread, parts);
     }
   } catch (const std::bad_alloc&) {
     host_.refuse_call("no memory for this server's part of key '" + entry->key.name + "', which has " +

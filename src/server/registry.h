@@ -71,6 +71,7 @@ class Registry {
   };
 
   void add(std::unique_ptr<Entry> entry, int parts);
+  std::unique_ptr<Shard> make_shard(const ServerKey& key, uint32_t index, int thread, int parts);
   Store& without_keys(int store) P3_REQUIRES(mutex_);
   void check_together(int store, const Store& settings) const;
 

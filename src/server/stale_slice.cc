@@ -8,22 +8,18 @@ namespace p3 {
 
 StaleSlice::StaleSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
     : DenseShard(its_key, its_index, its_thread, host),
-      clocks_(workers(), key.plan.staleness),
-      waiting_(workers()),
+      unanswered_(workers(), key.plan.staleness),
       gradient_(1, dtype_, static_cast<uint32_t>(elements_), host.transient) {}
 
 // --- rounds, of each worker its own ----------------------------------------------------------------------------------
 
 void StaleSlice::push(Task& task, Reply& reply) {
-  Waiting& waiting = waiting_[static_cast<size_t>(task.worker)];
   const Optimizer* const its = optimizer();
-  if (waiting.waits) reply.problem = "before its last push was answered";
-  if (its == nullptr) reply.problem = "for servers that update at once, but have no optimizer";
+  reply.problem = unanswered_.problem_with_push(task.worker, its);
   if (reply.problem != nullptr) return;
   if (task.payload) update(*its, task);
   reply.is_summed = true;
-  waiting = {true, task.header.priority};
-  const bool nobody_goes_on = clocks_.advance(task.worker, is_last_step(task.header));
+  const bool nobody_goes_on = unanswered_.add(task.worker, task.header);
   reply.published = header_of(FrameKind::kValue, Encoding::kPlain, task.header.round, task.header.priority);
   answer_waiting(nobody_goes_on, reply);
 }
@@ -39,17 +35,13 @@ void StaleSlice::update(const Optimizer& optimizer, Task& task) {
 }
 
 void StaleSlice::answer_waiting(bool nobody_goes_on, Reply& reply) {
-  std::vector<int> answered;
-  for (int worker = 0; worker < static_cast<int>(waiting_.size()); ++worker)
-    if (waiting_[static_cast<size_t>(worker)].waits && clocks_.may_be_answered(worker)) answered.push_back(worker);
+  const std::vector<int> answered = unanswered_.take_answerable();
   if (answered.empty()) return;
   Frame frame = copy_of_value(answered);
   frame.header.part = nobody_goes_on;
   for (int worker : answered) {
-    Waiting& waiting = waiting_[static_cast<size_t>(worker)];
-    waiting.waits = false;
-    frame.header.round = clocks_.round(worker);
-    frame.header.priority = waiting.priority;
+    frame.header.round = unanswered_.round(worker);
+    frame.header.priority = unanswered_.priority(worker);
     send(worker, frame, reply);
   }
 }
@@ -59,7 +51,7 @@ void StaleSlice::send_value(const std::vector<int>& workers, Reply& reply, bool)
   if (workers.empty()) return;
   Frame frame = copy_of_value(workers);
   for (int worker : workers) {
-    frame.header.round = clocks_.round(worker);
+    frame.header.round = unanswered_.round(worker);
     send(worker, frame, reply);
   }
 }

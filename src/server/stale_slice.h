@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "numeric/rank_sum.h"
-#include "server/clocks.h"
 #include "server/dense_shard.h"
+#include "server/unanswered.h"
 
 namespace p3 {
 
@@ -35,14 +35,8 @@ class StaleSlice final : public DenseShard {
   void fetch(Task& task, Reply& reply) override;
   void store(Task& task, Reply& reply) override;
 
-  struct Waiting {
-    bool waits = false;
-    int32_t priority = 0;
-  };
-
-  Clocks clocks_;                 // of the pushes that have updated the value
-  std::vector<Waiting> waiting_;  // by worker: its last push is not answered yet
-  RankSum gradient_;              // of one worker, as float32 or wider
+  Unanswered unanswered_;  // of the pushes that have updated the value
+  RankSum gradient_;       // of one worker, as float32 or wider
   LentBuffers lent_;
 };
 

@@ -27,7 +27,7 @@ bool makes_sense(const KeyPlan& plan) {
     return false;
   if (!plan.has_rows()) return plan.slice_elements * element_bytes <= kMaxPayload;
   const uint64_t rows = row_count(plan);
-  return plan.is_synchronous() && plan.elements % plan.row_elements == 0 && rows <= kMaxRows && plan.partitions >= 1 &&
+  return plan.elements % plan.row_elements == 0 && rows <= kMaxRows && plan.partitions >= 1 &&
          plan.partitions <= std::max<uint64_t>(rows, 1) && max_rows_payload(plan, element_bytes) <= kMaxPayload;
 }
 

@@ -11,8 +11,13 @@
 namespace p3 {
 
 RowsTransfer::RowsTransfer(Kind its_kind, Key& key, const RowsView& rows, void* landing, uint8_t part,
-                           std::shared_ptr<const void> memory)
-    : Transfer(its_kind, key, part), memory_(std::move(memory)), rows_(rows), landing_(landing), asked_(rows) {
+                           std::shared_ptr<const void> memory, bool goes_on)
+    : Transfer(its_kind, key, part),
+      memory_(std::move(memory)),
+      rows_(rows),
+      landing_(landing),
+      goes_on_(goes_on),
+      asked_(rows) {
   if (kind != Kind::kFetch || is_ascending(rows_.ids, rows_.count)) return;
   sorted_ids_.assign(rows_.ids, rows_.ids + rows_.count);
   std::sort(sorted_ids_.begin(), sorted_ids_.end());
@@ -27,7 +32,7 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
   parts_.resize(slice_count(plan));
   const uint32_t next_plan = kind == Kind::kPush ? std::exchange(key_.announced, 0) : 0;
 
-  const bool absent = kind == Kind::kSkip || kind == Kind::kInit;
+  const bool absent = kind == Kind::kInit || (kind == Kind::kSkip && (!goes_on_ || plan.is_synchronous()));
   Frame frame;
   frame.header = header_of(header, absent ? Encoding::kAbsent : Encoding::kPlain);
   if (is_round()) frame.header.part = landing_ != nullptr;
@@ -47,7 +52,7 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
       continue;
     }
     // A push is waited for by every partition; of all else, something must be answered.
-    if (begin == end && kind != Kind::kPush && !(asked_.count == 0 && i == 0)) continue;
+    if (begin == end && !is_round() && !(asked_.count == 0 && i == 0)) continue;
     part.pieces = cut_rows(plan, range, asked_.ids, begin, end, key_.counters.as_slices && kind == Kind::kPush);
     for (RowsPiece& piece : part.pieces) {
       piece.header.next_plan = next_plan;
@@ -78,8 +83,10 @@ const char* RowsTransfer::problem_with(const Header& header) const {
   const auto encoding = static_cast<Encoding>(header.encoding);
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
   if (is_round()) {
-    if (header.kind != FrameKind::kRows || header.part > 1) return "unexpected";
-    if (encoding == Encoding::kAbsent && kind == Kind::kSkip) return nullptr;
+    const bool is_stale = !plan_.is_synchronous();
+    const bool may_have_part = !is_stale || kind == Kind::kSkip;  // they are sums; or all have taken their last step
+    if (header.kind != FrameKind::kRows || header.part > may_have_part) return "unexpected";
+    if (encoding == Encoding::kAbsent && kind == Kind::kSkip && !is_stale) return nullptr;
     if (encoding != Encoding::kPlain) return "in another encoding than agreed";
     const bool fits = header.payload_bytes >= sizeof(RowsHeader) &&
                       header.payload_bytes <= max_rows_payload(plan_, size_of(plan_.dtype));
@@ -112,8 +119,9 @@ const char* RowsTransfer::land(const Header& header, const void* payload, bool& 
   const char* problem = read_rows(plan_, range, row_bytes_, payload, header.payload_bytes, part.next_row, received_);
   if (problem != nullptr) return problem;
   if (landing_ == nullptr && !received_.ids.empty()) return "not asked for";
-  is_updated_ = true;
-  has_sums_ |= header.part == 1;
+  const bool is_over = header.part == 1 && !plan_.is_synchronous();
+  is_updated_ |= !is_over;
+  has_sums_ |= header.part == 1 && !is_over;
   bytes_received_ += header.payload_bytes;
   for (size_t i = 0; i < received_.ids.size(); ++i)
     std::memcpy(landing() + static_cast<size_t>(received_.ids[i]) * row_bytes_, received_.row(i), row_bytes_);
@@ -123,6 +131,7 @@ const char* RowsTransfer::land(const Header& header, const void* payload, bool& 
   counts_.pushed_rows += received_.header.pushed_rows;
   counts_.touched_rows += received_.header.touched_rows;
   next_plan_ = std::max(next_plan_, received_.header.next_plan);
+  if (next_plan_ != 0 && !plan_.is_synchronous()) return "naming another plan";
   const bool all_came = landing_ == nullptr || part.landed.size() == received_.header.touched_rows;
   return all_came ? nullptr : "not all that was touched";
 }

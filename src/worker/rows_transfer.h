@@ -16,9 +16,10 @@ namespace p3 {
 class RowsTransfer final : public Transfer {
  public:
   // `rows` and `landing` as Worker's methods have them; the ids ascend, but for kFetch, which takes any order.
-  // kInit asks whether the rows are there. `memory`: what `rows` borrows from, if the caller does not keep it.
+  // kInit asks whether the rows are there. `memory`: what `rows` borrows from, if the caller does not keep it. `goes_on`:
+  // of a skip, as Worker::skip.
   RowsTransfer(Kind its_kind, Key& key, const RowsView& rows, void* landing, uint8_t part = 0,
-               std::shared_ptr<const void> memory = nullptr);
+               std::shared_ptr<const void> memory = nullptr, bool goes_on = false);
 
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
   void encode(const Header& header, const void* piece, void* payload) override;
@@ -44,6 +45,7 @@ class RowsTransfer final : public Transfer {
   const std::shared_ptr<const void> memory_;
   const RowsView rows_;
   void* const landing_;
+  const bool goes_on_;
   // Of a kFetch whose ids did not ascend: the same sorted, each once, and where their rows land first.
   std::vector<int64_t> sorted_ids_;
   std::vector<char> sorted_rows_;

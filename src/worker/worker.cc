@@ -207,7 +207,8 @@ void Worker::move_rows(int handle, const KeyPlan& plan, std::vector<uint8_t> par
   {
     MutexLock lock(impl_->mutex_);
     Key& key = impl_->find(handle);
-    if (!plan.has_rows() || !key.fits(plan) || plan.wire_key == 0 || share.first + share.count > row_count(plan))
+    if (!plan.has_rows() || !key.fits(plan) || !plan.is_synchronous() || plan.wire_key == 0 ||
+        share.first + share.count > row_count(plan))
       impl_->refuse_call("the rows of key '" + key.name + "' cannot move to such a plan");
     key.successors[plan.wire_key] = {plan, std::move(parts), share, std::move(done)};
     impl_->handle_of_wire_key_[plan.wire_key] = handle;
@@ -279,7 +280,7 @@ void Worker::skip(int key, void* landing, int32_t priority, Done done, bool gate
   Key& skipped = gated ? impl_->dense_key(key) : impl_->key_for(key, landing);
   std::shared_ptr<Transfer> transfer;
   if (skipped.row_elements > 0)
-    transfer = std::make_shared<RowsTransfer>(Kind::kSkip, skipped, RowsView{}, landing);
+    transfer = std::make_shared<RowsTransfer>(Kind::kSkip, skipped, RowsView{}, landing, 0, nullptr, goes_on);
   else if (skipped.factored != nullptr)
     transfer = std::make_shared<FactorsTransfer>(Kind::kSkip, skipped, impl_->rank_, nullptr, landing);
   else

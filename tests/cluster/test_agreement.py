@@ -147,12 +147,14 @@ def test_a_sparse_key_is_cut_anew_and_its_former_plan_dropped_when_all_have_left
 
 
 @pytest.mark.parametrize(
-    "rank, name, partitions", [(1, "w", 2), (0, "w", 0), (0, "w", 9), (0, "dense", 2), (0, "?", 2)]
+    "rank, name, partitions",
+    [(1, "w", 2), (0, "w", 0), (0, "w", 9), (0, "dense", 2), (0, "stale", 2), (0, "?", 2)],
 )
 def test_only_rank_0_cuts_anew_and_only_sparse_keys_and_their_rows(rank, name, partitions):
     job = Job(10)
     job.announce(0, "dense", (25,))
     job.announce(0, "w", (8, 2), sparse=True)
+    job.announce(0, "stale", (8, 2), sparse=True, staleness=1)
     job.answer_all()
     with pytest.raises(ProtocolError, match="partitions of key"):
         job.say(WORKERS[rank], "repartition", store=0, name=name, partitions=partitions)

@@ -1,5 +1,5 @@
-// A whole server, whose three workers send sequences of frames: of every kind, for slices and rows, in turn and out of
-// turn, each possibly changed. It takes them or refuses them; it neither touches memory that is not its own nor hangs.
+// A whole server, whose three workers send sequences of frames: of every kind, for slices and rows, with
+// staleness and without, in turn and out of turn, each possibly changed. It takes them or refuses them; it neither touches memory that is not its own nor hangs.
 #include <array>
 
 #include "input.h"
@@ -20,6 +20,11 @@ KeyPlan dense(uint32_t wire_key, DType dtype, uint64_t elements) {
   return plan;
 }
 
+KeyPlan with_staleness(KeyPlan plan) {
+  plan.staleness = 1;
+  return plan;
+}
+
 KeyPlan sparse(uint32_t wire_key, uint32_t partitions) {
   KeyPlan plan = dense(wire_key, DType::kFloat32, 20 * 3);
   plan.slice_elements = 12;
@@ -28,8 +33,13 @@ KeyPlan sparse(uint32_t wire_key, uint32_t partitions) {
   return plan;
 }
 
-const std::array<KeyPlan, 4> kPlans = {dense(1, DType::kFloat32, 100), dense(2, DType::kFloat16, 10), sparse(3, 2),
-                                       sparse(4, 3)};  // the last succeeds the one before
+// The fourth succeeds the third.
+const std::array<KeyPlan, 6> kPlans = {dense(1, DType::kFloat32, 100),
+                                       dense(2, DType::kFloat16, 10),
+                                       sparse(3, 2),
+                                       sparse(4, 3),
+                                       with_staleness(dense(5, DType::kFloat32, 50)),
+                                       with_staleness(sparse(6, 2))};
 
 std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& plan, const Compression& compression) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return {};
@@ -78,6 +88,7 @@ class Script {
         header.round = ++round;
         header.encoding =
             input.below(8) == 0 ? absent : static_cast<uint8_t>(plan.has_rows() ? Encoding::kPlain : pushed);
+        if (!plan.is_synchronous()) header.part = static_cast<uint8_t>(input.below(2));
         if (pushed == Encoding::kTopK && input.below(4) == 0) header.encoding = 0;  // it may be plain, too
         header.scalars = {0.5, 0, 1, 1, 1};
         if (of_machine && worker > 0) {
@@ -89,7 +100,7 @@ class Script {
   }
 
  private:
-  uint64_t rounds_[kWorkers][4][3] = {};
+  uint64_t rounds_[kWorkers][kPlans.size()][3] = {};
 };
 
 }  // namespace
@@ -98,7 +109,7 @@ class Script {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;
   Input input(data, size);
-  const uint8_t choices = input.byte(), more = input.byte();
+  const uint8_t choices = input.byte(), more = input.byte(), apart = input.byte();
   const bool checksums = choices & 1, aggregated = choices & 2;
   ServerOptions options;
   options.node = fuzz_node("server 0 (here)", checksums);
@@ -124,16 +135,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   for (uint32_t rank = 0; rank < kWorkers; ++rank)
     server.add_worker(static_cast<int>(rank), peers[rank].connect(), "a worker");
-  for (size_t i = 0; i < 3; ++i) server.define(kPlans[i], "key", 0);
-  if (more & 64) server.define_successor(kPlans[3], kPlans[2].wire_key);
+  std::vector<KeyPlan> plans(kPlans.begin(), kPlans.begin() + (more & 64 ? 4 : 3));
+  for (size_t i = 0; i < 3; ++i) server.define(plans[i], "key", 0);
+  if (more & 64) server.define_successor(plans[3], plans[2].wire_key);
+  for (size_t i = 4; i < kPlans.size() && apart & 1 && !takes_steps; ++i) {
+    plans.push_back(kPlans[i]);
+    if (apart & 2) plans.back().staleness = kUnboundedStaleness;
+    server.define(plans.back(), "key with staleness", 0);
+  }
   server.start();
 
   Script script;
   for (int frames = 0; frames < 60 && !input.empty(); ++frames) {
     const uint32_t worker = input.below(kWorkers);
-    const KeyPlan& plan = kPlans[input.below(more & 64 ? 4 : 3)];
+    const KeyPlan& plan = plans[input.below(static_cast<uint32_t>(plans.size()))];
     const Encoding pushed = compression.of(plan.dtype);
-    const bool of_machine = aggregated && (plan.has_rows() || pushed == Encoding::kPlain);
+    const bool of_machine = aggregated && plan.is_synchronous() && (plan.has_rows() || pushed == Encoding::kPlain);
     const Header header = script.next(input, worker, plan, pushed, of_machine);
     peers[worker].send(input, header, payload_of(input, header, plan, compression), checksums);
     if (input.below(16) == 0) peers[worker].read();

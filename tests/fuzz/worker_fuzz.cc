@@ -12,17 +12,16 @@
 namespace p3 {
 namespace {
 
-KeyPlan plan_of(uint32_t wire_key, uint32_t row_elements) {
+KeyPlan plan_of(uint32_t wire_key, uint32_t row_elements, uint64_t staleness) {
   KeyPlan plan;
   plan.wire_key = wire_key;
   plan.elements = 60;
   plan.slice_elements = row_elements == 0 ? 40 : 12;
   plan.row_elements = row_elements;
   plan.partitions = row_elements == 0 ? 0 : 2;
+  plan.staleness = staleness;
   return plan;
 }
-
-const std::array<KeyPlan, 2> kPlans = {plan_of(1, 0), plan_of(2, 3)};
 
 class Operations {
  public:
@@ -56,6 +55,7 @@ Header answer_of(Input& input, const KeyPlan& plan, const uint64_t* rounds, bool
   header.key = plan.wire_key;
   header.slice = input.below(slice_count(plan));
   header.round = rounds[plan.wire_key - 1] + input.below(2);
+  header.part = plan.is_synchronous() ? 0 : static_cast<uint8_t>(input.below(2));  // 1: nobody goes on
   switch (input.below(4)) {
     case 0:
       header.kind = plan.has_rows() ? FrameKind::kPart : FrameKind::kValue;
@@ -77,12 +77,13 @@ Header answer_of(Input& input, const KeyPlan& plan, const uint64_t* rounds, bool
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;
   Input input(data, size);
-  const uint8_t choices = input.byte();
+  const uint8_t choices = input.byte(), apart = input.byte();
   const bool checksums = choices & 1, leads = choices & 2, follows = !leads && choices & 4;
   Compression compression;
   if (choices & 8)
     compression.encoding = choices & 16 ? Encoding::kFloat16 : choices & 128 ? Encoding::kTopK : Encoding::kTwoBit;
-  const bool takes_steps = compression.encoding == Encoding::kTopK;
+  const bool takes_steps = compression.encoding == Encoding::kTopK, is_apart = apart & 1 && !takes_steps;
+  const std::array<KeyPlan, 2> plans = {plan_of(1, 0, is_apart), plan_of(2, 3, is_apart)};
 
   // Outlive the worker, which borrows them to its end.
   std::vector<float> gradient(60, 1), landing(60), row_landing(60);
@@ -95,8 +96,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   worker.start();
   const int key = worker.declare("w", 60, DType::kFloat32, compression);
   const int rows = worker.declare_rows("emb", 20, 3, DType::kFloat32);
-  worker.agree(key, kPlans[0]);
-  worker.agree(rows, kPlans[1]);
+  worker.agree(key, plans[0]);
+  worker.agree(rows, plans[1]);
   float* const whole = choices & 32 ? row_landing.data() : nullptr;
   if (choices & 64) {  // otherwise the first answers are to pushes
     worker.init(key, gradient.data(), landing.data(), 0, operations.begin());
@@ -109,12 +110,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   worker.fetch_rows(rows, 0, ids.data(), ids.size(), row_landing.data(), 0, operations.begin());
   worker.skip(key, landing.data(), 0, operations.begin());
+  if (is_apart) {
+    worker.skip(rows, whole, 0, operations.begin(), false, /*goes_on=*/apart & 2);
+    worker.skip(rows, whole, 0, operations.begin());
+  }
 
   const uint64_t rounds[] = {choices & 64 ? 0u : 1u, choices & 64 ? 0u : 1u};
   for (int frames = 0; frames < 40 && !input.empty(); ++frames) {
-    const KeyPlan& plan = kPlans[input.below(2)];
+    const KeyPlan& plan = plans[input.below(2)];
     const bool from_neighbour = (leads || follows) && input.below(2) == 1;
-    Header header = answer_of(input, plan, rounds, leads && (plan.has_rows() || !(choices & 8)));
+    Header header = answer_of(input, plan, rounds, leads && !is_apart && (plan.has_rows() || !(choices & 8)));
     if (from_neighbour && leads) {
       header.kind = plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush;
       header.of_machine = 0;

@@ -37,17 +37,33 @@ def frozen_server(port):
 
 
 class Clocks(nn.Module):
-    """With a learning rate of 1, each worker's row of the weights counts its steps; of `seldom`, those that use it."""
+    """With a learning rate of 1, each worker's row of the weights counts its steps; of `seldom`, those that use it; and
+    its two rows of the table those that use them: many use neither, and other workers' others."""
+
+    EVERY = (2, 3)  # step
 
     def __init__(self, workers):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(workers, 20_000))
         self.seldom = nn.Parameter(torch.zeros(workers, 2))
+        on_host = "cpu" not in staging.STAGED  # else rows are refused
+        self.table = nn.Embedding.from_pretrained(torch.zeros(2 * workers, 30), freeze=False, sparse=on_host)
 
-    def forward(self, rank, uses_seldom):
-        self.seen = self.weight.detach().clone(), self.seldom.detach().clone()
+    def forward(self, rank, step, uses_seldom):
+        table = self.table(torch.arange(2 * len(self.weight)))
+        self.seen = [one.detach().clone() for one in (self.weight, self.seldom, table)]
         counted = self.weight[rank].sum() + (self.seldom[rank].sum() if uses_seldom else 0)
+        ids = [2 * rank + place for place, every in enumerate(self.EVERY) if (step + rank) % every == 0]
+        if ids:
+            counted = counted + self.table(torch.tensor(ids)).sum()
         return -counted * len(self.weight)  # the gradient is divided by the number of workers
+
+
+    def used(self, steps):
+        """How often each worker has used each of its rows after so many steps, as the table has it."""
+        ranks = torch.arange(len(self.weight))
+        counts = [(ranks + steps) // every - ranks // every for every in self.EVERY]
+        return torch.stack(counts, 1).reshape(-1, 1)
 
 
 def apart(staleness, steps):
@@ -62,16 +78,20 @@ def apart(staleness, steps):
     for step in range(steps):
         optimizer.zero_grad()
         uses_seldom = bool(torch.rand(1, generator=random) < 0.3)
-        loss = model(rank, uses_seldom)
-        weight, seldom = model.seen
+        loss = model(rank, step + 1, uses_seldom)
+        weight, seldom, table = model.seen
         assert (weight[rank] == step).all() and (seldom[rank] == used).all(), (step, used, weight, seldom)
         assert (weight >= step - allowed).all() and (weight <= steps).all(), (step, weight)
+        own = slice(2 * rank, 2 * rank + 2)
+        assert (table[own] == model.used(step)[own]).all() and (table <= model.used(steps)).all(), (step, table)
+        assert (table >= model.used(max(0, step - allowed))).all(), (step, table)
         loss.backward()
         optimizer.step()
         used += uses_seldom
         time.sleep(float(torch.rand(1, generator=random)) * 0.02)  # so that now one worker is ahead, and now another
     optimizer.join()
     assert (model.weight == steps).all() and (model.seldom[rank] == used).all(), model.weight
+    assert (model.table.weight == model.used(steps)).all(), model.table.weight
     print("kept within its staleness")
 
 

@@ -36,7 +36,8 @@ def test_mxnet_creates_them_by_name(name, kind):
         ("p3_ssp", 1, 2, {}),
         ("p3_ssp", 3, 3, {}),
         ("p3_ssp", 3, 2, {"P3_TLS": "1"}),
-        ("p3_ssp", 3, 2, {"P3_SERVER_THREADS": "2", "P3_SLICE_ELEMENTS": "7000"}),
+        ("p3_ssp", 3, 2, {"P3_SERVER_THREADS": "2", "P3_SLICE_ELEMENTS": "7000", "P3_PARTITIONS": "5"}),
+        ("p3_ssp", 2, 3, {"P3_SLICE_ELEMENTS": "80"}),
         ("p3_ssp", 2, 2, {"P3_LOCAL_AGGREGATION": "0"}),
         ("p3_async", "inf", 3, {}),
     ],
@@ -131,15 +132,6 @@ def test_a_trainer_that_updates_itself_is_refused_by_gluon():
     loss.backward()
     with pytest.raises(ValueError, match="update_on_kvstore"):
         trainer.step(1)
-
-
-def test_rows_are_synchronous():
-    kv = mx.kv.create("p3_ssp")
-    rows = mx.nd.zeros((4, 2)).tostype("row_sparse")
-    with pytest.raises(MXNetError, match="key 'rows' has row_sparse gradients, which are synchronous: give it stale"):
-        kv.init("rows", rows)
-    kv.set_staleness(0, keys="rows")
-    kv.init("rows", rows)
 
 
 @pytest.mark.parametrize("rounds", [-1, 1.5, "3", True, math.nan])

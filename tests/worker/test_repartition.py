@@ -111,6 +111,15 @@ def test_a_session_cuts_its_key_anew():
                 session.repartition(key, wrong)
 
 
+def test_a_key_with_staleness_keeps_its_partitions():
+    with Session.open() as session:
+        key = session.declare("emb", (9, 2), "float32", sparse=True, staleness=1)
+        landing = np.zeros((9, 2), "float32")
+        session.init_rows(key, landing, landing).wait(DEADLINE_S)
+        with pytest.raises(ValueError, match="key 'emb' has staleness, so its workers have no round in common"):
+            session.repartition(key, 4)
+
+
 def test_an_optimizer_that_comes_while_rows_move_is_refused():
     with Session.open() as session:
         key = session.declare("emb", (9, 2), "float32", sparse=True)

@@ -43,7 +43,7 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
     configurations = experiment.configurations(options)
     course = Course(
         options.iterations, options.warmup, options.jitter, options.optimizer, _omp_threads(options),
-        options.timeout, experiment.samples_nics,
+        options.timeout, experiment.samples_nics, options.pause,
     )  # fmt: skip
     records = [_settings_record(options, course)]
     total = len(configurations) * len(options.stores) * options.repeats

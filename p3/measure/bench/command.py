@@ -84,10 +84,14 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             default="none")
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
-    parser.set_defaults(release="layer")
+    parser.set_defaults(release="layer", pause=0.0)
     if is_emulated and is_open and experiment.name != "factors":
         add("--release", "when gradients become ready: each layer's in its turn, or all at the end of the backward "
             "pass (default layer)", choices=models.RELEASES)
+    if experiment.name == "compute":
+        add("--pause", "of each worker in each step, in the mean: steps of unlike length (default none)",
+            type=number(0, 1e3), metavar="S", default=0.0)
+        add("--loss", "steps and seconds to which are told (default: none)", type=number(1e-9, 1e9), metavar="L")
     if is_learn:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
         add("--loss", "seconds to which are told (default %s)"

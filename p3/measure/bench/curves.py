@@ -1,4 +1,4 @@
-"""Losses over steps and over seconds, of `p3 bench learn`.
+"""Losses over steps and over seconds, of `p3 bench learn` and `compute`.
 
 A curve is what a run's workers have lost in each step, the mean over all of them: the loss of the joined batch. As one
 batch is harder than the next, a loss is only said to be reached by the mean of the last SMOOTHED_STEPS steps.
@@ -22,11 +22,17 @@ def smooth(losses: Sequence[float]) -> List[float]:
     return [statistics.fmean(losses[max(0, end - SMOOTHED_STEPS) : end]) for end in range(1, len(losses) + 1)]
 
 
-def seconds_to(goal: float, losses: Sequence[float], at_s: Sequence[float]) -> Optional[float]:
-    """When the smoothed loss was first no greater than the goal; None if it never was."""
+def steps_to(goal: float, losses: Sequence[float]) -> Optional[int]:
+    """How many steps there were when the smoothed loss was first no greater than the goal; None if it never was."""
     smoothed = smooth(losses)
-    known = range(min(SMOOTHED_STEPS, len(losses)) - 1, len(losses))
-    return next((at_s[step] for step in known if smoothed[step] <= goal), None)
+    known = range(min(SMOOTHED_STEPS, len(losses)), len(losses) + 1)
+    return next((steps for steps in known if smoothed[steps - 1] <= goal), None)
+
+
+def seconds_to(goal: float, losses: Sequence[float], at_s: Sequence[float]) -> Optional[float]:
+    """When that was."""
+    steps = steps_to(goal, losses)
+    return None if steps is None else at_s[steps - 1]
 
 
 def difference(losses: Sequence[float], others: Sequence[float]) -> Tuple[float, int]:

@@ -178,7 +178,9 @@ def paths(options: Namespace) -> List[Configuration]:
 
 def compute(options: Namespace) -> List[Configuration]:
     return [
-        _configuration(options, TRAINED, rate_mbit=rate, label=rate_text(rate))._replace(compute_s=None)
+        _configuration(options, TRAINED, rate_mbit=rate, label=rate_text(rate))._replace(
+            compute_s=None, goal_loss=options.loss
+        )
         for rate in options.rate
     ]
 

@@ -26,6 +26,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from p3.measure.bench.ssh_host import SshHost
 from p3.cluster.placement import source_path
+from p3.mxnet import hooks
 
 STOP_TIMEOUT_S = 15.0  # for servers and scheduler, after the workers
 LAST_WORDS_S = 5.0  # after a failure, for the others to end and say why
@@ -51,6 +52,11 @@ class Store(NamedTuple):
     @property
     def is_torch(self) -> bool:
         return self.kvstore == "p3_torch" or self.is_workers_alone
+
+    @property
+    def may_be_apart(self) -> bool:
+        """Whether its workers may be rounds apart, so that there is no n-th step of all."""
+        return hooks.may_be_apart(self.kvstore)
 
     @property
     def is_workers_alone(self) -> bool:

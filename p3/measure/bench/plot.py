@@ -108,7 +108,7 @@ def compute(results: Results) -> Figure:
 def learn(results: Results) -> Figure:
     """A row for each training: each store's loss over seconds, and beside it the CPU seconds of an iteration."""
     summaries = summarise(results.runs)
-    drawn = curves.curves(results.runs)
+    drawn = curves.curves(run for run in results.runs if run.experiment == "learn")
     panels = _panels(summaries, lambda one: {})
     figure, grid = _figure(results, "Loss over seconds of real training", len(panels), 2)
     for (losses, cpu), (_, members) in zip(grid, panels):

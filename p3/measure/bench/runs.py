@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import statistics
 import sys
@@ -39,6 +40,7 @@ class Course(NamedTuple):
     omp_threads: int
     timeout_s: Optional[float]
     sample_nics: bool
+    pause_s: float = 0.0  # of a worker in each step of a real training, in the mean
 
 
 class Site(NamedTuple):
@@ -104,10 +106,10 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
         record.update(card_bytes=round(sent))
     if store.route is not None:
         record.update(card_bytes=round(_sent_by_factored(store, configuration)))
-    if configuration.experiment == "staleness":
+    if configuration.experiment == "staleness" or course.pause_s > 0:
         record.update(_pace(workers))
     if not configuration.is_emulated:
-        record.update(_curve(workers))
+        record.update(_curve(workers, store.may_be_apart))
     record["error"] = error = error or next((one["error"] for one in samples if "error" in one), None)
     if error is not None:
         if record["result"] == "right":
@@ -177,7 +179,8 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
     if configuration.experiment == "learn":
         return [sys.executable, "-m", "p3.measure.bench.learn_train", *common, "--model", configuration.model]
     if not configuration.is_emulated:
-        return [sys.executable, "-m", "p3.measure.bench." + ("torch_train" if store.is_torch else "train"), *common]
+        return [sys.executable, "-m", "p3.measure.bench." + ("torch_train" if store.is_torch else "train"), *common,
+                "--pause", repr(course.pause_s)]  # fmt: skip
     return [
         sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
@@ -265,15 +268,19 @@ def _cpu_s(workers: List[List[dict]], cpu: JobCpu) -> Optional[float]:
     return None if used_s is None else round(used_s / len(counted[0]), 6)
 
 
-def _curve(workers: List[List[dict]]) -> Dict:
-    """Each step's loss, the mean over the workers, and when all had read it; warm-up counts."""
-    steps = list(zip(*map(_iterations, workers)))
-    begins = [one["start"] for one in steps[0]]  # every host has a clock of its own
+def _curve(workers: List[List[dict]], are_apart: bool) -> Dict:
+    """Each step's loss, the mean over the workers, and when all had read it; warm-up counts. Of workers that are rounds
+    apart, a step is as many losses as there are workers, in the order in which they were read, whoever read them."""
+    read = [[(one["start"] + one["seconds"] - lines[0]["start"], one["loss"]) for one in lines]
+            for lines in map(_iterations, workers)]  # fmt: skip
+    steps = zip(*read)  # every host has a clock of its own
+    if are_apart:
+        in_order = iter(sorted(itertools.chain(*read)))
+        steps = zip(*[in_order] * len(workers))
+    steps = list(steps)
     return {
-        "losses": [statistics.fmean(one["loss"] for one in same) for same in steps],
-        "loss_at_s": [
-            round(max(one["start"] + one["seconds"] - begin for one, begin in zip(same, begins)), 6) for same in steps
-        ],
+        "losses": [statistics.fmean(loss for _, loss in step) for step in steps],
+        "loss_at_s": [round(max(at_s for at_s, _ in step), 6) for step in steps],
     }
 
 

@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from p3.measure.bench import curves
 from p3.measure.bench.results import (
     IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Run, Spread, Summary, comparable, idle_share, model_label,
-    rate, sent_by_a_card, setting, speedup, store_rank, summarise, unique,
+    rate, sent_by_a_card, setting, speedup, spread, store_rank, summarise, unique,
 )  # fmt: skip
 
 OURS = "p3_sync"
@@ -71,7 +71,8 @@ def tables(results: Results) -> List[Table]:
         if experiment == "learn":
             made += _seconds_to_goals(curves.curves(run for run in results.runs if run.experiment == experiment))
         if experiment == "compute":
-            made += _last_losses([run for run in results.runs if run.experiment == experiment])
+            of_it = [run for run in results.runs if run.experiment == experiment]
+            made += _last_losses(of_it) + _ways_to_goals(of_it)
         if experiment == "bandwidth":
             made += _best_speedups([one for one in summarise(results.runs) if one.experiment == experiment])
     return made + _idle_shares([one for one in results.nics if one.experiment == "utilization"])
@@ -299,6 +300,33 @@ _CARD_NOTE = (
 
 def _megabytes(bytes_: float) -> str:
     return _seconds(bytes_ / 1e6)
+
+
+def _ways_to_goals(runs: Sequence[Run]) -> List[Table]:
+    """Of trainings that shall reach a loss: a table for each setting, a row for each store."""
+    known = [run for run in runs if run.losses and run.goal_loss and run.result == "right"]
+    made = []
+    for place, goal_loss in unique((comparable(run.configuration), run.goal_loss) for run in known):
+        here = [run for run in known if (comparable(run.configuration), run.goal_loss) == (place, goal_loss)]
+        rows = []
+        for store in sorted({run.store for run in here}, key=store_rank):
+            its = [run for run in here if run.store == store]
+            steps = [curves.steps_to(goal_loss, run.losses) for run in its]
+            if None in steps:
+                rows.append([store, "not reached", "-", "-"])
+                continue
+            seconds = [run.loss_at_s[count - 1] for run, count in zip(its, steps)]
+            paces = [count / one for count, one in zip(steps, seconds)]
+            rows.append([store, *(_spread(spread(values)) for values in (steps, seconds, paces))])
+        title = "compute: to a loss of %g: %s" % (goal_loss, setting(place, ("model", "rate", "delay", "hosts")))
+        made.append(Table(title, [["store", "steps", "seconds", "steps a second"], *rows], [_WAYS_NOTE]))
+    return made
+
+
+_WAYS_NOTE = (
+    "A step takes as many batches as there are workers. The loss is reached when the mean of %d steps is no greater: "
+    "median (least..greatest)." % curves.SMOOTHED_STEPS
+)
 
 
 def _goal_time(one: Optional[curves.Curve]) -> str:

@@ -45,8 +45,9 @@ def run(options, out) -> bool:
         bytes=sum(4 * tensor.numel() for tensor in net.parameters()),
         versions={"p3": p3.__version__, "torch": torch.__version__},
     )  # fmt: skip
-    losses, start = [], None
+    losses, start, pause_s = [], None, train.pauses(options.pause, rank)
     for number in range(-1, options.warmup + options.iterations):
+        time.sleep(next(pause_s))
         labels = torch.randint(0, train.CLASSES, (train.BATCH,))
         pictures = patterns[labels] + train.NOISE * torch.randn(train.BATCH, 1, train.SIDE, train.SIDE)
         optimizer.zero_grad()

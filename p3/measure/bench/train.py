@@ -3,7 +3,8 @@
     python -m p3.measure.bench.train --store p3_sync --iterations 20
 
 The pictures are ten random patterns under noise, other noise on every worker. An iteration lasts from one loss that can
-be read to the next, so the next forward pass has begun while weights still arrive. It writes the lines of replay.py:
+be read to the next, so the next forward pass has begun while weights still arrive. With --pause steps are of unlike
+length, as where others use the machine. It writes the lines of replay.py:
 `digest` is of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen.
 """
 
@@ -13,9 +14,10 @@ import argparse
 import hashlib
 import json
 import math
+import random
 import sys
 import time
-from typing import Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 import p3
 from p3.measure.meeting import meet
@@ -52,6 +54,13 @@ def hidden(size: float) -> int:
     return max(1, round(4096 * size))
 
 
+def pauses(mean_s: float, rank: int) -> Iterator[float]:
+    """Seconds for which a worker pauses in each of its steps: exponential, and the same in every run."""
+    generator = random.Random(rank)
+    while True:
+        yield generator.expovariate(1 / mean_s) if mean_s else 0.0
+
+
 def run(options, out) -> bool:
     if options.store not in hooks.NAMES:
         hooks.withdraw()  # the others shall run in an untouched MXNet
@@ -69,14 +78,16 @@ def run(options, out) -> bool:
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9}, kvstore=store)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     mx.random.seed(100 + store.rank)
-    parameters = list(net.collect_params().values())
+    by_name = net.collect_params()
+    parameters = [by_name[name] for name in sorted(by_name)]  # as Trainer numbers them
     write(
         kind="header", computation="real", store=options.store, rank=store.rank, workers=store.num_workers,
         bytes=4 * sum(math.prod(parameter.shape) for parameter in parameters),
         versions={"p3": p3.__version__, "mxnet": mx.__version__},
     )  # fmt: skip
-    losses, start = [], None
+    losses, start, pause_s = [], None, pauses(options.pause, store.rank)
     for number in range(-1, options.warmup + options.iterations):
+        time.sleep(next(pause_s))
         labels = mx.nd.random.randint(0, CLASSES, shape=(BATCH,))
         pictures = patterns.take(labels) + mx.nd.random.normal(scale=NOISE, shape=(BATCH, 1, SIDE, SIDE))
         with autograd.record():
@@ -106,6 +117,7 @@ def parse(argv: Optional[Sequence[str]], module: str) -> argparse.Namespace:
     parser.add_argument("--size", type=float, default=1.0, help="of the first dense layer (default 1: 12.9 MB)")
     parser.add_argument("--iterations", type=int, default=20, help="that count (default 20)")
     parser.add_argument("--warmup", type=int, default=5, help="iterations before them (default 5)")
+    parser.add_argument("--pause", type=float, default=0.0, metavar="S", help="in each step, in the mean (default 0)")
     options = parser.parse_args(argv)
     if options.iterations < 1 or options.warmup < 0:
         parser.error("--iterations must be at least 1, --warmup at least 0")

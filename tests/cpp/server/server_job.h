@@ -113,6 +113,11 @@ struct Job {
     return eventually([&] { return server.counters().traffic.slices_received >= slices; });
   }
 
+  // Rounds; of keys with staleness, pushes.
+  bool has_updated(uint64_t rounds) {
+    return eventually([&] { return server.counters().rounds >= rounds; });
+  }
+
   std::string failure() {
     EXPECT_TRUE(wait_readable(server.event_fd()));
     const auto error = server.error();

@@ -1,6 +1,8 @@
 // A worker's keys of rows, whose server is played by the test.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,12 +18,13 @@ constexpr size_t kRowBytes = kRow * sizeof(float);
 
 // Key 3 has 10 rows in 2 partitions, 3 rows to a frame.
 struct RowsJob : OneServer {
-  RowsJob() : OneServer(unix_pair()) {
+  explicit RowsJob(uint64_t staleness = 0) : OneServer(unix_pair()) {
     plan.wire_key = 3;
     plan.elements = 10 * kRow;
     plan.row_elements = kRow;
     plan.partitions = 2;
     plan.slice_elements = 3 * kRow;
+    plan.staleness = staleness;
     key = worker.declare_rows("emb", 10, kRow, DType::kFloat32);
     worker.agree(key, plan);
   }
@@ -70,7 +73,7 @@ struct RowsJob : OneServer {
     header.kind = kind;
     header.key = 3;
     header.slice = partition;
-    header.round = 1;
+    header.round = round;
     header.part = part;
     header.encoding = static_cast<uint8_t>(payload.empty() ? Encoding::kAbsent : Encoding::kPlain);
     header.payload_bytes = static_cast<uint32_t>(payload.size());
@@ -79,6 +82,7 @@ struct RowsJob : OneServer {
 
   KeyPlan plan;
   int key;
+  uint64_t round = 1;  // of the answers
   std::deque<std::vector<int64_t>> ids;
   std::vector<float> landing = std::vector<float>(10 * kRow, 7);
   std::vector<int64_t> changed;
@@ -137,12 +141,36 @@ TEST(WorkerRows, AreNotAskedForWhereNothingLands) {
   EXPECT_TRUE(job.changed.empty());
 }
 
+TEST(WorkerRows, WithStalenessGoOnWithoutAGradientAndSayWhichStepIsTheLast) {
+  RowsJob job(/*staleness=*/1);
+  for (bool goes_on : {true, false}) {
+    job.worker.skip(job.key, job.landing.data(), 5, job.results.expect(0), false, goes_on);
+    for (uint32_t partition : {0u, 1u}) {
+      const Header header = job.server.must_receive();
+      EXPECT_EQ(header.kind, FrameKind::kPushRows);
+      EXPECT_EQ(header.part, 1);
+      EXPECT_EQ(is_last_step(header), !goes_on);
+      if (goes_on) {
+        EXPECT_TRUE(ends_round(header, job.server.payload.data()));
+      }
+      job.answer(partition, {partition == 0 ? 1 : 8}, goes_on ? 2 : 3, 1, /*sums=*/!goes_on);
+    }
+    ASSERT_TRUE(job.results.wait_for(job.round));
+    EXPECT_EQ(job.results.text(job.round - 1), "");
+    EXPECT_EQ(job.results.updated(job.round - 1), goes_on);  // as all have taken their last step
+    EXPECT_EQ(job.landing[1 * kRow], goes_on ? 2 : 3);
+    EXPECT_EQ(job.landing[8 * kRow], goes_on ? 2 : 3);
+    ++job.round;
+  }
+  EXPECT_EQ(std::count(job.landing.begin(), job.landing.end(), 7), 8 * kRow);
+}
+
 class WrongAnswer : public testing::Test {
  protected:
   // What the worker says of an answer to its push of row 1.
   template <typename Answer>
-  std::string reason(Answer answer, bool lands = true) {
-    RowsJob job;
+  std::string reason(Answer answer, bool lands = true, uint64_t staleness = 0) {
+    RowsJob job(staleness);
     job.push({1}, lands);
     job.receive_push();
     answer(job);
@@ -172,6 +200,20 @@ TEST_F(WrongAnswer, SizesThatCannotBe) {
   for (size_t bytes : {1, 31, 1000})
     expect_in("wrongly sized", reason([bytes](RowsJob& job) { job.answer_bytes(0, std::vector<char>(bytes)); }));
   expect_in("empty, and not the last", reason([](RowsJob& job) { job.answer_bytes(0, std::vector<char>(32)); }));
+}
+
+TEST_F(WrongAnswer, WithStalenessThatNobodyGoesOnOrAnotherPlan) {
+  expect_in("unexpected", reason([](RowsJob& job) { job.answer(0, {1}, 1, 1, true); }, true, 1));
+  expect_in("naming another plan", reason(
+                                       [](RowsJob& job) {
+                                         RowsHeader rows;
+                                         rows.last = 1;
+                                         rows.next_plan = 4;
+                                         std::vector<char> payload(sizeof rows);
+                                         std::memcpy(payload.data(), &rows, sizeof rows);
+                                         job.answer_bytes(0, payload);
+                                       },
+                                       true, 1));
 }
 
 TEST_F(WrongAnswer, FramesOfAnotherKind) {

@@ -99,14 +99,35 @@ def test_figure_draws_losses_over_seconds(read):
     assert [bar.get_height() for bar in cpu.patches] == pytest.approx([0.9 * 1.2, 0.9])
 
 
-def test_mean_loss_is_known_when_the_slowest_worker_has_read_it():
-    def lines(begin, *steps):
-        ends = [begin + end for end, _ in steps]
-        return [{"kind": "iteration", "warmup": False, "start": start, "seconds": end - start, "loss": loss}
-                for start, end, (_, loss) in zip([begin, *ends], ends, steps)]  # fmt: skip
+def lines_of(begin, *steps):
+    """What a worker writes of steps that end so long after its begin, with these losses."""
+    ends = [begin + end for end, _ in steps]
+    return [{"kind": "iteration", "warmup": False, "start": start, "seconds": end - start, "loss": loss}
+            for start, end, (_, loss) in zip([begin, *ends], ends, steps)]  # fmt: skip
 
-    found = runs._curve([lines(100.0, (1.0, 4.0), (2.5, 3.0)), lines(7.0, (1.5, 2.0), (2.0, 1.0))])
-    assert found == {"losses": [3.0, 2.0], "loss_at_s": pytest.approx([1.5, 2.5])}
+
+def test_mean_loss_is_known_when_the_slowest_worker_has_read_it():
+    workers = [lines_of(100.0, (1.0, 4.0), (2.5, 3.0)), lines_of(7.0, (1.5, 2.0), (2.0, 1.0))]
+    assert runs._curve(workers, False) == {"losses": [3.0, 2.0], "loss_at_s": pytest.approx([1.5, 2.5])}
+
+
+def test_of_workers_that_are_apart_a_step_is_as_many_losses_whoever_has_read_them():
+    workers = [lines_of(100.0, (1.0, 4.0), (2.0, 3.0)), lines_of(7.0, (3.0, 2.0), (9.0, 1.0))]
+    assert runs._curve(workers, True) == {"losses": [3.5, 1.5], "loss_at_s": pytest.approx([2.0, 9.0])}
+
+
+def test_ways_to_a_loss_are_told_in_steps_and_seconds():
+    trained = [dict(lesson(store, slower=slower), experiment="compute", losses=losses)
+               for store, slower, losses in (("p3_sync", 1.0, FALLING), ("p3_ssp_1", 0.5, FALLING),
+                                             ("p3_async", 0.5, [3.0] * 30))]  # fmt: skip
+    table = tables.tables(results.of_records([made.settings("compute"), *trained]))[-1]
+    assert table.title.startswith("compute: to a loss of 2: ")
+    assert [[cell.partition(" (")[0] for cell in row] for row in table.rows] == [
+        ["store", "steps", "seconds", "steps a second"],
+        ["p3_sync", "26.0", "13.0", "2.00"],
+        ["p3_ssp_1", "26.0", "6.50", "4.00"],
+        ["p3_async", "not reached", "-", "-"],
+    ]
 
 
 def test_rate_makes_communication_as_long_as_computation():
