@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from p3.measure.bench import curves
+from p3.measure.bench import accuracies, curves
 from p3.measure.bench.results import (
     IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Run, Spread, Summary, comparable, idle_share, model_label,
     rate, sent_by_a_card, setting, speedup, store_rank, summarise, unique,
@@ -67,6 +67,8 @@ def tables(results: Results) -> List[Table]:
         if experiment == "dgc":
             made += _compressed([run for run in results.runs if run.experiment == experiment], results.nics)
             continue
+        if experiment == "accuracy":
+            made += _accuracies(accuracies.bands(run for run in results.runs if run.experiment == experiment))
         made += _experiment(experiment, summarise(run for run in results.runs if run.experiment == experiment))
         if experiment == "learn":
             made += _seconds_to_goals(curves.curves(run for run in results.runs if run.experiment == experiment))
@@ -260,6 +262,29 @@ def _last_losses(runs: Sequence[Run]) -> List[Table]:
 
 
 _LAST_STEPS = 5
+
+
+def _accuracies(found: Sequence[accuracies.Band]) -> List[Table]:
+    """A table for each net and rate, in it a row for each store."""
+    made = []
+    for place in unique(comparable(one.configuration) for one in found):
+        by_store = {one.configuration.store: one for one in found if comparable(one.configuration) == place}
+        rows = []
+        for store, one in by_store.items():
+            less = accuracies.differences(one, by_store[OURS]) if OURS in by_store and store != OURS else None
+            rows.append([
+                store, "%.4f (%.4f..%.4f)" % accuracies.Mean(list(one.finals.values())),
+                _or_dash(less, lambda mean: "%+.4f (%+.4f..%+.4f)" % mean),
+                _spread(one.goal_s) if one.goal_s else "not reached", _seconds(one.at_s[-1]), "%d" % len(one.finals),
+            ])  # fmt: skip
+        head = ["store", "final accuracy", "against " + OURS, "seconds to %g" % accuracies.GOAL, "all seconds", "seeds"]
+        notes = [
+            "Test accuracy after the last epoch, and seed by seed against p3_sync: mean (least..greatest) over the "
+            "seeds. Seconds of training: medians; tests are not counted.",
+            accuracies.PAPER,
+        ]
+        made.append(Table("accuracy: " + setting(place, ("model", "rate", "delay", "hosts")), [head, *rows], notes))
+    return made
 
 
 def _compressed(runs: Sequence[Run], nics: Sequence[Nic]) -> List[Table]:
