@@ -27,6 +27,7 @@ _MICRO = {
     "sparsity": "how much sparse gradients save in a language model",
     "partitions": "whether the search for the number of partitions ends near the best",
     "trace_cost": "what P3_TRACE costs",
+    "selection": "what choosing the largest elements costs, in deep gradient compression",
     "order": "whether priorities follow forward passes whose order changes from step to step",
 }
 
