@@ -118,6 +118,8 @@ class Run(Configuration):
     accuracies: Optional[Tuple[float, ...]] = None  # after each epoch, with the seconds of training until then
     accuracy_at_s: Optional[Tuple[float, ...]] = None
     card_bytes: Optional[float] = None  # that each card sends in an iteration, by formula, in the mean over the hosts
+    worker_peak_bytes: Optional[int] = None  # of memory, of the worker and of the server that had most
+    server_peak_bytes: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -424,7 +426,7 @@ def _numbers_from(least: float) -> Callable[[Any], bool]:
 
 # Older results lack them, or those of other experiments.
 _ADDED = ("rates_mbit", "path", "release", "cpu_s", "goal_loss", "losses", "loss_at_s", "accuracies", "accuracy_at_s",
-          "card_bytes")  # fmt: skip
+          "card_bytes", "worker_peak_bytes", "server_peak_bytes")  # fmt: skip
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "a text")
 _POSITIVE = (lambda value: _is_number(value) and value > 0, "a number above 0")
@@ -439,6 +441,7 @@ _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("bound_s", "goal_loss"), _POSITIVE),
     **dict.fromkeys(("compute_s", "delay_ms", "stall_s", "cpu_s"), _NOT_NEGATIVE),
     **dict.fromkeys(("hosts", "workers", "servers", "slice_elements"), _AT_LEAST_ONE),
+    **dict.fromkeys(("worker_peak_bytes", "server_peak_bytes"), _AT_LEAST_ONE),
     **dict.fromkeys(("repeat", "host"), _COUNT),
     **dict.fromkeys(("machine", "versions", "options"), _MAPPING),
     "computation": (lambda value: value in ("emulated", "real"), "emulated or real"),

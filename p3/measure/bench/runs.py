@@ -19,6 +19,7 @@ from p3.errors import ConfigError
 from p3.measure.bench import jobs, nets, nic, train
 from p3.measure.bench.cpu import JobCpu
 from p3.measure.bench.experiments import Configuration
+from p3.measure.bench.memory import JobMemory
 from p3.measure.lab import hosts
 from p3.measure.replay import bound, models
 
@@ -91,8 +92,9 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
             error = cpu = None
             try:
                 job.start()
-                cpu = JobCpu(job)
-                job.wait(course.timeout_s or _timeout_s(configuration, course), cpu.sample)
+                cpu, memory = JobCpu(job), JobMemory(job)
+                watched = [cpu.sample] + [memory.sample] * (configuration.experiment == "dgc")
+                job.wait(course.timeout_s or _timeout_s(configuration, course), lambda: [watch() for watch in watched])
             except jobs.JobError as failure:
                 error = str(failure)
             workers = [job.lines(f"worker {number}") for number in range(job.num_workers)]
@@ -103,6 +105,7 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
         model = models.load(configuration.model, configuration.size)
         sent = bound.card_bytes(model, _cluster(configuration), configuration.slice_elements, ratio=store.dgc)
         record.update(card_bytes=round(sent))
+        record.update({f"{role}_peak_bytes": memory.peak_bytes(role) for role in ("worker", "server")})
     if configuration.experiment == "staleness":
         record.update(_pace(workers))
     if configuration.experiment == "accuracy":

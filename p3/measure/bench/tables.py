@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from dataclasses import replace
 from functools import partial
@@ -296,16 +297,19 @@ def _compressed(runs: Sequence[Run], nics: Sequence[Nic]) -> List[Table]:
         rows = []
         for store, one in by_store.items():
             right = [run for run in runs if run.configuration == one.configuration and run.result == "right"]
-            counts = [count for count in (sent_by_a_card(run, nics) for run in right) if count is not None]
-            counted, formula = (statistics.median(each) if each else None
-                                for each in (counts, [run.card_bytes for run in right if run.card_bytes]))
-            times = (_time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
-                     _over(store, OURS, by_store), _cpu(one))
-            sizes = (_or_dash(counted, _megabytes), _or_dash(formula, _megabytes),
-                     _or_dash(counted and formula and counted / formula, "{:.3f}".format))
-            rows.append([store, *times, *sizes])
+            counted = _median_of(right, partial(sent_by_a_card, nics=nics))
+            formula, *memory = (
+                _median_of(right, operator.attrgetter(field))
+                for field in ("card_bytes", "worker_peak_bytes", "server_peak_bytes")
+            )
+            rows.append([
+                store, _time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
+                _over(store, OURS, by_store), _cpu(one), _or_dash(counted, _megabytes), _or_dash(formula, _megabytes),
+                _or_dash(counted and formula and counted / formula, "{:.3f}".format),
+                *(_or_dash(peak, _megabytes) for peak in memory),
+            ])  # fmt: skip
         head = ["store", "seconds", "bound", "above bound", "over " + OURS, "CPU s",
-                "MB counted", "by formula", "over it"]
+                "MB counted", "by formula", "over it", "worker MB", "server MB"]
         told = ("model", "rate", "compute", "delay", "hosts", "release")
         notes = [*_notes(list(by_store.values())), _CARD_NOTE]
         made.append(Table("dgc: " + setting(place, told), [head, *rows], notes))
@@ -314,8 +318,14 @@ def _compressed(runs: Sequence[Run], nics: Sequence[Nic]) -> List[Table]:
 
 _CARD_NOTE = (
     "MB that each network card sends in an iteration, and receives, in the mean over the hosts: counted by the kernel, "
-    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone."
+    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone. "
+    "Of memory, the most that a worker and a server have had."
 )
+
+
+def _median_of(runs: Sequence[Run], value: Callable[[Run], Optional[float]]) -> Optional[float]:
+    known = [one for one in map(value, runs) if one is not None]
+    return statistics.median(known) if known else None
 
 
 def _megabytes(bytes_: float) -> str:

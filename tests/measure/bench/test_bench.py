@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -93,12 +94,13 @@ def test_workers_that_are_rounds_apart_are_compared_by_their_pace(bench):
 def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys):
     status, _, records = bench("dgc", *EMULATED, "--compute", "0.1", "--hosts", "2")
     assert status == 0, records
-    plain, *sparse = found = runs_of(records, ["card_bytes"])
+    plain, *sparse = found = runs_of(records, ["card_bytes", "worker_peak_bytes", "server_peak_bytes"])
     assert [one["store"] for one in found] == ["p3_sync", *experiments.COMPRESSED]
     for record in found:
         assert_right(record)
         cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
         counted = sum(sum(card["bytes_out"]) for card in cards) / 2 / len(record["iteration_s"])
+        assert min(record["worker_peak_bytes"], record["server_peak_bytes"]) > 10e6  # Python alone
         assert len(cards) == 2 and 0.8 * record["card_bytes"] < counted  # heartbeats count, too
     assert plain["card_bytes"] > plain["bytes"] and counted < plain["bytes"] / 4
     assert [one["bound_s"] < plain["bound_s"] for one in sparse] == [True, True]
@@ -387,6 +389,13 @@ def test_bytes_of_an_interval_are_between_the_samples_next_to_its_edges():
     samples = {"times": [0.0, 1.0, 2.5], "bytes_in": [100, 200, 500], "bytes_out": [0, 0, 3]}
     found = nic.per_interval(samples, 0.5, 2.6, 1.0)
     assert found == {"bytes_in": [150, 200], "bytes_out": [1, 2]}
+
+
+def test_sampler_of_a_card_has_one_thread():
+    """SIGTERM, by which it ends, must not reach one that does not block it, as those of NumPy."""
+    program = "import os, p3.measure.bench.nic; print(len(os.listdir('/proc/self/task')))"
+    environment = clean_environment(PYTHONPATH=str(ROOT))
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment, timeout=60) == b"1\n"
 
 
 def test_ports_of_this_machine_are_free_and_differ():
