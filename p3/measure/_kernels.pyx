@@ -1,6 +1,6 @@
 # distutils: language = c++
-"""The core's element-wise kernels (sums and optimizer updates) on arrays, without workers, servers or sockets: for
-benchmarks and tests.
+"""The core's kernels (sums, optimizer updates, deep gradient compression) on arrays, without workers, servers or sockets:
+for benchmarks and tests.
 
 An array is anything with the buffer protocol and C order whose elements have one of P3's types (NumPy arrays,
 memoryviews); bfloat16, which neither knows, is 16-bit integers. Types and lengths are checked: TypeError and ValueError. The GIL is released in C++; calls may run at the
@@ -12,6 +12,8 @@ from cpython.buffer cimport (
 )
 from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
+
+from p3.worker import dgc
 
 from p3._core cimport DType, OptimizerSpec, RoundScalars, optimizer_spec
 
@@ -41,6 +43,16 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
                     const RoundScalars& round) except +
 
     unique_ptr[Optimizer] make_optimizer "p3::Optimizer::make"(const OptimizerSpec& spec) except +ValueError
+
+
+cdef extern from "numeric/dgc.h" namespace "p3" nogil:
+    cdef cppclass DgcStep:
+        float momentum
+        float rate
+        bint masks
+        size_t sent
+    void c_encode_step "p3::encode_step"(const DgcStep& step, const float* gradient, float* u, float* v, void* payload,
+                                         size_t elements)
 
 
 # struct's letter for each type code of p3/dtype.h; bfloat16 is held as its bits.
@@ -103,6 +115,22 @@ def use_avx2(wanted=None):
     if wanted is not None:
         c_use_avx2.store(bool(wanted) and cpu_has_avx2())
     return bool(c_use_avx2.load())
+
+
+def encode_step(gradient, u, v, payload, size_t sent, float momentum, float rate=1.0, bint masks=True):
+    """What a worker does with a slice's gradient: u and v in place, and `sent` elements into `payload` (uint8), which
+    has the bytes that p3.worker.dgc.payload_bytes says; of as many as the slice has, all."""
+    cdef _Array g = _Array("gradient", gradient), m = _Array("u", u, True), kept = _Array("v", v, True)
+    cdef _Array to = _Array("payload", payload, True)
+    for array in (g, m, kept):
+        (<_Array> array).expect("an array", DType.kFloat32, g.elements)
+    to.expect("payload", <DType> <int> _CODES["B"], dgc.payload_bytes(sent, g.elements))
+    if not 0 < sent <= g.elements:
+        raise ValueError(f"{sent} elements cannot be sent of {g.elements}")
+    cdef DgcStep step
+    step.momentum, step.rate, step.masks, step.sent = momentum, rate, masks, sent
+    with nogil:
+        c_encode_step(step, <const float*> g.view.buf, <float*> m.view.buf, <float*> kept.view.buf, to.view.buf, g.elements)
 
 
 cdef class NativeOptimizer:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "base/simd.h"
 #include "p3/error.h"
@@ -26,8 +27,9 @@ struct Cut {
   size_t equal;        // and so many, the first ones, of this magnitude
 };
 
-// The magnitude of the `count`-th largest of them, 11 or 10 bits at a time from the highest on.
-Cut cut_of(const float* values, size_t n, size_t count) {
+// The `count`-th largest of magnitude(0) .. magnitude(n - 1), 11 or 10 bits at a time from the highest on.
+template <typename Magnitude>
+Cut cut_of(Magnitude magnitude, size_t n, size_t count) {
   struct Digit {
     int shift, bits;
   };
@@ -37,8 +39,8 @@ Cut cut_of(const float* values, size_t n, size_t count) {
     uint32_t counts[1u << 11] = {};
     const uint32_t mask = (1u << digit.bits) - 1;
     for (size_t i = 0; i < n; ++i) {
-      const uint32_t magnitude = magnitude_of(values[i]);
-      if ((magnitude & known) == prefix) ++counts[magnitude >> digit.shift & mask];
+      const uint32_t one = magnitude(i);
+      if ((one & known) == prefix) ++counts[one >> digit.shift & mask];
     }
     uint32_t largest = mask;
     for (; counts[largest] < left; --largest) left -= counts[largest];
@@ -46,6 +48,61 @@ Cut cut_of(const float* values, size_t n, size_t count) {
     known |= mask << digit.shift;
   }
   return {prefix, left};
+}
+
+// Where few are selected, nearly all blocks have none of them, and need no second look. The `count`-th largest of the
+// blocks' greatest magnitudes is no greater than that of all: so what is below it is not selected.
+constexpr size_t kBlock = 32;
+
+bool are_few(size_t count, size_t elements) { return 3 * count <= 2 * (elements / kBlock); }
+
+std::vector<uint32_t> greatest_of_blocks(const float* values, size_t elements) {
+  const size_t whole = elements / kBlock;
+  std::vector<uint32_t> greatest(whole + (elements % kBlock != 0));
+  uint32_t* const out = greatest.data();
+  loop(whole, [=](size_t block) {
+    const float* const first = values + block * kBlock;
+    int32_t most = 0;  // magnitudes have no 32nd bit, and numbers with a sign are compared sooner
+    for (size_t i = 0; i < kBlock; ++i) most = std::max(most, static_cast<int32_t>(magnitude_of(first[i])));
+    out[block] = static_cast<uint32_t>(most);
+  });
+  for (size_t i = whole * kBlock; i < elements; ++i) out[whole] = std::max(out[whole], magnitude_of(values[i]));
+  return greatest;
+}
+
+// Offsets, ascending, of all that may be among the `count` largest.
+std::vector<uint32_t> candidates_of(const float* values, size_t elements, size_t count) {
+  const std::vector<uint32_t> greatest = greatest_of_blocks(values, elements);
+  const uint32_t least = cut_of([&](size_t block) { return greatest[block]; }, greatest.size(), count).magnitude;
+  std::vector<uint32_t> candidates;
+  candidates.reserve(2 * count);
+  for (size_t block = 0; block < greatest.size(); ++block) {
+    if (greatest[block] < least) continue;
+    const size_t end = std::min(elements, (block + 1) * kBlock);
+    for (size_t i = block * kBlock; i < end; ++i)
+      if (magnitude_of(values[i]) >= least) candidates.push_back(static_cast<uint32_t>(i));
+  }
+  return candidates;
+}
+
+// Calls visit(offset) for the `count` of largest magnitude, ascending; of equal ones for the first. visit may change
+// the value there.
+template <typename Visit>
+void each_of_largest(const float* values, size_t elements, size_t count, Visit visit) {
+  const auto select = [&](auto offset_of, size_t n) {
+    const auto magnitude = [&](size_t i) { return magnitude_of(values[offset_of(i)]); };
+    const Cut cut = cut_of(magnitude, n, count);
+    size_t equal = cut.equal;
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t one = magnitude(i);
+      if (one < cut.magnitude || (one == cut.magnitude && equal == 0)) continue;
+      equal -= one == cut.magnitude;
+      visit(offset_of(i));
+    }
+  };
+  if (!are_few(count, elements)) return select([](size_t i) { return i; }, elements);
+  const std::vector<uint32_t> candidates = candidates_of(values, elements, count);
+  select([&](size_t i) -> size_t { return candidates[i]; }, candidates.size());
 }
 
 }  // namespace
@@ -77,17 +134,12 @@ void encode_step(const DgcStep& step, const float* gradient, float* u, float* v,
     if (step.masks) std::fill_n(u, elements, 0.0f);
     return;
   }
-  const Cut cut = cut_of(v, elements, step.sent);
-  size_t equal = cut.equal;
   TopKWriter writer(payload, step.sent, elements);
-  for (size_t i = 0; i < elements; ++i) {
-    const uint32_t magnitude = magnitude_of(v[i]);
-    if (magnitude < cut.magnitude || (magnitude == cut.magnitude && equal == 0)) continue;
-    equal -= magnitude == cut.magnitude;
+  each_of_largest(v, elements, step.sent, [&](size_t i) {
     writer.add(i, v[i]);
     v[i] = 0;
     if (step.masks) u[i] = 0;
-  }
+  });
 }
 
 float rate_of(const RoundScalars& round) { return static_cast<float>(round.lr) * static_cast<float>(round.rescale); }

@@ -74,7 +74,10 @@ class TopKWriter {
   void add(size_t offset, float value) {
     const auto written = static_cast<uint32_t>(offset);  // little-endian, so that its first bytes are the short form
     std::memcpy(value_, &value, sizeof value);
-    std::memcpy(offset_, &written, offset_bytes_);
+    if (offset_bytes_ == sizeof(uint16_t))  // of a constant size each, for which no function is called
+      std::memcpy(offset_, &written, sizeof(uint16_t));
+    else
+      std::memcpy(offset_, &written, sizeof(uint32_t));
     value_ += sizeof value;
     offset_ += offset_bytes_;
   }

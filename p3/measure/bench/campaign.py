@@ -59,6 +59,8 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
                     for record in runs.run(store, configuration, course, site, repeat):
                         if experiment.name == "learn":
                             agreement.check(configuration, record)
+                        elif experiment.name == "accuracy":
+                            agreement.check((configuration, repeat, store.dgc), record)
                         write(record)
                         records.append(record)
                         if record["kind"] == "run" and record["result"] != "right":

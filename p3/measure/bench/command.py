@@ -15,7 +15,7 @@ from typing import List
 
 from p3.errors import ConfigError
 from p3.measure.arguments import list_of, names_among, number, slice_size
-from p3.measure.bench import experiments
+from p3.measure.bench import experiments, nets
 from p3.measure.lab.command import delay, rates, told
 from p3.measure.replay import models
 from p3.settings import Settings
@@ -27,6 +27,7 @@ _MICRO = {
     "sparsity": "how much sparse gradients save in a language model",
     "partitions": "whether the search for the number of partitions ends near the best",
     "trace_cost": "what P3_TRACE costs",
+    "selection": "what choosing the largest elements costs, in deep gradient compression",
     "order": "whether priorities follow forward passes whose order changes from step to step",
 }
 
@@ -66,7 +67,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     sentence = experiment.help[0].upper() + experiment.help[1:] + "."
     parser = names.add_parser(experiment.name, help=experiment.help, description=sentence)
     is_emulated = experiment.name not in experiments.REAL
-    is_learn = experiment.name == "learn"
+    is_learn, is_accuracy = experiment.name == "learn", experiment.name == "accuracy"
     is_open = experiment.name != "validation"  # else its configurations are what they are
 
     def add(option: str, help: str, **how) -> None:
@@ -112,13 +113,18 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
-    mxnets = experiments.ALL + experiments.APART + (experiments.COMPRESSED if is_emulated else ())
-    known = names_among(experiments.OF_TORCH if is_learn else mxnets + experiments.OF_TORCH)
+    mxnets = experiments.ALL + (() if is_accuracy else experiments.APART)
+    mxnets += experiments.COMPRESSED if is_emulated or is_accuracy else ()
+    torchs = () if is_accuracy else experiments.OF_TORCH
+    known = names_among(torchs if is_learn else mxnets + torchs)
     if experiment.name == "factors":
         known = names_among(experiments.FACTORED)
     add("--stores", "which, comma-separated (default %(default)s)", type=known)
     megabytes = 80 * defaults["shrink"] if is_emulated else 10 if is_learn else 13
-    if is_open:
+    if is_accuracy:
+        add("--depth", "layers of the net: 6n + 2 (default %(default)s)", type=int, choices=nets.DEPTHS,
+            default=nets.DEPTHS[1])
+    elif is_open:
         add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=number(1e-6, 1e3))
     add("--hosts", "each with one worker and one server (default %(default)s)",
         type=list_of(number(1, 200, int)), metavar="N" + _more(experiment, "hosts"))
@@ -130,12 +136,15 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are "
             "(default: measured)", metavar="FILE")
     add("--delay", "one way between hosts, as 0.1ms (default: none)", type=delay, metavar="D")
-    add("--iterations", "of a run, that count (default %(default)s)", type=number(1, 10000, int), metavar="N")
-    # The first iteration waits for nothing, and would be shorter than the bound.
-    add("--warmup", "iterations before them, at least 1 (default %(default)s)",
-        type=number(1, 10000, int), metavar="N")
-    add("--repeats", "runs of each store in each configuration (default %(default)s)",
-        type=number(1, 10000, int), metavar="N")
+    if is_accuracy:
+        add("--epochs", "of a run (default %(default)s)", type=number(2, 10000, int), metavar="N", dest="iterations")
+    else:
+        add("--iterations", "of a run, that count (default %(default)s)", type=number(1, 10000, int), metavar="N")
+        # The first iteration waits for nothing, and would be shorter than the bound.
+        add("--warmup", "iterations before them, at least 1 (default %(default)s)",
+            type=number(1, 10000, int), metavar="N")
+    add("--repeats", "runs of each store in each configuration%s (default %%(default)s)"
+        % (", each with a seed of its own" if is_accuracy else ""), type=number(1, 10000, int), metavar="N")
     add("--timeout", "of a run (default: long enough for slow machines)", type=number(1, 1e6), metavar="S")
     add("--out", "JSON lines are appended there", metavar="FILE")
     # With a hostfile, a rate that is not given is measured; so that is known only later.

@@ -11,6 +11,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from p3 import key_plan
 from p3.errors import ConfigError
+from p3.measure.bench import nets
 from p3.measure.bench import validation as validated
 from p3.measure.bench.paths import PATHS, Path
 from p3.measure.replay import models
@@ -25,7 +26,7 @@ RATIOS = "0.6,1.0,1.4"
 SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
 TRAINED = "convnet"  # the model of `compute`; see train.py
 GOALS = {"gpt": 2.5, "convnet": 0.4}  # of `learn`, see lessons.py: the losses that they shall reach
-REAL = ("compute", "learn")  # what emulates nothing
+REAL = ("compute", "learn", "accuracy")  # what emulates nothing
 
 
 class Configuration(NamedTuple):
@@ -196,6 +197,13 @@ def learn(options: Namespace) -> List[Configuration]:
     ]
 
 
+def accuracy(options: Namespace) -> List[Configuration]:
+    rate_mbit, workers = options.rate[0], options.hosts[0]
+    if nets.steps_of_an_epoch(workers) == 0:
+        raise ConfigError(f"p3 bench accuracy has too few pictures for {workers} --hosts: no batch would be full")
+    return [_configuration(options, nets.name(options.depth), compute_s=None, label=rate_text(rate_mbit))]
+
+
 def balanced(configuration: Configuration, bytes_: int, compute_s: float) -> Configuration:
     """At the rate where the values take as long in one direction as an iteration computes."""
     rate_mbit = float(f"{bytes_ * 8 / 1e6 / compute_s:.3g}")
@@ -280,6 +288,12 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
     Experiment(
         "learn", "seconds to a given loss: a GPT and a convolutional net trained with PyTorch, nothing emulated", learn,
         {"models": ",".join(GOALS), "stores": ",".join(OF_TORCH), "rate": None, "compute": None, "iterations": 150},
+    ),
+    Experiment(
+        "accuracy", "test accuracy of a real residual net against epochs and seconds, a seed for each repeat (Fig. 11)",
+        accuracy,
+        {"stores": ",".join(("dist_sync", "p3_sync", *COMPRESSED)), "hosts": "4", "rate": "100mbit", "compute": None,
+         "iterations": 30, "warmup": 1, "repeats": 5},
     ),
     Experiment(
         "validation", "many unlike configurations, each short, for `p3 simulate --validate`", validation,

@@ -6,60 +6,21 @@ marked by a cross. All arithmetic is in results.py.
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from p3.measure.bench import curves
+from p3.measure.bench import curves, drawing
+from p3.measure.bench.plot_accuracy import accuracy
 from p3.measure.bench.results import (
-    IDLE_SHARE, Nic, Results, Summary, comparable, idle_share, model_label, setting, store_label, store_rank, summarise,
+    Nic, Results, Summary, comparable, idle_share, model_label, setting, store_label, summarise,
 )  # fmt: skip
 from p3.errors import ConfigError
 
 FORMATS = ("png", "svg")
-
-# Of Okabe and Ito, told apart by people who see few colours; markers do so in print.
-_STYLES = {
-    "dist_sync": ("#0072B2", "o"),
-    "mxnet_p3": ("#E69F00", "s"),
-    "p3_slicing": ("#CC79A7", "^"),
-    "p3_sync": ("#009E73", "D"),
-    "ddp_1": ("#56B4E9", "<"),
-    "ddp_5": ("#0072B2", "P"),
-    "ddp_25": ("#D55E00", ">"),
-    "p3_torch": ("#009E73", "D"),
-}
-_OTHER_STYLE = ("#999999", "v")
-_BOUND_STYLE = {"color": "black", "linestyle": (0, (5, 2)), "linewidth": 1.3}
-_WARNING_COLOUR = "#B00000"
-
-# The same file from the same results: no date, and no random names in SVG.
-SETTINGS = {
-    "svg.hashsalt": "p3",
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#DDDDDD",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-}
-METADATA = {"png": {}, "svg": {"Date": None}}
-
-_PANEL_INCHES = (4.6, 3.5)
-_COLUMNS = 3
-_HEAD_INCHES = 0.8
-_FOOT_LINE_INCHES = 0.13
 
 
 def save(results: Results, folder: Path, formats: Sequence[str] = FORMATS) -> List[Path]:
@@ -70,11 +31,11 @@ def save(results: Results, folder: Path, formats: Sequence[str] = FORMATS) -> Li
         raise ConfigError("there is no figure for the experiment %s, only for %s" % (unknown[0], ", ".join(FIGURES)))
     written = []
     for experiment in experiments:
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **SETTINGS}):
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **drawing.SETTINGS}):
             figure = FIGURES[experiment](_only(results, experiment))
             for kind in formats:
                 written.append(folder / ("%s.%s" % (experiment, kind)))
-                figure.savefig(written[-1], format=kind, dpi=150, metadata=METADATA[kind])
+                figure.savefig(written[-1], format=kind, dpi=150, metadata=drawing.METADATA[kind])
     return written
 
 
@@ -109,10 +70,10 @@ def learn(results: Results) -> Figure:
     """A row for each training: each store's loss over seconds, and beside it the CPU seconds of an iteration."""
     summaries = summarise(results.runs)
     drawn = curves.curves(run for run in results.runs if run.experiment == "learn")
-    panels = _panels(summaries, lambda one: {})
-    figure, grid = _figure(results, "Loss over seconds of real training", len(panels), 2)
+    panels = drawing.panels(summaries, lambda one: {})
+    figure, grid = drawing.figure(results, "Loss over seconds of real training", len(panels), 2)
     for (losses, cpu), (_, members) in zip(grid, panels):
-        losses.set_title(_title(members[0], ("rate", "compute", "delay", "hosts")))
+        losses.set_title(drawing.title(members[0], ("rate", "compute", "delay", "hosts")))
         here = [one for one in drawn if comparable(one.configuration) == comparable(members[0])]
         _draw_curves(losses, here)
         cpu.set_title("CPU seconds of all processes")
@@ -121,27 +82,28 @@ def learn(results: Results) -> Figure:
         for one in known:
             median, low, high = one.cpu_s
             place = store_label(one.store)
-            cpu.bar(place, median, 0.7, color=_style(one.store)[0])
+            cpu.bar(place, median, 0.7, color=drawing.style(one.store)[0])
             cpu.errorbar(place, median, [[median - low], [high - median]], fmt="none", ecolor="#333333", capsize=3)
             cpu.annotate("%.3g" % median, (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
         cpu.tick_params(axis="x", labelrotation=15, labelsize=8)
         cpu.margins(y=0.12)
-    _legend(figure, summaries)
+    drawing.legend(figure, summaries)
     return figure
 
 
 def _draw_curves(axes, drawn: Sequence[curves.Curve]) -> None:
     for number, one in enumerate(drawn):
-        colour = _style(one.configuration.store)[0]
+        colour = drawing.style(one.configuration.store)[0]
         axes.plot(one.at_s, one.losses, color=colour, linewidth=1.5, zorder=3 + number / 10)
         axes.fill_betweenx(one.losses, one.low_s, one.high_s, color=colour, alpha=0.2, linewidth=0)
         if one.goal_s:
-            axes.plot([one.goal_s.median], [one.goal_loss], color=colour, marker=_style(one.configuration.store)[1],
-                      markersize=7, zorder=4 + number / 10)
+            marker = drawing.style(one.configuration.store)[1]
+            axes.plot([one.goal_s.median], [one.goal_loss], color=colour, marker=marker, markersize=7,
+                      zorder=4 + number / 10)
     for goal_loss in dict.fromkeys(one.goal_loss for one in drawn):
         axes.axhline(goal_loss, color="#333333", linewidth=0.9, linestyle=":")
     if not drawn:
-        axes.text(0.5, 0.5, "no right run", ha="center", transform=axes.transAxes, color=_WARNING_COLOUR)
+        axes.text(0.5, 0.5, "no right run", ha="center", transform=axes.transAxes, color=drawing.WARNING_COLOUR)
     axes.set_xlabel("seconds")
     axes.set_ylabel("loss, mean of %d steps" % curves.SMOOTHED_STEPS)
     axes.set_xlim(left=0)
@@ -155,22 +117,22 @@ def utilization(results: Results) -> Figure:
     right = {(run.configuration, run.repeat) for run in results.runs if run.result == "right"}
     first = min(nic.host for nic in results.nics)
     nics = [nic for nic in results.nics if nic.host == first and (nic.configuration, nic.repeat) in right]
-    panels = _panels([*summaries, *nics], lambda one: {})
-    stores = _stores(summaries)
-    figure, grid = _figure(results, "Use of host %d's network card" % first, len(stores), len(panels))
+    panels = drawing.panels([*summaries, *nics], lambda one: {})
+    stores = drawing.stores(summaries)
+    figure, grid = drawing.figure(results, "Use of host %d's network card" % first, len(stores), len(panels))
     for row, store in enumerate(stores):
         for column, (_, members) in enumerate(panels):
             axes = grid[row][column]
             chosen = [one for one in members if one.store == store]
             summary = next((one for one in chosen if isinstance(one, Summary)), None)
             sampled = sorted((one for one in chosen if isinstance(one, Nic)), key=lambda one: one.repeat)
-            head = _title(members[0], ("rate", "compute", "delay", "hosts")) + "\n" if row == 0 else ""
+            head = drawing.title(members[0], ("rate", "compute", "delay", "hosts")) + "\n" if row == 0 else ""
             axes.set_title("%s%s: %s" % (head, store_label(store), _times(summary)))
             if sampled:
                 _draw_nic(axes, sampled[0])
             else:
                 axes.text(0.5, 0.5, "failed, or not sampled", ha="center", transform=axes.transAxes,
-                          color=_WARNING_COLOUR)
+                          color=drawing.WARNING_COLOUR)
             axes.set_ylabel("Gbit/s: sent, received" if column == 0 else "")
             axes.set_xlabel("seconds" if row == len(stores) - 1 else "")
     extent = max((abs(value) for row in grid for axes in row for value in axes.get_ylim()), default=1)
@@ -183,7 +145,7 @@ def utilization(results: Results) -> Figure:
 
 
 FIGURES: Dict[str, Callable[[Results], Figure]] = {
-    one.__name__: one for one in (bandwidth, utilization, scale, slices, targets, ratio, compute, learn)
+    one.__name__: one for one in (bandwidth, utilization, scale, slices, targets, ratio, compute, learn, accuracy)
 }
 
 
@@ -232,20 +194,20 @@ def _lines(results: Results, title: str, x: _Axis, y: _Measure) -> Figure:
     for one in summaries:
         if x.value(one) is None and x is not _SLICE:
             raise ConfigError("%s has no place in the figure: no %s" % (one, x.label))
-    panels = _panels(summaries, lambda one: dict.fromkeys(x.varying))
-    rows = -(-len(panels) // _COLUMNS)
-    figure, grid = _figure(results, title, rows, min(len(panels), _COLUMNS))
+    panels = drawing.panels(summaries, lambda one: dict.fromkeys(x.varying))
+    rows = -(-len(panels) // drawing.COLUMNS)
+    figure, grid = drawing.figure(results, title, rows, min(len(panels), drawing.COLUMNS))
     flat = [axes for row in grid for axes in row]
     for axes, (_, members) in zip(flat, panels):
-        axes.set_title(_title(members[0], x.told))
+        axes.set_title(drawing.title(members[0], x.told))
         axes.set_xlabel(x.label)
         axes.set_ylabel(y.label)
         if x.log_base:
             axes.set_xscale("log", base=x.log_base)
-        _draw_lines(axes, members, _stores(summaries), x, y)
+        _draw_lines(axes, members, drawing.stores(summaries), x, y)
     for axes in flat[len(panels):]:
         axes.remove()
-    _legend(figure, summaries)
+    drawing.legend(figure, summaries)
     return figure
 
 
@@ -254,9 +216,10 @@ def _draw_lines(axes, members: Sequence[Summary], stores: Sequence[str], x: _Axi
     goal = {place: min((y.bound(one) for one in members if x.value(one) == place and y.bound(one)), default=None)
             for place in places}
     goal = {place: value for place, value in goal.items() if value is not None}
-    axes.plot(list(goal), list(goal.values()), marker="_" if len(goal) == 1 else "", markersize=30, **_BOUND_STYLE)
+    marker = "_" if len(goal) == 1 else ""
+    axes.plot(list(goal), list(goal.values()), marker=marker, markersize=30, **drawing.BOUND_STYLE)
     for number, store in enumerate(stores):
-        colour, marker = _style(store)
+        colour, marker = drawing.style(store)
         own = [one for one in members if one.store == store]
         if own and x.value(own[0]) is None and own[0].median_s:  # knows no slices: the same for all sizes
             axes.axhline(y.value(own[0]), color=colour, linewidth=1.5, linestyle=":")
@@ -309,17 +272,17 @@ def _bars(results: Results, title: str) -> Figure:
     regimes: Dict[Tuple, List[Summary]] = {}
     for one in summaries:
         regimes.setdefault((one.rate_mbit, one.compute_s, one.delay_ms, one.hosts, one.release), []).append(one)
-    stores = _stores(summaries)
+    stores = drawing.stores(summaries)
     groups = max(len({one.model for one in members}) for members in regimes.values())
-    width_inches = max(_PANEL_INCHES[0], 1.0 + groups * (0.42 * len(stores) + 0.3))
-    figure, grid = _figure(results, title, len(regimes), 1, width_inches)
+    width_inches = max(drawing.PANEL_INCHES[0], 1.0 + groups * (0.42 * len(stores) + 0.3))
+    figure, grid = drawing.figure(results, title, len(regimes), 1, width_inches)
     for (axes,), members in zip(grid, regimes.values()):
         emulated = members[0].computation == "emulated"
         told = ("rate", "compute", "delay", "hosts", "release") if emulated else ("rate", "hosts")
         axes.set_title(setting(members[0], told))
         axes.set_ylabel("seconds for an iteration")
         _draw_bars(axes, members, stores)
-    _legend(figure, summaries)
+    drawing.legend(figure, summaries)
     return figure
 
 
@@ -331,13 +294,13 @@ def _draw_bars(axes, members: Sequence[Summary], stores: Sequence[str]) -> None:
         for number, store in enumerate(stores):
             middle = group + (number - (len(stores) - 1) / 2) * width
             one = own.get(store)
-            colour = _style(store)[0]
+            colour = drawing.style(store)[0]
             if one is None or not one.median_s:
                 text = "not run" if one is None else "failed" if one.error != "the weights are wrong" else "wrong"
                 axes.plot([middle], [0.03], color=colour, marker="x", markersize=8, markeredgewidth=2,
                           transform=axes.get_xaxis_transform(), zorder=5)
-                axes.text(middle, 0.08, text, rotation=90, ha="center", va="bottom", fontsize=9, color=_WARNING_COLOUR,
-                          transform=axes.get_xaxis_transform())
+                axes.text(middle, 0.08, text, rotation=90, ha="center", va="bottom", fontsize=9,
+                          color=drawing.WARNING_COLOUR, transform=axes.get_xaxis_transform())
                 continue
             axes.bar(middle, one.median_s, width * 0.92, edgecolor=colour, linewidth=1.5,
                      color="white" if one.failed else colour)
@@ -347,7 +310,7 @@ def _draw_bars(axes, members: Sequence[Summary], stores: Sequence[str]) -> None:
                           fontsize=8)
         bounds = [one.bound_s for one in own.values() if one.bound_s]
         if bounds:
-            axes.hlines(min(bounds), group - 0.46, group + 0.46, zorder=4, **_hlines(_BOUND_STYLE))
+            axes.hlines(min(bounds), group - 0.46, group + 0.46, zorder=4, **_hlines(drawing.BOUND_STYLE))
     axes.set_xticks(range(len(models)))
     axes.set_xticklabels(["%s, %.3g MB" % (model_label(name), bytes_ / 1e6) for name, bytes_ in models])
     axes.set_xlim(-0.55, len(models) - 0.45)
@@ -364,7 +327,7 @@ def _hlines(style: Dict) -> Dict:
 
 
 def _draw_nic(axes, nic: Nic) -> None:
-    colour = _style(nic.store)[0]
+    colour = drawing.style(nic.store)[0]
     at = [number * nic.interval_s for number in range(len(nic.bytes_out) + 1)]
     for bytes_, sign, name, alpha in ((nic.bytes_out, 1, "sent", 0.9), (nic.bytes_in, -1, "received", 0.5)):
         gbit = [sign * one * 8 / nic.interval_s / 1e9 for one in bytes_]
@@ -389,93 +352,8 @@ def _times(summary: Optional[Summary]) -> str:
     return "%.3g s an iteration%s" % (summary.median_s, bound)
 
 
-# What all have in common
+# For one experiment of several
 
 
 def _only(results: Results, experiment: str) -> Results:
     return Results(*([one for one in part if one.experiment == experiment] for part in results))
-
-
-def _panels(members: Sequence, varying: Callable) -> List[Tuple[Tuple, List]]:
-    """Members that differ in the store, its slices and `varying` alone share a panel."""
-    panels: Dict[Tuple, List] = {}
-    for one in members:
-        values = dict(vars(one.configuration), store=None, slice_elements=None)
-        values.update(varying(one))
-        panels.setdefault(tuple(values.values()), []).append(one)
-    return list(panels.items())
-
-
-def _figure(results: Results, title: str, rows: int, columns: int, panel_width: float = _PANEL_INCHES[0]):
-    width = max(panel_width * columns, 2 * _PANEL_INCHES[0])
-    warnings, footer = _warnings(results, int(width * 16)), _footer(results, int(width * 17))
-    foot = _FOOT_LINE_INCHES * (len(warnings) + len(footer) + 1)
-    height = _PANEL_INCHES[1] * rows + _HEAD_INCHES + foot
-    figure = Figure((width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(
-        rect=(0, foot / height, 1, 1 - (_HEAD_INCHES + foot) / height), w_pad=0.1, h_pad=0.12
-    )
-    emulated = any(run.computation == "emulated" for run in results.runs)
-    figure.text(0.5, 1 - 0.12 / height, title, ha="center", va="top", fontsize=13, fontweight="bold")
-    figure.text(0.5, 1 - 0.38 / height,
-                "computation is emulated: a timed wait for each layer" if emulated else "real computation",
-                ha="center", va="top", fontsize=10, style="italic")
-    for number, line in enumerate([*warnings, *footer], 1):
-        figure.text(0.1 / width, (foot - _FOOT_LINE_INCHES * number) / height, line, fontsize=7.5, va="center",
-                    color=_WARNING_COLOUR if number <= len(warnings) else "#444444")
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def _warnings(results: Results, columns: int) -> List[str]:
-    """Why this figure may mislead: lines of at most so many characters."""
-    warnings = results.mixtures()
-    if any(one.is_below_bound for one in summarise(results.runs)):
-        warnings.append("results below the bound are impossible: check the rate, and the bound")
-    return [part for line in warnings for part in textwrap.wrap("NOTE: " + line, columns)]
-
-
-def _footer(results: Results, columns: int) -> List[str]:
-    """What the marks mean, and what was run where: lines of at most so many characters."""
-    summaries = summarise(results.runs)
-    counts = sorted({one.runs for one in summaries})
-    runs = "%d" % counts[0] if len(counts) == 1 else "%d to %d" % (counts[0], counts[-1])
-    lines = ["Medians of %s run%s, whiskers from the least to the greatest." % (runs, "" if counts == [1] else "s")]
-    if any(one.failed for one in summaries):
-        lines[0] += " Hollow: some of the runs failed. Cross: all failed, or not run."
-    if any(one.experiment == "slices" and one.slice_elements is None for one in summaries):
-        lines[0] += " Dotted: a store without slices of a set size."
-    if results.nics:
-        lines.append(
-            "Idle: share of the intervals of %g ms in which at most %g%% of the rate passed."
-            % (1e3 * results.nics[0].interval_s, 100 * IDLE_SHARE)
-        )
-    for one in results.settings:
-        machine = ", ".join("%s %s" % item for item in one.machine.items() if isinstance(item[1], (str, int, float)))
-        lines.append("%s (%s; commit %s; %s)" % (one.command, machine, one.commit, one.time))
-    wrapped = [part for line in dict.fromkeys(lines) for part in textwrap.wrap(line, columns)]
-    return wrapped if len(wrapped) <= 6 else [*wrapped[:5], "... and more; see the results file"]
-
-
-def _legend(figure: Figure, summaries: Sequence[Summary]) -> None:
-    handles = []
-    for store in _stores(summaries):
-        colour, marker = _style(store)
-        handles.append(Line2D([], [], color=colour, marker=marker, linewidth=1.8, label=store_label(store)))
-    if any(one.bound_s for one in summaries):
-        handles.append(Line2D([], [], label="bound: no schedule is faster", **_BOUND_STYLE))
-    height = figure.get_figheight()
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.55 / height), ncols=len(handles),
-                  fontsize=9, borderaxespad=0.0, columnspacing=1.4)
-
-
-def _title(one, told: Sequence[str]) -> str:
-    return "%s, %.3g MB\n%s" % (model_label(one.model), one.bytes / 1e6, setting(one, [*told, "release"]))
-
-
-def _stores(summaries: Sequence[Summary]) -> List[str]:
-    return sorted({one.store for one in summaries}, key=store_rank)
-
-
-def _style(store: str) -> Tuple[str, str]:
-    return _STYLES.get(store, _OTHER_STYLE)

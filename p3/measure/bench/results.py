@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from p3.errors import ConfigError
+from p3.measure.bench import nets
 from p3.measure.replay import models
 
 # In the order in which tables and figures show them.
@@ -47,6 +48,7 @@ MODELS = {
     "vgg19": "VGG-19",
     "resnet50": "ResNet-50",
     "inception_v3": "Inception V3",
+    **{nets.name(depth): "ResNet-%d" % depth for depth in nets.DEPTHS},
     "gpt": "GPT",
     "sockeye": "Sockeye-like",
     "bert": "BERT-base-like",
@@ -117,7 +119,11 @@ class Run(Configuration):
     goal_loss: Optional[float] = None
     losses: Optional[Tuple[float, ...]] = None
     loss_at_s: Optional[Tuple[float, ...]] = None
+    accuracies: Optional[Tuple[float, ...]] = None  # after each epoch, with the seconds of training until then
+    accuracy_at_s: Optional[Tuple[float, ...]] = None
     card_bytes: Optional[float] = None  # that each card sends in an iteration, by formula, in the mean over the hosts
+    worker_peak_bytes: Optional[int] = None  # of memory, of the worker and of the server that had most
+    server_peak_bytes: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -387,6 +393,8 @@ def _check_run(run: Run) -> None:
     median = statistics.median(run.iteration_s)
     if abs(run.median_s / median - 1) > 1e-3:
         raise ValueError("median_s is %g, but the median of iteration_s is %g" % (run.median_s, median))
+    if len(run.accuracies or ()) != len(run.accuracy_at_s or ()):
+        raise ValueError("%d accuracies at %d moments" % (len(run.accuracies or ()), len(run.accuracy_at_s or ())))
     if len(run.losses or ()) != len(run.loss_at_s or ()):
         raise ValueError("%d losses at %d moments" % (len(run.losses or ()), len(run.loss_at_s or ())))
 
@@ -422,7 +430,8 @@ def _numbers_from(least: float) -> Callable[[Any], bool]:
 
 
 # Older results lack them, or those of other experiments.
-_ADDED = ("rates_mbit", "path", "release", "batch", "cpu_s", "goal_loss", "losses", "loss_at_s", "card_bytes")
+_ADDED = ("rates_mbit", "path", "release", "batch", "cpu_s", "goal_loss", "losses", "loss_at_s", "accuracies",
+          "accuracy_at_s", "card_bytes", "worker_peak_bytes", "server_peak_bytes")  # fmt: skip
 
 _TEXT = (lambda value: isinstance(value, str) and value != "", "a text")
 _POSITIVE = (lambda value: _is_number(value) and value > 0, "a number above 0")
@@ -437,6 +446,7 @@ _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("bound_s", "goal_loss"), _POSITIVE),
     **dict.fromkeys(("compute_s", "delay_ms", "stall_s", "cpu_s"), _NOT_NEGATIVE),
     **dict.fromkeys(("hosts", "workers", "servers", "slice_elements", "batch"), _AT_LEAST_ONE),
+    **dict.fromkeys(("worker_peak_bytes", "server_peak_bytes"), _AT_LEAST_ONE),
     **dict.fromkeys(("repeat", "host"), _COUNT),
     **dict.fromkeys(("machine", "versions", "options"), _MAPPING),
     "computation": (lambda value: value in ("emulated", "real"), "emulated or real"),
@@ -445,6 +455,8 @@ _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     "iteration_s": (_numbers_from(1e-9), "a list of seconds"),
     "losses": (_numbers_from(-math.inf), "a list of losses"),
     "loss_at_s": (_numbers_from(1e-9), "a list of seconds"),
+    "accuracies": (_numbers_from(0), "a list of shares"),
+    "accuracy_at_s": (_numbers_from(1e-9), "a list of seconds"),
     "rates_mbit": (_numbers_from(1e-9), "a list of numbers above 0"),
     "bytes_in": (_numbers_from(0), "a list of bytes"),
     "bytes_out": (_numbers_from(0), "a list of bytes"),

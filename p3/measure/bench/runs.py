@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3.errors import ConfigError
-from p3.measure.bench import jobs, nic, train
+from p3.measure.bench import jobs, nets, nic, train
 from p3.measure.bench.cpu import JobCpu
 from p3.measure.bench.experiments import Configuration
+from p3.measure.bench.memory import JobMemory
 from p3.measure.lab import hosts
 from p3.measure.replay import bound, models
 
@@ -59,6 +60,8 @@ def lab_site(configuration: Configuration) -> Iterator[Site]:
         yield Site(made, made[0], iter(range(9100, 65536)))
 
 
+_WATCHED = ("dgc", "factors")  # experiments that tell of bytes on the cards, and of memory
+
 def run(store: jobs.Store, configuration: Configuration, course: Course, site: Site, repeat: int) -> List[Dict]:
     """The record of the run and, if asked for, one of each network card. Never raises for what a job does wrong."""
     limit = goal(configuration, store.dgc) if store.route is None else None
@@ -84,16 +87,18 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
     }
     with tempfile.TemporaryDirectory(prefix="p3-bench-") as name:
         folder = Path(name)
+        command = worker_command(store, configuration, course, repeat)
         with jobs.Job(
-            store, site.hosts, worker_command(store, configuration, course), root=site.root, port=next(site.ports),
+            store, site.hosts, command, root=site.root, port=next(site.ports),
             folder=folder, omp_threads=course.omp_threads, workers=configuration.workers,
             environment=_environment(configuration) if store.is_p3 else {},
         ) as job, _sampled_nics(site.hosts if course.sample_nics else [], folder) as samples:  # fmt: skip
             error = cpu = None
             try:
                 job.start()
-                cpu = JobCpu(job)
-                job.wait(course.timeout_s or _timeout_s(configuration, course), cpu.sample)
+                cpu, memory = JobCpu(job), JobMemory(job)
+                watched = [cpu.sample] + [memory.sample] * (configuration.experiment in _WATCHED)
+                job.wait(course.timeout_s or _timeout_s(configuration, course), lambda: [watch() for watch in watched])
             except jobs.JobError as failure:
                 error = str(failure)
             workers = [job.lines(f"worker {number}") for number in range(job.num_workers)]
@@ -106,9 +111,13 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
         record.update(card_bytes=round(sent))
     if store.route is not None:
         record.update(card_bytes=round(_sent_by_factored(store, configuration)))
+    if configuration.experiment in _WATCHED:
+        record.update({f"{role}_peak_bytes": memory.peak_bytes(role) for role in ("worker", "server")})
     if configuration.experiment == "staleness" or course.pause_s > 0:
         record.update(_pace(workers))
-    if not configuration.is_emulated:
+    if configuration.experiment == "accuracy":
+        record.update(_accuracies(workers))
+    elif not configuration.is_emulated:
         record.update(_curve(workers, store.may_be_apart))
     record["error"] = error = error or next((one["error"] for one in samples if "error" in one), None)
     if error is not None:
@@ -173,7 +182,14 @@ def _sent_by_factored(store: jobs.Store, configuration: Configuration) -> float:
     )
 
 
-def worker_command(store: jobs.Store, configuration: Configuration, course: Course) -> List[str]:
+def worker_command(store: jobs.Store, configuration: Configuration, course: Course, repeat: int = 0) -> List[str]:
+    compression = [] if store.dgc is None else ["--dgc", repr(store.dgc)]
+    if configuration.experiment == "accuracy":
+        depth, epochs = nets.depth_of(configuration.model), course.iterations
+        return [
+            sys.executable, "-m", "p3.measure.bench.accuracy_train", "--store", store.kvstore, *compression,
+            "--depth", str(depth), "--epochs", str(epochs), "--seed", str(repeat),
+        ]  # fmt: skip
     common = ["--store", store.kvstore, "--size", repr(configuration.size), "--iterations", str(course.iterations),
               "--warmup", str(course.warmup)]  # fmt: skip
     if configuration.experiment == "learn":
@@ -184,13 +200,15 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
     return [
         sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
-        "--release", configuration.release, *([] if store.dgc is None else ["--dgc", repr(store.dgc)]),
+        "--release", configuration.release, *compression,
         *([] if store.route is None else ["--factors", store.route, "--batch", str(configuration.batch)]),
     ]  # fmt: skip
 
 
 @functools.lru_cache(maxsize=None)
 def _model_bytes(configuration: Configuration) -> int:
+    if configuration.experiment == "accuracy":
+        return nets.model_bytes(nets.depth_of(configuration.model))
     if configuration.experiment == "learn":
         try:
             from p3.measure.bench import lessons
@@ -214,6 +232,8 @@ def _timeout_s(configuration: Configuration, course: Course) -> float:
     rate = min(configuration.rates_mbit or [configuration.rate_mbit or 100.0])
     transfer_s = 4 * _model_bytes(configuration) * 8 / (rate * 1e6)
     iteration_s = (configuration.compute_s or 5.0) + transfer_s
+    if configuration.experiment == "accuracy":  # an iteration of whose course is an epoch
+        iteration_s = nets.steps_of_an_epoch(configuration.workers) * (0.5 + transfer_s)
     return start_s + PATIENCE * (course.iterations + course.warmup) * iteration_s
 
 
@@ -281,6 +301,18 @@ def _curve(workers: List[List[dict]], are_apart: bool) -> Dict:
     return {
         "losses": [statistics.fmean(loss for _, loss in step) for step in steps],
         "loss_at_s": [round(max(at_s for at_s, _ in step), 6) for step in steps],
+    }
+
+
+def _accuracies(workers: List[List[dict]]) -> Dict:
+    """After each epoch: the mean over the workers, and when the last of them had all weights. Of the first epoch, whose
+    rounding has had no time to grow, also each step's loss."""
+    epochs = list(zip(*([line for line in lines if line.get("kind") == "epoch"] for lines in workers)))
+    steps = len(_iterations(workers[0])) // len(epochs)
+    return {
+        **{name: values[:steps] for name, values in _curve(workers).items()},
+        "accuracies": [round(statistics.fmean(one["accuracy"] for one in same), 6) for same in epochs],
+        "accuracy_at_s": [round(max(one["at_s"] for one in same), 6) for same in epochs],
     }
 
 

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from dataclasses import replace
 from functools import partial
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from p3.measure.bench import curves
+from p3.measure.bench import accuracies, curves
 from p3.measure.bench.results import (
     IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Run, Spread, Summary, comparable, idle_share, model_label,
     rate, sent_by_a_card, setting, speedup, spread, store_rank, summarise, unique,
@@ -67,6 +68,8 @@ def tables(results: Results) -> List[Table]:
         if experiment in _COUNTED:
             made += _counted([run for run in results.runs if run.experiment == experiment], results.nics)
             continue
+        if experiment == "accuracy":
+            made += _accuracies(accuracies.bands(run for run in results.runs if run.experiment == experiment))
         made += _experiment(experiment, summarise(run for run in results.runs if run.experiment == experiment))
         if experiment == "learn":
             made += _seconds_to_goals(curves.curves(run for run in results.runs if run.experiment == experiment))
@@ -263,6 +266,29 @@ def _last_losses(runs: Sequence[Run]) -> List[Table]:
 _LAST_STEPS = 5
 
 
+def _accuracies(found: Sequence[accuracies.Band]) -> List[Table]:
+    """A table for each net and rate, in it a row for each store."""
+    made = []
+    for place in unique(comparable(one.configuration) for one in found):
+        by_store = {one.configuration.store: one for one in found if comparable(one.configuration) == place}
+        rows = []
+        for store, one in by_store.items():
+            less = accuracies.differences(one, by_store[OURS]) if OURS in by_store and store != OURS else None
+            rows.append([
+                store, "%.4f (%.4f..%.4f)" % accuracies.Mean(list(one.finals.values())),
+                _or_dash(less, lambda mean: "%+.4f (%+.4f..%+.4f)" % mean),
+                _spread(one.goal_s) if one.goal_s else "not reached", _seconds(one.at_s[-1]), "%d" % len(one.finals),
+            ])  # fmt: skip
+        head = ["store", "final accuracy", "against " + OURS, "seconds to %g" % accuracies.GOAL, "all seconds", "seeds"]
+        notes = [
+            "Test accuracy after the last epoch, and seed by seed against p3_sync: mean (least..greatest) over the "
+            "seeds. Seconds of training: medians; tests are not counted.",
+            accuracies.PAPER,
+        ]
+        made.append(Table("accuracy: " + setting(place, ("model", "rate", "delay", "hosts")), [head, *rows], notes))
+    return made
+
+
 # What reduces the bytes on the cards, and beside which store.
 _COUNTED = {"dgc": OURS, "factors": "p3_dense"}
 
@@ -276,16 +302,19 @@ def _counted(runs: Sequence[Run], nics: Sequence[Nic]) -> List[Table]:
         rows = []
         for store, one in by_store.items():
             right = [run for run in runs if run.configuration == one.configuration and run.result == "right"]
-            counts = [count for count in (sent_by_a_card(run, nics) for run in right) if count is not None]
-            counted, formula = (statistics.median(each) if each else None
-                                for each in (counts, [run.card_bytes for run in right if run.card_bytes]))
-            times = (_time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
-                     _over(store, plain, by_store), _cpu(one))
-            sizes = (_or_dash(counted, _megabytes), _or_dash(formula, _megabytes),
-                     _or_dash(counted and formula and counted / formula, "{:.3f}".format))
-            rows.append([store, *times, *sizes])
+            counted = _median_of(right, partial(sent_by_a_card, nics=nics))
+            formula, *memory = (
+                _median_of(right, operator.attrgetter(field))
+                for field in ("card_bytes", "worker_peak_bytes", "server_peak_bytes")
+            )
+            rows.append([
+                store, _time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
+                _over(store, plain, by_store), _cpu(one), _or_dash(counted, _megabytes), _or_dash(formula, _megabytes),
+                _or_dash(counted and formula and counted / formula, "{:.3f}".format),
+                *(_or_dash(peak, _megabytes) for peak in memory),
+            ])  # fmt: skip
         head = ["store", "seconds", "bound", "above bound", "over " + plain, "CPU s",
-                "MB counted", "by formula", "over it"]
+                "MB counted", "by formula", "over it", "worker MB", "server MB"]
         told = ("model", "rate", "compute", "delay", "hosts", "batch", "release")
         notes = [*_notes(list(by_store.values())), _CARD_NOTE]
         made.append(Table(f"{runs[0].experiment}: " + setting(place, told), [head, *rows], notes))
@@ -294,8 +323,14 @@ def _counted(runs: Sequence[Run], nics: Sequence[Nic]) -> List[Table]:
 
 _CARD_NOTE = (
     "MB that each network card sends in an iteration, and receives, in the mean over the hosts: counted by the kernel, "
-    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone."
+    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone. "
+    "Of memory, the most that a worker and a server have had."
 )
+
+
+def _median_of(runs: Sequence[Run], value: Callable[[Run], Optional[float]]) -> Optional[float]:
+    known = [one for one in map(value, runs) if one is not None]
+    return statistics.median(known) if known else None
 
 
 def _megabytes(bytes_: float) -> str:

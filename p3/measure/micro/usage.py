@@ -25,6 +25,11 @@ def session_peak_rss(session: int) -> int:
     return max((_status_bytes(fields[-1], "VmHWM:") for fields in _stat_of({session})), default=0)
 
 
+def process_peak_rss(pid: int) -> int:
+    """The most that the process ever had; 0 once it has ended."""
+    return _status_bytes(str(pid), "VmHWM:")
+
+
 def own_rss() -> int:
     return _status_bytes("self", "VmRSS:")
 

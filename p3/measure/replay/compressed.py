@@ -40,14 +40,17 @@ class CompressedReplay(Replay):
                 begin, place = begin + count, 0
 
     def wrong_keys(self):
-        values = [weight.asnumpy().ravel() for weight in self._weights]
-        self.digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
         settings = Settings.from_env(os.environ)
         elements = key_plan.slice_elements(settings.slice_elements, settings.num_servers or 1)
-        return [
-            key for key, value in enumerate(values)
-            if not np.array_equal(value[:elements], self._expected(key, value[:elements].size))
-        ]  # fmt: skip
+        wrong, digest = [], hashlib.sha256()
+        for key, weight in enumerate(self._weights):
+            value = weight.asnumpy().ravel()
+            digest.update(value)
+            first = value[:elements]
+            if not np.array_equal(first, self._expected(key, first.size)):
+                wrong.append(key)
+        self.digest = digest.hexdigest()
+        return wrong
 
     def _expected(self, key: int, elements: int):
         """The first elements of the key's weight, no more than a slice, after all iterations so far."""

@@ -69,7 +69,7 @@ struct Plain {
 TEST_P(Steps, SendWhatASortPutsFirst) {
   for (size_t n : {3, 8, 17, 1000, 50000, 70000}) {
     for (bool masks : {true, false}) {
-      for (double ratio : {0.001, 0.3, 1.0}) {
+      for (double ratio : {0.001, 0.02, 0.03, 0.3, 1.0}) {  // few of all blocks; just as many as count as few; more
         std::mt19937 random(static_cast<unsigned>(n));
         std::uniform_int_distribution<int> whole(-20, 20);  // so that many are equal
         Plain plain(n);
@@ -118,6 +118,27 @@ TEST_P(Steps, WhatIsNoNumberLeavesFirst) {
   EXPECT_TRUE(std::isnan(sent[3]));
   EXPECT_EQ(sent[4], -kInfinity);
   EXPECT_EQ(v, (std::vector<float>{1e30f, 0, 3, 0, 0, 2, 1, 0}));
+}
+
+// Where few leave, blocks of which none does are not looked at twice.
+TEST_P(Steps, ChooseTheSameFewWhereverTheyAre) {
+  for (size_t n : {64, 95, 1000}) {
+    for (size_t place = 0; place < n; ++place) {
+      for (float largest : {kNaN, kInfinity, -5.0f}) {
+        std::vector<float> gradient(n), u(n), v(n);
+        gradient[place] = largest;
+        gradient[(place + 31) % n] = 0.5f;
+        std::vector<char> payload(top_k_bytes(1, n));
+        encode_step({0.5f, 1, false, 1}, gradient.data(), u.data(), v.data(), payload.data(), n);
+        ASSERT_EQ(problem_with_top_k(payload.data(), payload.size(), n), nullptr);
+        each_of_top_k(payload.data(), n, [&](size_t offset, float) { ASSERT_EQ(offset, place) << n; });
+      }
+    }
+    std::vector<float> zeros(n), u(n), v(n);
+    std::vector<char> payload(top_k_bytes(1, n));
+    encode_step({0.5f, 1, false, 1}, zeros.data(), u.data(), v.data(), payload.data(), n);
+    each_of_top_k(payload.data(), n, [&](size_t offset, float) { EXPECT_EQ(offset, 0u) << n; });
+  }
 }
 
 // Nothing is rounded, so nothing may be lost: all that was sent, and what is kept, are the sum of all u.

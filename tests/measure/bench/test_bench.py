@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -14,7 +15,7 @@ from lab_traces import needs_lab
 from processes import QUICK_IMPORT, ROOT, Process, clean_environment
 
 from p3 import cli
-from p3.measure.bench import campaign, experiments, jobs, nic, runs, train
+from p3.measure.bench import campaign, experiments, jobs, nets, nic, runs, train
 from p3.measure.bench.command import fill_in_rate
 from p3.measure.bench.paths import PATHS, Path
 from p3.measure.lab import hosts
@@ -93,12 +94,13 @@ def test_workers_that_are_rounds_apart_are_compared_by_their_pace(bench):
 def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys):
     status, _, records = bench("dgc", *EMULATED, "--compute", "0.1", "--hosts", "2")
     assert status == 0, records
-    plain, *sparse = found = runs_of(records, ["card_bytes"])
+    plain, *sparse = found = runs_of(records, ["card_bytes", "worker_peak_bytes", "server_peak_bytes"])
     assert [one["store"] for one in found] == ["p3_sync", *experiments.COMPRESSED]
     for record in found:
         assert_right(record)
         cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
         counted = sum(sum(card["bytes_out"]) for card in cards) / 2 / len(record["iteration_s"])
+        assert min(record["worker_peak_bytes"], record["server_peak_bytes"]) > 10e6  # Python alone
         assert len(cards) == 2 and 0.8 * record["card_bytes"] < counted  # heartbeats count, too
     assert plain["card_bytes"] > plain["bytes"] and counted < plain["bytes"] / 4
     assert [one["bound_s"] < plain["bound_s"] for one in sparse] == [True, True]
@@ -146,6 +148,33 @@ def test_compute_trains_and_emulates_nothing(bench, capsys):
     printed = capsys.readouterr().out
     assert "Nothing is emulated" in printed and "compute: loss at the end" in printed
     assert "compute: to a loss of 3: convnet" in printed and "not reached" not in printed
+
+
+@needs_lab
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn: pip install scikit-learn")
+def test_accuracy_is_that_of_every_epoch_and_stores_of_the_same_mathematics_begin_alike(
+    bench, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # QUICK_IMPORT hides scikit-learn
+    options = ["--epochs", "3", "--repeats", "1", "--hosts", "2", "--depth", "8", "--rate", "200mbit"]
+    status, _, records = bench("accuracy", *options, "--stores", "dist_sync,p3_sync,p3_dgc_0.001")
+    assert status == 0, records
+    found = runs_of(records, ["losses", "loss_at_s", "accuracies", "accuracy_at_s"])
+    steps = nets.steps_of_an_epoch(2)
+    for record in found:
+        assert (record["result"], record["error"]) == ("right", None)
+        assert record["bytes"] == nets.model_bytes(8)  # as the net that was trained has them
+        assert len(record["losses"]) == steps and len(record["iteration_s"]) == 2 * steps  # without the first epoch
+        assert len(record["accuracies"]) == 3 and 0.2 < record["accuracies"][-1] <= 1
+        assert record["accuracy_at_s"] == sorted(record["accuracy_at_s"])
+        assert record["accuracy_at_s"][0] > record["loss_at_s"][-1]
+    mxnets, ours, sparse = (record["losses"] for record in found)
+    assert ours == pytest.approx(mxnets, rel=1e-3) and ours[0] == sparse[0] and ours != pytest.approx(sparse, rel=1e-3)
+    printed = capsys.readouterr().out
+    assert "against" in printed and "0.004 below P3" in printed
+    if importlib.util.find_spec("matplotlib"):
+        assert cli.main(["plot", str(tmp_path / "results.jsonl"), "--out", str(tmp_path), "--format", "svg"]) == 0
+        assert "CIFAR-10" in (tmp_path / "accuracy.svg").read_text()
 
 
 @needs_lab
@@ -283,6 +312,9 @@ def test_every_experiment_has_configurations():
     (["slices", "--rate", "800bps"], "write bit, kbit"),
     (["learn", "--models", "vgg19"], "'vgg19' is none of gpt, convnet"),
     (["learn", "--stores", "p3_sync"], "'p3_sync' is none of ddp_1"),
+    (["accuracy", "--depth", "9"], "invalid choice: 9"),
+    (["accuracy", "--epochs", "1"], "'1' is not a number from 2 to"),
+    (["accuracy", "--stores", "p3_async"], "'p3_async' is none of dist_sync"),
     (["compute", "--stores", "p3_dgc_0.01"], "'p3_dgc_0.01' is none of"),
     (["ratio", "--release", "late"], "invalid choice: 'late'"),
 ])  # fmt: skip
@@ -295,6 +327,7 @@ def test_wrong_options_are_refused(arguments, words, capsys):
 @pytest.mark.parametrize("arguments, words", [
     (["targets", "--hosts", "2,4"], "p3 bench targets takes one --hosts"),
     (["dgc", "--optimizer", "none"], "needs a --rate, and --optimizer sgd"),
+    (["accuracy", "--hosts", "40"], "too few pictures for 40 --hosts"),
     (["utilization", "--hosts", "1"], "at least 2 --hosts"),
     (["targets", "--hostfile", "/nowhere"], "--hostfile /nowhere cannot be read"),
 ])  # fmt: skip
@@ -359,6 +392,13 @@ def test_bytes_of_an_interval_are_between_the_samples_next_to_its_edges():
     samples = {"times": [0.0, 1.0, 2.5], "bytes_in": [100, 200, 500], "bytes_out": [0, 0, 3]}
     found = nic.per_interval(samples, 0.5, 2.6, 1.0)
     assert found == {"bytes_in": [150, 200], "bytes_out": [1, 2]}
+
+
+def test_sampler_of_a_card_has_one_thread():
+    """SIGTERM, by which it ends, must not reach one that does not block it, as those of NumPy."""
+    program = "import os, p3.measure.bench.nic; print(len(os.listdir('/proc/self/task')))"
+    environment = clean_environment(PYTHONPATH=str(ROOT))
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment, timeout=60) == b"1\n"
 
 
 def test_ports_of_this_machine_are_free_and_differ():

@@ -87,12 +87,12 @@ def test_losses_without_their_moments_are_refused(read):
 
 def test_figure_draws_losses_over_seconds(read):
     pytest.importorskip("matplotlib", reason="p3 plot needs matplotlib: pip install matplotlib")
-    from p3.measure.bench import plot
+    from p3.measure.bench import drawing, plot
 
     figure = plot.learn(read(lesson("ddp_25", slower=1.2), lesson("p3_torch")))
     losses, cpu = figure.axes
     drawn = {line.get_color(): line for line in losses.lines if len(line.get_xdata()) == len(SECONDS)}
-    (blue, green) = (drawn[plot._style(store)[0]] for store in ("ddp_25", "p3_torch"))
+    (blue, green) = (drawn[drawing.style(store)[0]] for store in ("ddp_25", "p3_torch"))
     assert list(green.get_xdata()) == pytest.approx(SECONDS)
     assert list(blue.get_xdata()) == pytest.approx([1.2 * one for one in SECONDS])
     assert list(green.get_ydata()) == list(blue.get_ydata()) == pytest.approx(curves.smooth(FALLING))
