@@ -29,6 +29,7 @@ START_TIMEOUT_PER_HOST_S = 15.0  # importing MXNet twice on a core that is share
 PATIENCE = 4  # how much longer than without any overlap an iteration may take
 NIC_INTERVAL_S = 0.01
 COMPUTED_ITERATIONS, COMPUTED_WARMUP = 12, 3  # by which the computation is measured
+_WATCHED = ("dgc", "factors")  # experiments that tell of bytes on the cards, and of memory
 
 
 class Course(NamedTuple):
@@ -59,8 +60,6 @@ def lab_site(configuration: Configuration) -> Iterator[Site]:
     with hosts.lab(configuration.hosts, rates, configuration.delay_ms, configuration.path.shaping) as made:
         yield Site(made, made[0], iter(range(9100, 65536)))
 
-
-_WATCHED = ("dgc", "factors")  # experiments that tell of bytes on the cards, and of memory
 
 def run(store: jobs.Store, configuration: Configuration, course: Course, site: Site, repeat: int) -> List[Dict]:
     """The record of the run and, if asked for, one of each network card. Never raises for what a job does wrong."""

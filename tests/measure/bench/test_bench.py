@@ -110,6 +110,23 @@ def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys)
 
 
 @needs_lab
+def test_factors_are_compared_with_dense_gradients_by_what_crosses_the_cards(bench, capsys):
+    options = ["--rate", "100mbit", "--size", "0.002", "--iterations", "2", "--warmup", "1", "--repeats", "1"]
+    status, _, records = bench("factors", *options, "--compute", "0.1", "--hosts", "2", "--batch", "4,500")
+    assert status == 0, records
+    found = runs_of(records, ["card_bytes", "batch", "worker_peak_bytes", "server_peak_bytes"])
+    assert [(one["store"], one["batch"]) for one in found] == [
+        (store, batch) for batch in (4, 500) for store in experiments.FACTORED
+    ]
+    for record in found:
+        assert_right(record)
+    few, many = [one["card_bytes"] for one in found[:3]], [one["card_bytes"] for one in found[3:]]
+    assert few[1] == few[2] < few[0] / 4  # the rule takes factors, which are few bytes
+    assert many[2] <= min(many[:2]) * 1.01  # and the fewer of both for each layer
+    assert "batches of 4" in capsys.readouterr().out
+
+
+@needs_lab
 def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_concern_of_others(
     bench, monkeypatch, capsys
 ):

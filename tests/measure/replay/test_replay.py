@@ -80,6 +80,17 @@ def test_compressed_replay_of_two_workers(tmp_path):
     assert results[0]["digest"] == results[1]["digest"] and lines_of(tmp_path)[0]["dgc"] == 0.02
 
 
+@pytest.mark.parametrize("route", ["factors", "dense"])
+def test_fully_connected_layers_may_be_real(tmp_path, route):
+    options = ["--optimizer", "sgd", "--factors", route, "--batch", "4"]
+    status, output = run_p3(2, 2, command(tmp_path, "p3_sync", *options, model="vgg19", size="0.001"))
+    assert status == 0, output
+    assert_replayed(tmp_path, 2, "server")
+    header, _, result = lines_of(tmp_path)
+    assert (header["factors"], header["batch"]) == (route, 4)
+    assert result["digest"] == lines_of(tmp_path, 1)[2]["digest"]
+
+
 def test_compressed_replay_notices_a_wrong_weight(tmp_path):
     program = """
 import mxnet as mx
@@ -154,6 +165,7 @@ print(status, "p3_sync" in mxnet.kvstore.KVStoreBase.kv_registry, "p3.mxnet.kvst
     (["--compute", "-1"], "--compute -1.0: must be seconds"),
     (["--store", "p3_sync", "--dgc", "0.01"], "needs --optimizer sgd"),
     (["--store", "dist_sync", "--optimizer", "sgd", "--dgc", "0.01"], "--dgc is for stores of P3's"),
+    (["--store", "p3_sync", "--factors", "auto"], "--factors is for vgg19"),
     (["--jitter", "-0.1"], "--jitter -0.1: must be from 0 to 2"),
     (["--iterations", "0"], "--iterations must be at least 1"),
 ])
