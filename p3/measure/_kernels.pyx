@@ -52,7 +52,7 @@ cdef extern from "numeric/dgc.h" namespace "p3" nogil:
         bint masks
         size_t sent
     void c_encode_step "p3::encode_step"(const DgcStep& step, const float* gradient, float* u, float* v, void* payload,
-                                         size_t elements)
+                                         size_t elements) except +
 
 
 # struct's letter for each type code of p3/dtype.h; bfloat16 is held as its bits.

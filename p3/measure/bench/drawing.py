@@ -13,6 +13,8 @@ from p3.measure.bench.results import (
     IDLE_SHARE, Results, Summary, model_label, setting, store_label, store_rank, summarise,
 )  # fmt: skip
 
+FORMATS = ("png", "svg")
+
 # Of Okabe and Ito, told apart by people who see few colours; markers do so in print.
 _STYLES = {
     "dist_sync": ("#0072B2", "o"),

@@ -20,10 +20,7 @@ from p3.measure.bench.results import (
 )  # fmt: skip
 from p3.errors import ConfigError
 
-FORMATS = ("png", "svg")
-
-
-def save(results: Results, folder: Path, formats: Sequence[str] = FORMATS) -> List[Path]:
+def save(results: Results, folder: Path, formats: Sequence[str] = drawing.FORMATS) -> List[Path]:
     """Writes a figure for each experiment that was run; where they are."""
     experiments = list(dict.fromkeys(run.experiment for run in results.runs))
     unknown = [name for name in experiments if name not in FIGURES]

@@ -20,7 +20,7 @@ def accuracy(results: Results) -> Figure:
         "Test accuracy after each epoch: median of %d seed%s, band from the least to the greatest. Seconds are those "
         "of training: tests are not counted."
     )
-    footer = [meaning % (seeds, "" if seeds == 1 else "s"), accuracies.PAPER]
+    footer = [meaning % (seeds, "" if seeds == 1 else "s"), accuracies.HERE, accuracies.PAPER]
     figure, grid = drawing.figure(results, "Accuracy with and without lost gradients", len(panels), 2, footer=footer)
     for (by_epoch, by_seconds), (_, members) in zip(grid, panels):
         here = [one for one in bands if comparable(one.configuration) == comparable(members[0])]

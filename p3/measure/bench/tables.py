@@ -275,7 +275,7 @@ def _accuracies(found: Sequence[accuracies.Band]) -> List[Table]:
         for store, one in by_store.items():
             less = accuracies.differences(one, by_store[OURS]) if OURS in by_store and store != OURS else None
             rows.append([
-                store, "%.4f (%.4f..%.4f)" % accuracies.Mean(list(one.finals.values())),
+                store, "%.4f (%.4f..%.4f)" % accuracies.mean(one.finals.values()),
                 _or_dash(less, lambda mean: "%+.4f (%+.4f..%+.4f)" % mean),
                 _spread(one.goal_s) if one.goal_s else "not reached", _seconds(one.at_s[-1]), "%d" % len(one.finals),
             ])  # fmt: skip
@@ -283,6 +283,7 @@ def _accuracies(found: Sequence[accuracies.Band]) -> List[Table]:
         notes = [
             "Test accuracy after the last epoch, and seed by seed against p3_sync: mean (least..greatest) over the "
             "seeds. Seconds of training: medians; tests are not counted.",
+            accuracies.HERE,
             accuracies.PAPER,
         ]
         made.append(Table("accuracy: " + setting(place, ("model", "rate", "delay", "hosts")), [head, *rows], notes))

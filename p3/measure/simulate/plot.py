@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from p3.errors import ConfigError
 from p3.measure.bench import results
-from p3.measure.bench.plot import FORMATS, METADATA, SETTINGS
+from p3.measure.bench.drawing import FORMATS, METADATA, SETTINGS
 from p3.measure.simulate.predict import Prediction
 from p3.measure.simulate.report import sender_text
 from p3.measure.simulate.setting import Setting
