@@ -64,7 +64,7 @@ def core_problem() -> Optional[Tuple[str, str]]:
     except NotBuilt as error:  # with the command
         return str(error), ""
     except ImportError as error:
-        return str(error), _pip("--force-reinstall --no-deps p3-training")
+        return str(error), _pip("--force-reinstall --no-deps WHEEL   # P3's, or the folder of its source")
     return None
 
 
