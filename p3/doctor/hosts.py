@@ -1,6 +1,6 @@
 """Examines several hosts: starts an examiner on each, and asks them in turn. Plain values come out, as JSON has them:
 
-    {"hosts": [...], "paths": [...]}
+    {"doctor": {"name", "p3", "protocol"}, "hosts": [...], "paths": [...]}
 
 A host has its `name` and `problem`, which is None if it has answered everything; then also facts.facts(), `clock_s`
 (how far its clock is ahead of this one's) and `clock_within_s`. A path goes `from` one host `to` another, by their
@@ -23,9 +23,11 @@ import sys
 import time
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from p3 import __version__
 from p3.cluster import channel
 from p3.cluster.execute import signal_group
 from p3.cluster.launch import root_address
+from p3.cluster.messages import PROTOCOL_VERSION
 from p3.cluster.node import listen
 from p3.cluster.placement import Host, forwarded_environment, ssh_command
 from p3.doctor import paths
@@ -112,7 +114,11 @@ class Examination:
             if self._joined[number].done():
                 told.update(self._joined[number].result().facts, **(clock.get(number) or {}))
             hosts.append(told)
-        return {"hosts": hosts, "paths": [{"from": here, "to": there, **found[here, there]} for here, there in found]}
+        return {
+            "doctor": {"name": "this host", "p3": __version__, "protocol": PROTOCOL_VERSION},
+            "hosts": hosts,
+            "paths": [{"from": here, "to": there, **found[here, there]} for here, there in found],
+        }
 
     def _present(self) -> List[int]:
         return [host for host, joined in enumerate(self._joined) if joined.done() and host not in self._problems]

@@ -13,8 +13,9 @@ _CLOCK_TOLERANCE_S = 1.0
 # Of the median of all hosts. Less is a host that holds up the others, for all wait for the slowest.
 _SLOW = 0.7
 
-# What must be alike, and what only should be.
-_MUST = (("p3", "P3"), ("protocol", "P3's protocol"), ("mxnet", "MXNet"), ("torch", "PyTorch"))
+# What must be alike: where the scheduler is, too, and on the hosts. And what only should be.
+_EVERYWHERE = (("p3", "P3"), ("protocol", "P3's protocol"))
+_MUST = (("mxnet", "MXNet"), ("torch", "PyTorch"))
 _SHOULD = (("python", "Python"), ("numpy", "NumPy"))
 
 
@@ -24,7 +25,7 @@ def judge(found: dict) -> List[Row]:
     rows = [_silent(host) for host in hosts if host["problem"] is not None]
     if len(answering) < 2:
         return [*rows, Row(PROBLEM, "hosts", "fewer than two answered: there is no way between them to look at")]
-    rows += _machines(answering) + _versions(answering) + _cores(answering)
+    rows += _machines(answering) + _versions(answering, found["doctor"]) + _cores(answering)
     rows += _ports(hosts, paths) + _clocks(answering) + _packets(hosts, answering, paths)
     rows += _congestion(hosts, paths) + _rates(hosts, paths)
     return rows
@@ -56,11 +57,13 @@ def _machines(hosts: Sequence[dict]) -> List[Row]:
     ]
 
 
-def _versions(hosts: Sequence[dict]) -> List[Row]:
+def _versions(hosts: Sequence[dict], doctor: dict) -> List[Row]:
     rows = []
-    for state, wanted in ((PROBLEM, _MUST), (NOTE, _SHOULD)):
+    for state, of, wanted in (
+        (PROBLEM, [*hosts, doctor], _EVERYWHERE), (PROBLEM, hosts, _MUST), (NOTE, hosts, _SHOULD)
+    ):  # fmt: skip
         for field, name in wanted:
-            groups = _groups(hosts, lambda host: host.get(field))
+            groups = _groups(of, lambda one: one.get(field))
             if len(groups) > 1:
                 told = "; ".join("%s on %s" % (version or "none", _and(names)) for version, names in groups.items())
                 rows.append(Row(state, name, told, "install the same version on all hosts"))

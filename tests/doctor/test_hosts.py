@@ -1,5 +1,6 @@
 """`p3 doctor --hostfile` on the hosts of a lab, by real connections: what is wrong is found, and nothing else is."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -7,9 +8,10 @@ import sys
 
 import pytest
 from lab_traces import DEADLINE_S, needs_lab, output
-from processes import ROOT, Process, clean_environment
+from processes import ROOT, SECRET, Process, clean_environment
 
 from p3 import cli
+from p3.cluster.node import listen
 from p3.doctor import forecast, hosts, judgement
 from p3.measure.lab import hosts as lab
 
@@ -171,6 +173,57 @@ def test_hosts_over_ssh(processes, tmp_path, sshd):
     assert notes == ["localhost and far are the same one: nothing between them crosses a network"]
 
 
+def test_examiners_may_be_started_by_anybody_and_one_that_dies_is_named(processes, tmp_path):
+    """By nothing but their environment, as a batch system would start them; the secret is in a file."""
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+
+    async def examine():
+        listener = listen("127.0.0.1")
+        examination = hosts.Examination(listener, SECRET.encode(), ["a", "b", "c"])
+        try:
+            for rank in range(3):
+                env = clean_environment(
+                    DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]),
+                    P3_RANK=str(rank), P3_SECRET_FILE=str(secret),
+                )  # fmt: skip
+                processes.append(Process([sys.executable, "-m", "p3.doctor.examiner"], env, tmp_path))
+            for rank in range(3):
+                await asyncio.wait_for(examination.joined(rank), DEADLINE_S)
+            processes[1].end()
+            return await examination.run(0.1)
+        finally:
+            await examination.close()
+            listener.close()
+
+    found = asyncio.run(examine())
+    assert [host["problem"] for host in found["hosts"]] == [None, "ended when asked to tell the time", None]
+    assert [(path["from"], path["to"]) for path in found["paths"] if "mbit" in path] == [(0, 2), (2, 0)]
+    for rank in (0, 2):
+        finished = processes[rank].wait(DEADLINE_S)  # the doctor has gone, and so do they
+        assert (finished.code, finished.err) == (0, "")
+
+
+def test_a_stranger_is_sent_away(processes, tmp_path):
+    env = clean_environment(DMLC_PS_ROOT_URI="127.0.0.1", P3_RANK="0", P3_SECRET="another secret than that")
+
+    async def examine():
+        listener = listen("127.0.0.1")
+        examination = hosts.Examination(listener, SECRET.encode(), ["a"])
+        try:
+            env["DMLC_PS_ROOT_PORT"] = str(listener.getsockname()[1])
+            processes.append(Process([sys.executable, "-m", "p3.doctor.examiner"], env, tmp_path))
+            return await asyncio.get_running_loop().run_in_executor(None, processes[-1].wait, DEADLINE_S)
+        finally:
+            await examination.close()
+            listener.close()
+            assert ["127.0.0.1 came and was sent away" in text for text in examination.refused] == [True]
+
+    finished = asyncio.run(examine())
+    assert finished.code == 1 and "it refused our proof of the job's secret" in finished.err
+
+
 @needs_lab
 def test_no_secret_is_on_a_command_line(doctor, tmp_path):
     ssh = tmp_path / "ssh.py"
@@ -213,7 +266,7 @@ def of_path(here, there, **changes):
     ({"clock_s": -3.0}, {}, "note", "clocks", "a is 3.0 s ahead of b"),
     ({"numpy": "1.23"}, {}, "note", "NumPy", "2.0 on a; 1.23 on b"),
     ({"torch": "2.13.0"}, {}, "PROBLEM", "PyTorch", "none on a; 2.13.0 on b"),
-    ({"protocol": 5}, {}, "PROBLEM", "P3's protocol", "6 on a; 5 on b"),
+    ({"protocol": 5}, {}, "PROBLEM", "P3's protocol", "6 on a and this host; 5 on b"),
     ({"core": "not built"}, {}, "PROBLEM", "C++ core", "b: not built"),
     ({"machine": "a"}, {}, "note", "one machine", "a and b are the same one"),
     ({}, {"congestion": "bbr"}, "note", "TCP", "bbr and cubic on different ways"),
@@ -221,7 +274,11 @@ def of_path(here, there, **changes):
     ({}, {"mbit": 300.0}, "PROBLEM", "rate", "a sends at 300 Mbit/s"),
 ])  # fmt: skip
 def test_what_differs_is_judged(of_b, of_there, state, subject, text):
-    found = {"hosts": [of_host("a"), of_host("b", **of_b)], "paths": [of_path(0, 1, **of_there), of_path(1, 0)]}
+    found = {
+        "doctor": {"name": "this host", "p3": "1", "protocol": 6},
+        "hosts": [of_host("a"), of_host("b", **of_b)],
+        "paths": [of_path(0, 1, **of_there), of_path(1, 0)],
+    }
     odd = [row for row in judgement.judge(found) if row.state != "ok"]
     if state is None:
         assert odd == []
