@@ -27,6 +27,7 @@ _HIDDEN = 1.1  # of the computation: an iteration that takes no longer needs no 
 # many times as long as its computation, the values must be sparse, too.
 _TOO_SLOW = 2.0
 _EVEN_LAYERS = 24
+_MOST_SIMULATED = 32  # hosts; the time of a simulation grows with the square of their number
 
 
 class Forecast(NamedTuple):
@@ -39,7 +40,7 @@ class Forecast(NamedTuple):
     serial_s: float  # one after the other
     bound_s: float
     bound_reason: str
-    predicted_s: Optional[float]  # None where the simulator is not built
+    predicted_s: Optional[float]  # None for many hosts, or where the simulator is not built
     strategy: str  # a row of docs/strategies.md
 
     @property
@@ -127,6 +128,8 @@ def forecast(
 
 
 def _predicted(model, compute_s, up_mbit, down_mbit, delay_ms) -> Optional[float]:
+    if len(up_mbit) > _MOST_SIMULATED:
+        return None
     try:
         from p3.measure.simulate.predict import predict
     except ImportError:  # not built
@@ -134,7 +137,7 @@ def _predicted(model, compute_s, up_mbit, down_mbit, delay_ms) -> Optional[float
     from p3.measure.simulate.setting import Network, Setting
 
     network = Network(tuple(up_mbit), tuple(down_mbit), delay_ms)
-    return predict(Setting(model=model, compute_s=compute_s, network=network, iterations=3)).mean_s
+    return predict(Setting(model=model, compute_s=compute_s, network=network, warmup=1, iterations=2)).mean_s
 
 
 def delay_ms(round_trips_s: Sequence[float]) -> float:
