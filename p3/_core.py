@@ -10,6 +10,6 @@ _pip = "%s -m pip install " % sys.executable
 if os.path.exists(os.path.join(_folder, "Makefile")):
     _remedy = "make -C %s (for the Python in its .venv), or: %s%s" % (_folder, _pip, _folder)
 else:
-    _remedy = _pip + "--force-reinstall --no-deps p3-training"
+    _remedy = _pip + "--force-reinstall --no-deps WHEEL   # one of P3 for this Python: docs/wheels.md"
 _version = "%d.%d" % sys.version_info[:2]
 raise NotBuilt("P3's C++ core is not built in %s for Python %s. Run: %s" % (_folder, _version, _remedy))

@@ -17,7 +17,7 @@ from p3.settings import Settings
 
 # Modules that add a command each. The processes of a job start without them.
 _MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.trace.command", "p3.measure.bench.command",
-              "p3.measure.chaos.command", "p3.measure.simulate.command")
+              "p3.measure.chaos.command", "p3.measure.simulate.command", "p3.doctor.command")
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -66,12 +66,6 @@ def _exec(options, settings: Settings, command: List[str]) -> int:
         return execute.supervise([sys.executable, "-m", "p3", "exec", "--"] + command)
     launched = Launched(*(getattr(options, name) for name in Launched._fields))
     return execute.execute(settings, command, launched)
-
-
-def _doctor(_options, settings: Settings, _command: List[str]) -> int:
-    from p3 import doctor
-
-    return doctor.main(settings)
 
 
 def _count(text: str) -> int:
@@ -144,8 +138,6 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")
     execute.set_defaults(handler=_exec)
 
-    doctor = commands.add_parser("doctor", help="what is installed here, what is missing, and how to fix it")
-    doctor.set_defaults(handler=_doctor)
 
     for module in measuring:
         importlib.import_module(module).add_parser(commands)

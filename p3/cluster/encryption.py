@@ -29,7 +29,7 @@ def require(settings: Settings) -> None:
         if not TLS_BUILT_IN:
             raise ConfigError(
                 "P3_TLS=1: P3 was built without OpenSSL. Run: apt-get install libssl-dev (or: dnf install "
-                "openssl-devel), and build P3 again (pip install --force-reinstall --no-deps p3-training)."
+                "openssl-devel), and build P3 again: in its source, pip install --force-reinstall --no-deps ."
             )
 
 

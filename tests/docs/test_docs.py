@@ -10,7 +10,7 @@ import sys
 import pytest
 from processes import ROOT, Process, clean_environment
 
-from p3 import cli, settings
+from p3 import __version__, cli, settings
 from p3.cluster import frames, messages
 from p3.cluster.placement import place, read_hostfile
 
@@ -107,6 +107,9 @@ def test_every_other_command_names_what_exists():
         program, *words = shlex.split(line, comments=True) or [""]
         if program == "make":
             assert re.search(r"^%s:" % words[0], makefile, re.M), line
+        elif program == "pip" and ".whl" in line:
+            name = "install p3_training-%s-cp311-cp311-manylinux_2_35_x86_64.whl[torch]" % __version__
+            assert " ".join(words) == name, line
         elif program == "pip":
             assert re.fullmatch(r"install \.(\[(%s)\])?" % "|".join(extras), " ".join(words)), line
         elif program == "sudo":
@@ -115,7 +118,7 @@ def test_every_other_command_names_what_exists():
             assert "p3 " in line or "p3-secret" in line or line.startswith("export DMLC_"), "no test runs: " + line
             continue
         seen += 1
-    assert seen == 10
+    assert seen == 11
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,7 +1,4 @@
-"""`p3 doctor`: what a job would find on this machine, what is missing, and the command that mends it.
-
-Each check returns rows; a row that something needed is missing makes the exit code 1.
-"""
+"""What a job would find on this machine, what is missing, and the command that mends it."""
 
 from __future__ import annotations
 
@@ -12,24 +9,16 @@ import shlex
 import shutil
 import socket
 import sys
-from typing import Callable, List, NamedTuple, Optional
+from typing import Callable, List, Optional, Tuple
 
 from p3.cluster.node import interface_address, listen, machine_id, resolve
 from p3.errors import ConfigError, NotBuilt, RendezvousError
-from p3.settings import Settings, in_job
+from p3.doctor.rows import MISSING, NOTE, OK, Row
 from p3.mxnet import hooks
-
-OK, NOTE, MISSING = "ok", "note", "MISSING"
-
-
-class Row(NamedTuple):
-    state: str
-    subject: str
-    finding: str
-    remedy: str = ""  # a command, as exact as can be
+from p3.settings import Settings, in_job
 
 
-def main(settings: Settings) -> int:
+def examine(settings: Settings) -> List[Row]:
     checks: List[Callable[[Settings], List[Row]]] = [
         _python,
         _core,
@@ -43,55 +32,54 @@ def main(settings: Settings) -> int:
         _ssh,
         _environment,
     ]
-    missing = False
-    for check in checks:
-        for row in check(settings):
-            print("%-8s %-22s %s" % (row.state, row.subject, row.finding))
-            if row.remedy:
-                print("%-8s %-22s   fix it with: %s" % ("", "", row.remedy))
-            missing = missing or row.state == MISSING
-    print()
-    print("Something needed is missing." if missing else "Everything that P3 needs is here.")
-    return 1 if missing else 0
+    return [row for check in checks for row in check(settings)]
 
 
 def _python(_settings: Settings) -> List[Row]:
     from p3 import __version__
 
     return [
-        Row(OK, "p3", "%s in %s" % (__version__, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))),
+        Row(OK, "p3", "%s in %s" % (__version__, folder())),
         Row(OK, "python", "%s, %s" % (platform.python_version(), sys.executable)),
     ]
 
 
 def _core(_settings: Settings) -> List[Row]:
-    try:
-        importlib.import_module("p3._core")
-    except NotBuilt as error:  # with the command
-        return [Row(MISSING, "C++ core", str(error))]
-    except ImportError as error:
-        return [Row(MISSING, "C++ core", str(error), _pip("--force-reinstall --no-deps p3-training"))]
+    problem = core_problem()
+    if problem is not None:
+        return [Row(MISSING, "C++ core", *problem)]
     from p3._core import TLS_BUILT_IN
 
     if TLS_BUILT_IN:
-        where = "the kernel" if "tls" in _read("/proc/sys/net/ipv4/tcp_available_ulp").split() else "OpenSSL"
+        where = "the kernel" if "tls" in read("/proc/sys/net/ipv4/tcp_available_ulp").split() else "OpenSSL"
         return [Row(OK, "C++ core", "loads"), Row(OK, "P3_TLS=1", "possible; %s would encrypt" % where)]
     remedy = "apt-get install libssl-dev   # or: dnf install openssl-devel; and build P3 again"
     return [Row(OK, "C++ core", "loads"), Row(NOTE, "P3_TLS=1", "impossible: built without OpenSSL", remedy)]
 
 
+def core_problem() -> Optional[Tuple[str, str]]:
+    """Why it does not load, and the command that mends that; None if it does."""
+    try:
+        importlib.import_module("p3._core")
+    except NotBuilt as error:  # with the command
+        return str(error), ""
+    except ImportError as error:
+        return str(error), _pip("--force-reinstall --no-deps WHEEL   # P3's, or the folder of its source")
+    return None
+
+
 def _numpy(_settings: Settings) -> List[Row]:
-    version = _version_of("numpy")
+    version = version_of("numpy")
     if version is None:
         return [Row(MISSING, "numpy", "not installed", _pip("numpy"))]
-    problem = hooks.numpy_problem(version) if _installed_mxnet() else None
+    problem = hooks.numpy_problem(version) if installed_mxnet() else None
     return [Row(OK, "numpy", version) if problem is None else Row(MISSING, "numpy", *problem)]
 
 
 def _mxnet(_settings: Settings) -> List[Row]:
-    name = _installed_mxnet()
+    name = installed_mxnet()
     if name is not None:
-        version = _version_of(name)
+        version = version_of(name)
         state = OK if version.startswith("1.9.") else NOTE
         return [Row(state, "mxnet", "%s %s%s" % (name, version, "" if state == OK else "; P3 is made for 1.9.1"))]
     finding = "not installed; only workers that train with MXNet need it"
@@ -101,7 +89,7 @@ def _mxnet(_settings: Settings) -> List[Row]:
 
 
 def _torch(_settings: Settings) -> List[Row]:
-    version = _version_of("torch")
+    version = version_of("torch")
     if version is None:
         finding = "not installed; only workers that train with PyTorch need it"
         return [Row(NOTE, "torch", finding, _pip("'p3-training[torch]'"))]
@@ -110,23 +98,23 @@ def _torch(_settings: Settings) -> List[Row]:
     return [Row(OK, "torch", version)]
 
 
-def _installed_mxnet() -> Optional[str]:
+def installed_mxnet() -> Optional[str]:
     """Looked up, not imported: as a server, `import mxnet` would never return."""
-    return next((name for name in ("mxnet", "mxnet-cu117", "mxnet-cu112") if _version_of(name) is not None), None)
+    return next((name for name in ("mxnet", "mxnet-cu117", "mxnet-cu112") if version_of(name) is not None), None)
 
 
 def _cpu(_settings: Settings) -> List[Row]:
-    features = set(_read("/proc/cpuinfo").partition("\nflags")[2].partition("\n")[0].split())
+    features = set(read("/proc/cpuinfo").partition("\nflags")[2].partition("\n")[0].split())
     vectors = [name for name in ("sse2", "avx", "avx2", "avx512f", "f16c") if name in features]
     return [Row(OK, "cpu", "%d cores, %s %s" % (len(os.sched_getaffinity(0)), platform.machine(), " ".join(vectors)))]
 
 
 def _kernel(_settings: Settings) -> List[Row]:
     rows = [Row(OK, "kernel", "%s %s" % (platform.system(), platform.release()))]
-    default = _read("/proc/sys/net/ipv4/tcp_congestion_control").strip()
+    default = read("/proc/sys/net/ipv4/tcp_congestion_control").strip()
     if default != "bbr":
         rows.append(Row(OK, "TCP", default))
-    elif os.geteuid() == 0 or "cubic" in _read("/proc/sys/net/ipv4/tcp_allowed_congestion_control").split():
+    elif os.geteuid() == 0 or "cubic" in read("/proc/sys/net/ipv4/tcp_allowed_congestion_control").split():
         rows.append(Row(OK, "TCP", "bbr; P3 chooses cubic for its own connections where round trips are short"))
     else:
         finding = "bbr; where round trips are short P3 chooses reno, as cubic is not allowed"
@@ -191,7 +179,12 @@ def _environment(settings: Settings) -> List[Row]:
     return [Row(OK, "DMLC_*", "%s, %d workers, %d servers" % (where, settings.num_workers, settings.num_servers))]
 
 
-def _version_of(distribution: str) -> Optional[str]:
+def folder() -> str:
+    """That holds the p3 package."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def version_of(distribution: str) -> Optional[str]:
     from importlib import metadata
 
     try:
@@ -204,7 +197,7 @@ def _pip(what: str) -> str:
     return "%s -m pip install %s" % (sys.executable, what)
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -1,0 +1,107 @@
+"""`p3 doctor`: this machine; or, before a job starts, several hosts and what a model would make of them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import List, Optional, Tuple
+
+from p3.doctor import here, judgement
+from p3.doctor.rows import healthy, lines
+from p3.errors import ConfigError
+from p3.measure.arguments import number
+from p3.measure.replay import models
+from p3.settings import Settings
+
+
+def add_parser(commands) -> None:
+    """Adds `doctor` to the subparsers of `p3`."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed here, what is missing, and how to fix it; with --hostfile, of several hosts",
+        description="Looks at this machine. With a hostfile: starts itself on every host over ssh, as p3 run does, and "
+        "looks at versions, ports, clocks, packets and rates. The exit code is 1 if something is wrong.",
+    )
+    doctor.add_argument("--hostfile", metavar="FILE", help="hosts to look at, as for p3 run")
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--timeout", type=number(1, 3600), default=30.0, metavar="S",
+                        help="for a host to answer at first (default %(default)g)")  # fmt: skip
+    doctor.add_argument("--seconds", type=number(0.1, 60), default=1.0, metavar="S",
+                        help="for each measurement of a rate (default %(default)g)")  # fmt: skip
+    what = doctor.add_mutually_exclusive_group()
+    what.add_argument("--model", choices=models.NAMES, help="tell what this model would make of the network")
+    what.add_argument("--parameters", type=number(1, 1e13, int), metavar="N", help="or one with so many parameters")
+    what.add_argument("--trace", metavar="DIR", help="or a run that P3_TRACE=DIR has recorded")
+    doctor.add_argument("--compute", type=number(1e-6, 1e6), metavar="S",
+                        help="of an iteration, both passes; with --trace, instead of the recorded one")  # fmt: skip
+    doctor.set_defaults(handler=_doctor)
+
+
+def _doctor(options: argparse.Namespace, settings: Settings, _command: List[str]) -> int:
+    chosen = options.model or options.parameters or options.trace
+    if options.hostfile is None:
+        if chosen or options.compute:
+            raise ConfigError("p3 doctor: --model, --parameters, --trace and --compute need --hostfile")
+        return _here(options, settings)
+    if (options.model or options.parameters) and options.compute is None:
+        raise ConfigError("p3 doctor: --model and --parameters need --compute SECONDS, what an iteration computes")
+    if options.compute is not None and not chosen:
+        raise ConfigError("p3 doctor: --compute needs --model, --parameters or --trace")
+    return _hosts(options, settings, _model(options) if chosen else None)
+
+
+def _here(options: argparse.Namespace, settings: Settings) -> int:
+    rows = here.examine(settings)
+    if options.json:
+        print(json.dumps({"rows": [row._asdict() for row in rows]}))
+    else:
+        for line in lines(rows):
+            print(line)
+        print()
+        print("Everything that P3 needs is here." if healthy(rows) else "Something needed is missing.")
+    return 0 if healthy(rows) else 1
+
+
+def _hosts(options: argparse.Namespace, settings: Settings, wanted: Optional[Tuple[models.Model, float]]) -> int:
+    from p3.cluster.placement import read_hostfile
+    from p3.doctor import hosts, report
+
+    found = asyncio.run(hosts.examine(settings, read_hostfile(options.hostfile), options.timeout, options.seconds))
+    rows = judgement.judge(found)
+    told = _forecast(found, *wanted) if wanted is not None else None
+    if options.json:
+        more = {} if told is None else {"forecast": told._asdict()}
+        print(json.dumps({**found, "rows": [row._asdict() for row in rows], **more}))
+    else:
+        for line in report.lines(found, rows, told):
+            print(line)
+    return 0 if healthy(rows) else 1
+
+
+def _model(options: argparse.Namespace) -> Tuple[models.Model, float]:
+    from p3.doctor import forecast
+
+    if options.model:
+        return models.load(options.model, 1.0), options.compute
+    if options.parameters:
+        return forecast.even_model(options.parameters), options.compute
+    from p3.trace.lives import load
+
+    model, compute_s = forecast.recorded_model(load(options.trace))
+    compute_s = options.compute or compute_s
+    if compute_s <= 0:
+        raise ConfigError("p3 doctor --trace: the gradients of a round come all at once; give --compute SECONDS")
+    return model, compute_s
+
+
+def _forecast(found: dict, model: models.Model, compute_s: float):
+    """None where the rates of fewer than two hosts are known."""
+    from p3.doctor.forecast import delay_ms, forecast
+
+    up, down = judgement.rates(found)
+    known = sorted(up.keys() & down.keys())
+    if len(known) < 2:
+        return None
+    trips = [path["round_trip_s"] for path in found["paths"] if "round_trip_s" in path]
+    return forecast(model, compute_s, [up[host] for host in known], [down[host] for host in known], delay_ms(trips))

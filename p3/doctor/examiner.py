@@ -1,0 +1,148 @@
+"""One host under examination: joins the doctor, opens a Door, and does what it is asked until the doctor hangs up.
+
+    python -m p3.doctor.examiner
+
+Anybody may start it, once on each host: it finds the doctor by DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, proves itself by
+P3_SECRET or P3_SECRET_FILE, and P3_RANK says which host it is. With --secret-stdin, as the doctor starts it over ssh,
+the secret is the first line of its input, and it ends with that.
+
+Requests and answers are lines of JSON, so that hosts whose versions differ understand each other. What it is asked:
+
+    {"do": "clock"}                                         {"wall_s"}
+    {"do": "open", "token"}                                 {}; datagrams with that token are answered from now on
+    {"do": "reach", "address", "port", "udp", "token"}      paths.ping() and the largest packet, or {"error"}
+    {"do": "rate", "address", "port", "seconds", "trip_s"}  {"mbit"}, or {"error"}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from typing import Callable, Dict, List, Optional
+
+from p3.cluster import auth, channel
+from p3.cluster.execute import supervise
+from p3.cluster.node import address_as_set, resolve
+from p3.doctor import paths
+from p3.doctor.door import TOKEN_BYTES, Door
+from p3.doctor.facts import facts
+from p3.errors import AuthenticationError, ConfigError, RendezvousError
+from p3.settings import Settings
+
+MOST_BYTES = 1 << 20  # of a line
+_JOIN_TIMEOUT_S = 20.0  # for a doctor that is still starting
+
+
+async def examine(settings: Settings) -> None:
+    """Returns when the doctor has hung up. RendezvousError if it cannot be reached, ConfigError for a wrong setting."""
+    settings.require("root_host", "root_port", "rank")
+    secret = settings.job_secret()
+    sock = await _join(settings, secret)
+    address = address_as_set(settings) or sock.getsockname()[0]
+    try:
+        door = Door(secret, address, or_anywhere=settings.node_host is not None)
+    except OSError as error:
+        sock.close()
+        raise ConfigError("this host cannot listen at its address %s: %s" % (address, error.strerror)) from None
+    try:
+        reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_BYTES)
+        known = facts(address)
+        port, udp = door.ports
+        _write(writer, {"host": settings.rank, "port": port, "udp": udp, **known})
+        while line := await reader.readline():
+            request = json.loads(line)
+            if request["do"] == "open":
+                door.token = bytes.fromhex(request["token"])
+            _write(writer, await _done(secret, request, known["mtu"]))
+    except OSError:
+        pass  # the doctor has gone
+    finally:
+        await door.close()
+
+
+async def _join(settings: Settings, secret: bytes) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    deadline = time.monotonic() + _JOIN_TIMEOUT_S
+    where = "%s:%d" % (settings.root_host, settings.root_port)
+    while True:
+        family, endpoint = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            left_s = max(0.1, deadline - time.monotonic())
+            await asyncio.wait_for(loop.sock_connect(sock, endpoint), min(left_s, paths.CONNECT_TIMEOUT_S))
+            await channel.prove_to_acceptor(sock, secret, "worker", auth.CONTROL, "scheduler")
+            return sock
+        except AuthenticationError as error:
+            sock.close()
+            raise RendezvousError("the doctor at %s: %s" % (where, error)) from None
+        except (OSError, asyncio.TimeoutError) as error:
+            sock.close()
+            if time.monotonic() >= deadline:
+                raise RendezvousError("cannot reach the doctor at %s: %s" % (where, text_of(error))) from None
+        await asyncio.sleep(0.2)
+
+
+async def _done(secret: bytes, request: dict, mtu: Optional[int]) -> dict:
+    if request["do"] == "clock":
+        return {"wall_s": time.time()}
+    if request["do"] == "open":
+        return {}
+    try:
+        if request["do"] == "reach":
+            found = await _with_connection(secret, request, paths.ping)
+            if mtu is not None:
+                found["passes"] = await asyncio.get_running_loop().run_in_executor(
+                    None, paths.largest_packet, request["address"], request["udp"],
+                    bytes.fromhex(request["token"])[:TOKEN_BYTES], mtu, found["round_trip_s"],
+                )  # fmt: skip
+            return found
+        if request["do"] == "rate":
+            seconds, trip_s = request["seconds"], request["trip_s"]
+            mbit = await _with_connection(secret, request, lambda sock: paths.rate_mbit(sock, seconds, trip_s))
+            return {"mbit": mbit}
+    except (AuthenticationError, OSError, asyncio.TimeoutError) as error:
+        return {"error": text_of(error)}
+    return {"error": "P3 %s does not know how to %r" % (facts("")["p3"], request["do"])}
+
+
+async def _with_connection(secret: bytes, request: dict, learn: Callable[[socket.socket], object]):
+    """learn(a connection to another host's Door), in a thread."""
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in request["address"] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        connecting = loop.sock_connect(sock, (request["address"], request["port"]))
+        await asyncio.wait_for(connecting, paths.CONNECT_TIMEOUT_S)
+        await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, "server")
+        sock.settimeout(paths.STEP_TIMEOUT_S)
+        return await loop.run_in_executor(None, learn, sock)
+
+
+def _write(writer: asyncio.StreamWriter, message: Dict[str, object]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+
+
+def text_of(error: BaseException) -> str:
+    if isinstance(error, (asyncio.TimeoutError, socket.timeout)):
+        return "no answer within %g s" % paths.CONNECT_TIMEOUT_S
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def main(arguments: List[str]) -> int:
+    if arguments == ["--secret-stdin"]:
+        return supervise([sys.executable, "-m", "p3.doctor.examiner"])
+    try:
+        asyncio.run(examine(Settings.from_env(os.environ)))
+        return 0
+    except (ConfigError, RendezvousError) as error:
+        print("p3 doctor: %s" % error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""What the doctor tells of a model: the replay's bound at the rates that were measured, and a row of the docs."""
+
+import math
+
+import pytest
+from processes import ROOT
+
+from p3.doctor import forecast
+from p3.errors import ConfigError
+from p3.measure.replay import bound, models
+from p3.trace import lives
+
+STRATEGIES = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+
+
+def told(compute_s, rate_mbit, model=None):
+    model = model or models.load("resnet50", 1.0)
+    return forecast.forecast(model, compute_s, [rate_mbit] * 3, [rate_mbit] * 3, 0.1)
+
+
+def test_the_bound_is_that_of_the_replay():
+    found = told(0.5, 1000)
+    expected = bound.bound(models.load("resnet50", 1.0), 0.5, bound.one_of_each(3, 1000), delay_s=1e-4)
+    assert (found.bound_s, found.bound_reason) == (expected.seconds, expected.reason)
+    assert found.serial_s == 0.5 + found.communication_s and found.compute_s <= found.bound_s <= found.serial_s
+    assert 0 <= found.hidden <= 1 and found.predicted_s >= found.bound_s
+
+
+@pytest.mark.parametrize("compute_s, strategy", [
+    (20.0, forecast.EXACT), (0.6, forecast.COMPRESSED), (0.05, forecast.SPARSE),
+])  # fmt: skip
+def test_each_row_of_the_strategies_is_found_where_it_belongs(compute_s, strategy):
+    assert told(compute_s, 1000).strategy == strategy
+    assert "\n| %s |" % strategy in STRATEGIES
+
+
+def test_a_model_of_which_the_size_is_known():
+    model = forecast.even_model(24_000_000)
+    assert model.bytes == 96_000_000
+    assert math.isclose(sum(layer.forward + layer.backward for layer in model.layers), 1.0)
+    assert told(1.0, 1000, model).model_bytes == 96_000_000
+
+
+def test_a_recorded_run_is_a_model(run_job, tmp_path):
+    script = """
+        import time
+        import numpy as np
+        from p3.worker.session import Session
+        KEYS = {"first": 5000, "middle": 300, "last": 10}
+        with Session.open() as session:
+            keys = {name: session.declare(name, (count,), "float32") for name, count in KEYS.items()}
+            arrays = {name: (np.ones(count, "float32"), np.zeros(count, "float32")) for name, count in KEYS.items()}
+            session.wait([session.init(keys[name], *arrays[name]) for name in KEYS])
+            for _ in range(3):
+                operations = []
+                for priority, name in enumerate(reversed(list(KEYS))):
+                    time.sleep(0.05)
+                    operations.append(session.pushpull(keys[name], *arrays[name], priority=priority))
+                session.wait(operations)
+        """
+    finished = run_job(script, env={"P3_TRACE": str(tmp_path / "trace")})
+    assert finished.code == 0, finished.err
+    model, compute_s = forecast.recorded_model(lives.load(str(tmp_path / "trace")))
+    assert [(layer.name, layer.bytes) for layer in model.layers] == [("first", 20000), ("middle", 1200), ("last", 40)]
+    assert math.isclose(sum(layer.forward + layer.backward for layer in model.layers), 1.0)
+    assert compute_s >= 1.5 * 0.15  # what was slept cannot have been less
+    assert told(compute_s, 1000, model).model_bytes == model.bytes
+
+
+def test_a_trace_without_rounds_is_refused(run_job, tmp_path):
+    script = "from p3.worker.session import Session\nwith Session.open(): pass"
+    finished = run_job(script, env={"P3_TRACE": str(tmp_path)})
+    assert finished.code == 0, finished.err
+    with pytest.raises(ConfigError, match="holds no round"):
+        forecast.recorded_model(lives.load(str(tmp_path)))
