@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 namespace p3 {
 
 constexpr int kHangMs = 20000;  // nothing takes so long; a core that does has hung
+constexpr int kMomentMs = 20;
 
 inline NodeOptions fuzz_node(const char* label, bool checksums) {
   NodeOptions made;
@@ -39,6 +41,7 @@ inline std::vector<char> rows_payload(Input& input, const KeyPlan& plan, uint32_
     if (chosen >> i % 32 & 1) ids.push_back(static_cast<int64_t>(range.first + i));
   const auto pieces = cut_rows(plan, range, ids.data(), 0, ids.size(), row_bytes > 0 && input.below(2) == 1);
   RowsPiece piece = pieces[input.below(static_cast<uint32_t>(pieces.size()))];
+  piece.header.touched_rows = static_cast<uint32_t>(ids.size());
   std::vector<char> payload(piece.payload_bytes(row_bytes));
   write_rows(piece, ids.data(), row_bytes, payload.data(), [&](void* to, uint64_t) { input.take(to, row_bytes); });
   for (uint8_t changes = input.byte(); changes > 200; changes = input.byte())
@@ -87,6 +90,16 @@ class FuzzPeer {
     send_bytes(payload.data(), payload.size());
   }
   void end() { ::shutdown(fd_, SHUT_WR); }
+  // Gives the core a moment to say more than that it is there, if it is going to, and throws that away.
+  void await_answer() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kMomentMs);
+    pollfd event{fd_, POLLIN, 0};
+    while (std::chrono::steady_clock::now() < deadline && poll(&event, 1, kMomentMs) > 0) {
+      Header header;
+      const ssize_t came = recv(fd_, &header, sizeof header, MSG_DONTWAIT);
+      if (came != static_cast<ssize_t>(sizeof header) || header.kind != FrameKind::kPing) return read();
+    }
+  }
   // Throws away what has come.
   void read() {
     char bytes[4096];

@@ -153,7 +153,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const bool of_machine = aggregated && plan.is_synchronous() && (plan.has_rows() || pushed == Encoding::kPlain);
     const Header header = script.next(input, worker, plan, pushed, of_machine);
     peers[worker].send(input, header, payload_of(input, header, plan, compression), checksums);
-    if (input.below(16) == 0) peers[worker].read();
+    const uint32_t listens = input.below(16);
+    if (listens == 0) peers[worker].read();
+    if (listens == 1) peers[worker].await_answer();
   }
   const bool orderly = more & 128;
   for (FuzzPeer& peer : peers) {

@@ -104,16 +104,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     worker.init(rows, gradient.data(), whole, 0, operations.begin());
   }
   worker.choose_route(rows, 0, choices & 128);
+  if (is_apart) {  // whose answers may say that nobody goes on
+    worker.skip(key, landing.data(), 0, operations.begin(), false, /*goes_on=*/apart & 2);
+    worker.skip(rows, whole, 0, operations.begin(), false, /*goes_on=*/apart & 2);
+  }
   for (int round = 0; round < 2; ++round) {
     worker.push(key, gradient.data(), landing.data(), 0, {}, operations.begin());
     worker.push_rows(rows, {ids.data(), ids.size(), gradient.data()}, whole, 0, {}, operations.begin_rows());
   }
   worker.fetch_rows(rows, 0, ids.data(), ids.size(), row_landing.data(), 0, operations.begin());
   worker.skip(key, landing.data(), 0, operations.begin());
-  if (is_apart) {
-    worker.skip(rows, whole, 0, operations.begin(), false, /*goes_on=*/apart & 2);
-    worker.skip(rows, whole, 0, operations.begin());
-  }
 
   const uint64_t rounds[] = {choices & 64 ? 0u : 1u, choices & 64 ? 0u : 1u};
   for (int frames = 0; frames < 40 && !input.empty(); ++frames) {

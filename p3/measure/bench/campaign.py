@@ -44,6 +44,7 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
     course = Course(
         options.iterations, options.warmup, options.jitter, options.optimizer, _omp_threads(options),
         options.timeout, experiment.samples_nics, options.pause,
+        options.learning_rate, options.momentum,
     )  # fmt: skip
     records = [_settings_record(options, course)]
     total = len(configurations) * len(options.stores) * options.repeats

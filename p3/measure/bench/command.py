@@ -15,7 +15,7 @@ from typing import List
 
 from p3.errors import ConfigError
 from p3.measure.arguments import list_of, names_among, number, slice_size
-from p3.measure.bench import experiments, nets
+from p3.measure.bench import experiments, nets, train
 from p3.measure.lab.command import delay, rates, told
 from p3.measure.replay import models
 from p3.settings import Settings
@@ -85,13 +85,17 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             default="none")
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
-    parser.set_defaults(release="layer", pause=0.0)
+    parser.set_defaults(release="layer", pause=0.0, learning_rate=train.LEARNING_RATE,
+                        momentum=train.MOMENTUM)
     if is_emulated and is_open and experiment.name != "factors":
         add("--release", "when gradients become ready: each layer's in its turn, or all at the end of the backward "
             "pass (default layer)", choices=models.RELEASES)
     if experiment.name == "compute":
         add("--pause", "of each worker in each step, in the mean: steps of unlike length (default none)",
             type=number(0, 1e3), metavar="S", default=0.0)
+        add("--learning-rate", "of SGD (default %(default)g)", type=number(1e-9, 1e3), metavar="L",
+            default=train.LEARNING_RATE)
+        add("--momentum", "of SGD (default %(default)g)", type=number(0, 0.999), metavar="M", default=train.MOMENTUM)
         add("--loss", "steps and seconds to which are told (default: none)", type=number(1e-9, 1e9), metavar="L")
     if is_learn:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))

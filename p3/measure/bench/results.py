@@ -151,7 +151,7 @@ class Settings:
     def conditions(self) -> str:
         """Equal for settings whose runs may be compared."""
         machine = {name: value for name, value in self.machine.items() if not name.startswith("load")}
-        matter = ("optimizer", "jitter", "pause", "throttled", "omp_threads", "inherited")
+        matter = ("optimizer", "jitter", "pause", "learning_rate", "momentum", "throttled", "omp_threads", "inherited")
         options = {name: self.options.get(name) for name in matter}
         return json.dumps([machine, self.versions, self.commit, options], sort_keys=True)
 

@@ -42,7 +42,10 @@ class Course(NamedTuple):
     omp_threads: int
     timeout_s: Optional[float]
     sample_nics: bool
-    pause_s: float = 0.0  # of a worker in each step of a real training, in the mean
+    # Of `compute`.
+    pause_s: float = 0.0  # of a worker in each step, in the mean
+    learning_rate: float = train.LEARNING_RATE
+    momentum: float = train.MOMENTUM
 
 
 class Site(NamedTuple):
@@ -195,7 +198,8 @@ def worker_command(store: jobs.Store, configuration: Configuration, course: Cour
         return [sys.executable, "-m", "p3.measure.bench.learn_train", *common, "--model", configuration.model]
     if not configuration.is_emulated:
         return [sys.executable, "-m", "p3.measure.bench." + ("torch_train" if store.is_torch else "train"), *common,
-                "--pause", repr(course.pause_s)]  # fmt: skip
+                "--pause", repr(course.pause_s), "--learning-rate", repr(course.learning_rate),
+                "--momentum", repr(course.momentum)]  # fmt: skip
     return [
         sys.executable, "-m", "p3.replay", *common, "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from p3.measure.bench import accuracies, curves
+from p3.measure.bench import accuracies, curves, train
 from p3.measure.bench.results import (
     IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Run, Spread, Summary, comparable, idle_share, model_label,
     rate, sent_by_a_card, setting, speedup, spread, store_rank, summarise, unique,
@@ -256,14 +256,11 @@ def _last_losses(runs: Sequence[Run]) -> List[Table]:
         row = [rate(place.rate_mbit)]
         for store in stores:
             its = [run for run in known if run.store == store and comparable(run.configuration) == place]
-            losses = [statistics.fmean(run.losses[-_LAST_STEPS:]) for run in its]
+            losses = [statistics.fmean(run.losses[-train.LAST_STEPS:]) for run in its]
             row.append(_spread(Spread(statistics.median(losses), min(losses), max(losses))) if losses else "-")
         rows.append(row)
-    note = "Mean over the workers and the last %d steps: median (least..greatest)." % _LAST_STEPS
+    note = "Mean over the workers and the last %d steps: median (least..greatest)." % train.LAST_STEPS
     return [Table("compute: loss at the end", [["rate", *stores], *rows], [note])] if rows else []
-
-
-_LAST_STEPS = 5
 
 
 def _accuracies(found: Sequence[accuracies.Band]) -> List[Table]:
