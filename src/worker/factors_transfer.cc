@@ -6,24 +6,31 @@
 
 namespace p3 {
 
-// Each slice has a push of every worker, so that its value comes when this worker waits for it, and not before.
+// Each slice has a push of every worker, so that its value comes when this worker waits for it, and not before. Those
+// without content go first: behind this worker's own slices they would hold up the others'.
 std::vector<Frame> FactorsTransfer::begin(const KeyPlan& plan, Header header) {
   if (part_ != 0) return {};
   scalars_ = header.scalars;
   Frame absent;
   absent.header = header_of(header, Encoding::kAbsent);
   absent.header.part = kind == Kind::kPush;
-  std::vector<Frame> frames(slice_count(plan), absent);
-  for (uint32_t i = 0; i < frames.size(); ++i) {
-    Frame& frame = frames[i];
+  std::vector<Frame> frames, own;
+  frames.reserve(slice_count(plan));
+  for (uint32_t i = 0; i < slice_count(plan); ++i) {
+    Frame frame = absent;
     frame.header.slice = i;
-    if (factors_ == nullptr || worker_of(plan, i) != rank_) continue;
+    if (factors_ == nullptr || worker_of(plan, i) != rank_) {
+      frames.push_back(frame);
+      continue;
+    }
     const Slice slice = slice_at(plan, i);
     frame.header.part = 0;
     frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
     frame.header.payload_bytes = static_cast<uint32_t>(slice.elements * sizeof(float));
     frame.payload = factors_ + slice.offset - static_cast<uint64_t>(rank_) * plan.elements;
+    own.push_back(frame);
   }
+  frames.insert(frames.end(), own.begin(), own.end());
   return frames;
 }
 
