@@ -17,19 +17,23 @@ from p3.worker.key import FactorShape, Key
 log = logging.getLogger("p3")
 
 ROUTES = ("auto", "factors", "dense")
+# Of the elements of the dense gradient and weight: what factors may have, as each worker also multiplies those of all
+# others (docs/decisions.md).
+MARGIN = 0.9
 _HEADER_BYTES = 80
 
 
-def pays(shape: FactorShape, workers: int, servers: int) -> bool:
-    """Poseidon's rule: whether factors take no more elements than the dense gradient and weight."""
-    return 2 * shape.elements * (workers - 1) * servers <= 2 * shape.outputs * shape.inputs * (workers + servers - 2)
-
-
-def most_rows(outputs: int, inputs: int, workers: int, servers: int) -> int:
-    """The largest batch of a worker for which it pays. ValueError with one worker, whom nothing is sent to."""
+def break_even(outputs: int, inputs: int, workers: int, servers: int) -> int:
+    """Poseidon's rule: the largest batch of a worker whose factors take no more elements than the dense gradient and
+    weight. ValueError with one worker, whom nothing is sent to."""
     if workers < 2:
         raise ValueError("the rule compares what workers send to each other; there is one worker")
     return outputs * inputs * (workers + servers - 2) // (servers * (workers - 1) * (outputs + inputs))
+
+
+def most_rows(outputs: int, inputs: int, workers: int, servers: int) -> int:
+    """The largest batch for which they pay: the rule's, with MARGIN."""
+    return int(MARGIN * break_even(outputs, inputs, workers, servers))
 
 
 def why_dense(route: str, shape: FactorShape, workers: int, servers: int) -> str:
@@ -42,9 +46,9 @@ def why_dense(route: str, shape: FactorShape, workers: int, servers: int) -> str
         return ""
     if workers < 2:
         return "there is one worker"
-    if pays(shape, workers, servers):
-        return ""
     most = most_rows(shape.outputs, shape.inputs, workers, servers)
+    if shape.rows <= most:
+        return ""
     return "it has %d rows, and with %d workers factors pay up to %d" % (shape.rows, workers, most)
 
 

@@ -7,23 +7,26 @@ import plugin_jobs as jobs
 import pytest
 
 from p3.key_plan import KeyPlan
-from p3.worker.factors import card_bytes, checked, most_rows, pays, why_dense
+from p3.worker.factors import break_even, card_bytes, checked, most_rows, why_dense
 from p3.worker.key import FactorShape
 
 
 def test_the_rule_is_poseidons():
     """Zhang's thesis, Table 3.4 and Algorithm 2: 2K(P1 - 1)(M + N) against 2MN(P1 + P2 - 2)/P2."""
     for workers, servers in ((2, 2), (8, 8), (8, 4), (3, 1)):
-        most = most_rows(4096, 4096, workers, servers)
-        assert pays(FactorShape(most, 4096, 4096), workers, servers)
-        assert not pays(FactorShape(most + 1, 4096, 4096), workers, servers)
-    assert most_rows(4096, 4096, 8, 8) == 4096 // 8  # as many servers as workers: K <= 2MN/(P(M + N))
+        for outputs, inputs in ((4096, 4096), (1000, 4096)):
+            dense = 2 * outputs * inputs * (workers + servers - 2) / servers
+            even = break_even(outputs, inputs, workers, servers)
+            assert 2 * even * (workers - 1) * (outputs + inputs) <= dense
+            assert 2 * (even + 1) * (workers - 1) * (outputs + inputs) > dense
+            assert most_rows(outputs, inputs, workers, servers) == int(0.9 * even)
+    assert break_even(4096, 4096, 8, 8) == 4096 // 8  # as many servers as workers: K <= 2MN/(P(M + N))
 
 
 def test_why_a_layer_stays_dense_is_said():
     shape = FactorShape(32, 64, 64)
-    assert why_dense("auto", shape, 2, 2) == ""
-    assert why_dense("auto", shape, 4, 4) == "it has 32 rows, and with 4 workers factors pay up to 16"
+    assert why_dense("auto", shape._replace(rows=28), 2, 2) == ""
+    assert why_dense("auto", shape, 4, 4) == "it has 32 rows, and with 4 workers factors pay up to 14"
     assert why_dense("factors", shape, 4, 4) == ""
     assert why_dense("factors", shape._replace(rows=33), 4, 4) == "factors of 33 rows are larger than the gradient"
     assert why_dense("auto", shape, 1, 1) == "there is one worker"
