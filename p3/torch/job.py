@@ -40,7 +40,7 @@ def current() -> Session:
 
 def _open() -> Session:
     if torchrun.started(os.environ) and not in_job(os.environ):
-        return Session.open(torchrun.settings(os.environ))
+        return torchrun.open_session(os.environ)
     return Session.open()
 
 

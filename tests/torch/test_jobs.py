@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 
+import launched_jobs as jobs_of_launchers
 import plugin_jobs as jobs
 import pytest
 from processes import Process, clean_environment
@@ -177,3 +178,15 @@ def running(folder):
         except OSError:
             pass
     return found
+
+
+def test_torchrun_starts_p3_exec(tmp_path):
+    env = jobs_of_launchers.environment(tmp_path)
+    command = [*torchrun("--nproc-per-node", "2", "--no-python"), *jobs_of_launchers.command(tmp_path, 3)]
+    agent = Process(command, env, tmp_path)
+    try:
+        ended = agent.wait(60)
+    finally:
+        agent.end()
+    assert ended.code == 0 and jobs_of_launchers.digests(ended.out)[0] == 2, ended
+    assert not jobs_of_launchers.living(tmp_path)
