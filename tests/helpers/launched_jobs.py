@@ -34,7 +34,7 @@ def wait_until(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "not within %g s" % timeout_s
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def workers(folder, number, timeout_s=60.0):

@@ -52,9 +52,11 @@ def main():
             total += landing
             step += 1
             session.snapshot(step, [key], {"total": total})
-            if step == die_at and session.rank == 1 and resumed.round == 0:
+            if step == die_at and resumed.round == 0:
                 session.snapshots.finish()
-                os.kill(os.getpid(), signal.SIGKILL)
+                session.barrier()
+                if session.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
         session.barrier()
         print("worker %d of %d with %d servers began at %d and has %08x"
               % (session.rank, session.num_workers, session.num_servers, resumed.round, zlib.crc32(total.tobytes())),
