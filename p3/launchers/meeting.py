@@ -16,12 +16,13 @@ import stat
 import time
 from typing import Dict, NamedTuple, Optional
 
-from p3.cluster.node import address_as_set, listen
+from p3.cluster.node import address_as_set, listen, resolve
 from p3.errors import ConfigError, RendezvousError
 from p3.launchers.place import Place
 from p3.settings import Settings
 
 _LOOK_S = 0.1  # from one look for a file to the next
+_RESOLVE_S = 1.0  # from one attempt to resolve a name to the next
 _ANYWHERE = "192.0.2.1"  # RFC 5737: no host has it, so the route to it is the default one
 
 
@@ -92,7 +93,17 @@ class Known(Channel):
         pass
 
     def read(self, timeout_s: float) -> str:
-        return "%s %d" % (self._settings.root_host, self._settings.root_port)
+        """Once the name resolves: that of a pod is known only after the pod has an address."""
+        host, port = self._settings.root_host, self._settings.root_port
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                resolve(host, port, "DMLC_PS_ROOT_URI")
+                return "%s %d" % (host, port)
+            except RendezvousError as error:
+                if time.monotonic() > deadline:
+                    raise RendezvousError("%s, for %g s (P3_RENDEZVOUS_TIMEOUT_S)" % (error, timeout_s)) from None
+            time.sleep(_RESOLVE_S)
 
     def withdraw(self) -> None:
         pass

@@ -1,6 +1,7 @@
 """`p3 exec` under a launcher that the tests play: how a job of two machines with two workers each begins and ends."""
 
 import glob
+import json
 import os
 import signal
 import sys
@@ -121,3 +122,33 @@ def test_a_scheduler_at_a_known_place_and_a_secret_need_no_file(processes, tmp_p
     ended = [one.wait(40) for one in started]
     assert [one.code for one in ended] == [0] * SIZE, ended
     assert jobs.workers(tmp_path, SIZE)[0]["port"] == str(cluster.port)
+
+
+def test_the_pods_of_an_indexed_job_train(processes, tmp_path, make_cluster):
+    cluster = make_cluster()
+    cluster.listener.close()
+    env = {"DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "localhost", "DMLC_PS_ROOT_PORT": str(cluster.port)}
+    started = [
+        Process(jobs.command(tmp_path, 3), jobs.environment(tmp_path, JOB_COMPLETION_INDEX=str(index), P3_SECRET=SECRET,
+                                                            DMLC_NODE_HOST="", **env), tmp_path)
+        for index in range(2)
+    ]  # fmt: skip
+    processes.extend(started)
+    ended = [one.wait(40) for one in started]
+    assert [one.code for one in ended] == [0, 0], ended
+    assert "of 2 with 2 servers" in ended[0].out
+
+
+def test_the_processes_of_an_mxjob_train(processes, tmp_path, make_cluster):
+    cluster = make_cluster(workers=2, servers=1)
+    cluster.listener.close()
+    started = []
+    for role, index in [("scheduler", 0), ("server", 0), ("worker", 1), ("worker", 0)]:
+        config = {"cluster": {}, "labels": {}, "task": {"type": role, "index": index}}
+        env = cluster.env(DMLC_ROLE=role, DMLC_USE_KUBERNETES="1", MX_CONFIG=json.dumps(config))
+        command = jobs.command(tmp_path, 3) if role == "worker" else jobs.command(tmp_path, 3)[:4]
+        started.append(Process(command, {**jobs.environment(tmp_path), **env}, tmp_path))
+    processes.extend(started)
+    ended = [one.wait(40) for one in started]
+    assert [one.code for one in ended] == [0] * 4, ended
+    assert ended[2].out.startswith("worker 1 of 2") and ended[3].out.startswith("worker 0 of 2")

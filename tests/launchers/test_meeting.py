@@ -87,6 +87,12 @@ def test_a_known_scheduler_needs_a_given_secret(folder):
         meeting.channel_for(known, place(), folder)
 
 
+def test_a_scheduler_whose_name_does_not_resolve_is_waited_for(folder):
+    settings = Settings(root_host="nowhere.invalid", root_port=9091, secret="a secret that only tests use")
+    with pytest.raises(RendezvousError, match="nowhere.invalid does not resolve .* for 0.1 s"):
+        meeting.channel_for(settings, place(1), folder).read(0.1)
+
+
 @pytest.mark.parametrize(
     "settings, machines, expected",
     [
