@@ -59,7 +59,7 @@ class FileChannel(Channel):
             os.replace(draft, self._path)  # whole, or not there
         except OSError as error:
             raise ConfigError(
-                "p3 exec: cannot write to %s (%s), where the processes of a job meet. Name a folder of yours that all "
+                "cannot write to %s (%s), where the processes of a job meet. Name a folder of yours that all "
                 "its hosts share: p3 exec --meeting-dir" % (self._folder, error.strerror)
             ) from None
 
@@ -136,7 +136,7 @@ def meet(settings: Settings, place: Place, channel: Channel, address: str) -> Me
     try:
         listener = listen(address, settings.root_port or 0, or_anywhere=True)
     except OSError as error:
-        raise ConfigError("p3 exec: cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s"
+        raise ConfigError("cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s"
                           % (address, settings.root_port or 0, error.strerror)) from None  # fmt: skip
     said = "%s %d %s" % (address, listener.getsockname()[1], secret)
     if place.size > 1:
@@ -161,7 +161,7 @@ def address_of_rank_0(settings: Settings, place: Place) -> str:
                 own = probe.getsockname()[0]
                 if not own.startswith("127."):
                     return own
-    raise ConfigError("p3 exec: cannot tell which address of this host the others reach. Set DMLC_INTERFACE or "
+    raise ConfigError("cannot tell which address of this host the others reach. Set DMLC_INTERFACE or "
                       "DMLC_NODE_HOST")  # fmt: skip
 
 

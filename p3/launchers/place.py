@@ -62,7 +62,7 @@ class Adapter:
         if not (place.rank < place.size and place.local_rank < (local_size or place.size) <= place.size
                 and place.machines <= place.size):  # fmt: skip
             raise ConfigError(
-                "p3 exec: %s contradicts itself: rank %d of %d, local rank %d of %s, %d machines (%s)"
+                "%s contradicts itself: rank %d of %d, local rank %d of %s, %d machines (%s)"
                 % (self.starts, rank, size, place.local_rank, local_size, place.machines, self.shown(env))
             )
         return place
@@ -78,7 +78,7 @@ class Adapter:
         if not text:
             by = ": %s is not set" % reader if isinstance(reader, str) else ""
             also = ". Set DMLC_NUM_SERVER to it" if what == "number of machines" else ""
-            raise ConfigError("p3 exec: %s has started this process (%s), but does not say its %s%s%s"
+            raise ConfigError("%s has started this process (%s), but does not say its %s%s%s"
                               % (self.starts, self.shown(env), what, by, also))  # fmt: skip
         return text
 
@@ -86,7 +86,7 @@ class Adapter:
         text = self._text(env, what, reader)
         if not (text.isascii() and text.isdigit() and int(text) >= least):
             by = reader + "=" if isinstance(reader, str) else ""
-            raise ConfigError("p3 exec: %s%s, from %s, is no %s" % (by, text, self.starts, what))
+            raise ConfigError("%s%s, from %s, is no %s" % (by, text, self.starts, what))
         return int(text)
 
 
@@ -102,13 +102,23 @@ def find(adapters: Sequence[Adapter], env: Mapping[str, str], chosen: Optional[s
         return wanted
     if len(found) > 1:
         raise ConfigError(
-            "p3 exec: more than one launcher has started this process: %s. Say which one places the workers: %s"
+            "more than one launcher has started this process: %s. Say which one places the workers: %s"
             % (
                 "; ".join("%s (%s)" % (adapter.starts, adapter.shown(env)) for adapter in found),
                 " or ".join("p3 exec --launcher " + adapter.name for adapter in found),
             )
         )
     return found[0] if found else None
+
+
+def warning_if_alone(adapters: Sequence[Adapter], env: Mapping[str, str]) -> Optional[str]:
+    """What to say to a script that would train alone, though a launcher has started several of it."""
+    for adapter in adapters:
+        size = _read(adapter.size, env) if adapter.is_seen(env) else None
+        if size and size.isdigit() and int(size) > 1:
+            return ("%s has started %s of this process (%s), but each trains alone. To train together, start them as "
+                    "p3 exec python train.py" % (adapter.starts, size, adapter.shown(env)))  # fmt: skip
+    return None
 
 
 def first_of(*readers: Reader) -> Reader:

@@ -3,9 +3,11 @@
 import json
 import os
 import socket
+import sys
 import threading
 
 import pytest
+from processes import Process, clean_environment
 
 from p3.errors import ConfigError
 from p3.launchers import adapters, pmi
@@ -151,6 +153,16 @@ def test_an_mxjob_tells_the_rank_within_the_role():
     assert adapters.rank_of_mxjob({"MX_CONFIG": json.dumps(config)}) == "2"
     with pytest.raises(ConfigError, match="names no index of this task"):
         adapters.rank_of_mxjob({"MX_CONFIG": '{"task": {"type": "worker"}}'})
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_script_that_trains_alone_beside_others_is_warned(tmp_path, processes, size):
+    env = clean_environment(**dict(SLURM, SLURM_STEP_NUM_TASKS=str(size)))
+    script = "from p3.worker.session import Session; print(Session.open().num_workers)"
+    processes.append(Process([sys.executable, "-c", script], env, tmp_path))
+    ended = processes[0].wait(30)
+    assert ended.out == "1\n"
+    assert ("srun has started 4 of this process (SLURM_STEP_ID=0, SLURM_PROCID=5)" in ended.err) == (size > 1), ended
 
 
 def test_the_choices_of_the_command_line_are_those_of_the_table():
