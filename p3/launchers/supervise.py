@@ -123,19 +123,19 @@ class _Supervisor:
             *lines, reported = reported.split(b"\n")
             if any(json.loads(line)["state"] == "running" for line in lines):
                 self._channel.withdraw()  # all have read it
-            self._look_for_the_dead()
             if not self._lifeline.step():
                 self._fail(None)
             if time.monotonic() >= self._acts_at:
                 self._end_the_living()
 
     def _goes_on(self) -> bool:
-        lives = self._worker_lives() or any(node.process.poll() is None for node in self._nodes)
+        self._look_for_the_dead()
+        lives = self._worker_lives() or any(node.process.returncode is None for node in self._nodes)
         untold = self._failure is not None and self._lifeline.waits and time.monotonic() < self._acts_at
         return lives or untold
 
     def _worker_lives(self) -> bool:
-        return self._worker is not None and self._worker.poll() is None
+        return self._worker is not None and self._worker.returncode is None
 
     def _patience_s(self) -> Optional[float]:
         waits = [self._acts_at - time.monotonic()] if self._failure is not None else []
@@ -153,6 +153,7 @@ class _Supervisor:
             self._acts_at = time.monotonic()
 
     def _look_for_the_dead(self) -> None:
+        """The only one that asks the kernel, so that nobody's end is seen and not judged."""
         if self._worker is not None and self._worker.poll():
             self._fail("%s ended with %s" % (self._label, _how(self._worker.returncode)), self._worker.returncode)
         for role, process in self._nodes:
@@ -184,7 +185,7 @@ class _Supervisor:
             self._worker.send_signal(signal.SIGCONT)  # one that is stopped can end, too
             self._acts_at = time.monotonic() + _TERMINATE_S
             return
-        living = [node.process for node in reversed(self._nodes) if node.process.poll() is None]  # servers first
+        living = [node.process for node in reversed(self._nodes) if node.process.returncode is None]  # the server first
         if living:
             living[0].kill()
         self._acts_at = time.monotonic() + _TERMINATE_S

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -75,5 +76,5 @@ def children(process):
 
 def digests(text):
     """Of what the workers print at their end: (number of lines, the digests, where they began)."""
-    lines = [line.split() for line in text.splitlines() if " began at " in line]
-    return len(lines), {line[-1] for line in lines}, {int(line[-4]) for line in lines}
+    found = re.findall(r"servers began at (\d+) and has ([0-9a-f]{8})", text)
+    return len(found), {digest for _, digest in found}, {int(began) for began, _ in found}

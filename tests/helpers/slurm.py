@@ -94,6 +94,7 @@ class Slurm:
             "SlurmUser=" + getpass.getuser(),
             "SlurmdUser=" + getpass.getuser(),
             "AuthType=auth/none",
+            "AuthInfo=cred_expire=10",  # so long a requeued job is held back, instead of two minutes
             "CredType=cred/none",
             "StateSaveLocation=%s/state" % folder,
             "SlurmdSpoolDir=%s/spool.%%n" % folder,

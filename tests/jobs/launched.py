@@ -58,9 +58,10 @@ def main():
                 if session.rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
         session.barrier()
-        print("worker %d of %d with %d servers began at %d and has %08x"
-              % (session.rank, session.num_workers, session.num_servers, resumed.round, zlib.crc32(total.tobytes())),
-              flush=True)  # fmt: skip
+        # In one piece: print() may write the line and its end one after the other.
+        sys.stdout.write("worker %d of %d with %d servers began at %d and has %08x\n" % (
+            session.rank, session.num_workers, session.num_servers, resumed.round, zlib.crc32(total.tobytes())
+        ))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ def test_the_secret_goes_through_a_private_file_that_is_gone_once_all_have_joine
     for one in started:
         one.signal(signal.SIGTERM)
     codes, out, err = ends(started, tmp_path)
-    assert codes == [128 + signal.SIGTERM] * SIZE, err
+    # Who hears of the others' end before its own signal ends of that.
+    assert set(codes) <= {1, 128 + signal.SIGTERM} and 128 + signal.SIGTERM in codes, err
     assert secret.decode() not in out + err
 
 

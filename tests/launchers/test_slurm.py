@@ -89,14 +89,7 @@ def test_a_job_of_the_example_is_requeued_and_resumes_from_its_snapshot(cluster,
     number, undisturbed, began = jobs.digests(cluster.output(whole))
     assert (number, len(undisturbed), began) == (4, 1, {0}), cluster.output(whole)
     job = submit(7, 5)
-
-    def is_completed():
-        state = cluster.field(job, "JobState")
-        if state == "PENDING":  # Slurm holds a requeued job back for two minutes, once it has cleaned up behind it
-            cluster.run("scontrol", "update", "JobId=" + job, "StartTime=now")
-        return state == "COMPLETED"
-
-    jobs.wait_until(is_completed, 80)
+    cluster.wait(job, "COMPLETED", timeout_s=80)
     assert jobs.digests(cluster.output(job)) == (4, undisturbed, {4}), cluster.output(job)
     nothing_is_left(tmp_path)
 
