@@ -38,10 +38,18 @@ def wait_until(condition, timeout_s=60.0):
         time.sleep(0.05)
 
 
-def workers(folder, number, timeout_s=60.0):
-    """What each worker has told of itself, by rank; waits until the job runs."""
+def workers(folder, number, launcher=None):
+    """What each worker has told of itself, by rank; waits until the job runs. `launcher`: a Process, whose end before
+    that fails the test with what it has said."""
     paths = [folder / str(rank) for rank in range(number)]
-    wait_until(lambda: all(path.exists() for path in paths), timeout_s)
+
+    def all_have_told():
+        told = all(path.exists() for path in paths)
+        if not told and launcher is not None and launcher.popen.poll() is not None:
+            raise AssertionError(launcher.wait(10))
+        return told
+
+    wait_until(all_have_told)
     return [json.loads(path.read_text()) for path in paths]
 
 

@@ -57,7 +57,7 @@ def test_srun_starts_a_job_with_a_server_on_each_node(cluster, processes, tmp_pa
 @pytest.mark.parametrize("rank, role", [(1, "worker"), (0, "server"), (2, "")], ids=["worker", "server", "p3exec"])
 def test_a_killed_task_ends_the_job(cluster, processes, tmp_path, rank, role):
     job = srun(cluster, processes, tmp_path, "-N4", "-n4", arguments=(0,))
-    supervisor = jobs.workers(tmp_path, 4)[rank]["parent"]
+    supervisor = jobs.workers(tmp_path, 4, job)[rank]["parent"]
     os.kill(jobs.node_of(supervisor, role) if role else supervisor, signal.SIGKILL)
     ended = job.wait(60)
     assert ended.code == (1 if role == "server" else 128 + signal.SIGKILL), ended
