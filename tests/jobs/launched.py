@@ -3,7 +3,7 @@
 Leaves its place and process in FOLDER/RANK once the job runs, trains STEPS steps with snapshots where the job takes
 them, and prints a digest of what it has. Rank 1 is killed after step DIE_AT, unless the job has resumed. With STEPS 0
 it goes on for a minute: the test, or the end of another process, ends it. "stuck" instead of STEPS: it does not even
-notice that.
+notice that. "patient": it waits for SIGTERM, and then comes to an orderly end.
 """
 
 import json
@@ -31,6 +31,9 @@ def say(folder, session):
 
 def main():
     folder, steps, die_at = sys.argv[1], sys.argv[2], int((sys.argv + ["0"])[3])
+    told = []
+    if steps == "patient":
+        signal.signal(signal.SIGTERM, lambda *_: told.append(True))
     with Session.open() as session:
         resumed = session.resume()
         total = resumed.state.get("total", np.zeros(1000, np.float32))
@@ -45,6 +48,10 @@ def main():
         if steps == "stuck":
             time.sleep(LONG_S)
         deadline = time.monotonic() + LONG_S
+        if steps == "patient":
+            while not told and time.monotonic() < deadline:
+                time.sleep(0.05)
+            steps = "2"
         step = resumed.round
         while step < int(steps) if int(steps) else time.monotonic() < deadline:
             gradient = np.random.RandomState(1000 * step + session.rank).rand(1000).astype(np.float32)

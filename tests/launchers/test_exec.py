@@ -101,6 +101,16 @@ def test_workers_that_do_not_notice_the_end_of_the_job_are_ended(processes, tmp_
     assert err.count("is ended, as the job has failed") == 3
 
 
+def test_a_script_that_catches_sigterm_comes_to_an_orderly_end(processes, tmp_path):
+    started = start(processes, tmp_path, "patient")
+    jobs.workers(tmp_path, SIZE)
+    for process in jobs.living(tmp_path):  # as scancel does
+        os.kill(process, signal.SIGTERM)
+    codes, out, err = ends(started, tmp_path)
+    assert codes == [0] * SIZE, err
+    assert jobs.digests(out)[0] == SIZE
+
+
 def test_a_script_that_fails_before_it_joins_ends_the_job_with_its_code(processes, tmp_path):
     started = start(processes, tmp_path, 0, others={3: [sys.executable, "-c", "raise SystemExit(7)"]})
     codes, _, err = ends(started, tmp_path)
