@@ -64,6 +64,19 @@ def _exec(options, settings: Settings, command: List[str]) -> int:
 
     if options.secret_stdin:
         return execute.supervise([sys.executable, "-m", "p3", "exec", "--"] + command)
+    if settings.role is None:
+        from p3.launchers import adapters, place, supervise
+
+        adapter = place.find(adapters.ADAPTERS, os.environ, options.launcher)
+        if adapter is not None:
+            return supervise.run(settings, adapter, options.meeting_dir, command)
+        if adapters.outside_a_step(os.environ):
+            raise ConfigError("p3 exec: this is Slurm's batch script itself; write srun p3 exec ... to start the tasks")
+    elif settings.rank is None and "MX_CONFIG" in os.environ:
+        from p3.launchers import adapters
+
+        os.environ["P3_RANK"] = adapters.rank_of_mxjob(os.environ)
+        settings = Settings.from_env(os.environ)
     launched = Launched(*(getattr(options, name) for name in Launched._fields))
     return execute.execute(settings, command, launched)
 
@@ -128,9 +141,21 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
 
     execute = commands.add_parser(
         "exec",
-        help="be the one process that DMLC_ROLE and its like describe",
-        description="Scheduler and servers run here; a worker becomes COMMAND. Needs DMLC_* and P3_SECRET or "
-        "P3_SECRET_FILE in the environment.",
+        help="be a process of a job that srun, mpirun or another launcher has started",
+        description="Under srun, mpirun, torchrun or an indexed Kubernetes Job: runs COMMAND as the worker that the "
+        "launcher's variables describe, with a server beside the first of each machine. With DMLC_ROLE and its like, "
+        "and P3_SECRET or P3_SECRET_FILE: the scheduler and servers run here; a worker becomes COMMAND.",
+    )
+    execute.add_argument(
+        "--launcher",
+        choices=("slurm", "openmpi", "mpich", "torchrun", "kubernetes"),
+        help="whose variables say which worker this is, if those of several are set",
+    )
+    execute.add_argument(
+        "--meeting-dir",
+        metavar="DIR",
+        default="~/.p3",
+        help="where the processes of a job find each other: a folder of yours that all hosts share (default ~/.p3)",
     )
     execute.add_argument("--secret-stdin", action="store_true", help="read the secret from the first line of input")
     for name in Launched._fields:  # from `p3 run`

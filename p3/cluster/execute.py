@@ -20,17 +20,19 @@ from p3.settings import Settings
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TERMINATE_GRACE_S = 5.0
+_SHIELDED_FROM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 # Each layer on its own, so that it starts when its weights have landed; read once, when MXNet is loaded.
 _WORKER_DEFAULTS = {"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "1"}
 
 
 class Launched(NamedTuple):
-    """What `p3 run` tells a `p3 exec` that it starts on its own host, as options of the command line."""
+    """What a `p3 exec` is told by whoever of P3 starts it on its own host, as options of the command line."""
 
     launcher_pid: Optional[int] = None  # the process dies with that one
     listen_fd: Optional[int] = None  # the scheduler's listening socket
     status_fd: Optional[int] = None  # where the scheduler reports what becomes of the job
+    shielded: Optional[int] = None  # 1: signals to all processes of the job pass it by; who has started it ends it
 
     @staticmethod
     def option(name: str) -> str:
@@ -45,7 +47,10 @@ def execute(settings: Settings, command: List[str], launched: Launched = Launche
     """Returns the exit code of a server or scheduler; does not return for a worker. ConfigError if it cannot be."""
     settings.require("role")
     if launched.launcher_pid is not None:
-        _die_with(launched.launcher_pid)
+        die_with(launched.launcher_pid)
+    if launched.shielded:
+        for number in _SHIELDED_FROM:
+            signal.signal(number, signal.SIG_IGN)
     if settings.role == "scheduler":
         from p3.cluster import scheduler
 
@@ -89,7 +94,7 @@ def supervise(command: List[str]) -> int:
         env=dict(os.environ, P3_SECRET=secret),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=functools.partial(_die_with, os.getpid()),  # there is no other thread yet that could hold a lock
+        preexec_fn=functools.partial(die_with, os.getpid()),  # there is no other thread yet that could hold a lock
     )
 
     def end_child(*_ignored) -> None:
@@ -111,11 +116,11 @@ def supervise(command: List[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _die_with(launcher_pid: int) -> None:
+def die_with(launcher_pid: int) -> None:
     """SIGKILL for this process when the launcher dies, however it dies. It survives the exec of the command."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher_pid:
-        raise ConfigError("p3 exec: `p3 run` has ended already")
+        raise ConfigError("p3 exec: the process that has started it has ended already")
 
 
 def signal_group(pid: int, number: int) -> None:

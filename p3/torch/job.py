@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from p3._core import P3Error
-from p3.settings import in_job
 from p3.torch import torchrun
 from p3.worker import open_sessions
 from p3.worker.key import Key
@@ -39,8 +38,8 @@ def current() -> Session:
 
 
 def _open() -> Session:
-    if torchrun.started(os.environ) and not in_job(os.environ):
-        return Session.open(torchrun.settings(os.environ))
+    if torchrun.started(os.environ) and not os.environ.get("DMLC_ROLE"):  # as p3 exec under torchrun sets it
+        return torchrun.open_session(os.environ)
     return Session.open()
 
 

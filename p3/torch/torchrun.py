@@ -1,11 +1,8 @@
 """A job started by torchrun, or by any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-torchrun starts workers alone; so the workers bring the rest. All meet at torch's own key-value store, at MASTER_PORT.
-Rank 0 starts the scheduler on a free port, and publishes that; on each host the worker of local rank 0 starts a server.
-Both end with the process that has started them, however that ends. A restart by torchrun is a new job.
-
-The secret comes from P3_SECRET or P3_SECRET_FILE, alike on all hosts; on a single host rank 0 makes one up, and passes
-it on in a file that only this user can read.
+torchrun starts workers alone; so the workers bring the rest, as p3.launchers has it. All meet at torch's own key-value
+store, at MASTER_PORT, which answers whoever asks. So the secret comes from P3_SECRET or P3_SECRET_FILE, alike on all
+hosts; on a single host the store tells the path of a file that only this user can read. A restart is a new job.
 """
 
 from __future__ import annotations
@@ -13,115 +10,81 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import secrets
-import socket
 import subprocess
-import sys
 import tempfile
 from datetime import timedelta
-from typing import Dict, List, Mapping, Optional
+from typing import List, Mapping
 
 import torch.distributed
 
-from p3.cluster.execute import Launched
-from p3.cluster.node import listen
-from p3.cluster.placement import source_path
-from p3.errors import ConfigError, RendezvousError
+from p3.errors import RendezvousError
+from p3.launchers import meeting, nodes
+from p3.launchers.adapters import TORCHRUN
+from p3.launchers.place import Place
 from p3.settings import Settings
+from p3.worker.session import Session
 
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_KEY = "root"
 
 
 def started(env: Mapping[str, str]) -> bool:
-    return all(env.get(name) for name in _NEEDED)
+    return TORCHRUN.is_seen(env)
 
 
-def settings(env: Mapping[str, str]) -> Settings:
-    """Those of this worker, with what the job needs besides started. Blocks until rank 0 has published where it is.
+def open_session(env: Mapping[str, str]) -> Session:
+    """This worker's, with what the job needs besides started. Blocks until all are there.
 
     ConfigError for a variable that makes no sense, RendezvousError if the others do not come in
     P3_RENDEZVOUS_TIMEOUT_S.
     """
     chosen = Settings.from_env(env)
-    rank, local_rank = _number(env, "RANK"), _number(env, "LOCAL_RANK", env["RANK"])
-    size = _number(env, "WORLD_SIZE")
-    servers = _number(env, "GROUP_WORLD_SIZE", str(max(1, size // _number(env, "LOCAL_WORLD_SIZE", "1"))))
-    restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = _store(chosen.rendezvous_timeout_s, "p3/%s/%s/" % (env.get("TORCHELASTIC_RUN_ID", ""), restart))
-    job = {
-        "DMLC_PS_ROOT_URI": env["MASTER_ADDR"],
-        "DMLC_NUM_WORKER": str(size),
-        "DMLC_NUM_SERVER": str(servers),
-    }
-    children: List[subprocess.Popen] = []
-    if rank == 0:
-        secret_file = _make_secret(chosen, servers)
-        job.update(secret_file)
-        listener = listen("0.0.0.0" if ":" not in env["MASTER_ADDR"] else "::")
-        job["DMLC_PS_ROOT_PORT"] = str(listener.getsockname()[1])
-        children.append(_start("scheduler", {**env, **job}, listener))
-        store.set("root", "%s %s" % (job["DMLC_PS_ROOT_PORT"], secret_file.get("P3_SECRET_FILE", "")))
-    else:
-        job["DMLC_PS_ROOT_PORT"], _, path = _get(store, "root", chosen.rendezvous_timeout_s).partition(" ")
-        if path:
-            job["P3_SECRET_FILE"] = path
-    if local_rank == 0:
-        children.append(_start("server", {**env, **job, "P3_RANK": env.get("GROUP_RANK", str(rank))}))
-    atexit.register(_wait_for, children, chosen.wait_timeout_s)  # before the session's: so it is called after that
-    return Settings.from_env({**env, **job, "DMLC_ROLE": "worker", "P3_RANK": str(rank)})
-
-
-def _store(timeout_s: float, prefix: str) -> torch.distributed.Store:
+    place = TORCHRUN.place(env)
+    channel = StoreChannel(chosen, place, env)
     try:
-        store, _, _ = next(torch.distributed.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    except (RuntimeError, ValueError) as error:
-        raise RendezvousError("torch's store at MASTER_ADDR and MASTER_PORT cannot be reached: %s"
-                              % str(error).splitlines()[0]) from None  # fmt: skip
-    return torch.distributed.PrefixStore(prefix, store)
-
-
-def _get(store: torch.distributed.Store, key: str, timeout_s: float) -> str:
-    try:
-        store.wait([key], timedelta(seconds=timeout_s))
-        return store.get(key).decode()
-    except RuntimeError:
-        raise RendezvousError("rank 0 has not said in %g s where its scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
-                              % timeout_s) from None  # fmt: skip
-
-
-def _make_secret(chosen: Settings, servers: int) -> Dict[str, str]:
-    """The variable of a new secret, if one is needed, and can be had: nobody else could read it on another host."""
-    if chosen.secret or chosen.secret_file:
-        return {}
-    if servers > 1:
-        raise ConfigError("the job has no secret: set P3_SECRET or P3_SECRET_FILE to the same value on every host "
-                          "before torchrun")  # fmt: skip
-    file, path = tempfile.mkstemp(prefix="p3-secret-")  # of mode 600
-    with open(file, "w") as opened:
-        opened.write(secrets.token_hex(32))
-    atexit.register(_remove, path)
-    return {"P3_SECRET_FILE": path}
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-def _start(role: str, env: Dict[str, str], listener: Optional[socket.socket] = None) -> subprocess.Popen:
-    """A node that the kernel ends with this process."""
-    fd = None if listener is None else listener.detach()
-    launched = Launched(launcher_pid=os.getpid(), listen_fd=fd)
-    env = dict(env, DMLC_ROLE=role)
-    path = source_path()
-    if path is not None:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), path]))
-    command = [sys.executable, "-m", "p3", "exec", *launched.options()]
-    try:
-        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=() if fd is None else (fd,))
+        met = meeting.meet(chosen, place, channel, env["MASTER_ADDR"])
+        children = [node.process for node in nodes.start(place, met, env)]
+        atexit.register(_wait_for, children, chosen.wait_timeout_s)  # before the session's: so it is called after that
+        env = {**env, **met.variables, "DMLC_ROLE": "worker", "P3_RANK": str(place.rank)}
+        return Session.open(Settings.from_env(env))
     finally:
-        if fd is not None:
-            os.close(fd)
+        channel.withdraw()
+
+
+class StoreChannel(meeting.Channel):
+    """torch's store; on a single host, a file whose path the store tells."""
+
+    def __init__(self, settings: Settings, place: Place, env: Mapping[str, str]) -> None:
+        self.private = place.machines == 1
+        self._path = ""
+        try:
+            timeout = timedelta(seconds=settings.rendezvous_timeout_s)
+            store, _, _ = next(torch.distributed.rendezvous("env://", timeout=timeout))
+        except (RuntimeError, ValueError) as error:
+            raise RendezvousError("torch's store at MASTER_ADDR and MASTER_PORT cannot be reached: %s"
+                                  % str(error).splitlines()[0]) from None  # fmt: skip
+        attempt = (env.get("TORCHELASTIC_RUN_ID", ""), env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self._store = torch.distributed.PrefixStore("p3/%s/%s/" % attempt, store)
+
+    def publish(self, text: str) -> None:
+        if self.private:
+            file, self._path = tempfile.mkstemp(prefix="p3-secret-")  # of mode 600
+            with open(file, "w") as opened:
+                opened.write(text)
+        self._store.set(_KEY, self._path or text)
+
+    def read(self, timeout_s: float) -> str:
+        try:
+            self._store.wait([_KEY], timedelta(seconds=timeout_s))
+            said = self._store.get(_KEY).decode()
+        except RuntimeError:
+            raise RendezvousError("rank 0 has not said in %g s where its scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
+                                  % timeout_s) from None  # fmt: skip
+        return meeting.read_private(said) if self.private else said
+
+    def withdraw(self) -> None:
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
 
 
 def _wait_for(children: List[subprocess.Popen], timeout_s: float) -> None:
@@ -131,10 +94,3 @@ def _wait_for(children: List[subprocess.Popen], timeout_s: float) -> None:
             child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             child.kill()
-
-
-def _number(env: Mapping[str, str], name: str, default: str = "") -> int:
-    text = env.get(name) or default
-    if not text.isdigit():
-        raise ConfigError("%s=%r is no whole number" % (name, text))
-    return int(text)

@@ -22,6 +22,8 @@ import os
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from p3._core import DTYPES, P3Error
+from p3.launchers.adapters import ADAPTERS
+from p3.launchers.place import warning_if_alone
 from p3.settings import Settings, in_job
 from p3.worker import key as keys_of_jobs
 from p3.worker import dgc, open_sessions
@@ -86,6 +88,10 @@ class Session(Control):
                 settings.require("role")
         if settings.role is None:
             from p3.worker.embedded_link import EmbeddedLink as LinkOfJob
+
+            warning = warning_if_alone(ADAPTERS, os.environ)
+            if warning is not None:
+                log.warning(warning)
         else:
             from p3.worker.cluster_link import ClusterLink as LinkOfJob
         session = cls(LinkOfJob(settings))

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 
+import launched_jobs as jobs_of_launchers
 import plugin_jobs as jobs
 import pytest
 from processes import Process, clean_environment
@@ -120,6 +121,7 @@ def test_torchrun_starts_a_job_and_a_restart_resumes(tmp_path):
     options = ["--nproc-per-node", "2", "--max-restarts", "1"]
     command = [*torchrun(*options), *of_torch(script("resumed", tmp_path, "adamw", 7, 5))]
     variables = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "2"}
+    variables["DMLC_NODE_HOST"] = "127.0.0.1"  # which says nothing of another launcher
     status, output = jobs.run(command, timeout_s=100, **variables)
     assert status == 0, output
     assert "began at 4" in output
@@ -177,3 +179,15 @@ def running(folder):
         except OSError:
             pass
     return found
+
+
+def test_torchrun_starts_p3_exec(tmp_path):
+    env = jobs_of_launchers.environment(tmp_path)
+    command = [*torchrun("--nproc-per-node", "2", "--no-python"), *jobs_of_launchers.command(tmp_path, 3)]
+    agent = Process(command, env, tmp_path)
+    try:
+        ended = agent.wait(60)
+    finally:
+        agent.end()
+    assert ended.code == 0 and jobs_of_launchers.digests(ended.out)[0] == 2, ended
+    assert not jobs_of_launchers.living(tmp_path)

@@ -1,0 +1,193 @@
+"""Where the processes of a job meet: rank 0 says where its scheduler is, the others wait for that.
+
+What it says goes through a channel. One that only this user can read is `private`: then rank 0 makes the secret up,
+too, and says it there. A file of mode 0600 is private; torch's store, which answers whoever asks, is not (see
+torchrun.py).
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import secrets
+import socket
+import stat
+import time
+from typing import Dict, NamedTuple, Optional
+
+from p3.cluster.node import address_as_set, listen, resolve
+from p3.errors import ConfigError, RendezvousError
+from p3.launchers.place import Place
+from p3.settings import Settings
+
+_LOOK_S = 0.1  # from one look for a file to the next
+_RESOLVE_S = 1.0  # from one attempt to resolve a name to the next
+_ANYWHERE = "192.0.2.1"  # RFC 5737: no host has it, so the route to it is the default one
+
+
+class Channel(abc.ABC):
+    private: bool
+
+    @abc.abstractmethod
+    def publish(self, text: str) -> None:
+        """By rank 0, once. ConfigError if that cannot be."""
+
+    @abc.abstractmethod
+    def read(self, timeout_s: float) -> str:
+        """What rank 0 has published. RendezvousError if it has not in that time."""
+
+    @abc.abstractmethod
+    def withdraw(self) -> None:
+        """All have read it. Idempotent; by rank 0."""
+
+
+class FileChannel(Channel):
+    """A file in a folder that all hosts of the job share and only this user can read."""
+
+    private = True
+
+    def __init__(self, folder: str, place: Place) -> None:
+        self._folder, self._path = folder, os.path.join(folder, place.job)
+
+    def publish(self, text: str) -> None:
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            _check(os.stat(self._folder), 0o022, self._folder)
+            draft = "%s.%s" % (self._path, secrets.token_hex(4))
+            write_private(draft, text)
+            os.replace(draft, self._path)  # whole, or not there
+        except OSError as error:
+            raise ConfigError(
+                "cannot write to %s (%s), where the processes of a job meet. Name a folder of yours that all "
+                "its hosts share: p3 exec --meeting-dir" % (self._folder, error.strerror)
+            ) from None
+
+    def read(self, timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                os.listdir(self._folder)  # has NFS look at the folder anew
+                return read_private(self._path)
+            if time.monotonic() > deadline:
+                raise RendezvousError(
+                    "rank 0 has not written %s in %g s (P3_RENDEZVOUS_TIMEOUT_S). Is it started, and do all hosts "
+                    "share that folder? If not, name one that they do: p3 exec --meeting-dir" % (self._path, timeout_s)
+                )
+            time.sleep(_LOOK_S)
+
+    def withdraw(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+
+class Known(Channel):
+    """For jobs whose settings say all: where the scheduler is to be, and the secret."""
+
+    private = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def publish(self, text: str) -> None:
+        pass
+
+    def read(self, timeout_s: float) -> str:
+        """Once the name resolves: that of a pod is known only after the pod has an address."""
+        host, port = self._settings.root_host, self._settings.root_port
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                resolve(host, port, "DMLC_PS_ROOT_URI")
+                return "%s %d" % (host, port)
+            except RendezvousError as error:
+                if time.monotonic() > deadline:
+                    raise RendezvousError("%s, for %g s (P3_RENDEZVOUS_TIMEOUT_S)" % (error, timeout_s)) from None
+            time.sleep(_RESOLVE_S)
+
+    def withdraw(self) -> None:
+        pass
+
+
+class Met(NamedTuple):
+    variables: Dict[str, str]  # for every node of the job that this process starts; the secret's among them
+    listener: Optional[socket.socket]  # rank 0's, for the scheduler
+
+
+def channel_for(settings: Settings, place: Place, folder: str) -> Channel:
+    """ConfigError if no one would know the secret."""
+    if settings.root_host is not None and settings.root_port is not None:
+        settings.job_secret()
+        return Known(settings)
+    return FileChannel(os.path.expanduser(folder), place)
+
+
+def meet(settings: Settings, place: Place, channel: Channel, address: str) -> Met:
+    """Blocks until rank 0 has said where it is. `address`: rank 0's, as the others reach it."""
+    job = {"DMLC_NUM_WORKER": str(place.size), "DMLC_NUM_SERVER": str(place.machines)}
+    if place.rank > 0:
+        return Met({**job, **_parsed(channel.read(settings.rendezvous_timeout_s))}, None)
+    secret = ""
+    if settings.secret is None and settings.secret_file is None:
+        if not channel.private:
+            raise ConfigError("the job has no secret: set P3_SECRET or P3_SECRET_FILE to the same value on every host "
+                              "before %s" % place.launcher)  # fmt: skip
+        secret = secrets.token_hex(32)
+    try:
+        listener = listen(address, settings.root_port or 0, or_anywhere=True)
+    except OSError as error:
+        raise ConfigError("cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s"
+                          % (address, settings.root_port or 0, error.strerror)) from None  # fmt: skip
+    said = "%s %d %s" % (address, listener.getsockname()[1], secret)
+    if place.size > 1:
+        channel.publish(said)
+    return Met({**job, **_parsed(said)}, listener)
+
+
+def address_of_rank_0(settings: Settings, place: Place) -> str:
+    """At which the others reach this host. ConfigError if it cannot be found."""
+    if settings.root_host is not None:
+        return settings.root_host
+    address = address_as_set(settings)
+    if address is not None:
+        return address
+    if place.machines == 1:
+        return "127.0.0.1"
+    for other in (place.gateway, socket.gethostname(), _ANYWHERE):
+        # Connecting a datagram socket sends nothing, but chooses the route and so our address on it.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            if other:
+                probe.connect((other, 9))
+                own = probe.getsockname()[0]
+                if not own.startswith("127."):
+                    return own
+    raise ConfigError("cannot tell which address of this host the others reach. Set DMLC_INTERFACE or "
+                      "DMLC_NODE_HOST")  # fmt: skip
+
+
+def _parsed(said: str) -> Dict[str, str]:
+    try:
+        host, port, *secret = said.split()
+        variables = {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": str(int(port))}
+    except ValueError:
+        raise RendezvousError("what rank 0 has said is not understood: is P3 the same on all hosts?") from None
+    return {**variables, "P3_SECRET": secret[0]} if secret else variables
+
+
+def write_private(path: str, text: str) -> None:
+    """A new file that no other user can read, not even for a moment."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def read_private(path: str) -> str:
+    """OSError as open() has it; ConfigError if another user could have written it, or could read it."""
+    with open(path, encoding="ascii") as file:
+        _check(os.fstat(file.fileno()), 0o077, path)
+        return file.read()
+
+
+def _check(found: os.stat_result, forbidden: int, path: str) -> None:
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & forbidden:
+        raise ConfigError("%s belongs to another user, or others have access to it. Name a folder of yours: "
+                          "p3 exec --meeting-dir" % path)  # fmt: skip

@@ -1,0 +1,222 @@
+"""Runs one worker's command under another launcher, and the nodes that its place asks for; ends all of them together.
+
+A worker that fails, a node that does, and a neighbour on this machine that does (lifeline.py) are failures of the job.
+The scheduler tells the other machines; they then have a few seconds to end with an error of their own. Signals from the
+launcher go to the command, whose end says what they meant. If this process is killed, the kernel ends its children.
+Threads: none. Children, signals, the scheduler's reports and lifelines wake one loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import List, Optional
+
+from p3.cluster import encryption
+from p3.cluster.execute import die_with, worker_environment
+from p3.errors import ConfigError
+from p3.launchers import meeting, nodes
+from p3.launchers.adapters import TORCHRUN
+from p3.launchers.lifeline import Lifeline
+from p3.launchers.place import Adapter, Place
+from p3.settings import Settings
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_LAST_WORDS_S = 5.0  # after a failure, for each to end with an error of its own
+_TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
+_LOOK_S = 0.2  # for a lifeline that does not hold yet
+
+
+def run(settings: Settings, adapter: Adapter, folder: str, command: List[str]) -> int:
+    """The exit code of `p3 exec`: the command's; 1 if it is the job that has failed. `folder`: where processes meet.
+    Errors as place() and meet() have them, before anything is started."""
+    if not command:
+        raise ConfigError("p3 exec needs the command that the workers run, for example: p3 exec python train.py")
+    encryption.require(settings)
+    place = adapter.place(os.environ)
+    if adapter is TORCHRUN:
+        from p3.torch.torchrun import StoreChannel  # imports torch
+
+        channel, address = StoreChannel(settings, place, os.environ), os.environ["MASTER_ADDR"]
+    else:
+        channel, address = meeting.channel_for(settings, place, folder), meeting.address_of_rank_0(settings, place)
+    try:
+        met = meeting.meet(settings, place, channel, address)
+        return _Supervisor(place, channel).run(met, adapter.threads_of(os.environ), command)
+    finally:
+        if place.rank == 0:
+            channel.withdraw()
+
+
+class _Supervisor:
+    def __init__(self, place: Place, channel: meeting.Channel) -> None:
+        self._place, self._channel = place, channel
+        self._label = "worker %d (%s)" % (place.rank, socket.gethostname())
+        self._worker: Optional[subprocess.Popen] = None
+        self._nodes: List[nodes.Node] = []
+        self._lifeline: Lifeline
+        self._failure: Optional[str] = None
+        self._code = 0  # of the worker, if it was the first to fail
+        self._signalled = 0  # the last one that ended us while there was no worker to pass it on to
+        self._acts_at = float("inf")  # when those that have not ended by themselves are ended
+        self._rounds = 0  # of ending them
+
+    def run(self, met: meeting.Met, threads: Optional[str], command: List[str]) -> int:
+        with contextlib.ExitStack() as at_end:
+            wakes = _wake_up(at_end)
+            self._lifeline = Lifeline(self._place, "%(DMLC_PS_ROOT_URI)s:%(DMLC_PS_ROOT_PORT)s" % met.variables)
+            status_read, status_write = os.pipe()
+            os.set_blocking(status_read, False)
+            try:
+                self._nodes = nodes.start(self._place, met, os.environ, status_write)
+            finally:
+                os.close(status_write)
+            status = at_end.enter_context(os.fdopen(status_read, "rb", 0))
+            at_end.callback(self._kill)
+            try:
+                self._worker = self._start_worker(met, threads, command)
+            except OSError as error:
+                self._fail("%s: cannot run %r: %s" % (self._label, command[0], error.strerror), 1)
+            self._watch(wakes, status)
+        if self._failure is None:
+            self._lifeline.close(good=True)
+            return 0
+        return self._code or (128 + self._signalled if self._signalled else 1)
+
+    def _start_worker(self, met: meeting.Met, threads: Optional[str], command: List[str]) -> subprocess.Popen:
+        place = self._place
+        env = {**os.environ, **met.variables, "DMLC_ROLE": "worker", "P3_RANK": str(place.rank)}
+        env["P3_LOCAL_RANK"] = str(place.local_rank)
+        if place.local_size is not None:
+            env["P3_LOCAL_SIZE"] = str(place.local_size)
+        if threads:
+            env.setdefault("OMP_NUM_THREADS", threads)
+        dying = functools.partial(die_with, os.getpid())  # there is no other thread that could hold a lock
+        return subprocess.Popen(command, env=worker_environment(env), preexec_fn=dying)
+
+    # The loop
+
+    def _watch(self, wakes: socket.socket, status) -> None:
+        reported = b""
+        reports = [status]
+        while self._goes_on():
+            with selectors.DefaultSelector() as selector:
+                for source in [wakes, *reports, *self._lifeline.sockets]:
+                    selector.register(source, selectors.EVENT_READ)
+                selector.select(self._patience_s())
+            with contextlib.suppress(BlockingIOError):
+                for number in wakes.recv(1 << 10):
+                    self._on_signal(number)
+            for pipe in list(reports):
+                data = pipe.read(1 << 16)  # None: nothing yet
+                reported += data or b""
+                if data == b"":
+                    reports.remove(pipe)
+            *lines, reported = reported.split(b"\n")
+            if any(json.loads(line)["state"] == "running" for line in lines):
+                self._channel.withdraw()  # all have read it
+            if not self._lifeline.step():
+                self._fail(None)
+            if time.monotonic() >= self._acts_at:
+                self._end_the_living()
+
+    def _goes_on(self) -> bool:
+        self._look_for_the_dead()
+        lives = self._worker_lives() or any(node.process.returncode is None for node in self._nodes)
+        untold = self._failure is not None and self._lifeline.waits and time.monotonic() < self._acts_at
+        return lives or untold
+
+    def _worker_lives(self) -> bool:
+        return self._worker is not None and self._worker.returncode is None
+
+    def _patience_s(self) -> Optional[float]:
+        waits = [self._acts_at - time.monotonic()] if self._failure is not None else []
+        waits += [_LOOK_S] if self._lifeline.waits else []
+        return max(0.0, min(waits)) if waits else None
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            return
+        if self._worker_lives():
+            self._worker.send_signal(number)
+        elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it waits for the others, no longer
+            self._signalled = number
+            self._fail(None)
+            self._acts_at = time.monotonic()
+
+    def _look_for_the_dead(self) -> None:
+        """The only one that asks the kernel, so that nobody's end is seen and not judged."""
+        if self._worker is not None and self._worker.poll():
+            self._fail("%s ended with %s" % (self._label, _how(self._worker.returncode)), self._worker.returncode)
+        for role, process in self._nodes:
+            if process.poll():
+                # With an exit code, it has printed an error itself.
+                died = "the %s of %s ended with %s" % (role, self._label, _how(process.returncode))
+                self._fail(died if process.returncode < 0 else None)
+
+    # A failure
+
+    def _fail(self, text: Optional[str], code: int = 0) -> None:
+        """The first one counts. `text`: what to say; None: it was said elsewhere."""
+        if self._failure is None:
+            self._failure = text or ""
+            self._code = code if code >= 0 else 128 - code
+            self._acts_at = time.monotonic() + _LAST_WORDS_S
+            self._lifeline.close(good=False)  # the neighbours' last words begin now, too
+            if text:
+                _say(text)
+
+    def _end_the_living(self) -> None:
+        """Called until none lives: first the worker is asked to, then it has to, then the server, then the scheduler,
+        which tells the other machines of the server."""
+        self._rounds += 1
+        if self._worker_lives():
+            if self._rounds == 1:
+                _say("%s is ended, as the job has failed" % self._label)
+            self._worker.send_signal(signal.SIGTERM if self._rounds == 1 else signal.SIGKILL)
+            self._worker.send_signal(signal.SIGCONT)  # one that is stopped can end, too
+            self._acts_at = time.monotonic() + _TERMINATE_S
+            return
+        living = [node.process for node in reversed(self._nodes) if node.process.returncode is None]  # the server first
+        if living:
+            living[0].kill()
+        self._acts_at = time.monotonic() + _TERMINATE_S
+
+    def _kill(self) -> None:
+        for process in [node.process for node in self._nodes] + [self._worker]:
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _wake_up(at_end: contextlib.ExitStack) -> socket.socket:
+    """A socket where the number of each signal arrives as a byte; they do nothing else until the end."""
+    wakes, wake = socket.socketpair()
+    for end in (wakes, wake):
+        end.setblocking(False)
+        at_end.enter_context(end)
+    for number in (*_FORWARDED, signal.SIGCHLD):
+        at_end.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+    at_end.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False))
+    return wakes
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return "exit code %d" % code
+    try:
+        return "signal " + signal.Signals(-code).name
+    except ValueError:
+        return "signal %d" % -code
+
+
+def _say(text: str) -> None:
+    print("p3 exec: " + text, file=sys.stderr, flush=True)

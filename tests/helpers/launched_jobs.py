@@ -1,0 +1,88 @@
+"""Jobs of `p3 exec` under a launcher: what tests/jobs/launched.py tells of itself, and what of a job is still alive."""
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+
+from plugin_jobs import SCRIPTS
+from processes import clean_environment
+
+MARK = "P3S_TESTS"  # a variable of all processes of a job: the test's folder
+
+
+def command(folder, *arguments, options=()):
+    """What a launcher is asked to start."""
+    script = [sys.executable, str(SCRIPTS / "launched.py"), str(folder), *map(str, arguments)]
+    return [sys.executable, "-m", "p3", "exec", *options, *script]
+
+
+def shell(words):
+    return " ".join(map(shlex.quote, words))
+
+
+def environment(folder, **variables):
+    """Of the launcher. The home is the test's own, and no route to a real network is needed."""
+    for_test = {MARK: str(folder), "HOME": str(folder), "DMLC_NODE_HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    env = clean_environment(**{**for_test, **variables})
+    launchers = ("SLURM_", "OMPI_", "PMI", "MPI_", "HYD")
+    return {name: value for name, value in env.items() if not name.startswith(launchers) or name in variables}
+
+
+def wait_until(condition, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not within %g s" % timeout_s
+        time.sleep(0.05)
+
+
+def workers(folder, number, launcher=None):
+    """What each worker has told of itself, by rank; waits until the job runs. `launcher`: a Process, whose end before
+    that fails the test with what it has said."""
+    paths = [folder / str(rank) for rank in range(number)]
+
+    def all_have_told():
+        told = all(path.exists() for path in paths)
+        if not told and launcher is not None and launcher.popen.poll() is not None:
+            raise AssertionError(launcher.wait(10))
+        return told
+
+    wait_until(all_have_told)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def living(folder):
+    """{process: command line} of all that have the test's folder in their environment."""
+    found = {}
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/environ" % process, "rb") as file:
+                marked = b"%s=%s" % (MARK.encode(), os.fsencode(folder)) in file.read().split(b"\0")
+            if marked:
+                with open("/proc/%s/cmdline" % process, "rb") as file:
+                    found[int(process)] = file.read().replace(b"\0", b" ").decode()
+        except OSError:
+            pass
+    return found
+
+
+def node_of(process, role):
+    """The child of a supervisor that has that role."""
+    for child in map(int, children(process)):
+        with open("/proc/%d/environ" % child, "rb") as file:
+            if b"DMLC_ROLE=" + role.encode() in file.read().split(b"\0"):
+                return child
+    raise LookupError("process %d has no %s" % (process, role))
+
+
+def children(process):
+    with open("/proc/%d/task/%d/children" % (process, process)) as file:
+        return file.read().split()
+
+
+def digests(text):
+    """Of what the workers print at their end: (number of lines, the digests, where they began)."""
+    found = re.findall(r"servers began at (\d+) and has ([0-9a-f]{8})", text)
+    return len(found), {digest for _, digest in found}, {int(began) for began, _ in found}

@@ -1,0 +1,101 @@
+"""Jobs of Open MPI's mpirun and of MPICH's mpiexec, as Debian has them, on two hosts that both are this machine.
+
+They reach other hosts by a command of their user's choice: here one that runs there what it is given, right here.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import launched_jobs as jobs
+import pytest
+from processes import Process
+
+REMOTE_SHELL = """#!/bin/sh
+[ "$1" != -x ] || shift  # ssh's, from MPICH
+export TMPDIR="$0.$1"  # a host's own: daemons of Open MPI that share one get into each other's way
+mkdir -p "$TMPDIR"
+shift
+exec sh -c "$*"
+"""
+SIZE = 4
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # Open MPI asks for both
+
+
+def program(kind):
+    """Its path, if it is of that kind: both call theirs mpirun and mpiexec."""
+    for name in {"openmpi": ("mpirun.openmpi", "mpirun"), "mpich": ("mpiexec.hydra", "mpiexec.mpich")}[kind]:
+        path = shutil.which(name)
+        if path is not None:
+            says = subprocess.check_output([path, "--version"], env={**os.environ, **_AS_ROOT}, text=True)
+            if re.search({"openmpi": "Open MPI|OpenRTE", "mpich": "HYDRA"}[kind], says):
+                return path
+    pytest.skip("no %s here; sudo tools/needs all installs it" % {"openmpi": "Open MPI", "mpich": "MPICH"}[kind])
+
+
+@pytest.fixture(params=["openmpi", "mpich"])
+def start(request, processes, tmp_path):
+    """start(steps...) -> Process of the launcher: four workers on two hosts, two on each."""
+    launcher = program(request.param)
+    shell = tmp_path / "remote_shell"
+    shell.write_text(REMOTE_SHELL)
+    shell.chmod(0o755)
+    if request.param == "openmpi":
+        options = ["--host", "one:2,two:2", "--mca", "plm_rsh_agent", str(shell), "--bind-to", "none"]
+    else:
+        options = ["-launcher-exec", str(shell), "-hosts", "one,two", "-ppn", "2"]
+
+    def start(*arguments, **variables):
+        command = [launcher, *options, "-n", str(SIZE), *jobs.command(tmp_path, *arguments)]
+        env = {**jobs.environment(tmp_path, **variables), **_AS_ROOT}
+        processes.append(Process(command, env, tmp_path))
+        return processes[-1]
+
+    return start
+
+
+def nothing_is_left(folder):
+    jobs.wait_until(lambda: not jobs.living(folder), 20)
+    assert os.listdir(folder / ".p3") == []
+
+
+def test_mpirun_starts_a_job_with_a_server_on_each_host(start, tmp_path):
+    ended = start(4).wait(60)
+    assert ended.code == 0, ended
+    number, digests, _ = jobs.digests(ended.out)
+    assert (number, len(digests)) == (SIZE, 1) and ended.out.count("with 2 servers") == SIZE, ended.out
+    told = jobs.workers(tmp_path, SIZE)
+    assert [(one["P3_LOCAL_RANK"], one["P3_LOCAL_SIZE"]) for one in told] == [("0", "2"), ("1", "2")] * 2
+    nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("rank, role", [(1, "worker"), (0, "scheduler"), (2, "")], ids=["worker", "scheduler", ""])
+def test_a_killed_process_ends_the_job(start, tmp_path, rank, role):
+    launcher = start(0)
+    supervisor = jobs.workers(tmp_path, SIZE, launcher)[rank]["parent"]
+    os.kill(jobs.node_of(supervisor, role) if role else supervisor, signal.SIGKILL)
+    ended = launcher.wait(60)
+    assert ended.code != 0, ended
+    if role == "worker":
+        assert "p3 exec: worker 1 (" in ended.err and "ended with signal SIGKILL" in ended.err
+    nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_cancelled_job_ends_and_leaves_nothing(start, tmp_path, number):
+    launcher = start(0)
+    jobs.workers(tmp_path, SIZE, launcher)
+    launcher.signal(number)
+    assert launcher.wait(60).code != 0
+    nothing_is_left(tmp_path)
+
+
+def test_a_job_that_is_started_again_resumes_from_its_snapshot(start, tmp_path):
+    snapshots = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "2"}
+    _, undisturbed, _ = jobs.digests(start(7).wait(60).out)
+    assert start(7, 5, **snapshots).wait(60).code != 0
+    again = start(7, 5, **snapshots).wait(60)
+    assert jobs.digests(again.out) == (SIZE, undisturbed, {4}), again
+    nothing_is_left(tmp_path)

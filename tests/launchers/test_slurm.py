@@ -1,0 +1,100 @@
+"""Jobs of Slurm's own: slurmctld and four slurmd on this machine, as Debian has them."""
+
+import os
+import signal
+
+import launched_jobs as jobs
+import pytest
+import slurm
+from processes import ROOT, Process
+
+pytestmark = pytest.mark.skipif(
+    bool(slurm.missing()), reason="no %s here; sudo tools/needs all installs Slurm" % " ".join(slurm.missing())
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slurm")
+    started = slurm.Slurm(folder, 4, jobs.environment(folder))
+    yield started
+    started.end()
+    jobs.wait_until(lambda: not jobs.living(folder), 20)
+    assert not [path for path in os.listdir("/dev/shm") if "slurm" in path]
+
+
+def srun(cluster, processes, folder, *options, arguments=()):
+    env = jobs.environment(folder, SLURM_CONF=cluster.env["SLURM_CONF"])
+    processes.append(Process(["srun", *options, *jobs.command(folder, *arguments)], env, folder))
+    return processes[-1]
+
+
+def batch(cluster, folder, line):
+    """A batch job of two nodes with a task each."""
+    (folder / "job.sh").write_text("#!/bin/sh\nexec %s\n" % line)
+    return cluster.submit(folder / "job.sh", "--nodes=2", "--ntasks-per-node=1", **jobs.environment(folder))
+
+
+def nothing_is_left(folder):
+    jobs.wait_until(lambda: not jobs.living(folder), 20)
+    assert not (folder / ".p3").exists() or os.listdir(folder / ".p3") == []
+
+
+@pytest.mark.parametrize("nodes, tasks", [(2, 3), (4, 4)])
+def test_srun_starts_a_job_with_a_server_on_each_node(cluster, processes, tmp_path, nodes, tasks):
+    job = srun(cluster, processes, tmp_path, "-N%d" % nodes, "-n%d" % tasks, "--cpus-per-task=2", arguments=(4,))
+    ended = job.wait(60)
+    assert ended.code == 0, ended
+    number, digests, _ = jobs.digests(ended.out)
+    assert (number, len(digests)) == (tasks, 1) and ended.out.count("with %d servers" % nodes) == tasks, ended.out
+    told = jobs.workers(tmp_path, tasks)
+    sizes = ["2", "2", "1"] if tasks == 3 else ["1"] * 4
+    assert [one["P3_LOCAL_SIZE"] for one in told] == sizes
+    assert [one["OMP_NUM_THREADS"] for one in told] == ["1"] * tasks  # ours; Slurm's 2 are for who has not said
+    nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("rank, role", [(1, "worker"), (0, "server"), (2, "")], ids=["worker", "server", "p3exec"])
+def test_a_killed_task_ends_the_job(cluster, processes, tmp_path, rank, role):
+    job = srun(cluster, processes, tmp_path, "-N4", "-n4", arguments=(0,))
+    supervisor = jobs.workers(tmp_path, 4, job)[rank]["parent"]
+    os.kill(jobs.node_of(supervisor, role) if role else supervisor, signal.SIGKILL)
+    ended = job.wait(60)
+    assert ended.code == (1 if role == "server" else 128 + signal.SIGKILL), ended
+    if role:
+        assert "ended with signal SIGKILL" in ended.err
+    nothing_is_left(tmp_path)
+
+
+def test_a_cancelled_job_ends_and_leaves_nothing(cluster, tmp_path):
+    job = batch(cluster, tmp_path, "srun " + jobs.shell(jobs.command(tmp_path, 0)))
+    jobs.workers(tmp_path, 2)
+    cluster.run("scancel", job)
+    cluster.wait(job, "CANCELLED")
+    nothing_is_left(tmp_path)
+
+
+def test_a_job_of_the_example_is_requeued_and_resumes_from_its_snapshot(cluster, tmp_path):
+    text = (ROOT / "examples" / "slurm" / "train.sbatch").read_text()
+    text = text.replace("P3_SNAPSHOT_EVERY=100", "P3_SNAPSHOT_EVERY=2")
+
+    def submit(*arguments):
+        (tmp_path / "train.sbatch").write_text(
+            text.replace("p3 exec python train.py", jobs.shell(jobs.command(tmp_path, *arguments)))
+        )
+        return cluster.submit(tmp_path / "train.sbatch", "--chdir=%s" % tmp_path, **jobs.environment(tmp_path))
+
+    whole = submit(7)
+    cluster.wait(whole, "COMPLETED")
+    number, undisturbed, began = jobs.digests(cluster.output(whole))
+    assert (number, len(undisturbed), began) == (4, 1, {0}), cluster.output(whole)
+    job = submit(7, 5)
+    cluster.wait(job, "COMPLETED", timeout_s=80)
+    assert jobs.digests(cluster.output(job)) == (4, undisturbed, {4}), cluster.output(job)
+    nothing_is_left(tmp_path)
+
+
+def test_a_batch_script_without_srun_is_told_so(cluster, tmp_path):
+    job = batch(cluster, tmp_path, jobs.shell(jobs.command(tmp_path, 1)))
+    cluster.wait(job, "FAILED")
+    assert "this is Slurm's batch script itself; write srun p3 exec" in cluster.output(job)
