@@ -7,9 +7,10 @@ the float32 keys of at least two dimensions; the others stay as they are, and th
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 
-from p3.worker.key import Key
+if TYPE_CHECKING:  # whose module needs the core, without which `p3 doctor` must run
+    from p3.worker.key import Key
 
 DEFAULTS = {"ratio": 0.001, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}
 

@@ -1,5 +1,6 @@
-// A whole server, whose three workers send sequences of frames: of every kind, for slices and rows, with
-// staleness and without, in turn and out of turn, each possibly changed. It takes them or refuses them; it neither touches memory that is not its own nor hangs.
+// A whole server, whose three workers send sequences of frames: of every kind, for slices and rows, summed and gathered,
+// with staleness and without, in turn and out of turn, each possibly changed. It takes them or refuses them; it neither
+// touches memory that is not its own nor hangs.
 #include <array>
 
 #include "input.h"
@@ -25,6 +26,12 @@ KeyPlan with_staleness(KeyPlan plan) {
   return plan;
 }
 
+KeyPlan gathered(uint32_t wire_key) {
+  KeyPlan plan = dense(wire_key, DType::kFloat32, 50);
+  plan.parts = kWorkers;
+  return plan;
+}
+
 KeyPlan sparse(uint32_t wire_key, uint32_t partitions) {
   KeyPlan plan = dense(wire_key, DType::kFloat32, 20 * 3);
   plan.slice_elements = 12;
@@ -34,12 +41,14 @@ KeyPlan sparse(uint32_t wire_key, uint32_t partitions) {
 }
 
 // The fourth succeeds the third.
-const std::array<KeyPlan, 6> kPlans = {dense(1, DType::kFloat32, 100),
+const std::array<KeyPlan, 7> kPlans = {dense(1, DType::kFloat32, 100),
                                        dense(2, DType::kFloat16, 10),
                                        sparse(3, 2),
                                        sparse(4, 3),
                                        with_staleness(dense(5, DType::kFloat32, 50)),
-                                       with_staleness(sparse(6, 2))};
+                                       with_staleness(sparse(6, 2)),
+                                       gathered(7)};
+constexpr size_t kFirstApart = 4, kGathered = 6;
 
 std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& plan, const Compression& compression) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return {};
@@ -70,7 +79,7 @@ class Script {
     switch (input.below(6)) {
       case 0:
         header.kind = FrameKind::kInit;
-        if (worker > 0 || plan.has_rows()) header.encoding = absent;
+        if (worker > 0 || plan.has_rows() || plan.is_gathered()) header.encoding = absent;
         return header;
       case 1:
         header.kind = plan.has_rows() ? FrameKind::kFetchRows : FrameKind::kFetch;
@@ -88,7 +97,8 @@ class Script {
         header.round = ++round;
         header.encoding =
             input.below(8) == 0 ? absent : static_cast<uint8_t>(plan.has_rows() ? Encoding::kPlain : pushed);
-        if (!plan.is_synchronous()) header.part = static_cast<uint8_t>(input.below(2));
+        if (plan.is_gathered() && worker_of(plan, header.slice) != static_cast<int>(worker)) header.encoding = absent;
+        if (!plan.is_synchronous() || plan.is_gathered()) header.part = static_cast<uint8_t>(input.below(2));
         if (pushed == Encoding::kTopK && input.below(4) == 0) header.encoding = 0;  // it may be plain, too
         header.scalars = {0.5, 0, 1, 1, 1};
         if (of_machine && worker > 0) {
@@ -100,7 +110,7 @@ class Script {
   }
 
  private:
-  uint64_t rounds_[kWorkers][kPlans.size()][3] = {};
+  uint64_t rounds_[kWorkers][kPlans.size()][2 * kWorkers] = {};  // by slice, of the key that has most
 };
 
 }  // namespace
@@ -138,10 +148,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<KeyPlan> plans(kPlans.begin(), kPlans.begin() + (more & 64 ? 4 : 3));
   for (size_t i = 0; i < 3; ++i) server.define(plans[i], "key", 0);
   if (more & 64) server.define_successor(plans[3], plans[2].wire_key);
-  for (size_t i = 4; i < kPlans.size() && apart & 1 && !takes_steps; ++i) {
+  for (size_t i = kFirstApart; i < kGathered && apart & 1 && !takes_steps; ++i) {
     plans.push_back(kPlans[i]);
     if (apart & 2) plans.back().staleness = kUnboundedStaleness;
     server.define(plans.back(), "key with staleness", 0);
+  }
+  if (apart & 4) {
+    plans.push_back(kPlans[kGathered]);
+    server.define(plans.back(), "key of factors", 0);
   }
   server.start();
 
@@ -149,8 +163,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (int frames = 0; frames < 60 && !input.empty(); ++frames) {
     const uint32_t worker = input.below(kWorkers);
     const KeyPlan& plan = plans[input.below(static_cast<uint32_t>(plans.size()))];
-    const Encoding pushed = compression.of(plan.dtype);
-    const bool of_machine = aggregated && plan.is_synchronous() && (plan.has_rows() || pushed == Encoding::kPlain);
+    const Encoding pushed = plan.is_gathered() ? Encoding::kPlain : compression.of(plan.dtype);
+    const bool of_machine =
+        aggregated && plan.is_synchronous() && !plan.is_gathered() && (plan.has_rows() || pushed == Encoding::kPlain);
     const Header header = script.next(input, worker, plan, pushed, of_machine);
     peers[worker].send(input, header, payload_of(input, header, plan, compression), checksums);
     const uint32_t listens = input.below(16);

@@ -83,7 +83,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (choices & 8)
     compression.encoding = choices & 16 ? Encoding::kFloat16 : choices & 128 ? Encoding::kTopK : Encoding::kTwoBit;
   const bool takes_steps = compression.encoding == Encoding::kTopK, is_apart = apart & 1 && !takes_steps;
-  const std::array<KeyPlan, 2> plans = {plan_of(1, 0, is_apart), plan_of(2, 3, is_apart)};
+  const bool has_factors = apart & 4 && !is_apart;
+  std::array<KeyPlan, 2> plans = {plan_of(1, 0, is_apart), plan_of(2, 3, is_apart)};
+  if (has_factors) plans[0].parts = 2;
 
   // Outlive the worker, which borrows them to its end.
   std::vector<float> gradient(60, 1), landing(60), row_landing(60);
@@ -94,7 +96,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   worker.add_server(0, server.connect(), "the server");
   if (leads || follows) worker.add_local(follows ? 0 : 1, neighbour.connect(), "its neighbour");
   worker.start();
-  const int key = worker.declare("w", 60, DType::kFloat32, compression);
+  const int key = has_factors ? worker.declare_factors("w", {4, 10, 5}, 2, /*average=*/apart & 2)
+                              : worker.declare("w", 60, DType::kFloat32, compression);
   const int rows = worker.declare_rows("emb", 20, 3, DType::kFloat32);
   worker.agree(key, plans[0]);
   worker.agree(rows, plans[1]);
@@ -119,7 +122,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (int frames = 0; frames < 40 && !input.empty(); ++frames) {
     const KeyPlan& plan = plans[input.below(2)];
     const bool from_neighbour = (leads || follows) && input.below(2) == 1;
-    Header header = answer_of(input, plan, rounds, leads && !is_apart && (plan.has_rows() || !(choices & 8)));
+    Header header =
+        answer_of(input, plan, rounds, leads && !is_apart && (plan.has_rows() || !(choices & 8 || has_factors)));
     if (from_neighbour && leads) {
       header.kind = plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush;
       header.of_machine = 0;
