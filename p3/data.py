@@ -93,7 +93,7 @@ class SplitSampler(Sampler):
         _turns(0, *self._worker, even)  # a wrong `even` is an error here
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that epoch, counted from 0: the whole, or the rest of it if load_state_dict() said so."""
+        """The next iteration is that epoch, counted from 0: all of it, or what load_state_dict() has left of it."""
         epoch = _whole("p3.SplitSampler: epoch", epoch, 1 << 32)
         if epoch != self._epoch:
             self._epoch, self._consumed = epoch, 0
