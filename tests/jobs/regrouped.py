@@ -29,10 +29,14 @@ def share(step, rank, workers, shape):
     return [*shares, whole - sum(shares)][rank].astype("float32")
 
 
-def kill_self_behind(round):
+def wait_for_snapshot(round):
     deadline = time.monotonic() + 30
-    while round not in files.rounds(os.environ["P3_SNAPSHOT_DIR"]) and time.monotonic() < deadline:
+    while max(files.rounds(os.environ["P3_SNAPSHOT_DIR"]), default=0) < round and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def kill_self_behind(round):
+    wait_for_snapshot(round)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
