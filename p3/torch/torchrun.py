@@ -1,8 +1,13 @@
 """A job started by torchrun, or by any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
 torchrun starts workers alone; so the workers bring the rest. All meet at torch's own key-value store, at MASTER_PORT.
-Rank 0 starts the scheduler on a free port, and publishes that; on each host the worker of local rank 0 starts a server.
-Both end with the process that has started them, however that ends. A restart by torchrun is a new job.
+Rank 0 starts the scheduler on a free port, and tells the others; on each host the worker of local rank 0 starts a
+server. Both end with the process that has started them, however that ends. A restart by torchrun is a new job, perhaps
+with another number of workers.
+
+The store may be that of the starts before, with what they have left there, and no variable tells one start from another
+(TORCHELASTIC_RESTART_COUNT is each agent's own, and stays when a host comes or goes). So rank 0 first forgets who has
+asked, and answers only those who ask then.
 
 The secret comes from P3_SECRET or P3_SECRET_FILE, alike on all hosts; on a single host rank 0 makes one up, and passes
 it on in a file that only this user can read.
@@ -18,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import timedelta
 from typing import Dict, List, Mapping, Optional
 
@@ -29,6 +35,8 @@ from p3.cluster.placement import source_path
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 
+_ASK_AGAIN_S = 0.2
+_stores: List[torch.distributed.Store] = []  # kept, as rank 0's process may be its server
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -46,8 +54,8 @@ def settings(env: Mapping[str, str]) -> Settings:
     rank, local_rank = _number(env, "RANK"), _number(env, "LOCAL_RANK", env["RANK"])
     size = _number(env, "WORLD_SIZE")
     servers = _number(env, "GROUP_WORLD_SIZE", str(max(1, size // _number(env, "LOCAL_WORLD_SIZE", "1"))))
-    restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = _store(chosen.rendezvous_timeout_s, "p3/%s/%s/" % (env.get("TORCHELASTIC_RUN_ID", ""), restart))
+    deadline = time.monotonic() + chosen.rendezvous_timeout_s
+    store = _store(chosen.rendezvous_timeout_s, "p3/%s/" % env.get("TORCHELASTIC_RUN_ID", ""))
     job = {
         "DMLC_PS_ROOT_URI": env["MASTER_ADDR"],
         "DMLC_NUM_WORKER": str(size),
@@ -60,13 +68,14 @@ def settings(env: Mapping[str, str]) -> Settings:
         listener = listen("0.0.0.0" if ":" not in env["MASTER_ADDR"] else "::")
         job["DMLC_PS_ROOT_PORT"] = str(listener.getsockname()[1])
         children.append(_start("scheduler", {**env, **job}, listener))
-        store.set("root", "%s %s" % (job["DMLC_PS_ROOT_PORT"], secret_file.get("P3_SECRET_FILE", "")))
+        _tell(store, size, "%s %s" % (job["DMLC_PS_ROOT_PORT"], secret_file.get("P3_SECRET_FILE", "")), deadline)
     else:
-        job["DMLC_PS_ROOT_PORT"], _, path = _get(store, "root", chosen.rendezvous_timeout_s).partition(" ")
+        job["DMLC_PS_ROOT_PORT"], _, path = _ask(store, rank, deadline).partition(" ")
         if path:
             job["P3_SECRET_FILE"] = path
     if local_rank == 0:
         children.append(_start("server", {**env, **job, "P3_RANK": env.get("GROUP_RANK", str(rank))}))
+    _stores.append(store)
     atexit.register(_wait_for, children, chosen.wait_timeout_s)  # before the session's: so it is called after that
     return Settings.from_env({**env, **job, "DMLC_ROLE": "worker", "P3_RANK": str(rank)})
 
@@ -80,13 +89,33 @@ def _store(timeout_s: float, prefix: str) -> torch.distributed.Store:
     return torch.distributed.PrefixStore(prefix, store)
 
 
-def _get(store: torch.distributed.Store, key: str, timeout_s: float) -> str:
+def _tell(store: torch.distributed.Store, size: int, root: str, deadline: float) -> None:
+    """Where the scheduler is, to every other worker of this start."""
+    for rank in range(1, size):
+        store.delete_key("asks/%d" % rank)
+    for rank in range(1, size):
+        nonce = _get(store, "asks/%d" % rank, deadline - time.monotonic())
+        if nonce is None:
+            raise RendezvousError("rank %d has not asked where the scheduler is (P3_RENDEZVOUS_TIMEOUT_S)" % rank)
+        store.set("told/" + nonce, root)
+
+
+def _ask(store: torch.distributed.Store, rank: int, deadline: float) -> str:
+    nonce, told = secrets.token_hex(8), None
+    while told is None:
+        if time.monotonic() > deadline:
+            raise RendezvousError("rank 0 has not said where its scheduler is (P3_RENDEZVOUS_TIMEOUT_S)")
+        store.set("asks/%d" % rank, nonce)  # again and again, as rank 0 may just have forgotten it
+        told = _get(store, "told/" + nonce, _ASK_AGAIN_S)
+    return told
+
+
+def _get(store: torch.distributed.Store, key: str, timeout_s: float) -> Optional[str]:
     try:
-        store.wait([key], timedelta(seconds=timeout_s))
+        store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
         return store.get(key).decode()
     except RuntimeError:
-        raise RendezvousError("rank 0 has not said in %g s where its scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
-                              % timeout_s) from None  # fmt: skip
+        return None
 
 
 def _make_secret(chosen: Settings, servers: int) -> Dict[str, str]:

@@ -1,15 +1,20 @@
-"""torch_regrouped.py STEPS KILL_AT: p3.torch in a job that comes back with another number of workers.
+"""torch_regrouped.py STEPS KILL_AT [BACK_AT]: p3.torch in a job that comes back with another number of workers.
 
 Three models, whose optimizers update on the servers, on the workers, and on the workers in step(). All workers have the
 same batches, so with 1, 2 or 4 of them the mean gradient has the same bits; but from the first step on each worker has
 running statistics of its own. The last rank is killed behind step KILL_AT, once its snapshot is complete; 0: nobody is.
+With BACK_AT, the worker that is killed is the one with "mortal" in its environment, and its agent of torchrun with it;
+and who is alone waits behind step BACK_AT until torchrun starts the workers again, as another host is there.
 """
 
+import os
+import signal
 import sys
+import time
 import zlib
 
 import torch
-from regrouped import kill_self_behind
+from regrouped import kill_self_behind, wait_for_snapshot
 from torch import nn
 
 import p3.torch
@@ -34,7 +39,8 @@ def digests(models):
 
 
 def main():
-    steps, kill_at = int(sys.argv[1]), int(sys.argv[2])
+    steps, kill_at, back_at = map(int, [*sys.argv[1:], 0][:3])
+    size = p3.torch.size()
     resumed = round, state = p3.torch.resume()
     rank = p3.torch.rank()
     torch.manual_seed(3 + round)
@@ -64,8 +70,16 @@ def main():
             for optimizer in optimizers:
                 optimizer.synchronize()
             print("worker %d behind %d: %s" % (rank, step + 1, digests(models)), flush=True)
-            if step + 1 == kill_at and rank == p3.torch.size() - 1:
+            if step + 1 == kill_at and back_at and "mortal" in os.environ:
+                wait_for_snapshot(kill_at)
+                os.kill(os.getppid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step + 1 == kill_at and not back_at and rank == size - 1:
                 kill_self_behind(kill_at)
+        if step + 1 == back_at and size == 1:
+            wait_for_snapshot(back_at)
+            print("alone behind %d" % back_at, flush=True)
+            time.sleep(60)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
 """p3.torch's jobs that come back from a snapshot with another number of workers, as torchrun starts them."""
 
+import os
 import re
 import socket
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import plugin_jobs as jobs
 import pytest
+from processes import HELPERS, ROOT, SECRET, Process, clean_environment
 
-pytest.importorskip("torch")
+from p3.errors import RendezvousError
+
+distributed = pytest.importorskip("torch.distributed")
 
 
 def said(output, when):
@@ -42,3 +48,58 @@ def test_a_job_comes_back_with_more_processes_and_then_with_one(tmp_path):
     assert status == 0, output
     assert said(output, "at 4 of 4") == {0: four[0]}, output
     assert said(output, "behind 6") == {0: whole}, output
+
+
+def agent(folder, port, is_host, **variables):
+    """torchrun on one host of a job that may have one or two."""
+    conf = "is_host=%d,join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3" % is_host
+    options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "127.0.0.1"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % port, "--rdzv-conf", conf]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *jobs.python("torch_regrouped.py", 6, 2, 4)[1:]]
+    path = os.pathsep.join(map(str, (ROOT, HELPERS)))
+    settings = {"P3_SNAPSHOT_DIR": str(folder / "snapshots"), "P3_SNAPSHOT_EVERY": "2", "P3_SECRET": SECRET}
+    settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or torch 2.13 lets a host that comes later wait for ever
+    return Process(command, clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=path, **settings, **variables), folder)
+
+
+def read_until(process, text):
+    """What it says up to there; pytest's own time-out is the deadline."""
+    lines = []
+    while text not in (lines or [""])[-1]:
+        assert process.popen.poll() is None, (lines, process.wait(1))
+        lines.append(process.read_line())
+    return "\n".join(lines)
+
+
+def test_torchrun_goes_on_without_a_host_and_with_it_when_it_is_back(tmp_path, processes):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes.append(agent(tmp_path, port, 1))
+    processes.append(agent(tmp_path, port, 0, mortal="1"))
+    alone = read_until(processes[0], "alone behind 4")
+    assert processes[1].wait(30).code == -9
+    assert said(alone, "at 2 of 2").keys() == {0}
+    processes.append(agent(tmp_path, port, 0))
+    ended = [processes[0].wait(100), processes[2].wait(100)]
+    assert [one.code for one in ended] == [0, 0], ended
+    resumed, done = (said(ended[0].out + ended[1].out, when) for when in ("at 4 of 1", "behind 6"))
+    assert resumed.keys() == done.keys() == {0, 1}, ended
+    assert resumed[0] == resumed[1] and done[0] == done[1], ended
+
+
+def test_who_asks_hears_of_this_start_whatever_earlier_ones_have_left():
+    from p3.torch import torchrun
+
+    server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = distributed.TCPStore("127.0.0.1", server.port, is_master=False)
+    with ThreadPoolExecutor(1) as pool:
+        for start in ("1", "2"):
+            server.set("asks/1", "one who has died")
+            deadline = time.monotonic() + 10
+            asking = pool.submit(torchrun._ask, client, 1, deadline)
+            torchrun._tell(server, 2, start, deadline)
+            assert asking.result() == start
+    with pytest.raises(RendezvousError, match="rank 1 has not asked"):
+        torchrun._tell(server, 2, "3", time.monotonic() + 0.1)
+    with pytest.raises(RendezvousError, match="rank 0 has not said"):
+        torchrun._ask(client, 1, time.monotonic() + 0.1)
