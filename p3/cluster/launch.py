@@ -397,7 +397,7 @@ def run(
                 _say(text % (slots, bounds.least))
                 return code
             if found.workers != num_workers:
-                numbers = " with %d workers instead of %d" % (found.workers, num_workers)
+                numbers = " with %d instead of %d workers" % (found.workers, num_workers)
             hosts, num_workers = found.hosts, found.workers
         text = "the job is started again%s (restart %d of %d), as it failed with exit code %d"
         _say(text % (numbers, attempt, restarts, code))

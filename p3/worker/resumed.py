@@ -26,12 +26,12 @@ def what_changes(before: int, now: int) -> str:
     """For the log."""
     if now < before:
         return (
-            "ranks %d to %d are gone: what compression had left out there goes to the others, and their states and "
-            "running statistics are dropped" % (now, before - 1)
+            "ranks from %d on are gone: what compression had left out there goes to the others, and their states and "
+            "running statistics are dropped" % now
         )
     return (
-        "ranks %d to %d are new: they begin with worker 0's state and running statistics, and compression has left out "
-        "nothing there" % (before, now - 1)
+        "ranks from %d on are new: they begin with worker 0's state and running statistics, and compression has left "
+        "out nothing there" % before
     )
 
 

@@ -82,8 +82,8 @@ def test_a_host_goes_and_the_job_goes_on_with_fewer_workers_until_it_is_back(hos
     assert finished.code == 0, finished
     assert sorted(values_of(finished)) == [(str(rank), "6", "2", values) for rank in range(4)], finished
     assert "host beta does not answer: ssh: connect to host beta port 22: No route to host" in finished.err
-    assert "started again with 2 workers instead of 4 (restart 1 of 3), as it failed with exit code 137" in finished.err
-    assert "started again with 4 workers instead of 2 (restart 2 of 3)" in finished.err, finished
+    assert "started again with 2 instead of 4 workers (restart 1 of 3), as it failed with exit code 137" in finished.err
+    assert "started again with 4 instead of 2 workers (restart 2 of 3)" in finished.err, finished
     assert not processes_of(hosts.folder, "alpha") + processes_of(hosts.folder, "beta")
 
 

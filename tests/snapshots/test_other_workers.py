@@ -66,12 +66,12 @@ def test_a_job_comes_back_with_more_workers_and_then_with_fewer_to_the_bits_of_o
     status, output = run(directory, 4, 3, "plain", 9, 6)
     assert status == 137, output
     assert "of round 3 is of a job with 2 workers; this one has 4." in output
-    assert output.count("ranks 2 to 3 are new") == 1
+    assert output.count("ranks from 2 on are new") == 1
     shutil.copytree(directory, tmp_path / "copy")
     status, output = run(directory, 3, 1, "plain", 9, 0)
     assert status == 0, output
     assert ends(output) == [("6", "4", str(rank), values) for rank in range(3)]
-    assert output.count("ranks 3 to 3 are gone") == 1
+    assert output.count("ranks from 3 on are gone") == 1
     states = [{"rank": rank, "of": 4} for rank in range(4)]
     assert all("state %s of %s" % (states[rank], states) in output for rank in range(3)), output
     status, output = run(tmp_path / "copy", 6, 2, "plain", 9, 0)
