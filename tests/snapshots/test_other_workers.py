@@ -146,3 +146,14 @@ def test_every_kind_of_training_comes_back_with_more_workers_and_then_with_one(t
     assert status == 0, output
     assert said(output, "at 4 of 4") == {0: four[0]}, output
     assert said(output, "behind 6") == {0: whole}, output
+
+
+def test_what_compression_has_left_out_of_a_gluon_training_goes_to_the_worker_that_stays(tmp_path):
+    pytest.importorskip("mxnet")
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1"}
+    command = jobs.python("regrouped_rest.py", "mxnet")
+    for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
+        assert status == 0, output
+    for round, wanted in ((1, [0.125, 0.25]), (2, [0.375])):
+        parts = [tree.decode(*files.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
+        assert [set(part["stores"][0]["residuals"]["w"]) for part in parts] == [{left_out} for left_out in wanted]

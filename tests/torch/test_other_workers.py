@@ -12,8 +12,10 @@ import pytest
 from processes import HELPERS, ROOT, SECRET, Process, clean_environment
 
 from p3.errors import RendezvousError
+from p3.snapshots import files, tree
 
 distributed = pytest.importorskip("torch.distributed")
+import p3.torch  # noqa: E402, F401  which knows the arrays of its snapshots
 
 
 def said(output, when):
@@ -48,6 +50,17 @@ def test_a_job_comes_back_with_more_processes_and_then_with_one(tmp_path):
     assert status == 0, output
     assert said(output, "at 4 of 4") == {0: four[0]}, output
     assert said(output, "behind 6") == {0: whole}, output
+
+
+def test_what_compression_has_left_out_is_owed_to_the_mean_of_fewer_workers(tmp_path):
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1"}
+    command = jobs.python("regrouped_rest.py", "torch")
+    for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
+        assert status == 0, output
+    for round, wanted in ((1, [0.125, 0.25]), (2, [(0.125 + 0.25) / 2])):
+        parts = [tree.decode(*files.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
+        residuals = [set(left_out) for part in parts for _, _, left_out in part["residuals"] if left_out is not None]
+        assert residuals == [{left_out} for left_out in wanted]
 
 
 def agent(folder, port, is_host, **variables):
