@@ -2,8 +2,9 @@
 
     p3 run -n 2 -s 2 --restarts 3 --snapshot-dir /tmp/digits --snapshot-every 20 python examples/resume.py
 
-What it adds to train_digits.py: resume() before the first step, and snapshot() after each, with the state that only
-this worker has: here, its position in the data. Everything that draws random numbers is seeded, or also in that state.
+What it adds to train_digits.py: resume() before the first step, and snapshot() after each, with the state that is the
+script's: here, the place in the data, from which another number of workers can go on, too. Everything that draws random
+numbers is seeded, or also in that state.
 """
 
 import argparse
@@ -59,19 +60,17 @@ def main():
     step, state = kv.resume(trainer=trainer)  # (0, {}) at the first start
     if step:
         print(f"worker {kv.rank} goes on after step {step}", flush=True)
-    epoch, taken = state.get("epoch", 0), state.get("taken", 0)
+        sampler.load_state_dict(state["data"])
     while step < options.steps:
-        sampler.set_epoch(epoch)
         for number, (images, labels) in enumerate(batches):
-            if number < taken or step == options.steps:
-                continue
+            if step == options.steps:
+                break
             with autograd.record():
                 loss = loss_of(net(images), labels)
             loss.backward()
             trainer.step(share * kv.num_workers)
             step += 1
-            kv.snapshot(step, {"epoch": epoch, "taken": number + 1}, trainer=trainer)
-        epoch, taken = epoch + 1, 0
+            kv.snapshot(step, {"data": sampler.state_dict((number + 1) * share)}, trainer=trainer)
     print(f"worker {kv.rank}: {step} steps, weights and statistics {digest_of(net)}")
 
 

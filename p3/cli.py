@@ -44,7 +44,6 @@ def _run(options, settings: Settings, command: List[str]) -> int:
 
     if not command:
         raise ConfigError("p3 run needs the command to run, for example: p3 run -n 2 -s 2 python train.py")
-    hosts = read_hostfile(options.hostfile) if options.hostfile else [Host("localhost")]
     chosen = {
         "P3_SNAPSHOT_DIR": options.snapshot_dir,
         "P3_SNAPSHOT_EVERY": options.snapshot_every,
@@ -55,8 +54,25 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
     settings = Settings.from_env(os.environ)
     worker_restarts = options.worker_restarts if settings.replaces_workers else 0
-    arguments = (hosts, options.workers, options.servers, command, options.timeout, options.restarts, worker_restarts)
-    return launch.run(settings, *arguments)
+
+    def read_hosts():
+        return read_hostfile(options.hostfile) if options.hostfile else [Host("localhost")]
+
+    arguments = (options.workers, options.servers, command, options.timeout, options.restarts, worker_restarts)
+    return launch.run(settings, read_hosts, *arguments, _bounds(options))
+
+
+def _bounds(options):
+    from p3.cluster.elastic import Bounds
+
+    least, most = options.min_workers or options.workers, options.max_workers or options.workers
+    if options.min_workers is None and options.max_workers is None:
+        return None
+    if not least <= options.workers <= most:
+        raise ConfigError("--min-workers %d, -n %d and --max-workers %d must not fall" % (least, options.workers, most))
+    if options.restarts == 0:
+        raise ConfigError("--min-workers and --max-workers are for jobs that start again: add --restarts K")
+    return Bounds(least, options.workers, most)
 
 
 def _exec(options, settings: Settings, command: List[str]) -> int:
@@ -119,6 +135,12 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=_timeout, metavar="S", help="end the job with code 124 after S seconds")
     run.add_argument(
         "--restarts", type=_count, default=0, metavar="K", help="start a job that failed again, K times at most"
+    )
+    run.add_argument(
+        "--min-workers", type=_count, metavar="A", help="restart on the hosts that answer, with A workers or more"
+    )
+    run.add_argument(
+        "--max-workers", type=_count, metavar="B", help="and with B at most, where there are slots (default WORKERS)"
     )
     run.add_argument(
         "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory for snapshots: P3_SNAPSHOT_DIR"

@@ -4,7 +4,9 @@
     batches = DataLoader(dataset, 32, sampler=p3.SplitSampler(len(dataset)))       # other parts in each epoch
 
 Workers take turns: of the samples in their common order, worker r of n has number r, r + n, r + 2n ... So n workers
-that take b samples a step see together what one process sees with batches of n * b.
+that take b samples a step see together what one process sees with batches of n * b. And so the samples that all have
+taken are always the first ones of that order: a SplitSampler's state_dict() is how many, from which any number of
+workers can go on.
 
 `even` says what happens if the workers do not divide the samples:
     "pad"    samples from the start of the common order are used again, at most n - 1 of them unless there are fewer
@@ -19,11 +21,11 @@ it is installed, parts are a gluon.data.Dataset and samplers a gluon.data.Sample
 
 from __future__ import annotations
 
+import collections.abc
 import operator
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -41,7 +43,7 @@ else:
 
 def shard(data: Any, rank: Optional[int] = None, num_workers: Optional[int] = None, even: Optional[str] = "pad"):
     """This worker's part of a Dataset, list, array or other sequence, as a view that reads `data` when it is read."""
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, Mapping):
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, collections.abc.Mapping):
         raise ValueError(
             "p3.shard: a %s cannot be shared out, because it has no length or no numbered items; "
             "pass a Dataset, list or array" % type(data).__name__
@@ -69,7 +71,8 @@ class SplitSampler(Sampler):
     """This worker's indices of `length` samples, for gluon.data.DataLoader(sampler=...).
 
     Each iteration is the next epoch, with an order made from `seed` and the epoch's number, on every worker the same:
-    give all workers the same `seed`, and begin equally many iterations on each (or call set_epoch).
+    give all workers the same `seed`, and begin equally many iterations on each (or call set_epoch). After
+    load_state_dict() the first iteration is the rest of an epoch. len() is of the next iteration.
     """
 
     def __init__(
@@ -82,25 +85,77 @@ class SplitSampler(Sampler):
         seed: int = 0,
     ) -> None:
         self._length = _whole("p3.SplitSampler: length", length)
-        self._turns = _turns(self._length, *_worker(rank, num_workers), even)
-        self._shuffle = shuffle
+        self._worker, self._even = _worker(rank, num_workers), even
+        self._shuffle = bool(shuffle)
         self._seed = _whole("p3.SplitSampler: seed", seed, 1 << 32)
-        self._epoch = 0
+        self._epoch = self._consumed = 0  # where the next iteration begins
+        self._begun: Optional[Tuple[int, int]] = None  # where the last one began: epoch, samples consumed by all
+        _turns(0, *self._worker, even)  # a wrong `even` is an error here
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that epoch, counted from 0: to resume a training."""
-        self._epoch = _whole("p3.SplitSampler: epoch", epoch, 1 << 32)
+        """The next iteration is that epoch, counted from 0: all of it, or what load_state_dict() has left of it."""
+        epoch = _whole("p3.SplitSampler: epoch", epoch, 1 << 32)
+        if epoch != self._epoch:
+            self._epoch, self._consumed = epoch, 0
+
+    def state_dict(self, taken: int) -> Dict[str, Any]:
+        """Where all workers are in the data; the same on each, and for any number of workers to go on from.
+
+        `taken`: how many samples each worker has trained on since the last iteration began, full batches times their
+        size, also if the last one was short. The sampler cannot know it, as a DataLoader reads ahead. It is 0 before
+        the first iteration. At the end of an epoch the state is the beginning of the next one.
+        """
+        taken = _whole("p3.SplitSampler: taken", taken)
+        if self._begun is None and taken > 0:
+            raise ValueError("p3.SplitSampler: taken is %d, but no iteration has begun" % taken)
+        if self._begun is None:
+            epoch, consumed = self._epoch, self._consumed
+        else:
+            epoch, consumed = self._begun
+            if taken < len(self._rest(consumed, 0)):  # of worker 0, which has no fewer than any other
+                consumed += taken * self._worker[1]
+            else:
+                epoch, consumed = epoch + 1, 0
+        return {"epoch": epoch, "consumed": consumed, **self._order()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration is the rest of the epoch in which state_dict() was called, on however many workers.
+
+        Together they take what was not consumed, each sample once but for what `even` says of the last ones. ValueError
+        if the state is of other data, another seed or another order.
+        """
+        for name, here in self._order().items():
+            if state[name] != here:
+                raise ValueError(
+                    "p3.SplitSampler: the state has %s=%r, and this sampler %r: it would repeat and leave out samples"
+                    % (name, state[name], here)
+                )
+        consumed = _whole("p3.SplitSampler: consumed", state["consumed"], max(1, self._length))
+        self._epoch, self._consumed = _whole("p3.SplitSampler: epoch", state["epoch"], 1 << 32), consumed
+        self._begun = None
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._rest(self._consumed))
 
     def __iter__(self) -> Iterator[int]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
+        self._begun = epoch, consumed = self._epoch, self._consumed
+        self._epoch, self._consumed = epoch + 1, 0
+        turns = self._rest(consumed)
         if not self._shuffle:
-            return (turn % self._length for turn in self._turns)
+            return (turn % self._length for turn in turns)
         # Of NumPy's generators this one gives the same numbers in every version, and workers may differ in theirs.
         order = np.random.RandomState([self._seed, epoch]).permutation(self._length)
-        return (int(order[turn % self._length]) for turn in self._turns)
+        return (int(order[turn % self._length]) for turn in turns)
+
+    def _order(self) -> Dict[str, Any]:
+        """What the common order of an epoch is made from."""
+        return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
+
+    def _rest(self, consumed: int, rank: Optional[int] = None) -> range:
+        """This worker's places in the common order, behind those that all have consumed."""
+        own, num_workers = self._worker
+        turns = _turns(self._length - consumed, own if rank is None else rank, num_workers, self._even)
+        return range(turns.start + consumed, turns.stop + consumed, turns.step)
 
 
 def _turns(length: int, rank: int, num_workers: int, even: Optional[str]) -> range:

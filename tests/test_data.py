@@ -1,5 +1,7 @@
 """p3.shard and p3.SplitSampler: what each worker gets of the data."""
 
+import itertools
+import random
 import re
 import sys
 from collections import Counter
@@ -121,6 +123,100 @@ def test_set_epoch_resumes():
 def test_without_shuffling_every_epoch_is_in_the_order_of_the_data():
     sampler = p3.SplitSampler(7, 1, 2, shuffle=False)
     assert [list(sampler), list(sampler)] == [[1, 3, 5, 0]] * 2
+
+
+# A place in an epoch, and other numbers of workers
+
+
+def run_of_starts(choice, length, even, starts=3):
+    """(samples of the epoch as they were taken, [(workers, samples left at its beginning)]) of a job that is cut short
+    behind a step and started again with another number of workers, and with other batches."""
+    state, taken_by_all, history = None, [], []
+    for start in range(starts):
+        workers, batch = choice.randrange(1, 7), choice.randrange(1, 6)
+        samplers = [p3.SplitSampler(length, rank, workers, even, seed=3) for rank in range(workers)]
+        for sampler in samplers if state else ():
+            sampler.load_state_dict(state)
+        if state and state["epoch"] > 0:
+            break  # the epoch was over
+        history.append((workers, length - len(taken_by_all)))
+        steps = -(-len(samplers[0]) // batch)
+        iterators = list(map(iter, samplers))
+        for step in range(choice.randrange(steps + 1) if start < starts - 1 else steps):
+            taken_by_all += in_turn([list(itertools.islice(iterator, batch)) for iterator in iterators])
+            states = [sampler.state_dict((step + 1) * batch) for sampler in samplers]
+            assert states == states[:1] * workers
+            state = states[0]
+    return taken_by_all, history
+
+
+@pytest.mark.parametrize("even", ["pad", "drop", None])
+def test_no_sample_is_skipped_or_repeated_in_an_epoch_by_other_numbers_of_workers(even):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    choice = random.Random(seed)
+    for _ in range(500):
+        length = choice.randrange(1, 60)
+        order = list(p3.SplitSampler(length, 0, 1, seed=3))
+        taken, history = run_of_starts(choice, length, even)
+        workers, left = history[-1]
+        if even == "drop":
+            assert taken == order[: length - left + left // workers * workers], (length, history)
+        else:
+            assert taken[:length] == order, (length, history)
+            assert len(taken) - length == (-left % workers if even == "pad" else 0), (length, history)
+
+
+def test_a_resumed_epoch_with_as_many_workers_goes_on_with_the_same_batches():
+    whole = list(p3.SplitSampler(50, 1, 3))
+    sampler = p3.SplitSampler(50, 1, 3)
+    assert list(itertools.islice(sampler, 4)) == whole[:4]
+    resumed = p3.SplitSampler(50, 1, 3)
+    resumed.load_state_dict(sampler.state_dict(4))
+    assert len(resumed) == len(whole) - 4 and list(resumed) == whole[4:]
+    assert list(resumed) == list(sampler)  # the next epoch
+
+
+def test_set_epoch_of_the_resumed_epoch_keeps_its_place_and_of_another_one_does_not():
+    sampler = p3.SplitSampler(50, 1, 3)
+    iter(sampler)
+    for epoch, length in ((0, 17 - 4), (1, 17)):
+        resumed = p3.SplitSampler(50, 1, 3)
+        resumed.load_state_dict(sampler.state_dict(4))
+        resumed.set_epoch(epoch)
+        assert len(resumed) == length
+
+
+def test_a_state_is_of_the_last_iteration_and_at_its_end_the_next_epochs_beginning():
+    sampler = p3.SplitSampler(50, 1, 3)
+    assert sampler.state_dict(0)["epoch"] == sampler.state_dict(0)["consumed"] == 0
+    with pytest.raises(ValueError, match="taken is 4, but no iteration has begun"):
+        sampler.state_dict(4)
+    iter(sampler), iter(sampler)
+    assert (sampler.state_dict(16)["epoch"], sampler.state_dict(16)["consumed"]) == (1, 48)
+    assert (sampler.state_dict(17)["epoch"], sampler.state_dict(17)["consumed"]) == (2, 0)
+    # The last batch is short, and all count it as a whole one.
+    assert sampler.state_dict(20) == sampler.state_dict(17)
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (dict(length=51), "the state has length=50, and this sampler 51"),
+        (dict(seed=1), "the state has seed=0, and this sampler 1"),
+        (dict(shuffle=False), "the state has shuffle=True, and this sampler False"),
+    ],
+)
+def test_a_state_of_another_order_is_refused(other, message):
+    state = p3.SplitSampler(50, 0, 2).state_dict(0)
+    with pytest.raises(ValueError, match=message):
+        p3.SplitSampler(**{"length": 50, "rank": 0, "num_workers": 2, **other}).load_state_dict(state)
+
+
+def test_a_state_beyond_the_data_is_refused():
+    sampler = p3.SplitSampler(50, 0, 2)
+    with pytest.raises(ValueError, match="consumed must be a whole number from 0 to 49, not 50"):
+        sampler.load_state_dict({**sampler.state_dict(0), "consumed": 50})
 
 
 # Parts of data

@@ -19,9 +19,9 @@ import signal
 import socket
 import sys
 import time
-from typing import List, Optional, Sequence, Set
+from typing import Callable, List, Optional, Sequence, Set
 
-from p3.cluster import encryption
+from p3.cluster import elastic, encryption
 from p3.cluster.execute import Launched, signal_group
 from p3.cluster.node import address_as_set, listen
 from p3.cluster.output import Output, Source
@@ -80,8 +80,9 @@ class Running:
 
 class Launcher:
     def __init__(
-        self, settings: Settings, hosts: Sequence[Host], num_workers: int, num_servers: int, worker_restarts: int = 0
-    ) -> None:
+        self, settings: Settings, hosts: Sequence[Host], num_workers: int, num_servers: int, worker_restarts: int = 0,
+        began_before: bool = False,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._tasks = place(num_workers, num_servers, hosts)
         self._num_workers = num_workers
@@ -95,7 +96,8 @@ class Launcher:
         self._joining: Set[int] = set()  # ranks whose process was started anew, and is not in its place yet
         self._job_started = False
         self._job_failure: Optional[str] = None  # in the scheduler's words
-        self.may_restart = False  # the job began and then failed by itself
+        self._began_before = began_before
+        self.may_restart = False  # the job began, now or before, and then failed by itself
 
     async def run(self, command: Sequence[str], timeout_s: Optional[float], deadline: Optional[float]) -> int:
         """Runs the job to its end; the exit code of `p3 run`. `deadline`: when the time-out of all starts is over."""
@@ -277,7 +279,7 @@ class Launcher:
             _say(failed.obituary())
         if self._job_failure is not None:
             _say("the job failed: " + self._job_failure)
-        self.may_restart = self._job_started
+        self.may_restart = self._job_started or self._began_before
         code = failed.process.returncode if failed is not None else 1
         return code if code >= 0 else 128 - code
 
@@ -354,18 +356,21 @@ def _signal_name(number: int) -> str:
 
 def run(
     settings: Settings,
-    hosts: Sequence[Host],
+    read_hosts: Callable[[], Sequence[Host]],
     num_workers: int,
     num_servers: int,
     command: Sequence[str],
     timeout_s: Optional[float],
     restarts: int = 0,
     worker_restarts: int = 0,
+    bounds: Optional[elastic.Bounds] = None,
 ) -> int:
     """See Launcher. A job that fails is started again, at most `restarts` times, within `timeout_s` for all of them.
 
     Not one that was interrupted, and not one that failed before all its processes were connected: what is wrong there,
-    like a mistake in the command, a new start would not mend. ConfigError if the job cannot be started as asked.
+    like a mistake in the command, a new start would not mend. With `bounds` it comes back on the hosts that answer, as
+    many workers as they have slots for; such a start is tried again wherever it fails, as hosts come and go.
+    ConfigError if the job cannot be started as asked.
     """
     importlib.import_module("p3._core")  # one error here, and not one of each process, where it is not built
     encryption.require(settings)
@@ -373,11 +378,26 @@ def run(
     os.set_blocking(sys.stdout.fileno(), True)
 
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    hosts = read_hosts()
     for attempt in itertools.count(1):
         # With a secret and a port of its own.
-        launcher = Launcher(settings, hosts, num_workers, num_servers, worker_restarts)
+        began_before = bounds is not None and attempt > 1
+        launcher = Launcher(settings, hosts, num_workers, num_servers, worker_restarts, began_before)
         code = asyncio.run(launcher.run(command, timeout_s, deadline))
         if not launcher.may_restart or attempt > restarts:
             return code
-        text = "the job is started again (restart %d of %d), as it failed with exit code %d"
-        _say(text % (attempt, restarts, code))
+        numbers = ""
+        if bounds is not None:
+            found = elastic.find(settings, read_hosts, bounds, deadline)
+            for name, problem in found.silent.items():
+                _say("host %s does not answer: %s" % (name, problem))
+            if not found.workers:
+                slots = sum(host.slots for host in found.hosts)
+                text = "the job is not started again: slots on hosts that answer: %d; --min-workers: %d"
+                _say(text % (slots, bounds.least))
+                return code
+            if found.workers != num_workers:
+                numbers = " with %d instead of %d workers" % (found.workers, num_workers)
+            hosts, num_workers = found.hosts, found.workers
+        text = "the job is started again%s (restart %d of %d), as it failed with exit code %d"
+        _say(text % (numbers, attempt, restarts, code))

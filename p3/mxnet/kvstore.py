@@ -268,9 +268,10 @@ class P3KVStore(mx.kvstore.KVStore):
     def resume(self, trainer=None):
         """Brings the job back to its newest valid snapshot. On every worker, before the first init of any store.
 
-        Returns (round, state): how many steps were taken, and this worker's own state; (0, {}) where there is none.
-        Each key then begins with the snapshot's value instead of the script's. `trainer`: as for snapshot; its weights
-        have the snapshot's values when this returns. Create all Trainers before. A worker that has taken the place of a
+        Returns (round, state): how many steps were taken, and this worker's own state; (0, {}) where there is none. Of
+        a job with another number of workers, which the result's `workers` tells, new ranks get rank 0's state. Each key
+        then begins with the snapshot's value, not the script's. `trainer`: as for snapshot; its weights have the
+        snapshot's values when this returns. Create all Trainers before. A worker that has taken the place of a
         lost one (P3_ON_WORKER_LOSS) gets the steps that are behind the job, {} and the others' weights, and goes on
         beside them. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot does not fit this job; a damaged one
         is logged, and the one before it taken.

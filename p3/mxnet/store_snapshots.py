@@ -205,8 +205,9 @@ def restore_key(store, entry):
     if states:
         entry.wait()
         session.wait([entry.store_part(session, part, content) for part, content in states.items()])
-    if entry.id in own["residuals"]:
-        session.core.restore_residual(entry.declared.handle, own["residuals"][entry.id])
+    session.snapshots.restore_residual(
+        entry.declared, lambda part: part["stores"][store._store]["residuals"].get(entry.id)
+    )
 
 
 def numbers_of(session, stores):

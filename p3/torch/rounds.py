@@ -317,7 +317,7 @@ class Rounds(job.Held):
                 self._session.set_optimizer(store, description)
         self._relink_groups()
         for parameter in self._parameters.values():
-            self._session.restore(parameter.key)
+            self._session.restore(parameter.key, takes_mean=True)
         if not self._updates_here:
             self._give_loaded()
 

@@ -8,13 +8,14 @@ weights and states. Parameters take the rest back when their optimizer is made d
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 import torch
 
 from p3.snapshots import tree
 from p3.torch import job
 from p3.torch.arrays import as_numpy
+from p3.worker.resumed import Resumed
 
 _optimizers: List[weakref.ref] = []  # Rounds, in the order in which they were made, which is the same on all workers
 
@@ -55,16 +56,18 @@ def snapshot(round: int, state: Any = None) -> None:
     session.snapshots.take(round, keys, own)
 
 
-def resume() -> Tuple[int, Any]:
+def resume() -> Resumed:
     """Brings the job back to its newest valid snapshot: on every worker, before the first DistributedOptimizer.
 
     Returns (round, state): how many steps were taken, and what this worker gave snapshot() then; (0, None) where there
     is none. Each DistributedOptimizer then begins with the snapshot's parameters, buffers and states instead of the
     script's; make all of them, in the same order. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot does
     not fit this job; a damaged one is logged, and the one before it taken.
+
+    The snapshot's job may have had another number of workers: `workers` of what is returned. A rank that it did not
+    have gets rank 0's state and buffers, and then `from_rank` is not its own (docs/reliability.md).
     """
-    resumed = job.current().resume()
-    return resumed.round, (resumed.state or {}).get("script")
+    return job.current().resume().map(lambda state: state.get("script"))
 
 
 def add(optimizer: Any) -> Optional[Dict[str, Any]]:

@@ -2,7 +2,12 @@
 
 torchrun starts workers alone; so the workers bring the rest, as p3.launchers has it. All meet at torch's own key-value
 store, at MASTER_PORT, which answers whoever asks. So the secret comes from P3_SECRET or P3_SECRET_FILE, alike on all
-hosts; on a single host the store tells the path of a file that only this user can read. A restart is a new job.
+hosts; on a single host the store tells the path of a file that only this user can read. A restart is a new job, perhaps
+with another number of workers.
+
+The store may be that of the starts before, with what they have left there, and no variable tells one start from another
+(TORCHELASTIC_RESTART_COUNT is each agent's own, and stays when a host comes or goes). So rank 0 first forgets who has
+asked, and answers only those who ask then.
 """
 
 from __future__ import annotations
@@ -10,10 +15,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import secrets
 import subprocess
 import tempfile
+import time
 from datetime import timedelta
-from typing import List, Mapping
+from typing import List, Mapping, Optional
 
 import torch.distributed
 
@@ -24,7 +31,8 @@ from p3.launchers.place import Place
 from p3.settings import Settings
 from p3.worker.session import Session
 
-_KEY = "root"
+_ASK_AGAIN_S = 0.2
+_stores: List[torch.distributed.Store] = []  # kept, as rank 0's process may be its server
 
 
 def started(env: Mapping[str, str]) -> bool:
@@ -55,6 +63,7 @@ class StoreChannel(meeting.Channel):
 
     def __init__(self, settings: Settings, place: Place, env: Mapping[str, str]) -> None:
         self.private = place.machines == 1
+        self._rank, self._size, self._timeout_s = place.rank, place.size, settings.rendezvous_timeout_s
         self._path = ""
         try:
             timeout = timedelta(seconds=settings.rendezvous_timeout_s)
@@ -62,24 +71,44 @@ class StoreChannel(meeting.Channel):
         except (RuntimeError, ValueError) as error:
             raise RendezvousError("torch's store at MASTER_ADDR and MASTER_PORT cannot be reached: %s"
                                   % str(error).splitlines()[0]) from None  # fmt: skip
-        attempt = (env.get("TORCHELASTIC_RUN_ID", ""), env.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        self._store = torch.distributed.PrefixStore("p3/%s/%s/" % attempt, store)
+        self._store = torch.distributed.PrefixStore("p3/%s/" % env.get("TORCHELASTIC_RUN_ID", ""), store)
+        _stores.append(self._store)
 
     def publish(self, text: str) -> None:
         if self.private:
             file, self._path = tempfile.mkstemp(prefix="p3-secret-")  # of mode 600
             with open(file, "w") as opened:
                 opened.write(text)
-        self._store.set(_KEY, self._path or text)
+        self._tell(self._path or text, time.monotonic() + self._timeout_s)
+
+    def _tell(self, said: str, deadline: float) -> None:
+        """To every other worker of this start."""
+        for rank in range(1, self._size):
+            self._store.delete_key("asks/%d" % rank)
+        for rank in range(1, self._size):
+            nonce = self._get("asks/%d" % rank, deadline - time.monotonic())
+            if nonce is None:
+                raise RendezvousError("rank %d has not asked in %g s where the scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
+                                      % (rank, self._timeout_s))  # fmt: skip
+            self._store.set("told/" + nonce, said)
 
     def read(self, timeout_s: float) -> str:
+        nonce, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
+        while True:
+            self._store.set("asks/%d" % self._rank, nonce)  # again and again, as rank 0 may just have forgotten it
+            said = self._get("told/" + nonce, _ASK_AGAIN_S)
+            if said is not None:
+                return meeting.read_private(said) if self.private else said
+            if time.monotonic() > deadline:
+                raise RendezvousError("rank 0 has not said in %g s where its scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
+                                      % timeout_s)  # fmt: skip
+
+    def _get(self, key: str, timeout_s: float) -> Optional[str]:
         try:
-            self._store.wait([_KEY], timedelta(seconds=timeout_s))
-            said = self._store.get(_KEY).decode()
+            self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
+            return self._store.get(key).decode()
         except RuntimeError:
-            raise RendezvousError("rank 0 has not said in %g s where its scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
-                                  % timeout_s) from None  # fmt: skip
-        return meeting.read_private(said) if self.private else said
+            return None
 
     def withdraw(self) -> None:
         if self._path:

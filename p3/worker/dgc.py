@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # whose module needs the core, without which `p3 doctor` must
 
 DEFAULTS = {"ratio": 0.001, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}
 
+ROUND_FLOATS = 2  # behind a key's residual, as a snapshot keeps it: how far the warm-up is (src/numeric/dgc.h)
+
 _HEADER_BYTES = 80
 _HEAD_BYTES = 4  # of a payload: how many elements it has
 _WARMUP_STAGES = 4

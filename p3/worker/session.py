@@ -32,7 +32,8 @@ from p3.worker.key import Agreed, FactorShape, Identity, Key, Name
 from p3.worker.link import Link
 from p3.worker.progress import Progress
 from p3.worker.repartition import Repartition
-from p3.worker.session_snapshots import Resumed, Snapshots
+from p3.worker.resumed import Resumed
+from p3.worker.session_snapshots import Snapshots
 from p3.worker.store_options import StoreOptions
 
 log = logging.getLogger("p3")
@@ -195,13 +196,13 @@ class Session(Control):
         )
 
     def _declare_to_core(self, key: Key) -> int:
-        if self._options.wanted(key.store, "reduction") == {"type": "average"} and not key.dtype.startswith("float"):
+        if self.averages(key.store) and not key.dtype.startswith("float"):
             raise ValueError(
                 "%s: key %r is of type %s, but the gradients of store %d are averaged, which only floating point "
                 "types can be; put it into another store" % (self.label, key.name, key.dtype, key.store)
             )
         if key.factors is not None:
-            average = self._options.wanted(key.store, "reduction") == {"type": "average"}
+            average = self.averages(key.store)
             handle = self.core.declare_factors(str(key.name), key.factors, self.num_workers, average)
             optimizer = self._options.agreed(key.store, "optimizer")
             if optimizer is not None:
@@ -404,6 +405,10 @@ class Session(Control):
     def has_keys(self, store: int) -> bool:
         return any(key.store == store for key in self._keys.values())
 
+    def averages(self, store: int) -> bool:
+        """Whether its sums are divided by the number of workers."""
+        return self._options.wanted(store, "reduction") == {"type": "average"}
+
     # What all workers agree on
 
     def set_option(self, store: int, name: str, value: dict) -> None:
@@ -470,9 +475,9 @@ class Session(Control):
         """By every worker, before its first key: finds the newest valid snapshot in P3_SNAPSHOT_DIR.
 
         Its round, and this worker's state; (0, {}) where there is none, (rejoined_at, {}) in a process that has taken
-        the place of a lost one. Then give each init() resumed_value(), and call restore() before the key's first round.
-        Blocks until worker 0 has chosen, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot is of a job with another
-        number of workers.
+        the place of a lost one. The snapshot may be of a job with another number of workers, which the result's
+        `workers` tells. Then give each init() resumed_value(), and call restore() before the key's first round. Blocks
+        until worker 0 has chosen, at most P3_WAIT_TIMEOUT_S.
         """
         self.check()
         if self._keys and not self.snapshots.chosen:
@@ -486,9 +491,13 @@ class Session(Control):
         """What the snapshot has as the key's value; None if it does not know the key, and on all but rank 0."""
         return self.snapshots.value(key, key.name if id is None else id)
 
-    def restore(self, key: Key) -> None:
-        """The rest of what the snapshot has of a key: the optimizer's state on rank 0, residuals. Waits for servers."""
-        self.snapshots.restore(key)
+    def restore(self, key: Key, takes_mean: bool = False) -> None:
+        """The rest of what the snapshot has of a key: the optimizer's state on rank 0, residuals. Waits for servers.
+
+        `takes_mean`: the caller divides sums by the number of workers. Then residuals change with that number, so that
+        the weights get what they were still owed.
+        """
+        self.snapshots.restore(key, takes_mean)
 
     def agreed_shape(self, store: int, name: Name) -> Optional[Tuple[int, ...]]:
         """Of a key that the job has; None if it has none by now."""

@@ -1,5 +1,7 @@
 """The snapshots of a job, as one worker takes part in them: which rounds, who writes what, and coming back to one.
 
+A job may come back with another number of workers: resumed.py has the rule for what was a worker's own.
+
 Between two steps the training thread only queues what copies the values, in the order of each key's rounds, and copies
 what the script gave. A thread of its own waits for the copies, writes this worker's part, and reports it; on worker 0
 it also tells the servers to write theirs, and completes the snapshot when all parts are there.
@@ -9,26 +11,22 @@ A failure to write fails the job: whoever asked for snapshots would not want to 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
 from p3._core import P3Error
 from p3.snapshots import files, tree
+from p3.worker import dgc
+from p3.worker.resumed import Resumed, part_rank, takes_over_from, what_changes
 
 log = logging.getLogger("p3.snapshots")
 
 _SHORT_WAIT_S = 1.0  # of training, which is not worth a word
-
-
-class Resumed(NamedTuple):
-    """What resume() returns: the round of the snapshot, 0 if there is none, and what this worker gave with it."""
-
-    round: int
-    state: Any
 
 
 class Snapshots:
@@ -47,7 +45,8 @@ class Snapshots:
         self._parts: Optional[List[dict]] = None  # of that one, on worker 0, when all are written
         self._chosen: Optional[int] = None  # worker 0's choice of what to resume
         self.source: Optional[files.Snapshot] = None  # what this job was resumed from
-        self.own: Any = None  # what this worker gave write() for it
+        self.own: Any = None  # what this worker gave write() for it; a new rank: what worker 0 gave
+        self._gone: Dict[int, Any] = {}  # the same of ranks whose residuals this worker takes over
         session.handle("snapshot_complete", self._on_complete)
         session.handle("resume", self._on_resume)
 
@@ -164,18 +163,16 @@ class Snapshots:
             self._choose()
         if self.own is None and self._chosen:
             self._load(self._chosen)
-        return Resumed(self._chosen, {} if self.own is None else self.own["state"])
+        if self.own is None:
+            return Resumed(0, {})
+        before = self.source.workers
+        from_rank = part_rank(self._session.rank, before)
+        return Resumed(self._chosen, self.own["state"], before, from_rank, lambda rank: self._part(rank)["state"])
 
     def _choose(self) -> None:
         session = self._session
         if session.rank == 0:
             self.source = self._newest()
-            if self.source is not None and self.source.workers != session.num_workers:
-                raise ValueError(
-                    f"{session.label}: the snapshot of round {self.source.round} in {self.directory} is of a job with "
-                    f"{self.source.workers} workers; this one has {session.num_workers}, and each worker needs its own "
-                    "part"
-                )
             self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
         what = "for worker 0 to choose a snapshot: every worker must resume"
         session.wait_until(lambda: self._chosen is not None, what)
@@ -192,19 +189,37 @@ class Snapshots:
             ) from None
 
     def _load(self, round: int) -> None:
-        session, name = self._session, "worker-%d" % self._session.rank
+        session = self._session
+        if self.source is None:
+            with self._refusals_of(round):
+                self.source = files.Snapshot(self.directory, round)
+        before, now = self.source.workers, session.num_workers
+        self.own = self._part(part_rank(session.rank, before))
+        # Now, as the snapshot may have been removed for later ones when a key has its first push.
+        self._gone = {rank: self._part(rank) for rank in takes_over_from(session.rank, before, now)[1:]}
+        self._last_round = round
+        log.info("%s: resumes from the snapshot of round %d", session.label, round)
+        if session.rank == 0 and before != now:
+            log.warning(
+                "%s: the snapshot of round %d is of a job with %d workers; this one has %d. Weights and the "
+                "optimizer's state are exact; %s", session.label, round, before, now, what_changes(before, now),
+            )  # fmt: skip
+
+    def _part(self, rank: int) -> Any:
+        """What the worker of that rank gave write()."""
+        with self._refusals_of(self.source.round):
+            self.source.verify_part("worker-%d" % rank)
+            return tree.decode(*self.source.worker(rank))
+
+    @contextlib.contextmanager
+    def _refusals_of(self, round: int) -> Iterator[None]:
         try:
-            snapshot = files.Snapshot(self.directory, round)
-            snapshot.verify_part(name)
-            self.own = tree.decode(*snapshot.worker(session.rank))
+            yield
         except ValueError as error:
             raise ValueError(
                 "%s: cannot resume from the snapshot of round %d in %s, which worker 0 has chosen: %s"
-                % (session.label, round, self.directory, error)
+                % (self._session.label, round, self.directory, error)
             ) from None
-        self.source = self.source or snapshot
-        self._last_round = round
-        log.info("%s: resumes from the snapshot of round %d", session.label, round)
 
     @property
     def chosen(self) -> bool:
@@ -234,7 +249,7 @@ class Snapshots:
             )
         return {part: self.source.array(key.store, id, part) for part in parts}
 
-    def restore(self, key) -> None:
+    def restore(self, key, takes_mean: bool = False) -> None:
         """See Session.restore."""
         session, store_part = self._session, self._session.store_state
         if key.sparse:
@@ -242,9 +257,30 @@ class Snapshots:
             store_part = lambda key, part, content: session.store_rows(key, rows, content, part)  # noqa: E731
         states = self.states(key, key.name, session.option(key.store, "optimizer"))
         session.wait([store_part(key, part, content) for part, content in states.items()])
-        for store, name, residual in (self.own or {}).get("residuals", ()):
-            if (store, name) == (key.store, key.name) and residual is not None:
-                session.core.restore_residual(key.handle, residual)
+
+        def of_key(own: Any) -> Optional[Any]:
+            return next((left for store, name, left in own["residuals"] if (store, name) == key.identity), None)
+
+        self.restore_residual(key, of_key, takes_mean)
+
+    def restore_residual(self, key, of_key: Callable[[Any], Optional[Any]], takes_mean: bool = False) -> None:
+        """What compression has left out of a key here, and on ranks that are gone. `of_key` finds it in what a worker
+        gave write(). `takes_mean`: sums are divided by the number of workers, and not only by what the script says."""
+        residual = None if self.own is None else of_key(self.own)
+        if residual is None:
+            return
+        session, before = self._session, self.source.workers
+        takes_steps = session.takes_steps(key)
+        if before != session.num_workers:
+            left_out = residual[: -dgc.ROUND_FLOATS] if takes_steps else residual
+            own = [self.own] if session.rank < before else []
+            added = np.zeros_like(left_out)
+            for part in (*own, *self._gone.values()):
+                added += of_key(part)[: len(left_out)]
+            if (takes_mean or session.averages(key.store)) and not takes_steps:  # so the weights get what they are owed
+                added *= np.float32(session.num_workers / before)
+            residual = np.concatenate([added, residual[len(left_out) :]])
+        session.core.restore_residual(key.handle, residual)
 
     def _described(self, key, id) -> Optional[dict]:
         described = self.source and self.source.key(key.store, id)

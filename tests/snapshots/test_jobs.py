@@ -271,10 +271,6 @@ def test_a_job_that_fails_twice_ends_with_the_bits_of_an_undisturbed_one(process
     assert sorted(counted(resumed)) == [("6", values, "0"), ("6", values, "1")], resumed
     assert "server-1 has 0 bytes" in resumed.out + resumed.err
 
-    # Each worker has its own part, so another number of workers has none.
-    refused = start(processes, tmp_path, 1, 2, COUNTING, 9, options=snapshots_in("snapshots", 2)).wait()
-    assert refused.code != 0 and "a job with 2 workers; this one has 1" in refused.err + refused.out
-
 
 def test_a_job_is_restarted_only_so_often_and_ends_with_the_last_code(run_job):
     script = """

@@ -74,9 +74,9 @@ def campaign(options: argparse.Namespace) -> int:
     from p3.measure.lab.hosts import why_unavailable
 
     faults = list(options.faults)
-    if "cut" in faults and why_unavailable() is not None:
-        print(f"p3 chaos: no process is cut off: {why_unavailable()}", file=sys.stderr)
-        faults.remove("cut")
+    if set(faults) & set(matrix.NEED_LAB) and why_unavailable() is not None:
+        print(f"p3 chaos: no process and no machine is cut off: {why_unavailable()}", file=sys.stderr)
+        faults = [fault for fault in faults if fault not in matrix.NEED_LAB]
     cells = list(matrix.cells(options.roles, faults, options.moments, options.trainings)) * options.repeats
     seeds = [options.seed * 1000 + number for number in range(len(cells))]
     order = list(zip(cells, seeds))

@@ -10,22 +10,25 @@ Each worker keeps a journal, JSON lines in a file: the rounds that were right or
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import List, Optional
+from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 
-from p3.measure.chaos.matrix import COURSES, NUMPY, Cell, Victim
+from p3.measure.chaos.matrix import NEED_LAB, NUMPY, WORKERS, Cell, Victim
 from p3.measure.chaos.strike import MARK, find, strike
+from p3.measure.lab import network
+from p3.snapshots import files
 from p3.worker import session as sessions
 from p3.worker.session import Session
 
-ROUNDS = COURSES[NUMPY].rounds
 KEYS, ELEMENTS = 4, 1_000_000  # 80 slices
 SGD = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precision": False}
 WAIT_S = 60.0
@@ -44,8 +47,8 @@ class Journal:
 class Blow:
     """Waits for its moment, and strikes."""
 
-    def __init__(self, options: argparse.Namespace, journal: Journal) -> None:
-        self.cell = Cell(Victim(options.role, options.rank), options.fault, options.moment, options.training)
+    def __init__(self, cell: Cell, options: argparse.Namespace, journal: Journal) -> None:
+        self.cell = cell
         self._options, self._journal = options, journal
         self._random = random.Random(options.seed)
         self._fraction = self._random.uniform(0.1, 0.8)
@@ -62,7 +65,7 @@ class Blow:
     def now(self, **moment) -> None:
         struck = Path(self._options.folder, "struck")
         self._journal("strike", **moment)
-        if self._pid == os.getpid() and self.cell.fault != "cut":
+        if self._pid == os.getpid() and self.cell.fault not in NEED_LAB:
             struck.touch()
         strike(self.cell, self._pid, self._options.lab, self._options.host)
         struck.touch()
@@ -122,30 +125,32 @@ def gradient(rank: int, number: int, key: int) -> float:
     return float((rank + 2 * number + 3 * key) % 5 - 1)
 
 
-def weights(workers: int, number: int, key: int) -> float:
-    """After that many rounds, with the sums of all workers and MXNet's SGD."""
+def weights(history: Sequence[int], key: int) -> float:
+    """After these rounds, each with so many workers, with the sums of all workers and MXNet's SGD."""
     weight, momentum = float(key), 0.0
-    for passed in range(1, number + 1):
+    for passed, workers in enumerate(history, 1):
         momentum = SGD["momentum"] * momentum - sum(gradient(rank, passed, key) for rank in range(workers))
         weight += momentum
     return weight
 
 
-def train(session: Session, journal: Journal, blow: Optional[Blow]) -> None:
+def train(session: Session, journal: Journal, rounds: int, blow: Optional[Blow], alone: Callable[[int], None]) -> None:
+    """`alone(round)` is called behind each round of a job that has lost a machine."""
     has_snapshots = "P3_SNAPSHOT_DIR" in os.environ
-    begun, _ = session.resume() if has_snapshots else (0, None)
+    begun, state = session.resume() if has_snapshots else (0, {})
+    history = list(state["history"]) if begun else []
     session.set_optimizer(0, SGD)
     keys = [session.declare(f"w{index}", (ELEMENTS,), "float32") for index in range(KEYS)]
     landings = [np.zeros(ELEMENTS, np.float32) for _ in keys]
-    firsts = [np.full(ELEMENTS, weights(session.num_workers, 0, index), np.float32) for index in range(KEYS)]
+    firsts = [np.full(ELEMENTS, weights([], index), np.float32) for index in range(KEYS)]
     for key, first, landing in zip(keys, firsts, landings):
         if begun:
             first = session.resumed_value(key)
         session.init(key, first if session.rank == 0 else None, landing).wait(WAIT_S)
         if begun:
             session.restore(key)
-    journal("begun", round=begun, right=are_right(session, begun, landings))
-    for number in range(begun + 1, ROUNDS + 1):
+    journal("begun", round=begun, right=are_right(history, landings))
+    for number in range(begun + 1, rounds + 1):
         gradients = [np.full(ELEMENTS, gradient(session.rank, number, index), np.float32) for index in range(KEYS)]
         if blow is not None:
             blow.before_round(session)
@@ -158,16 +163,30 @@ def train(session: Session, journal: Journal, blow: Optional[Blow]) -> None:
             operations.append(session.pushpull(key, pushed, landing, priority=-index, lr=1.0))
         for operation in operations:
             operation.wait(WAIT_S)
-        journal("round", round=number, right=are_right(session, number, landings))
+        history.append(session.num_workers)
+        journal("round", round=number, right=are_right(history, landings))
         if has_snapshots:
-            session.snapshot(number, keys, {"round": number})
+            session.snapshot(number, keys, {"round": number, "history": history})
             if blow is not None and blow.in_snapshot(number):
                 blow = None
+        if session.num_workers < WORKERS:
+            alone(number)
 
 
-def are_right(session: Session, number: int, landings: list) -> bool:
-    wanted = (weights(session.num_workers, number, index) for index in range(KEYS))
+def are_right(history: Sequence[int], landings: list) -> bool:
+    wanted = (weights(history, index) for index in range(KEYS))
     return all(bool((landing == weight).all()) for landing, weight in zip(landings, wanted))
+
+
+def call_machine_back(cell: Cell, options: argparse.Namespace, number: int) -> None:
+    """Once this job, which has gone on without it, has a snapshot of its own: then it has to come back with both."""
+    if cell.fault != "back" or number % cell.course.snapshot_every:
+        return
+    deadline = time.monotonic() + WAIT_S
+    while max(files.rounds(os.environ["P3_SNAPSHOT_DIR"])) < number and time.monotonic() < deadline:
+        time.sleep(0.005)
+    network.mend(Path(options.lab), int(options.host))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave(session: Session, blow: Optional[Blow], options: argparse.Namespace) -> None:
@@ -203,7 +222,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     rank = int(os.environ["P3_RANK"])
     journal = Journal(Path(options.folder, f"worker-{rank}.jsonl"))
     strikes = rank == options.striker and not Path(options.folder, "struck").exists()
-    blow = Blow(options, journal) if strikes else None
+    cell = Cell(Victim(options.role, options.rank), options.fault, options.moment, options.training)
+    blow = Blow(cell, options, journal) if strikes else None
     if blow is not None:
         blow.find_victim()
         if options.moment == "rendezvous":
@@ -213,7 +233,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     try:
         if options.training == NUMPY:
             session = Session.open()
-            train(session, journal, blow)
+            train(session, journal, cell.course.rounds, blow, functools.partial(call_machine_back, cell, options))
         else:
             from p3.measure.chaos import trainings
 

@@ -11,6 +11,10 @@ FAULTS = {
     "stop": "SIGSTOP",
     "cut": "the link of its host is down; every process has a host of its own",
     "restart": "SIGKILL under `p3 run --restarts 1`: the job comes back from its last snapshot",
+    "gone": "the link of a machine with a worker and a server is down for good, under `p3 run --restarts 1 "
+    "--min-workers 1`: the job comes back from its last snapshot with the worker that is left",
+    "back": "the same; when that worker is alone, the link is up again and it is killed: under `--restarts 2` the job "
+    "comes back with both",
     "replace": "SIGKILL under `p3 run --on-worker-loss wait`: another process takes the worker's place",
 }
 MOMENTS = {
@@ -21,6 +25,7 @@ MOMENTS = {
     "snapshot": "a snapshot is being written",
     "exit": "the last round is done, and not all have left",
 }
+NEED_LAB = ("cut", "gone", "back")
 ROLES = ("worker", "server", "scheduler")
 
 # What a job trains. The first is NumPy on the bare session, whose every weight is known; the others are Gluon, whose
@@ -39,6 +44,9 @@ TRAININGS = {
 }
 
 
+COMES_BACK = ("restart", "gone", "back")
+
+
 class Course(NamedTuple):
     """How many rounds or steps a job has, in which the blow falls, and when snapshots are taken."""
 
@@ -50,6 +58,7 @@ class Course(NamedTuple):
 
 COURSES = {name: Course(12, 6, 3, 6) for name in TRAININGS}
 COURSES[NUMPY] = Course(6, 3, 2, 4)
+COURSE_OF_MACHINES = Course(8, 5, 2, 4)  # so that there is a snapshot to come back from
 
 
 class Victim(NamedTuple):
@@ -68,7 +77,7 @@ class Cell(NamedTuple):
 
     @property
     def course(self) -> Course:
-        return COURSES[self.training]
+        return COURSE_OF_MACHINES if self.loses_machine else COURSES[self.training]
 
     @property
     def striker(self) -> int:
@@ -78,7 +87,25 @@ class Cell(NamedTuple):
 
     @property
     def has_snapshots(self) -> bool:
-        return self.fault == "restart" or self.moment == "snapshot"
+        return self.comes_back or self.moment == "snapshot"
+
+    @property
+    def comes_back(self) -> bool:
+        """As a job that starts again."""
+        return self.fault in COMES_BACK
+
+    @property
+    def loses_machine(self) -> bool:
+        return self.fault in ("gone", "back")
+
+    @property
+    def hit(self) -> Sequence[Victim]:
+        """All whom the fault hits."""
+        return (self.victim, Victim("server", self.victim.rank)) if self.loses_machine else (self.victim,)
+
+    @property
+    def workers_at_end(self) -> int:
+        return WORKERS - 1 if self.fault == "gone" else WORKERS
 
 
 VICTIMS = (
@@ -102,6 +129,9 @@ def cells(
 
 
 def _is_possible(cell: Cell) -> bool:
+    if cell.loses_machine:  # with another number of workers, only NumPy's job knows the weights; one machine is as good
+        is_later = cell.moment in ("mid-push", "mid-broadcast", "snapshot")
+        return cell.training == NUMPY and cell.victim == Victim("worker", 1) and is_later
     if cell.training == NUMPY:
         # A job that has not begun is not started again; and what the lost step lacks, NumPy's job does not know.
         return cell.fault != "replace" and (cell.fault, cell.moment) != ("restart", "rendezvous")

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from p3.measure.bench.jobs import LocalHost
-from p3.measure.chaos.matrix import COURSES, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
-from p3.measure.chaos.lab_ssh import host_of
+from p3.measure.chaos.matrix import COMES_BACK, NEED_LAB, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
+from p3.measure.chaos.lab_ssh import LAB, host_of
 from p3.measure.chaos.strike import MARK, marked
 from p3.cluster.placement import source_path
 from p3.measure.lab import hosts
@@ -32,6 +32,7 @@ DEADLINE_S, MXNET_DEADLINE_S = 100.0, 300.0  # a run that is not over by then ha
 RENDEZVOUS_S, MXNET_RENDEZVOUS_S = 10.0, 60.0  # MXNet's import takes many seconds on a busy machine
 # Mbit/s of the links, if each process has a host of its own: so that rounds take long enough to be hit.
 LINK_MBIT = 400.0
+MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machines that are lost
 # Of processes that were just killed; the kernel takes a moment.
 VANISH_S = 2.0
 
@@ -65,8 +66,8 @@ def run(cell: Cell, seed: int, settings: Optional[Dict[str, str]] = None) -> dic
 @contextlib.contextmanager
 def _site(cell: Cell) -> Iterator[Sequence]:
     """Where the job runs: the first is the launcher's and the scheduler's host."""
-    if cell.fault == "cut":
-        with hosts.lab(len(PROCESSES), LINK_MBIT) as made:
+    if cell.fault in NEED_LAB:
+        with hosts.lab(1 + len(MACHINES) if cell.loses_machine else len(PROCESSES), LINK_MBIT) as made:
             yield made
     elif hosts.why_unavailable() is None:
         with hosts.lab(1) as made:
@@ -83,14 +84,18 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
     if cell.has_snapshots:
         launcher += ["--snapshot-dir", str(folder / "snapshots"), "--snapshot-every",
                      str(cell.course.snapshot_every)]  # fmt: skip
-    if cell.fault == "restart":
-        launcher += ["--restarts", "1"]
+    if cell.comes_back:
+        launcher += ["--restarts", "2" if cell.fault == "back" else "1"]
     if cell.fault == "replace":
         launcher += ["--on-worker-loss", "wait"]
-    if cell.fault == "cut":
-        (folder / "hosts").write_text("lab\n")
+    if cell.fault in NEED_LAB:
+        machines, struck = [LAB], host_of(cell.victim)
+        if cell.loses_machine:
+            machines, struck = [f"{site[node].address} slots=1" for node in MACHINES], MACHINES[cell.victim.rank]
+            launcher += ["--min-workers", "1"]
+        (folder / "hosts").write_text("\n".join(machines) + "\n")
         launcher += ["--hostfile", str(folder / "hosts")]
-        job += ["--lab", str(_lab_folder(site)), "--host", str(host_of(cell.victim))]
+        job += ["--lab", str(_lab_folder(site)), "--host", str(struck)]
     python = [sys.executable, "-m"]
     return site[0].command(*python, "p3", "run", *launcher, *python, "p3.measure.chaos.job", *job)
 
@@ -186,7 +191,7 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
     rounds = [entry for entry in entries if entry["kind"] in ("begun", "round")]
     errors = _errors(cell, said)
     done = {f"worker {rank}" for rank, journal in journals.items() if journal and journal[-1]["kind"] == "end"}
-    survivors = [str(process) for process in PROCESSES if process != cell.victim or cell.fault == "cut"]
+    survivors = [str(process) for process in PROCESSES if process != cell.victim or cell.fault in NEED_LAB]
     endings = dict(found.groups() for found in (_ENDED.match(line.text) for line in said) if found)
     in_order = done | {name for name, how in endings.items() if how == "exit code 0"}
     mute = [name for name in survivors if name not in errors and name not in in_order]
@@ -212,7 +217,7 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
     if blow is not None:
         record["end_s"] = round(ended - blow["at"], 3)
         record["error_s"] = max((round(line.at - blow["at"], 3) for line in errors.values()), default=None)
-    record["outcome"] = _outcome(record, done)
+    record["outcome"] = _outcome(cell, record, done)
     if record["outcome"] not in GOOD:
         record["said"] = [line.text for line in said][-60:]
     return record
@@ -226,7 +231,7 @@ def _are_right(rounds: List[dict]) -> bool:
     return all(entry.get("right", True) for entry in rounds) and all(len(found) == 1 for found in digests.values())
 
 
-def _outcome(record: dict, done: set) -> str:
+def _outcome(cell: Cell, record: dict, done: set) -> str:
     """In the order of what is worst."""
     if record["weights"] == "wrong":
         return "wrong"
@@ -236,10 +241,10 @@ def _outcome(record: dict, done: set) -> str:
         return "missed"
     if any(record["left"].values()):
         return "left something"
-    if record["fault"] in ("restart", "replace"):
-        rounds = COURSES[record["training"]].rounds
-        came_back = record["code"] == 0 and len(done) == WORKERS and record["rounds"] == rounds
-        back = "came back" if record["fault"] == "restart" else "replaced"
+    if record["fault"] in (*COMES_BACK, "replace"):
+        is_complete = len(done) == cell.workers_at_end and record["rounds"] == cell.course.rounds
+        came_back = record["code"] == 0 and is_complete
+        back = "came back" if cell.comes_back else "replaced"
         return back if came_back else "stayed away"
     if record["code"] == 0:
         return "done" if len(done) == WORKERS else "unnoticed"
@@ -261,11 +266,10 @@ def _errors(cell: Cell, said: List[Line]) -> Dict[str, Line]:
     for line in said:
         source = _SOURCE.match(line.text)
         error = _ERROR.search(source.group(2)) if source else None
-        if error and (source.group(1) != str(cell.victim) or cell.fault == "cut"):
+        if error and (source.group(1) != str(cell.victim) or cell.fault in NEED_LAB):
             found.setdefault(source.group(1), Line(line.at, re.sub("^the job failed: ", "", error.group(1))))
     return found
 
 
 def _names(cell: Cell, text: str) -> bool:
-    name = "scheduler (" if cell.victim.role == "scheduler" else f"{cell.victim} ("
-    return name in text
+    return any(f"{victim} (" in text for victim in cell.hit)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Dict, Optional
 
-from p3.measure.chaos.matrix import Cell, Victim
+from p3.measure.chaos.matrix import NEED_LAB, Cell, Victim
 from p3.measure.lab import network
 
 FIND_TIMEOUT_S = 20.0
@@ -22,8 +22,9 @@ _POLL_S = 0.002
 
 
 def strike(cell: Cell, pid: Optional[int], lab: Optional[str], host: Optional[str]) -> None:
-    """`pid`: of the victim. `lab`: the folder of the lab and `host`, the victim's number there, of a cut."""
-    if cell.fault == "cut":
+    """`pid`: of the victim. `lab`: the folder of the lab and `host`, the victim's number there, of one that
+    is cut off."""
+    if cell.fault in NEED_LAB:
         network.cut(Path(lab), int(host))
     else:
         os.kill(pid, signal.SIGSTOP if cell.fault == "stop" else signal.SIGKILL)

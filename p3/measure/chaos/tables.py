@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Dict, List, Optional
 
-from p3.measure.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS
+from p3.measure.chaos.matrix import COMES_BACK, FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS
 
+GOES_ON = (*COMES_BACK, "replace")
 BAD = ("wrong", "hung", "left something", "stayed away", "unnoticed", "mute", "missed")
 
 
@@ -33,9 +34,9 @@ def _summary(records: List[dict]) -> str:
         f"| a survivor had to be ended by `p3 run` before it had said why | {count('mute')} |",
         f"| nobody noticed | {count('unnoticed')} |",
         f"| `p3 run` reported the cause, and failed unless it could go on |"
-        f" {sum(bool(r['p3_run'] and (r['code'] or r['fault'] in ('restart', 'replace'))) for r in struck)} |",
+        f" {sum(bool(r['p3_run'] and (r['code'] or r['fault'] in GOES_ON)) for r in struck)} |",
         f"| restarted, and ended with the right weights | {count('came back')} of"
-        f" {sum(r['fault'] == 'restart' for r in struck)} |",
+        f" {sum(r['fault'] in COMES_BACK for r in struck)} |",
         f"| a worker was replaced, and all ended with the same weights | {count('replaced')} of"
         f" {sum(r['fault'] == 'replace' for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"

@@ -166,6 +166,11 @@ def cut(lab: Path, node: int) -> None:
     _ip(lab / "switch", "link", "set", "dev", f"port{node}", "down")
 
 
+def mend(lab: Path, node: int) -> None:
+    """Puts it in again."""
+    _ip(lab / "switch", "link", "set", "dev", f"port{node}", "up")
+
+
 def processes(lab: Path) -> Dict[int, str]:
     """What runs on the hosts: process id -> folder of the host."""
     owner: Dict[Tuple[int, int], str] = {}

@@ -23,7 +23,10 @@ def judged(role, rank, fault, moment, outcome="raised", training=NUMPY):
 def test_the_matrix_has_every_fault_at_every_moment_for_every_role():
     all_cells = list(cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)))
     found = {(cell.victim.role, cell.fault, cell.moment) for cell in all_cells if cell.training == NUMPY}
-    faults = [fault for fault in FAULTS if fault != "replace"]
+    faults = [fault for fault in FAULTS if fault not in ("replace", "gone", "back")]
+    machines = {(role, fault) for role, fault, _ in found if fault in ("gone", "back")}
+    assert machines == {("worker", "gone"), ("worker", "back")}
+    found = {one for one in found if one[1] in faults}
     everything = {(role, fault, moment) for role in ROLES for fault in faults for moment in MOMENTS}
     # A job that has not begun is not started again.
     assert everything - found == {(role, "restart", "rendezvous") for role in ROLES}
@@ -62,6 +65,16 @@ def test_a_worker_cut_off_raises_like_all_others():
 def test_a_job_comes_back_when_a_server_is_killed_while_a_snapshot_is_written():
     record = judged("server", 0, "restart", "snapshot", outcome="came back")
     assert (record["code"], record["rounds"]) == (0, 6) and record["begun"] in (2, 4), record
+
+
+@needs_lab
+@pytest.mark.parametrize("fault, workers", [("gone", 1), ("back", 2)])
+def test_a_job_goes_on_without_a_machine_and_with_it_when_it_is_back(fault, workers):
+    record = judged("worker", 1, fault, "mid-push", outcome="came back")
+    assert (record["code"], record["rounds"]) == (0, 8) and record["begun"] >= 2, record
+    assert any("with 1 instead of 2 workers" in line for line in record["p3_run"]), record
+    assert any("with 2 instead of 1 workers" in line for line in record["p3_run"]) == (fault == "back"), record
+    assert sum(line.startswith("host ") for line in record["p3_run"]) == 1, record
 
 
 # One worker's first call after it has come back is join(): where workers update, and where the servers do.

@@ -1,0 +1,118 @@
+"""p3.torch's jobs that come back from a snapshot with another number of workers, as torchrun starts them."""
+
+import os
+import re
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import plugin_jobs as jobs
+import pytest
+from processes import HELPERS, ROOT, SECRET, Process, clean_environment
+
+from p3.errors import RendezvousError
+from p3.snapshots import files, tree
+
+distributed = pytest.importorskip("torch.distributed")
+import p3.torch  # noqa: E402, F401  which knows the arrays of its snapshots
+
+
+def said(output, when):
+    """{rank: (weights, statistics)}"""
+    found = re.findall(r"worker (\d) %s: weights (\w+) statistics (\w+)" % when, output)
+    return {int(rank): (weights, statistics) for rank, weights, statistics in found}
+
+
+def run(directory, workers, kill_at):
+    """Of more than one worker by torchrun, else alone."""
+    command = jobs.python("torch_regrouped.py", 6, kill_at)
+    if workers > 1:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            options = ["--master-port", str(free.getsockname()[1]), "--nproc-per-node", str(workers)]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, *command[1:]]
+    return jobs.run(command, timeout_s=100, P3_SNAPSHOT_DIR=str(directory), P3_SNAPSHOT_EVERY="2")
+
+
+def test_a_job_comes_back_with_more_processes_and_then_with_one(tmp_path):
+    status, output = run(tmp_path / "whole", 1, 0)
+    assert status == 0, output
+    whole = said(output, "behind 6")[0]
+    status, output = run(tmp_path / "snapshots", 2, 2)
+    assert status != 0, output
+    two = said(output, "behind 2")
+    assert two[0][0] == two[1][0] and two[0][1] != two[1][1], output
+    status, output = run(tmp_path / "snapshots", 4, 4)
+    assert status != 0, output
+    assert said(output, "at 2 of 2") == {0: two[0], 1: two[1], 2: two[0], 3: two[0]}, output
+    four = said(output, "behind 4")
+    status, output = run(tmp_path / "snapshots", 1, 0)
+    assert status == 0, output
+    assert said(output, "at 4 of 4") == {0: four[0]}, output
+    assert said(output, "behind 6") == {0: whole}, output
+
+
+def test_what_compression_has_left_out_is_owed_to_the_mean_of_fewer_workers(tmp_path):
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1"}
+    command = jobs.python("regrouped_rest.py", "torch")
+    for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
+        assert status == 0, output
+    for round, wanted in ((1, [0.125, 0.25]), (2, [(0.125 + 0.25) / 2])):
+        parts = [tree.decode(*files.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
+        residuals = [set(left_out) for part in parts for _, _, left_out in part["residuals"] if left_out is not None]
+        assert residuals == [{left_out} for left_out in wanted]
+
+
+def agent(folder, port, is_host, **variables):
+    """torchrun on one host of a job that may have one or two."""
+    conf = "is_host=%d,join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3" % is_host
+    options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "127.0.0.1"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % port, "--rdzv-conf", conf]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *jobs.python("torch_regrouped.py", 6, 2, 4)[1:]]
+    path = os.pathsep.join(map(str, (ROOT, HELPERS)))
+    settings = {"P3_SNAPSHOT_DIR": str(folder / "snapshots"), "P3_SNAPSHOT_EVERY": "2", "P3_SECRET": SECRET}
+    settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or torch 2.13 lets a host that comes later wait for ever
+    return Process(command, clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=path, **settings, **variables), folder)
+
+
+def read_until(process, text):
+    """What it says up to there; pytest's own time-out is the deadline."""
+    lines = []
+    while text not in (lines or [""])[-1]:
+        assert process.popen.poll() is None, (lines, process.wait(1))
+        lines.append(process.read_line())
+    return "\n".join(lines)
+
+
+def test_torchrun_goes_on_without_a_host_and_with_it_when_it_is_back(tmp_path, processes):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes.append(agent(tmp_path, port, 1))
+    processes.append(agent(tmp_path, port, 0, mortal="1"))
+    alone = read_until(processes[0], "alone behind 4")
+    assert processes[1].wait(30).code == -9
+    assert said(alone, "at 2 of 2").keys() == {0}
+    processes.append(agent(tmp_path, port, 0))
+    ended = [processes[0].wait(100), processes[2].wait(100)]
+    assert [one.code for one in ended] == [0, 0], ended
+    resumed, done = (said(ended[0].out + ended[1].out, when) for when in ("at 4 of 1", "behind 6"))
+    assert resumed.keys() == done.keys() == {0, 1}, ended
+    assert resumed[0] == resumed[1] and done[0] == done[1], ended
+
+
+def test_who_asks_hears_of_this_start_whatever_earlier_ones_have_left():
+    from p3.torch import torchrun
+
+    server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = distributed.TCPStore("127.0.0.1", server.port, is_master=False)
+    with ThreadPoolExecutor(1) as pool:
+        for start in ("1", "2"):
+            server.set("asks/1", "one who has died")
+            deadline = time.monotonic() + 10
+            asking = pool.submit(torchrun._ask, client, 1, deadline)
+            torchrun._tell(server, 2, start, deadline)
+            assert asking.result() == start
+    with pytest.raises(RendezvousError, match="rank 1 has not asked"):
+        torchrun._tell(server, 2, "3", time.monotonic() + 0.1)
+    with pytest.raises(RendezvousError, match="rank 0 has not said"):
+        torchrun._ask(client, 1, time.monotonic() + 0.1)
