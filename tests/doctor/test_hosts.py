@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -132,7 +133,7 @@ def test_another_version_is_found(doctor, tmp_path):
     ssh.write_text(
         "import os, sys\n"
         "*options, name, line = sys.argv[1:]\n"
-        "line = line.replace(%r, %r) if name.endswith('-2') else line\n"
+        "line = re.sub(%r, %r, line) if name.endswith('-2') else line\n"
         "os.execv(sys.executable, [sys.executable, '-m', 'p3.measure.lab.ssh', *options, name, line])\n"
         % (str(ROOT), str(copy.parent))
     )
