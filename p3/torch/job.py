@@ -1,4 +1,4 @@
-"""The job that this process is a worker of, however it was started: by `p3 run`, by torchrun, or alone."""
+"""The job that this process is a worker of, however it was started: by `p3 run`, torchrun or Ray Train, or alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from p3._core import P3Error
 from p3.settings import in_job
-from p3.torch import torchrun
+from p3.torch import ray_train, torchrun
 from p3.worker import open_sessions
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -39,7 +39,11 @@ def current() -> Session:
 
 
 def _open() -> Session:
-    if torchrun.started(os.environ) and not in_job(os.environ):
+    if in_job(os.environ):
+        return Session.open()
+    if ray_train.started(os.environ):
+        return ray_train.open_session(os.environ)
+    if torchrun.started(os.environ):
         return Session.open(torchrun.settings(os.environ))
     return Session.open()
 
