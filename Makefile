@@ -3,6 +3,7 @@
 # make test   the same set-up, then every test, C++ and Python; with Python 3.12 and later, those that need no MXNet
 # make test-torch   the same set-up and PyTorch, then the tests of p3.torch
 # make wheel   a wheel of P3 for the Python of .venv, and the source archive, in dist/; docs/wheels.md
+# make test-ray   the same set-up, and Ray and PyTorch in .venv-ray, then the tests of both on Ray clusters
 # make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
 # make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, then the control messages; needs clang
 # make lint   ruff, clang-format and clang-tidy, and Clang's check of locks (-Wthread-safety); needs clang and clang-tidy
@@ -12,6 +13,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+RAY_VENV := .venv-ray
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A distributed job's variables in the caller's shell must not leak into the tests.
@@ -20,7 +22,7 @@ unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_S
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*/*.h src/*/*.cc p3/*.pyx p3/*.pxd p3/*.pxi p3/measure/*.pyx p3/mxnet/*.pyx p3/mxnet/*.h p3/mxnet/*.cc)
 
 .NOTPARALLEL:  # each step uses all cores by itself
-.PHONY: all demo demo-torch test test-cpp test-python test-torch wheel sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
+.PHONY: all demo demo-torch test test-cpp test-python test-torch test-ray wheel sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
 
 all: $(VENV)/installed
 
@@ -42,6 +44,9 @@ test-python: $(VENV)/installed
 
 test-torch: $(VENV)/with-torch
 	python -m pytest tests/torch
+
+test-ray: $(RAY_VENV)/ready
+	PYTHONPATH=$(CURDIR) $(RAY_VENV)/bin/python -m pytest tests/launchers/test_ray.py tests/launchers/test_ray_train.py
 
 # From the source archive, as anybody would build it; then with the libraries that a machine may lack.
 wheel: $(VENV)/ready
@@ -110,5 +115,12 @@ $(VENV)/with-torch: $(VENV)/installed
 	python -m pip install --quiet '$(TORCH)'
 	@touch $@
 
+# Ray wants another NumPy than MXNet. What is built in the tree serves both.
+RAY := ray[train]==2.60.0
+$(RAY_VENV)/ready: $(VENV)/installed
+	python -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet '$(TORCH)' '$(RAY)' 'safetensors>=0.4' scikit-learn 'pytest>=7' pytest-timeout
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info p3/*.so p3/*/*.so p3/*.cpp p3/*/*.cpp
+	rm -rf $(VENV) $(RAY_VENV) build dist *.egg-info p3/*.so p3/*/*.so p3/*.cpp p3/*/*.cpp

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import logging
 import os
 import signal
 import sys
-from typing import List, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 
 from p3 import __version__
 from p3.cluster.execute import Launched
 from p3.errors import ConfigError, NotBuilt
 from p3.settings import Settings
 
+if TYPE_CHECKING:
+    from p3.cluster.engines import Engine
+
 # Modules that add a command each. The processes of a job start without them.
 _MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.trace.command", "p3.measure.bench.command",
               "p3.measure.chaos.command", "p3.measure.simulate.command", "p3.doctor.command")
+
+_OF_RAY = ("cpus", "gpus", "timeout_s")  # options, by the fields of Wants
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -40,7 +46,6 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _run(options, settings: Settings, command: List[str]) -> int:
     from p3.cluster import launch
-    from p3.cluster.placement import Host, read_hostfile
 
     if not command:
         raise ConfigError("p3 run needs the command to run, for example: p3 run -n 2 -s 2 python train.py")
@@ -54,12 +59,18 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
     settings = Settings.from_env(os.environ)
     worker_restarts = options.worker_restarts if settings.replaces_workers else 0
-
-    def read_hosts():
-        return read_hostfile(options.hostfile) if options.hostfile else [Host("localhost")]
-
-    arguments = (options.workers, options.servers, command, options.timeout, options.restarts, worker_restarts)
-    return launch.run(settings, read_hosts, *arguments, _bounds(options))
+    return launch.run(
+        settings,
+        _engine_of(options, settings),
+        options.workers,
+        options.servers,
+        command,
+        options.timeout,
+        options.restarts,
+        worker_restarts,
+        _bounds(options),
+        lambda: _hosts_of(options),
+    )
 
 
 def _bounds(options):
@@ -70,9 +81,34 @@ def _bounds(options):
         return None
     if not least <= options.workers <= most:
         raise ConfigError("--min-workers %d, -n %d and --max-workers %d must not fall" % (least, options.workers, most))
+    if options.on == "ray":
+        raise ConfigError("p3 run --on ray: Ray knows its nodes itself; leave out --min-workers and --max-workers")
     if options.restarts == 0:
         raise ConfigError("--min-workers and --max-workers are for jobs that start again: add --restarts K")
     return Bounds(least, options.workers, most)
+
+
+def _engine_of(options, settings: Settings) -> Callable[[], Engine]:
+    """What makes the engine of one start. ConfigError for options that another engine has."""
+    on_ray = {name: value for name, value in vars(options).items() if name in _OF_RAY and value is not None}
+    if options.on == "ray":
+        if options.hostfile:
+            raise ConfigError("p3 run --on ray: Ray knows its nodes itself; leave out --hostfile")
+        from p3.cluster import ray_engine
+
+        return functools.partial(ray_engine.RayCluster, settings, ray_engine.Wants(**on_ray))
+    if on_ray:
+        raise ConfigError("p3 run: --cpus-per-worker, --gpus-per-worker and --room-timeout are for --on ray alone")
+    from p3.cluster.engines import Hosts
+
+    return functools.partial(Hosts, settings, _hosts_of(options))
+
+
+def _hosts_of(options):
+    """As the hostfile has them now."""
+    from p3.cluster.placement import Host, read_hostfile
+
+    return read_hostfile(options.hostfile) if options.hostfile else [Host("localhost")]
 
 
 def _exec(options, settings: Settings, command: List[str]) -> int:
@@ -103,6 +139,17 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _gpus(text: str) -> float:
+    """As Ray takes them: a whole number, or a part of one."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (0 <= value < 1 or value in range(1, 1001)):
+        raise argparse.ArgumentTypeError("%r is not a whole number of GPUs, nor a part of one" % text)
+    return value
+
+
 def _timeout(text: str) -> float:
     try:
         value = float(text)
@@ -125,12 +172,27 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
 
     run = commands.add_parser(
         "run",
-        help="start a job on this machine or, with a hostfile, on several over ssh",
+        help="start a job on this machine, with a hostfile on several over ssh, or on a Ray cluster",
         description="Starts WORKERS copies of COMMAND, the servers and the scheduler; ends all when one fails.",
     )
     run.add_argument("-n", "--workers", type=_count, required=True, help="number of workers")
     run.add_argument("-s", "--servers", type=_count, default=1, help="number of servers (default 1)")
     run.add_argument("--hostfile", metavar="FILE", help="lines `host [slots=N]`: where to run, round robin")
+    run.add_argument(
+        "--on",
+        choices=("hosts", "ray"),
+        default="hosts",
+        help="where to run: this machine or those of the hostfile (default), or a Ray cluster",
+    )
+    run.add_argument("--cpus-per-worker", dest="cpus", type=_count, metavar="C", help="on Ray: for each (default 1)")
+    run.add_argument("--gpus-per-worker", dest="gpus", type=_gpus, metavar="G", help="on Ray: for each (default 0)")
+    run.add_argument(
+        "--room-timeout",
+        dest="timeout_s",
+        type=_timeout,
+        metavar="S",
+        help="on Ray: how long to wait until it has room for the job (default 60)",
+    )
     run.add_argument("--tls", action="store_true", help="encrypt what crosses the network, as P3_TLS=1 does")
     run.add_argument("--timeout", type=_timeout, metavar="S", help="end the job with code 124 after S seconds")
     run.add_argument(

@@ -84,8 +84,9 @@ def worker_environment(env: Mapping[str, str]) -> Dict[str, str]:
 def supervise(command: List[str]) -> int:
     """On a remote host: reads the secret from its input, runs a command with it, and ends that with the input.
 
-    The input is the ssh connection to the launcher; so nothing survives here when that or its host goes away, and the
-    secret is on no command line.
+    The input is the ssh connection to the launcher, or a pipe from a Ray actor; so nothing survives here when that or
+    its host goes away, and the secret is on no command line. Each byte behind the secret's line is a signal's number,
+    for the command's group.
     """
     pipe = open(0, "rb", buffering=0, closefd=False)  # unbuffered: a buffer's lock would be held at our end
     secret = pipe.readline().strip().decode("ascii", "replace")
@@ -104,8 +105,9 @@ def supervise(command: List[str]) -> int:
         timer.start()
 
     def watch_input() -> None:
-        while pipe.read(1 << 10):
-            pass
+        while numbers := pipe.read(1 << 10):
+            for number in numbers:
+                signal_group(child.pid, number)
         end_child()
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

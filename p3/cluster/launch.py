@@ -2,12 +2,14 @@
 
 The launcher binds the scheduler's port itself and lets the scheduler inherit the socket, so the port cannot be taken
 in between. The scheduler reports what becomes of the job through a pipe. Every process leads a group of its own, which
-is ended as a whole; local processes also die with the launcher (see execute.py), remote ones with their ssh.
+is ended as a whole; local processes also die with the launcher (see execute.py), remote ones with their ssh or their
+Ray actor. Where and how they are started is an engine's (engines.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import itertools
 import json
@@ -22,10 +24,10 @@ import time
 from typing import Callable, List, Optional, Sequence, Set
 
 from p3.cluster import elastic, encryption
-from p3.cluster.execute import Launched, signal_group
-from p3.cluster.node import address_as_set, listen
+from p3.cluster.engines import Engine, Hosts, Process, signal_name, start_here
+from p3.cluster.node import listen
 from p3.cluster.output import Output, Source
-from p3.cluster.placement import Host, Task, local_command, local_environment, place, remote_command
+from p3.cluster.placement import Host, Task
 from p3.errors import ConfigError
 from p3.settings import Settings
 
@@ -45,7 +47,7 @@ _TIMED_OUT = 124  # exit code, as timeout(1) has it
 class Running:
     """A started process."""
 
-    def __init__(self, task: Task, process: asyncio.subprocess.Process, output: Output) -> None:
+    def __init__(self, task: Task, process: Process, output: Output) -> None:
         self.task, self.process = task, process
         self.errors: Source = output.source(task.name)
         self.sources = (output.source(task.name), self.errors)
@@ -60,35 +62,26 @@ class Running:
             reader.cancel()
         if not self._told:
             self._told = True
-            log.info("%s ended with %s", self.task.name, self.how())
+            log.info("%s ended with %s", self.task.name, self.process.how())
         return self
-
-    def signal(self, number: int) -> None:
-        if self.process.stdin is not None:
-            self.process.stdin.close()  # ends what ssh runs on the other host
-        signal_group(self.process.pid, number)
-
-    def how(self) -> str:
-        code = self.process.returncode
-        return "exit code %d" % code if code >= 0 else "signal %s" % _signal_name(-code)
 
     def obituary(self) -> str:
         last = "; its last line: %s" % self.errors.last_line if self.errors.last_line else ""
         where = "" if self.task.host.is_local else " on %s" % self.task.host.name
-        return "%s%s ended with %s%s" % (self.task.name, where, self.how(), last)
+        return "%s%s ended with %s%s" % (self.task.name, where, self.process.how(), last)
 
 
 class Launcher:
     def __init__(
-        self, settings: Settings, hosts: Sequence[Host], num_workers: int, num_servers: int, worker_restarts: int = 0,
+        self, settings: Settings, engine: Engine, num_workers: int, num_servers: int, worker_restarts: int = 0,
         began_before: bool = False,
     ) -> None:  # fmt: skip
         self._settings = settings
-        self._tasks = place(num_workers, num_servers, hosts)
-        self._num_workers = num_workers
-        self._root = root_address(settings, hosts)
+        self._engine = engine
+        self._num_workers, self._num_servers = num_workers, num_servers
         self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers)}  # for all processes
         self._command: Sequence[str] = ()
+        self._status: Optional[asyncio.Task] = None  # reads what the scheduler says of the job
         self._secret = secrets.token_hex(32)
         self._output = Output()
         self._running: List[Running] = []
@@ -104,70 +97,54 @@ class Launcher:
         interrupted = asyncio.get_running_loop().create_future()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
-        status: Optional[asyncio.Task] = None
+        job = asyncio.ensure_future(self._run(command))
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            self._command = command
-            status = await self._start_all()
-            waiting = asyncio.ensure_future(self._wait_for_the_end())
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            await asyncio.wait({waiting, interrupted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                failed = waiting.result()
-            else:
-                waiting.cancel()
+            await asyncio.wait({job, interrupted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not job.done():
+                job.cancel()
+                await asyncio.wait({job})
         finally:
             await self._end_all()
-            if status is not None:
-                await asyncio.wait({status}, timeout=_DRAIN_S)
-                status.cancel()
+            await self._engine.release()
+            if self._status is not None:
+                await asyncio.wait({self._status}, timeout=_DRAIN_S)
+                self._status.cancel()
+        if not job.cancelled():
+            return self._conclude(job.result())
         if interrupted.done():
-            _say("interrupted by %s; all processes are ended" % _signal_name(interrupted.result()))
+            _say("interrupted by %s; all processes are ended" % signal_name(interrupted.result()))
             return 128 + interrupted.result()
-        if not waiting.done() or waiting.cancelled():
-            _say("the job had not ended after --timeout %g s; all processes are ended" % timeout_s)
-            return _TIMED_OUT
-        return self._conclude(failed)
+        _say("the job had not ended after --timeout %g s; all processes are ended" % timeout_s)
+        return _TIMED_OUT
 
     # Starting
 
-    async def _start_all(self) -> asyncio.Task:
-        listener = _bind(self._root, self._settings.root_port)
+    async def _run(self, command: Sequence[str]) -> Optional[Running]:
+        """To the job's end: the process that failed, if one did."""
+        tasks = await self._engine.place(self._num_workers, self._num_servers)
+        self._command = command
+        listener = _bind(self._engine.root, self._settings.root_port)
         status_read, status_write = os.pipe()
-        self._job.update(DMLC_PS_ROOT_URI=self._root, DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]))
+        self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]))
         scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
+        descriptors = {"listen_fd": listener.fileno(), "status_fd": status_write}
         try:
-            await self._start(scheduler, listen_fd=listener.fileno(), status_fd=status_write)
+            self._add(scheduler, await start_here(scheduler, self._job, self._secret, [], **descriptors))
         finally:
             listener.close()
             os.close(status_write)
-        status = asyncio.ensure_future(self._read_status(status_read))
-        for task in self._tasks:
+            self._status = asyncio.ensure_future(self._read_status(status_read))
+        for task in tasks:
             await self._start(task)
-        return status
+        return await self._wait_for_the_end()
 
-    async def _start(self, task: Task, **descriptors: int) -> None:
+    async def _start(self, task: Task) -> None:
         command = self._command if task.role == "worker" else []
-        if task.host.is_local:
-            arguments = local_command(Launched(os.getpid(), **descriptors), command)
-            env = local_environment(task, self._job, self._secret, os.environ)
-        else:
-            arguments = remote_command(task, self._job, os.environ, self._settings, os.getcwd(), command)
-            env = None
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *arguments,
-                env=env,
-                pass_fds=tuple(descriptors.values()),
-                stdin=asyncio.subprocess.DEVNULL if task.host.is_local else asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ConfigError("p3 run: cannot start %s: %s: %s" % (task.name, arguments[0], error.strerror)) from None
+        self._add(task, await self._engine.start(task, self._job, self._secret, command))
+
+    def _add(self, task: Task, process: Process) -> None:
         self._running.append(Running(task, process, self._output))
-        if process.stdin is not None:
-            process.stdin.write(self._secret.encode() + b"\n")  # stays open: its end ends the remote process
 
     async def _read_status(self, descriptor: int) -> None:
         """What the scheduler says of the job: one JSON object a line."""
@@ -227,7 +204,7 @@ class Launcher:
         """The job goes on without this process, which may be frozen or cut off."""
         for running in self._running:
             if (running.task.role, running.task.rank) == ("worker", rank) and running.process.returncode is None:
-                running.signal(signal.SIGKILL)
+                running.process.signal(signal.SIGKILL)
 
     def _may_restart(self, ended: Running) -> bool:
         return (
@@ -242,7 +219,7 @@ class Launcher:
         self._restarts_left[ended.task.rank] -= 1
         self._joining.add(ended.task.rank)
         self._running.remove(ended)
-        ended.signal(signal.SIGKILL)  # what it left behind in its group
+        ended.process.signal(signal.SIGKILL)  # what it left behind in its group
         left = self._restarts_left[ended.task.rank]
         _say("%s; it is started again (%d more restarts allowed)" % (ended.obituary(), left))
         await self._start(ended.task)
@@ -303,7 +280,7 @@ def _say(text: str) -> None:
 
 def _signal(group: Sequence[Running], number: int) -> None:
     for running in group:
-        running.signal(number)
+        running.process.signal(number)
 
 
 async def _ended(group: Sequence[Running]) -> None:
@@ -319,25 +296,6 @@ async def _pump(reader: asyncio.StreamReader, source: Source) -> None:
         source.end()
 
 
-def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
-    """The address of this host that all others reach. ConfigError if it cannot be found."""
-    remote = next((host for host in hosts if not host.is_local), None)
-    if remote is None:
-        return "127.0.0.1"
-    address = address_as_set(settings)
-    if address is not None:
-        return address
-    try:
-        # Connecting a datagram socket sends nothing, but chooses the route and so our address on it.
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((remote.name.rpartition("@")[2], 9))
-            return probe.getsockname()[0]
-    except OSError:
-        raise ConfigError(
-            "p3 run: cannot tell which address of this host %s reaches. Set DMLC_NODE_HOST to it." % remote.name
-        ) from None
-
-
 def _bind(address: str, port: Optional[int]) -> socket.socket:
     try:
         return listen(address, port or 0, or_anywhere=True)
@@ -347,16 +305,9 @@ def _bind(address: str, port: Optional[int]) -> socket.socket:
         ) from None
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
-
-
 def run(
     settings: Settings,
-    read_hosts: Callable[[], Sequence[Host]],
+    make_engine: Callable[[], Engine],
     num_workers: int,
     num_servers: int,
     command: Sequence[str],
@@ -364,13 +315,15 @@ def run(
     restarts: int = 0,
     worker_restarts: int = 0,
     bounds: Optional[elastic.Bounds] = None,
+    read_hosts: Optional[Callable[[], Sequence[Host]]] = None,
 ) -> int:
     """See Launcher. A job that fails is started again, at most `restarts` times, within `timeout_s` for all of them.
+    Each start has an engine of its own.
 
     Not one that was interrupted, and not one that failed before all its processes were connected: what is wrong there,
-    like a mistake in the command, a new start would not mend. With `bounds` it comes back on the hosts that answer, as
-    many workers as they have slots for; such a start is tried again wherever it fails, as hosts come and go.
-    ConfigError if the job cannot be started as asked.
+    like a mistake in the command, a new start would not mend. With `bounds` it comes back on those of `read_hosts` that
+    answer, with as many workers as they have slots for; such a start is tried again wherever it fails, as hosts come
+    and go. ConfigError if the job cannot be started as asked.
     """
     importlib.import_module("p3._core")  # one error here, and not one of each process, where it is not built
     encryption.require(settings)
@@ -378,11 +331,10 @@ def run(
     os.set_blocking(sys.stdout.fileno(), True)
 
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    hosts = read_hosts()
     for attempt in itertools.count(1):
         # With a secret and a port of its own.
         began_before = bounds is not None and attempt > 1
-        launcher = Launcher(settings, hosts, num_workers, num_servers, worker_restarts, began_before)
+        launcher = Launcher(settings, make_engine(), num_workers, num_servers, worker_restarts, began_before)
         code = asyncio.run(launcher.run(command, timeout_s, deadline))
         if not launcher.may_restart or attempt > restarts:
             return code
@@ -398,6 +350,6 @@ def run(
                 return code
             if found.workers != num_workers:
                 numbers = " with %d instead of %d workers" % (found.workers, num_workers)
-            hosts, num_workers = found.hosts, found.workers
+            make_engine, num_workers = functools.partial(Hosts, settings, found.hosts), found.workers
         text = "the job is started again%s (restart %d of %d), as it failed with exit code %d"
         _say(text % (numbers, attempt, restarts, code))

@@ -1,4 +1,4 @@
-"""Which process of a job runs where, and how it is started there. Pure functions; launch.py starts them."""
+"""Which process of a job runs where, and how it is started there. Pure functions; engines.py starts them."""
 
 from __future__ import annotations
 
@@ -79,12 +79,16 @@ def place(num_workers: int, num_servers: int, hosts: Sequence[Host]) -> List[Tas
         for host in free[: num_workers - len(worker_hosts)]:
             taken[host] += 1
             worker_hosts.append(host)
+    return tasks_on([hosts[rank % len(hosts)] for rank in range(num_servers)], worker_hosts)
+
+
+def tasks_on(server_hosts: Sequence[Host], worker_hosts: Sequence[Host]) -> List[Task]:
+    """Servers and workers on these hosts, in the order of their ranks."""
     tasks = []
-    for rank in range(num_servers):
-        env = {"DMLC_ROLE": "server", "P3_RANK": str(rank)}
-        tasks.append(Task("server", rank, hosts[rank % len(hosts)], env))
+    for rank, host in enumerate(server_hosts):
+        tasks.append(Task("server", rank, host, {"DMLC_ROLE": "server", "P3_RANK": str(rank)}))
     for rank, host in enumerate(worker_hosts):
-        env = {"P3_LOCAL_RANK": str(worker_hosts[:rank].count(host)), "P3_LOCAL_SIZE": str(taken[host])}
+        env = {"P3_LOCAL_RANK": str(worker_hosts[:rank].count(host)), "P3_LOCAL_SIZE": str(worker_hosts.count(host))}
         tasks.append(Task("worker", rank, host, {"DMLC_ROLE": "worker", "P3_RANK": str(rank), **env}))
     return tasks
 

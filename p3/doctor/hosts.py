@@ -26,7 +26,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 from p3 import __version__
 from p3.cluster import channel
 from p3.cluster.execute import signal_group
-from p3.cluster.launch import root_address
+from p3.cluster.engines import root_address
 from p3.cluster.messages import PROTOCOL_VERSION
 from p3.cluster.node import listen
 from p3.cluster.placement import Host, forwarded_environment, ssh_command

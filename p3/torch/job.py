@@ -1,4 +1,4 @@
-"""The job that this process is a worker of, however it was started: by `p3 run`, by torchrun, or alone."""
+"""The job that this process is a worker of, however it was started: by `p3 run`, torchrun or Ray Train, or alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from p3._core import P3Error
-from p3.torch import torchrun
+from p3.torch import ray_train, torchrun
 from p3.worker import open_sessions
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -38,7 +38,11 @@ def current() -> Session:
 
 
 def _open() -> Session:
-    if torchrun.started(os.environ) and not os.environ.get("DMLC_ROLE"):  # as p3 exec under torchrun sets it
+    if os.environ.get("DMLC_ROLE"):  # by p3 run or p3 exec, perhaps under torchrun
+        return Session.open()
+    if ray_train.started(os.environ):
+        return ray_train.open_session(os.environ)
+    if torchrun.started(os.environ):
         return torchrun.open_session(os.environ)
     return Session.open()
 

@@ -14,6 +14,7 @@ from plugin_jobs import SCRIPTS, python
 from processes import QUICK_IMPORT, ROOT, Process, clean_environment
 
 from p3._core import TLS_BUILT_IN
+from p3.cluster.engines import Hosts
 from p3.cluster.launch import Launcher
 from p3.cluster.node import Node
 from p3.cluster.placement import Host
@@ -284,7 +285,7 @@ def test_what_a_node_may_not_say_is_refused():
 
 
 def test_a_loss_that_is_told_late_does_not_end_who_was_started_anew(monkeypatch):
-    launcher, ended = Launcher(Settings(), [Host("localhost")], 2, 1, worker_restarts=1), []
+    launcher, ended = Launcher(Settings(), Hosts(Settings(), [Host("localhost")]), 2, 1, worker_restarts=1), []
     monkeypatch.setattr(launcher, "_end_lost", ended.append)
     launcher._joining.add(1)  # its process had ended
     launcher._take_note({"state": "lost", "rank": 1})

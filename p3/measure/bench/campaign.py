@@ -20,7 +20,7 @@ from p3.measure.bench import curves, experiments, jobs, machine, results, runs, 
 from p3.measure.bench.experiments import Configuration
 from p3.measure.bench.ssh_host import SshHost
 from p3.measure.bench.runs import Course, Site
-from p3.cluster.launch import root_address
+from p3.cluster.engines import root_address
 from p3.cluster.placement import read_hostfile
 from p3.errors import ConfigError
 from p3.measure.lab import transfer
