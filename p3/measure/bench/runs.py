@@ -313,7 +313,7 @@ def _accuracies(workers: List[List[dict]]) -> Dict:
     epochs = list(zip(*([line for line in lines if line.get("kind") == "epoch"] for lines in workers)))
     steps = len(_iterations(workers[0])) // len(epochs)
     return {
-        **{name: values[:steps] for name, values in _curve(workers).items()},
+        **{name: values[:steps] for name, values in _curve(workers, are_apart=False).items()},
         "accuracies": [round(statistics.fmean(one["accuracy"] for one in same), 6) for same in epochs],
         "accuracy_at_s": [round(max(one["at_s"] for one in same), 6) for same in epochs],
     }
