@@ -20,7 +20,7 @@ from p3.trace.lives import Trace
 # Rows of docs/strategies.md, by what stands in their first column.
 EXACT = "computation hides most of the communication, or you do not know yet"
 COMPRESSED = "the network is several times too slow for the model"
-SPARSE = "it is slower still, and the optimizer is SGD with momentum"
+SPARSE = "it is slower still, the optimizer is SGD with momentum, and training is long"
 
 _HIDDEN = 1.1  # of the computation: an iteration that takes no longer needs no help
 # Gradients of one or two bits leave the values whole, so about half of the bytes. If even that leaves an iteration this
