@@ -57,8 +57,7 @@ void FactorSum::rows(const std::vector<const float*>& parts, size_t first, size_
   for (size_t column = 0; column < inputs; column += kPanel) {
     const size_t width = std::min(kPanel, inputs - column);
     packed = inputs_.data();
-    for (const float* part : parts)
-      packed = pack(part, shape_.rows, stride, outputs + column, width, kPanel, packed);
+    for (const float* part : parts) packed = pack(part, shape_.rows, stride, outputs + column, width, kPanel, packed);
     for (size_t j = 0; j < width; j += kTileColumns)
       for (size_t i = 0; i < count; i += kTileRows) {
         tile_of(outputs_.data() + i * rows, inputs_.data() + j, rows, tile);

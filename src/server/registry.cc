@@ -17,8 +17,9 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
     host_.refuse_call("key '" + name + "' has " + (plan.is_gathered() ? "factors" : "staleness") +
                       ", and no worker of such a key can be replaced.");
   if (plan.is_gathered() && plan.parts != static_cast<uint32_t>(machines_.num_workers()))
-    host_.refuse_call("key '" + name + "' has " + std::to_string(plan.parts) + " parts, one of each worker, but there are " +
-                      std::to_string(machines_.num_workers()) + " workers.");
+    host_.refuse_call("key '" + name + "' has " + std::to_string(plan.parts) +
+                      " parts, one of each worker, but there are " + std::to_string(machines_.num_workers()) +
+                      " workers.");
   auto entry = std::make_unique<Entry>();
   ServerKey& key = entry->key;
   key.machines = &machines_;
@@ -29,10 +30,11 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
     MutexLock lock(mutex_);
     Store& settings = stores_[store];
     settings.has_keys = true;
-    if (!plan.has_rows() && !plan.is_gathered()) key.compression = settings.compression.for_key(plan.dtype, plan.is_vector);
+    if (!plan.has_rows() && !plan.is_gathered())
+      key.compression = settings.compression.for_key(plan.dtype, plan.is_vector);
     key.average = settings.average && !plan.is_gathered();
-    key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous() &&
-                     !plan.is_gathered();
+    key.aggregated =
+        aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous() && !plan.is_gathered();
   }
   if (key.takes_steps() && !plan.is_synchronous())
     host_.refuse_call("key '" + key.name + "' has staleness, but deep gradient compression needs common rounds.");

@@ -26,9 +26,7 @@ class FactoredUpdate {
 
   // Of its state, 1 .. Optimizer::state_count(): elements() floats. All of them are stored, or none, before the first
   // update, which else begins them.
-  bool has_state(uint8_t part) const {
-    return optimizer_ != nullptr && part >= 1 && part <= optimizer_->state_count();
-  }
+  bool has_state(uint8_t part) const { return optimizer_ != nullptr && part >= 1 && part <= optimizer_->state_count(); }
   float* state(uint8_t part);
 
   // Where the factors of a worker go; they count in the next update once note() has said that they are there.

@@ -93,8 +93,7 @@ void Worker::set_momentum(int handle, double momentum, double clip_norm) {
 }
 
 int Worker::declare_factors(std::string name, const FactorShape& shape, int workers, bool average) {
-  if (shape.part_elements() == 0 || workers < 1)
-    impl_->refuse_call("key '" + name + "' has no factors");
+  if (shape.part_elements() == 0 || workers < 1) impl_->refuse_call("key '" + name + "' has no factors");
   const int handle = impl_->add_key(std::move(name), shape.part_elements(), DType::kFloat32, 0, {});
   impl_->key(handle).factored = std::make_unique<FactoredUpdate>(shape, workers, average);
   return handle;

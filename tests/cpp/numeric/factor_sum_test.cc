@@ -1,11 +1,10 @@
-#include "numeric/factors.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
 
 #include "base/simd.h"
+#include "numeric/factors.h"
 
 namespace p3 {
 namespace {

@@ -1,10 +1,11 @@
 // Keys of factors in jobs of real workers and real servers over sockets.
+#include "numeric/factors.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numeric>
 
-#include "numeric/factors.h"
 #include "worker/local_job.h"
 
 namespace p3 {
