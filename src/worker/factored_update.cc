@@ -16,6 +16,7 @@ FactoredUpdate::FactoredUpdate(const FactorShape& shape, int workers, bool avera
 
 std::vector<void*> FactoredUpdate::make_state() {
   std::vector<void*> arrays;
+  arrays.reserve(static_cast<size_t>(optimizer_->state_count()));
   for (int i = 0; i < optimizer_->state_count(); ++i) arrays.push_back(state_.emplace_back(shape_.elements()).data());
   return arrays;
 }
