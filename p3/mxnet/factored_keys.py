@@ -29,5 +29,3 @@ class FactoredKey(DenseKey):
         if len(factors) == 1:
             return factors[0]
         return mx.nd.concat(*(one.as_in_context(factors[0].context) for one in factors), dim=0)
-
-

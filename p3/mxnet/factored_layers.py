@@ -96,13 +96,16 @@ class GluonLayer(FactoredLayer):
 
     def begin(self, rows, inputs, is_float32):
         """Before each recorded use, on its device."""
-        why_not = "" if is_float32 else "its type is not float32"
-        if self.weight.grad_req != "write":
-            why_not = f"its grad_req is {self.weight.grad_req!r}"
-        if self.note_use(rows, inputs, self.devices, why_not):
-            with mx.autograd.pause():
-                for gradient in self.weight.list_grad():
-                    gradient[:] = math.nan  # of which no script shall take it for a gradient
+        if self.shape is None:
+            why_not = "" if is_float32 else "its type is not float32"
+            if self.weight.grad_req != "write":
+                why_not = f"its grad_req is {self.weight.grad_req!r}"
+            self.decide(rows, inputs, self.devices, why_not)
+            if self.has_factors:
+                with mx.autograd.pause():
+                    for gradient in self.weight.list_grad():
+                        gradient[:] = math.nan  # of which no script shall take it for a gradient
+        self.note_use(rows)
 
 
 def _forward(layer, forward, F, x, weight, bias=None):

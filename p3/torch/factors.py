@@ -74,8 +74,11 @@ class FactoredLinear(torch.nn.Linear):
         is_recorded = torch.is_grad_enabled() and self.weight.requires_grad
         if layer is None or not is_recorded:
             return super().forward(x)
-        autocasts = torch.is_autocast_enabled("cpu")
-        layer.note_use(x.numel() // self.in_features, self.in_features, 1, "autocast is on" if autocasts else "")
+        rows = x.numel() // self.in_features
+        if layer.shape is None:
+            why_not = "autocast is on" if torch.is_autocast_enabled("cpu") else ""
+            layer.decide(rows, self.in_features, why_not=why_not)
+        layer.note_use(rows)
         if not layer.has_factors:
             return super().forward(x)
         product = _Product.apply(x, self.weight, layer)
@@ -83,15 +86,18 @@ class FactoredLinear(torch.nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T, whose gradient of W begins with the factors; what is behind them is no number."""
+    """x W^T, whose gradient of W begins with the factors; what is behind them is no number. In float32, under autocast
+    as well."""
 
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
     def forward(ctx, x, weight, layer):
         ctx.save_for_backward(x, weight)
         ctx.layer = layer
         return torch.nn.functional.linear(x, weight)
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors

@@ -73,21 +73,17 @@ class FactoredLayer:
         self._uses = 0  # recorded forward passes since the last push
         self._problem: Optional[str] = None
 
-    def note_use(self, rows: int, inputs: int, devices: int, why_not: str = "") -> bool:
-        """Before each recorded use. `rows` of its input on this device, one of `devices` of this worker; `why_not`: in
-        words, what excludes factors. True if it has just been decided that it has factors."""
+    def note_use(self, rows: int) -> None:
+        """Before each recorded use, once it has decided. `rows`: of its input on this device."""
         self._uses += 1
-        is_first = self.shape is None
-        if is_first:
-            self.decide(rows, inputs, devices, why_not)
         if rows > self.shape.rows and self.has_factors:
             self._problem = (
                 "%s: a batch has %d rows on a device, but its factors are of %d: pass batch_size, the most that any "
                 "batch has, to p3.factors" % (self.name, rows, self.shape.rows)
             )
-        return is_first and self.has_factors
 
     def decide(self, rows: int, inputs: int, devices: int = 1, why_not: str = "") -> None:
+        """Once. `rows` of its input on each of this worker's `devices`; `why_not`: in words, what excludes factors."""
         self.shape = FactorShape(self._batch_size or rows, self.outputs, inputs)
         self.of_worker = of_worker = self.shape._replace(rows=self.shape.rows * devices)
         why = why_not or why_dense(self.route, of_worker, self._session.num_workers, self._session.num_servers)

@@ -123,6 +123,18 @@ def refused():
     nn.functional.cross_entropy(model(x) + model(x), y).backward()
     expect("times in one step", optimizer.step)
 
+    # With a batch_size it has decided by then, and computes in float32; else it decides to stay dense.
+    ends = []
+    for how in ({"route": "factors", "batch_size": BATCH}, {}):
+        model = p3.torch.factors(make_model(), **how)
+        optimizer = distribute(model)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bool(how)):
+            loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        ends.append(values(model, optimizer))
+    assert distance(*ends) < 0.05  # but for the activations between, which are bfloat16
+
     model = p3.torch.factors(make_model(), route="factors", batch_size=2)
     optimizer = distribute(model)
     nn.functional.cross_entropy(model(x), y).backward()
