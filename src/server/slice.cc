@@ -8,6 +8,16 @@
 #include "wire/top_k.h"
 
 namespace p3 {
+namespace {
+
+// For the worker whose part of a gathered key it is: only that the round is complete.
+Frame without_content(Frame frame) {
+  frame.header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+  frame.header.payload_bytes = 0;
+  return frame;
+}
+
+}  // namespace
 
 ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
     : DenseShard(its_key, its_index, its_thread, host),
@@ -63,7 +73,8 @@ void ServerSlice::resume(Reply& reply) {
   reply.published = frame.header;
   for (int worker : workers) {
     frame.header.of_machine = key.is_shared(worker);
-    send(worker, frame_for(worker, frame), reply);
+    const bool has_it = key.plan.is_gathered() && worker_of(key.plan, index) == worker;
+    send(worker, has_it ? without_content(frame) : frame, reply);
   }
   answer_who_catches_up(reply);
 }
@@ -116,14 +127,6 @@ void ServerSlice::take_step(const float* sum) {
   step_ = PooledBuffer(host_.transient, BufferPool::roomy(top_k_bytes(count, elements_)));
   encode_nonzero(sum, count, step_.data(), elements_);
   subtract_top_k(value, step_.data(), elements_);
-}
-
-Frame ServerSlice::frame_for(int worker, const Frame& frame) const {
-  Frame its = frame;
-  if (!key.plan.is_gathered() || worker_of(key.plan, index) != worker) return its;
-  its.header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
-  its.header.payload_bytes = 0;
-  return its;
 }
 
 Frame ServerSlice::step_frame() {

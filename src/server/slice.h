@@ -31,8 +31,6 @@ class ServerSlice final : public DenseShard, public Lender {
   void publish_sum(void*& sum);
   // Of a key that takes steps: subtracts the sum from the value, and keeps it as it is sent, if it takes fewer bytes.
   void take_step(const float* sum);
-  // Of a gathered key: to the worker whose part it is, nothing but that the round is complete.
-  Frame frame_for(int worker, const Frame& frame) const;
   // What the value is sent as: its frame, which borrows it.
   Frame value_frame(Encoding encoding);
   // The step that led to it, for who has the value before.

@@ -37,10 +37,15 @@ uint32_t slice_count(const KeyPlan& plan) {
 }
 
 Slice slice_at(const KeyPlan& plan, uint32_t index) {
-  const uint64_t part = plan.is_gathered() ? index / slices_of_part(plan) : 0;
-  const uint64_t offset = (index - part * slices_of_part(plan)) * plan.slice_elements;
+  uint64_t part_begin = 0, number = index;
+  if (plan.is_gathered()) {
+    const uint64_t in_part = slices_of_part(plan);
+    part_begin = index / in_part * plan.elements;
+    number = index % in_part;
+  }
+  const uint64_t offset = number * plan.slice_elements;
   const uint64_t rest = plan.elements - offset;
-  return {part * plan.elements + offset, static_cast<uint32_t>(std::min<uint64_t>(rest, plan.slice_elements))};
+  return {part_begin + offset, static_cast<uint32_t>(std::min<uint64_t>(rest, plan.slice_elements))};
 }
 
 int worker_of(const KeyPlan& plan, uint32_t index) { return static_cast<int>(index / slices_of_part(plan)); }
