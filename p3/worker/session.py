@@ -167,33 +167,36 @@ class Session(Control):
         self._require_weights_on_servers(declared)
         return self._declare(declared)
 
+    def _problem_with_servers_alone(self, lost: str, taken: str) -> Optional[str]:
+        """Why this job cannot have a key of which the servers do not know all: what becomes of a `lost` worker, or of a
+        snapshot that is `taken`. None where nobody would ask them."""
+        if self._link.replaces_workers:
+            return "P3_ON_WORKER_LOSS=wait is set, but " + lost
+        if self._link.settings.snapshot_dir is not None:
+            return "P3_SNAPSHOT_DIR is set, but " + taken
+        return None
+
     def _require_weights_on_servers(self, key: Key) -> None:
         """ValueError where a weight that the workers update would be missing from the servers."""
-        if self._link.replaces_workers:
-            problem = "P3_ON_WORKER_LOSS=wait is set, but a lost worker's successor could not have its weight"
-        elif self._link.settings.snapshot_dir is not None:
-            problem = "P3_SNAPSHOT_DIR is set, but a snapshot would not have its weight"
-        else:
-            return
-        raise ValueError(
-            "%s: key %r: %s, as every worker updates it from factors. Unset it, or leave the layer out of p3.factors"
-            % (self.label, key.name, problem)
+        problem = self._problem_with_servers_alone(
+            "a lost worker's successor could not have its weight", "a snapshot would not have its weight"
         )
+        if problem is not None:
+            raise ValueError(
+                "%s: key %r: %s, as every worker updates it from factors. Unset it, or leave the layer out of "
+                "p3.factors" % (self.label, key.name, problem)
+            )
 
     def _require_no_common_state(self, key: Key) -> None:
         """Workers that are rounds apart leave none that a snapshot, or a lost worker's successor, could begin from."""
-        if self._link.replaces_workers:
-            problem = "P3_ON_WORKER_LOSS=wait is set, but no lost worker could be replaced"
-        elif self._link.settings.snapshot_dir is not None:
-            problem = "P3_SNAPSHOT_DIR is set, but no snapshot could be taken"
-        elif dgc.is_chosen(self._options.wanted(key.store, "compression")):
+        problem = self._problem_with_servers_alone("no lost worker could be replaced", "no snapshot could be taken")
+        if problem is None and dgc.is_chosen(self._options.wanted(key.store, "compression")):
             problem = "dgc sums what all workers send in a round, and there is no such round"
-        else:
-            return
-        raise ValueError(
-            "%s: key %r: %s, as the workers of a job with staleness are rounds apart. Unset "
-            "it, or set staleness to 0" % (self.label, key.name, problem)
-        )
+        if problem is not None:
+            raise ValueError(
+                "%s: key %r: %s, as the workers of a job with staleness are rounds apart. Unset "
+                "it, or set staleness to 0" % (self.label, key.name, problem)
+            )
 
     def _declare_to_core(self, key: Key) -> int:
         if self.averages(key.store) and not key.dtype.startswith("float"):
