@@ -9,11 +9,10 @@ from __future__ import annotations
 import abc
 import asyncio
 import os
-import signal
 import socket
 from typing import List, Mapping, Optional, Sequence
 
-from p3.cluster.execute import Launched, signal_group
+from p3.cluster.execute import Launched, how_ended, signal_group
 from p3.cluster.node import address_as_set
 from p3.cluster.placement import Host, Task, local_command, local_environment, place, remote_command
 from p3.errors import ConfigError
@@ -41,8 +40,7 @@ class Process(abc.ABC):
 
     def how(self) -> str:
         """How it ended, in words."""
-        code = self.returncode
-        return "exit code %d" % code if code >= 0 else "signal %s" % signal_name(-code)
+        return how_ended(self.returncode)
 
 
 class Engine(abc.ABC):
@@ -141,10 +139,3 @@ def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
         raise ConfigError(
             "p3 run: cannot tell which address of this host %s reaches. Set DMLC_NODE_HOST to it." % remote.name
         ) from None
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)

@@ -129,3 +129,15 @@ def signal_group(pid: int, number: int) -> None:
     """To all processes of a group, if there are any left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def how_ended(code: int) -> str:
+    """In words; `code`: as subprocess has it, -N for signal N."""
+    return "exit code %d" % code if code >= 0 else "signal " + signal_name(-code)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -24,7 +24,8 @@ import time
 from typing import Callable, List, Optional, Sequence, Set
 
 from p3.cluster import elastic, encryption
-from p3.cluster.engines import Engine, Hosts, Process, signal_name, start_here
+from p3.cluster.engines import Engine, Hosts, Process, start_here
+from p3.cluster.execute import signal_name
 from p3.cluster.node import listen
 from p3.cluster.output import Output, Source
 from p3.cluster.placement import Host, Task

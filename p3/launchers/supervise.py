@@ -21,7 +21,7 @@ import time
 from typing import List, Optional
 
 from p3.cluster import encryption
-from p3.cluster.execute import die_with, worker_environment
+from p3.cluster.execute import die_with, how_ended, worker_environment
 from p3.errors import ConfigError
 from p3.launchers import meeting, nodes
 from p3.launchers.adapters import TORCHRUN
@@ -155,11 +155,11 @@ class _Supervisor:
     def _look_for_the_dead(self) -> None:
         """The only one that asks the kernel, so that nobody's end is seen and not judged."""
         if self._worker is not None and self._worker.poll():
-            self._fail("%s ended with %s" % (self._label, _how(self._worker.returncode)), self._worker.returncode)
+            self._fail("%s ended with %s" % (self._label, how_ended(self._worker.returncode)), self._worker.returncode)
         for role, process in self._nodes:
             if process.poll():
                 # With an exit code, it has printed an error itself.
-                died = "the %s of %s ended with %s" % (role, self._label, _how(process.returncode))
+                died = "the %s of %s ended with %s" % (role, self._label, how_ended(process.returncode))
                 self._fail(died if process.returncode < 0 else None)
 
     # A failure
@@ -207,15 +207,6 @@ def _wake_up(at_end: contextlib.ExitStack) -> socket.socket:
         at_end.callback(signal.signal, number, signal.signal(number, lambda *_: None))
     at_end.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False))
     return wakes
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return "exit code %d" % code
-    try:
-        return "signal " + signal.Signals(-code).name
-    except ValueError:
-        return "signal %d" % -code
 
 
 def _say(text: str) -> None:
