@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,14 @@ inline ServerOptions options(SumOrder order = SumOrder::kRank, int threads = 0, 
   made.sum_order = order;
   made.threads = threads;
   return made;
+}
+
+// One of the workers that do not wait; -1 if all do.
+inline int any_free(const std::vector<bool>& waits, std::mt19937& random) {
+  std::vector<int> free;
+  for (size_t worker = 0; worker < waits.size(); ++worker)
+    if (!waits[worker]) free.push_back(static_cast<int>(worker));
+  return free.empty() ? -1 : free[random() % free.size()];
 }
 
 // One server; the workers are played by the test.

@@ -68,11 +68,8 @@ TEST_P(StaleRowsOfAnyBound, AreNeverStalerThanAllowedAndNoneIsForgottenInAnyOrde
   for (int64_t row = 0; row < kRows; ++row) value[row] = 0;
   std::fill(copies.begin(), copies.end(), value);
   for (uint64_t step = 0; step < 400; ++step) {
-    std::vector<int> free;
-    for (int worker = 0; worker < kWorkers; ++worker)
-      if (!waits[static_cast<size_t>(worker)]) free.push_back(worker);
-    ASSERT_FALSE(free.empty()) << "all wait for each other";
-    const int worker = free[random() % free.size()];
+    const int worker = any_free(waits, random);
+    ASSERT_GE(worker, 0) << "all wait for each other";
     std::vector<int64_t> pushed;
     for (int64_t row = worker; row < kRows; row += kWorkers)
       if (random() % 2 == 0) pushed.push_back(row);

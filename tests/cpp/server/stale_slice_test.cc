@@ -64,11 +64,8 @@ TEST_P(Staleness, IsNeverExceededInAnyOrder) {
   std::vector<float> clock(kWorkers, 0);
   std::vector<bool> waits(kWorkers, false);
   for (uint64_t step = 0; step < 400; ++step) {
-    std::vector<int> free;
-    for (int worker = 0; worker < kWorkers; ++worker)
-      if (!waits[static_cast<size_t>(worker)]) free.push_back(worker);
-    ASSERT_FALSE(free.empty()) << "all wait for each other";
-    const int worker = free[random() % free.size()];
+    const int worker = any_free(waits, random);
+    ASSERT_GE(worker, 0) << "all wait for each other";
     auto& its = clock[static_cast<size_t>(worker)];
     job.tick(worker, static_cast<uint64_t>(++its));
     waits[static_cast<size_t>(worker)] = true;
