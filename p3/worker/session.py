@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
-from p3._core import DTYPES, P3Error
+from p3._core import P3Error
 from p3.launchers.adapters import ADAPTERS
 from p3.launchers.place import warning_if_alone
 from p3.settings import Settings, in_job
 from p3.worker import key as keys_of_jobs
-from p3.worker import dgc, open_sessions
+from p3.worker import open_sessions
 from p3.worker.control import Control
+from p3.worker.declarations import Declarations
 from p3.worker.key import Agreed, FactorShape, Identity, Key, Name
 from p3.worker.link import Link
 from p3.worker.progress import Progress
@@ -55,12 +55,12 @@ class Session(Control):
         self.keys_of_stores: List[Dict[Name, Key]] = []
         self._keys: Dict[Identity, Key] = {}
         self._agreed: Dict[Identity, Agreed] = {}  # also of keys not yet declared here
-        self._with_momentum: Set[int] = set()  # handles of keys whose momentum this worker's core knows
         self._orders: Dict[int, List[Name]] = {}
         self.order_version = 0  # grows with every order that arrives, of any store
         self._caught_up = self.past is None  # all of the past has been told
         self._repartition = Repartition(self, link)
         self._options = StoreOptions(self, link, self._repartition)
+        self._declarations = Declarations(self, link, self._options)
         self.snapshots = Snapshots(self, link)
         self.progress = Progress(self, link, self._agreed)  # told of its steps by a store that goes past this class
         past = self.past or {"barriers": 0, "lost": 0}
@@ -130,7 +130,7 @@ class Session(Control):
         self.check()
         declared = keys_of_jobs.checked(self.label, store, name, shape, dtype, sparse, staleness)
         if declared.staleness > 0:
-            self._require_no_common_state(declared)
+            self._declarations.require_no_common_state(declared)
         return self._declare(declared)
 
     def _declare(self, declared: Key) -> Key:
@@ -140,7 +140,7 @@ class Session(Control):
             if key is not None:
                 keys_of_jobs.require_same(self.label, key, declared)
                 return key
-            key = declared._replace(handle=self._declare_to_core(declared))
+            key = declared._replace(handle=self._declarations.declare_to_core(declared))
             self._keys[key.identity] = key
             agreed = self._agreed.get(key.identity)
             defaults = self._options.defaults(store)
@@ -164,103 +164,27 @@ class Session(Control):
         self.check()
         shape = (factors.rows, factors.width)
         declared = keys_of_jobs.checked(self.label, store, name, shape, "float32", False, 0)._replace(factors=factors)
-        self._require_weights_on_servers(declared)
+        self._declarations.require_weights_on_servers(declared)
         return self._declare(declared)
-
-    def _problem_with_servers_alone(self, lost: str, taken: str) -> Optional[str]:
-        """Why this job cannot have a key of which the servers do not know all: what becomes of a `lost` worker, or of a
-        snapshot that is `taken`. None where nobody would ask them."""
-        if self._link.replaces_workers:
-            return "P3_ON_WORKER_LOSS=wait is set, but " + lost
-        if self._link.settings.snapshot_dir is not None:
-            return "P3_SNAPSHOT_DIR is set, but " + taken
-        return None
-
-    def _require_weights_on_servers(self, key: Key) -> None:
-        """ValueError where a weight that the workers update would be missing from the servers."""
-        problem = self._problem_with_servers_alone(
-            "a lost worker's successor could not have its weight", "a snapshot would not have its weight"
-        )
-        if problem is not None:
-            raise ValueError(
-                "%s: key %r: %s, as every worker updates it from factors. Unset it, or leave the layer out of "
-                "p3.factors" % (self.label, key.name, problem)
-            )
-
-    def _require_no_common_state(self, key: Key) -> None:
-        """Workers that are rounds apart leave none that a snapshot, or a lost worker's successor, could begin from."""
-        problem = self._problem_with_servers_alone("no lost worker could be replaced", "no snapshot could be taken")
-        if problem is None and dgc.is_chosen(self._options.wanted(key.store, "compression")):
-            problem = "dgc sums what all workers send in a round, and there is no such round"
-        if problem is not None:
-            raise ValueError(
-                "%s: key %r: %s, as the workers of a job with staleness are rounds apart. Unset "
-                "it, or set staleness to 0" % (self.label, key.name, problem)
-            )
-
-    def _declare_to_core(self, key: Key) -> int:
-        if self.averages(key.store) and not key.dtype.startswith("float"):
-            raise ValueError(
-                "%s: key %r is of type %s, but the gradients of store %d are averaged, which only floating point "
-                "types can be; put it into another store" % (self.label, key.name, key.dtype, key.store)
-            )
-        if key.factors is not None:
-            average = self.averages(key.store)
-            handle = self.core.declare_factors(str(key.name), key.factors, self.num_workers, average)
-            optimizer = self._options.agreed(key.store, "optimizer")
-            if optimizer is not None:
-                self.core.set_optimizer(handle, optimizer)
-            return handle
-        if not key.sparse:
-            compression = self.compression_of(key)
-            handle = self.core.declare(str(key.name), math.prod(key.shape), DTYPES[key.dtype], compression)
-            self._say_if_left_out(key)
-            self._give_momentum(key._replace(handle=handle))
-            return handle
-        self._say_if_left_out(key)
-        handle = self.core.declare_rows(str(key.name), key.shape[0], math.prod(key.shape[1:]), DTYPES[key.dtype])
-        self.core.choose_route(handle, 1 if key.staleness > 0 else self._link.pushes)  # that a round's counts are of
-        return handle
 
     def compression_of(self, key: Key) -> Optional[dict]:
         """The store's, if it applies to the key."""
-        compression = self._options.wanted(key.store, "compression")
-        if key.dtype != "float32" or key.sparse or key.factors is not None:
-            return None
-        if dgc.is_chosen(compression) and not self.takes_steps(key):
-            return None
-        return compression
-
-    def _say_if_left_out(self, key: Key) -> None:
-        is_chosen = dgc.is_chosen(self._options.wanted(key.store, "compression"))
-        if self.rank == 0 and is_chosen and not key.factors and len(key.shape) > 1 and not self.takes_steps(key):
-            why = "row_sparse" if key.sparse else "of type " + key.dtype
-            text = "%s: key %r is %s, and not compressed: dgc is for dense float32 keys"
-            log.warning(text, self.label, key.name, why)
+        return self._declarations.compression_of(key)
 
     def takes_steps(self, key: Key) -> bool:
         """Whether it has deep gradient compression (p3/worker/dgc.py): its landing array must hold what landed last."""
-        return dgc.applies_to(self._options.wanted(key.store, "compression"), key)
+        return self._declarations.takes_steps(key)
 
     def leaves_whole(self, key: Key) -> bool:
         """Whether nothing of a gradient may leave before all of it is known, as its norm is: it cannot be gated."""
-        return self.takes_steps(key) and self._options.wanted(key.store, "compression")["clip_norm"] > 0
+        return self._declarations.leaves_whole(key)
 
     def give_momentum(self, store: int) -> None:
         """To the keys whose momentum this worker applies, when the optimizer is known."""
         with self.changed:
             keys = [key for key in self._keys.values() if key.store == store]
         for key in keys:
-            self._give_momentum(key)
-
-    def _give_momentum(self, key: Key) -> None:
-        optimizer = self._options.agreed(key.store, "optimizer")
-        if optimizer is None or not self.takes_steps(key) or key.handle in self._with_momentum:
-            return
-        self._with_momentum.add(key.handle)
-        compression = self._options.wanted(key.store, "compression")
-        clip_norm = dgc.local_clip_norm(compression, self.num_workers)
-        self.core.set_momentum(key.handle, optimizer["momentum"], clip_norm)
+            self._declarations.give_momentum(key)
 
     def init(self, key: Key, value: Optional[Any], landing: Any, priority: int = 0):
         """The key's first value: `value` on rank 0, None elsewhere. The Operation is done when `landing` holds it.

@@ -62,9 +62,9 @@ class StoreOptions:
             if name == "compression" and aggregates and session.local_rank == 0:
                 text = "%s: store %d is compressed, so each worker of this machine pushes on its own"
                 log.info(text, session.label, store)
-            if name == "compression" and dgc.is_chosen(value) and session.rank == 0:
-                text = "%s: store %d has deep gradient compression, %s: its steps are not those of plain SGD"
-                log.warning(text, session.label, store, {field: value[field] for field in dgc.DEFAULTS})
+            if name == "compression" and session.rank == 0:
+                log.warning("%s: store %d is compressed, %s: its steps are not those of exact gradients",
+                            session.label, store, value)  # fmt: skip
             self._link.send({"kind": "option", "store": store, "name": name, "value": value})
         elif before != value:
             raise ValueError(

@@ -108,7 +108,7 @@ def test_every_other_command_names_what_exists():
         if program == "make":
             assert re.search(r"^%s:" % words[0], makefile, re.M), line
         elif program == "pip" and ".whl" in line:
-            name = "install p3_training-%s-cp311-cp311-manylinux_2_35_x86_64.whl[torch]" % __version__
+            name = "install dist/p3_training-%s-cp311-cp311-manylinux_2_35_x86_64.whl[torch]" % __version__
             assert " ".join(words) == name, line
         elif program == "pip":
             assert re.fullmatch(r"install \.(\[(%s)\])?" % "|".join(extras), " ".join(words)), line
