@@ -16,6 +16,7 @@ from typing import List
 from p3.errors import ConfigError
 from p3.measure.arguments import list_of, names_among, number, slice_size
 from p3.measure.bench import experiments, nets, train
+from p3.measure.bench.results import APART
 from p3.measure.lab.command import delay, rates, told
 from p3.measure.replay import models
 from p3.settings import Settings
@@ -81,7 +82,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--models", "which, comma-separated (default %(default)s)", type=names_among(models.NAMES))
         add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
             type=number(0, 2), metavar="SIGMA", default=0.0)
-        add("--optimizer", "on the weights; none: the stores only sum (default none)", choices=("none", "sgd"),
+        add("--optimizer", "on the weights; none: the stores only sum (default %(default)s)", choices=("none", "sgd"),
             default="none")
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
@@ -117,7 +118,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
-    mxnets = experiments.ALL + (() if is_accuracy else experiments.APART)
+    mxnets = experiments.ALL + (() if is_accuracy else APART)
     mxnets += experiments.COMPRESSED if is_emulated or is_accuracy else ()
     torchs = () if is_accuracy else experiments.OF_TORCH
     known = names_among(torchs if is_learn else mxnets + torchs)

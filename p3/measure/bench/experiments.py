@@ -14,10 +14,10 @@ from p3.errors import ConfigError
 from p3.measure.bench import nets
 from p3.measure.bench import validation as validated
 from p3.measure.bench.paths import PATHS, Path
+from p3.measure.bench.results import APART
 from p3.measure.replay import models
 
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
-APART = ("dist_async", "p3_ssp_1", "p3_ssp_4", "p3_async")  # whose workers may be rounds apart
 COMPRESSED = ("p3_dgc_0.01", "p3_dgc_0.001")  # by deep gradient compression
 FACTORED = ("p3_dense", "p3_factors", "p3_rule")  # whose fully connected layers are real
 OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")

@@ -18,6 +18,7 @@ from p3 import cli
 from p3.measure.bench import campaign, experiments, jobs, nets, nic, runs, train
 from p3.measure.bench.command import fill_in_rate
 from p3.measure.bench.paths import PATHS, Path
+from p3.measure.bench.results import APART
 from p3.measure.lab import hosts
 from p3.measure.replay import models
 
@@ -82,7 +83,7 @@ def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(bench, 
 def test_workers_that_are_rounds_apart_are_compared_by_their_pace(bench):
     status, _, records = bench("staleness", *EMULATED, "--compute", "0.02", "--hosts", "2")
     assert status == 0, records
-    stores = ("dist_sync", "p3_sync", *experiments.APART)
+    stores = ("dist_sync", "p3_sync", *APART)
     assert [(one["rates_mbit"], one["store"]) for one in runs_of(records)] == [
         (rates, store) for rates in (None, [400, 200]) for store in stores
     ]

@@ -108,6 +108,11 @@ def test_result_below_the_bound_is_marked(tables_of):
     assert table.rows[1][1].endswith("(!)") and "(!) Below the bound, which is impossible" in table.notes[-1]
 
 
+def test_a_worker_that_waits_for_nobody_may_be_below_the_bound_of_those_that_do(tables_of):
+    (table,) = tables_of(made.run("targets", "p3_async", seconds=(1.0,), bound_s=1.1))
+    assert "(!)" not in table.rows[1][1] + "".join(table.notes)
+
+
 def test_real_training_has_neither_bound_nor_emulation(tables_of):
     (table,) = tables_of(made.run("compute", computation="real", compute_s=None, bound_s=None, bound_reason=None))
     assert table.rows[0] == ["rate", "p3_sync"] and "Nothing is emulated" in table.notes[0]
