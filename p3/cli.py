@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 
 from p3 import __version__
 from p3.cluster.execute import Launched
-from p3.errors import ConfigError, NotBuilt
+from p3.errors import ConfigError, NotBuilt, RendezvousError
+from p3.launchers.options import add_options
 from p3.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         settings = Settings.from_env(os.environ)
         logging.getLogger("p3").setLevel(settings.log_level.upper())
         return options.handler(options, settings, command)
-    except (ConfigError, NotBuilt) as error:
+    except (ConfigError, RendezvousError, NotBuilt) as error:
         print("p3: %s" % error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -82,7 +83,7 @@ def _bounds(options):
     if not least <= options.workers <= most:
         raise ConfigError("--min-workers %d, -n %d and --max-workers %d must not fall" % (least, options.workers, most))
     if options.on == "ray":
-        raise ConfigError("p3 run --on ray: Ray knows its nodes itself; leave out --min-workers and --max-workers")
+        raise ConfigError("--on ray: Ray knows its nodes itself; leave out --min-workers and --max-workers")
     if options.restarts == 0:
         raise ConfigError("--min-workers and --max-workers are for jobs that start again: add --restarts K")
     return Bounds(least, options.workers, most)
@@ -93,7 +94,7 @@ def _engine_of(options, settings: Settings) -> Callable[[], Engine]:
     on_ray = {name: value for name, value in vars(options).items() if name in _OF_RAY and value is not None}
     if options.on == "ray":
         if options.hostfile:
-            raise ConfigError("p3 run --on ray: Ray knows its nodes itself; leave out --hostfile")
+            raise ConfigError("--on ray: Ray knows its nodes itself; leave out --hostfile")
         from p3.cluster import ray_engine
 
         return functools.partial(ray_engine.RayCluster, settings, ray_engine.Wants(**on_ray))
@@ -230,23 +231,12 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         "launcher's variables describe, with a server beside the first of each machine. With DMLC_ROLE and its like, "
         "and P3_SECRET or P3_SECRET_FILE: the scheduler and servers run here; a worker becomes COMMAND.",
     )
-    execute.add_argument(
-        "--launcher",
-        choices=("slurm", "openmpi", "mpich", "torchrun", "kubernetes"),
-        help="whose variables say which worker this is, if those of several are set",
-    )
-    execute.add_argument(
-        "--meeting-dir",
-        metavar="DIR",
-        default="~/.p3",
-        help="where the processes of a job find each other: a folder of yours that all hosts share (default ~/.p3)",
-    )
+    add_options(execute)
     execute.add_argument("--secret-stdin", action="store_true", help="read the secret from the first line of input")
     for name in Launched._fields:  # from `p3 run`
         execute.add_argument(Launched.option(name), type=int, help=argparse.SUPPRESS)
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")
     execute.set_defaults(handler=_exec)
-
 
     for module in measuring:
         importlib.import_module(module).add_parser(commands)

@@ -245,7 +245,8 @@ class Settings:
     # How P3 is run.
     log_level: str = _setting(
         "P3_LOG", "warning", _choice("debug", "info", "warning", "error"),
-        "Lowest severity that is logged: `debug`, `info`, `warning` or `error`. Set `info` to see how a job proceeds.",
+        "Lowest severity that `p3 run`, schedulers and servers log: `debug`, `info`, `warning` or `error`. Set `info` "
+        "to see how a job proceeds. In a script Python's `logging` decides, as for any library.",
     )
     trace: Optional[str] = _setting(
         "P3_TRACE", None, _path,
@@ -275,7 +276,8 @@ class Settings:
     )
     ssh: str = _setting(
         "P3_SSH", "ssh -o BatchMode=yes", _command,
-        "Command by which `p3 run` and `p3 bench` reach other hosts. Set it to choose a user, a port or a key.",
+        "Command by which `p3 run`, `p3 bench` and `p3 doctor` reach other hosts. Set it to choose a user, a port or a "
+        "key.",
     )
     # fmt: on
 

@@ -1,4 +1,5 @@
-"""What starts the processes of a job for `p3 run`, and what it can do with each: the seam below launch.py.
+"""What starts the processes of a job for `p3 run`, or the examiners of `p3 doctor`, and what it can do with each: the
+seam below launch.py and doctor/hosts.py.
 
 `Hosts` is this machine and others over ssh; ray_engine.py is a Ray cluster. The scheduler is always a process on this
 host, which inherits its listening socket.
@@ -13,7 +14,7 @@ import socket
 from typing import List, Mapping, Optional, Sequence
 
 from p3.cluster.execute import Launched, how_ended, signal_group
-from p3.cluster.node import address_as_set
+from p3.cluster.node import address_as_set, listen
 from p3.cluster.placement import Host, Task, local_command, local_environment, place, remote_command
 from p3.errors import ConfigError
 from p3.settings import Settings
@@ -47,6 +48,14 @@ class Engine(abc.ABC):
     """Where the servers and workers of one job run. All methods belong to the event loop."""
 
     root: str  # the address of this host that all nodes reach
+
+    def listen(self, port: Optional[int]) -> socket.socket:
+        """At `root`, for those nodes. `port`: None for any. ConfigError if it cannot."""
+        try:
+            return listen(self.root, port or 0, or_anywhere=True)
+        except OSError as error:
+            where = "%s, DMLC_PS_ROOT_PORT=%s" % (self.root, port)
+            raise ConfigError("cannot listen at %s: %s" % (where, error.strerror)) from None
 
     @abc.abstractmethod
     async def place(self, num_workers: int, num_servers: int) -> List[Task]:
@@ -119,7 +128,7 @@ async def _spawn(task: Task, arguments: Sequence[str], **how) -> asyncio.subproc
     try:
         return await asyncio.create_subprocess_exec(*arguments, stdout=pipe, stderr=pipe, start_new_session=True, **how)
     except OSError as error:
-        raise ConfigError("p3 run: cannot start %s: %s: %s" % (task.name, arguments[0], error.strerror)) from None
+        raise ConfigError("cannot start %s: %s: %s" % (task.name, arguments[0], error.strerror)) from None
 
 
 def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
@@ -137,5 +146,5 @@ def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
             return probe.getsockname()[0]
     except OSError:
         raise ConfigError(
-            "p3 run: cannot tell which address of this host %s reaches. Set DMLC_NODE_HOST to it." % remote.name
+            "cannot tell which address of this host %s reaches. Set DMLC_NODE_HOST to it." % remote.name
         ) from None

@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import sys
 import time
 from typing import Callable, List, Optional, Sequence, Set
@@ -26,10 +25,8 @@ from typing import Callable, List, Optional, Sequence, Set
 from p3.cluster import elastic, encryption
 from p3.cluster.engines import Engine, Hosts, Process, start_here
 from p3.cluster.execute import signal_name
-from p3.cluster.node import listen
 from p3.cluster.output import Output, Source
 from p3.cluster.placement import Host, Task
-from p3.errors import ConfigError
 from p3.settings import Settings
 
 log = logging.getLogger("p3.run")
@@ -97,7 +94,8 @@ class Launcher:
         """Runs the job to its end; the exit code of `p3 run`. `deadline`: when the time-out of all starts is over."""
         interrupted = asyncio.get_running_loop().create_future()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it for SIGHUP
+                asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
         job = asyncio.ensure_future(self._run(command))
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
@@ -125,7 +123,7 @@ class Launcher:
         """To the job's end: the process that failed, if one did."""
         tasks = await self._engine.place(self._num_workers, self._num_servers)
         self._command = command
-        listener = _bind(self._engine.root, self._settings.root_port)
+        listener = self._engine.listen(self._settings.root_port)
         status_read, status_write = os.pipe()
         self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]))
         scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
@@ -295,15 +293,6 @@ async def _pump(reader: asyncio.StreamReader, source: Source) -> None:
             source.feed(data)
     finally:
         source.end()
-
-
-def _bind(address: str, port: Optional[int]) -> socket.socket:
-    try:
-        return listen(address, port or 0, or_anywhere=True)
-    except OSError as error:
-        raise ConfigError(
-            "p3 run: cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s" % (address, port, error.strerror)
-        ) from None
 
 
 def run(

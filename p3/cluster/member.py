@@ -11,13 +11,11 @@ from typing import List, Optional, Tuple
 from p3.cluster import auth, channel, encryption
 from p3.cluster.channel import Stream
 from p3.cluster.messages import PROTOCOL_VERSION
-from p3.cluster.node import Node, address_as_set, machine_id, resolve
+from p3.cluster.node import Node, address_as_set, connect, machine_id, resolve
 from p3.cluster.vans import DoorStep, Van
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.settings import Settings
 
-_CONNECT_TIMEOUT_S = 3.0
-_RETRY_S = 0.2
 _FAREWELL_S = 2.0  # for the scheduler to read what we have sent
 _MARGIN_S = 5.0  # the scheduler, which knows who is missing, gives up first
 
@@ -221,15 +219,12 @@ async def _connect_to_scheduler(
         raise RendezvousError("%s: %s" % (label, error)) from None
 
     async def attempt() -> Tuple[socket.socket, auth.Connector]:
-        sock, reason = await _try_to_connect(addresses)
-        while sock is None:
-            if time.monotonic() >= deadline:
-                raise RendezvousError(
-                    "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and "
-                    "DMLC_PS_ROOT_PORT its address?" % (label, where, timeout_s, reason)
-                )
-            await asyncio.sleep(_RETRY_S)
-            sock, reason = await _try_to_connect(addresses)
+        sock, reason = await connect(addresses, deadline)
+        if sock is None:
+            raise RendezvousError(
+                "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and "
+                "DMLC_PS_ROOT_PORT its address?" % (label, where, timeout_s, reason)
+            )
         try:
             role = settings.role
             return sock, await channel.prove_to_acceptor(sock, secret, role, purpose, "scheduler", settings.tls)
@@ -241,22 +236,3 @@ async def _connect_to_scheduler(
         return await channel.persistently(attempt)
     except AuthenticationError as error:
         raise AuthenticationError("%s: the scheduler at %s: %s" % (label, where, error)) from None
-
-
-async def _try_to_connect(addresses: List[Tuple[int, tuple]]) -> Tuple[Optional[socket.socket], str]:
-    reason = ""
-    for family, address in addresses:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, address), _CONNECT_TIMEOUT_S)
-            # A port of this host can connect to itself while nobody listens on it.
-            if sock.getsockname() != sock.getpeername():
-                return sock, ""
-            reason = "connection refused"
-        except asyncio.TimeoutError:
-            reason = "no answer"
-        except OSError as error:
-            reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
-        sock.close()
-    return None, reason

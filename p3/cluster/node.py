@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import hashlib
@@ -9,12 +10,15 @@ import os
 import socket
 import struct
 import threading
-from typing import List, NamedTuple, Optional, Tuple
+import time
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 
 _RESOLVE_TIMEOUT_S = 8.0
+_CONNECT_TIMEOUT_S = 3.0
+_RETRY_S = 0.2
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 
 
@@ -80,6 +84,40 @@ def resolve(host: str, port: int, variable: str) -> List[Tuple[int, tuple]]:
         reason = getattr(found[0], "strerror", None) or found[0] if found else "no answer for 8 s"
         raise RendezvousError("%s=%s does not resolve to an address: %s" % (variable, host, reason))
     return [(entry[0], entry[4]) for entry in found]
+
+
+async def connect(
+    addresses: Sequence[Tuple[int, tuple]], deadline: float
+) -> Tuple[Optional[socket.socket], str]:
+    """A connection to the first of them that answers; tries until `deadline` (of time.monotonic()) is over, then None,
+    and why not. Blocks longer than that by the last attempt."""
+    while True:
+        sock, reason = await _try_to_connect(addresses)
+        if sock is not None or time.monotonic() >= deadline:
+            return sock, reason
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _try_to_connect(addresses: Sequence[Tuple[int, tuple]]) -> Tuple[Optional[socket.socket], str]:
+    reason = ""
+    for family, address in addresses:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, address), _CONNECT_TIMEOUT_S)
+            # A port of this host can connect to itself while nobody listens on it.
+            if sock.getsockname() != sock.getpeername():
+                return sock, ""
+            reason = "connection refused"
+        except asyncio.TimeoutError:
+            reason = "no answer"
+        except OSError as error:
+            reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
+        except BaseException:
+            sock.close()
+            raise
+        sock.close()
+    return None, reason
 
 
 def listen(host: str, port: int = 0, or_anywhere: bool = False) -> socket.socket:

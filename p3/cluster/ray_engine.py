@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
     raise ConfigError(
-        "p3 run --on ray: Ray is not installed for %s. Run: %s -m pip install ray" % (sys.executable, sys.executable)
+        "--on ray: Ray is not installed for %s. Run: %s -m pip install ray" % (sys.executable, sys.executable)
     ) from None
 
 _SERVER_CPUS = 1
@@ -52,6 +52,7 @@ class Wants(NamedTuple):
     cpus: int = 1
     gpus: float = 0.0
     timeout_s: float = 60.0
+    timeout_option: str = "--room-timeout"  # by which the user says it
 
 
 def connect() -> None:
@@ -61,7 +62,7 @@ def connect() -> None:
     address = os.environ.get("RAY_ADDRESS", "auto")
     if address.startswith("ray://"):
         raise ConfigError(
-            "p3 run --on ray: RAY_ADDRESS=%s is a Ray Client's. The workers must reach the scheduler, so run this on a "
+            "--on ray: RAY_ADDRESS=%s is a Ray Client's. The workers must reach the scheduler, so run this on a "
             "node of the cluster, or with: ray job submit -- p3 run --on ray ..." % address
         )
     ray.cloudpickle.register_pickle_by_value(ray_agent)
@@ -73,7 +74,7 @@ def connect() -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except OSError as error:
         raise ConfigError(
-            "p3 run --on ray: no Ray cluster is reached from here (RAY_ADDRESS=%s): %s. On its first host: ray start "
+            "--on ray: no Ray cluster is reached from here (RAY_ADDRESS=%s): %s. On its first host: ray start "
             "--head; on the others: ray start --address=HOST:6379" % (address, _first_line(error).rstrip("."))
         ) from None
 
@@ -118,12 +119,12 @@ class RayCluster(Engine):
             waited_s = time.monotonic() - began
             if waited_s >= wants.timeout_s:
                 raise ConfigError(
-                    "p3 run --on ray: no room in %g s (--room-timeout). Asked for: %s. There is: %s"
-                    % (wants.timeout_s, _asked(bundles), _there_is())
+                    "--on ray: no room in %g s (%s). Asked for: %s. There is: %s"
+                    % (wants.timeout_s, wants.timeout_option, _asked(bundles), _there_is())
                 )
             if waited_s >= _PATIENCE_S and not is_told:
                 is_told = True
-                text = "p3 run: waiting up to %g s for Ray to have room for %s; %s"
+                text = "p3: waiting up to %g s for Ray to have room for %s; %s"
                 print(text % (wants.timeout_s, _asked(bundles), _there_is()), file=sys.stderr, flush=True)
 
     def _make_agent(self, role: str, rank: int) -> Any:
@@ -142,7 +143,7 @@ class RayCluster(Engine):
             problem = "it has not started in %g s (P3_RENDEZVOUS_TIMEOUT_S)" % timeout_s
         except ray.exceptions.RayError as error:
             problem = _first_line(error)
-        raise ConfigError("p3 run --on ray: the actor for %s: %s" % (name, problem))
+        raise ConfigError("--on ray: the actor for %s: %s" % (name, problem))
 
     # Starting
 
@@ -168,7 +169,7 @@ class RayCluster(Engine):
         except ray.exceptions.RayError as error:
             problem = _first_line(error)
         if problem is not None:
-            raise ConfigError("p3 run: cannot start %s on %s: %s" % (task.name, greeting["address"], problem))
+            raise ConfigError("cannot start %s on %s: %s" % (task.name, greeting["address"], problem))
         return RayProcess(agent)
 
     # Ending

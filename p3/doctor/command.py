@@ -1,15 +1,24 @@
-"""`p3 doctor`: this machine; or, before a job starts, several hosts and what a model would make of them."""
+"""`p3 doctor`: this machine; or, before a job starts, several hosts and what a model would make of them.
+
+Several are those of a hostfile, nodes of a Ray cluster, or all on which another launcher has started it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import os
 from typing import List, Optional, Tuple
 
+from p3.cluster.engines import Engine, Hosts
+from p3.cluster.placement import read_hostfile
 from p3.doctor import here, judgement
 from p3.doctor.rows import healthy, lines
 from p3.errors import ConfigError
+from p3.launchers.adapters import ADAPTERS
+from p3.launchers.options import add_options
+from p3.launchers.place import find
 from p3.measure.arguments import number
 from p3.measure.replay import models
 from p3.settings import Settings
@@ -19,11 +28,18 @@ def add_parser(commands) -> None:
     """Adds `doctor` to the subparsers of `p3`."""
     doctor = commands.add_parser(
         "doctor",
-        help="what is installed here, what is missing, and how to fix it; with --hostfile, of several hosts",
-        description="Looks at this machine. With a hostfile: starts itself on every host over ssh, as p3 run does, and "
-        "looks at versions, ports, clocks, packets and rates. The exit code is 1 if something is wrong.",
+        help="what is installed here, what is missing, and how to fix it; or on several hosts",
+        description="Looks at this machine. With a hostfile it starts itself on every host over ssh, with --on ray on "
+        "nodes of a Ray cluster, as p3 run does; or srun, mpirun, torchrun or an indexed Kubernetes Job have started "
+        "it on several. Then it looks at versions, ports, clocks, packets and rates. The exit code is 1 if something "
+        "is wrong.",
     )
-    doctor.add_argument("--hostfile", metavar="FILE", help="hosts to look at, as for p3 run")
+    where = doctor.add_mutually_exclusive_group()
+    where.add_argument("--hostfile", metavar="FILE", help="hosts to look at, as for p3 run")
+    where.add_argument("--on", choices=("ray",), help="look at nodes of a Ray cluster, as p3 run --on ray takes them")
+    where.add_argument("--here", action="store_true", help="look at this machine alone, whoever has started this")
+    doctor.add_argument("-n", dest="nodes", type=number(2, 10000, int), metavar="N", help="with --on ray: how many")
+    add_options(doctor)
     doctor.add_argument("--json", action="store_true", help="for programs")
     doctor.add_argument("--timeout", type=number(1, 3600), default=30.0, metavar="S",
                         help="for a host to answer at first (default %(default)g)")  # fmt: skip
@@ -39,16 +55,44 @@ def add_parser(commands) -> None:
 
 
 def _doctor(options: argparse.Namespace, settings: Settings, _command: List[str]) -> int:
+    if (options.on is None) != (options.nodes is None):
+        raise ConfigError("p3 doctor: --on ray and -n N, the number of nodes, belong together")
+    named = options.hostfile is not None or options.on is not None
+    adapter = None if named or options.here else find(ADAPTERS, os.environ, options.launcher)
+    place = adapter.place(os.environ) if adapter is not None else None
     chosen = options.model or options.parameters or options.trace
-    if options.hostfile is None:
+    if not named and (place is None or place.machines == 1):
         if chosen or options.compute:
-            raise ConfigError("p3 doctor: --model, --parameters, --trace and --compute need --hostfile")
-        return _here(options, settings)
+            raise ConfigError("p3 doctor: --model, --parameters, --trace and --compute are for several hosts: "
+                              "--hostfile, --on ray, or another launcher")  # fmt: skip
+        return _here(options, settings) if place is None or place.rank == 0 else 0
     if (options.model or options.parameters) and options.compute is None:
         raise ConfigError("p3 doctor: --model and --parameters need --compute SECONDS, what an iteration computes")
     if options.compute is not None and not chosen:
         raise ConfigError("p3 doctor: --compute needs --model, --parameters or --trace")
-    return _hosts(options, settings, _model(options) if chosen else None)
+    tells = place is None or place.rank == 0
+    model = _model(options) if chosen and tells else None
+    if place is None:
+        return _tell(options, _start(options, settings), model)
+    from p3.doctor import launched
+
+    found = launched.examine(settings, adapter, place, options.meeting_dir, options.timeout, options.seconds)
+    return 0 if found is None else _tell(options, found, model)
+
+
+def _start(options: argparse.Namespace, settings: Settings) -> dict:
+    from p3.doctor import hosts
+
+    if options.on == "ray":
+        from p3.cluster.ray_engine import RayCluster, Wants
+
+        engine: Engine = RayCluster(settings, Wants(timeout_s=options.timeout, timeout_option="--timeout"))
+        count, remedy = options.nodes, "ray status; and P3 must be at the same path on %s"
+    else:
+        of_file = read_hostfile(options.hostfile)
+        engine = Hosts(settings, of_file)
+        count, remedy = len(of_file), "ssh %s true; and P3 must be at the same path there"
+    return asyncio.run(hosts.examine(settings, engine, count, options.timeout, options.seconds, remedy))
 
 
 def _here(options: argparse.Namespace, settings: Settings) -> int:
@@ -63,11 +107,9 @@ def _here(options: argparse.Namespace, settings: Settings) -> int:
     return 0 if healthy(rows) else 1
 
 
-def _hosts(options: argparse.Namespace, settings: Settings, wanted: Optional[Tuple[models.Model, float]]) -> int:
-    from p3.cluster.placement import read_hostfile
-    from p3.doctor import hosts, report
+def _tell(options: argparse.Namespace, found: dict, wanted: Optional[Tuple[models.Model, float]]) -> int:
+    from p3.doctor import report
 
-    found = asyncio.run(hosts.examine(settings, read_hostfile(options.hostfile), options.timeout, options.seconds))
     rows = judgement.judge(found)
     told = _forecast(found, *wanted) if wanted is not None else None
     if options.json:

@@ -1,49 +1,43 @@
-"""Examines several hosts: starts an examiner on each, and asks them in turn. Plain values come out, as JSON has them:
+"""Examines several hosts, whose examiners have come to it in whatever way: asks them in turn. Plain values come out, as
+JSON has them:
 
-    {"doctor": {"name", "p3", "protocol"}, "hosts": [...], "paths": [...]}
+    {"doctor": {"name", "p3", "protocol"}, "hosts": [...], "uninvited": [names], "paths": [...]}
 
-A host has its `name` and `problem`, which is None if it has answered everything; then also facts.facts(), `clock_s`
-(how far its clock is ahead of this one's) and `clock_within_s`. A path goes `from` one host `to` another, by their
-numbers; it has `error`, or what paths.ping() tells, `passes` (the largest packet, None if nothing could be told) and,
-where it was measured, `mbit` or `rate_error`.
+A host has its `name` and a `problem`, with a `remedy`; `problem` is None if it has answered everything. If it has come,
+there are also facts.facts(), `clock_s` (how far its clock is ahead of this one's) and `clock_within_s`. A path goes
+`from` one host `to` another, by their numbers; it has `error`, or what paths.ping() tells, `passes` (the largest
+packet, None if nothing could be told) and, where it was measured, `mbit` or `rate_error`.
 
-Who starts the examiners is of no concern to Examination: `p3 doctor --hostfile` does it over ssh.
+hosts.py starts the examiners over ssh or on Ray; in launched.py they were started by another launcher.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
+import logging
 import secrets
-import signal
 import socket
-import sys
 import time
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3 import __version__
 from p3.cluster import channel
-from p3.cluster.execute import signal_group
-from p3.cluster.engines import root_address
 from p3.cluster.messages import PROTOCOL_VERSION
-from p3.cluster.node import listen
-from p3.cluster.placement import Host, forwarded_environment, ssh_command
+from p3.cluster.strangers import Gate
 from p3.doctor import paths
 from p3.doctor.door import STEP_TIMEOUT_S, TOKEN_BYTES
 from p3.doctor.examiner import MOST_BYTES
-from p3.errors import AuthenticationError, ConfigError
-from p3.settings import Settings
+from p3.errors import AuthenticationError
+
+log = logging.getLogger("p3")
 
 _CLOCK_READINGS = 8
 _ANSWER_TIMEOUT_S = 10.0
 # To connect, to prove oneself, and to look for the largest packet that passes: 12 sizes, 3 times each.
 _REACH_TIMEOUT_S = paths.CONNECT_TIMEOUT_S + 8.0 + STEP_TIMEOUT_S + 15.0
-_END_TIMEOUT_S = 5.0
 # Between more, rates are measured only from each to the next and back, round the ring.
 _MOST_WITH_ALL_RATES = 5
-_LAST_WORDS_BYTES = 1 << 14
 
 _WORDS = {"clock": "tell the time", "open": "answer others", "reach": "reach another host", "rate": "measure a rate"}
 
@@ -69,20 +63,23 @@ class _Examined(NamedTuple):
 
 
 class Examination:
-    """Of `count` hosts, whose examiners connect to `listener`, in whatever way they are started."""
+    """Of hosts whose examiners connect to `listener`. All methods belong to the event loop."""
 
-    def __init__(self, listener: socket.socket, secret: bytes, names: Sequence[str]) -> None:
-        self._listener, self._secret, self._names = listener, secret, names
+    def __init__(self, listener: socket.socket, secret: bytes, names: Sequence[str], remedy: str = "") -> None:
+        """`names`: of the hosts, until they say another. `remedy`: what to do about one that does not answer, with its
+        name in place of %s."""
+        self._listener, self._secret, self._names, self._remedy = listener, secret, list(names), remedy
         loop = asyncio.get_running_loop()
         self._joined: List[asyncio.Future] = [loop.create_future() for _ in names]
         self._problems: Dict[int, str] = {}
         self.refused: List[str] = []  # who came, and why it was sent away
-        self._accepting = loop.create_task(self._accept())
-        self._coming: List[asyncio.Task] = []
+        self._uninvited: List[str] = []  # who knew the secret, and had no place
+        self._gate = Gate("p3 doctor", log)
+        self._accepting = loop.create_task(self._gate.serve(listener, self._let_in))
 
     async def close(self) -> None:
         await channel.stop_accepting(self._accepting, self._listener)
-        for task in self._coming:
+        for task in list(self._gate.tasks):
             await channel.cancel(task)
         for joined in self._joined:
             if joined.done() and not joined.cancelled():
@@ -111,12 +108,15 @@ class Examination:
         hosts = []
         for number, name in enumerate(self._names):
             told = {"name": name, "problem": self._problems.get(number)}
+            if told["problem"] is not None:
+                told["remedy"] = self._remedy.replace("%s", name)
             if self._joined[number].done():
                 told.update(self._joined[number].result().facts, **(clock.get(number) or {}))
             hosts.append(told)
         return {
             "doctor": {"name": "this host", "p3": __version__, "protocol": PROTOCOL_VERSION},
             "hosts": hosts,
+            "uninvited": self._uninvited,
             "paths": [{"from": here, "to": there, **found[here, there]} for here, there in found],
         }
 
@@ -167,24 +167,32 @@ class Examination:
         more.update(address=of["address"], port=of["port"], udp=of["udp"])
         return await self._joined[host].result().ask(timeout_s, do, **more)
 
-    async def _accept(self) -> None:
-        while True:
-            sock, address = await asyncio.get_running_loop().sock_accept(self._listener)
-            self._coming.append(asyncio.get_running_loop().create_task(self._let_in(sock, address[0])))
-
-    async def _let_in(self, sock: socket.socket, address: str) -> None:
+    async def _let_in(self, sock: socket.socket, source: str) -> None:
+        close = sock.close
         try:
-            sock.setblocking(False)
             await channel.prove_to_connector(sock, self._secret, "scheduler")
+            self._gate.proved()
             reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_BYTES)
-            facts = json.loads(await asyncio.wait_for(reader.readline(), _ANSWER_TIMEOUT_S))
-            host = facts.pop("host")
-            if not 0 <= host < len(self._joined) or self._joined[host].done():
-                raise AuthenticationError("it says that it is host %r" % host)
-            self._joined[host].set_result(_Examined(facts, reader, writer))
-        except (AuthenticationError, OSError, ValueError, asyncio.TimeoutError) as error:
-            self.refused.append("%s came and was sent away: %s" % (address, error))
-            sock.close()
+            close = writer.transport.abort
+            facts = json.loads(await reader.readline())
+            self._give_place(facts, reader, writer, source)
+        except (AuthenticationError, OSError, ValueError) as error:
+            self.refused.append("%s came and was sent away: %s" % (source, error))
+            close()
+        except BaseException:
+            close()
+            raise
+
+    def _give_place(self, facts: dict, reader, writer, source: str) -> None:
+        """That which it says, or the next one that is free. AuthenticationError if there is none."""
+        wanted, name = facts.pop("host"), facts.pop("name", None)
+        free = [number for number, joined in enumerate(self._joined) if not joined.done()]
+        host = free[0] if wanted is None and free else wanted
+        if host not in free:
+            self._uninvited.append(name or source)
+            raise AuthenticationError("it says that it is host %r" % wanted)
+        self._names[host] = name or self._names[host]
+        self._joined[host].set_result(_Examined(facts, reader, writer))
 
 
 def measured_pairs(hosts: Sequence[int]) -> Iterator[Tuple[int, int]]:
@@ -195,78 +203,3 @@ def measured_pairs(hosts: Sequence[int]) -> Iterator[Tuple[int, int]]:
     for here, there in zip(hosts, [*hosts[1:], hosts[0]]):
         yield here, there
         yield there, here
-
-
-async def examine(settings: Settings, hosts: Sequence[Host], timeout_s: float, seconds: float) -> dict:
-    """Starts an examiner on each host, as `p3 run --hostfile` starts a process. `timeout_s`: until it has come.
-    ConfigError if the doctor itself cannot listen."""
-    secret = secrets.token_hex(32)
-    address = root_address(settings, hosts)
-    try:
-        listener = listen(address, settings.root_port or 0, or_anywhere=True)
-    except OSError as error:
-        where = "%s, DMLC_PS_ROOT_PORT=%s" % (address, settings.root_port)
-        raise ConfigError("p3 doctor: cannot listen at %s: %s" % (where, error.strerror)) from None
-    place = {"DMLC_PS_ROOT_URI": address, "DMLC_PS_ROOT_PORT": str(listener.getsockname()[1])}
-    examination = Examination(listener, secret.encode(), [host.name for host in hosts])
-    started: List[asyncio.subprocess.Process] = []
-    try:
-        for number, host in enumerate(hosts):
-            started.append(await _start(settings, host, {**place, "P3_RANK": str(number)}, secret))
-        waits = (_come(examination, number, process, timeout_s) for number, process in enumerate(started))
-        await asyncio.gather(*waits)
-        return await examination.run(seconds)
-    finally:
-        await examination.close()
-        listener.close()
-        await asyncio.gather(*(_end(process) for process in started))
-
-
-async def _start(settings: Settings, host: Host, env: Dict[str, str], secret: str) -> asyncio.subprocess.Process:
-    words = [sys.executable, "-m", "p3.doctor.examiner", "--secret-stdin"]
-    env = {**forwarded_environment(os.environ), "PYTHONUNBUFFERED": "1", **env}
-    own = {name: value for name, value in os.environ.items() if name not in ("P3_SECRET", "P3_SECRET_FILE")}
-    command = words if host.is_local else ssh_command(settings, host.name, env, os.getcwd(), words)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, env={**own, **env} if host.is_local else own, start_new_session=True, limit=_LAST_WORDS_BYTES,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-    except OSError as error:
-        raise ConfigError("p3 doctor: cannot start %r: %s (P3_SSH)" % (command[0], error.strerror)) from None
-    process.stdin.write(secret.encode() + b"\n")
-    return process
-
-
-async def _come(examination: Examination, host: int, process, timeout_s: float) -> None:
-    """Until the host has joined, or never will."""
-    said = asyncio.ensure_future(_said(process.stderr))  # goes on reading when the host has joined
-    joined = asyncio.ensure_future(examination.joined(host))
-    await asyncio.wait({said, joined}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    if joined.done():
-        return
-    joined.cancel()
-    if said.done():  # its output has ended, and so has it
-        text = said.result() or "ended without a word"
-    else:
-        text = "did not answer within %g s" % timeout_s
-    if examination.refused:
-        text += " (%s)" % "; ".join(examination.refused)
-    examination.give_up(host, text)
-
-
-async def _said(errors: asyncio.StreamReader) -> str:
-    """The last line that it writes until it ends."""
-    last = b""
-    while data := await errors.read(1 << 12):
-        last = (last + data)[-_LAST_WORDS_BYTES:]
-    lines = last.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    process.stdin.close()  # over ssh, too, it ends with its input
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(process.wait(), _END_TIMEOUT_S)
-    signal_group(process.pid, signal.SIGKILL)
-    await process.wait()

@@ -3,8 +3,7 @@
     python -m p3.doctor.examiner
 
 Anybody may start it, once on each host: it finds the doctor by DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, proves itself by
-P3_SECRET or P3_SECRET_FILE, and P3_RANK says which host it is. With --secret-stdin, as the doctor starts it over ssh,
-the secret is the first line of its input, and it ends with that.
+P3_SECRET or P3_SECRET_FILE, and P3_RANK says which host it is, if that has been agreed on.
 
 Requests and answers are lines of JSON, so that hosts whose versions differ understand each other. What it is asked:
 
@@ -22,11 +21,10 @@ import os
 import socket
 import sys
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, Optional
 
 from p3.cluster import auth, channel
-from p3.cluster.execute import supervise
-from p3.cluster.node import address_as_set, resolve
+from p3.cluster.node import address_as_set, connect, resolve
 from p3.doctor import paths
 from p3.doctor.door import TOKEN_BYTES, Door
 from p3.doctor.facts import facts
@@ -34,14 +32,15 @@ from p3.errors import AuthenticationError, ConfigError, RendezvousError
 from p3.settings import Settings
 
 MOST_BYTES = 1 << 20  # of a line
-_JOIN_TIMEOUT_S = 20.0  # for a doctor that is still starting
+JOIN_TIMEOUT_S = 20.0  # for a doctor that is still starting
 
 
-async def examine(settings: Settings) -> None:
-    """Returns when the doctor has hung up. RendezvousError if it cannot be reached, ConfigError for a wrong setting."""
-    settings.require("root_host", "root_port", "rank")
+async def examine(settings: Settings, timeout_s: float = JOIN_TIMEOUT_S, name: Optional[str] = None) -> None:
+    """Returns when the doctor has hung up. RendezvousError if it cannot be reached in `timeout_s`, ConfigError for a
+    wrong setting. `name`: of this host, if the doctor does not have one for it."""
+    settings.require("root_host", "root_port")
     secret = settings.job_secret()
-    sock = await _join(settings, secret)
+    sock = await _join(settings, secret, timeout_s)
     address = address_as_set(settings) or sock.getsockname()[0]
     try:
         door = Door(secret, address, or_anywhere=settings.node_host is not None)
@@ -50,9 +49,10 @@ async def examine(settings: Settings) -> None:
         raise ConfigError("this host cannot listen at its address %s: %s" % (address, error.strerror)) from None
     try:
         reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_BYTES)
-        known = facts(address)
+        known = await _in_thread(facts, address)  # which may have to read much from a slow disk
         port, udp = door.ports
-        _write(writer, {"host": settings.rank, "port": port, "udp": udp, **known})
+        named = {} if name is None else {"name": name}
+        _write(writer, {"host": settings.rank, **named, "port": port, "udp": udp, **known})
         while line := await reader.readline():
             request = json.loads(line)
             if request["do"] == "open":
@@ -64,27 +64,26 @@ async def examine(settings: Settings) -> None:
         await door.close()
 
 
-async def _join(settings: Settings, secret: bytes) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    deadline = time.monotonic() + _JOIN_TIMEOUT_S
+async def _join(settings: Settings, secret: bytes, timeout_s: float) -> socket.socket:
     where = "%s:%d" % (settings.root_host, settings.root_port)
-    while True:
-        family, endpoint = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")[0]
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setblocking(False)
+    deadline = time.monotonic() + timeout_s
+    addresses = await _in_thread(resolve, settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
+
+    async def attempt() -> socket.socket:
+        sock, reason = await connect(addresses, deadline)
+        if sock is None:
+            raise RendezvousError("cannot reach the doctor at %s for %g s: %s" % (where, timeout_s, reason))
         try:
-            left_s = max(0.1, deadline - time.monotonic())
-            await asyncio.wait_for(loop.sock_connect(sock, endpoint), min(left_s, paths.CONNECT_TIMEOUT_S))
             await channel.prove_to_acceptor(sock, secret, "worker", auth.CONTROL, "scheduler")
             return sock
-        except AuthenticationError as error:
+        except BaseException:
             sock.close()
-            raise RendezvousError("the doctor at %s: %s" % (where, error)) from None
-        except (OSError, asyncio.TimeoutError) as error:
-            sock.close()
-            if time.monotonic() >= deadline:
-                raise RendezvousError("cannot reach the doctor at %s: %s" % (where, text_of(error))) from None
-        await asyncio.sleep(0.2)
+            raise
+
+    try:
+        return await channel.persistently(attempt)
+    except AuthenticationError as error:
+        raise RendezvousError("the doctor at %s: %s" % (where, error)) from None
 
 
 async def _done(secret: bytes, request: dict, mtu: Optional[int]) -> dict:
@@ -96,10 +95,9 @@ async def _done(secret: bytes, request: dict, mtu: Optional[int]) -> dict:
         if request["do"] == "reach":
             found = await _with_connection(secret, request, paths.ping)
             if mtu is not None:
-                found["passes"] = await asyncio.get_running_loop().run_in_executor(
-                    None, paths.largest_packet, request["address"], request["udp"],
-                    bytes.fromhex(request["token"])[:TOKEN_BYTES], mtu, found["round_trip_s"],
-                )  # fmt: skip
+                token = bytes.fromhex(request["token"])[:TOKEN_BYTES]
+                of_other = request["address"], request["udp"], token
+                found["passes"] = await _in_thread(paths.largest_packet, *of_other, mtu, found["round_trip_s"])
             return found
         if request["do"] == "rate":
             seconds, trip_s = request["seconds"], request["trip_s"]
@@ -112,15 +110,18 @@ async def _done(secret: bytes, request: dict, mtu: Optional[int]) -> dict:
 
 async def _with_connection(secret: bytes, request: dict, learn: Callable[[socket.socket], object]):
     """learn(a connection to another host's Door), in a thread."""
-    loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in request["address"] else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
-        connecting = loop.sock_connect(sock, (request["address"], request["port"]))
+        connecting = asyncio.get_running_loop().sock_connect(sock, (request["address"], request["port"]))
         await asyncio.wait_for(connecting, paths.CONNECT_TIMEOUT_S)
         await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, "server")
         sock.settimeout(paths.STEP_TIMEOUT_S)
-        return await loop.run_in_executor(None, learn, sock)
+        return await _in_thread(learn, sock)
+
+
+async def _in_thread(function: Callable, *arguments):
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
 def _write(writer: asyncio.StreamWriter, message: Dict[str, object]) -> None:
@@ -128,14 +129,12 @@ def _write(writer: asyncio.StreamWriter, message: Dict[str, object]) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    if isinstance(error, (asyncio.TimeoutError, socket.timeout)):
+    if isinstance(error, asyncio.TimeoutError) and not str(error):  # of the connection
         return "no answer within %g s" % paths.CONNECT_TIMEOUT_S
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def main(arguments: List[str]) -> int:
-    if arguments == ["--secret-stdin"]:
-        return supervise([sys.executable, "-m", "p3.doctor.examiner"])
+def main() -> int:
     try:
         asyncio.run(examine(Settings.from_env(os.environ)))
         return 0
@@ -145,4 +144,4 @@ def main(arguments: List[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

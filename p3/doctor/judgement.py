@@ -1,4 +1,4 @@
-"""What is wrong in what hosts.examine() has found, and what to do about it. Pure functions."""
+"""What is wrong in what Examination.run() has found, and what to do about it. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from p3.doctor.paths import LARGEST_PACKET
-from p3.doctor.rows import NOTE, OK, PROBLEM, Row
+from p3.doctor.rows import NOTE, OK, PROBLEM, Row, rate
 
 # A clock that is further away confuses logs; P3 itself compares no clocks of different hosts.
 _CLOCK_TOLERANCE_S = 1.0
@@ -22,7 +22,7 @@ _SHOULD = (("python", "Python"), ("numpy", "NumPy"))
 def judge(found: dict) -> List[Row]:
     hosts, paths = found["hosts"], found["paths"]
     answering = [host for host in hosts if host["problem"] is None]
-    rows = [_silent(host) for host in hosts if host["problem"] is not None]
+    rows = [_silent(host) for host in hosts if host["problem"] is not None] + _uninvited(found)
     if len(answering) < 2:
         return [*rows, Row(PROBLEM, "hosts", "fewer than two answered: there is no way between them to look at")]
     rows += _machines(answering) + _versions(answering, found["doctor"]) + _cores(answering)
@@ -45,8 +45,16 @@ def rates(found: dict) -> Tuple[Dict[int, float], Dict[int, float]]:
 
 
 def _silent(host: dict) -> Row:
-    remedy = "ssh %s true; and P3 must be at the same path there" % host["name"]
-    return Row(PROBLEM, host["name"], host["problem"], remedy)
+    return Row(PROBLEM, host["name"], host["problem"], host["remedy"])
+
+
+def _uninvited(found: dict) -> List[Row]:
+    """A job would refuse them, too."""
+    told = "%s came as well, and knew the secret, but there are %d places"
+    return [
+        Row(PROBLEM, "hosts", told % (name, len(found["hosts"])), "say how many machines there are: DMLC_NUM_SERVER")
+        for name in found["uninvited"]
+    ]
 
 
 def _machines(hosts: Sequence[dict]) -> List[Row]:
@@ -161,17 +169,17 @@ def _rates(hosts: Sequence[dict], paths: Sequence[dict]) -> List[Row]:
     up, down = rates({"hosts": hosts, "paths": paths})
     usual = statistics.median([*up.values(), *down.values()]) if up else 0.0
     for of_host, verb in ((up, "sends"), (down, "receives")):
-        for host, rate in of_host.items():
-            if rate < _SLOW * usual:
+        for host, mbit in of_host.items():
+            if mbit < _SLOW * usual:
                 name, interface = hosts[host]["name"], hosts[host]["interface"] or "INTERFACE"
                 rows.append(Row(
-                    PROBLEM, "rate", "%s %s at %.4g Mbit/s, the median of all is %.4g; all wait for the slowest"
-                    % (name, verb, rate, usual),
+                    PROBLEM, "rate", "%s %s at %s, the median of all is %s; all wait for the slowest"
+                    % (name, verb, rate(mbit), rate(usual)),
                     "look at its link (ethtool %s), and at what else uses it" % interface,
                 ))  # fmt: skip
     if up and not rows:
         least, most = min([*up.values(), *down.values()]), max([*up.values(), *down.values()])
-        rows.append(Row(OK, "rate", "%.4g to %.4g Mbit/s, sent and received" % (least, most)))
+        rows.append(Row(OK, "rate", "%s to %s, sent and received" % (rate(least), rate(most))))
     return rows
 
 

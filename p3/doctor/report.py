@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterator, Optional, Sequence
 
 from p3.doctor.forecast import Forecast
-from p3.doctor.rows import Row, aligned, healthy
+from p3.doctor.rows import Row, aligned, healthy, rate
 from p3.doctor.rows import lines as row_lines
 
 
@@ -37,8 +37,8 @@ def _path(hosts: Sequence[dict], path: dict):
     ends = [hosts[path["from"]]["name"], hosts[path["to"]]["name"]]
     if "error" in path:
         return [*ends, "-", "-", "-", path["error"]]
-    rate = "%.4g Mbit/s" % path["mbit"] if "mbit" in path else path.get("rate_error", "-")
-    return [*ends, "%.2f ms" % (1e3 * path["round_trip_s"]), str(path.get("passes") or "-"), path["congestion"], rate]
+    told = rate(path["mbit"]) if "mbit" in path else path.get("rate_error", "-")
+    return [*ends, "%.2f ms" % (1e3 * path["round_trip_s"]), str(path.get("passes") or "-"), path["congestion"], told]
 
 
 def _forecast(told: Forecast, hosts: int) -> Iterator[str]:

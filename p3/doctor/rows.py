@@ -14,6 +14,10 @@ class Row(NamedTuple):
     remedy: str = ""  # a command, as exact as can be, or what to look at
 
 
+def rate(mbit: float) -> str:
+    return "%.4g Mbit/s" % mbit if mbit < 10000 else "%.4g Gbit/s" % (mbit / 1000)
+
+
 def healthy(rows: Sequence[Row]) -> bool:
     return all(row.state in (OK, NOTE) for row in rows)
 

@@ -69,6 +69,7 @@ OPEN_MPI = Adapter(
     machine=first_of("OMPI_MCA_orte_local_daemon_uri", lambda env: socket.gethostname()),
     job=("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_precondition_transports"),
     gateway=_address_of_mpirun,
+    may_count=True,
 )
 
 MPICH = Adapter(

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
 import os
 import secrets
+import signal
 import socket
 import stat
 import time
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from p3.cluster.node import address_as_set, listen, resolve
 from p3.errors import ConfigError, RendezvousError
+from p3.launchers.adapters import TORCHRUN
 from p3.launchers.place import Place
 from p3.settings import Settings
 
@@ -60,19 +63,23 @@ class FileChannel(Channel):
         except OSError as error:
             raise ConfigError(
                 "cannot write to %s (%s), where the processes of a job meet. Name a folder of yours that all "
-                "its hosts share: p3 exec --meeting-dir" % (self._folder, error.strerror)
+                "its hosts share: --meeting-dir DIR" % (self._folder, error.strerror)
             ) from None
 
     def read(self, timeout_s: float) -> str:
         deadline = time.monotonic() + timeout_s
         while True:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 os.listdir(self._folder)  # has NFS look at the folder anew
                 return read_private(self._path)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):  # rank 0 has not written it yet
+                    text = "cannot read %s, where the processes of a job meet: %s"
+                    raise ConfigError(text % (self._path, error.strerror)) from None
             if time.monotonic() > deadline:
                 raise RendezvousError(
                     "rank 0 has not written %s in %g s (P3_RENDEZVOUS_TIMEOUT_S). Is it started, and do all hosts "
-                    "share that folder? If not, name one that they do: p3 exec --meeting-dir" % (self._path, timeout_s)
+                    "share that folder? If not, name one that they do: --meeting-dir DIR" % (self._path, timeout_s)
                 )
             time.sleep(_LOOK_S)
 
@@ -90,7 +97,8 @@ class Known(Channel):
         self._settings = settings
 
     def publish(self, text: str) -> None:
-        pass
+        """What this process starts will resolve the name, too."""
+        self.read(self._settings.rendezvous_timeout_s)
 
     def read(self, timeout_s: float) -> str:
         """Once the name resolves: that of a pod is known only after the pod has an address."""
@@ -114,11 +122,43 @@ class Met(NamedTuple):
     listener: Optional[socket.socket]  # rank 0's, for the scheduler
 
 
-def channel_for(settings: Settings, place: Place, folder: str) -> Channel:
-    """ConfigError if no one would know the secret."""
+@contextlib.contextmanager
+def arrange(settings: Settings, place: Place, folder: str, env: Mapping[str, str]) -> Iterator[Tuple[Channel, str]]:
+    """The channel of this job, and the address at which the others reach rank 0; what rank 0 has said is withdrawn at
+    the end, also by SIGTERM. `folder`: for files, where nothing better is known. In the main thread. ConfigError if
+    nobody would know the secret, or the address cannot be found; RendezvousError if torch's store cannot be reached."""
+    channel = _channel(settings, place, folder, env)
+    address = env["MASTER_ADDR"] if place.launcher == TORCHRUN.name else address_of_rank_0(settings, place)
+
+    def leave(number: int, _frame: object) -> None:
+        withdraw()
+        signal.signal(number, before)
+        os.kill(os.getpid(), number)  # which now does what it would have done
+
+    def withdraw() -> None:
+        if place.rank == 0:
+            channel.withdraw()
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield channel, address
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        withdraw()
+
+
+def _channel(settings: Settings, place: Place, folder: str, env: Mapping[str, str]) -> Channel:
+    if place.launcher == TORCHRUN.name:
+        from p3.torch.torchrun import StoreChannel  # imports torch
+
+        return StoreChannel(settings, place, env)
     if settings.root_host is not None and settings.root_port is not None:
         settings.job_secret()
         return Known(settings)
+    if not place.job:
+        raise ConfigError("%s has no name for its jobs by which the processes could find each other. Set "
+                          "DMLC_PS_ROOT_URI to rank 0's host, and DMLC_PS_ROOT_PORT to a free port there"
+                          % place.launcher)  # fmt: skip
     return FileChannel(os.path.expanduser(folder), place)
 
 
@@ -190,4 +230,4 @@ def read_private(path: str) -> str:
 def _check(found: os.stat_result, forbidden: int, path: str) -> None:
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & forbidden:
         raise ConfigError("%s belongs to another user, or others have access to it. Name a folder of yours: "
-                          "p3 exec --meeting-dir" % path)  # fmt: skip
+                          "--meeting-dir DIR" % path)  # fmt: skip

@@ -20,7 +20,7 @@ class Place(NamedTuple):
     local_size: Optional[int]  # None: the launcher does not say
     machines: int  # each gets a server
     machine: str  # alike on the processes of one machine, and on no others of the job
-    job: str  # no other job of this user has that name, nor has another attempt at this one
+    job: str  # no other job of this user has that name, nor has another attempt at this one; "": it has none
     gateway: str = ""  # an address of the launcher's own host, if it says so
 
 
@@ -39,6 +39,7 @@ class Adapter:
     machine: Reader
     job: Tuple[Reader, ...]  # together they name one attempt at one job
     gateway: Reader = lambda env: None
+    may_count: bool = False  # DMLC_NUM_SERVER says the number of machines, if nothing else does
     threads: Reader = lambda env: None  # the processors that it has given to this process alone
 
     def is_seen(self, env: Mapping[str, str]) -> bool:
@@ -56,7 +57,7 @@ class Adapter:
             local_size or None,
             self._number(env, "number of machines", self.machines, 1),
             self._text(env, "machine", self.machine),
-            "%s-%s" % (self.name, _digest([_read(reader, env) or "" for reader in self.job])),
+            "%s-%s" % (self.name, _digest([_read(reader, env) or "" for reader in self.job])) if self.job else "",
             _read(self.gateway, env) or "",
         )
         if not (place.rank < place.size and place.local_rank < (local_size or place.size) <= place.size
@@ -77,7 +78,7 @@ class Adapter:
         text = _read(reader, env)
         if not text:
             by = ": %s is not set" % reader if isinstance(reader, str) else ""
-            also = ". Set DMLC_NUM_SERVER to it" if what == "number of machines" else ""
+            also = ". Set DMLC_NUM_SERVER to it" if what == "number of machines" and self.may_count else ""
             raise ConfigError("%s has started this process (%s), but does not say its %s%s%s"
                               % (self.starts, self.shown(env), what, by, also))  # fmt: skip
         return text
@@ -97,7 +98,7 @@ def find(adapters: Sequence[Adapter], env: Mapping[str, str], chosen: Optional[s
         (wanted,) = [adapter for adapter in adapters if adapter.name == chosen]
         if wanted not in found:
             missing = ", ".join(name for name in wanted.seen if not env.get(name))
-            raise ConfigError("p3 exec --launcher %s: %s is not set, which %s sets in what it starts"
+            raise ConfigError("--launcher %s: %s is not set, which %s sets in what it starts"
                               % (chosen, missing, wanted.starts))  # fmt: skip
         return wanted
     if len(found) > 1:
@@ -105,7 +106,7 @@ def find(adapters: Sequence[Adapter], env: Mapping[str, str], chosen: Optional[s
             "more than one launcher has started this process: %s. Say which one places the workers: %s"
             % (
                 "; ".join("%s (%s)" % (adapter.starts, adapter.shown(env)) for adapter in found),
-                " or ".join("p3 exec --launcher " + adapter.name for adapter in found),
+                " or ".join("--launcher " + adapter.name for adapter in found),
             )
         )
     return found[0] if found else None

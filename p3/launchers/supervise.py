@@ -24,7 +24,6 @@ from p3.cluster import encryption
 from p3.cluster.execute import die_with, how_ended, worker_environment
 from p3.errors import ConfigError
 from p3.launchers import meeting, nodes
-from p3.launchers.adapters import TORCHRUN
 from p3.launchers.lifeline import Lifeline
 from p3.launchers.place import Adapter, Place
 from p3.settings import Settings
@@ -42,18 +41,9 @@ def run(settings: Settings, adapter: Adapter, folder: str, command: List[str]) -
         raise ConfigError("p3 exec needs the command that the workers run, for example: p3 exec python train.py")
     encryption.require(settings)
     place = adapter.place(os.environ)
-    if adapter is TORCHRUN:
-        from p3.torch.torchrun import StoreChannel  # imports torch
-
-        channel, address = StoreChannel(settings, place, os.environ), os.environ["MASTER_ADDR"]
-    else:
-        channel, address = meeting.channel_for(settings, place, folder), meeting.address_of_rank_0(settings, place)
-    try:
+    with meeting.arrange(settings, place, folder, os.environ) as (channel, address):
         met = meeting.meet(settings, place, channel, address)
         return _Supervisor(place, channel).run(met, adapter.threads_of(os.environ), command)
-    finally:
-        if place.rank == 0:
-            channel.withdraw()
 
 
 class _Supervisor:
@@ -204,7 +194,8 @@ def _wake_up(at_end: contextlib.ExitStack) -> socket.socket:
         end.setblocking(False)
         at_end.enter_context(end)
     for number in (*_FORWARDED, signal.SIGCHLD):
-        at_end.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:  # as nohup has it for SIGHUP
+            at_end.callback(signal.signal, number, signal.signal(number, lambda *_: None))
     at_end.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False))
     return wakes
 

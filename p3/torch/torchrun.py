@@ -98,10 +98,18 @@ class StoreChannel(meeting.Channel):
             self._store.set("asks/%d" % self._rank, nonce)  # again and again, as rank 0 may just have forgotten it
             said = self._get("told/" + nonce, _ASK_AGAIN_S)
             if said is not None:
-                return meeting.read_private(said) if self.private else said
+                return self._content(said) if self.private else said
             if time.monotonic() > deadline:
                 raise RendezvousError("rank 0 has not said in %g s where its scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
                                       % timeout_s)  # fmt: skip
+
+    @staticmethod
+    def _content(path: str) -> str:
+        try:
+            return meeting.read_private(path)
+        except OSError as error:
+            text = "rank 0 has ended, or is not on this host: %s: %s"
+            raise RendezvousError(text % (path, error.strerror)) from None
 
     def _get(self, key: str, timeout_s: float) -> Optional[str]:
         try:

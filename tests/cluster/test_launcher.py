@@ -317,7 +317,7 @@ def test_a_port_in_use_is_named(run_job):
         port = str(other.getsockname()[1])
         finished = run_job(JOIN, env={"DMLC_PS_ROOT_PORT": port})
     assert finished.code == 1
-    assert "p3 run: cannot listen at 127.0.0.1, DMLC_PS_ROOT_PORT=%s: Address already in use" % port in finished.err
+    assert "p3: cannot listen at 127.0.0.1, DMLC_PS_ROOT_PORT=%s: Address already in use" % port in finished.err
 
 
 SLEEP = JOIN + """
@@ -342,6 +342,18 @@ def test_an_interrupt_ends_everything(start_job, number, code):
     finished = process.wait(20)
     assert finished.code == code and "interrupted by" in finished.err
     wait_until(lambda: not any(map(is_running, pids)), "processes are left")
+
+
+def test_one_that_ignores_sighup_as_with_nohup_goes_on(start_job):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which children inherit
+    try:
+        process = start_job(SLEEP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    pids_of_a_sleeping_job(process, 2)
+    process.signal(signal.SIGHUP)
+    process.signal(signal.SIGINT)
+    assert process.wait(20).err == "p3 run: interrupted by SIGINT; all processes are ended\n"
 
 
 def test_a_worker_that_is_told_to_end_can_still_finish_its_step(start_job):

@@ -49,7 +49,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "p3.cluster.ray_engine", raising=False)
     assert cli.main(["run", "--on", "ray", "-n", "1", "true"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("p3: p3 run --on ray: Ray is not installed for ") and said.endswith("-m pip install ray\n")
+    assert said.startswith("p3: --on ray: Ray is not installed for ") and said.endswith("-m pip install ray\n")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from processes import ROOT, SECRET, Process, clean_environment
 
 from p3 import cli
 from p3.cluster.node import listen
-from p3.doctor import forecast, hosts, judgement
+from p3.doctor import examination, forecast, judgement
 from p3.measure.lab import hosts as lab
 
 SSH = "%s -m p3.measure.lab.ssh" % sys.executable
@@ -182,7 +182,7 @@ def test_examiners_may_be_started_by_anybody_and_one_that_dies_is_named(processe
 
     async def examine():
         listener = listen("127.0.0.1")
-        examination = hosts.Examination(listener, SECRET.encode(), ["a", "b", "c"])
+        examined = examination.Examination(listener, SECRET.encode(), ["a", "b", "c"])
         try:
             for rank in range(3):
                 env = clean_environment(
@@ -191,11 +191,11 @@ def test_examiners_may_be_started_by_anybody_and_one_that_dies_is_named(processe
                 )  # fmt: skip
                 processes.append(Process([sys.executable, "-m", "p3.doctor.examiner"], env, tmp_path))
             for rank in range(3):
-                await asyncio.wait_for(examination.joined(rank), DEADLINE_S)
+                await asyncio.wait_for(examined.joined(rank), DEADLINE_S)
             processes[1].end()
-            return await examination.run(0.1)
+            return await examined.run(0.1)
         finally:
-            await examination.close()
+            await examined.close()
             listener.close()
 
     found = asyncio.run(examine())
@@ -211,18 +211,49 @@ def test_a_stranger_is_sent_away(processes, tmp_path):
 
     async def examine():
         listener = listen("127.0.0.1")
-        examination = hosts.Examination(listener, SECRET.encode(), ["a"])
+        examined = examination.Examination(listener, SECRET.encode(), ["a"])
         try:
             env["DMLC_PS_ROOT_PORT"] = str(listener.getsockname()[1])
             processes.append(Process([sys.executable, "-m", "p3.doctor.examiner"], env, tmp_path))
             return await asyncio.get_running_loop().run_in_executor(None, processes[-1].wait, DEADLINE_S)
         finally:
-            await examination.close()
+            await examined.close()
             listener.close()
-            assert ["127.0.0.1 came and was sent away" in text for text in examination.refused] == [True]
+            assert ["127.0.0.1 came and was sent away" in text for text in examined.refused] == [True]
 
     finished = asyncio.run(examine())
     assert finished.code == 1 and "it refused our proof of the job's secret" in finished.err
+
+
+def test_who_knows_the_secret_and_has_no_place_is_a_problem_and_keeps_nobody_out(processes, tmp_path):
+    """As where a launcher was told too few machines. None says which one it is: each takes the next place."""
+    env = clean_environment(DMLC_PS_ROOT_URI="127.0.0.1", P3_SECRET=SECRET)
+
+    async def examine():
+        listener = listen("127.0.0.1")
+        env["DMLC_PS_ROOT_PORT"] = str(listener.getsockname()[1])
+        examined = examination.Examination(listener, SECRET.encode(), ["a", "b"])
+
+        async def start(**settings):
+            processes.append(Process([sys.executable, "-m", "p3.doctor.examiner"], {**env, **settings}, tmp_path))
+            return processes[-1]
+
+        try:
+            await start()
+            await asyncio.wait_for(examined.joined(0), DEADLINE_S)
+            taken = await start(P3_RANK="0")
+            await asyncio.get_running_loop().run_in_executor(None, taken.wait, DEADLINE_S)
+            await start()  # its connection may get the number that the one before had
+            await asyncio.wait_for(examined.joined(1), DEADLINE_S)
+            return await examined.run(0.1)
+        finally:
+            await examined.close()
+            listener.close()
+
+    found = asyncio.run(examine())
+    assert found["uninvited"] == ["127.0.0.1"] and [host["problem"] for host in found["hosts"]] == [None, None]
+    (row,) = [row for row in judgement.judge(found) if row.state == "PROBLEM"]
+    assert row.finding == "127.0.0.1 came as well, and knew the secret, but there are 2 places"
 
 
 @needs_lab
@@ -242,9 +273,9 @@ def test_no_secret_is_on_a_command_line(doctor, tmp_path):
 
 
 def test_rates_are_measured_between_all_pairs_of_few_hosts_and_round_the_ring_of_many():
-    assert sorted(hosts.measured_pairs([0, 2, 5])) == [(0, 2), (0, 5), (2, 0), (2, 5), (5, 0), (5, 2)]
+    assert sorted(examination.measured_pairs([0, 2, 5])) == [(0, 2), (0, 5), (2, 0), (2, 5), (5, 0), (5, 2)]
     many = list(range(8))
-    ring = list(hosts.measured_pairs(many))
+    ring = list(examination.measured_pairs(many))
     assert len(ring) == 16 and {here for here, _ in ring} == {there for _, there in ring} == set(many)
 
 
@@ -278,6 +309,7 @@ def test_what_differs_is_judged(of_b, of_there, state, subject, text):
     found = {
         "doctor": {"name": "this host", "p3": "1", "protocol": 6},
         "hosts": [of_host("a"), of_host("b", **of_b)],
+        "uninvited": [],
         "paths": [of_path(0, 1, **of_there), of_path(1, 0)],
     }
     odd = [row for row in judgement.judge(found) if row.state != "ok"]
@@ -288,7 +320,7 @@ def test_what_differs_is_judged(of_b, of_there, state, subject, text):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ("--model vgg19 --compute 1", "need --hostfile"),
+    ("--model vgg19 --compute 1", "are for several hosts"),
     ("--hostfile /dev/null --model vgg19", "need --compute SECONDS"),
     ("--hostfile /dev/null --compute 1", "needs --model, --parameters or --trace"),
     ("--hostfile /dev/null", "names no host"),

@@ -19,6 +19,17 @@ def command(folder, *arguments, options=()):
     return [sys.executable, "-m", "p3", "exec", *options, *script]
 
 
+DOCTOR = [sys.executable, "-m", "p3", "doctor", "--json", "--seconds", "0.1"]
+
+
+def examined(ended):
+    """The ranks by which the doctor, to whom nothing was wrong, names the hosts."""
+    assert (ended.code, ended.err) == (0, ""), ended
+    found = json.loads(ended.out)
+    assert {row["state"] for row in found["rows"]} <= {"ok", "note"}, found["rows"]
+    return sorted(int(host["name"].split()[1]) for host in found["hosts"])
+
+
 def shell(words):
     return " ".join(map(shlex.quote, words))
 

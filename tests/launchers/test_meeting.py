@@ -60,7 +60,7 @@ def test_a_file_that_others_may_read_is_refused(folder):
 def test_a_folder_that_others_may_write_to_is_refused(folder):
     os.mkdir(folder)
     os.chmod(folder, 0o777)
-    with pytest.raises(ConfigError, match="Name a folder of yours: p3 exec --meeting-dir"):
+    with pytest.raises(ConfigError, match="Name a folder of yours: --meeting-dir"):
         channel(folder).publish("127.0.0.1 1 secret")
     assert os.listdir(folder) == []
 
@@ -84,13 +84,14 @@ def test_a_worker_alone_writes_nothing(folder):
 def test_a_known_scheduler_needs_a_given_secret(folder):
     known = Settings(root_host="train-0.train", root_port=9091)
     with pytest.raises(ConfigError, match="the job has no secret"):
-        meeting.channel_for(known, place(), folder)
+        meeting.arrange(known, place(), folder, {}).__enter__()
 
 
 def test_a_scheduler_whose_name_does_not_resolve_is_waited_for(folder):
     settings = Settings(root_host="nowhere.invalid", root_port=9091, secret="a secret that only tests use")
     with pytest.raises(RendezvousError, match="nowhere.invalid does not resolve .* for 0.1 s"):
-        meeting.channel_for(settings, place(1), folder).read(0.1)
+        with meeting.arrange(settings, place(1), folder, {}) as (channel, _):
+            channel.read(0.1)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def start(request, processes, tmp_path):
     else:
         options = ["-launcher-exec", str(shell), "-hosts", "one,two", "-ppn", "2"]
 
-    def start(*arguments, **variables):
-        command = [launcher, *options, "-n", str(SIZE), *jobs.command(tmp_path, *arguments)]
+    def start(*arguments, command=None, **variables):
+        command = [launcher, *options, "-n", str(SIZE), *(command or jobs.command(tmp_path, *arguments))]
         env = {**jobs.environment(tmp_path, **variables), **_AS_ROOT}
         processes.append(Process(command, env, tmp_path))
         return processes[-1]
@@ -89,6 +89,11 @@ def test_a_cancelled_job_ends_and_leaves_nothing(start, tmp_path, number):
     jobs.workers(tmp_path, SIZE, launcher)
     launcher.signal(number)
     assert launcher.wait(60).code != 0
+    nothing_is_left(tmp_path)
+
+
+def test_the_doctor_asks_each_host_once(start, tmp_path):
+    assert jobs.examined(start(command=jobs.DOCTOR).wait(60)) == [0, 2]
     nothing_is_left(tmp_path)
 
 

@@ -73,7 +73,7 @@ def test_two_launchers_at_once_are_an_error_until_one_is_chosen():
         place(both)
     text = str(caught.value)
     assert "srun (SLURM_STEP_ID=0, SLURM_PROCID=5); Open MPI's mpirun (OMPI_COMM_WORLD_RANK=3)" in text
-    assert "p3 exec --launcher slurm or p3 exec --launcher openmpi" in text
+    assert "--launcher slurm or --launcher openmpi" in text
     assert place(both, "slurm").rank == 5 and place(both, "openmpi").rank == 3
 
 

@@ -86,7 +86,7 @@ def test_what_there_is_no_room_for_is_an_error_that_says_what_there_is(start, ra
     finished = start(3, 1, 1, options=options).wait()
     waiting, error = finished.err.splitlines()
     assert finished.code == 1 and "waiting up to 4 s for Ray to have room for" in waiting
-    assert error.startswith("p3: p3 run --on ray: no room in 4 s (--room-timeout). Asked for: "
+    assert error.startswith("p3: --on ray: no room in 4 s (--room-timeout). Asked for: "
                             "1 x {CPU 2, GPU 1}, 2 x {CPU 1, GPU 1}. There is: "), error  # fmt: skip
     for address in ("127.0.0.2", "127.0.0.3"):
         assert address + " has {CPU 4, GPU 1}" in error
@@ -102,7 +102,7 @@ def test_a_job_that_waits_for_room_can_be_interrupted(start, processes):
 
 def test_a_ray_client_whose_host_is_no_node_is_told_what_to_do_instead(start):
     finished = start(1, 1, 1, RAY_ADDRESS="ray://127.0.0.2:10001").wait()
-    assert finished.code == 1 and finished.err.startswith("p3: p3 run --on ray: RAY_ADDRESS=ray://127.0.0.2:10001 is a")
+    assert finished.code == 1 and finished.err.startswith("p3: --on ray: RAY_ADDRESS=ray://127.0.0.2:10001 is a")
     assert "ray job submit -- p3 run --on ray" in finished.err
 
 
@@ -112,6 +112,17 @@ def test_an_address_where_no_cluster_is_is_an_error_at_once_that_says_how_to_sta
     finished = start(1, 1, 1, RAY_ADDRESS=address).wait(20)
     assert finished.code == 1 and "(RAY_ADDRESS=%s): [Errno 111] Connection refused" % address in finished.err
     assert finished.err.endswith("On its first host: ray start --head; on the others: ray start --address=HOST:6379\n")
+
+
+def test_the_doctor_asks_each_node(ray_nodes, processes, tmp_path):
+    command = [sys.executable, "-m", "p3", "doctor", "--on", "ray", "-n", "2", "--json", "--seconds", "0.1"]
+    processes.append(Process(command, clean_environment(RAY_ADDRESS=ray_nodes.address), tmp_path))
+    finished = processes[-1].wait()
+    assert (finished.code, finished.err) == (0, ""), finished
+    found = json.loads(finished.out)
+    assert sorted(host["address"] for host in found["hosts"]) == ["127.0.0.2", "127.0.0.3"]
+    assert len([path for path in found["paths"] if "mbit" in path]) == 2
+    wait_until(lambda: not ray_nodes.left())
 
 
 # How it ends

@@ -23,9 +23,9 @@ def cluster(tmp_path_factory):
     assert not [path for path in os.listdir("/dev/shm") if "slurm" in path]
 
 
-def srun(cluster, processes, folder, *options, arguments=()):
+def srun(cluster, processes, folder, *options, arguments=(), command=None):
     env = jobs.environment(folder, SLURM_CONF=cluster.env["SLURM_CONF"])
-    processes.append(Process(["srun", *options, *jobs.command(folder, *arguments)], env, folder))
+    processes.append(Process(["srun", *options, *(command or jobs.command(folder, *arguments))], env, folder))
     return processes[-1]
 
 
@@ -91,6 +91,20 @@ def test_a_job_of_the_example_is_requeued_and_resumes_from_its_snapshot(cluster,
     job = submit(7, 5)
     cluster.wait(job, "COMPLETED", timeout_s=80)
     assert jobs.digests(cluster.output(job)) == (4, undisturbed, {4}), cluster.output(job)
+    nothing_is_left(tmp_path)
+
+
+def test_the_doctor_asks_each_node_once(cluster, processes, tmp_path):
+    ended = srun(cluster, processes, tmp_path, "-N3", "-n4", command=jobs.DOCTOR).wait(60)
+    assert jobs.examined(ended) == [0, 2, 3]
+    nothing_is_left(tmp_path)
+
+
+def test_a_cancelled_doctor_leaves_nothing(cluster, tmp_path):
+    job = batch(cluster, tmp_path, "srun %s --seconds 60" % jobs.shell(jobs.DOCTOR[:-2]))
+    jobs.wait_until(lambda: (tmp_path / ".p3").exists() and os.listdir(tmp_path / ".p3"))
+    cluster.run("scancel", job)
+    cluster.wait(job, "CANCELLED")
     nothing_is_left(tmp_path)
 
 

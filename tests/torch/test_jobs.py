@@ -1,5 +1,6 @@
 """Jobs of several workers: nothing blocks, uneven data, snapshots, torchrun, and finding weights that differ."""
 
+import json
 import os
 import re
 import signal
@@ -128,14 +129,13 @@ def test_torchrun_starts_a_job_and_a_restart_resumes(tmp_path):
     assert sorted(re.findall(r"has ([0-9a-f]{8})", output)) == sorted(re.findall(r"has ([0-9a-f]{8})", whole[1]))
 
 
-def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains(tmp_path):
+def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains_and_the_doctor_asks_both(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % free.getsockname()[1]]
 
-    def run(**variables):
+    def run(started=of_torch(script("uneven", tmp_path, "adam", 2, 1)), **variables):
         of_two = ["--nnodes", "2", "--nproc-per-node", "1", "--local-addr", "127.0.0.1", *rendezvous]
-        training = of_torch(script("uneven", tmp_path, "adam", 2, 1))
-        command = [sys.executable, "-m", "torch.distributed.run", *of_two, *training]
+        command = [sys.executable, "-m", "torch.distributed.run", *of_two, *started]
         agents = [Process(command, clean_environment(OMP_NUM_THREADS="1", **variables), tmp_path) for _ in range(2)]
         try:
             return [agent.wait(80) for agent in agents]
@@ -149,6 +149,9 @@ def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains(tmp_path):
     trained = run(P3_SECRET="a secret that only tests use")
     assert [one.code for one in trained] == [0, 0], trained
     assert sum(one.out.count("follows") for one in trained) == 2
+    one, other = run(["--no-python", *jobs_of_launchers.DOCTOR], P3_SECRET="a secret that only tests use")
+    asked = one if one.out else other
+    assert (one.code, other.code) == (0, 0) and len(json.loads(asked.out)["hosts"]) == 2, (one, other)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
