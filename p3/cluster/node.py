@@ -86,11 +86,9 @@ def resolve(host: str, port: int, variable: str) -> List[Tuple[int, tuple]]:
     return [(entry[0], entry[4]) for entry in found]
 
 
-async def connect(
-    addresses: Sequence[Tuple[int, tuple]], deadline: float
-) -> Tuple[Optional[socket.socket], str]:
+async def connect(addresses: Sequence[Tuple[int, tuple]], deadline: float) -> Tuple[Optional[socket.socket], str]:
     """A connection to the first of them that answers; tries until `deadline` (of time.monotonic()) is over, then None,
-    and why not. Blocks longer than that by the last attempt."""
+    and why not. Takes longer than that by the last attempt."""
     while True:
         sock, reason = await _try_to_connect(addresses)
         if sock is not None or time.monotonic() >= deadline:

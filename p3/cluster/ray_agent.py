@@ -57,6 +57,7 @@ class Agent:
     def read(self) -> Tuple[List[Tuple[int, bytes]], Optional[int]]:
         """Waits for what comes next on standard output (1) and error (2), or for the end: then the exit code."""
         while self._output.get_map():
+            has_ended = self._child.poll() is not None  # before the look, which then finds its last words
             ready = self._output.select(_LOOK_S)
             chunks = [(key.data, os.read(key.fd, _CHUNK_BYTES)) for key, _ in ready]
             for (key, _), (_, data) in zip(ready, chunks):
@@ -64,7 +65,7 @@ class Agent:
                     self._output.unregister(key.fileobj)
             if any(data for _, data in chunks):
                 return [chunk for chunk in chunks if chunk[1]], None
-            if not ready and self._child.poll() is not None:
+            if not ready and has_ended:
                 break  # what it has left behind will not hold us up
         return [], self._child.wait()
 

@@ -42,7 +42,7 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def withdraw(self) -> None:
-        """All have read it. Idempotent; by rank 0."""
+        """Nobody needs it any more. Idempotent; by rank 0."""
 
 
 class FileChannel(Channel):

@@ -35,10 +35,8 @@ def started(env: Mapping[str, str]) -> bool:
 def open_session(env: Mapping[str, str]) -> Session:
     """This worker's. Blocks until all are there; errors as of completed() and torchrun.open_session().
 
-    All is done in a thread that goes on as long as the process. For the kernel ends scheduler and server with the
-    *thread* that has started them, and Ray Train runs the training function in one of its own: rank 0's may return long
-    before the others. And somebody has to leave the job when it returns: Ray Train kills the process some time after
-    that, and nothing that Python calls at a process's end runs then.
+    All is done in a thread of its own, which leaves the job when the training function returns, in a thread of Ray
+    Train's: that kills the process some time later, and nothing that Python calls at a process's end runs then.
     """
     opened: concurrent.futures.Future = concurrent.futures.Future()
     function = threading.current_thread()
@@ -53,7 +51,6 @@ def open_session(env: Mapping[str, str]) -> Session:
             return
         function.join()
         opened.result().close()
-        threading.Event().wait()
 
     threading.Thread(target=follow, daemon=True, name="p3-ray-train").start()
     return opened.result()

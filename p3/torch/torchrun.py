@@ -13,11 +13,13 @@ asked, and answers only those who ask then.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import os
 import secrets
 import subprocess
 import tempfile
+import threading
 import time
 from datetime import timedelta
 from typing import List, Mapping, Optional
@@ -50,12 +52,30 @@ def open_session(env: Mapping[str, str]) -> Session:
     channel = StoreChannel(chosen, place, env)
     try:
         met = meeting.meet(chosen, place, channel, env["MASTER_ADDR"])
-        children = [node.process for node in nodes.start(place, met, env)]
+        children = [node.process for node in _start_nodes(place, met, env)]
         atexit.register(_wait_for, children, chosen.wait_timeout_s)  # before the session's: so it is called after that
         env = {**env, **met.variables, "DMLC_ROLE": "worker", "P3_RANK": str(place.rank)}
         return Session.open(Settings.from_env(env))
     finally:
         channel.withdraw()
+
+
+def _start_nodes(place: Place, met: meeting.Met, env: Mapping[str, str]) -> List[nodes.Node]:
+    """nodes.start(), in a thread that goes on as long as the process: the kernel ends scheduler and server with the
+    *thread* that has started them, and the caller's may be one of the script's own."""
+    started: concurrent.futures.Future = concurrent.futures.Future()
+
+    def start() -> None:
+        try:
+            started.set_result(nodes.start(place, met, env))
+        except BaseException as error:  # handed to who waits below
+            started.set_exception(error)
+            return
+        if started.result():
+            threading.Event().wait()
+
+    threading.Thread(target=start, daemon=True, name="p3-nodes").start()
+    return started.result()
 
 
 class StoreChannel(meeting.Channel):

@@ -154,6 +154,12 @@ def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains_and_the_doctor_ask
     assert (one.code, other.code) == (0, 0) and len(json.loads(asked.out)["hosts"]) == 2, (one, other)
 
 
+def test_a_job_outlives_the_thread_that_has_opened_it(tmp_path):
+    command = [*torchrun("--nproc-per-node", "2"), *of_torch(script("--thread", "uneven", tmp_path, "adam", 2, 1))]
+    status, output = jobs.run(command, timeout_s=60)
+    assert status == 0 and output.count("follows") == 2, output
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_a_torchrun_job_and_leaves_nothing(tmp_path, processes, victim):
     command = [*torchrun("--nproc-per-node", "2"), *of_torch(script("sleeping", tmp_path))]
