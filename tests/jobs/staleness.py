@@ -1,12 +1,15 @@
-"""Workers that are rounds apart: staleness.py clocks KIND STALENESS ROUNDS, or staleness.py train KIND DIRECTORY.
+"""Workers that are rounds apart: staleness.py clocks KIND STALENESS ROUNDS [LAST], or staleness.py train KIND
+DIRECTORY.
 
 `clocks`: with SGD and a learning rate of 1, worker w pushes -1 into row w, so that what each receives tells whose
 pushes it holds; of the keys of rows into its row of block b in every round that b + 1 divides, so that no two rounds
-change the same rows. Fails if a row is not as it must be. `train`: a small net with an embedding; writes
-DIRECTORY/RANK.npz.
+change the same rows. Fails if a row is not as it must be. Worker 1 is killed after round LAST.
+`train`: a small net with an embedding; writes DIRECTORY/RANK.npz.
 """
 
 import math
+import os
+import signal
 import sys
 import time
 
@@ -39,7 +42,7 @@ def check_rows(rows, rank, round, allowed, rounds):
     assert (rows <= (rounds // each)[:, None]).all(), (round, rows)
 
 
-def clocks(kind, staleness, rounds):
+def clocks(kind, staleness, rounds, last=0):
     import p3  # noqa: F401
     import mxnet as mx
 
@@ -71,6 +74,8 @@ def clocks(kind, staleness, rounds):
             kv.push(key, mx.nd.sparse.row_sparse_array((gradient, ids), shape=rows[key].shape, dtype="float32"))
         kv.pull("held", out=rows["held"], ignore_sparse=False)
         kv.row_sparse_pull("served", out=rows["served"], row_ids=every_row)
+        if rank == 1 and round == int(last):
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(random.uniform(0, LONGEST_S))  # so that now this worker is ahead, and now another one
         for key, out in outs.items():
             allowed = math.inf if key == "loose" else staleness

@@ -1,6 +1,8 @@
 """Stores whose workers may be rounds apart: p3_async and p3_ssp."""
 
 import math
+import re
+import signal
 import sys
 
 import numpy as np
@@ -45,6 +47,14 @@ def test_mxnet_creates_them_by_name(name, kind):
 def test_what_a_worker_receives_is_never_staler_than_allowed(kind, staleness, workers, variables):
     output = run(workers, 2, "clocks", kind, staleness, 30, **variables)
     assert output.count("rounds ahead") == workers
+
+
+@pytest.mark.parametrize("kind, staleness", [("p3_ssp", 1), ("p3_async", "inf")])
+def test_a_dead_worker_ends_the_job_also_where_nobody_waits_for_it(kind, staleness):
+    """With keys of rows beside dense ones, and as many rounds as nobody would finish within the deadline."""
+    status, output = jobs.run_p3(2, 2, jobs.python("staleness.py", "clocks", kind, staleness, 1_000_000, 5))
+    assert status == 128 + signal.SIGKILL, output
+    assert re.search(r"^\[worker 0\] .*Error: .*lost worker 1 \(127\.0\.0\.1\)", output, re.M), output
 
 
 def weights_of(directory, workers):

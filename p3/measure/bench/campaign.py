@@ -61,7 +61,7 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
                         if experiment.name == "learn":
                             agreement.check(configuration, record)
                         elif experiment.name == "accuracy":
-                            agreement.check((configuration, repeat, store.dgc), record)
+                            agreement.check((configuration, repeat, store.compression), record)
                         write(record)
                         records.append(record)
                         if record["kind"] == "run" and record["result"] != "right":

@@ -119,6 +119,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
     mxnets = experiments.ALL + (() if is_accuracy else APART)
+    mxnets += experiments.ENCODED if is_emulated else ()
     mxnets += experiments.COMPRESSED if is_emulated or is_accuracy else ()
     torchs = () if is_accuracy else experiments.OF_TORCH
     known = names_among(torchs if is_learn else mxnets + torchs)

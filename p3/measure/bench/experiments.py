@@ -18,6 +18,7 @@ from p3.measure.bench.results import APART
 from p3.measure.replay import models
 
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
+ENCODED = ("p3_fp16", "p3_2bit", "p3_1bit")  # gradients alone
 COMPRESSED = ("p3_dgc_0.01", "p3_dgc_0.001")  # by deep gradient compression
 FACTORED = ("p3_dense", "p3_factors", "p3_rule")  # whose fully connected layers are real
 OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")
@@ -268,9 +269,10 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
          "compute": 4.0, "iterations": 12, "jitter": 0.3, "optimizer": "sgd"},
     ),
     Experiment(
-        "dgc", "deep gradient compression on a slow network: seconds, and bytes on the cards beside the formula",
+        "dgc", "deep gradient compression on a slow network, and encodings: seconds, and bytes on the cards beside the "
+        "formula",
         dgc,
-        {"stores": ",".join(("p3_sync", *COMPRESSED)), "models": "vgg19", "hosts": "4", "rate": "100mbit",
+        {"stores": ",".join(("p3_sync", *ENCODED, *COMPRESSED)), "models": "vgg19", "hosts": "4", "rate": "100mbit",
          "optimizer": "sgd"},
         samples_nics=True,
     ),

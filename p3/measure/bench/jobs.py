@@ -26,6 +26,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from p3.measure.bench.ssh_host import SshHost
 from p3.cluster.placement import source_path
+from p3.measure.replay.payloads import ENCODINGS, Compression
 from p3.mxnet import hooks
 
 STOP_TIMEOUT_S = 15.0  # for servers and scheduler, after the workers
@@ -42,7 +43,7 @@ class Store(NamedTuple):
     name: str  # in options and results
     kvstore: str  # what mx.kv.create is given; or of torch, p3_torch or ddp:MEGABYTES
     environment: Mapping[str, str] = {}  # of all its processes
-    dgc: Optional[float] = None  # the ratio of deep gradient compression
+    compression: Optional[Compression] = None
     route: Optional[str] = None  # of real fully connected layers, as p3.factors has them
 
     @property
@@ -79,7 +80,8 @@ STORES: Dict[str, Store] = {
         Store("mxnet_p3", "dist_sync", {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}),
         Store("p3_slicing", "p3_sync", {"P3_PRIORITY": "off"}),
         Store("p3_sync", "p3_sync"),
-        *(Store(f"p3_dgc_{ratio:g}", "p3_sync", dgc=ratio) for ratio in (0.01, 0.001)),
+        *(Store("p3_" + kind, "p3_sync", compression=Compression(kind)) for kind in ENCODINGS),
+        *(Store(f"p3_dgc_{ratio:g}", "p3_sync", compression=Compression("dgc", ratio)) for ratio in (0.01, 0.001)),
         *(
             Store(name, "p3_sync", {"P3_PRIORITY": "caller"}, route=route)
             for name, route in (("p3_dense", "dense"), ("p3_factors", "factors"), ("p3_rule", "auto"))

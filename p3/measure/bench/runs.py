@@ -23,6 +23,7 @@ from p3.measure.bench.experiments import Configuration
 from p3.measure.bench.memory import JobMemory
 from p3.measure.lab import hosts
 from p3.measure.replay import bound, models
+from p3.measure.replay.payloads import Compression
 
 START_TIMEOUT_S = 60.0
 START_TIMEOUT_PER_HOST_S = 15.0  # importing MXNet twice on a core that is shared
@@ -66,7 +67,7 @@ def lab_site(configuration: Configuration) -> Iterator[Site]:
 
 def run(store: jobs.Store, configuration: Configuration, course: Course, site: Site, repeat: int) -> List[Dict]:
     """The record of the run and, if asked for, one of each network card. Never raises for what a job does wrong."""
-    limit = goal(configuration, store.dgc) if store.route is None else None
+    limit = goal(configuration, store.compression) if store.route is None else None
     identity = {
         "store": store.name,
         **configuration.identity(),
@@ -109,7 +110,8 @@ def run(store: jobs.Store, configuration: Configuration, course: Course, site: S
     record.update(_summary(workers), cpu_s=_cpu_s(workers, cpu))
     if configuration.experiment == "dgc":
         model = models.load(configuration.model, configuration.size)
-        sent = bound.card_bytes(model, _cluster(configuration), configuration.slice_elements, ratio=store.dgc)
+        cluster, elements = _cluster(configuration), configuration.slice_elements
+        sent = bound.card_bytes(model, cluster, elements, compression=store.compression)
         record.update(card_bytes=round(sent))
     if store.route is not None:
         record.update(card_bytes=round(_sent_by_factored(store, configuration)))
@@ -148,9 +150,8 @@ def computation(configuration: Configuration, course: Course, site: Site) -> Tup
     return statistics.median(_iteration_s(workers)), workers[0][0]["bytes"]
 
 
-def goal(configuration: Configuration, ratio: Optional[float] = None) -> Optional[bound.Bound]:
-    """No store can be faster; of those with deep gradient compression, none of that ratio. None where that cannot be
-    computed."""
+def goal(configuration: Configuration, compression: Optional[Compression] = None) -> Optional[bound.Bound]:
+    """No store can be faster that compresses gradients in that way. None where that cannot be computed."""
     if not configuration.is_emulated or configuration.rate_mbit is None:
         return None
     cluster = _cluster(configuration)
@@ -161,7 +162,7 @@ def goal(configuration: Configuration, ratio: Optional[float] = None) -> Optiona
         configuration.slice_elements,
         delay_s=configuration.delay_ms / 1e3,
         release=configuration.release,
-        ratio=ratio,
+        compression=compression,
     )
 
 
@@ -185,7 +186,10 @@ def _sent_by_factored(store: jobs.Store, configuration: Configuration) -> float:
 
 
 def worker_command(store: jobs.Store, configuration: Configuration, course: Course, repeat: int = 0) -> List[str]:
-    compression = [] if store.dgc is None else ["--dgc", repr(store.dgc)]
+    compression = []
+    if store.compression is not None:
+        kind, ratio = store.compression
+        compression = ["--dgc", repr(ratio)] if kind == "dgc" else ["--compression", kind]
     if configuration.experiment == "accuracy":
         depth, epochs = nets.depth_of(configuration.model), course.iterations
         return [

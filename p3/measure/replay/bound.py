@@ -24,7 +24,7 @@ from typing import List, NamedTuple, Optional, Sequence, Union
 from p3 import key_plan
 from p3.measure.arguments import number, slice_size
 from p3.measure.replay import models
-from p3.worker import dgc
+from p3.measure.replay.payloads import ENCODINGS, Compression, of_broadcast, of_push
 
 
 class Overhead(NamedTuple):
@@ -81,13 +81,13 @@ def bound(
     overhead: Overhead = Overhead(),
     delay_s: float = 0.0,
     release: str = "layer",
-    ratio: Optional[float] = None,
+    compression: Optional[Compression] = None,
 ) -> Bound:
     """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
 
     Slices go round robin to the servers in forward order, "auto" ones are as large as P3 makes them; `delay_s` is what
-    a byte takes to the other host besides. `release`: one of models.RELEASES. `ratio`: that of deep gradient
-    compression, whose broadcasts are the smallest if all workers send the same elements.
+    a byte takes to the other host besides. `release`: one of models.RELEASES. With deep gradient compression,
+    broadcasts are the smallest, as if all workers sent the same elements.
     """
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
     _check(model, compute_s, cluster, slice_elements, delay_s, release)
@@ -97,8 +97,8 @@ def bound(
     for layer in model.layers:
         for tensor in layer.tensors:
             for elements in _slices(tensor.elements, slice_elements):
-                push = overhead.on_wire(payload_bytes(tensor, elements, ratio))
-                traffic.add_slice(push, push)
+                push, cast = (of(tensor, elements, compression) for of in (of_push, of_broadcast))
+                traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
         transfer = traffic.least(delay_s)
         if remaining_s + transfer.seconds > best.seconds:
             best = Bound(
@@ -115,28 +115,20 @@ def bound(
     return best
 
 
-def payload_bytes(tensor: models.Tensor, elements: int, ratio: Optional[float], workers: int = 1) -> int:
-    """What a slice of so many elements is, pushed by one worker; or sent back, if so many workers have chosen their
-    elements independently: then these are in the mean so many of them."""
-    if ratio is None or len(tensor.shape) < 2:
-        return elements * models.FLOAT32_BYTES
-    untouched = (1 - dgc.count_of(elements, ratio) / elements) ** workers
-    return dgc.payload_bytes(round(elements * (1 - untouched)), elements)
-
-
 def card_bytes(
     model: models.Model,
     cluster: Cluster,
     slice_elements: Union[int, str] = "auto",
     overhead: Overhead = FRAMES_ALONE,
-    ratio: Optional[float] = None,
+    compression: Optional[Compression] = None,
 ) -> float:
     """What each card sends in an iteration, in the mean over the hosts; it receives as much."""
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
     traffic = _Traffic(cluster)
     for tensor in model.tensors:
         for elements in _slices(tensor.elements, slice_elements):
-            push, cast = (payload_bytes(tensor, elements, ratio, of) for of in (1, len(cluster.workers)))
+            push = of_push(tensor, elements, compression)
+            cast = of_broadcast(tensor, elements, compression, len(cluster.workers))
             traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
     return traffic.sent() / len(cluster.hosts)
 
@@ -277,15 +269,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--slice-elements", type=slice_size, default="auto", metavar="N")
     parser.add_argument("--release", choices=models.RELEASES, default="layer",
                         help="of gradients: each layer's in its turn, or all at the end (default layer)")
-    parser.add_argument("--dgc", type=number(1e-9, 1), metavar="RATIO", help="with deep gradient compression")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--dgc", type=number(1e-9, 1), metavar="RATIO", help="with deep gradient compression")
+    how.add_argument("--compression", choices=ENCODINGS, help="of what is pushed")
     parser.add_argument("--payload-only", action="store_true", help="count no headers")
     options = parser.parse_args(argv)
     overhead = NO_OVERHEAD if options.payload_only else Overhead()
+    compression = Compression("dgc", options.dgc) if options.dgc else None
+    if options.compression:
+        compression = Compression(options.compression)
     try:
         model = models.load(options.model, options.size)
         cluster = one_of_each(options.hosts, options.rate)
         result = bound(model, options.compute, cluster, options.slice_elements, overhead, release=options.release,
-                       ratio=options.dgc)
+                       compression=compression)
     except ValueError as error:
         parser.error(str(error))
     print(f"{model.name}, {model.bytes / 1e6:.1f} MB, emulated computation: {result.explain()}")

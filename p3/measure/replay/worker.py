@@ -14,7 +14,7 @@ from running its own stores' operations. So a machine without GPU behaves as one
 
 Gradients are small whole numbers that change with worker, key and iteration; at the end every weight must be exactly
 what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random: compressed.py; with
-`--factors` fully connected layers are real: factored.py.
+`--compression` they are all +1 or -1: encoded.py; with `--factors` fully connected layers are real: factored.py.
 docs/replay.md describes the output.
 """
 
@@ -32,6 +32,7 @@ import p3
 from p3.measure import arguments
 from p3.measure.meeting import meet
 from p3.measure.replay import jitter, models
+from p3.measure.replay.payloads import ENCODINGS
 from p3.measure.replay.probes import STRIDE, Probed, probe
 from p3.mxnet import hooks
 from p3.worker.factors import ROUTES
@@ -178,6 +179,7 @@ def _header(options, model, replay) -> dict:
         "bytes": model.bytes,
         "optimizer": options.optimizer,
         "dgc": options.dgc,
+        "compression": options.compression,
         "factors": options.factors,
         "batch": options.batch,
         "updates": replay.updates,
@@ -210,6 +212,10 @@ def _replay(options, model: models.Model):
         from p3.measure.replay.compressed import CompressedReplay
 
         return CompressedReplay(mxnet, options.store, model, options.dgc, options.release)
+    if options.compression is not None:
+        from p3.measure.replay.encoded import EncodedReplay
+
+        return EncodedReplay(mxnet, options.store, model, options.compression, options.release)
     if options.factors is not None:
         from p3.measure.replay.factored import FactoredReplay
 
@@ -294,6 +300,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="random gradients, with deep gradient compression of that ratio: needs --optimizer sgd",
     )  # fmt: skip
     parser.add_argument(
+        "--compression", choices=ENCODINGS, help="gradients of +1 and -1, which each of these carries exactly: needs "
+        "--optimizer sgd",
+    )  # fmt: skip
+    parser.add_argument(
         "--factors", choices=ROUTES, metavar="ROUTE",
         help="of vgg19: fully connected layers are real, and their gradients take that route of p3.factors (%s): needs "
         "--optimizer sgd" % ", ".join(ROUTES),
@@ -317,13 +327,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(f"--compute {options.compute}: must be seconds, 0 or more")
     if options.optimizer == "none" and hooks.may_be_apart(options.store):
         parser.error(f"--store {options.store} updates at each push: it needs --optimizer sgd")
-    if options.dgc is not None and (options.optimizer != "sgd" or options.store not in hooks.NAMES):
-        parser.error("--dgc is for stores of P3's in MXNet, and needs --optimizer sgd")
-    if options.factors is not None and (
-        options.optimizer != "sgd" or options.store not in hooks.NAMES or options.dgc is not None
-        or options.model != "vgg19" or options.release != "layer"
-    ):  # fmt: skip
-        parser.error("--factors is for vgg19 in P3's stores of MXNet, with --optimizer sgd, without --dgc, --release")
+    ways = [way for way in ("dgc", "compression", "factors") if getattr(options, way) is not None]
+    if ways and (options.optimizer != "sgd" or options.store not in hooks.NAMES):
+        parser.error(f"--{ways[0]} is for stores of P3's in MXNet, and needs --optimizer sgd")
+    if len(ways) > 1:
+        parser.error("only one of " + ", ".join("--" + way for way in ways))
+    if options.factors is not None and (options.model != "vgg19" or options.release != "layer"):
+        parser.error("--factors is for vgg19, without --release")
     if not 0 <= options.jitter <= 2:
         parser.error(f"--jitter {options.jitter}: must be from 0 to 2")
     if options.iterations < 1 or options.warmup < 0:

@@ -95,8 +95,9 @@ def test_workers_that_are_rounds_apart_are_compared_by_their_pace(bench):
 def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys):
     status, _, records = bench("dgc", *EMULATED, "--compute", "0.1", "--hosts", "2")
     assert status == 0, records
-    plain, *sparse = found = runs_of(records, ["card_bytes", "worker_peak_bytes", "server_peak_bytes"])
-    assert [one["store"] for one in found] == ["p3_sync", *experiments.COMPRESSED]
+    found = runs_of(records, ["card_bytes", "worker_peak_bytes", "server_peak_bytes"])
+    assert [one["store"] for one in found] == ["p3_sync", *experiments.ENCODED, *experiments.COMPRESSED]
+    plain, encoded, sparse = found[0], found[1:4], found[4:]
     for record in found:
         assert_right(record)
         cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
@@ -106,6 +107,8 @@ def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys)
     assert plain["card_bytes"] > plain["bytes"] and counted < plain["bytes"] / 4
     assert [one["bound_s"] < plain["bound_s"] for one in sparse] == [True, True]
     assert [one["card_bytes"] < plain["card_bytes"] / 10 for one in sparse] == [True, True]
+    shares = [one["card_bytes"] / plain["card_bytes"] for one in encoded]
+    assert shares == pytest.approx([3 / 4, 17 / 32, 33 / 64], rel=0.02)
     printed = capsys.readouterr().out
     assert "P3's frames alone" in printed and "idle share" not in printed
 

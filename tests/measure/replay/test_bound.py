@@ -11,6 +11,7 @@ from p3.key_plan import slice_elements
 from p3.measure.replay import bound as bounds
 from p3.measure.replay import models
 from p3.measure.replay.bound import NO_OVERHEAD, Cluster, Overhead, bound, one_of_each
+from p3.measure.replay.payloads import Compression
 
 MB_PER_S = 8.0  # in Mbit/s
 
@@ -131,10 +132,12 @@ def test_compressed_slices_have_their_own_bytes_and_vectors_do_not():
     touched = round(10_000 * (1 - 0.99**4))
     assert touched == 394  # of 400, if no two workers chose the same
     sent = 6 * (80 + 4 * 20) + 2 * 3 * (sparse + 80 + 4 + 6 * touched)
-    assert bounds.card_bytes(model, cluster, 10_000, ratio=0.01) == pytest.approx(sent / 4)
-    assert bounds.card_bytes(model, cluster, 10_000, ratio=0.9) == bounds.card_bytes(model, cluster, 10_000)
+    assert bounds.card_bytes(model, cluster, 10_000, compression=Compression("dgc", 0.01)) == pytest.approx(sent / 4)
+    many = bounds.card_bytes(model, cluster, 10_000, compression=Compression("dgc", 0.9))
+    assert many == bounds.card_bytes(model, cluster, 10_000)
     # The bound takes all workers to send the same elements: host 0 pushes two slices, and sends the third to three.
-    alike = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, ratio=0.01)
+    compression = Compression("dgc", 0.01)
+    alike = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, compression=compression)
     assert alike == pytest.approx((sparse + 80 + 4 * 20 + 3 * sparse) / 1e6)
 
 
@@ -248,3 +251,13 @@ def test_tables_of_the_documentation_are_what_the_code_gives():
             late.append(bound(model, compute_s, cluster, release="end").seconds)
             late.append(late[-1] / bound(model, compute_s, cluster).seconds)
         assert row[1:] == ["%.3f, %.2fx" % pair for pair in zip(late[::2], late[1::2])]
+
+
+@pytest.mark.parametrize("kind, pushed", [("fp16", 20_000), ("2bit", 2500), ("1bit", 8 + 1250)])
+def test_encoded_pushes_are_shorter_and_broadcasts_are_whole(kind, pushed):
+    model, cluster = model_of((0.04, 1)), one_of_each(2, MB_PER_S)  # 10,000 elements: one slice
+    sent = 80 + pushed + 80 + 40_000
+    assert bounds.card_bytes(model, cluster, 10_000, compression=Compression(kind)) == pytest.approx(sent / 2)
+    # It goes to the server on the other host, and comes back.
+    least = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, compression=Compression(kind))
+    assert least == pytest.approx(sent / 1e6)

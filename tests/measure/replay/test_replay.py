@@ -3,12 +3,15 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 from plugin_jobs import run, run_dist_sync, run_p3
 
 from p3.measure.replay import models
 from p3.measure.replay import worker as replay
+from p3.measure.replay.encoded import EncodedReplay
 from p3.measure.replay.jitter import factors
+from p3.measure.replay.payloads import ENCODINGS
 
 MXNET_P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}
 TINY = ["--compute", "0.02", "--iterations", "3", "--warmup", "1"]
@@ -78,6 +81,24 @@ def test_compressed_replay_of_two_workers(tmp_path):
     assert_replayed(tmp_path, 2, "server")
     results = [lines_of(tmp_path, rank)[2] for rank in range(2)]
     assert results[0]["digest"] == results[1]["digest"] and lines_of(tmp_path)[0]["dgc"] == 0.02
+
+
+@pytest.mark.parametrize("kind", ENCODINGS)
+def test_encoded_replay_of_two_workers(tmp_path, kind):
+    arguments = command(tmp_path, "p3_sync", "--optimizer", "sgd", "--compression", kind)
+    status, output = run_p3(2, 2, arguments, P3_SLICE_ELEMENTS="501")
+    assert status == 0, output
+    assert_replayed(tmp_path, 2, "server")
+    assert lines_of(tmp_path)[0]["compression"] == kind
+
+
+def test_an_encoded_weight_that_lacks_a_round_or_an_element_is_wrong():
+    ended = EncodedReplay.__new__(EncodedReplay)
+    ended.iterations, ended.num_workers = 3, 2
+    right = {total for total in range(-6, 7) if ended.is_right(5, np.array([total, -total, total]))}
+    assert len(right) == 1
+    (total,) = right
+    assert not ended.is_right(5, np.array([total, -total, total + 1])) and not ended.is_right(5, np.array([total] * 3))
 
 
 @pytest.mark.parametrize("route", ["factors", "dense"])
@@ -165,7 +186,9 @@ print(status, "p3_sync" in mxnet.kvstore.KVStoreBase.kv_registry, "p3.mxnet.kvst
     (["--compute", "-1"], "--compute -1.0: must be seconds"),
     (["--store", "p3_sync", "--dgc", "0.01"], "needs --optimizer sgd"),
     (["--store", "dist_sync", "--optimizer", "sgd", "--dgc", "0.01"], "--dgc is for stores of P3's"),
-    (["--store", "p3_sync", "--factors", "auto"], "--factors is for vgg19"),
+    (["--store", "p3_sync", "--factors", "auto"], "needs --optimizer sgd"),
+    (["--store", "p3_sync", "--optimizer", "sgd", "--factors", "auto", "--release", "end"], "--factors is for vgg19"),
+    (["--store", "p3_sync", "--optimizer", "sgd", "--dgc", "0.1", "--compression", "2bit"], "only one of --dgc"),
     (["--jitter", "-0.1"], "--jitter -0.1: must be from 0 to 2"),
     (["--iterations", "0"], "--iterations must be at least 1"),
 ])
