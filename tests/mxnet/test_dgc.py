@@ -17,7 +17,7 @@ def test_weights_are_those_of_numpy_to_the_bit_and_plain_keys_those_of_a_plain_s
     assert output.count("weights are those of NumPy") == 2 * workers, output
     assert len(set(re.findall(r"NumPy, (\w{16})", output))) == 2
     # Said once in the log of the job: of each of the two stores that have it.
-    assert output.count("has deep gradient compression") == 2, output
+    assert output.count("is compressed, {") == 2, output
     assert output.count("key 'd' is of type float64, and not compressed") == 2 and "key 'b' is" not in output, output
 
 
