@@ -19,8 +19,8 @@ import p3.torch  # noqa: E402, F401  which knows the arrays of its snapshots
 
 
 def said(output, when):
-    """{rank: (weights, statistics)}"""
-    found = re.findall(r"worker (\d) %s: weights (\w+) statistics (\w+)" % when, output)
+    """{rank: (weights, statistics)}. Of processes that share their output, a line may come before the end of the last."""
+    found = re.findall(r"worker (\d) %s: weights ([0-9a-f]{8}) statistics ([0-9a-f]{8})" % when, output)
     return {int(rank): (weights, statistics) for rank, weights, statistics in found}
 
 
