@@ -4,7 +4,6 @@ import os
 import re
 import socket
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import plugin_jobs as jobs
@@ -12,6 +11,8 @@ import pytest
 from processes import HELPERS, ROOT, SECRET, Process, clean_environment
 
 from p3.errors import RendezvousError
+from p3.launchers.place import Place
+from p3.settings import Settings
 from p3.snapshots import files, tree
 
 distributed = pytest.importorskip("torch.distributed")
@@ -19,7 +20,7 @@ import p3.torch  # noqa: E402, F401  which knows the arrays of its snapshots
 
 
 def said(output, when):
-    """{rank: (weights, statistics)}. Of processes that share their output, a line may come before the end of the last."""
+    """{rank: (weights, statistics)}. Lines of processes that share their output may run into each other."""
     found = re.findall(r"worker (\d) %s: weights ([0-9a-f]{8}) statistics ([0-9a-f]{8})" % when, output)
     return {int(rank): (weights, statistics) for rank, weights, statistics in found}
 
@@ -100,19 +101,27 @@ def test_torchrun_goes_on_without_a_host_and_with_it_when_it_is_back(tmp_path, p
     assert resumed[0] == resumed[1] and done[0] == done[1], ended
 
 
-def test_who_asks_hears_of_this_start_whatever_earlier_ones_have_left():
-    from p3.torch import torchrun
+def test_who_asks_hears_of_this_start_whatever_earlier_ones_have_left(monkeypatch):
+    from p3.torch.torchrun import StoreChannel
 
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = distributed.TCPStore("127.0.0.1", server.port, is_master=False)
+    # As torchrun has it: its agent serves the store, and each start of the workers finds it again.
+    env = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+           "WORLD_SIZE": "2", "RANK": "0"}  # fmt: skip
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+
+    def channel(rank, timeout_s):
+        place = Place("torchrun", rank, 2, 0, 1, 2, str(rank), "torchrun-0123")
+        return StoreChannel(Settings(rendezvous_timeout_s=timeout_s), place, env)
+
     with ThreadPoolExecutor(1) as pool:
         for start in ("1", "2"):
-            server.set("asks/1", "one who has died")
-            deadline = time.monotonic() + 10
-            asking = pool.submit(torchrun._ask, client, 1, deadline)
-            torchrun._tell(server, 2, start, deadline)
+            server.set("p3//asks/1", "one who has died")
+            asking = pool.submit(channel(1, 10).read, 10)
+            channel(0, 10).publish(start)
             assert asking.result() == start
     with pytest.raises(RendezvousError, match="rank 1 has not asked"):
-        torchrun._tell(server, 2, "3", time.monotonic() + 0.1)
+        channel(0, 1).publish("3")
     with pytest.raises(RendezvousError, match="rank 0 has not said"):
-        torchrun._ask(client, 1, time.monotonic() + 0.1)
+        channel(1, 10).read(0.1)
