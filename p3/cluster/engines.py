@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import os
 import socket
 from typing import List, Mapping, Optional, Sequence
@@ -133,18 +134,17 @@ async def _spawn(task: Task, arguments: Sequence[str], **how) -> asyncio.subproc
 
 def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
     """The address of this host that all others reach. ConfigError if it cannot be found."""
-    remote = next((host for host in hosts if not host.is_local), None)
-    if remote is None:
+    remotes = [host for host in hosts if not host.is_local]
+    if not remotes:
         return "127.0.0.1"
     address = address_as_set(settings)
     if address is not None:
         return address
-    try:
+    for remote in remotes:  # one whose name does not resolve says nothing; who tries to reach it will say so
         # Connecting a datagram socket sends nothing, but chooses the route and so our address on it.
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((remote.name.rpartition("@")[2], 9))
             return probe.getsockname()[0]
-    except OSError:
-        raise ConfigError(
-            "cannot tell which address of this host %s reaches. Set DMLC_NODE_HOST to it." % remote.name
-        ) from None
+    raise ConfigError(
+        "cannot tell which address of this host %s reaches. Set DMLC_NODE_HOST to it." % remotes[0].name
+    )

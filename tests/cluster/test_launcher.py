@@ -16,6 +16,7 @@ import pytest
 from processes import ROOT, clean_environment
 
 from p3 import cli
+from p3.cluster.engines import root_address
 from p3.cluster.execute import worker_environment
 from p3.cluster.output import Output
 from p3.cluster.placement import Host, place, read_hostfile, remote_command
@@ -541,3 +542,10 @@ def test_no_output_is_lost_when_standard_output_is_a_slow_non_blocking_pipe(tmp_
     finally:
         launcher.kill()
         launcher.wait()
+
+
+def test_a_host_whose_name_does_not_resolve_hides_no_other():
+    hosts = [Host("localhost"), Host("nowhere.invalid"), Host("127.0.0.2")]
+    assert root_address(Settings(), hosts) == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"nowhere\.invalid reaches. Set DMLC_NODE_HOST"):
+        root_address(Settings(), hosts[:2])
