@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import time
-from typing import Awaitable, Callable, List, Optional, Sequence, TypeVar, Union
+from typing import Awaitable, Callable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from p3.cluster import auth, messages
 from p3.errors import AuthenticationError, ProtocolError
@@ -105,6 +105,23 @@ async def persistently(attempt: Callable[[], Awaitable[T]]) -> T:
             if time.monotonic() >= deadline:
                 raise
         await asyncio.sleep(auth.PATIENCE_S / 40)
+
+
+async def connect_and_prove(
+    connect: Callable[[], Awaitable[socket.socket]], secret: bytes, role: str, purpose: int, acceptor_role: str,
+    encrypts: bool = False,
+) -> Tuple[socket.socket, auth.Connector]:  # fmt: skip
+    """What connect() makes, with both ends proved; persistently(). Errors as of connect() and prove_to_acceptor()."""
+
+    async def attempt() -> Tuple[socket.socket, auth.Connector]:
+        sock = await connect()
+        try:
+            return sock, await prove_to_acceptor(sock, secret, role, purpose, acceptor_role, encrypts)
+        except BaseException:
+            sock.close()
+            raise
+
+    return await persistently(attempt)
 
 
 async def prove_to_connector(sock: socket.socket, secret: bytes, role: str, encrypts: bool = False) -> auth.Acceptor:

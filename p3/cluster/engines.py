@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import os
-import socket
 from typing import List, Mapping, Optional, Sequence
 
 from p3.cluster.execute import Launched, how_ended, signal_group
-from p3.cluster.node import address_as_set, listen
+from p3.cluster.node import address_as_set, address_towards
 from p3.cluster.placement import Host, Task, local_command, local_environment, place, remote_command
 from p3.errors import ConfigError
 from p3.settings import Settings
@@ -49,14 +47,6 @@ class Engine(abc.ABC):
     """Where the servers and workers of one job run. All methods belong to the event loop."""
 
     root: str  # the address of this host that all nodes reach
-
-    def listen(self, port: Optional[int]) -> socket.socket:
-        """At `root`, for those nodes. `port`: None for any. ConfigError if it cannot."""
-        try:
-            return listen(self.root, port or 0, or_anywhere=True)
-        except OSError as error:
-            where = "%s, DMLC_PS_ROOT_PORT=%s" % (self.root, port)
-            raise ConfigError("cannot listen at %s: %s" % (where, error.strerror)) from None
 
     @abc.abstractmethod
     async def place(self, num_workers: int, num_servers: int) -> List[Task]:
@@ -141,10 +131,9 @@ def root_address(settings: Settings, hosts: Sequence[Host]) -> str:
     if address is not None:
         return address
     for remote in remotes:  # one whose name does not resolve says nothing; who tries to reach it will say so
-        # Connecting a datagram socket sends nothing, but chooses the route and so our address on it.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((remote.name.rpartition("@")[2], 9))
-            return probe.getsockname()[0]
+        address = address_towards(remote.name.rpartition("@")[2])
+        if address is not None:
+            return address
     raise ConfigError(
         "cannot tell which address of this host %s reaches. Set DMLC_NODE_HOST to it." % remotes[0].name
     )

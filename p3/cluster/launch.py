@@ -25,6 +25,7 @@ from typing import Callable, List, Optional, Sequence, Set
 from p3.cluster import elastic, encryption
 from p3.cluster.engines import Engine, Hosts, Process, start_here
 from p3.cluster.execute import signal_name
+from p3.cluster.node import listen_as_root
 from p3.cluster.output import Output, Source
 from p3.cluster.placement import Host, Task
 from p3.settings import Settings
@@ -123,7 +124,7 @@ class Launcher:
         """To the job's end: the process that failed, if one did."""
         tasks = await self._engine.place(self._num_workers, self._num_servers)
         self._command = command
-        listener = self._engine.listen(self._settings.root_port)
+        listener = listen_as_root(self._engine.root, self._settings.root_port)
         status_read, status_write = os.pipe()
         self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]))
         scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})

@@ -218,21 +218,16 @@ async def _connect_to_scheduler(
     except RendezvousError as error:
         raise RendezvousError("%s: %s" % (label, error)) from None
 
-    async def attempt() -> Tuple[socket.socket, auth.Connector]:
+    async def connected() -> socket.socket:
         sock, reason = await connect(addresses, deadline)
         if sock is None:
             raise RendezvousError(
                 "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and "
                 "DMLC_PS_ROOT_PORT its address?" % (label, where, timeout_s, reason)
             )
-        try:
-            role = settings.role
-            return sock, await channel.prove_to_acceptor(sock, secret, role, purpose, "scheduler", settings.tls)
-        except BaseException:
-            sock.close()
-            raise
+        return sock
 
     try:
-        return await channel.persistently(attempt)
+        return await channel.connect_and_prove(connected, secret, settings.role, purpose, "scheduler", settings.tls)
     except AuthenticationError as error:
         raise AuthenticationError("%s: the scheduler at %s: %s" % (label, where, error)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -116,6 +117,24 @@ async def _try_to_connect(addresses: Sequence[Tuple[int, tuple]]) -> Tuple[Optio
             raise
         sock.close()
     return None, reason
+
+
+def address_towards(host: str) -> Optional[str]:
+    """This host's IPv4 address on the route to another; None if there is no route, or the name does not resolve."""
+    # Connecting a datagram socket sends nothing, but chooses the route and so our address on it.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return probe.getsockname()[0]
+    return None
+
+
+def listen_as_root(address: str, port: Optional[int]) -> socket.socket:
+    """For the scheduler, or who stands in its place: at DMLC_PS_ROOT_PORT, or any port. ConfigError if it cannot."""
+    try:
+        return listen(address, port or 0, or_anywhere=True)
+    except OSError as error:
+        text = "cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s"
+        raise ConfigError(text % (address, port or 0, error.strerror)) from None
 
 
 def listen(host: str, port: int = 0, or_anywhere: bool = False) -> socket.socket:

@@ -69,19 +69,15 @@ async def _join(settings: Settings, secret: bytes, timeout_s: float) -> socket.s
     deadline = time.monotonic() + timeout_s
     addresses = await _in_thread(resolve, settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
 
-    async def attempt() -> socket.socket:
+    async def connected() -> socket.socket:
         sock, reason = await connect(addresses, deadline)
         if sock is None:
             raise RendezvousError("cannot reach the doctor at %s for %g s: %s" % (where, timeout_s, reason))
-        try:
-            await channel.prove_to_acceptor(sock, secret, "worker", auth.CONTROL, "scheduler")
-            return sock
-        except BaseException:
-            sock.close()
-            raise
+        return sock
 
     try:
-        return await channel.persistently(attempt)
+        sock, _ = await channel.connect_and_prove(connected, secret, "worker", auth.CONTROL, "scheduler")
+        return sock
     except AuthenticationError as error:
         raise RendezvousError("the doctor at %s: %s" % (where, error)) from None
 

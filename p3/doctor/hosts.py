@@ -10,6 +10,7 @@ import sys
 from typing import Dict
 
 from p3.cluster.engines import Engine, Process
+from p3.cluster.node import listen_as_root
 from p3.doctor.examination import Examination
 from p3.errors import ConfigError
 from p3.settings import Settings
@@ -25,7 +26,7 @@ async def examine(
 ) -> dict:
     """What examination.py tells of the hosts on which `engine` places `count` workers. `timeout_s`: until an examiner
     has come. ConfigError if the doctor cannot listen, or the engine has no room."""
-    listener = engine.listen(settings.root_port)
+    listener = listen_as_root(engine.root, settings.root_port)
     secret = secrets.token_hex(32)
     job = {
         "DMLC_PS_ROOT_URI": engine.root, "DMLC_PS_ROOT_PORT": str(listener.getsockname()[1]),

@@ -18,7 +18,7 @@ import stat
 import time
 from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
-from p3.cluster.node import address_as_set, listen, resolve
+from p3.cluster.node import address_as_set, address_towards, listen_as_root, resolve
 from p3.errors import ConfigError, RendezvousError
 from p3.launchers.adapters import TORCHRUN
 from p3.launchers.place import Place
@@ -173,11 +173,7 @@ def meet(settings: Settings, place: Place, channel: Channel, address: str) -> Me
             raise ConfigError("the job has no secret: set P3_SECRET or P3_SECRET_FILE to the same value on every host "
                               "before %s" % place.launcher)  # fmt: skip
         secret = secrets.token_hex(32)
-    try:
-        listener = listen(address, settings.root_port or 0, or_anywhere=True)
-    except OSError as error:
-        raise ConfigError("cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s"
-                          % (address, settings.root_port or 0, error.strerror)) from None  # fmt: skip
+    listener = listen_as_root(address, settings.root_port)
     said = "%s %d %s" % (address, listener.getsockname()[1], secret)
     if place.size > 1:
         channel.publish(said)
@@ -194,13 +190,9 @@ def address_of_rank_0(settings: Settings, place: Place) -> str:
     if place.machines == 1:
         return "127.0.0.1"
     for other in (place.gateway, socket.gethostname(), _ANYWHERE):
-        # Connecting a datagram socket sends nothing, but chooses the route and so our address on it.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            if other:
-                probe.connect((other, 9))
-                own = probe.getsockname()[0]
-                if not own.startswith("127."):
-                    return own
+        own = address_towards(other) if other else None
+        if own is not None and not own.startswith("127."):
+            return own
     raise ConfigError("cannot tell which address of this host the others reach. Set DMLC_INTERFACE or "
                       "DMLC_NODE_HOST")  # fmt: skip
 
