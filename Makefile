@@ -5,7 +5,7 @@
 # make wheel   a wheel of P3 for the Python of .venv, and the source archive, in dist/; docs/wheels.md
 # make test-ray   the same set-up, and Ray and PyTorch in .venv-ray, then the tests of both on Ray clusters
 # make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
-# make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, then the control messages; needs clang
+# make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, control messages, random programs; needs clang
 # make lint   ruff, clang-format and clang-tidy, and Clang's check of locks (-Wthread-safety); needs clang and clang-tidy
 # make compatibility   the same set-up, then docs/compatibility.md afresh: every case with MXNet's stores and with P3's
 # make mxnet-tests   the same set-up, then MXNet's own tests of its stores with P3's; MXNET_SOURCE=/path/to/mxnet-1.9.1
@@ -21,6 +21,9 @@ unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_S
 
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard include/p3/*.h src/*/*.h src/*/*.cc p3/*.pyx p3/*.pxd p3/*.pxi p3/measure/*.pyx p3/mxnet/*.pyx p3/mxnet/*.h p3/mxnet/*.cc)
 
+# Where P3 itself is tested, warnings are errors; a user's compiler may know newer ones (tools/configure).
+test test-cpp sanitize sanitize-address sanitize-thread sanitize-short fuzz lint: export WERROR := 1
+
 .NOTPARALLEL:  # each step uses all cores by itself
 .PHONY: all demo demo-torch test test-cpp test-python test-torch test-ray wheel sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
 
@@ -35,15 +38,18 @@ demo-torch: $(VENV)/with-torch
 test: test-cpp test-python
 
 test-cpp: build/can-test $(VENV)/installed
-	cmake -S . -B build/core -G Ninja -DP3_BUILD_TESTS=ON
+	tools/configure build/core -G Ninja -DP3_BUILD_TESTS=ON
 	cmake --build build/core
 	ctest --test-dir build/core --output-on-failure --no-tests=error --parallel $$(nproc)
 
+# Most tests wait more than they compute, so there is one process more than cores; a file's tests share one of them.
+PYTEST := python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile
+
 test-python: $(VENV)/installed
-	python -m pytest
+	$(PYTEST)
 
 test-torch: $(VENV)/with-torch
-	python -m pytest tests/torch
+	$(PYTEST) tests/torch
 
 test-ray: $(RAY_VENV)/ready
 	PYTHONPATH=$(CURDIR) $(RAY_VENV)/bin/python -m pytest tests/launchers/test_ray.py tests/launchers/test_ray_train.py
@@ -62,30 +68,32 @@ sanitize: sanitize-address sanitize-thread
 sanitize-address: SANITIZERS := address,undefined
 sanitize-thread: SANITIZERS := thread
 sanitize-address sanitize-thread: build/can-test $(VENV)/installed
-	cmake -S . -B build/$@ -G Ninja -DP3_SANITIZE=$(SANITIZERS)
+	tools/configure build/$@ -G Ninja -DP3_SANITIZE=$(SANITIZERS)
 	cmake --build build/$@
 	ctest --test-dir build/$@ --output-on-failure --no-tests=error --parallel $$(nproc)
 
 # The corpus of the fuzzers alone, under AddressSanitizer + UndefinedBehaviorSanitizer.
 sanitize-short: build/can-test $(VENV)/installed
-	cmake -S . -B build/sanitize-address -G Ninja -DP3_SANITIZE=address,undefined
+	tools/configure build/sanitize-address -G Ninja -DP3_SANITIZE=address,undefined
 	cmake --build build/sanitize-address --target fuzz_replays
 	ctest --test-dir build/sanitize-address --output-on-failure --no-tests=error -R '^Fuzz'
 
 # Adds what it finds to the corpus that is kept; an input that fails is left in build/fuzz.
 TIME := 60
 TARGETS := $(patsubst tests/fuzz/%_fuzz.cc,%,$(wildcard tests/fuzz/*_fuzz.cc))
-fuzz: $(VENV)/installed
-	CXX=$${CXX:-clang++} cmake -S . -B build/fuzz -G Ninja -DP3_FUZZ=ON -DP3_SANITIZE=address,undefined
+fuzz: $(VENV)/with-torch
+	CXX=$${CXX:-clang++} tools/configure build/fuzz -G Ninja -DP3_FUZZ=ON -DP3_SANITIZE=address,undefined
 	cmake --build build/fuzz
 	tools/fuzz run build/fuzz $(TIME) $(TARGETS)
 	python tests/fuzz/control.py --seconds $(TIME)
+	PYTHONPATH=.:tests/torch:tests/helpers python -m programs --seconds $(TIME)
+	PYTHONPATH=.:tests/mxnet:tests/helpers python -m store_programs --seconds $(TIME)
 
 # clang-tidy reports as errors what Clang warns of, too.
 lint: build/can-lint $(VENV)/installed
 	ruff check .
 	clang-format --dry-run -Werror $$(git ls-files '*.h' '*.cc')
-	CXX=$${CXX:-clang++} cmake -S . -B build/lint -G Ninja -DP3_BUILD_TESTS=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+	CXX=$${CXX:-clang++} tools/configure build/lint -G Ninja -DP3_BUILD_TESTS=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
 	run-clang-tidy -quiet -p build/lint
 
 # CASES='--store p3_sync --case push_and_pull' runs these cells only; --help lists what else there is.
@@ -101,7 +109,16 @@ build/can-%:
 	@mkdir -p build
 	@touch $@
 
+# A clone that was moved or copied begins afresh, for the scripts in .venv name the folder that it was made in.
+ifneq ($(wildcard $(VENV)/bin/activate),)
+ifeq ($(shell grep -F '$(CURDIR)/$(VENV)' $(VENV)/bin/activate),)
+MOVED := yes
+.PHONY: $(VENV)/ready
+endif
+endif
+
 $(VENV)/ready:
+	$(if $(MOVED),rm -rf $(VENV))
 	@./tools/make-venv $(VENV) $(PYTHON)
 	@touch $@
 

@@ -39,7 +39,7 @@ class BuildWithCore(build_ext):
         cmake = shutil.which("cmake")
         if cmake is None:
             sys.exit("P3: cmake was not found. Install it with: pip install cmake ninja")
-        configure = [cmake, "-S", str(ROOT), "-B", str(BUILD), "-DP3_BUILD_TESTS=OFF"]
+        configure = ["sh", str(ROOT / "tools" / "configure"), str(BUILD), "-DP3_BUILD_TESTS=OFF"]
         ninja = shutil.which("ninja")
         if ninja and not (BUILD / "Makefile").exists():
             # Named, for the one that CMake remembers may have gone with the environment that pip built in before.
@@ -48,6 +48,12 @@ class BuildWithCore(build_ext):
         build = [cmake, "--build", str(BUILD), "--target", "extensions", "--parallel", str(os.cpu_count() or 1)]
         subprocess.run(build, check=True)
         super().build_extensions()
+
+    def build_extension(self, ext):
+        """Links it again if a library has changed. Only here does it depend on these: they are no sources."""
+        sources, ext.depends = ext.depends, ext.depends + ext.extra_objects
+        super().build_extension(ext)
+        ext.depends = sources
 
 
 def extension(name: str, *libraries: str) -> Extension:
@@ -64,12 +70,13 @@ def extension(name: str, *libraries: str) -> Extension:
         extra_objects=links,
         extra_link_args=["-pthread", "-Wl,-rpath," + to_package],
         libraries=["dl"],
-        depends=[*links, *glob("include/p3/*.h"), *glob("src/binding/*.h"),
-                 *glob("src/simulator/*.h"), *glob(os.path.dirname(source) + "/*.h")],
+        depends=[*glob("include/p3/*.h"), *glob("src/binding/*.h"), *glob("src/simulator/*.h"),
+                 *glob(os.path.dirname(source) + "/*.h")],
     )
 
 
 setup(
+    license="Apache-2.0",
     ext_modules=cythonize(
         [
             extension("p3._core"),
