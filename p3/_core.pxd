@@ -88,7 +88,6 @@ cdef extern from "p3/tls_stream.h" namespace "p3" nogil:
     cdef cppclass TlsStream(Stream):
         @staticmethod
         cbool built_in() noexcept
-        cbool writes_in_kernel() noexcept
         void end_writing() noexcept
         void close() noexcept
 
@@ -102,7 +101,7 @@ cdef extern from "p3/node.h" namespace "p3" nogil:
         double queued_s
     cdef struct Counters:
         Traffic traffic, local
-        uint64_t rounds, received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes
+        uint64_t rounds, received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes, keys, value_bytes
 
 
 cdef extern from "p3/lateness.h" namespace "p3" nogil:
@@ -133,6 +132,8 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         uint64_t own_rows, pushed_rows, touched_rows, row_bytes_sent, row_bytes_received
     cdef cppclass Done "p3::Worker::Done":
         pass
+    cdef cppclass LandedRound:
+        uint64_t round, least_clock
     cdef cppclass Worker:
         Worker(int, int, NodeOptions) except +raise_as_python
         void add_server(int, unique_ptr[Stream], string) except +raise_as_python
@@ -153,20 +154,26 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void skip(int, void*, int32_t, Completion, cbool, cbool) except +raise_as_python
         void ready(int, uint64_t) except +raise_as_python
         void fetch(int, uint8_t, void*, Completion) except +raise_as_python
-        void store(int, uint8_t, const void*, Completion) except +raise_as_python
+        void store(int, uint8_t, const void*, Completion, uint64_t) except +raise_as_python
+        uint64_t updates(int) except +raise_as_python
+        LandedRound landed_round(int) except +raise_as_python
         int declare_rows(string, uint64_t, uint64_t, DType) except +raise_as_python
         void push_rows(int, const RowsView&, void*, int32_t, const RoundScalars&, Completion) except +raise_as_python
         void fetch_rows(int, uint8_t, const int64_t*, uint64_t, void*, int32_t, Completion) except +raise_as_python
-        void store_rows(int, uint8_t, const RowsView&, Completion) except +raise_as_python
+        void store_rows(int, uint8_t, const RowsView&, Completion, uint64_t) except +raise_as_python
         void choose_route(int, int, cbool) except +raise_as_python
+        cbool is_idle(int) except +raise_as_python
+        void release(int) except +raise_as_python
         void move_rows(int, const CKeyPlan&, vector[uint8_t], const RowRange&, Completion) except +raise_as_python
         void capture(int, uint64_t, float*, Completion) except +raise_as_python
         cbool keeps_residual(int) except +raise_as_python
         size_t residual_floats(int) except +raise_as_python
         void restore_residual(int, const float*) except +raise_as_python
+        void keep_former_residual(int) except +raise_as_python
+        void change_residual(int, cbool, double) except +raise_as_python
         optional[CKeyPlan] captured_plan(int) except +raise_as_python
         optional[Error] error() except +raise_as_python
-        int event_fd() noexcept
+        int event_fd() except +raise_as_python
         Counters counters() except +raise_as_python
         vector[Late] late() except +raise_as_python
         Traffic traffic_with(int) except +raise_as_python
@@ -177,6 +184,10 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/server.h" namespace "p3" nogil:
+    cdef enum class Reduction(unsigned char):
+        kSum
+        kAverage
+        kMean
     cdef cppclass ServerOptions:
         pass
     cdef struct Pushed "p3::LostWorker::Pushed":
@@ -194,9 +205,11 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void define(const CKeyPlan&, string, int) except +raise_as_python
         void define_successor(const CKeyPlan&, uint32_t) except +raise_as_python
         void drop(uint32_t) except +raise_as_python
+        cbool drop_store(int) except +raise_as_python
+        void load(uint32_t, uint32_t, uint8_t, const void*, size_t) except +raise_as_python
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         void set_compression(int, const Compression&) except +raise_as_python
-        void set_average(int, cbool) except +raise_as_python
+        void set_reduction(int, Reduction) except +raise_as_python
         LostWorker lose_worker(int) except +raise_as_python
         void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
@@ -235,6 +248,7 @@ cdef extern from "binding/completion.h" namespace "p3::binding" nogil:
         cbool updated() noexcept
         const vector[int64_t]& changed_rows() noexcept
         cbool wait(double) except +raise_as_python
+        void also(Done) except +raise_as_python
     cdef cppclass CCompletions "p3::binding::Completions":
         CCompletions() except +raise_as_python
         Done done_of(int64_t) except +raise_as_python
@@ -267,9 +281,11 @@ cdef class Operation:
     cdef Py_buffer ids
     cdef cbool tells_changed
 
+    cdef announce(self, tell)
     cdef take_landing(self, landing, size_t nbytes, rows=*)
     cdef take_source(self, source, size_t nbytes, rows=*)
     cdef RowsView take_rows(self, ids, values, size_t row_bytes) except *
+    cdef void let_go(self) noexcept
 
 
 cdef class P3Worker:
@@ -281,5 +297,5 @@ cdef class P3Worker:
     cdef size_t residual_bytes(self, int key) except *
     cdef CoreArray new_residual(self, int key)
     cdef Operation begin(self, int key, uint8_t part, source, landing)
-    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on)
+    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on, tell)
     cdef keep(self, Operation operation)

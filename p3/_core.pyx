@@ -149,7 +149,7 @@ cdef check_size(name, size_t nbytes, size_t expected, rows):
 
 
 cdef class Operation:
-    """Something under way on one key. Holds its arrays until the core is done with them."""
+    """Something under way on one key. Holds its arrays until the core is done with them, and somebody has seen that."""
 
     def __cinit__(self):
         self.completion = new Completion()
@@ -176,16 +176,28 @@ cdef class Operation:
         rows.values = self.source.buf
         return rows
 
+    cdef announce(self, tell):
+        cdef Completions completions
+        if tell is not None:
+            completions, token = tell
+            self.completion.also(completions.done_of(token))
+
     def __dealloc__(self):
         # The worker keeps unfinished operations alive, so nothing is borrowed any more.
+        self.let_go()
+        del self.completion
+
+    cdef void let_go(self) noexcept:
         PyBuffer_Release(&self.landing)
         PyBuffer_Release(&self.source)
         PyBuffer_Release(&self.ids)
-        del self.completion
 
     @property
     def done(self):
-        return self.completion.done()
+        if not self.completion.done():
+            return False
+        self.let_go()  # though the worker may keep the operation for long: the memory of gradients is wanted again
+        return True
 
     @property
     def updated(self):
@@ -210,6 +222,7 @@ cdef class Operation:
             in_time = self.completion.wait(timeout_s)
         if not in_time:
             raise TimeoutError(f"the operation was not complete after {timeout_s:g} s")
+        self.let_go()
 
 
 cdef class Completions:
@@ -306,11 +319,13 @@ cdef class P3Worker:
         return operation
 
     def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool gated=False,
-             cbool more=False):
-        """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars)."""
+             cbool more=False, tell=None):
+        """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars). `tell`: Completions, and the
+        token by which they announce it."""
         if gradient is None:
             raise ValueError("push needs a gradient")
         cdef Operation operation = self.begin(key, 0, gradient, landing)
+        operation.announce(tell)
         cdef RoundScalars round = round_scalars(scalars)
         with nogil:
             self.core.push(key, operation.source.buf, operation.landing.buf, priority, round, operation.completion[0],
@@ -321,8 +336,8 @@ cdef class P3Worker:
         with nogil:
             self.core.flush()
 
-    def skip(self, int key, landing not None, int32_t priority=0, cbool gated=False, cbool goes_on=False):
-        return self.skip_any(key, landing, priority, gated, goes_on)
+    def skip(self, int key, landing not None, int32_t priority=0, cbool gated=False, cbool goes_on=False, tell=None):
+        return self.skip_any(key, landing, priority, gated, goes_on, tell)
 
     def ready(self, int key, uint64_t elements):
         with nogil:
@@ -335,12 +350,13 @@ cdef class P3Worker:
             self.core.fetch(key, part, operation.landing.buf, operation.completion[0])
         return operation
 
-    def store(self, int key, uint8_t part, content):
+    def store(self, int key, uint8_t part, content, uint64_t updates=0):
+        """`updates`: with staleness, how many updates the state has had; 0: those that the servers have counted."""
         if content is None:
             raise ValueError("store needs a content")
         cdef Operation operation = self.begin(key, part, content, None)
         with nogil:
-            self.core.store(key, part, operation.source.buf, operation.completion[0])
+            self.core.store(key, part, operation.source.buf, operation.completion[0], updates)
         return operation
 
     def init_rows(self, int key, value, landing, int32_t priority=0):
@@ -365,10 +381,11 @@ cdef class P3Worker:
         return operation
 
     def skip_rows(self, int key, landing, int32_t priority=0, cbool goes_on=False):
-        return self.skip_any(key, landing, priority, False, goes_on)
+        return self.skip_any(key, landing, priority, False, goes_on, None)
 
-    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on):
+    cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on, tell):
         cdef Operation operation = self.begin(key, 0, None, landing)
+        operation.announce(tell)
         with nogil:
             self.core.skip(key, operation.landing.buf, priority, operation.completion[0], gated, goes_on)
         return operation
@@ -385,12 +402,21 @@ cdef class P3Worker:
                                  operation.completion[0])
         return operation
 
-    def store_rows(self, int key, uint8_t part, ids not None, content not None):
+    def updates(self, int key):
+        """Of a key with staleness: that it had had in what the servers answered last."""
+        return self.core.updates(key)
+
+    def landed_round(self, int key):
+        """(round, least clock) of a key with staleness: see p3/worker.h."""
+        cdef LandedRound landed = self.core.landed_round(key)
+        return landed.round, landed.least_clock
+
+    def store_rows(self, int key, uint8_t part, ids not None, content not None, uint64_t updates=0):
         cdef Operation operation = Operation()
         cdef RowsView rows = operation.take_rows(ids, content, self.core.row_bytes(key, part))
         self.keep(operation)
         with nogil:
-            self.core.store_rows(key, part, rows, operation.completion[0])
+            self.core.store_rows(key, part, rows, operation.completion[0], updates)
         return operation
 
     def move_rows(self, int key, plan not None, parts, uint64_t first_row, uint64_t rows):
@@ -408,6 +434,14 @@ cdef class P3Worker:
 
     def choose_route(self, int key, int pushes, cbool as_slices=False):
         self.core.choose_route(key, pushes, as_slices)
+
+    def is_idle(self, int key):
+        """Whether nothing is under way of it, so that release() may follow."""
+        return self.core.is_idle(key)
+
+    def release(self, int key):
+        """Forgets an idle key; its handle is none from here on. ValueError if it is not idle."""
+        self.core.release(key)
 
     def capture(self, int key, uint64_t snapshot, residual=None):
         """`residual`: an array of residual_floats() in float32, of a key that keeps_residual()."""
@@ -432,6 +466,13 @@ cdef class P3Worker:
         cdef Operation holder = Operation()
         holder.take_source(residual, self.residual_bytes(key))
         self.core.restore_residual(key, <const float*>holder.source.buf)
+
+    def keep_former_residual(self, int key):
+        self.core.keep_former_residual(key)
+
+    def change_residual(self, int key, cbool undo, double factor):
+        """Before the key's next push, and behind the last one."""
+        self.core.change_residual(key, undo, factor)
 
     def captured_plan(self, int key):
         """Of the last capture; None if there was none. A key of rows that moves has another wire_key then."""

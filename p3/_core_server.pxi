@@ -1,3 +1,6 @@
+_REDUCTIONS = ("sum", "average", "mean")  # the core's numbers
+
+
 cdef class P3Server:
     """include/p3/server.h says what its options and methods do; as P3Worker where the names are the same.
 
@@ -25,78 +28,100 @@ cdef class P3Server:
         with nogil:
             del core
 
+    cdef Server* running(self) except NULL nogil:
+        """Throws in the child of a fork, which has none of the server's threads."""
+        if self.core == NULL:
+            with gil:
+                raise P3Error("this process was forked from a worker and is no part of the job; use P3 in the parent "
+                              "only", "stopped")
+        return self.core
+
     def add_worker(self, int worker, int fd, str label not None, *, ring=(), Tls tls=None):
-        self.core.add_worker(worker, stream_of(fd, ring, False, released(tls)), label)
+        self.running().add_worker(worker, stream_of(fd, ring, False, released(tls)), label)
 
     def add_watch(self, int fd, str label not None, *, Tls tls=None):
-        self.core.add_watch(stream_of(fd, (), False, released(tls)), label)
+        self.running().add_watch(stream_of(fd, (), False, released(tls)), label)
 
     def start(self):
-        self.core.start()
+        self.running().start()
 
     def define(self, plan not None, str name not None, int store=0):
         cdef CKeyPlan core_plan = key_plan(plan)
         cdef string text = name
         with nogil:
-            self.core.define(core_plan, text, store)
+            self.running().define(core_plan, text, store)
 
     def define_successor(self, plan not None, uint32_t predecessor):
         cdef CKeyPlan core_plan = key_plan(plan)
         with nogil:
-            self.core.define_successor(core_plan, predecessor)
+            self.running().define_successor(core_plan, predecessor)
 
     def drop(self, uint32_t wire_key):
         with nogil:
-            self.core.drop(wire_key)
+            self.running().drop(wire_key)
+
+    def drop_store(self, int store):
+        """Call it again until it returns True: see p3/server.h."""
+        cdef cbool is_gone
+        with nogil:
+            is_gone = self.running().drop_store(store)
+        return is_gone
+
+    def load(self, uint32_t wire_key, uint32_t slice, uint8_t part, content not None):
+        cdef const unsigned char[::1] memory = content
+        cdef const void* data = &memory[0] if memory.shape[0] > 0 else NULL
+        cdef size_t size = memory.shape[0]
+        with nogil:
+            self.running().load(wire_key, slice, part, data, size)
 
     def set_optimizer(self, int store, description):
         """`description` as p3.server.optimizers has them: {"name": "sgd", "momentum": 0.9, ...}"""
-        self.core.set_optimizer(store, optimizer_spec(description))
+        self.running().set_optimizer(store, optimizer_spec(description))
 
     def set_compression(self, int store, description):
-        self.core.set_compression(store, compression_from(description))
+        self.running().set_compression(store, compression_from(description))
 
     def set_reduction(self, int store, str reduction not None):
-        if reduction not in ("sum", "average"):
-            raise ValueError(f"a reduction is 'sum' or 'average', not {reduction!r}")
-        self.core.set_average(store, reduction == "average")
+        if reduction not in _REDUCTIONS:
+            raise ValueError(f"a reduction is 'sum', 'average' or 'mean', not {reduction!r}")
+        self.running().set_reduction(store, <Reduction><int>_REDUCTIONS.index(reduction))
 
     def lose_worker(self, int worker):
         """Why no other process can replace it, or ""; and by wire key the last round that it pushed."""
         cdef LostWorker lost
         with nogil:
-            lost = self.core.lose_worker(worker)
+            lost = self.running().lose_worker(worker)
         return lost.problem, {pushed.wire_key: pushed.round for pushed in lost.pushed}
 
     def fill(self, int worker, rounds, cbool skips=False):
         """`rounds`: by wire key."""
         cdef vector[Pushed] pushed = [{"wire_key": wire_key, "round": number} for wire_key, number in rounds.items()]
         with nogil:
-            self.core.fill(worker, pushed, skips)
+            self.running().fill(worker, pushed, skips)
 
     def replace_worker(self, int worker, int fd, *, ring=(), Tls tls=None):
         cdef unique_ptr[Stream] stream = stream_of(fd, ring, False, released(tls))
         with nogil:
-            self.core.replace_worker(worker, move(stream))
+            self.running().replace_worker(worker, move(stream))
 
     def fail(self, str text not None):
         cdef string told = text
         with nogil:
-            fail_server(self.core[0], told)
+            fail_server(self.running()[0], told)
 
     @property
     def error(self):
-        return error_or_none(self.core.error())
+        return error_or_none(self.running().error())
 
     @property
     def event_fd(self):
         """Readable once failed or finished."""
-        return self.core.event_fd()
+        return self.running().event_fd()
 
     @property
     def finished(self):
         """Every worker has said goodbye."""
-        return self.core.finished()
+        return self.running().finished()
 
     def take_captured(self, uint64_t snapshot):
         """What rank 0 has had captured for that snapshot, ordered; of earlier ones nothing is left.
@@ -108,21 +133,21 @@ cdef class P3Server:
         return [
             (array.wire_key, array.slice, array.part, DTYPE_NAMES[<int>array.dtype], array.elements,
              CoreArray.over(array.data, array.elements, array.dtype))
-            for array in self.core.take_captured(snapshot)
+            for array in self.running().take_captured(snapshot)
         ]
 
     def counters(self):
         """Traffic with all workers, and what else p3/node.h has for a server; `late_s`: of each worker."""
-        cdef dict counters = self.core.counters()
+        cdef dict counters = self.running().counters()
         del counters["local"]
-        return {**counters.pop("traffic"), **counters, "late_s": self.core.mean_lateness_s()}
+        return {**counters.pop("traffic"), **counters, "late_s": self.running().mean_lateness_s()}
 
     def late(self):
-        return self.core.late()
+        return self.running().late()
 
     def stop(self):
         with nogil:
-            self.core.stop()
+            self.running().stop()
 
     def abandon_after_fork(self):
         self.core.abandon_after_fork()

@@ -50,10 +50,6 @@ cdef class Tls:
         if self.stream != NULL:
             self.stream.close()
 
-    @property
-    def writes_in_kernel(self):
-        return self.still_here().writes_in_kernel()
-
 
 # For stream_of(): the core's from here on; null for None.
 cdef TlsStream* released(Tls tls) except? NULL:

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 
-from p3 import __version__
+from p3 import __version__, first_process
 from p3.cluster.execute import Launched
 from p3.errors import ConfigError, NotBuilt, RendezvousError
 from p3.launchers.options import add_options
@@ -28,6 +28,8 @@ _OF_RAY = ("cpus", "gpus", "timeout_s")  # options, by the fields of Wants
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
+    if os.getpid() == 1:
+        first_process.stand_aside()
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser(() if arguments[:1] in (["run"], ["exec"]) else _MEASURING).parse_args(arguments)
     command = getattr(options, "command", [])
@@ -71,6 +73,8 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         worker_restarts,
         _bounds(options),
         lambda: _hosts_of(options),
+        options.grace,
+        options.restart_pause,
     )
 
 
@@ -116,7 +120,7 @@ def _exec(options, settings: Settings, command: List[str]) -> int:
     from p3.cluster import execute
 
     if options.secret_stdin:
-        return execute.supervise([sys.executable, "-m", "p3", "exec", "--"] + command)
+        return execute.supervise([sys.executable, *execute.p3_exec("--", *command)], options.silence)
     if settings.role is None:
         from p3.launchers import adapters, place, supervise
 
@@ -210,6 +214,13 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     )
     run.add_argument("--snapshot-every", metavar="N", help="steps between two snapshots: P3_SNAPSHOT_EVERY")
     run.add_argument(
+        "--grace",
+        type=_timeout,
+        default=60.0,
+        metavar="S",
+        help="after SIGTERM, how long a job may take to end with a snapshot (default 60)",
+    )
+    run.add_argument(
         "--on-worker-loss",
         choices=("fail", "wait"),
         help="when a worker is lost: end the job, or start it again while the others wait (default P3_ON_WORKER_LOSS)",
@@ -220,6 +231,13 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         default=3,
         metavar="K",
         help="with wait: start each worker again at most K times (default 3)",
+    )
+    run.add_argument(
+        "--restart-pause",
+        type=_timeout,
+        default=1.0,
+        metavar="S",
+        help="after a restart that failed, wait S seconds (default 1) until the next one, then twice as long, ...",
     )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
     run.set_defaults(handler=_run)
@@ -233,6 +251,7 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     )
     add_options(execute)
     execute.add_argument("--secret-stdin", action="store_true", help="read the secret from the first line of input")
+    execute.add_argument("--silence", type=_timeout, metavar="S", help="end when nothing comes behind it for S seconds")
     for name in Launched._fields:  # from `p3 run`
         execute.add_argument(Launched.option(name), type=int, help=argparse.SUPPRESS)
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")

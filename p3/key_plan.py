@@ -26,6 +26,13 @@ def slice_elements(setting: Union[int, str], num_servers: int) -> int:
     return 50000 if num_servers <= _FEW_SERVERS else 10000
 
 
+def even_slices(elements: int, most: int) -> int:
+    """The elements of a slice if so many are cut into slices of one size, but for the last one's rounding, of at most
+    `most`. So the parts of a gathered key are cut: each begins anew, and where the last slices of all were small ones,
+    going round robin some servers would have got those alone."""
+    return -(-elements // max(1, -(-elements // most)))
+
+
 def staleness(rounds: Union[int, float]) -> int:
     """The field of that name, for a whole number of rounds or math.inf. ValueError for all else."""
     if rounds == math.inf:

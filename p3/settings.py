@@ -13,11 +13,10 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-import os
-import stat
 from dataclasses import dataclass, field, fields
-from typing import Callable, Mapping, Optional, Union
+from typing import Callable, Mapping, Optional, Tuple, Union
 
+from p3 import secret_file
 from p3.errors import ConfigError
 
 log = logging.getLogger("p3")
@@ -77,13 +76,33 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return _text(allowed.__contains__, "one of " + ", ".join(allowed))
 
 
+def _ports(text: str) -> Tuple[int, ...]:
+    """`9100-9107,9200`, each once."""
+    found = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        bounds = [first, last if dash else first]
+        if not all(bound.isascii() and bound.isdigit() and 1 <= int(bound) <= 65535 for bound in bounds):
+            raise ValueError("ports from 1 to 65535, as 9100-9107 or 9100,9102")
+        if int(bounds[1]) < int(bounds[0]):
+            raise ValueError("ports from 1 to 65535, as 9100-9107, the lower one first")
+        found += range(int(bounds[0]), int(bounds[1]) + 1)
+    return tuple(dict.fromkeys(found))
+
+
 def _flag(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError("0 or 1")
     return text == "1"
 
 
-_address = _text(lambda text: text.split() == [text], "a name or address without blanks")
+def _address(text: str) -> str:
+    """IPv6 may stand in brackets, as in a URI."""
+    if text.split() != [text]:
+        raise ValueError("a name or address without blanks")
+    return text[1:-1] if text[0] == "[" and text[-1] == "]" and ":" in text else text
+
+
 _command = _text(str.strip, "a command")
 _path = _text(str.strip, "a path")
 _secret = _text(
@@ -115,6 +134,11 @@ class Settings:
         "DMLC_PS_ROOT_PORT", None, _integer(1, 65535),
         "TCP port of the scheduler. `p3 run` takes a free one; set it where a firewall opens only certain ports.",
     )
+    server_ports: Optional[Tuple[int, ...]] = _setting(
+        "P3_SERVER_PORTS", None, _ports,
+        "TCP ports for servers, as `9100-9107` or `9100,9102`; each server takes the first that is free on its host. "
+        "Unset: any free port. Set it where a firewall opens only certain ports, one for each server on a host.",
+    )
     num_workers: Optional[int] = _setting(
         "DMLC_NUM_WORKER", None, _integer(1, 10000), "Number of workers in the job. `p3 run -n` sets it."
     )
@@ -123,8 +147,8 @@ class Settings:
     )
     interface: Optional[str] = _setting(
         "DMLC_INTERFACE", None, _address,
-        "Network interface whose IPv4 address other nodes use to reach this one. Set it on hosts with several "
-        "networks; unset, it is the interface that leads to the scheduler.",
+        "Network interface whose address other nodes use to reach this one, IPv4 if it has one. Set it on hosts with "
+        "several networks; unset, it is the interface that leads to the scheduler.",
     )
     node_host: Optional[str] = _setting(
         "DMLC_NODE_HOST", None, _address,
@@ -143,7 +167,8 @@ class Settings:
     )
     secret_file: Optional[str] = _setting(
         "P3_SECRET_FILE", None, _command,
-        "File that holds the secret, readable by its owner alone. Set it with another launcher than `p3 run`.",
+        "File that holds the secret, readable by its owner alone, or as Kubernetes and Docker mount it. Set it with "
+        "another launcher than `p3 run`.",
     )
     tls: bool = _setting(
         "P3_TLS", False, _flag,
@@ -182,9 +207,9 @@ class Settings:
     )
     sum_order: str = _setting(
         "P3_SUM_ORDER", "rank", _choice("rank", "arrival"),
-        "`rank`: servers add gradients in the order of ranks, so every run gives the same bits. `arrival`: as they "
-        "come, which takes less memory. Change it if servers run out of memory and the last bits may differ between "
-        "runs.",
+        "`rank`: servers add gradients in an order given by ranks, so every run gives the same bits. `arrival`: as "
+        "they come, which takes less memory. Change it if servers run out of memory and the last bits may differ "
+        "between runs.",
         common=True,
     )
     server_threads: int = _setting(
@@ -229,8 +254,9 @@ class Settings:
     )
     wait_timeout_s: float = _setting(
         "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000),
-        "Seconds that a barrier, `set_optimizer`, a snapshot and the like wait for other nodes. Raise it if one "
-        "worker works for longer while others wait in a barrier.",
+        "Seconds that a barrier, `set_optimizer`, a snapshot and the like wait for other nodes while nothing moves: "
+        "bytes of values, or of a snapshot on any node's disk, begin it anew. Raise it if one worker works for longer "
+        "while others wait in a barrier.",
     )
     straggler_s: float = _setting(
         "P3_STRAGGLER_S", 30.0, _seconds(0.1, 864000),
@@ -273,6 +299,11 @@ class Settings:
     snapshot_keep: int = _setting(
         "P3_SNAPSHOT_KEEP", 2, _integer(1, 10000),
         "Number of snapshots to keep, the newest ones. With 1, a damaged snapshot leaves none to resume from.",
+    )
+    snapshot_rate: float = _setting(
+        "P3_SNAPSHOT_RATE", 0.0, _number(float, 0, 1e6, "a number of MB per second"),
+        "Most that each process writes of a snapshot, in MB (10^6 bytes) per second; `0`: as fast as it goes. Set it "
+        "where snapshots go over the network that training needs.",
     )
     ssh: str = _setting(
         "P3_SSH", "ssh -o BatchMode=yes", _command,
@@ -339,16 +370,7 @@ class Settings:
                 "(at least %d characters), or start the job with `p3 run`, which makes one."
                 % (self.role or "p3", MIN_SECRET_CHARACTERS)
             )
-        try:
-            with open(self.secret_file, "rb") as file:
-                others_may_read = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
-                secret = file.read(1 << 16).strip()
-        except OSError as error:
-            raise ConfigError("P3_SECRET_FILE=%r cannot be read: %s" % (self.secret_file, error.strerror)) from None
-        if others_may_read:
-            raise ConfigError(
-                "P3_SECRET_FILE=%r can be read by others. Run: chmod 600 %s" % (self.secret_file, self.secret_file)
-            )
+        secret = secret_file.read(self.secret_file)
         if len(secret) < MIN_SECRET_CHARACTERS:
             raise ConfigError(
                 "P3_SECRET_FILE=%r holds fewer than %d characters" % (self.secret_file, MIN_SECRET_CHARACTERS)
@@ -359,7 +381,8 @@ class Settings:
 VARIABLES = {setting.metadata["variable"]: setting for setting in fields(Settings)}
 
 # What `p3 run` tells each worker's script, for example to choose a GPU. P3_LOCAL_SIZE also shares out the cores.
-TOLD_TO_SCRIPTS = ("P3_LOCAL_RANK", "P3_LOCAL_SIZE")
+# P3_SIGNALS=0 says that signals are the launcher's, and the worker leaves them alone.
+TOLD_TO_SCRIPTS = ("P3_LOCAL_RANK", "P3_LOCAL_SIZE", "P3_SIGNALS")
 
 # Former settings, and what to do instead.
 REMOVED = {

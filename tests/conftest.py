@@ -21,6 +21,22 @@ def pytest_configure(config):
     """A shell starts what runs in the background with Ctrl-C ignored, and processes inherit that; tests send it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.option.loadscopereorder = False  # xdist's own order: files of many tests first, however long they take
+
+
+# With --dist loadfile a long file that begins last leaves the other cores idle. Longest first.
+BEGIN_FIRST = (
+    "cluster/test_replacing.py", "packaging/test_wheel.py", "torch/test_replay.py", "examples/test_examples.py",
+    "mxnet/test_staleness.py", "mxnet/test_trajectory.py", "measure/bench/", "mxnet/test_uneven.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    def turn(item):
+        path = item.nodeid.partition("::")[0]
+        return next((turn for turn, name in enumerate(BEGIN_FIRST) if "tests/" + name in path), len(BEGIN_FIRST))
+
+    items.sort(key=turn)
 
 
 @pytest.fixture

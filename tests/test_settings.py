@@ -34,12 +34,20 @@ def test_every_setting_is_read_from_its_own_variable():
         ("P3_CHECKSUM", "true"),
         ("P3_SUM_ORDER", "RANK"),
         ("P3_RANK", "1.0"),
+        ("P3_SERVER_PORTS", "9100-"),
+        ("P3_SERVER_PORTS", "9107-9100"),
+        ("P3_SERVER_PORTS", "9100,70000"),
     ],
 )
 def test_a_wrong_value_is_refused_and_named(variable, value):
     with pytest.raises(ConfigError) as caught:
         Settings.from_env({variable: value})
     assert "%s=%r: it must be " % (variable, value) in str(caught.value)
+
+
+def test_ports_are_a_range_or_a_list_or_both_and_addresses_may_stand_in_brackets():
+    settings = Settings.from_env({"P3_SERVER_PORTS": "9100-9102, 9100,9200", "DMLC_PS_ROOT_URI": "[fd00::1]"})
+    assert (settings.server_ports, settings.root_host) == ((9100, 9101, 9102, 9200), "fd00::1")
 
 
 @pytest.mark.parametrize("timeout_s, heartbeat_s", [(10.0, 1.0), (2.0, 0.2), (60.0, 1.0)])
@@ -49,7 +57,7 @@ def test_several_heartbeats_fit_into_the_time_out(timeout_s, heartbeat_s):
 
 def test_there_are_few_settings_and_each_is_described():
     ours = [name for name in VARIABLES if name.startswith("P3_")]
-    assert len(ours) <= 26
+    assert len(ours) <= 28
     for setting in VARIABLES.values():
         assert setting.metadata["text"].endswith(".") and len(setting.metadata["text"].split()) > 6
 

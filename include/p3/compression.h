@@ -3,7 +3,7 @@
 //   float16   rounded to nearest even; beyond 65504 it becomes infinity. Half the bytes.
 //   two-bit   -threshold, 0 or +threshold; what that leaves out is kept and added to the next gradient (error
 //             feedback). A sixteenth of the bytes. The codes and their order are MXNet's: 16 elements in 4 bytes, the
-//             first in the highest bits of the first byte; 11 is +threshold, 10 is -threshold, all else is 0.
+//             first in the highest bits of the first byte; 11 is +threshold, 10 is -threshold, 01 is NaN, 00 is 0.
 //             Source: MXNet's documentation of gradient compression; Seide et al., Interspeech 2014.
 //   one-bit   the sign, as the mean of all elements of the slice at or above zero, or of those below; error feedback as
 //             with two bits. Little more than a thirty-second of the bytes: two float32, the mean of those at or above
@@ -14,6 +14,10 @@
 //   top-k     deep gradient compression (numeric/dgc.h): each worker applies the momentum itself, and sends the few
 //             elements that have grown largest; what comes back is their sum, which it subtracts from the value.
 //             Servers with SGD only. Keys of one dimension stay plain. Lin et al., ICLR 2018.
+//
+// Overflow: where the gradient of a slice, added to what is kept, is not finite everywhere, two-bit, one-bit and top-k
+// leave what is kept as it is and send NaN: two-bit and one-bit for each element of the slice (both means are NaN), top-k
+// for the elements that leave. So every worker sees the overflow, and it is gone with the next gradient.
 //
 // Threads: pure functions. Memory: the caller's; no two arrays may overlap.
 #pragma once
@@ -59,8 +63,6 @@ void check(const Compression& compression);
 
 // Bytes of a payload of so many elements of `type` (float32, unless the encoding is plain or absent). Not for kTopK.
 size_t encoded_bytes(Encoding encoding, DType type, size_t elements);
-// The same of a sound payload, also for kTopK.
-size_t encoded_bytes(Encoding encoding, DType type, size_t elements, const void* payload);
 // Whether a payload in that encoding can have so many bytes.
 bool can_have_bytes(Encoding encoding, DType type, size_t elements, size_t bytes);
 // What is wrong with the content of a payload that has come, or null. Of others than kTopK anything is sound.

@@ -42,6 +42,8 @@ struct Counters {
   uint64_t peak_received_slices = 0;  // server: the peak so far
   uint64_t buffer_bytes = 0;          // server, leader of a machine: received slices of incomplete rounds, now
   uint64_t peak_buffer_bytes = 0;     // the peak so far
+  uint64_t keys = 0;                  // server: that it knows, now
+  uint64_t value_bytes = 0;           // server: of their values and their optimizers' states, now
 };
 
 }  // namespace p3

@@ -1,10 +1,10 @@
-// The server's side of the data plane: receives slices, adds them in rank order, updates, and sends each new
+// The server's side of the data plane: receives slices, adds them in an order given by ranks, updates, and sends each new
 // value to every worker at once.
 //
 // Threads: every method may be called from any thread; inside, one receiver, one sender and `threads` summing threads
 //          run. A slice is always summed by the same thread, so slices need no lock.
-// Memory:  parameters, optimizer state, and at most one received copy per worker of slices whose round is incomplete
-//          (SumOrder::kArrival: one accumulator instead).
+// Memory:  parameters, optimizer state, and of slices whose round is incomplete parts of the sum, at most one for two
+//          workers (numeric/rank_sum.h; SumOrder::kArrival: one in all).
 #pragma once
 
 #include <cstdint>
@@ -55,6 +55,13 @@ struct LostWorker {
   std::vector<Pushed> pushed;
 };
 
+// What a round makes of the workers' gradients. All but the sum are of floating types only.
+enum class Reduction : uint8_t {
+  kSum = 0,
+  kAverage = 1,  // over those that took part in the round; with staleness over all workers
+  kMean = 2,     // over all workers of the job
+};
+
 class Server {
  public:
   // Throws Error(kUsage) if there is no such job.
@@ -74,12 +81,19 @@ class Server {
   virtual void define_successor(const KeyPlan& plan, uint32_t predecessor) = 0;
   // Drops a key that has a successor, once every worker has left it for that.
   virtual void drop(uint32_t wire_key) = 0;
+  // Forgets all keys of a store, and its settings, once every worker has had all of its answers and sends no more: a
+  // frame that comes later is of no key. Returns at once: true if all of its memory is free, false while a frame that it
+  // has sent is borrowed by a connection still; then call it again. Afterwards the store's number may be another's.
+  virtual bool drop_store(int store) = 0;
+  // Gives one slice of a dense key with synchronous rounds, which this server owns, its first value (part 0) or an array
+  // of the optimizer's (1, 2 ... in order, kMaster), from a snapshot: behind its define(), before any worker is told. Then
+  // rank 0's first init may be absent; one that brings a value replaces it. Throws Error(kUsage) if it does not fit.
+  virtual void load(uint32_t wire_key, uint32_t slice, uint8_t part, const void* content, size_t bytes) = 0;
   // The optimizer of a store's keys, once, before their first push; without one their sums are broadcast.
   virtual void set_optimizer(int store, const OptimizerSpec& spec) = 0;
-  // Before the store's first define(): how its float32 gradients come, and whether they are averaged over the workers
-  // that took part in the round (default: summed; of floating types only).
+  // Before the store's first define(): how its float32 gradients come, and what becomes of them (default: summed).
   virtual void set_compression(int store, const Compression& compression) = 0;
-  virtual void set_average(int store, bool average) = 0;
+  virtual void set_reduction(int store, Reduction reduction) = 0;
 
   // What was copied for that snapshot at worker 0's request (Worker::capture). Copies for earlier ones are dropped.
   virtual std::vector<CapturedArray> take_captured(uint64_t snapshot) = 0;

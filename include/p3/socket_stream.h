@@ -2,19 +2,18 @@
 //
 // What the kernel and the network hold can no longer be overtaken, so on TCP it is kept small: bytes that are not yet
 // sent by TCP_NOTSENT_LOWAT, and all that are not yet acknowledged by a send buffer of about what keeps the path busy,
-// resized continually from the rate at which it and those it shares the link with drain (LinkRate) and the kernel's
-// round-trip time, and by writing in pieces, as the kernel would exceed a small buffer by a whole segment. Equal buffers
-// give the connections of a host equal shares of its link.
+// resized continually from the rate at which it and those it shares the link with drain (LinkRate) and the least
+// round-trip time that the connection has ever had, and by writing in pieces, as the kernel would exceed a small buffer
+// by a whole segment. Equal buffers give the connections of a host equal shares of its link.
 #pragma once
 
 #include <sys/epoll.h>
 
 #include <cstdint>
+#include <limits>
 
 #include "p3/link_rate.h"
 #include "p3/stream.h"
-
-struct tcp_info;  // linux/tcp.h
 
 namespace p3 {
 
@@ -47,8 +46,6 @@ class SocketStream : public Stream {
   static bool is_short(uint32_t min_rtt_us);
 
  protected:
-  // Of a kernel that encrypts, which knows no mark for it on older systems. Before the first write.
-  void end_no_segments() { ends_segments_ = false; }
   // The most that is handed to the kernel at once, and then cannot be overtaken.
   size_t piece_bytes() const;
 
@@ -57,18 +54,19 @@ class SocketStream : public Stream {
   void look_at_path();
   void bound_send_buffer(uint64_t bytes);
   bool set_send_buffer();
-  bool get_info(tcp_info& info) const;
-  void leave_bbr(uint32_t min_rtt_us);
+  bool measure_path();
+  void leave_bbr();
 
   int fd_;
   bool is_tcp_ = false;
   bool has_bbr_ = false;
   LinkRate own_link_;  // until it shares one
   LinkRate* link_ = &own_link_;
+  // Of all that the kernel has told; none at first.
+  uint32_t min_rtt_us_ = std::numeric_limits<uint32_t>::max();
   uint64_t looked_at_ = 0;   // of the link's measurements, the last one
   uint64_t bound_ = 0;       // of the send buffer
   bool is_bounded_ = false;  // false: the kernel's own choice
-  bool ends_segments_ = true;
 };
 
 }  // namespace p3

@@ -4,7 +4,7 @@
 // and the nonces of the handshake; ECDHE adds forward secrecy. So there are no certificates.
 //
 // Threads: as every Stream. OpenSSL's object is for one thread at a time, so reader and writer take turns with it, for
-//          at most one batch; the writer's system calls are outside. If the kernel encrypts, the writer leaves it alone.
+//          at most one batch; the writer's system calls are outside.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,8 @@ class TlsStream : public SocketStream {
   // Error(kProtocol): the other end has another key, or does not speak TLS.
   enum class Wait { kNothing, kRead, kWrite };
   Wait handshake();
-  // Whether the kernel encrypts what is written (kTLS). After the handshake.
-  bool writes_in_kernel() const { return writes_in_kernel_; }
+  // With how many keys it has written so far. The writer's thread.
+  uint64_t keys() const { return keys_; }
 
   IoResult write(const iovec* parts, int count) override;
   IoResult read(const iovec* parts, int count) override;
@@ -56,13 +56,13 @@ class TlsStream : public SocketStream {
   const uint64_t bytes_per_key_;
   Mutex mutex_;
   std::unique_ptr<ssl_st, FreeSsl> ssl_ P3_GUARDED_BY(mutex_);
-  bool writes_in_kernel_ = false;
 
   // Writer: records on their way into the socket, and the bytes in them, which count as written when all have left.
   std::vector<char> sealed_;
   size_t sealed_sent_ = 0;
   size_t sealed_bytes_ = 0;
   uint64_t bytes_with_key_ = 0;
+  uint64_t keys_ = 1;
 
   // Reader. No socket event reports bytes that OpenSSL has buffered: an eventfd does, so that readable stays a level.
   int buffered_event_ = -1;

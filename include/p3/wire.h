@@ -79,6 +79,17 @@ inline bool is_last_step(const Header& push) {
   return is_absent && (push.kind == FrameKind::kPushRows || push.part == 0);
 }
 
+// Of an answer to such a push: the value holds all pushes of all workers up to this round.
+inline void set_least_clock(Header& answer, uint64_t round) { answer.scalars.schedule = static_cast<double>(round); }
+inline uint64_t least_clock(const Header& answer) {
+  const double round = answer.scalars.schedule;
+  return round >= 0 && round < 0x1p53 ? static_cast<uint64_t>(round) : 0;
+}
+
+// RoundScalars::updates of a push of rows for a key with staleness whose worker has no gradient for this round alone: a push
+// that has one is an update, though perhaps of no row of the partition.
+constexpr double kNoUpdate = 1;
+
 // Of a push without a gradient: whether its worker takes part in the round all the same, with its numbers. Of a gathered
 // key that says who has nothing to add to another worker's part.
 inline bool goes_on(const Header& push) { return push.part == 1; }

@@ -52,6 +52,13 @@ struct KeyCounters {
   uint64_t row_bytes_received = 0;  // of the resulting rows
 };
 
+// Of a key with staleness: its worker's last round whose answer has landed, and up to which round the pushes of all
+// workers are in that.
+struct LandedRound {
+  uint64_t round = 0;
+  uint64_t least_clock = 0;
+};
+
 class Worker {
  public:
   // Called exactly once per operation; null means success. `updated`: false if the value stays as it was because every
@@ -84,6 +91,13 @@ class Worker {
   // the place of one that is lost, and the job has the key already. Its first init is a request on rank 0, too, and the
   // landing array gets the value of the round after which this worker goes on.
   void agree(int key, const KeyPlan& plan, bool catches_up = false);
+
+  // Whether nothing is under way or waits to be done with the key, nor borrowed of it. Rows whose move nobody's push has
+  // begun may still be to move.
+  bool is_idle(int key) const;
+  // Forgets an idle key, whose handle is none from here on, and all that is kept of it; for keys of stores that all
+  // workers have done with. No other call about the key may be under way. Throws Error(kUsage) if it is not idle.
+  void release(int key);
 
   // Sets the value of a key of either kind to rank 0's, at first and whenever all workers call it again; `value` is
   // ignored (and may be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.
@@ -146,14 +160,20 @@ class Worker {
   // `landing`, one after the other in the order of the ids.
   void fetch_rows(int key, uint8_t part, const int64_t* ids, uint64_t count, void* landing, int32_t priority,
                   Done done);
-  // Replaces the content of rows of such a part; ids ascend, each once. Between rounds.
-  void store_rows(int key, uint8_t part, const RowsView& content, Done done);
+  // Replaces the content of rows of such a part; ids ascend, each once. Between rounds. `updates` as store().
+  void store_rows(int key, uint8_t part, const RowsView& content, Done done, uint64_t updates = 0);
 
   // One part of the optimizer's state on the servers, of sum_type(dtype): state 1 .. Optimizer::state_count(), or kMaster.
   // As it is after this worker's last round of the key; needs an optimizer.
   void fetch(int key, uint8_t part, void* landing, Done done);
   // Replaces its content. Rank 0 only; the rounds after it use it. Of a key of factors every worker has its own.
-  void store(int key, uint8_t part, const void* content, Done done);
+  // With staleness: `updates` that this state has had; 0: as many as the servers have counted.
+  void store(int key, uint8_t part, const void* content, Done done, uint64_t updates = 0);
+  // Of a key with staleness: how many updates it had had in what the servers answered last. Their shards may differ, by
+  // pushes that are under way.
+  uint64_t updates(int key) const;
+  // The same of rounds; {0, 0} before the first.
+  LandedRound landed_round(int key) const;
 
   // The bytes of a value (part 0), or of a part of the optimizer's state: of the whole key; and of one row.
   size_t bytes(int key, uint8_t part) const;
@@ -170,6 +190,11 @@ class Worker {
   size_t residual_floats(int key) const;  // what restore_residual() takes
   // Resumes with what capture() gave, before the key's first push. Copied at once.
   void restore_residual(int key, const float* residual);
+  // For a loss scaler, of a key with 2bit or 1bit, between its rounds. What its next push begins with: if `undo`, what was
+  // kept before the last push, whose result nobody has used, else what is kept now; times `factor`, as gradients are larger
+  // by it from then on. `undo` needs keep_former_residual(), before that last push: 4 bytes more for each element.
+  void keep_former_residual(int key);
+  void change_residual(int key, bool undo, double factor);
   // The plan that the key had when it was last captured.
   std::optional<KeyPlan> captured_plan(int key) const;
 
@@ -193,12 +218,27 @@ class Worker {
   // False if it had to give up; what was pending then completes with kStopped.
   bool close(double timeout_s);
 
-  // In the child of a fork: closes the sockets without a word; no lock is taken, no thread touched.
+  // In the child of a fork: closes the sockets without a word; no lock is taken, no thread touched. From here on error()
+  // says why this worker is dead, every other call throws that, and fail(), close() and the destructor do nothing.
   void abandon_after_fork();
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  // Stands before the Impl in every call: there is none in the child of a fork, whose threads and locks it would need.
+  class Guarded {
+   public:
+    explicit Guarded(std::unique_ptr<Impl> impl);
+    ~Guarded();
+    Impl* operator->() const;  // throws why()
+    explicit operator bool() const { return impl_ != nullptr; }
+    void abandon();
+    Error why() const;
+
+   private:
+    std::unique_ptr<Impl> impl_;
+    std::string label_;
+  };
+  Guarded impl_;
 };
 
 }  // namespace p3

@@ -1,7 +1,7 @@
 """Python runs this before a worker's script: `p3 exec` puts this folder on PYTHONPATH.
 
 It registers the P3 stores, so that mx.kv.create('p3_sync') cannot silently make a local store. Another sitecustomize is
-run as well.
+run as well. Pythons without P3, of tools that a worker starts, are left as they are.
 """
 
 import os
@@ -18,11 +18,22 @@ def _run_other_sitecustomize(here):
 
 
 def _register(here):
+    root = os.path.dirname(os.path.dirname(here))
     try:
         import p3
     except ImportError:
-        sys.path.append(os.path.dirname(os.path.dirname(here)))  # P3 runs from its source tree
+        # P3 may run from its source tree, which holds nothing but P3, built for this Python. Never the packages of
+        # another Python.
+        if os.path.basename(root) in ("site-packages", "dist-packages") or not _built(root):
+            return
+        sys.path.append(root)
         import p3  # noqa: F401
+
+
+def _built(root):
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    return any(os.path.exists(os.path.join(root, "p3", "_core" + suffix)) for suffix in EXTENSION_SUFFIXES)
 
 
 _here = os.path.dirname(os.path.abspath(__file__))

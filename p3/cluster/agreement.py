@@ -13,6 +13,7 @@ import math
 from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from p3 import key_plan
+from p3.cluster.demand import Demand
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
@@ -24,10 +25,12 @@ _MAX_BARRIERS = 1000  # that it has entered and others have not
 _MAX_COUNTS = 100  # that it has asked for and servers have not answered
 _MAX_DIMENSIONS = 32  # NumPy 1's
 
+_OF_SNAPSHOTS = "snapshot_written snapshot_failed snapshot_checked progress"
 _FROM = dict(  # who may send what
-    worker="announce option order barrier repartition moved count bye captured snapshot_written resume joined".split(),
-    server="defined option_set counted snapshot_written".split(),
-)
+    worker=("announce option order barrier repartition moved release count bye joined captured snapshot_taken "
+            "check_snapshot resume load_snapshot demand_snapshot mark " + _OF_SNAPSHOTS).split(),
+    server=("loaded defined option_set dropped counted " + _OF_SNAPSHOTS).split(),
+)  # fmt: skip
 
 Sent = List[Tuple[Node, dict]]
 Identity = Tuple[int, Hashable]  # of a key or an option: store and name
@@ -60,17 +63,20 @@ class Agreement:
         self._wire_keys = 0
         self._plans: Dict[Identity, KeyPlan] = {}  # of each decided key, the latest
         self._agreed: Dict[int, dict] = {}  # by wire key, as the workers were told
+        self._loaded: Dict[int, Set[Node]] = {}  # by wire key: servers that have its first value from a snapshot
         self._orders: Dict[int, dict] = {}  # by store, the latest
         self._leaving: Dict[int, Tuple[Identity, Set[Node]]] = {}  # former plans of sparse keys: who still uses them
+        self._releasing: Dict[int, Set[Node]] = {}  # by store: the workers that have done with it
         self._questions: Dict[Hashable, _Question] = {}
         self._barriers: Dict[int, Set[Node]] = {}  # of those under way: who has arrived
         self._barriers_entered: Dict[Node, int] = {}
         self._snapshots = SnapshotParts(self._workers + self._servers)
+        self._demand = Demand(self._workers)
         self.resumed = 0  # the round of the snapshot that the job began with
         self.joins = 0  # times that all workers have called join()
         self.joined_at = 0  # and the steps that were behind the job by then
         self.is_uneven = False  # workers have called it behind different steps
-        self._joined_at: Dict[Node, int] = {}  # of those who have called it since: behind which step
+        self._joined: Dict[Node, dict] = {}  # what those have said who have called it since
         self._claim_bytes: Dict[Node, int] = {}
         self._left: Set[Node] = set()
 
@@ -79,6 +85,9 @@ class Agreement:
         may speak for a lost worker."""
         if message["kind"] not in _FROM[node.role] or node in self._left:
             raise ProtocolError("%s sent a %r message, which is not allowed now" % (node, message["kind"]))
+        if node.role == "worker" and node in self._releasing.get(message.get("store"), ()):
+            raise ProtocolError("%s sent a %r message of store %d, which it has released"
+                                % (node, message["kind"], message["store"]))  # fmt: skip
         return getattr(self, "_on_" + message["kind"])(node, message)
 
     # Replacing a worker (see losses.py)
@@ -91,16 +100,15 @@ class Agreement:
         return self._barriers_entered.get(node, 0)
 
     def lose(self, node: Node) -> Sent:
-        """A worker is gone, and does not write its part of a snapshot that is under way."""
-        self._snapshots.leave(node)
-        return self._given_up_snapshot()
+        """A worker is gone, and does not write or check its part of a snapshot that is under way."""
+        return self._without(node)
 
     def joined(self, node: Node) -> Optional[int]:
         """Behind which step it has called the join() that is not over; None: it has not."""
-        return self._joined_at.get(node)
+        return self._joined[node]["step"] if node in self._joined else None
 
     def joins_called(self, node: Node) -> int:
-        return self.joins + (node in self._joined_at)
+        return self.joins + (node in self._joined)
 
     def barriers(self) -> List[Tuple[int, Set[Node]]]:
         """Those under way, and who has entered them."""
@@ -119,7 +127,7 @@ class Agreement:
             value = claims.get(self._workers[0])
             if value and ("option_set", (store, name)) not in self._questions:
                 told.append({"kind": "option_agreed", "store": store, "name": name, "value": value})
-        joined = [joined_message(other, step) for other, step in sorted(self._joined_at.items())]
+        joined = [message for _, message in sorted(self._joined.items(), key=lambda item: item[0])]
         return told + list(self._orders.values()) + joined
 
     # From workers
@@ -141,12 +149,13 @@ class Agreement:
             self._claim_option(message["store"], option, node, {})
         if not decided:
             return []
+        elements, whole = math.prod(shape), self._slice_elements
         plan = KeyPlan(
             wire_key=self._wire_keys,
             dtype=message["dtype"],
-            elements=math.prod(shape),
+            elements=elements,
             first_slice=self._slices,
-            slice_elements=self._slice_elements,
+            slice_elements=key_plan.even_slices(elements, whole) if message["gathered"] else whole,
             row_elements=math.prod(shape[1:]) if is_sparse else 0,
             partitions=max(1, min(self._partitions, shape[0])) if is_sparse else 0,
             staleness=message["staleness"],
@@ -189,6 +198,34 @@ class Agreement:
         settled = {"kind": "settled", "store": identity[0], "name": identity[1]}
         dropped = {"kind": "drop", "wire_key": message["wire_key"]}
         return self._to(self._servers, dropped) + self._to(self._workers, settled)
+
+    def _on_release(self, node: Node, message: dict) -> Sent:
+        """A store is gone when every worker has released it, and every server has then dropped it."""
+        store = message["store"]
+        if any(node in workers for workers in self._releasing.values()):
+            raise ProtocolError("%s released store %d before another one was gone" % (node, store))
+        done = self._releasing.setdefault(store, set())
+        done.add(node)
+        told = self._to(self._workers, {"kind": "releasing", "store": store, "worker": node.rank})
+        if len(done) < len(self._workers):
+            self._check_nobody_waits_for_the_gone()
+            return told
+        self._questions["dropped", store] = _Question(
+            set(self._servers), self._workers, {"kind": "released", "store": store}
+        )
+        return told + self._to(self._servers, {"kind": "drop_store", "store": store})
+
+    def _forget(self, store: int) -> None:
+        """What it took of each worker's claims is free again."""
+        del self._releasing[store]
+        self._orders.pop(store, None)
+        for table in (self._keys, self._options):
+            for identity in [one for one in table if one[0] == store]:
+                for node, value in table.pop(identity).items():
+                    self._claim_bytes[node] -= _claim_bytes(identity, value)
+        self._plans = {identity: plan for identity, plan in self._plans.items() if identity[0] != store}
+        self._agreed = {wire_key: agreed for wire_key, agreed in self._agreed.items() if agreed["store"] != store}
+        self._leaving = {former: one for former, one in self._leaving.items() if one[0][0] != store}
 
     def _on_option(self, node: Node, message: dict) -> Sent:
         store, name, value = message["store"], message["name"], message["value"]
@@ -233,16 +270,28 @@ class Agreement:
         if len(self._left) == len(self._workers):
             return self._to(self._servers, {"kind": "stop"})
         self._check_nobody_waits_for_the_gone()
-        self._snapshots.leave(node)
-        return self._given_up_snapshot()
+        return self._without(node)
 
     # From servers
+
+    def _on_loaded(self, node: Node, message: dict) -> Sent:
+        wire_key = message["wire_key"]
+        self._question(node, "defined", wire_key)
+        loaded = self._loaded.setdefault(wire_key, set())
+        loaded.add(node)
+        return self._to(self._workers[:1], message) if len(loaded) == len(self._servers) else []
 
     def _on_defined(self, node: Node, message: dict) -> Sent:
         return self._answered(node, "defined", message["wire_key"])
 
     def _on_option_set(self, node: Node, message: dict) -> Sent:
         return self._answered(node, "option_set", (message["store"], message["name"]))
+
+    def _on_dropped(self, node: Node, message: dict) -> Sent:
+        told = self._answered(node, "dropped", message["store"])
+        if told:
+            self._forget(message["store"])
+        return told
 
     def _on_counted(self, node: Node, message: dict) -> Sent:
         identity = (message["worker"], message["number"])
@@ -264,42 +313,107 @@ class Agreement:
         del self._questions[answer, identity]
         return self._to(question.receivers, question.outcome)
 
-    # Snapshots: worker 0 begins and completes them
+    # Snapshots: worker 0 begins and completes them, and chooses the one to resume from
 
     def _on_captured(self, node: Node, message: dict) -> Sent:
         self._require_rank_0(node, message)
-        self._snapshots.begin(node, message["round"])
-        asked = {"kind": "write_snapshot", "round": message["round"]}
-        return self._to(self._servers, asked) + self._given_up_snapshot()
+        round = message["round"]
+        problem = self._snapshots.begin(node, round)
+        asked = self._to(self._servers, {"kind": "write_snapshot", "round": round})
+        return asked + (self._given_up_snapshot() if problem is None else self._snapshot_failed(round, problem))
 
     def _on_snapshot_written(self, node: Node, message: dict) -> Sent:
-        parts = self._snapshots.add(node, message["round"], message["bytes"], message["sha256"])
-        return [] if parts is None else self._snapshot_complete(message["round"], parts)
+        round = message["round"]
+        parts = self._snapshots.add(node, round, message["bytes"], message["sha256"])
+        if parts is None:
+            return []
+        return self._to(self._workers[:1], {"kind": "snapshot_complete", "round": round, "parts": parts})
+
+    def demand_snapshot(self, ends: bool) -> Sent:
+        """Behind the next step, if the script says where steps end. `ends`: and then the job is to end."""
+        return self._demand.make(ends, self._absent())
+
+    def _on_demand_snapshot(self, _node: Node, message: dict) -> Sent:
+        return self.demand_snapshot(message["ends"])
+
+    def _on_mark(self, node: Node, message: dict) -> Sent:
+        return self._demand.mark(node, message["number"], message["round"])
+
+    def _on_snapshot_failed(self, node: Node, message: dict) -> Sent:
+        is_news = self._snapshots.fail(node, message["round"], message["text"])
+        return self._snapshot_failed(message["round"], message["text"]) if is_news else []
+
+    def _on_snapshot_taken(self, node: Node, message: dict) -> Sent:
+        self._require_rank_0(node, message)
+        self._snapshots.take(node, message["round"])
+        return self._to(self._workers, message) + self._demand.over(message["round"], False, self._absent())
+
+    def _on_check_snapshot(self, node: Node, message: dict) -> Sent:
+        self._require_rank_0(node, message)
+        question = "snapshot_checked", message["round"]
+        if any(answer == "snapshot_checked" for answer, _ in self._questions):
+            raise ProtocolError("%s has two snapshots checked at once" % (node,))
+        nodes = [other for other in self._workers + self._servers if not self._snapshots.has_left(other)]
+        verdict = {"kind": "snapshot_checked", "round": message["round"], "problem": ""}
+        self._questions[question] = _Question(set(nodes), self._workers[:1], verdict)
+        return self._to(nodes, message)
+
+    def _on_snapshot_checked(self, node: Node, message: dict) -> Sent:
+        question = self._question(node, "snapshot_checked", message["round"])
+        question.outcome["problem"] = question.outcome["problem"] or message["problem"]
+        return self._answered(node, "snapshot_checked", message["round"])
+
+    def _checks_without(self, node: Node) -> Sent:
+        """Nobody waits for a worker that is gone: what its part is worth, its successor finds out."""
+        asked = [name for name, question in self._questions.items()
+                 if name[0] == "snapshot_checked" and node in question.unanswered]  # fmt: skip
+        return [sent for _, round in asked for sent in self._answered(node, "snapshot_checked", round)]
+
+    def _on_progress(self, node: Node, message: dict) -> Sent:
+        """Worker 0 waits for all nodes, and the others wait for worker 0."""
+        is_rank_0 = node == self._workers[0]
+        return self._to(self._workers[1:] if is_rank_0 else self._workers[:1], message)
 
     def _on_resume(self, node: Node, message: dict) -> Sent:
         self._require_rank_0(node, message)
         self.resumed = message["round"]
         return self._to(self._workers, message)
 
+    def _on_load_snapshot(self, node: Node, message: dict) -> Sent:
+        self._require_rank_0(node, message)
+        return self._to(self._servers, message)
+
     def _on_joined(self, node: Node, message: dict) -> Sent:
         if message["worker"] != node.rank:
             raise ProtocolError("%s says that worker %d has joined" % (node, message["worker"]))
-        if node in self._joined_at:  # or the one whose place it has taken had
+        if node in self._joined:  # or the one whose place it has taken had
             return []
-        self._joined_at[node] = message["step"]
-        self.is_uneven |= len(set(self._joined_at.values())) > 1
-        if len(self._joined_at) == len(self._workers):
+        self._joined[node] = message
+        steps = {each["step"] for each in self._joined.values()}
+        self.is_uneven |= len(steps) > 1
+        if len(self._joined) == len(self._workers):
             self.joins += 1
-            self.joined_at = max(self._joined_at.values())
-            self._joined_at.clear()
-        return self._to(self._workers, message) + self._given_up_snapshot()
+            self.joined_at = max(steps)
+            self._joined.clear()
+        demanded = self._demand.rest() if self._joined else self._demand.go_on(self._absent())
+        return self._to(self._workers, message) + self._given_up_snapshot() + demanded
+
+    def _absent(self) -> Set[Node]:
+        """Workers that come to no end of a step now."""
+        return {node for node in self._workers if node in self._joined or self._snapshots.has_left(node)}
+
+    def _without(self, node: Node) -> Sent:
+        """A worker that is gone."""
+        self._snapshots.leave(node)
+        return self._given_up_snapshot() + self._checks_without(node) + self._demand.drop()
 
     def _given_up_snapshot(self) -> Sent:
-        round = self._snapshots.given_up(set(self._joined_at))
-        return [] if round is None else self._snapshot_complete(round, [])
+        round = self._snapshots.given_up(set(self._joined))
+        return [] if round is None else self._snapshot_failed(round, "")
 
-    def _snapshot_complete(self, round: int, parts: List[dict]) -> Sent:
-        return self._to(self._workers[:1], {"kind": "snapshot_complete", "round": round, "parts": parts})
+    def _snapshot_failed(self, round: int, text: str) -> Sent:
+        failed = {"kind": "snapshot_failed", "round": round, "text": text}
+        return self._to(self._workers, failed) + self._demand.over(round, text == "", self._absent())
 
     @staticmethod
     def _require_rank_0(node: Node, message: dict) -> None:
@@ -330,7 +444,7 @@ class Agreement:
         return node == leader and not repeated
 
     def _count_claim(self, node: Node, identity: Identity, value: dict) -> None:
-        total = self._claim_bytes.get(node, 0) + len(repr((identity, value)))
+        total = self._claim_bytes.get(node, 0) + _claim_bytes(identity, value)
         if total > MAX_CLAIM_BYTES:
             raise ProtocolError("%s announced more than %d bytes of keys and options" % (node, MAX_CLAIM_BYTES))
         self._claim_bytes[node] = total
@@ -341,6 +455,12 @@ class Agreement:
             if gone:
                 raise DisagreementError(
                     "%s left the job while %s waits in barrier %d" % (min(gone), min(arrived), number)
+                )
+        for store, done in sorted(self._releasing.items()):
+            gone = self._left - done
+            if gone:
+                raise DisagreementError(
+                    "%s left the job while %s waits for all workers to release store %d" % (min(gone), min(done), store)
                 )
         leader = self._workers[0]
         if leader not in self._left:
@@ -358,7 +478,12 @@ class Agreement:
 
 
 def joined_message(node: Node, step: int) -> dict:
-    return {"kind": "joined", "worker": node.rank, "step": step}
+    """Of a lost worker, which takes part in no snapshot."""
+    return {"kind": "joined", "worker": node.rank, "step": step, "round": 0}
+
+
+def _claim_bytes(identity: Identity, value: dict) -> int:
+    return len(repr((identity, value)))
 
 
 def _compare(what: str, node: Node, value: Dict[str, Any], other: Node, other_value: Dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from p3.errors import AuthenticationError
 
 HANDSHAKE_TIMEOUT_S = 5.0  # for the acceptor: what a stranger can hold a connection open for
 CONNECTOR_TIMEOUT_S = 8.0  # for the connector: a scheduler that is still starting answers late
-PATIENCE_S = 3.0  # for the connector: attempts, where the acceptor drops it unheard
+PATIENCE_S = 3.0  # for the connector, whose attempts the acceptor drops: before it says so
 
 CONTROL, DATA, WATCH = 1, 2, 3  # what a connection is for
 _ROLES = {"scheduler": 1, "server": 2, "worker": 3}
@@ -44,7 +44,8 @@ PROOF_BYTES = 32
 
 
 class Dropped(AuthenticationError):
-    """The acceptor closed before it said a word: full of strangers, perhaps, so that another attempt is worth it."""
+    """The acceptor closed before it said a word, or broke the handshake off: full of strangers, perhaps, so that
+    another attempt is worth it."""
 
 
 class Disagreed(AuthenticationError):

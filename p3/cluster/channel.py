@@ -9,6 +9,8 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import socket
 import time
@@ -18,6 +20,8 @@ from p3.cluster import auth, messages
 from p3.errors import AuthenticationError, ProtocolError
 
 T = TypeVar("T")
+
+log = logging.getLogger("p3.channel")
 
 
 async def read_exactly(sock: socket.socket, count: int) -> bytes:
@@ -79,7 +83,9 @@ async def prove_to_acceptor(
         try:
             await send(sock, connector.proof(challenge))
             proof = await read_exactly(sock, auth.PROOF_BYTES)
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.ECONNRESET, errno.EPIPE):
+                raise auth.Dropped("it broke off the handshake: it may have more connections than it takes") from None
             raise AuthenticationError(
                 "it refused our proof of the job's secret: P3_SECRET or P3_SECRET_FILE must be the same on all nodes"
             ) from None
@@ -95,21 +101,26 @@ async def prove_to_acceptor(
         ) from None
 
 
-async def persistently(attempt: Callable[[], Awaitable[T]]) -> T:
-    """attempt(), again and again for a while where the acceptor dropped it: one that strangers flood may do so."""
-    deadline = time.monotonic() + auth.PATIENCE_S
+async def persistently(attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
+    """attempt(), again and again until `deadline` (of time.monotonic()) where the acceptor dropped it: one that
+    strangers flood may do so."""
+    told_at = time.monotonic() + auth.PATIENCE_S
     while True:
         try:
             return await attempt()
-        except auth.Dropped:
-            if time.monotonic() >= deadline:
+        except auth.Dropped as error:
+            now = time.monotonic()
+            if now >= deadline:
                 raise
+            if now >= told_at:
+                log.warning("a connection is tried again for up to %.0f s: %s", deadline - now, error)
+                told_at = float("inf")
         await asyncio.sleep(auth.PATIENCE_S / 40)
 
 
 async def connect_and_prove(
     connect: Callable[[], Awaitable[socket.socket]], secret: bytes, role: str, purpose: int, acceptor_role: str,
-    encrypts: bool = False,
+    deadline: float, encrypts: bool = False,
 ) -> Tuple[socket.socket, auth.Connector]:  # fmt: skip
     """What connect() makes, with both ends proved; persistently(). Errors as of connect() and prove_to_acceptor()."""
 
@@ -121,7 +132,7 @@ async def connect_and_prove(
             sock.close()
             raise
 
-    return await persistently(attempt)
+    return await persistently(attempt, deadline)
 
 
 async def prove_to_connector(sock: socket.socket, secret: bytes, role: str, encrypts: bool = False) -> auth.Acceptor:

@@ -1,6 +1,7 @@
 """With how many workers, and on which hosts, a job starts again: `p3 run --min-workers A --max-workers B`.
 
 A host that is down now may be back at the next start, so each time all of them are asked over ssh whether they answer.
+One that answers, but on which the last start failed, is left out for a while if the others suffice.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from p3.cluster.execute import signal_group
 from p3.cluster.placement import Host, ssh_command
+from p3.cluster.restarts import Cooling
 from p3.settings import Settings
 
 log = logging.getLogger("p3.run")
@@ -31,9 +33,9 @@ class Bounds(NamedTuple):
 class Found(NamedTuple):
     """Where a job can start, and why not elsewhere."""
 
-    hosts: List[Host]  # those that answer, each with as many slots as it may have workers
+    hosts: List[Host]  # those that are used, each with as many slots as it may have workers
     workers: int  # 0: they are too few
-    silent: Dict[str, str]  # the other hosts: what ssh said
+    silent: Dict[str, str]  # the other hosts: what ssh said, or why else
 
 
 def choose(hosts: Sequence[Host], silent: Dict[str, str], bounds: Bounds) -> Found:
@@ -45,7 +47,11 @@ def choose(hosts: Sequence[Host], silent: Dict[str, str], bounds: Bounds) -> Fou
 
 
 def find(
-    settings: Settings, read_hosts: Callable[[], Sequence[Host]], bounds: Bounds, deadline: Optional[float]
+    settings: Settings,
+    read_hosts: Callable[[], Sequence[Host]],
+    bounds: Bounds,
+    deadline: Optional[float],
+    cooling: Cooling,
 ) -> Found:
     """Asks until there are enough, at most P3_RENDEZVOUS_TIMEOUT_S, or until `deadline` of time.monotonic().
 
@@ -55,7 +61,12 @@ def find(
     end = end if deadline is None else min(end, deadline)
     while True:
         hosts = read_hosts()
-        found = choose(hosts, asyncio.run(_ask(settings, hosts)), bounds)
+        silent, now = asyncio.run(_ask(settings, hosts)), time.monotonic()
+        left_s = {host.name: cooling.left_s(host, now) for host in hosts}
+        failed = {name: "the last start failed there; %.0f s more" % left for name, left in left_s.items() if left > 0}
+        found = choose(hosts, {**failed, **silent}, bounds)
+        if failed and not found.workers:
+            found = choose(hosts, silent, bounds)
         if found.workers or time.monotonic() >= end:
             return found
         log.info("too few hosts answer for %d workers; they are asked again", bounds.least)

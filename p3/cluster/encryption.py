@@ -54,7 +54,7 @@ async def secure(sock: socket.socket, key: bytes, connects: bool):
         if isinstance(error, P3Error):
             raise ProtocolError("%s: something between the nodes alters their messages" % error) from None
         raise
-    log.info("a connection is encrypted by %s", "the kernel" if tls.writes_in_kernel else "OpenSSL")
+    log.info("a connection is encrypted")
     return tls
 
 

@@ -10,16 +10,22 @@ import contextlib
 import ctypes
 import functools
 import os
+import select
 import signal
 import subprocess
+import sys
 import threading
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from p3.errors import ConfigError
 from p3.settings import Settings
 
+# Not `-m p3`, which looks for p3 in the working directory first: that may be a clone of P3 that was never built.
+_MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from p3.cli import main; sys.exit(main())"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TERMINATE_GRACE_S = 5.0
+SAME_SIGNAL_S = 2.0  # within which a signal may come twice: from a launcher, and from whom it has told as well
+ALIVE = b"\0"  # from `p3 run` to what it has started on another host, every now and then
 _SHIELDED_FROM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 # Each layer on its own, so that it starts when its weights have landed; read once, when MXNet is loaded.
@@ -41,6 +47,11 @@ class Launched(NamedTuple):
     def options(self) -> List[str]:
         given = {name: value for name, value in self._asdict().items() if value is not None}
         return ["%s=%d" % (self.option(name), value) for name, value in given.items()]
+
+
+def p3_exec(*arguments: str) -> List[str]:
+    """What stands behind a Python's name to make it `p3 exec`, with the P3 that is installed for that Python."""
+    return ["-c", _MAIN, "exec", *arguments]
 
 
 def execute(settings: Settings, command: List[str], launched: Launched = Launched()) -> int:
@@ -81,18 +92,21 @@ def worker_environment(env: Mapping[str, str]) -> Dict[str, str]:
     return made
 
 
-def supervise(command: List[str]) -> int:
+def supervise(command: List[str], silence_s: Optional[float] = None) -> int:
     """On a remote host: reads the secret from its input, runs a command with it, and ends that with the input.
 
     The input is the ssh connection to the launcher, or a pipe from a Ray actor; so nothing survives here when that or
     its host goes away, and the secret is on no command line. Each byte behind the secret's line is a signal's number,
-    for the command's group.
+    for the command's group, or ALIVE. With `silence_s` the input also counts as ended when nothing has come for that
+    long: a network that is cut ends no connection. sshd has not read the profile that puts a virtual environment in
+    PATH: so that `python` is the Python that runs P3, its folder comes first.
     """
     pipe = open(0, "rb", buffering=0, closefd=False)  # unbuffered: a buffer's lock would be held at our end
     secret = pipe.readline().strip().decode("ascii", "replace")
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     child = subprocess.Popen(
         command,
-        env=dict(os.environ, P3_SECRET=secret),
+        env=dict(os.environ, P3_SECRET=secret, PATH=path),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=functools.partial(die_with, os.getpid()),  # there is no other thread yet that could hold a lock
@@ -105,9 +119,12 @@ def supervise(command: List[str]) -> int:
         timer.start()
 
     def watch_input() -> None:
-        while numbers := pipe.read(1 << 10):
+        while select.select([pipe], [], [], silence_s)[0]:
+            numbers = pipe.read(1 << 10)
+            if not numbers:
+                break
             for number in numbers:
-                signal_group(child.pid, number)
+                signal_group(child.pid, number)  # ALIVE is none
         end_child()
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-import itertools
 import json
 import logging
 import os
@@ -20,14 +19,16 @@ import secrets
 import signal
 import sys
 import time
-from typing import Callable, List, Optional, Sequence, Set
+from typing import Awaitable, Callable, Dict, List, Optional, Sequence, Set
 
-from p3.cluster import elastic, encryption
+from p3.cluster import descriptors, elastic, encryption
 from p3.cluster.engines import Engine, Hosts, Process, start_here
-from p3.cluster.execute import signal_name
+from p3.cluster.execute import SAME_SIGNAL_S, signal_name
 from p3.cluster.node import listen_as_root
 from p3.cluster.output import Output, Source
-from p3.cluster.placement import Host, Task
+from p3.cluster.placement import Host, Task, moved
+from p3.cluster.restarts import Budget, Cooling
+from p3.errors import ConfigError
 from p3.settings import Settings
 
 log = logging.getLogger("p3.run")
@@ -40,7 +41,40 @@ NEVER_JOINED = (
 _LAST_WORDS_S = 5.0  # after a failure, for the others to end with an error of their own
 _TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
 _DRAIN_S = 1.0  # for output that a process's own children may still hold open
+_HOSTS_PAUSE = 60  # in pauses: for how long a host is left out at least, if the job did not begin there
 _TIMED_OUT = 124  # exit code, as timeout(1) has it
+
+
+class Pump:
+    """Takes what a process says to its Source, as fast as our own output is read."""
+
+    def __init__(self, reader: asyncio.StreamReader, source: Source, output: Output) -> None:
+        self._output = output
+        self._times_held = 0
+        self._is_held = False
+        self._task = asyncio.ensure_future(self._run(reader, source))
+
+    async def _run(self, reader: asyncio.StreamReader, source: Source) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                source.feed(data)
+                if not self._output.has_room:
+                    self._times_held += 1
+                    self._is_held = True
+                    await self._output.room()
+                    self._is_held = False
+        finally:
+            source.end()
+
+    async def end(self) -> bool:
+        """Of a process that has ended: whether this has, too. It waits a little for what is still to come, and then
+        for no more, unless it is held up."""
+        before = self._times_held
+        _, late = await asyncio.wait({self._task}, timeout=_DRAIN_S)
+        if late and not self._is_held and self._times_held == before:
+            self._task.cancel()  # something that it has started holds the pipe open
+            return True
+        return not late
 
 
 class Running:
@@ -51,18 +85,22 @@ class Running:
         self.errors: Source = output.source(task.name)
         self.sources = (output.source(task.name), self.errors)
         self._told = False
-        pipes = zip((process.stdout, process.stderr), self.sources)
-        self._readers = [asyncio.ensure_future(_pump(*ends)) for ends in pipes]
+        self._pumps = [Pump(*ends, output) for ends in zip((process.stdout, process.stderr), self.sources)]
 
     async def ended(self) -> Running:
+        """When it has, and what it said has been taken up, unless that is held up: read_out() gets the rest."""
         await self.process.wait()
-        _, late = await asyncio.wait(self._readers, timeout=_DRAIN_S)
-        for reader in late:
-            reader.cancel()
+        await asyncio.gather(*(pump.end() for pump in self._pumps))
         if not self._told:
             self._told = True
             log.info("%s ended with %s", self.task.name, self.process.how())
         return self
+
+    async def read_out(self) -> None:
+        """Of one that has ended: all that it said, however long nobody takes that from us."""
+        for pump in self._pumps:
+            while not await pump.end():
+                pass
 
     def obituary(self) -> str:
         last = "; its last line: %s" % self.errors.last_line if self.errors.last_line else ""
@@ -73,23 +111,36 @@ class Running:
 class Launcher:
     def __init__(
         self, settings: Settings, engine: Engine, num_workers: int, num_servers: int, worker_restarts: int = 0,
-        began_before: bool = False,
+        began_before: bool = False, grace_s: float = 0, pause_s: float = 1.0,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._engine = engine
         self._num_workers, self._num_servers = num_workers, num_servers
-        self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers)}  # for all processes
+        # For all processes; signals are this one's.
+        self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers), "P3_SIGNALS": "0"}
         self._command: Sequence[str] = ()
         self._status: Optional[asyncio.Task] = None  # reads what the scheduler says of the job
         self._secret = secrets.token_hex(32)
         self._output = Output()
         self._running: List[Running] = []
-        self._restarts_left = dict.fromkeys(range(num_workers), worker_restarts)
-        self._joining: Set[int] = set()  # ranks whose process was started anew, and is not in its place yet
-        self._job_started = False
+        self._ever: List[Running] = []  # with those that others have replaced
+        # Of workers that are started anew, by rank.
+        self._budgets = {rank: Budget(worker_restarts) for rank in range(num_workers)}
+        self._pause_s, self._cooling = pause_s, Cooling(pause_s)
+        self._workers: Dict[int, Task] = {}  # where each is now, or was last
+        self._joining: Set[int] = set()  # started anew, and not in its place yet
+        self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
+        self._in_place_since: Dict[int, float] = {}
+        self._waiting: Set[asyncio.Task] = set()  # each to start one when its pause is over
+        self.began_at: Optional[float] = None  # all were connected
         self._job_failure: Optional[str] = None  # in the scheduler's words
         self._began_before = began_before
+        self._grace_s = grace_s  # that SIGTERM leaves a job to take a snapshot
+        self._signalled_at: Dict[int, float] = {}  # by which signals we were asked to end, and when first
+        self._asked_to_end = False  # by SIGTERM, with a snapshot
+        self._saved: Optional[int] = None  # the round of the job's last snapshot
         self.may_restart = False  # the job began, now or before, and then failed by itself
+        self.failed_on: Set[Host] = set()  # hosts that let no start of this job begin
 
     async def run(self, command: Sequence[str], timeout_s: Optional[float], deadline: Optional[float]) -> int:
         """Runs the job to its end; the exit code of `p3 run`. `deadline`: when the time-out of all starts is over."""
@@ -97,6 +148,7 @@ class Launcher:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it for SIGHUP
                 asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._demand_snapshot, signal.SIGUSR1)
         job = asyncio.ensure_future(self._run(command))
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
@@ -110,13 +162,36 @@ class Launcher:
             if self._status is not None:
                 await asyncio.wait({self._status}, timeout=_DRAIN_S)
                 self._status.cancel()
+        goes_on = interrupted if job.done() and not job.cancelled() else None
+        try:
+            read_out = asyncio.gather(*(running.read_out() for running in self._ever))
+            await _until_written(read_out, goes_on, deadline)
+            code = self._conclude(job, interrupted, timeout_s)
+            await _until_written(self._output.written(), goes_on, deadline)
+        finally:
+            self._output.close()
+        return code
+
+    def _conclude(self, job: asyncio.Future, interrupted: asyncio.Future, timeout_s: Optional[float]) -> int:
+        """Says how it ended; the exit code."""
+        if self._asked_to_end and (job.cancelled() or self._ended_as_asked(job.result())):
+            saved = "its last snapshot is of round %d" % self._saved if self._saved else "no snapshot was taken"
+            self._say("interrupted by SIGTERM; all processes are ended, and %s" % saved)
+            return 128 + signal.SIGTERM
         if not job.cancelled():
-            return self._conclude(job.result())
+            return self._judge(job.result())
         if interrupted.done():
-            _say("interrupted by %s; all processes are ended" % signal_name(interrupted.result()))
+            self._say("interrupted by %s; all processes are ended" % signal_name(interrupted.result()))
             return 128 + interrupted.result()
-        _say("the job had not ended after --timeout %g s; all processes are ended" % timeout_s)
+        self._say("the job had not ended after --timeout %g s; all processes are ended" % timeout_s)
         return _TIMED_OUT
+
+    def _say(self, text: str) -> None:
+        self._output.say("p3 run: " + text)
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.began_at is not None
 
     # Starting
 
@@ -124,27 +199,33 @@ class Launcher:
         """To the job's end: the process that failed, if one did."""
         tasks = await self._engine.place(self._num_workers, self._num_servers)
         self._command = command
+        count = descriptors.PER_PROCESS * (len(tasks) + 1)
+        descriptors.provide(count, "p3 run", "%d processes" % (len(tasks) + 1))
         listener = listen_as_root(self._engine.root, self._settings.root_port)
         status_read, status_write = os.pipe()
         self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]))
         scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
-        descriptors = {"listen_fd": listener.fileno(), "status_fd": status_write}
+        inherited = {"listen_fd": listener.fileno(), "status_fd": status_write}
         try:
-            self._add(scheduler, await start_here(scheduler, self._job, self._secret, [], **descriptors))
+            self._add(scheduler, await start_here(scheduler, self._job, self._secret, [], **inherited))
         finally:
             listener.close()
             os.close(status_write)
             self._status = asyncio.ensure_future(self._read_status(status_read))
+        self._workers = {task.rank: task for task in tasks if task.role == "worker"}
         for task in tasks:
             await self._start(task)
         return await self._wait_for_the_end()
 
-    async def _start(self, task: Task) -> None:
+    async def _start(self, task: Task) -> Running:
         command = self._command if task.role == "worker" else []
-        self._add(task, await self._engine.start(task, self._job, self._secret, command))
+        return self._add(task, await self._engine.start(task, self._job, self._secret, command))
 
-    def _add(self, task: Task, process: Process) -> None:
-        self._running.append(Running(task, process, self._output))
+    def _add(self, task: Task, process: Process) -> Running:
+        running = Running(task, process, self._output)
+        self._running.append(running)
+        self._ever.append(running)
+        return running
 
     async def _read_status(self, descriptor: int) -> None:
         """What the scheduler says of the job: one JSON object a line."""
@@ -161,11 +242,21 @@ class Launcher:
 
     def _take_note(self, status: dict) -> None:
         state = status["state"]
-        self._job_started = self._job_started or state == "running"
-        if state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
+        if state == "running":
+            self.began_at = time.monotonic()
+            self._in_place_since = dict.fromkeys(self._workers, self.began_at)
+        elif state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
             self._end_lost(status["rank"])
+        elif state == "left":
+            self._left.add(status["rank"])
+            if status["rank"] in self._joining:  # it was lost behind its goodbye, of which we hear later
+                self._end_lost(status["rank"])
+        elif state == "saved":
+            self._saved = status["round"]
         elif state == "taken":
             self._joining.discard(status["rank"])
+            self._in_place_since[status["rank"]] = time.monotonic()
+            self._cooling.did_well(self._workers[status["rank"]].host)
         elif state == "failed" and self._job_failure is None:
             self._job_failure = status["text"]
 
@@ -180,20 +271,25 @@ class Launcher:
             done, ending = await asyncio.wait(ending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in done if self._may_restart(task.result())]:
                 done.remove(task)
-                ending.add(asyncio.ensure_future((await self._restart(task.result())).ended()))
+                self._running.remove(task.result())
+                ending.add(asyncio.ensure_future(self._restart(task.result())))
             if not done and timeout_s is None:
                 continue
             failed = [task.result() for task in done if task.result().process.returncode != 0]
             if failed:
+                if not self._has_begun:
+                    at_fault = failed + [running for running in self._running if not running.process.has_begun]
+                    self.failed_on = {running.task.host for running in at_fault if not running.task.host.is_local}
                 # The scheduler tells the others, which then end with errors of their own.
-                if ending and (self._job_started or self._job_failure is not None):
+                self._start_no_more()
+                if ending and (self._has_begun or self._job_failure is not None):
                     await asyncio.wait(ending, timeout=_LAST_WORDS_S)
                 return min((r for r in self._running if r.process.returncode), key=self._unlikelihood)
             if not done:  # servers and scheduler outlive the workers
                 return None
             workers_left -= sum(task.result().task.role == "worker" for task in done)
             if workers_left == 0:
-                if not self._job_started:
+                if not self._has_begun:
                     return None
                 timeout_s = self._settings.timeout_s + _LAST_WORDS_S
         return None
@@ -210,22 +306,67 @@ class Launcher:
         return (
             ended.task.role == "worker"
             and ended.process.returncode != 0
-            and self._job_started
+            and self._has_begun
             and self._job_failure is None
-            and self._restarts_left[ended.task.rank] > 0
+            and ended.task.rank not in self._left
+            and (ended.task.rank in self._joining or self._pay_for(ended.task.rank))
         )
 
+    def _pay_for(self, rank: int) -> bool:
+        """Whether a worker that was lost in its place may come back."""
+        return self._budgets[rank].spend(time.monotonic() - self._in_place_since[rank])
+
     async def _restart(self, ended: Running) -> Running:
-        self._restarts_left[ended.task.rank] -= 1
-        self._joining.add(ended.task.rank)
-        self._running.remove(ended)
+        """Until the end of a start of a lost worker's that has reached its host. How long others wait for it, whatever
+        becomes of its starts, the scheduler limits: those that do not join cost no restart, but time. Of a worker that
+        turns out to have said goodbye: `ended` itself."""
+        rank, host, budget = ended.task.rank, ended.task.host, self._budgets[ended.task.rank]
         ended.process.signal(signal.SIGKILL)  # what it left behind in its group
-        left = self._restarts_left[ended.task.rank]
-        _say("%s; it is started again (%d more restarts allowed)" % (ended.obituary(), left))
-        await self._start(ended.task)
-        return self._running[-1]
+        pause_s = 0.0
+        if rank in self._joining:
+            self._cooling.failed(host, time.monotonic())
+            self._say("%s, before it had taken its place; it will be tried again" % ended.obituary())
+        else:
+            self._joining.add(rank)
+            pause_s = budget.pause_s(self._pause_s)
+            when = " in %g s" % pause_s if pause_s else ""
+            self._say("%s; it is started again%s (%d more restarts allowed)" % (ended.obituary(), when, budget.left))
+        self._waiting.add(asyncio.current_task())
+        try:
+            await asyncio.sleep(pause_s)
+            started = await self._start_where_it_can(rank)
+        finally:
+            self._waiting.discard(asyncio.current_task())
+        asyncio.get_running_loop().call_later(self._settings.timeout_s, _end_if_not_begun, started)
+        if rank in self._left:
+            started.process.signal(signal.SIGKILL)
+        await started.ended()
+        if rank in self._joining and rank in self._left:  # how the worker itself ended is what counts
+            self._running[self._running.index(started)] = started = ended
+        return started
+
+    async def _start_where_it_can(self, rank: int) -> Running:
+        while True:
+            own, workers = self._workers[rank], list(self._workers.values())
+            host, wait_s = self._cooling.choose(own.host, self._engine.elsewhere(own, workers), time.monotonic())
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+                continue
+            if host != own.host:
+                self._say("%s is started on %s instead of %s" % (own.name, host.name, own.host.name))
+                self._workers[rank] = moved(own, host, workers)
+            try:
+                return await self._start(self._workers[rank])
+            except ConfigError as error:
+                self._say("%s; it will be tried again" % error)
+                self._cooling.failed(host, time.monotonic())
+
+    def _start_no_more(self) -> None:
+        for waiting in self._waiting:
+            waiting.cancel()
 
     async def _end_all(self) -> None:
+        self._start_no_more()
         alive = [running for running in self._running if running.process.returncode is None]
         workers = [running for running in alive if running.task.role == "worker"]
         others = [running for running in alive if running.task.role != "worker"]
@@ -241,22 +382,46 @@ class Launcher:
         _signal(self._running, signal.SIGKILL)  # also what a process left behind in its group
         await _ended(alive)
 
+    def _demand_snapshot(self, number: int) -> bool:
+        """Has the scheduler ask the job for one: SIGUSR1, to go on, or SIGUSR2, to end. False if it cannot take any."""
+        takes_them = self._has_begun and self._settings.snapshot_dir is not None
+        if takes_them:
+            self._running[0].process.signal(number)
+        return takes_them
+
     def _interrupt(self, interrupted: asyncio.Future, number: int) -> None:
+        now, before = time.monotonic(), self._signalled_at.get(number)
+        self._signalled_at.setdefault(number, now)
+        if before is not None and now < before + SAME_SIGNAL_S:
+            log.info("%s again: taken for the same one, as a launcher may signal us twice", signal_name(number))
+            return
+        is_first = not interrupted.done() and not self._asked_to_end
+        if is_first and number == signal.SIGTERM and self._grace_s > 0:
+            self._asked_to_end = self._demand_snapshot(signal.SIGUSR2)
+            if self._asked_to_end:
+                self._say("SIGTERM: the job ends when it has taken a snapshot, in %g s at most" % self._grace_s)
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._grace_s, lambda: interrupted.done() or interrupted.set_result(number))
+                return
         if not interrupted.done():
             interrupted.set_result(number)
         else:  # asked twice: no more grace
             _signal(self._running, signal.SIGKILL)
 
-    def _conclude(self, failed: Optional[Running]) -> int:
+    @staticmethod
+    def _ended_as_asked(failed: Optional[Running]) -> bool:
+        return failed is not None and failed.process.returncode == 128 + signal.SIGTERM
+
+    def _judge(self, failed: Optional[Running]) -> int:
         if failed is None and self._job_failure is None:
-            if not self._job_started:
-                _say(NEVER_JOINED)
+            if not self._has_begun:
+                self._say(NEVER_JOINED)
             return 0
         if failed is not None and not self._echoes(failed):
-            _say(failed.obituary())
+            self._say(failed.obituary())
         if self._job_failure is not None:
-            _say("the job failed: " + self._job_failure)
-        self.may_restart = self._job_started or self._began_before
+            self._say("the job failed: " + self._job_failure)
+        self.may_restart = self._has_begun or self._began_before
         code = failed.process.returncode if failed is not None else 1
         return code if code >= 0 else 128 - code
 
@@ -278,6 +443,22 @@ def _say(text: str) -> None:
     print("p3 run: " + text, file=sys.stderr, flush=True)
 
 
+async def _until_written(done: Awaitable, interrupted: Optional[asyncio.Future], deadline: Optional[float]) -> None:
+    """Waits for what needs somebody to read our output: until the deadline, or an interrupt; if there was one already,
+    a little."""
+    task = asyncio.ensure_future(done)
+    if interrupted is not None:
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        await asyncio.wait({task, interrupted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({task}, timeout=_DRAIN_S)
+    task.cancel()
+
+
+def _end_if_not_begun(running: Running) -> None:
+    if running.process.returncode is None and not running.process.has_begun:
+        running.process.signal(signal.SIGKILL)
+
+
 def _signal(group: Sequence[Running], number: int) -> None:
     for running in group:
         running.process.signal(number)
@@ -286,14 +467,6 @@ def _signal(group: Sequence[Running], number: int) -> None:
 async def _ended(group: Sequence[Running]) -> None:
     if group:
         await asyncio.wait({asyncio.ensure_future(r.ended()) for r in group}, timeout=_TERMINATE_S)
-
-
-async def _pump(reader: asyncio.StreamReader, source: Source) -> None:
-    try:
-        while data := await reader.read(1 << 16):
-            source.feed(data)
-    finally:
-        source.end()
 
 
 def run(
@@ -307,9 +480,11 @@ def run(
     worker_restarts: int = 0,
     bounds: Optional[elastic.Bounds] = None,
     read_hosts: Optional[Callable[[], Sequence[Host]]] = None,
+    grace_s: float = 0,
+    pause_s: float = 1.0,
 ) -> int:
     """See Launcher. A job that fails is started again, at most `restarts` times, within `timeout_s` for all of them.
-    Each start has an engine of its own.
+    Each start has an engine of its own. `pause_s`: the shortest wait for another try, which doubles; see restarts.py.
 
     Not one that was interrupted, and not one that failed before all its processes were connected: what is wrong there,
     like a mistake in the command, a new start would not mend. With `bounds` it comes back on those of `read_hosts` that
@@ -318,22 +493,28 @@ def run(
     """
     importlib.import_module("p3._core")  # one error here, and not one of each process, where it is not built
     encryption.require(settings)
-    # Whoever started us may have left it non-blocking; then what does not fit into the pipe would be lost.
-    os.set_blocking(sys.stdout.fileno(), True)
-
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    for attempt in itertools.count(1):
+    budget, cooling = Budget(restarts), Cooling(_HOSTS_PAUSE * pause_s)
+    began_before = False
+    while True:
         # With a secret and a port of its own.
-        began_before = bounds is not None and attempt > 1
-        launcher = Launcher(settings, make_engine(), num_workers, num_servers, worker_restarts, began_before)
+        launcher = Launcher(
+            settings, make_engine(), num_workers, num_servers, worker_restarts, began_before, grace_s, pause_s
+        )
         code = asyncio.run(launcher.run(command, timeout_s, deadline))
-        if not launcher.may_restart or attempt > restarts:
+        now = time.monotonic()
+        if not launcher.may_restart or not budget.spend(now - launcher.began_at if launcher.began_at else 0):
             return code
+        for host in launcher.failed_on:
+            cooling.failed(host, now)
+        began_before = bounds is not None
+        pause_now_s = budget.pause_s(pause_s)
+        time.sleep(pause_now_s if deadline is None else max(0.0, min(pause_now_s, deadline - now)))
         numbers = ""
         if bounds is not None:
-            found = elastic.find(settings, read_hosts, bounds, deadline)
+            found = elastic.find(settings, read_hosts, bounds, deadline, cooling)
             for name, problem in found.silent.items():
-                _say("host %s does not answer: %s" % (name, problem))
+                _say("host %s is left out: %s" % (name, problem))
             if not found.workers:
                 slots = sum(host.slots for host in found.hosts)
                 text = "the job is not started again: slots on hosts that answer: %d; --min-workers: %d"
@@ -343,4 +524,4 @@ def run(
                 numbers = " with %d instead of %d workers" % (found.workers, num_workers)
             make_engine, num_workers = functools.partial(Hosts, settings, found.hosts), found.workers
         text = "the job is started again%s (restart %d of %d), as it failed with exit code %d"
-        _say(text % (numbers, attempt, restarts, code))
+        _say(text % (numbers, restarts - budget.left, restarts, code))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -11,10 +12,13 @@ from typing import List, Optional, Tuple
 from p3.cluster import auth, channel, encryption
 from p3.cluster.channel import Stream
 from p3.cluster.messages import PROTOCOL_VERSION
-from p3.cluster.node import Node, address_as_set, connect, machine_id, resolve
+from p3.cluster.node import Node, address_beside, connect, endpoint, machine_id
 from p3.cluster.vans import DoorStep, Van
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
+from p3.placement import Placement
 from p3.settings import Settings
+
+log = logging.getLogger("p3.member")
 
 _FAREWELL_S = 2.0  # for the scheduler to read what we have sent
 _MARGIN_S = 5.0  # the scheduler, which knows who is missing, gives up first
@@ -27,7 +31,7 @@ class Member:
     node: Node
     door: Optional[DoorStep] = None  # of a server, and of a worker that others of its machine may connect to
     servers: List[dict]  # host, port, local, machine; by rank
-    workers: List[dict]  # host, machine, local; by rank
+    workers: List[dict]  # host, local, machine; by rank
     rejoined: Optional[dict]  # of a worker that takes a lost one's place: see messages.py
 
     def __init__(self, settings: Settings) -> None:
@@ -54,14 +58,18 @@ class Member:
             raise
         return member
 
+    @property
+    def placement(self) -> Placement:
+        machines = ([node["machine"] for node in nodes] for nodes in (self.workers, self.servers))
+        return Placement.of(*machines, self._settings.local_aggregation)
+
     async def _connect(self) -> None:
         """Up to the `join` message."""
         settings = self._settings
         patience_s = settings.rendezvous_timeout_s
         sock, proved = await _connect_to_scheduler(settings, self._secret, auth.CONTROL, patience_s)
         try:
-            # As set, or the address from which this node reaches the scheduler.
-            self.host = address_as_set(settings) or sock.getsockname()[0].split("%")[0]
+            self.host = address_beside(settings, sock)
             if settings.role == "server" or settings.local_aggregation:
                 self.door = DoorStep.open(settings, self.host if settings.role == "server" else None)
             if settings.tls:
@@ -95,7 +103,8 @@ class Member:
 
     async def open_watch(self) -> Van:
         """A proved connection to the scheduler for the core's heartbeats."""
-        sock, proved = await _connect_to_scheduler(self._settings, self._secret, auth.WATCH, _MARGIN_S)
+        patience_s = self._settings.rendezvous_timeout_s
+        sock, proved = await _connect_to_scheduler(self._settings, self._secret, auth.WATCH, patience_s)
         van = Van(sock, [])
         try:
             await channel.send_message(sock, {"kind": "watch", "role": self.node.role, "rank": self.node.rank})
@@ -211,15 +220,16 @@ async def _connect_to_scheduler(
 ) -> Tuple[socket.socket, auth.Connector]:
     """Tries until `timeout_s` is over, because nodes start in any order; then proves both ends."""
     label = "%s%s" % (settings.role, "" if settings.rank is None else " %d" % settings.rank)
-    where = "%s:%d" % (settings.root_host, settings.root_port)
+    where = endpoint(settings.root_host, settings.root_port)
     deadline = time.monotonic() + timeout_s
-    try:
-        addresses = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
-    except RendezvousError as error:
-        raise RendezvousError("%s: %s" % (label, error)) from None
+
+    def unresolved(reason: str) -> None:
+        log.warning("%s: %s; it is tried again for %g s (P3_RENDEZVOUS_TIMEOUT_S)", label, reason, timeout_s)
 
     async def connected() -> socket.socket:
-        sock, reason = await connect(addresses, deadline)
+        sock, reason = await connect(
+            settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI", deadline, unresolved
+        )
         if sock is None:
             raise RendezvousError(
                 "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and "
@@ -228,6 +238,8 @@ async def _connect_to_scheduler(
         return sock
 
     try:
-        return await channel.connect_and_prove(connected, secret, settings.role, purpose, "scheduler", settings.tls)
+        return await channel.connect_and_prove(
+            connected, secret, settings.role, purpose, "scheduler", deadline, settings.tls
+        )
     except AuthenticationError as error:
         raise AuthenticationError("%s: the scheduler at %s: %s" % (label, where, error)) from None

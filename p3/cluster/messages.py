@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from p3.errors import ProtocolError
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 
@@ -114,7 +114,7 @@ _PLAN = {
     "parts": _int,
 }  # fmt: skip
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
-_WORKER = _object({"host": _str, "machine": _int, "local": _str})  # machine: equal for workers of one machine
+_WORKER = _object({"host": _str, "local": _str, "machine": _str})
 
 FIELDS: Dict[str, Dict[str, Check]] = {
     # A node to the scheduler.
@@ -123,7 +123,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         "host": _str,  # where others reach this node
         "port": _int,  # server: its data port
         "local": _str,  # its abstract AF_UNIX name, without the leading zero byte; empty: it has none
-        "machine": _str,  # equal on nodes that can share memory and AF_UNIX sockets
+        "machine": _str,  # equal on nodes that can share memory and AF_UNIX sockets; in `welcome`, too
         "pid": _int,
         "rank": _or_none(_int),
         "version": _str,
@@ -148,8 +148,12 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "count": {"number": _int},  # of the worker's request for the servers' counters
     "repartition": {"store": _int, "name": _name, "partitions": _int},  # of a sparse key; rank 0
     "moved": {"wire_key": _int},  # this worker has done with that plan of a sparse key
+    "release": {"store": _int},  # and with all keys of that store
+    # A server has loaded its part of that key from a snapshot; before `defined`. To worker 0, when all have.
+    "loaded": {"wire_key": _int},
     "defined": {"wire_key": _int},  # a server has done what `define` asked
     "option_set": {"store": _int, "name": _str},
+    "dropped": {"store": _int},
     "counted": {"worker": _int, "number": _int, "counters": _counters},
     "late": {  # a server, or the leader of a machine: this worker keeps others waiting
         "worker": _int,
@@ -161,9 +165,19 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     },
     "captured": {"round": _int},  # worker 0: the servers hold the copies of a snapshot
     "snapshot_written": {"round": _int, "bytes": _int, "sha256": _sha256},  # this server's or worker's part of it
+    # It cannot write its part, or worker 0 not complete the snapshot; also to all workers, first words first. Without a
+    # text: somebody takes no part in snapshots any more.
+    "snapshot_failed": {"round": _int, "text": _str},
+    "snapshot_taken": {"round": _int},  # worker 0 has completed it; also to all workers
+    "check_snapshot": {"round": _int},  # worker 0: may the job resume from it? Also to all nodes
+    "snapshot_checked": {"round": _int, "problem": _str},  # by one node, and to worker 0 by all; "": as it was written
+    "progress": {},  # bytes of a snapshot have moved, to worker 0; worker 0's, to the other workers
+    "demand_snapshot": {"ends": _bool},  # a worker was asked for one, with which the job `ends` or not
+    "mark": {"number": _int, "round": _int},  # to that question: so many steps are behind it, and it waits there
+    "load_snapshot": {"round": _int},  # worker 0, to servers: what fits of their own parts is the first values of keys
     "resume": {"round": _int},  # worker 0's choice of a snapshot, 0: none; also from the scheduler to all workers
-    # It has called join() behind that step, and takes no part in snapshots; also to all workers.
-    "joined": {"worker": _int, "step": _int},
+    # It has called join() behind that step, and takes no part in snapshots behind that round; also to all workers.
+    "joined": {"worker": _int, "step": _int, "round": _int},
     "place": {  # where a worker stands, as to a lost one (p3/worker/steps.py)
         "rank": _int,  # of the lost one
         "attempt": _int,
@@ -197,6 +211,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "found": {"rank": _int},
     "caught_up": {},  # to who has taken its place: that was all of the past
     "drop": {"wire_key": _int},  # no worker uses it any more
+    "drop_store": {"store": _int},  # nor any key of that store
     "set_option": {"store": _int, "name": _str, "value": _flat},
     "count_for": {"worker": _int, "number": _int},
     "agreed": {
@@ -208,11 +223,16 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     },
     "repartitioned": {"store": _int, "name": _name, **_SUCCESSOR},
     "settled": {"store": _int, "name": _name},  # all workers use the sparse key's other plan
+    "releasing": {"store": _int, "worker": _int},  # that worker has done with it
+    "released": {"store": _int},  # all have, and it is gone: its number is free
     "option_agreed": {"store": _int, "name": _str, "value": _flat},
     "counters": {"number": _int, "servers": _list_of(_counters)},  # by the servers' ranks
     "barrier_done": {"number": _int},
     "write_snapshot": {"round": _int},  # to servers
-    "snapshot_complete": {"round": _int, "parts": _list_of(_SNAPSHOT_PART)},  # to worker 0; none: given up
+    "snapshot_wanted": {"number": _int},  # to workers, a question: where are you?
+    # And the answer: behind that step; 0: not now. `ends`: and then the job ends.
+    "snapshot_at": {"number": _int, "round": _int, "ends": _bool},
+    "snapshot_complete": {"round": _int, "parts": _list_of(_SNAPSHOT_PART)},  # to worker 0: all are written
     "abort": {"text": _str},  # the job has failed
     "stop": {},  # to servers: every worker has left
     # The first message on a data connection (from a worker) or a watch connection, and its answer.

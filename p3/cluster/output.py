@@ -2,7 +2,8 @@
 
 A carriage return means that the line is drawn anew, as progress bars do. Only its last state is worth a line in a
 log; on a terminal, the unfinished line of one process (worker 0's bar) is also shown live, below all others.
-Threads: none; the launcher's event loop calls.
+Nothing blocks; while nobody reads what is written, room() holds up those that have more. Only the launcher's event loop
+calls.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import codecs
 import sys
 from typing import Dict, Optional, TextIO
 
+from p3.cluster.writer import Writer
+
 _MAX_LINE_CHARACTERS = 1 << 16  # a longer one is broken
+_MAX_UNWRITTEN_BYTES = 1 << 16  # beyond that, processes with more to say have to wait
 _COLOURS = (36, 32, 33, 35, 34, 31)  # of terminals: cyan, green, yellow, magenta, blue, red
 _LIVE = "worker 0"  # whose unfinished line a terminal shows
 _ERASE_LINE = "\r\x1b[K"
@@ -22,11 +26,12 @@ class Output:
     """Writes whole lines of all sources to `stream`."""
 
     def __init__(self, stream: Optional[TextIO] = None) -> None:
-        self._stream = sys.stdout if stream is None else stream
-        self._terminal = self._stream.isatty()
+        """`stream`: standard output, unless given."""
+        self._stream = stream
+        self._writer = Writer()
+        self._terminal = (stream or sys.stdout).isatty()
         self._shown = ""  # the live line that stands on the terminal now
         self._prefixes: Dict[str, str] = {}
-        self._closed = False
 
     def source(self, name: str) -> Source:
         """A new stream of bytes under that name, for example the standard error of 'worker 1'."""
@@ -46,6 +51,26 @@ class Output:
             self._shown = shown
             self._write(_ERASE_LINE + shown)
 
+    def say(self, text: str) -> None:
+        """A line of our own, to standard error, behind what is written before."""
+        self._writer.write(sys.stderr, text + "\n")
+
+    @property
+    def has_room(self) -> bool:
+        return self._writer.is_below(_MAX_UNWRITTEN_BYTES)
+
+    async def room(self) -> None:
+        """Returns when there is room for more."""
+        await self._writer.below(_MAX_UNWRITTEN_BYTES)
+
+    async def written(self) -> None:
+        """Returns when all is written."""
+        await self._writer.below(0)
+
+    def close(self) -> None:
+        """No more will come."""
+        self._writer.close()
+
     def _prefix(self, name: str) -> str:
         if name not in self._prefixes:
             colour = _COLOURS[len(self._prefixes) % len(_COLOURS)]
@@ -54,17 +79,10 @@ class Output:
         return self._prefixes[name]
 
     def _write(self, text: str) -> None:
-        if self._closed:
-            return
-        try:
+        if self._stream is not None:
             self._stream.write(text)
-            self._stream.flush()
-        except UnicodeEncodeError:
-            encoding = self._stream.encoding or "ascii"
-            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            self._stream.flush()
-        except OSError:  # whoever read our output has gone; the job goes on
-            self._closed = True
+        else:
+            self._writer.write(sys.stdout, text)
 
 
 class Source:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from p3.cluster.execute import Launched
+from p3.cluster.execute import Launched, p3_exec
+from p3.cluster.node import is_numeric
 from p3.errors import ConfigError
 from p3.settings import Settings
 
@@ -18,6 +20,9 @@ _FORWARDED_PREFIXES = ("P3_", "MXNET_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", 
 _NEVER_FORWARDED = ("P3_SECRET", "P3_SECRET_FILE", "P3_SSH")
 
 
+LOGGED_IN = "p3: logged in"  # the first line of standard error of what runs on another host; Hosts keeps it to itself
+
+
 class Host(NamedTuple):
     name: str
     slots: Optional[int] = None  # workers it takes, at most
@@ -25,6 +30,11 @@ class Host(NamedTuple):
     @property
     def is_local(self) -> bool:
         return self.name in _LOCAL_NAMES
+
+    @property
+    def address(self) -> str:
+        """Its name, without the user that ssh is to be."""
+        return self.name.rpartition("@")[2]
 
 
 class Task(NamedTuple):
@@ -41,9 +51,10 @@ class Task(NamedTuple):
 
 
 def read_hostfile(path: str) -> List[Host]:
-    """Lines `host [slots=N]`; # starts a comment. ConfigError names the file and the line."""
+    """Lines `[user@]host [slots=N]`, where host is a name or an address, of IPv6 also in brackets; # starts a comment.
+    ConfigError names the file and the line."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--hostfile %s cannot be read: %s" % (path, error)) from None
@@ -52,20 +63,26 @@ def read_hostfile(path: str) -> List[Host]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        host = Host(words[0])
+        host = Host(re.sub(r"\[([\da-fA-F:.%\w]+)\]$", r"\1", words[0]))
         if words[1:]:
             name, _, count = words[1].partition("=")
             if len(words) > 2 or name != "slots" or not count.isdigit() or int(count) < 1:
                 raise ConfigError("%s, line %d: %r is not `host [slots=N]`" % (path, number, line.strip()))
-            host = Host(words[0], int(count))
-        if host.name.startswith("-"):  # ssh would take it for an option
-            raise ConfigError("%s, line %d: %r is not a host name" % (path, number, host.name))
-        if any(other.name == host.name for other in hosts):
-            raise ConfigError("%s, line %d: host %s is listed twice" % (path, number, host.name))
+            host = host._replace(slots=int(count))
+        if not _is_host(host.address) or host.name.startswith("-"):  # ssh would take that for an option
+            raise ConfigError(
+                "%s, line %d: %r is not a host: write `name slots=N`; P3_SSH says the port" % (path, number, words[0])
+            )
+        if any(other.address.lower() == host.address.lower() for other in hosts):
+            raise ConfigError("%s, line %d: host %s is listed twice" % (path, number, host.address))
         hosts.append(host)
     if not hosts:
         raise ConfigError("--hostfile %s names no host" % path)
     return hosts
+
+
+def _is_host(name: str) -> bool:
+    return is_numeric(name) if ":" in name else name != "" and not set(name) & set("[]/=")
 
 
 def place(num_workers: int, num_servers: int, hosts: Sequence[Host]) -> List[Task]:
@@ -93,6 +110,20 @@ def tasks_on(server_hosts: Sequence[Host], worker_hosts: Sequence[Host]) -> List
     return tasks
 
 
+def with_room(hosts: Sequence[Host], workers: Sequence[Task]) -> List[Host]:
+    """Those that can have one more of the job's workers; one without slots has no more than its share."""
+    share = -(-len(workers) // len(hosts))
+    taken = [worker.host for worker in workers]
+    return [host for host in hosts if taken.count(host) < (host.slots or share)]
+
+
+def moved(worker: Task, host: Host, workers: Sequence[Task]) -> Task:
+    """That worker on another host, where none of the job's `workers` has its local rank."""
+    there = [other.env["P3_LOCAL_RANK"] for other in workers if other.host == host]
+    free = next(str(rank) for rank in range(len(there) + 1) if str(rank) not in there)
+    return worker._replace(host=host, env={**worker.env, "P3_LOCAL_RANK": free, "P3_LOCAL_SIZE": str(len(there) + 1)})
+
+
 def local_environment(task: Task, job: Mapping[str, str], secret: str, own: Mapping[str, str]) -> Dict[str, str]:
     """The whole environment of a process on this host. `job` is what all processes get, `own` is os.environ."""
     said = {"P3_SECRET": secret, "PYTHONUNBUFFERED": own.get("PYTHONUNBUFFERED", "1")}
@@ -102,7 +133,7 @@ def local_environment(task: Task, job: Mapping[str, str], secret: str, own: Mapp
 
 
 def local_command(launched: Launched, command: Sequence[str]) -> List[str]:
-    return [sys.executable, "-m", "p3", "exec", *launched.options(), "--", *command]
+    return [sys.executable, *p3_exec(*launched.options(), "--", *command)]
 
 
 def remote_command(
@@ -115,7 +146,9 @@ def remote_command(
 ) -> List[str]:
     """The ssh command line for a process on another host; the secret follows on its standard input."""
     env = {"PYTHONUNBUFFERED": "1", **forwarded_environment(own), **job, **task.env}
-    words = [sys.executable, "-m", "p3", "exec", "--secret-stdin", "--", *command]
+    logged_in = ["sh", "-c", 'echo "$0" >&2; exec "$@"', LOGGED_IN]
+    options = ["--secret-stdin", "--silence=%g" % settings.wait_timeout_s]
+    words = [*logged_in, sys.executable, *p3_exec(*options, "--", *command)]
     return ssh_command(settings, task.host.name, env, directory, words)
 
 

@@ -21,6 +21,7 @@ from typing import Any, Awaitable, Dict, List, Mapping, NamedTuple, Optional, Se
 
 from p3.cluster import ray_agent, ray_seal
 from p3.cluster.engines import Engine, Process
+from p3.cluster.execute import p3_exec
 from p3.cluster.node import address_as_set
 from p3.cluster.placement import Host, Task, forwarded_environment, tasks_on
 from p3.errors import ConfigError
@@ -162,7 +163,7 @@ class RayCluster(Engine):
             env.pop(name, None)
         keys = ray_seal.KeyPair()
         sealed = keys.seal(secret, greeting["public"])
-        words = ["-m", "p3", "exec", "--secret-stdin", "--", *command]
+        words = p3_exec("--secret-stdin", "--", *command)
         try:
             without = ("P3_SECRET", "P3_SECRET_FILE")
             problem = await _result(agent.start.remote(words, env, without, os.getcwd(), keys.public, sealed))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, List
 
 from p3.cluster.messages import PROTOCOL_VERSION
-from p3.cluster.node import Node
+from p3.cluster.node import Node, is_loopback
 from p3.errors import RendezvousError
 
 
@@ -88,11 +88,27 @@ class Rendezvous:
             given.update(zip(map(id, unranked), (rank for rank in range(len(joined)) if rank not in taken)))
         nodes = [Node(join["role"], given.get(id(join), join["rank"]), join["host"]) for join in self._joined]
         # Everyone is compared with worker 0.
+        self._check_hosts(nodes)
         settings = {node: join["settings"] for node, join in zip(nodes, self._joined)}
         reference, *others = sorted(nodes, key=lambda node: (node.role != "worker", node.rank))
         for node in others:
             _compare(str(node), settings[node], str(reference), settings[reference])
         return nodes
+
+
+    def _check_hosts(self, nodes: List[Node]) -> None:
+        """A server's loopback address is none for workers that have come over a network."""
+        machines = {node: join["machine"] for node, join in zip(nodes, self._joined)}
+        bound = [node for node in sorted(nodes) if node.role == "server" and is_loopback(node.host)]
+        others = [node for node in sorted(nodes) if node.role == "worker" and not is_loopback(node.host)]
+        for server in bound:
+            for worker in others:
+                if machines[server] != machines[worker]:
+                    raise RendezvousError(
+                        "%s gives a loopback address as its own, which %s on another machine cannot reach: set "
+                        "DMLC_NODE_HOST or DMLC_INTERFACE on that server's host, and DMLC_PS_ROOT_URI to a name or "
+                        "address that all hosts reach" % (server, worker)
+                    )
 
 
 def _compare(label: str, values: dict, other_label: str, other_values: dict) -> None:

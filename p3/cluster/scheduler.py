@@ -17,18 +17,19 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import time
-from typing import Callable, Dict, Optional
+from typing import Callable, Optional
 
-from p3.cluster import auth, channel, encryption, frames, messages
+from p3.cluster import auth, channel, descriptors, encryption, frames, messages
 from p3.cluster.agreement import Agreement
-from p3.cluster.node import Node, listen, resolve
+from p3.cluster.node import Node, listen_as_root
 from p3.cluster.rendezvous import Rendezvous
 from p3.cluster.roster import Entry, Roster
 from p3.cluster.stragglers import Stragglers
-from p3.cluster.strangers import PACE_S, Gate
+from p3.cluster.strangers import MAX_UNPROVED, PACE_S, Gate
 from p3.cluster.vacancies import Vacancies
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
 from p3.settings import Settings
@@ -57,6 +58,18 @@ class Scheduler:
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
         self._gate = Gate(self._label, log)
+
+    def take_snapshots_at_signals(self) -> None:
+        """SIGUSR1: of the job, behind its next step; SIGUSR2: and then it ends. Unless this process is to ignore them.
+        In the main thread."""
+        for number, ends in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                asyncio.get_running_loop().add_signal_handler(number, self._demand_snapshot, ends)
+
+    def _demand_snapshot(self, ends: bool) -> None:
+        if self._started.is_set() and not self._end.done():
+            for node, message in self._agreement.demand_snapshot(ends):
+                self._roster.by_node[node].tell(message)
 
     async def run(self) -> Optional[str]:
         """Serves one job to its end. Returns the text of its failure, or None if every worker left in order."""
@@ -206,11 +219,9 @@ class Scheduler:
             {field: roster.by_node[server].join[field] for field in ("host", "port", "local", "machine")}
             for server in servers
         ]
-        machines: Dict[str, int] = {}  # numbered by the first worker on each
         for worker in workers:
             join = roster.by_node[worker].join
-            machine = machines.setdefault(join["machine"], len(machines))
-            self._workers.append({"host": worker.host, "machine": machine, "local": join["local"]})
+            self._workers.append({"host": worker.host, "local": join["local"], "machine": join["machine"]})
         self._stragglers = Stragglers(
             workers, [worker["machine"] for worker in self._workers], settings.straggler_s, settings.stuck_s
         )
@@ -247,6 +258,10 @@ class Scheduler:
                     loop = asyncio.get_running_loop()
                     loop.call_later(self._settings.timeout_s, self._give_up_servers)
             entry.left = kind == "bye"
+            if entry.left:
+                self._report({"state": "left", "rank": entry.node.rank})
+            if kind == "snapshot_taken":
+                self._report({"state": "saved", "round": message["round"]})
             if kind in ("bye", "joined", "barrier"):
                 self._vacancies.consider()
 
@@ -278,7 +293,9 @@ class Scheduler:
         waited = "within %g s" % self._settings.rendezvous_timeout_s
         if self._agreement is None:
             refused = ""
-            if self._gate.refusals:
+            if self._gate.shortage is not None:
+                refused = " Connections could not be accepted: %s." % self._gate.shortage
+            elif self._gate.refusals:
                 were = " was" if self._gate.refusals == 1 else "s were"
                 refused = " %d connection%s refused, see the scheduler's log: a wrong P3_SECRET?"
                 refused %= (self._gate.refusals, were)
@@ -335,14 +352,17 @@ def open_listener(settings: Settings, listen_fd: Optional[int]) -> socket.socket
         listener.setblocking(False)
         return listener
     settings.require("root_host", "root_port")
-    (_, address), *_ = resolve(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
     try:
-        return listen(address[0], settings.root_port, or_anywhere=True)
-    except OSError as error:
-        raise ConfigError(
-            "scheduler (%s): cannot listen on DMLC_PS_ROOT_PORT=%d: %s. Stop the program that uses the port, or choose "
-            "another." % (settings.root_host, settings.root_port, error.strerror)
-        ) from None
+        return listen_as_root(settings.root_host, settings.root_port)
+    except ConfigError as error:
+        raise ConfigError("scheduler (%s): %s" % (settings.root_host, error)) from None
+
+
+def _provide_descriptors(settings: Settings) -> None:
+    each = descriptors.PER_NODE_TLS if settings.tls else descriptors.PER_NODE
+    nodes = settings.num_workers + settings.num_servers
+    spare = 2 * MAX_UNPROVED
+    descriptors.provide(each * nodes, "scheduler (%s)" % settings.root_host, "%d nodes" % nodes, spare)
 
 
 def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optional[int] = None) -> int:
@@ -351,13 +371,16 @@ def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optiona
         settings.require("root_host", "num_workers", "num_servers")
         settings.job_secret()
         encryption.require(settings)
+        _provide_descriptors(settings)
         listener = open_listener(settings, listen_fd)
     except (ConfigError, RendezvousError) as error:
         print("p3: %s" % error, file=sys.stderr)
         return 1
 
     async def serve() -> Optional[str]:
-        return await Scheduler(settings, listener, status_fd).run()
+        scheduler = Scheduler(settings, listener, status_fd)
+        scheduler.take_snapshots_at_signals()
+        return await scheduler.run()
 
     failure = asyncio.run(serve())
     if failure is not None:

@@ -1,8 +1,9 @@
 """Which parts of a snapshot are written: the scheduler's book of them. No I/O.
 
 Worker 0 begins a snapshot when the servers hold their copies; the other workers may have reported their parts before.
-It ends when every node has reported; when one that has not takes no part any more, as it has joined or left, or has
-taken a lost one's place behind that round; or when worker 0 begins the next one.
+It is whole when every node has reported and worker 0 has completed it. It is given up when a node says that it cannot
+write its part; when one that has not reported takes no part any more, as it has joined or left, or has taken a lost
+one's place behind that round; or when worker 0 begins the next one.
 """
 
 from __future__ import annotations
@@ -20,19 +21,30 @@ class SnapshotParts:
         self._nodes = set(nodes)
         self._round = 0  # of the snapshot that worker 0 has begun last
         self._reported: Dict[int, Dict[Node, dict]] = {}  # by round; of those that have not ended
+        self._failed: Dict[int, str] = {}  # of those that worker 0 has not begun: why they cannot be whole
+        self._is_written = False  # all parts of the last one are; worker 0 completes it
         self._came_at: Dict[Node, int] = {}  # who has taken a lost one's place: the round behind which it begins
         self._left: Set[Node] = set()
 
-    def begin(self, node: Node, round: int) -> None:
+    def begin(self, node: Node, round: int) -> Optional[str]:
+        """Why it cannot be whole, if that is known already."""
         if round <= self._round:
             raise ProtocolError("%s began the snapshot of round %d after that of %d" % (node, round, self._round))
-        self._round = round
+        self._round, self._is_written = round, False
         for other in [other for other in self._reported if other < round]:
             del self._reported[other]
         self._reported.setdefault(round, {})
+        problem = self._failed.get(round)
+        self._failed = {other: text for other, text in self._failed.items() if other > round}
+        if problem is not None:
+            del self._reported[round]
+        return problem
 
     def leave(self, node: Node) -> None:
         self._left.add(node)
+
+    def has_left(self, node: Node) -> bool:
+        return node in self._left
 
     def come_back(self, node: Node, round: int) -> None:
         """Its next snapshot is one of a later round."""
@@ -55,10 +67,38 @@ class SnapshotParts:
         parts = self._reported.setdefault(round, {})
         is_early = node.role == "server" and round != self._round
         if is_early or node in parts or len(self._reported) > _MAX_AHEAD:
-            text = "%s reported its part of the snapshot of round %d, which is not allowed now"
-            raise ProtocolError(text % (node, round))
+            self._refuse(node, round)
         parts[node] = {"role": node.role, "rank": node.rank, "bytes": size, "sha256": sha256}
         if parts.keys() != self._nodes:
             return None
         del self._reported[round]
+        self._is_written = True
         return [parts[each] for each in sorted(parts)]
+
+    def fail(self, node: Node, round: int, text: str) -> bool:
+        """This node cannot write its part, or worker 0 not complete the snapshot. Whether that is the end of it, of
+        which nobody has heard yet."""
+        if round > self._round and (node.role, node.rank) == ("worker", 0):
+            self.begin(node, round)  # and it ends with that
+        if round > self._round:
+            if node.role == "server":
+                self._refuse(node, round)
+            self._failed[round] = text
+            self._failed = dict(sorted(self._failed.items())[-_MAX_AHEAD:])
+            return False
+        if round < self._round or (round not in self._reported and not self._is_written):
+            return False
+        self._reported.pop(round, None)
+        self._is_written = False
+        return True
+
+    def take(self, node: Node, round: int) -> None:
+        """Worker 0 has completed it."""
+        if round != self._round or not self._is_written:
+            self._refuse(node, round)
+        self._is_written = False
+
+    @staticmethod
+    def _refuse(node: Node, round: int) -> None:
+        text = "%s reported its part of the snapshot of round %d, which is not allowed now"
+        raise ProtocolError(text % (node, round))

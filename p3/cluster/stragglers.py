@@ -8,7 +8,7 @@ P3_STUCK_S. A worker that sends no heartbeats is not late but dead, which others
 from __future__ import annotations
 
 import asyncio
-from typing import Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, Hashable, NamedTuple, Optional, Sequence
 
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
@@ -35,12 +35,14 @@ class _Reported(NamedTuple):
 class Stragglers:
     """The scheduler's. Times are of a monotonic clock."""
 
-    def __init__(self, workers: Sequence[Node], machines: Sequence[int], straggler_s: float, stuck_s: float) -> None:
+    def __init__(
+        self, workers: Sequence[Node], machines: Sequence[Hashable], straggler_s: float, stuck_s: float
+    ) -> None:
         """`machines`: of each worker."""
         self._workers, self._machines = workers, machines
         self._straggler_s, self._stuck_s = straggler_s, stuck_s
         self._reported: Dict[int, _Reported] = {}
-        self._leader_said: Dict[int, float] = {}  # by machine: when its leader has last named one of its workers
+        self._leader_said: Dict[Hashable, float] = {}  # by machine: when its leader has last named one of its workers
 
     def note(self, sender: Node, late: dict, now: float) -> Optional[str]:
         """What the log is to say, if anything. DisagreementError if the job fails of it."""

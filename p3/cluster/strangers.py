@@ -1,28 +1,32 @@
 """Limits connections to a listener that have not proved yet that they know the job's secret.
 
 A stranger may hold a connection for as long as a handshake takes (auth.HANDSHAKE_TIMEOUT_S). So there are only so many
-such connections at a time; one more, and the oldest of the busiest address is closed. A flood therefore displaces
-itself, and a node of the job gets in as long as it proves itself faster than its own address opens MAX_UNPROVED others;
-if it does not, it tries again (channel.persistently). What is logged of strangers is bounded, too.
+such connections at a time; one more, and the oldest of the busiest address is reset. A flood therefore displaces
+itself, and a node of the job gets in as long as it proves itself faster than its own address opens MAX_UNPROVED others,
+or than so many addresses open one each; if it does not, it tries again until its deadline (channel.persistently). What
+is logged of strangers is bounded, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import errno
 import ipaddress
 import logging
 import os
 import socket
 import struct
 import time
-from typing import Awaitable, Callable, Dict, Optional
+from typing import Awaitable, Callable, Dict, Optional, Tuple
 
 MAX_UNPROVED = 256  # connections, for all listeners of a gate; more than a node's handshake lasts in a flood
 LINES = 5  # of the log on refused connections, in so many seconds; then they are counted
 LINES_S = 10.0
 PACE_S = 0.005  # between two connections accepted while the job runs, when nobody is waited for
 
+_NO_LINGER = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER: on, for 0 s
 _PEER_CREDENTIALS = struct.Struct("3i")  # socket(7), SO_PEERCRED: process, user, group
 
 
@@ -32,8 +36,9 @@ class Gate:
     def __init__(self, label: str, log: logging.Logger) -> None:
         self.pace_s = 0.0  # after each connection
         self.refusals = 0
+        self.shortage: Optional[str] = None  # why a connection could not be accepted
         self.tasks: set = set()  # every handler that runs
-        self._unproved: Dict[asyncio.Task, str] = {}  # whence; the oldest first
+        self._unproved: Dict[asyncio.Task, Tuple[str, socket.socket]] = {}  # whence; the oldest first
         self._label, self._log = label, log
         self._window_ends = 0.0
         self._lines = 0
@@ -46,6 +51,8 @@ class Gate:
             try:
                 sock, address = await loop.sock_accept(listener)
             except OSError as error:  # out of file descriptors, or the peer has gone again
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self.shortage = error.strerror
                 self.refused("a stranger", "it could not be accepted: %s" % error.strerror)
                 await asyncio.sleep(0.1)
                 continue
@@ -57,7 +64,7 @@ class Gate:
             else:
                 task = loop.create_task(handler(sock, source))
                 self.tasks.add(task)
-                self._unproved[task] = source
+                self._unproved[task] = source, sock
                 task.add_done_callback(self._done)
                 if len(self._unproved) > MAX_UNPROVED:
                     self._evict()
@@ -95,9 +102,10 @@ class Gate:
         self._lines = 0
 
     def _evict(self) -> None:
-        busiest = collections.Counter(self._unproved.values()).most_common(1)[0][0]
-        task = next(task for task, source in self._unproved.items() if source == busiest)
+        busiest = collections.Counter(source for source, _ in self._unproved.values()).most_common(1)[0][0]
+        task, sock = next((task, sock) for task, (source, sock) in self._unproved.items() if source == busiest)
         del self._unproved[task]
+        reset(sock)
         task.cancel()
         self.refused(busiest, "%d others came before it had proved that it knows the secret" % MAX_UNPROVED)
 
@@ -106,6 +114,12 @@ class Gate:
         self._unproved.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             self._log.error("%s: a connection's handler failed", self._label, exc_info=task.exception())
+
+
+def reset(sock: socket.socket) -> None:
+    """What closes the socket resets the connection: its peer sees that it was not refused, but broken off."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
 def source_of(sock: socket.socket, address: object) -> Optional[str]:

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import os
 import socket
-from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set
+import time
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from p3.cluster import auth, channel, encryption
-from p3.cluster.node import Node, listen, machine_id, resolve
+from p3.cluster import auth, channel, descriptors, encryption
+from p3.cluster.node import Node, connect_once, listen_for_workers, machine_id, resolve
 from p3.cluster.strangers import Gate
-from p3.errors import AuthenticationError, ConfigError, ProtocolError, RendezvousError
+from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.settings import Settings
 
 log = logging.getLogger("p3.vans")
@@ -45,6 +46,14 @@ class Van(NamedTuple):
             os.close(descriptor)
 
 
+def provide_for(settings: Settings, label: str, others: int, role: str, local: int) -> None:
+    """Room for vans to so many nodes of that role, and so many of them, or more, on this machine. ConfigError if there
+    is none."""
+    each = descriptors.PER_VAN_TLS if settings.tls else descriptors.PER_VAN
+    count = each * (others - local) + descriptors.PER_LOCAL_VAN * local
+    descriptors.provide(count, label, "%d %s" % (others, role), descriptors.PER_LOCAL_VAN * (others + 1))
+
+
 class DoorStep(NamedTuple):
     """Where a node can be reached: a server at a TCP port; both, for workers of the same machine, at an abstract
     AF_UNIX name."""
@@ -55,14 +64,11 @@ class DoorStep(NamedTuple):
 
     @classmethod
     def open(cls, settings: Settings, host: Optional[str]) -> DoorStep:
-        """Listens on a free port of `host`, the server's own address; on all addresses if DMLC_NODE_HOST names one
-        that is only translated to ours. None: at the AF_UNIX name alone."""
+        """Listens at `host`, the server's own address, as listen_for_workers() has it. None: at the AF_UNIX name
+        alone."""
         listeners, port = [], 0
         if host is not None:
-            try:
-                tcp = listen(host, or_anywhere=settings.node_host is not None)
-            except OSError as error:
-                raise ConfigError("server (%s): cannot listen there: %s" % (host, error.strerror)) from None
+            tcp = listen_for_workers(settings, host)
             listeners, port = [tcp], tcp.getsockname()[1]
         local = "p3-" + os.urandom(16).hex()
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -179,17 +185,17 @@ async def connect(settings: Settings, secret: bytes, node: Node, peer: Node, add
     """
     is_local = peer.role == "worker" or (settings.local != "tcp" and address["machine"] == machine_id())
     if is_local:
-        family, endpoint = socket.AF_UNIX, "\0" + address["local"]
+        ends: List[Tuple[int, Any]] = [(socket.AF_UNIX, "\0" + address["local"])]
     else:
-        family, endpoint = resolve(address["host"], address["port"], "the address of server %d" % peer.rank)[0]
+        ends = resolve(address["host"], address["port"], "the address of server %d" % peer.rank)
     ring = _make_ring() if is_local and settings.local == "shm" else []
     encrypts = settings.tls and not is_local
 
     async def attempt() -> Van:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock, reason = await connect_once(ends, _CONNECT_TIMEOUT_S)
+        if sock is None:
+            raise ConnectionError(reason)
         try:
-            sock.setblocking(False)
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, endpoint), _CONNECT_TIMEOUT_S)
             proved = await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, peer.role, encrypts)
             await channel.send_message(sock, {"kind": "van", "rank": node.rank, "ring": len(ring)})
             if ring:
@@ -204,13 +210,11 @@ async def connect(settings: Settings, secret: bytes, node: Node, peer: Node, add
             raise
 
     try:
-        return await channel.persistently(attempt)
-    except (asyncio.TimeoutError, OSError, AuthenticationError, ProtocolError) as error:
+        return await channel.persistently(attempt, time.monotonic() + settings.rendezvous_timeout_s)
+    except (OSError, AuthenticationError, ProtocolError) as error:
         for descriptor in ring:
             os.close(descriptor)
-        reason = str(error) or "no answer for %g s" % _CONNECT_TIMEOUT_S
-        if isinstance(error, OSError) and error.errno:
-            reason = os.strerror(error.errno)
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         where, hint = ("its local socket", "") if is_local else ("port %d" % address["port"], _SEVERAL_ADDRESSES)
         raise RendezvousError("%s: cannot connect to %s, %s: %s.%s" % (node, peer, where, reason, hint)) from None
 

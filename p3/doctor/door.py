@@ -19,8 +19,9 @@ import time
 from typing import Set, Tuple
 
 from p3.cluster import channel
-from p3.cluster.node import listen
+from p3.cluster.node import listen_for_workers
 from p3.errors import AuthenticationError
+from p3.settings import Settings
 
 PING, RATE = 1, 2
 REQUEST = struct.Struct("<Bd")  # what, seconds
@@ -36,10 +37,10 @@ _UNCOUNTED = 0.3
 class Door:
     """Threads: the event loop's; each connection is served in one of the loop's executor."""
 
-    def __init__(self, secret: bytes, address: str, or_anywhere: bool) -> None:
-        """OSError if nothing can listen at `address`."""
+    def __init__(self, settings: Settings, secret: bytes, address: str) -> None:
+        """As listen_for_workers() has it: ConfigError if nothing can listen at `address`."""
         self._secret = secret
-        self._tcp = listen(address, or_anywhere=or_anywhere)
+        self._tcp = listen_for_workers(settings, address)
         bound = self._tcp.getsockname()[0]
         self._udp = socket.socket(self._tcp.family, socket.SOCK_DGRAM)
         self._udp.bind((bound, 0))

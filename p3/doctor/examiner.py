@@ -24,7 +24,7 @@ import time
 from typing import Callable, Dict, Optional
 
 from p3.cluster import auth, channel
-from p3.cluster.node import address_as_set, connect, resolve
+from p3.cluster.node import address_beside, connect, connect_once, endpoint, resolve
 from p3.doctor import paths
 from p3.doctor.door import TOKEN_BYTES, Door
 from p3.doctor.facts import facts
@@ -41,18 +41,19 @@ async def examine(settings: Settings, timeout_s: float = JOIN_TIMEOUT_S, name: O
     settings.require("root_host", "root_port")
     secret = settings.job_secret()
     sock = await _join(settings, secret, timeout_s)
-    address = address_as_set(settings) or sock.getsockname()[0]
+    address = address_beside(settings, sock)
     try:
-        door = Door(secret, address, or_anywhere=settings.node_host is not None)
-    except OSError as error:
+        door = Door(settings, secret, address)
+    except ConfigError:
         sock.close()
-        raise ConfigError("this host cannot listen at its address %s: %s" % (address, error.strerror)) from None
+        raise
     try:
         reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_BYTES)
         known = await _in_thread(facts, address)  # which may have to read much from a slow disk
         port, udp = door.ports
         named = {} if name is None else {"name": name}
-        _write(writer, {"host": settings.rank, **named, "port": port, "udp": udp, **known})
+        chosen = {"port": port, "udp": udp, "server_ports": settings.server_ports}
+        _write(writer, {"host": settings.rank, **named, **chosen, **known})
         while line := await reader.readline():
             request = json.loads(line)
             if request["do"] == "open":
@@ -65,18 +66,17 @@ async def examine(settings: Settings, timeout_s: float = JOIN_TIMEOUT_S, name: O
 
 
 async def _join(settings: Settings, secret: bytes, timeout_s: float) -> socket.socket:
-    where = "%s:%d" % (settings.root_host, settings.root_port)
+    where = endpoint(settings.root_host, settings.root_port)
     deadline = time.monotonic() + timeout_s
-    addresses = await _in_thread(resolve, settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI")
 
     async def connected() -> socket.socket:
-        sock, reason = await connect(addresses, deadline)
+        sock, reason = await connect(settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI", deadline)
         if sock is None:
             raise RendezvousError("cannot reach the doctor at %s for %g s: %s" % (where, timeout_s, reason))
         return sock
 
     try:
-        sock, _ = await channel.connect_and_prove(connected, secret, "worker", auth.CONTROL, "scheduler")
+        sock, _ = await channel.connect_and_prove(connected, secret, "worker", auth.CONTROL, "scheduler", deadline)
         return sock
     except AuthenticationError as error:
         raise RendezvousError("the doctor at %s: %s" % (where, error)) from None
@@ -99,18 +99,18 @@ async def _done(secret: bytes, request: dict, mtu: Optional[int]) -> dict:
             seconds, trip_s = request["seconds"], request["trip_s"]
             mbit = await _with_connection(secret, request, lambda sock: paths.rate_mbit(sock, seconds, trip_s))
             return {"mbit": mbit}
-    except (AuthenticationError, OSError, asyncio.TimeoutError) as error:
+    except (AuthenticationError, RendezvousError, OSError) as error:
         return {"error": text_of(error)}
     return {"error": "P3 %s does not know how to %r" % (facts("")["p3"], request["do"])}
 
 
 async def _with_connection(secret: bytes, request: dict, learn: Callable[[socket.socket], object]):
     """learn(a connection to another host's Door), in a thread."""
-    family = socket.AF_INET6 if ":" in request["address"] else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        connecting = asyncio.get_running_loop().sock_connect(sock, (request["address"], request["port"]))
-        await asyncio.wait_for(connecting, paths.CONNECT_TIMEOUT_S)
+    addresses = await _in_thread(resolve, request["address"], request["port"], "the other host's address")
+    sock, reason = await connect_once(addresses, paths.CONNECT_TIMEOUT_S)
+    if sock is None:
+        raise ConnectionError(reason)
+    with sock:
         await channel.prove_to_acceptor(sock, secret, "worker", auth.DATA, "server")
         sock.settimeout(paths.STEP_TIMEOUT_S)
         return await _in_thread(learn, sock)
@@ -125,8 +125,6 @@ def _write(writer: asyncio.StreamWriter, message: Dict[str, object]) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    if isinstance(error, asyncio.TimeoutError) and not str(error):  # of the connection
-        return "no answer within %g s" % paths.CONNECT_TIMEOUT_S
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

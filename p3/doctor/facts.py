@@ -6,15 +6,17 @@ import os
 import platform
 import socket
 import struct
+import subprocess
+import sys
 from fcntl import ioctl
 from typing import Dict, Optional, Tuple
 
 from p3 import __version__
 from p3.cluster.messages import PROTOCOL_VERSION
-from p3.cluster.node import interface_address, machine_id
+from p3.cluster.node import interface_addresses, machine_id
 from p3.doctor import here
-from p3.errors import ConfigError
 
+_PYTHON_TIMEOUT_S = 10.0
 _SIOCGIFMTU = 0x8921  # linux/sockios.h
 
 
@@ -29,6 +31,8 @@ def facts(address: str) -> Dict[str, object]:
         "protocol": PROTOCOL_VERSION,
         "core": "loads" if problem is None else problem[0],
         "python": platform.python_version(),
+        "installation": sys.prefix,
+        "command": _installation_of("python"),
         "numpy": here.version_of("numpy"),
         "mxnet": None if mxnet is None else here.version_of(mxnet),
         "torch": here.version_of("torch"),
@@ -46,14 +50,22 @@ def facts(address: str) -> Dict[str, object]:
     }
 
 
+def _installation_of(command: str) -> Optional[str]:
+    """The sys.prefix of the Python that a worker's command would be; None if there is none."""
+    env = {name: value for name, value in os.environ.items() if name != "DMLC_ROLE"}
+    try:
+        asked = [command, "-c", "import sys; print(sys.prefix)"]
+        told = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=_PYTHON_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return told.stdout.strip() if told.returncode == 0 else None
+
+
 def _interface_of(address: str) -> Tuple[Optional[str], Optional[int]]:
     """Its name and MTU; None where the address is on none of this host's, but translated to it."""
     for _, name in socket.if_nameindex():
-        try:
-            if interface_address(name) == address:
-                return name, _mtu(name)
-        except ConfigError:  # it has no IPv4 address
-            continue
+        if address in interface_addresses(name):
+            return name, _mtu(name)
     return None, None
 
 

@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import Callable, List, Optional, Tuple
 
-from p3.cluster.node import interface_address, listen, machine_id, resolve
+from p3.cluster.node import endpoint, interface_address, interface_addresses, listen, loopback, machine_id, resolve
 from p3.errors import ConfigError, NotBuilt, RendezvousError
 from p3.doctor.rows import MISSING, NOTE, OK, Row
 from p3.mxnet import hooks
@@ -132,19 +132,22 @@ def _kernel(_settings: Settings) -> List[Row]:
 def _network(_settings: Settings) -> List[Row]:
     rows = []
     for _, name in socket.if_nameindex():
-        try:
-            rows.append(Row(OK, "interface " + name, interface_address(name)))
-        except ConfigError:
-            rows.append(Row(NOTE, "interface " + name, "no IPv4 address"))
+        addresses = interface_addresses(name)
+        rows.append(Row(OK if addresses else NOTE, "interface " + name, ", ".join(addresses) or "no address"))
     return rows
 
 
 def _ports(settings: Settings) -> List[Row]:
     try:
-        listen("127.0.0.1").close()
+        listen(loopback()).close()
         rows = [Row(OK, "free TCP ports", "yes")]
     except OSError as error:
         rows = [Row(MISSING, "free TCP ports", error.strerror, "end the programs that hold them: ss -tlnp")]
+    if settings.server_ports is not None:
+        free = [port for port in settings.server_ports if _is_free(port)]
+        told = "%d of %d are free: so many servers can run here" % (len(free), len(settings.server_ports))
+        state, remedy = (OK, "") if free else (MISSING, "ss -tlnp   # who holds them")
+        rows.append(Row(state, "P3_SERVER_PORTS", told, remedy))
     if settings.root_port is not None and settings.role in (None, "scheduler"):
         try:
             listen("0.0.0.0", settings.root_port).close()
@@ -153,6 +156,14 @@ def _ports(settings: Settings) -> List[Row]:
             remedy = "ss -tlnp 'sport = :%d'   # and end that program, or choose another port" % settings.root_port
             rows.append(Row(NOTE, "port %d" % settings.root_port, error.strerror, remedy))
     return rows
+
+
+def _is_free(port: int) -> bool:
+    try:
+        listen("0.0.0.0", port).close()
+        return True
+    except OSError:
+        return False
 
 
 def _ssh(settings: Settings) -> List[Row]:
@@ -175,7 +186,7 @@ def _environment(settings: Settings) -> List[Row]:
             interface_address(settings.interface)
     except (ConfigError, RendezvousError) as error:
         return [Row(MISSING, "DMLC_*", str(error), "p3 run -n WORKERS -s SERVERS COMMAND   # sets them all")]
-    where = "%s of the job at %s:%d" % (settings.role, settings.root_host, settings.root_port)
+    where = "%s of the job at %s" % (settings.role, endpoint(settings.root_host, settings.root_port))
     return [Row(OK, "DMLC_*", "%s, %d workers, %d servers" % (where, settings.num_workers, settings.num_servers))]
 
 

@@ -25,7 +25,7 @@ def judge(found: dict) -> List[Row]:
     rows = [_silent(host) for host in hosts if host["problem"] is not None] + _uninvited(found)
     if len(answering) < 2:
         return [*rows, Row(PROBLEM, "hosts", "fewer than two answered: there is no way between them to look at")]
-    rows += _machines(answering) + _versions(answering, found["doctor"]) + _cores(answering)
+    rows += _machines(answering) + _versions(answering, found["doctor"]) + _cores(answering) + _commands(answering)
     rows += _ports(hosts, paths) + _clocks(answering) + _packets(hosts, answering, paths)
     rows += _congestion(hosts, paths) + _rates(hosts, paths)
     return rows
@@ -85,17 +85,34 @@ def _cores(hosts: Sequence[dict]) -> List[Row]:
             for host in hosts if host["core"] != "loads"]  # fmt: skip
 
 
+def _commands(hosts: Sequence[dict]) -> List[Row]:
+    """Whether `python train.py` runs with the Python that has P3. Nobody has to call it so; where it is called so on
+    some hosts alone, the job fails on the others."""
+    others = [host for host in hosts if host.get("command") != host.get("installation")]  # older ones tell neither
+    if not others:
+        return [Row(OK, "python", "is the one that has P3, on all hosts")]
+    which = "; ".join(
+        "%s on %s" % ("none" if command is None else "that of %s" % command, _and(names))
+        for command, names in _groups(others, lambda host: host["command"]).items()
+    )
+    remedy = "name it in the command: %s/bin/python train.py" % others[0]["installation"]
+    state = NOTE if len(others) == len(hosts) else PROBLEM
+    return [Row(state, "python", "is %s, not the one that has P3" % which, remedy)]
+
+
 def _ports(hosts: Sequence[dict], paths: Sequence[dict]) -> List[Row]:
     rows = []
     for path in paths:
         if "error" in path:
             here, there = hosts[path["from"]], hosts[path["to"]]
-            low, high = (there["ports"] + ["1024", "65535"])[:2]
+            chosen = there.get("server_ports")
+            low, high = (min(chosen), max(chosen)) if chosen else (there["ports"] + ["1024", "65535"])[:2]
+            takes = "servers take these" if chosen else "servers take free ones, or P3_SERVER_PORTS"
             rows.append(Row(
                 PROBLEM, "ports", "%s does not reach %s at %s, TCP port %d: %s"
                 % (here["name"], there["name"], there["address"], there["port"], path["error"]),
-                "let %s's ports %s to %s be reached from %s (firewalls and routes of both); servers take free ones"
-                % (there["name"], low, high, here["address"]),
+                "let %s's ports %s to %s be reached from %s (firewalls and routes of both); %s"
+                % (there["name"], low, high, here["address"], takes),
             ))  # fmt: skip
     if not rows:
         rows.append(Row(OK, "ports", "every host reaches every other, %d ways in all" % len(paths)))

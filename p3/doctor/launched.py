@@ -10,6 +10,7 @@ from typing import Optional
 
 from p3.doctor import examiner
 from p3.doctor.examination import Examination
+from p3.errors import ConfigError
 from p3.launchers import meeting
 from p3.launchers.adapters import TORCHRUN
 from p3.launchers.meeting import Met
@@ -24,7 +25,9 @@ def examine(
     until a machine's examiner has come. Errors as meet() and examiner.examine() have them."""
     if place.local_rank > 0 and place.launcher != TORCHRUN.name:  # at torch's store, all have to ask
         return None
-    with meeting.arrange(settings, place, folder, os.environ) as (channel, address):
+    with meeting.arrange(settings, place, folder, os.environ) as (channel, place, address):
+        if place.machines == 1:
+            raise ConfigError("all processes are on one machine, and p3 doctor --here looks at that")
         met = meeting.meet(settings, place, channel, address)
         chosen = _settings_of(place, met)
         if place.rank == 0:

@@ -27,19 +27,14 @@ def _tasks_of_this_node(env: Env) -> Optional[str]:
 
 
 def _address_of_mpirun(env: Env) -> Optional[str]:
-    """Of 1657602048.0;tcp://10.0.0.5,10.1.0.5:38617;tcp6://..."""
-    found = re.search(r";tcp4?://([\d.]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))
+    """Of 1657602048.0;tcp://10.0.0.5,10.1.0.5:38617;tcp6://[fd00::5,fd01::5]:42017"""
+    found = re.search(r";(?:tcp4?://|tcp6://\[)([\da-f.:]*[\da-f])", env.get("OMPI_MCA_orte_hnp_uri", ""))
     return found and found.group(1)
 
 
 def _one_if_all_are_local(env: Env) -> Optional[str]:
     all_are = env.get("OMPI_COMM_WORLD_SIZE") == env.get("OMPI_COMM_WORLD_LOCAL_SIZE")
     return "1" if all_are else env.get("DMLC_NUM_SERVER")
-
-
-def _groups(env: Env) -> Optional[str]:
-    size, local = env.get("WORLD_SIZE", ""), env.get("LOCAL_WORLD_SIZE", "1")
-    return str(max(1, int(size) // int(local))) if size.isdigit() and local.isdigit() and int(local) else None
 
 
 SLURM = Adapter(
@@ -85,16 +80,18 @@ MPICH = Adapter(
     job=(lambda env: pmi.ask(env).job,),
 )
 
+# And whoever sets the first four as it does, like Kubeflow's PyTorchJob, which tells a process nothing of machines.
 TORCHRUN = Adapter(
     name="torchrun",
     starts="torchrun",
     seen=("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     rank="RANK",
     size="WORLD_SIZE",
-    local_rank=first_of("LOCAL_RANK", "RANK"),
+    local_rank="LOCAL_RANK",
     local_size="LOCAL_WORLD_SIZE",
-    machines=first_of("GROUP_WORLD_SIZE", _groups),
-    machine=first_of("GROUP_RANK", "RANK"),
+    machines="GROUP_WORLD_SIZE",
+    machine="GROUP_RANK",
+    places=("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     job=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
 )
 

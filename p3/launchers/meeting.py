@@ -18,19 +18,19 @@ import stat
 import time
 from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
-from p3.cluster.node import address_as_set, address_towards, listen_as_root, resolve
+from p3.cluster.node import address_as_set, address_towards, is_loopback, listen_as_root, loopback
 from p3.errors import ConfigError, RendezvousError
 from p3.launchers.adapters import TORCHRUN
 from p3.launchers.place import Place
 from p3.settings import Settings
 
 _LOOK_S = 0.1  # from one look for a file to the next
-_RESOLVE_S = 1.0  # from one attempt to resolve a name to the next
-_ANYWHERE = "192.0.2.1"  # RFC 5737: no host has it, so the route to it is the default one
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # RFC 5737, RFC 3849: no host has them, so the route is the default one
 
 
 class Channel(abc.ABC):
     private: bool
+    place: Optional[Place] = None  # of this process, if that was found out through it
 
     @abc.abstractmethod
     def publish(self, text: str) -> None:
@@ -97,21 +97,10 @@ class Known(Channel):
         self._settings = settings
 
     def publish(self, text: str) -> None:
-        """What this process starts will resolve the name, too."""
-        self.read(self._settings.rendezvous_timeout_s)
+        pass
 
     def read(self, timeout_s: float) -> str:
-        """Once the name resolves: that of a pod is known only after the pod has an address."""
-        host, port = self._settings.root_host, self._settings.root_port
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                resolve(host, port, "DMLC_PS_ROOT_URI")
-                return "%s %d" % (host, port)
-            except RendezvousError as error:
-                if time.monotonic() > deadline:
-                    raise RendezvousError("%s, for %g s (P3_RENDEZVOUS_TIMEOUT_S)" % (error, timeout_s)) from None
-            time.sleep(_RESOLVE_S)
+        return "%s %d" % (self._settings.root_host, self._settings.root_port)
 
     def withdraw(self) -> None:
         pass
@@ -123,11 +112,15 @@ class Met(NamedTuple):
 
 
 @contextlib.contextmanager
-def arrange(settings: Settings, place: Place, folder: str, env: Mapping[str, str]) -> Iterator[Tuple[Channel, str]]:
-    """The channel of this job, and the address at which the others reach rank 0; what rank 0 has said is withdrawn at
-    the end, also by SIGTERM. `folder`: for files, where nothing better is known. In the main thread. ConfigError if
-    nobody would know the secret, or the address cannot be found; RendezvousError if torch's store cannot be reached."""
+def arrange(
+    settings: Settings, place: Place, folder: str, env: Mapping[str, str]
+) -> Iterator[Tuple[Channel, Place, str]]:
+    """The channel of this job, the place of this process where that is known by now, and the address at which the
+    others reach rank 0; what rank 0 has said is withdrawn at the end, also by SIGTERM. `folder`: for files, where
+    nothing better is known. In the main thread. ConfigError if nobody would know the secret, or the address cannot be
+    found; RendezvousError if torch's store cannot be reached."""
     channel = _channel(settings, place, folder, env)
+    place = channel.place or place
     address = env["MASTER_ADDR"] if place.launcher == TORCHRUN.name else address_of_rank_0(settings, place)
 
     def leave(number: int, _frame: object) -> None:
@@ -141,7 +134,7 @@ def arrange(settings: Settings, place: Place, folder: str, env: Mapping[str, str
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        yield channel, address
+        yield channel, place, address
     finally:
         signal.signal(signal.SIGTERM, before)
         withdraw()
@@ -188,10 +181,10 @@ def address_of_rank_0(settings: Settings, place: Place) -> str:
     if address is not None:
         return address
     if place.machines == 1:
-        return "127.0.0.1"
-    for other in (place.gateway, socket.gethostname(), _ANYWHERE):
+        return loopback()
+    for other in (place.gateway, socket.gethostname(), *_ANYWHERE):
         own = address_towards(other) if other else None
-        if own is not None and not own.startswith("127."):
+        if own is not None and not is_loopback(own):
             return own
     raise ConfigError("cannot tell which address of this host the others reach. Set DMLC_INTERFACE or "
                       "DMLC_NODE_HOST")  # fmt: skip

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import List, Mapping, NamedTuple, Optional
 
-from p3.cluster.execute import Launched
+from p3.cluster.execute import Launched, p3_exec
 from p3.cluster.placement import source_path
 from p3.launchers.meeting import Met
 from p3.launchers.place import Place
@@ -49,5 +49,5 @@ def _start(role: str, env: Mapping[str, str], **descriptors: Optional[int]) -> N
     if path is not None:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), path]))
     passed = tuple(descriptor for descriptor in descriptors.values() if descriptor is not None)
-    command = [sys.executable, "-m", "p3", "exec", *launched.options()]
+    command = [sys.executable, *p3_exec(*launched.options())]
     return Node(role, subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=passed))

@@ -18,10 +18,20 @@ class Place(NamedTuple):
     size: int
     local_rank: int
     local_size: Optional[int]  # None: the launcher does not say
-    machines: int  # each gets a server
+    machines: int  # each gets a server; 0: the launcher tells nothing of machines, so that counted() has to
     machine: str  # alike on the processes of one machine, and on no others of the job
     job: str  # no other job of this user has that name, nor has another attempt at this one; "": it has none
     gateway: str = ""  # an address of the launcher's own host, if it says so
+
+
+def counted(place: Place, machines: Sequence[str]) -> Place:
+    """The place of a process whose launcher tells nothing of machines, by what that of each rank calls itself."""
+    own = machines[place.rank]
+    here = [rank for rank, machine in enumerate(machines) if machine == own]
+    numbers = list(dict.fromkeys(machines))
+    return place._replace(
+        local_rank=here.index(place.rank), local_size=len(here), machines=len(numbers), machine=str(numbers.index(own))
+    )
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Adapter:
     machine: Reader
     job: Tuple[Reader, ...]  # together they name one attempt at one job
     gateway: Reader = lambda env: None
+    places: Tuple[str, ...] = ()  # variables; unless it sets all of them, the processes count their machines
     may_count: bool = False  # DMLC_NUM_SERVER says the number of machines, if nothing else does
     threads: Reader = lambda env: None  # the processors that it has given to this process alone
 
@@ -48,6 +59,9 @@ class Adapter:
     def place(self, env: Mapping[str, str]) -> Place:
         """ConfigError that names the variable, if the launcher does not say something, or something that cannot be."""
         size, rank = self._number(env, "size", self.size, 1), self._number(env, "rank", self.rank)
+        job = "%s-%s" % (self.name, _digest([_read(reader, env) or "" for reader in self.job])) if self.job else ""
+        if not all(env.get(name) for name in self.places) and rank < size:
+            return Place(self.name, rank, size, 0, None, 0, "", job)
         local_size = _read(self.local_size, env) and self._number(env, "local size", self.local_size, 1)
         place = Place(
             self.name,
@@ -57,7 +71,7 @@ class Adapter:
             local_size or None,
             self._number(env, "number of machines", self.machines, 1),
             self._text(env, "machine", self.machine),
-            "%s-%s" % (self.name, _digest([_read(reader, env) or "" for reader in self.job])) if self.job else "",
+            job,
             _read(self.gateway, env) or "",
         )
         if not (place.rank < place.size and place.local_rank < (local_size or place.size) <= place.size
@@ -119,6 +133,13 @@ def warning_if_alone(adapters: Sequence[Adapter], env: Mapping[str, str]) -> Opt
         if size and size.isdigit() and int(size) > 1:
             return ("%s has started %s of this process (%s), but each trains alone. To train together, start them as "
                     "p3 exec python train.py" % (adapter.starts, size, adapter.shown(env)))  # fmt: skip
+    if not any(adapter.is_seen(env) for adapter in adapters):
+        for adapter in adapters:
+            size, rank = _read(adapter.size, env) or "", _read(adapter.rank, env)
+            if rank and size.isdigit() and int(size) > 1:
+                missing = " and ".join(name for name in adapter.seen if not env.get(name))
+                return ("%s: this is one of %s processes, but each trains alone. To train together as %s starts them, "
+                        "they need %s, too" % (adapter.shown(env), size, adapter.starts, missing))  # fmt: skip
     return None
 
 

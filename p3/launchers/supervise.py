@@ -40,8 +40,7 @@ def run(settings: Settings, adapter: Adapter, folder: str, command: List[str]) -
     if not command:
         raise ConfigError("p3 exec needs the command that the workers run, for example: p3 exec python train.py")
     encryption.require(settings)
-    place = adapter.place(os.environ)
-    with meeting.arrange(settings, place, folder, os.environ) as (channel, address):
+    with meeting.arrange(settings, adapter.place(os.environ), folder, os.environ) as (channel, place, address):
         met = meeting.meet(settings, place, channel, address)
         return _Supervisor(place, channel).run(met, adapter.threads_of(os.environ), command)
 
@@ -89,8 +88,8 @@ class _Supervisor:
             env["P3_LOCAL_SIZE"] = str(place.local_size)
         if threads:
             env.setdefault("OMP_NUM_THREADS", threads)
-        dying = functools.partial(die_with, os.getpid())  # there is no other thread that could hold a lock
-        return subprocess.Popen(command, env=worker_environment(env), preexec_fn=dying)
+        beginning = functools.partial(_begin, os.getpid(), "P3_SNAPSHOT_DIR" in env)  # no other thread holds a lock
+        return subprocess.Popen(command, env=worker_environment(env), preexec_fn=beginning)
 
     # The loop
 
@@ -198,6 +197,13 @@ def _wake_up(at_end: contextlib.ExitStack) -> socket.socket:
             at_end.callback(signal.signal, number, signal.signal(number, lambda *_: None))
     at_end.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False))
     return wakes
+
+
+def _begin(parent: int, takes_snapshots: bool) -> None:
+    """In the worker's process, before its command."""
+    die_with(parent)
+    if takes_snapshots:  # which SIGUSR1 asks for, once the script has joined; until then it must not kill
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _say(text: str) -> None:

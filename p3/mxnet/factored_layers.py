@@ -31,7 +31,7 @@ def factors(net, batch_size=None, route="auto"):
     `net`: a Gluon block, before its first forward pass in training; each `nn.Dense` in it is looked at by itself.
     `batch_size`: rows of a layer's input on one device (batch, times length where flatten=False); by default those of
     the first recorded forward pass. Shorter batches are padded, larger ones are an error. The same on every worker.
-    `route`: "auto" takes factors where Poseidon's rule says that they take no more elements; "factors" wherever they
+    `route`: "auto" takes factors where the job's busiest network card then carries fewer bytes; "factors" wherever they
     are no larger than the gradient; "dense" nowhere.
 
     Sums and updates are the same, but for the order in which float32 is added up. The gradient array of such a weight

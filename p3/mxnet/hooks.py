@@ -6,7 +6,8 @@
 - Gluon's Trainer may change its batch size and load new values while it trains with a P3 store; for all other stores
   it refuses as before.
 - With AMP's loss scaler and a P3 store, Trainer updates on the workers unless told otherwise: a step whose gradients
-  have overflowed must be left out, and MXNet looks for the overflow only after the gradients have been pushed.
+  have overflowed must be left out, and MXNet looks for the overflow only after the gradients have been pushed. What
+  compression has left out follows the scale, and forgets such a step. dgc, which cannot leave a step out, is refused.
 - With a P3 store Trainer also updates on the workers where gradients are row_sparse; for other distributed stores it
   refuses as before.
 - Module synchronises its first weights also where the store does not update them.
@@ -118,6 +119,7 @@ def plug_in(mxnet, store_type):
 
 def _adapt_trainer(trainer, store_type):
     rescale, reset, init = trainer._check_and_rescale_grad, trainer._reset_kvstore, trainer._init_kvstore
+    reduce, update = trainer._allreduce_grads, trainer._update
 
     @functools.wraps(rescale)
     def _check_and_rescale_grad(self, scale):
@@ -140,9 +142,22 @@ def _adapt_trainer(trainer, store_type):
         kvstore = config["kvstore"]
         is_p3 = isinstance(kvstore, store_type) or (isinstance(kvstore, str) and kvstore.lower() in NAMES)
         scaled = getattr(self, "_amp_loss_scaler", None) is not None
+        compression = self._compression_params
+        if isinstance(kvstore, store_type):
+            compression = compression or kvstore._session.option(kvstore._store, "compression")
+        if is_p3 and scaled and (compression or {}).get("type") == "dgc":
+            raise ValueError(
+                "a loss scaler leaves out steps that overflow, and dgc has taken them by then, on the servers: use "
+                "2bit, 1bit or fp16, or train without a loss scaler"
+            )
         if is_p3 and scaled and config["update_on_kvstore"] is None:
             log.warning("a loss scaler is in use: the workers update the weights, and steps that overflow are skipped")
             config["update_on_kvstore"] = False
+        elif is_p3 and scaled and config["update_on_kvstore"]:
+            log.warning(
+                "a loss scaler is in use with update_on_kvstore=True: the servers update before MXNet looks for an "
+                "overflow, so one is in the weights. Leave update_on_kvstore out, or set it to False"
+            )
         summed = is_p3 and config["update_on_kvstore"] is False
         if not summed or not self._contains_sparse_grad or self._contains_sparse_weight:
             init(self)
@@ -154,7 +169,41 @@ def _adapt_trainer(trainer, store_type):
             self._contains_sparse_grad = True
         self._distributed = False  # as which it would not pull row_sparse sums
 
+    def scale_of(self):
+        """(loss scaler, store), or None where the store has nothing to do with it."""
+        scaler, store = getattr(self, "_amp_loss_scaler", None), self._kvstore
+        return None if scaler is None or not isinstance(store, store_type) else (scaler, store)
+
+    @functools.wraps(reduce)
+    def _allreduce_grads(self):
+        scaled = scale_of(self)
+        if scaled is not None:
+            scaled[1]._follow_loss_scale(scaled[0].loss_scale)
+        reduce(self)
+
+    @functools.wraps(update)
+    def _update(self, *arguments, **named):
+        scaled = scale_of(self)
+        if scaled is None or self._update_on_kvstore:
+            return update(self, *arguments, **named)
+        scaler, store = scaled
+        has_overflow = scaler.has_overflow
+
+        def and_forget(parameters):
+            overflows = has_overflow(parameters)
+            if overflows:
+                store._leave_out(i for i, parameter in enumerate(self._params) if parameter.grad_req != "null")
+            store._follow_loss_scale(scaler.loss_scale)  # a snapshot that follows has both as they belong together
+            return overflows
+
+        scaler.has_overflow = and_forget
+        try:
+            return update(self, *arguments, **named)
+        finally:
+            del scaler.has_overflow
+
     trainer._check_and_rescale_grad = _check_and_rescale_grad
+    trainer._allreduce_grads, trainer._update = _allreduce_grads, _update
     trainer._reset_kvstore = _reset_kvstore
     trainer._init_kvstore = _init_kvstore
 

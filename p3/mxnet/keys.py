@@ -111,6 +111,10 @@ class Key:
                 f"{action} shape {array.shape} and type {type_name}"
             )
 
+    def require_outs(self, arrays):
+        for array in arrays:
+            self.require_shape(array, "pulled into an array of")
+
     def has_type_of(self, array):
         return self.engine.same_type(self.template.handle.value, array.handle.value)
 
@@ -174,8 +178,8 @@ class DenseKey(Key):
     def fetch_part(self, session, part, array):
         return session.fetch_state(self.declared, part, array)
 
-    def store_part(self, session, part, content):
-        return session.store_state(self.declared, part, content)
+    def store_part(self, session, part, content, updates=0):
+        return session.store_state(self.declared, part, content, updates)
 
 
 def is_on_device(engine, array):

@@ -48,6 +48,7 @@ from p3.mxnet.staleness import Staleness
 from p3.settings import Settings
 from p3.worker import dgc, partitions
 from p3.worker import session as sessions
+from p3.worker.loss_scale import LossScale
 
 log = logging.getLogger("p3")
 
@@ -103,6 +104,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._outdated = set()  # keys that take a new value at their next init
         self._priorities = Priorities(session, self._store, settings.priority)
         self._partitions = partitions.of(session)
+        self._loss_scale = LossScale(session)
         self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind
         self._resuming = set()  # keys that take back what a snapshot has of them before their first push
         _stores.add(self)
@@ -147,6 +149,7 @@ class P3KVStore(mx.kvstore.KVStore):
         row_sparse, "rows" or "slices". Of these also partitions: into how many the rows are cut; and of the last round,
         alpha: the share of all rows that a worker pushed, on average; union_density: the share that any worker pushed;
         and the counters behind them (p3/worker.h).
+        snapshots: how many of this job were taken and how many failed.
         order: how well priorities have foreseen the order in which forward passes use the keys: see p3/worker/order.py.
         With servers=True each server is asked for its own counters (p3/node.h, and cpu_s), under servers[n]["itself"],
         and for late_s: of each worker, how long after the first push of a round its last one came, in the mean of the
@@ -156,6 +159,7 @@ class P3KVStore(mx.kvstore.KVStore):
         session = self._session
         stats = session.counters()
         stats["order"] = self._priorities.order_stats()
+        stats["snapshots"] = dict(session.snapshots.counts)
         stats["servers"] = [session.traffic_with(server) for server in range(session.num_servers)]
         stats["keys"] = {
             key: entry.stats(session.key_counters(entry.declared), self.num_workers)
@@ -176,7 +180,7 @@ class P3KVStore(mx.kvstore.KVStore):
 
     # Values in, values out. Each call may be about one key or about a list of keys with a list of values; a key that
     # the list names several times has the values of all. Arrays to copy to may have another type than the key:
-    # MXNet casts.
+    # MXNet casts. What is wrong with one key of a list is found before anything is done with the others.
 
     @_call
     def init(self, key, value):
@@ -191,30 +195,40 @@ class P3KVStore(mx.kvstore.KVStore):
     def broadcast(self, key, value, out, priority=0):
         """init, and the first value (of rank 0) copied to `out`."""
         for one_key, values, outs in grouped(key, value, out):
-            self._copy_out(key_beginnings.init(self, one_key, values, outs), outs)
+            entry = key_beginnings.init(self, one_key, values, outs)
+            entry.require_outs(outs)
+            self._copy_out(entry, outs)
 
     @_call
     def push(self, key, value, priority=0):
         """Sends gradients into the keys' next rounds; the results land whether they are pulled or not."""
-        for one_key, values in grouped(key, value):
-            self._push(self._key(one_key), values, values, priority)
+        for entry, values in [(self._gradients_of(one, values), values) for one, values in grouped(key, value)]:
+            self._push(entry, values, values, priority)
 
     @_call
     def pull(self, key, out=None, priority=0, ignore_sparse=True):
         """Copies to `out` what the pushes so far have led to; sparse arrays in it are left alone if `ignore_sparse`."""
         if out is None:
             raise MXNetError(f"pull of key {key!r}: no `out` to pull into was given")
-        for one_key, outs in grouped(key, out):
-            wanted = [one for one in outs if not (ignore_sparse and is_sparse(checked(one, one_key)))]
-            self._copy_out(self._key(one_key), wanted)
+        wanted = [
+            (self._key(one_key), [one for one in outs if not (ignore_sparse and is_sparse(checked(one, one_key)))])
+            for one_key, outs in grouped(key, out)
+        ]
+        for entry, outs in wanted:
+            entry.require_outs(outs)
+        for entry, outs in wanted:
+            self._copy_out(entry, outs)
 
     @_call
     def pushpull(self, key, value, out=None, priority=0):
         """push, then pull to `out`, or to `value` itself where there is no `out`."""
-        pushed = [
-            (self._push(self._key(one_key), values, outs, priority), outs)
+        known = [
+            (self._gradients_of(one_key, values), values, outs)
             for one_key, values, outs in grouped(key, value, value if out is None else out)
         ]
+        for entry, _, outs in known:
+            entry.require_outs(outs)
+        pushed = [(self._push(entry, values, outs, priority), outs) for entry, values, outs in known]
         for entry, outs in pushed:  # behind all pushes, as keys may share arrays
             self._copy_out(entry, outs)
 
@@ -330,9 +344,10 @@ class P3KVStore(mx.kvstore.KVStore):
     def set_optimizer(self, optimizer):
         """Has the servers update the weights, or the workers where the servers lack the optimizer. Blocks till agreed.
 
-        The object stays in use: its learning rate, weight decay and rescale_grad are read at each push. After a store's
-        first push the workers update too, as servers could not tell which gradients came before: from what the pushes
-        so far have led to, so that every worker must set it between the same pushes.
+        The object stays in use: its learning rate, weight decay and rescale_grad are read at each push. Another object
+        of the same kind and with the same other settings begins with fresh states. After a store's first push the
+        workers update too, as servers could not tell which gradients came before: from what the pushes so far have led
+        to. So every worker must set an optimizer between the same pushes.
         """
         is_set = optimizer is self._optimizer  # by Trainer, after a reset; its state stays
         try:
@@ -353,6 +368,7 @@ class P3KVStore(mx.kvstore.KVStore):
             if is_set:
                 return
             self._servers_update, self._updater = True, mx.optimizer.get_updater(optimizer)
+            saved_states.begin_anew(self)
             store_snapshots.restore_optimizer(self)
         self._priorities.know_parameters(getattr(optimizer, "param_dict", None) or {})
 
@@ -386,9 +402,10 @@ class P3KVStore(mx.kvstore.KVStore):
     def load_optimizer_states(self, fname):
         """Gives the optimizer the state in a file that this method, or MXNet's Updater.get_states, has written.
 
-        Every worker must call it, with the same file, before its next push: the servers take rank 0's word, and an
-        optimizer in the file replaces each worker's. MXNetError if the file is cut short or is of another model or
-        optimizer; then everything is as before. MXNet's format is a pickle: load only files that you trust.
+        Every worker must call it, with the same file, before its next push, and waits until all have: the servers take
+        rank 0's word, and an optimizer in the file replaces each worker's. MXNetError if the file is cut short or is of
+        another model or optimizer; then everything is as before. MXNet's format is a pickle: load only files that you
+        trust.
         """
         saved_states.load(self, fname)
 
@@ -449,15 +466,22 @@ class P3KVStore(mx.kvstore.KVStore):
         """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker."""
         self._outdated = set(self._keys)
 
-    def _push(self, entry, values, outs, priority):
+    def _gradients_of(self, key, values):
+        """The key, if it can take these arrays as its gradient."""
+        entry = self._key(key)
         entry.require_shape(values[0], "pushed with", and_type=True)
         for value in values[1:]:
             entry.require_shape(value, "pushed with")  # its type is cast to that of the first
+        return entry
+
+    def _push(self, entry, values, outs, priority):
         if not entry.pushed:
             entry = key_beginnings.before_first_push(self, entry, values)
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)
-        scalars = round_scalars(self._optimizer, entry.id) if self._servers_update else NO_SCALARS
+        scalars = NO_SCALARS
+        if self._servers_update:
+            scalars = round_scalars(self._optimizer, entry.id, servers_count=entry.declared.staleness > 0)
         entry.priority = self._priorities.of_round(entry, priority, (*outs, *values))
         if self._partitions is not None and entry.declared.sparse:
             self._partitions.pushed(entry.declared)
@@ -468,9 +492,15 @@ class P3KVStore(mx.kvstore.KVStore):
         self._after_operation()
         return entry
 
+    def _follow_loss_scale(self, scale):
+        """The gradients that are pushed next have this scale. Nothing may be under way where it has changed."""
+        self._loss_scale.follow(scale, [entry.declared for entry in self._keys.values()])
+
+    def _leave_out(self, keys):
+        """Nobody uses the sums of the last step, in which these keys were pushed and which have landed."""
+        self._loss_scale.leave_out([self._keys[key].declared for key in keys])
+
     def _copy_out(self, entry, outs):
-        for out in outs:
-            entry.require_shape(out, "pulled into an array of")
         entry.copy_out(outs, entry.priority)
         entry.outs = outs
 

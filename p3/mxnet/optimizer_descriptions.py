@@ -58,17 +58,22 @@ def describe(optimizer: Any) -> Dict[str, Any]:
     return description
 
 
-def round_scalars(optimizer: Any, index: Any) -> Tuple[float, float, float, float, float]:
+def round_scalars(
+    optimizer: Any, index: Any, servers_count: bool = False
+) -> Tuple[float, float, float, float, float]:
     """(lr, wd, rescale, updates, schedule) of the next update of key `index`, as `optimizer.update` computes them.
 
     Counts the update, so call it exactly once for each round of a key. The bias corrections of Adam and Adamax are in
-    lr; `updates` and `schedule` are in p3/optimizer.h.
+    lr; `updates` and `schedule` are in p3/optimizer.h. `servers_count`: each worker's push is an update of its own,
+    which only the servers can count; so they make the corrections (src/server/update_count.h).
     """
     algorithm = _algorithm(optimizer)
     optimizer._update_count(index)
     updates = optimizer._index_update_count[index]
     lr, schedule = optimizer._get_lr(index), 1.0
-    if algorithm == "adam":
+    if servers_count:
+        updates = 0
+    elif algorithm == "adam":
         lr *= math.sqrt(1.0 - optimizer.beta2**updates) / (1.0 - optimizer.beta1**updates)
     elif algorithm == "adamax":
         lr /= 1.0 - optimizer.beta1**updates

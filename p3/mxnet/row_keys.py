@@ -41,8 +41,8 @@ class _KeyOfRows(Key):
     def fetch_part(self, session, part, array):
         return session.fetch_rows(self.declared, self._all_rows(), array, part)
 
-    def store_part(self, session, part, content):
-        return session.store_rows(self.declared, self._all_rows(), content, part)
+    def store_part(self, session, part, content, updates=0):
+        return session.store_rows(self.declared, self._all_rows(), content, part, updates)
 
     def stats(self, counters, num_workers):
         pushes = 1 if self.declared.staleness > 0 else num_workers  # that the counts are of

@@ -4,6 +4,8 @@ Waits for the network, at most P3_WAIT_TIMEOUT_S. What is fetched is consistent:
 and no round completes without this worker.
 """
 
+import copy
+
 import numpy as np
 from mxnet.base import MXNetError
 
@@ -16,6 +18,8 @@ from p3.worker import dgc
 def save(store, path, dump_optimizer):
     optimizer = _optimizer_of(store, "saved")
     states = _fetch(store, optimizer) if store._servers_update else store._updater.states
+    if dump_optimizer:
+        optimizer = _with_servers_counts(store, optimizer)
     optimizer_states.write(path, states, optimizer if dump_optimizer else None)
 
 
@@ -34,18 +38,40 @@ def load(store, path):
     else:
         for entry in store._pushed_keys():
             if entry.id not in arrays:  # as MXNet would begin it
-                arrays[entry.id] = optimizer_states.fresh(optimizer, entry.id, entry.template)
-        _give(store, arrays)
+                arrays[entry.id] = _fresh(optimizer, entry)
+        _give_between_barriers(store, arrays, saved_optimizer)
         store._loaded_states = {key: arrays[key] for key in arrays if not keys[key].pushed}
     if saved_optimizer is not None:
         saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
         store._updater.optimizer = saved_optimizer
 
 
+def begin_anew(store):
+    """For an optimizer that takes the place of one of its kind: its states begin as MXNet would begin them."""
+    if dgc.is_chosen(store._session.option(store._store, "compression")):
+        return  # each worker keeps its momentum
+    begun = [store._keys[key] for key in store._loaded_states] + store._pushed_keys()
+    store._loaded_states = {}
+    if begun:
+        _give_between_barriers(store, {entry.id: _fresh(store._optimizer, entry) for entry in begun}, None)
+
+
+def _fresh(optimizer, entry):
+    arrays, master = optimizer_states.fresh(optimizer, entry.id, entry.template)
+    return arrays, None if entry.landing is None else master  # the weight is on the servers, and its master copy there
+
+
+def _give_between_barriers(store, states, counted_by):
+    """Rank 0's word is the servers': what any worker saves before its call is what was there, and after it the new."""
+    store._session.barrier()
+    _give(store, states, counted_by)
+    store._session.barrier()
+
+
 def give_loaded(store, key):
     """Of a key that has just become of another kind: what was loaded before."""
     if key in store._loaded_states:
-        _give(store, {key: store._loaded_states.pop(key)})
+        _give(store, {key: store._loaded_states.pop(key)}, store._optimizer)
 
 
 def _optimizer_of(store, action):
@@ -91,11 +117,25 @@ def _fetch(store, optimizer):
     return states
 
 
-def _give(store, states):
+def _with_servers_counts(store, optimizer):
+    """A copy that has counted what the servers have, of keys with staleness: all workers' pushes."""
+    counts = {
+        entry.id: store._session.updates(entry.declared)
+        for entry in store._pushed_keys() if entry.declared.staleness > 0
+    }  # fmt: skip
+    if counts:
+        optimizer = copy.copy(optimizer)
+        optimizer._index_update_count = {**optimizer._index_update_count, **counts}
+    return optimizer
+
+
+def _give(store, states, counted_by):
     """Gives the servers rank 0's `states`, {key: (arrays, master) as optimizer_states.from_mxnet makes them}.
 
-    Of keys that each worker updates, this worker takes its own.
+    Of keys that each worker updates, this worker takes its own. `counted_by`: the optimizer that has counted the
+    updates in them, which the servers do with staleness; or None.
     """
+    counts = getattr(counted_by, "_index_update_count", {})
     operations = []
     for name, (arrays, master) in states.items():
         entry = store._keys[name]
@@ -106,5 +146,6 @@ def _give(store, states):
         if master is not None:
             contents[MASTER] = master
         for part, content in contents.items():
-            operations.append(entry.store_part(store._session, part, np.ascontiguousarray(content)))
+            updates = counts.get(name, 0) if entry.declared.staleness > 0 else 0
+            operations.append(entry.store_part(store._session, part, np.ascontiguousarray(content), updates))
     store._session.wait(operations)

@@ -10,7 +10,6 @@ when the store gets it (restore_optimizer).
 """
 
 import math
-import time
 
 import mxnet as mx
 import numpy as np
@@ -19,6 +18,7 @@ from mxnet.base import MXNetError
 from p3._core import Completions
 from p3.mxnet.optimizer_descriptions import begin_behind
 from p3.snapshots import tree
+from p3.worker.control import Patience
 
 _LOOK_UP_S = 0.5  # so often a failure of the job is noticed
 
@@ -72,12 +72,12 @@ def take(stores, round, state, trainers):
 
 
 def _wait(session, completions, count):
-    deadline = time.monotonic() + session.wait_timeout_s
+    patience = Patience(session)
     while count:
         session.check()
         if completions.next(_LOOK_UP_S) is not None:
             count -= 1
-        elif time.monotonic() > deadline:
+        elif patience.left_s() <= 0:
             raise TimeoutError("%s: waited %g s for the copies of a snapshot" % (session.label, session.wait_timeout_s))
 
 

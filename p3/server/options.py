@@ -3,7 +3,8 @@
     optimizer    {"name": "sgd", "momentum": 0.9, ...}      updates the weights; see p3.server.optimizers
     compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; or {"type": "1bit"}, {"type": "fp16"},
                  {"type": "dgc", "ratio": 0.001, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}
-    reduction    {"type": "average"}                        what becomes of the workers' gradients; or {"type": "sum"}
+    reduction    {"type": "average"}                        what becomes of the workers' gradients: over those that took
+                                                            part; or {"type": "mean"}, over all; or {"type": "sum"}
 
 Without them: the sum of the gradients, sent as it is, is the new value. Needs neither a framework nor NumPy.
 """
@@ -34,7 +35,7 @@ _DGC = {
 _OPTIONS = {  # the field that selects a kind, and the further fields of each kind
     "compression": ("type", {"1bit": {}, "2bit": {"threshold": _THRESHOLD}, "dgc": _DGC, "fp16": {}}),
     "optimizer": ("name", FIELDS),
-    "reduction": ("type", {"average": {}, "sum": {}}),
+    "reduction": ("type", {"average": {}, "mean": {}, "sum": {}}),
 }
 
 

@@ -20,7 +20,7 @@ from p3.cluster.messages import columns, sendable
 from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
 from p3.cluster.strangers import PACE_S
-from p3.cluster.vans import DoorStep, Van, accept_workers, admit_workers
+from p3.cluster.vans import DoorStep, Van, accept_workers, admit_workers, provide_for
 from p3.errors import ConfigError, RendezvousError
 from p3.key_plan import KeyPlan
 from p3.server.options import validate
@@ -31,6 +31,7 @@ from p3.trace.recording import Recording, fd_of
 log = logging.getLogger("p3.server")
 
 _LOOK_S = 0.5
+DROP_AGAIN_S = 0.002  # all that a store has sent has arrived, and the sender's thread is about to hear of it
 
 
 def apply(core: P3Server, message: dict) -> Optional[dict]:
@@ -57,6 +58,12 @@ def apply(core: P3Server, message: dict) -> Optional[dict]:
     return None
 
 
+def drop_store(core: P3Server, message: dict) -> Optional[dict]:
+    """Applies a `drop_store` message; returns the answer, or None while memory is borrowed: then call it again."""
+    store = message["store"]
+    return {"kind": "dropped", "store": store} if core.drop_store(store) else None
+
+
 def main(settings: Settings) -> int:
     """Serves one job; the exit code of the process: 0 if every worker left in order, else 1 with the error printed."""
     try:
@@ -80,7 +87,7 @@ async def _serve(settings: Settings) -> None:
                 label,
                 sum_order=settings.sum_order,
                 threads=settings.server_threads,
-                machines=[worker["machine"] for worker in member.workers],
+                machines=member.placement.workers,
                 local_aggregation=settings.local_aggregation,
                 outlives_workers=settings.replaces_workers,
                 heartbeat_s=settings.heartbeat_s,
@@ -88,6 +95,7 @@ async def _serve(settings: Settings) -> None:
                 trace_fd=fd_of(Recording.of(settings, member.node)),
                 checksums=settings.checksum,
             )
+            provide_for(settings, label, len(member.workers), "workers", 0)  # how many are local, it is not told
             vans = await member.unless_aborted(
                 accept_workers(member.door, settings.job_secret(), label, range(len(member.workers)), settings=settings)
             )
@@ -96,7 +104,7 @@ async def _serve(settings: Settings) -> None:
             for rank, van in sorted(vans.items()):
                 worker = Node("worker", rank, member.workers[rank]["host"])
                 core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring, tls=van.tls)
-            watch = await member.open_watch()
+            watch = await member.unless_aborted(member.open_watch())
             core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
             await member.start()
             lost_workers = None
@@ -107,7 +115,7 @@ async def _serve(settings: Settings) -> None:
             at_end.callback(core.stop)
             log.info("%s: started with %d workers", label, len(member.workers))
             await _follow(member, core, lost_workers, settings)
-        except (RendezvousError, P3Error) as error:  # the scheduler, and so everyone, hears why; of an abort it knows
+        except (ConfigError, RendezvousError, P3Error) as error:  # all hear why, by the scheduler; of an abort it knows
             text = _labelled(label, error) if isinstance(error, P3Error) else str(error)
             member.send({"kind": "failed", "text": sendable(text)})
             raise
@@ -118,7 +126,7 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     label = str(member.node)
-    snapshots = SnapshotWriter(core, settings, label, member.node.rank)
+    snapshots = SnapshotWriter(core, settings, label, member.node.rank, len(member.servers))
 
     def on_core_event() -> None:
         loop.remove_reader(core.event_fd)
@@ -132,9 +140,17 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
         else:
             ended.set_exception(RendezvousError(str(core.error)))
 
-    def on_written(part: dict) -> None:  # in the writer's thread
+    def tell(message: dict) -> None:  # from a thread of the writer
         with contextlib.suppress(RuntimeError):  # the loop has closed: the job ended meanwhile
-            loop.call_soon_threadsafe(member.send, part)
+            loop.call_soon_threadsafe(member.send, message)
+
+    def drop(message: dict) -> None:
+        with contextlib.suppress(P3Error):  # the core has failed, and tells everybody
+            answer = drop_store(core, message)
+            if answer is None:
+                loop.call_later(DROP_AGAIN_S, drop, message)
+            else:
+                member.send(answer)
 
     async def listen() -> None:
         try:
@@ -143,12 +159,17 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
                 if message["kind"] == "stop":
                     member.send({"kind": "bye"})
                     return
-                if message["kind"] == "write_snapshot":
-                    snapshots.write(message["round"], on_written)
+                if snapshots.apply(message, tell):
+                    continue
+                if message["kind"] == "drop_store":
+                    drop(message)
                     continue
                 answer = lost_workers.apply(message) if lost_workers is not None else None
                 if answer is None:
                     answer = apply(core, message)
+                    if message["kind"] == "define" and snapshots.loads:
+                        if await loop.run_in_executor(None, snapshots.load, message, tell):
+                            member.send({"kind": "loaded", "wire_key": message["wire_key"]})
                 if answer is not None:
                     member.send(answer)
         except (RendezvousError, ValueError) as error:

@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
     text = "p3.torch needs PyTorch, which is not installed. Run: pip install 'p3-training[torch]'"
     raise ModuleNotFoundError(text, name="torch") from None
 try:
-    torch.empty(0).numpy()
+    torch.empty(0, device="cpu").numpy()
 except RuntimeError:
     text = "torch %s was built for another NumPy than the one installed. Run: pip install 'numpy<2'" % torch.__version__
     raise ImportError(text, name="numpy") from None

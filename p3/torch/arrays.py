@@ -1,10 +1,17 @@
-"""torch tensors as the core takes them: the elements in the order of memory, without a copy."""
+"""torch tensors as the core takes them: the elements in the order of memory, without a copy.
+
+Whoever makes a tensor for the core names the CPU: the script may have set another default device.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Tuple
 
 import torch
+
+# Types of devices that the CPU has to wait for to see what is there. Tests of the staging add "cpu", whose streams and
+# events in torch do nothing.
+DEVICES = {"cuda"}
 
 # What the core can sum; the names are P3's (p3._core.DTYPES).
 DTYPES = {
@@ -55,7 +62,7 @@ def _holders(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
-_ALONE = _holders(torch.empty(1))
+_ALONE = _holders(torch.empty(1, device="cpu"))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -70,6 +77,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
         elements = elements.clone()
     words = elements.numel() // in_word * in_word
     return elements[:words].view(torch.int64).sum() ^ elements[words:].view(torch.uint8).sum()
+
+
+def integers(elements: torch.Tensor) -> torch.Tensor:
+    """The same memory, in which every element equals itself, whatever number it is or is not."""
+    return elements.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[elements.element_size()])
 
 
 def like(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,9 @@ class Check:
         """`every` so many steps; 0: never. All workers have the same."""
         self._session, self._parameters, self._every = session, parameters, every
         self._steps = 0
+        self.stores = [session.new_store()] if every else []
         if every:
-            self._key = session.declare("digests", (len(parameters),), "int64", session.new_store())
+            self._key = session.declare("digests", (len(parameters),), "int64", self.stores[0])
             job.from_rank_0(session, self._key, np.zeros(len(parameters), np.int64))
 
     def after_step(self, land: Callable[[], None]) -> None:

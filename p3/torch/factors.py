@@ -26,7 +26,7 @@ def factors(model: torch.nn.Module, batch_size: Optional[int] = None, route: str
 
     Before DistributedOptimizer, on every worker. `batch_size`: rows of a layer's input (all its dimensions but the
     last); by default those of the first forward pass in training. Shorter batches are padded, larger ones are an error.
-    `route`: "auto" takes factors where Poseidon's rule says that they take no more elements; "factors" wherever they
+    `route`: "auto" takes factors where the job's busiest network card then carries fewer bytes; "factors" wherever they
     are no larger than the gradient; "dense" nowhere.
 
     Updates are the same, but for the order in which float32 is added up. Between backward() and step() the gradient of
@@ -40,7 +40,7 @@ def factors(model: torch.nn.Module, batch_size: Optional[int] = None, route: str
         for tensor in module.parameters(recurse=False):
             owners.setdefault(tensor, []).append(module)
     for name, module in model.named_modules():
-        if type(module) is not torch.nn.Linear:
+        if type(module) not in (torch.nn.Linear, FactoredLinear):  # that of an optimizer before decides anew
             continue
         name = "%s.weight" % name if name else "weight"
         why_not = _why_not(module.weight, len(owners[module.weight]))
@@ -130,6 +130,11 @@ class FactoredParameter(Parameter):
         self._factors_key: Any = None
         super().__init__(session, store, name, tensor, group, update_here, staleness)
 
+    def leave(self) -> None:
+        super().leave()
+        if getattr(self.tensor, "_p3_layer", None) is self._layer:  # else factors() was called again meanwhile
+            del self.tensor._p3_layer
+
     @property
     def has_state_here(self) -> bool:
         return self._round_key() is not self.key
@@ -158,6 +163,10 @@ class FactoredParameter(Parameter):
 
     def _skip(self, goes_on=True):
         return self._session.skip(self._round_key(), self._array, self.priority, goes_on=goes_on)
+
+    def _mean_gradient(self, operation):
+        # Of a key that the servers only relay, the sum is made here.
+        return self.landing.mul_(self._rescale) if self._layer.has_factors else super()._mean_gradient(operation)
 
     def fetch_state(self, part, landing):
         return self._session.fetch_state(self._round_key(), part, as_numpy(landing.view(-1)))

@@ -2,14 +2,16 @@
 
 The order in which modules run gives the priorities, which follow it if it changes (p3/worker/order.py). A parameter
 whose own module never ran, as its weight is used from elsewhere (the out_proj of MultiheadAttention, a method other
-than forward), is waited for at the nearest module around it that did; the outermost runs always. A compiled module
-waits for all of its parameters at once, because nothing may interrupt what was compiled.
+than forward), is waited for at the nearest module around it that did; where none did, as the script calls no forward
+of the model but methods of its own, at whatever module runs first in a step. A compiled module waits for all of its
+parameters at once, because nothing may interrupt what was compiled.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -38,12 +40,19 @@ class Forward(job.Held):
         self._used_elsewhere: Set[Parameter] = set()  # who had one in a step in which it had not run
         self._own: Dict[torch.nn.Module, List[Parameter]] = {}
         self._waits: Dict[torch.nn.Module, List[Parameter]] = {}
+        self._waits_first: List[Parameter] = []  # in whatever module runs first
+        self._looked_at: Set[torch.nn.Module] = set()  # models whose first forward pass is over
+        self._undo: List[Callable[[], None]] = []  # what takes each hook away again
         for model in models:
             self._visit(model, [])
         for module in self._paths:
             # A copy of the module, as for a moving average, has the hooks as well: there they find nothing to wait for.
-            module.register_forward_pre_hook(self._before_forward, prepend=True)
-            module.register_state_dict_pre_hook(self._before_state_dict)
+            if getattr(module, "_compiled_call_impl", None) is not None:
+                self._wait_before_compiled_call(module)
+            else:
+                self._undo.append(module.register_forward_pre_hook(self._before_forward, prepend=True).remove)
+            self._undo.append(module.register_state_dict_pre_hook(self._before_state_dict).remove)
+        self._roots = list(models)
 
     def _visit(self, module: torch.nn.Module, path: List[torch.nn.Module]) -> None:
         if module in self._paths:
@@ -61,15 +70,39 @@ class Forward(job.Held):
             for child in module.children():
                 self._visit(child, path)
 
+    def _wait_before_compiled_call(self, module: torch.nn.Module) -> None:
+        """Of module.compile(), whose hooks are compiled with it. A copy of the module is not compiled."""
+        compiled = module._compiled_call_impl
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            self._before_forward(module, arguments)
+            return compiled(*arguments, **keywords)
+
+        def undo() -> None:
+            if module._compiled_call_impl is call:
+                module._compiled_call_impl = compiled
+
+        module._compiled_call_impl = call
+        self._undo.append(undo)
+
+    def release(self) -> None:
+        """The modules are as they were before."""
+        for undo in self._undo:
+            undo()
+
     @torch.compiler.disable
     def _before_forward(self, module: torch.nn.Module, _inputs: tuple) -> None:
         waits = self._waits.get(module)
         if waits is None:
             return
+        if module in self._roots and module not in self._looked_at:
+            self._looked_at.add(module)
+            _warn_if_within_compiled(module)
+        trains = module.training and torch.is_grad_enabled()
+        for parameter in (*(() if self._ran else self._waits_first), *waits):
+            parameter.renew_for_step() if trains else parameter.renew()
         if module.training or torch.is_grad_enabled():  # no evaluation
             self._ran.setdefault(module)
-        for parameter in waits:
-            parameter.renew()
 
     def _before_state_dict(self, module: torch.nn.Module, *_ignored) -> None:
         for parameter in self._waits.get(module, ()):
@@ -83,8 +116,9 @@ class Forward(job.Held):
         self._ran_before = len(self._ran)
         if self._order is None:
             return
-        used = dict.fromkeys(
-            parameter.name
+        used = dict.fromkeys(one.name for one in self._waits_first if one not in self._unused)
+        used.update(
+            (parameter.name, None)
             for module in (*self._ran, *self._ran_late)
             for parameter in self._waits[module]
             if parameter not in self._unused or parameter in self._own[module]
@@ -111,13 +145,27 @@ class Forward(job.Held):
     def _distribute_waits(self) -> None:
         never_ran = {one for one, owners in self._owners.items() if self._ever_ran.isdisjoint(owners)}
         self._unused = never_ran - self._used_elsewhere
-        self._waits = {module: list(own) for module, own in self._own.items()}
+        self._waits, self._waits_first = {module: list(own) for module, own in self._own.items()}, []
         for parameter, owners in self._owners.items():
             if parameter not in self._unused and parameter not in self._used_elsewhere:
                 continue
-            path = self._paths[owners[0]]
-            around = next((module for module in reversed(path[:-1]) if module in self._ever_ran), path[0])
-            self._waits[around].append(parameter)
+            around = reversed(self._paths[owners[0]][:-1])
+            ran = next((module for module in around if module in self._ever_ran), None)
+            (self._waits_first if ran is None else self._waits[ran]).append(parameter)
+
+
+def _warn_if_within_compiled(model: torch.nn.Module) -> None:
+    """What torch.compile() made of the model is called, and P3 has the model itself."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if getattr(frame.f_locals.get("self"), "_orig_mod", None) is model:
+            return log.warning(
+                "%s was compiled by torch.compile(), and DistributedOptimizer has the model from before that: each "
+                "module interrupts the compiled code to wait for its weights. Give DistributedOptimizer what "
+                "torch.compile() returns, or compile blocks of the model before",
+                type(model).__name__,
+            )
+        frame = frame.f_back
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import time
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from p3._core import P3Error
 from p3.torch import ray_train, torchrun
 from p3.worker import open_sessions
+from p3.worker.control import Patience
 from p3.worker.key import Key
 from p3.worker.session import Session
 
@@ -48,15 +48,15 @@ def _open() -> Session:
 
 
 def wait(session: Session, operation: Any, timeout_s: float = math.inf) -> bool:
-    """Until the operation is done; False if it is not after that time. P3Error if the job fails meanwhile."""
-    deadline = time.monotonic() + timeout_s
+    """Until the operation is done; False if nothing has moved for that time. P3Error if the job fails meanwhile."""
+    patience = Patience(session, timeout_s)
     while True:
         try:
             operation.wait(_LOOK_UP_S)
             return True
         except TimeoutError:
             session.check()
-            if time.monotonic() > deadline:
+            if patience.left_s() <= 0:
                 return False
         except P3Error:
             session.check()  # which also notes that the script knows

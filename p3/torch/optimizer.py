@@ -34,12 +34,13 @@ def DistributedOptimizer(  # a class to its users
     max_grad_norm: Optional[float] = None,
     compression: Optional[Dict[str, Any]] = None,
     staleness: Union[int, float] = 0,
+    grad_scaler: Optional[torch.amp.GradScaler] = None,
 ) -> torch.optim.Optimizer:
     """Has all workers train the optimizer's parameters together; returns the same object.
 
     `model` has them, or several models in a list. Call it on every worker at the same point, when the optimizer has all
     its groups and before the first step; it returns when every worker has rank 0's parameters and buffers. Gradients
-    are averaged over the workers.
+    are averaged over the workers. Of parameters that another one trains, or this one already, that one is released.
 
     `synchronous`: step() waits for the mean gradients and updates here, and synchronize() brings them before, so that
     the script can look at them and change them: GradScaler, clipping by value. `max_grad_norm`: the same, and step()
@@ -49,16 +50,19 @@ def DistributedOptimizer(  # a class to its users
     So the float32 gradients leave in half, a sixteenth or a thirty-second of their bytes (docs/torch.md); weights come
     back exact. {"type": "dgc", "ratio": 0.001}: deep gradient compression, of torch.optim.SGD (docs/compression.md).
 
+    `grad_scaler`: the GradScaler that scales this optimizer's losses, which 2bit and 1bit must know of, as what they
+    leave out has the scale of the loss. Needs `synchronous`. Steps that it leaves out leave nothing behind; for that
+    each worker keeps 4 bytes more for each parameter.
+
     `staleness`, the same on every worker: how many steps the fastest worker may be ahead of the slowest, or math.inf.
-    Each gradient, divided by the number of workers, then updates the weights at once (docs/strategies.md). Only where
-    the servers update.
+    Each gradient, divided by the number of workers, then updates the weights at once, and a step need not wait for the
+    answer to the one before (docs/strategies.md): whoever keeps a gradient's memory calls synchronize() before writing
+    there. Only where the servers update.
 
     Raises ValueError for what cannot be trained so, ConfigError or RendezvousError if there is no job to join.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError("DistributedOptimizer takes a torch.optim.Optimizer, not a %s" % type(optimizer).__name__)
-    if isinstance(optimizer, _Distributed):
-        raise ValueError("this optimizer is distributed already")
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     for one in models:
         require_model(one)
@@ -67,7 +71,12 @@ def DistributedOptimizer(  # a class to its users
     if compression is not None:
         compression = dgc.with_defaults(compression) if isinstance(compression, dict) else compression
         options.validate("compression", compression)
-    optimizer._p3 = Rounds(optimizer, models, synchronous, max_grad_norm, compression, staleness)
+    if grad_scaler is not None and not (synchronous or max_grad_norm is not None):
+        raise ValueError("grad_scaler needs synchronous=True: GradScaler must see the mean gradients before the update")
+    if isinstance(optimizer, _Distributed):
+        optimizer.release()
+        optimizer.__class__ = type(optimizer).__bases__[1]
+    optimizer._p3 = Rounds(optimizer, models, synchronous, max_grad_norm, compression, staleness, grad_scaler)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._patch_step_function()
@@ -87,6 +96,11 @@ class _Distributed:
         Afterwards gradients that are under way are None in their parameters.
         """
         return self._p3.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. After zero_grad(set_to_none=False) gradients that have left count as zero until there are others:
+        momentum and weight decay go on."""
+        self._p3.zero_grad(super().zero_grad, set_to_none)
 
     def synchronize(self) -> None:
         """Waits until every parameter has its new value; of a synchronous optimizer, every gradient its mean.
@@ -110,6 +124,17 @@ class _Distributed:
         `after_step` is called after each of them: a learning rate scheduler's step, for example.
         """
         self._p3.join(after_step)
+
+    def release(self) -> None:
+        """Ends the distributed training of these parameters: model and parameters are plain torch's again, with the
+        weights after the last step, the optimizer's state is in it, and the servers keep nothing of them.
+
+        Every worker calls it at the same point; it returns when all have, and TimeoutError names who has not. Another
+        DistributedOptimizer over the same parameters calls it by itself. Of a step without its step() nothing stays.
+        From here on state_dict(), load_state_dict() and zero_grad() are torch's own, and step() is an error. Of dgc's
+        momentum, which each worker has, nothing is left.
+        """
+        self._p3.release()
 
     def order_stats(self) -> Dict[str, float]:
         """How well the order in which gradients leave has foreseen the forward passes, {} without priorities.

@@ -3,26 +3,45 @@
 In each step of the optimizer every worker has one round of every key: a push if it has a gradient, else a skip. The
 round's result lands in a buffer of its own, as it may come while backward still reads the old weight; land() takes it
 over when the forward pass needs the weight.
+
+With staleness a step need not wait for the round before: where that has not landed, it goes on with the result of the
+round before that one, if the pushes of all workers that must be in it are (renew_for_step). Then there are two rounds:
+one whose answer may come during the step, in a buffer of its own, and the step's, which leaves behind it. The first
+one's gradient may still have to leave while the step computes the next: when a round lands, its gradient must be as it
+was pushed (_Pushed), or what has left is not what the script meant.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Union
 
 import torch
 
 from p3._core import NO_SCALARS
-from p3.torch import job, rules
-from p3.torch.arrays import DTYPES, bits, in_memory_order, like, other_holders, shape_in_memory
+from p3.torch import job, pending, rules
+from p3.torch.arrays import DTYPES, bits, flat, in_memory_order, integers, like, other_holders, shape_in_memory
 
 # Each push wakes the sender, which may take the training thread's core. Most parameters are as small as a bias.
 _SMALL_BYTES = 16 << 10
 
 
+class _Pushed(NamedTuple):
+    """A gradient as it was when its round began."""
+
+    gradient: torch.Tensor
+    version: int
+    bits: Optional[torch.Tensor]  # None: nobody looks
+
+    def is_unwritten(self) -> bool:
+        is_same = self.gradient._version == self.version
+        return is_same and (self.bits is None or bool(self.bits == bits(self.gradient)))
+
+
 class Parameter:
     """Threads: those of the script, one at a time; autograd's hooks count as such."""
 
+    goes_ahead = True  # with staleness; else each step waits for the answer to the one before
     has_state_here = False  # the servers' optimizer runs on each worker, which has the state of its own update
 
     def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
@@ -33,12 +52,19 @@ class Parameter:
         self.priority = 0
         self.updates = 0  # that have been taken over: torch's `step`
         self.is_guarded = True  # nobody else may write to the tensor
-        self.is_watched = False  # a change of the gradient under way that torch does not count is found, too
+        self.is_watched = False  # a change of it, or of its gradient under way, that torch does not count is found, too
         self.is_new = False  # has a round of the current step
+        self.has_zero_gradient = False  # in torch, though its last gradient has left
+        self._has_left = False  # the gradient of the last step
         self.fires, self.expected_fires = 0, 0  # of the gradient's hook, in one step; 0: not known yet
         self._session, self._update_here = session, update_here
         self._rescale = 1.0 / session.num_workers
         self._operation: Any = None
+        self._rounds = 0  # of this worker, begun
+        self._before: Any = None  # with staleness: the operation of a round that a step has not waited for
+        self._other_landing: Any = None  # and where that lands, with its array; the two are used in turn
+        self._pushed: Optional[_Pushed] = None  # with staleness, from step() on: in the round under way
+        self._pushed_before: Optional[_Pushed] = None  # and in the one before
         self._is_skip = False  # this worker's part of it
         self._gradient: Optional[torch.Tensor] = None  # what was pushed, or is being added up
         self._gradient_version = -1
@@ -47,17 +73,24 @@ class Parameter:
         self._group_then: Dict[str, Any] = {}  # as step() found it
         self._version = -1  # of the tensor, when P3 wrote it last; -1: anybody may write
         self._address: Optional[int] = None  # of its memory then; None: it may be any
+        self._memory: Optional[torch.Tensor] = None  # that memory, which a tensor that moves leaves behind
+        self._bits: Optional[torch.Tensor] = None  # of its elements then; None: nobody looks
+        self._is_given_away = False  # others have the memory, who may write without torch's counting it
         self.landing = torch.empty_like(tensor, requires_grad=False)
         self._array = self._landing_array()
         self._array_of_tensor: Any = None  # the same of its memory, if that was the landing before
         nbytes = tensor.numel() * tensor.element_size()
         self._is_small = nbytes <= _SMALL_BYTES
-        # Whether the memory is this parameter's alone, so that nobody notices if it changes places with the landing.
-        is_whole = tensor.untyped_storage().nbytes() == nbytes
-        self._may_swap = is_whole and not (tensor.device.type == "cpu" and tensor.is_shared())
+        self._may_swap = self._has_own_memory()
         self.key = self._declare(store, staleness)
+        self._may_go_ahead = self.goes_ahead and self.key.staleness > 0
         self.takes_steps = session.takes_steps(self.key)  # what lands is subtracted from what landed before
         self.must_copy = self.takes_steps  # the landing array has to hold what landed last
+
+    def _has_own_memory(self) -> bool:
+        """Whether it is this parameter's alone, so that nobody notices if it changes places with the landing."""
+        is_whole = self.tensor.untyped_storage().nbytes() == self.tensor.numel() * self.tensor.element_size()
+        return is_whole and not (self.tensor.device.type == "cpu" and self.tensor.is_shared())
 
     def _landing_array(self) -> Any:
         """Where the core writes new values: an array in CPU memory, of the tensor's elements in the order of memory."""
@@ -71,13 +104,37 @@ class Parameter:
     def is_compressed(self) -> bool:
         return self._session.compression_of(self.key) is not None
 
+    @property
+    def keeps_residual(self) -> bool:
+        """Compression adds what it has left out to the next gradient."""
+        return self._session.core.keeps_residual(self.key.handle)
+
+    @property
+    def was_pushed(self) -> bool:
+        """In the last round; else this worker has skipped it."""
+        return not self._is_skip
+
+    def leave(self) -> None:
+        """The tensor is the script's again."""
+        del self.tensor._p3_parameter
+
+    def end_without_result(self) -> None:
+        """Waits for the round under way, and nobody takes its result over: the tensor stays as it is."""
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            self._wait(operation)
+        self.land()  # of a step before this one
+        pending.end(self.tensor)
+        self._sent, self.is_new = None, False
+        self.forget_gradient()
+
     # The first value
 
     def init(self, value: Optional[Any] = None) -> None:
-        """Gives the key rank 0's value: `value` if there is one, else the tensor's. On every worker. Waits for none."""
-        self.drop()
+        """Gives the key rank 0's value: `value` if there is one, else the tensor's. On every worker, when no round of
+        it is under way. Waits for none."""
         self._require_same_layout()
-        self._version, self._address = -1, None
+        self._version, self._address, self._memory, self._bits = -1, None, None, None
         if value is None and self._session.rank == 0:
             value = in_memory_order(self.tensor.detach().to("cpu", copy=True))
         self._operation = self._init(value)
@@ -100,11 +157,12 @@ class Parameter:
         self._gradient, self.fires = None, 0
 
     def push(self, more: bool = False) -> None:
-        """Begins a round with the tensor's gradient, which belongs to P3 until the round's result has landed.
+        """Begins a round with the tensor's gradient, which belongs to P3 until the round's result has landed. With
+        staleness that may be in the next step but one.
 
         `more`: others follow soon, with which a small gradient can leave.
         """
-        self.land()
+        self._make_room()
         self._require_unwritten()
         gradient = self.tensor.grad
         if gradient.dtype != self.landing.dtype:
@@ -113,6 +171,7 @@ class Parameter:
         self._sent = self._scalars()
         self._gradient_bits = bits(gradient) if self.is_watched else None
         self._operation, self._is_skip = self._push(gradient, more and self._is_small), False
+        self._rounds += 1
         self._gradient, self._gradient_version = gradient, gradient._version
         self.is_new = True
         self._landed = self._take_round
@@ -127,8 +186,9 @@ class Parameter:
 
     def skip(self) -> None:
         """Begins a round without a gradient of this worker."""
-        self.land()
+        self._make_room()
         self._operation, self._is_skip = self._skip(), True
+        self._rounds += 1
         self.is_new = True
         self._landed = self._take_round
 
@@ -140,10 +200,13 @@ class Parameter:
         self.land()
         if self.key.staleness > 0:
             self._operation, self._landed = self._skip(goes_on=False), self._take_value
+            self._rounds += 1
 
     def _scalars(self):
         if self._update_here is not None:
             return NO_SCALARS
+        if self.key.staleness > 0:
+            return rules.scalars_of_apart(self.group, self._rescale)
         return rules.scalars(self.group, self._rescale, self.updates + 1)
 
     def end_step(self) -> None:
@@ -164,12 +227,26 @@ class Parameter:
         """P3 looks at it no more: ValueError if it was changed since it was pushed, as nobody could before `until`."""
         if self._sent is not None:
             gradient = self._gradient
+            problem = ("the gradient of %s was changed when it was under way already, between backward() and %s"
+                       % (self.name, until))  # fmt: skip
             is_same = self.tensor.grad is gradient and gradient._version == self._gradient_version
-            if not is_same or self._gradient_bits is not None and self._gradient_bits != bits(gradient):
-                raise ValueError("the gradient of %s was changed when it was under way already, between backward() "
-                                 "and %s" % (self.name, until))  # fmt: skip
+            if is_same and self._gradient_bits is not None:
+                is_same = self._is_same(self._gradient_bits != bits(gradient), problem)
+            if not is_same:
+                raise ValueError(problem)
+            if self._may_go_ahead:
+                self._pushed = _Pushed(gradient, self._gradient_version, self._gradient_bits)
+        self._has_left, self.has_zero_gradient = self._sent is not None, False
         self._sent, self.is_new = None, False
         self.forget_gradient()
+
+    def zero_left_gradient(self, set_to_none: bool) -> None:
+        """zero_grad() was called, and may mean a gradient that has left."""
+        self.has_zero_gradient = not set_to_none and (self._has_left or self.has_zero_gradient)
+        self._has_left = False
+
+    def zero_gradient(self) -> torch.Tensor:
+        return torch.zeros_like(self.landing)
 
     # Its result
 
@@ -184,15 +261,74 @@ class Parameter:
         """A round's result is not in the tensor yet."""
         return self._operation is not None
 
+    def leave_pending(self) -> None:
+        """The step is over: from here on whoever uses the tensor waits for the round's result."""
+        if self._operation is not None:
+            pending.begin(self.tensor, self._land_for_use)
+
+    def _land_for_use(self, may_be_written: bool) -> None:
+        self._is_given_away = may_be_written
+        self.land()
+
     def renew(self) -> None:
         """Before the weight is read: takes over the last step's result, and not what comes before step()."""
-        if not self.is_new:
+        if not self.is_new and self._operation is not None:
             self.land()
 
-    def land(self) -> bool:
-        """Waits for the round under way, if there is one, and takes its result over. Whether any worker pushed."""
+    def renew_for_step(self) -> None:
+        """The same, for the step's own forward pass."""
+        if not self.is_new and self._operation is not None:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Another round may begin: nothing is under way, or with staleness one round that the tensor may do without.
+
+        Which is so if the tensor lacks that one alone of this worker's rounds, and of the others' none that is more
+        than `staleness` rounds behind the last one of this worker.
+        """
         operation = self._operation
         if operation is None:
+            return
+        if not self._may_go_ahead or operation.done:
+            self.land()
+            return
+        if self._before is not None:
+            self._take_before()
+        landed, least_clock = self._session.landed_round(self.key)
+        if landed == self._rounds or least_clock < self._rounds - self.key.staleness:
+            self.land()
+            return
+        self._session.check()
+        pending.end(self.tensor)
+        self._before, self._operation = operation, None
+        self._pushed_before, self._pushed = self._pushed, None
+        self._change_landings()
+
+    def _take_before(self) -> None:
+        """The round that the last step has not waited for is what the tensor holds from here on."""
+        operation, self._operation = self._operation, self._before
+        pushed, self._pushed = self._pushed, None
+        self._change_landings()
+        try:
+            self.land()
+        finally:
+            self._change_landings()
+            self._operation, self._pushed = operation, pushed
+
+    def _change_landings(self) -> None:
+        mine, other = (self.landing, self._array), self._other_landing
+        if other is None:
+            landing = torch.empty_like(self.landing)
+            other = landing, in_memory_order(landing)
+        (self.landing, self._array), self._other_landing = other, mine
+
+    def land(self) -> bool:
+        """Waits for all that is under way, and takes the last result over. Whether any worker pushed in the last step's
+        round, if nobody has waited for it yet."""
+        operation = self._operation
+        if operation is None:
+            if self._before is not None:
+                self._take_before()
             return False
         if torch.is_inference_mode_enabled():  # what is made in it can never be changed outside
             with torch.inference_mode(False):
@@ -203,8 +339,15 @@ class Parameter:
             self._session.mark_stall(self.key, began, time.monotonic_ns())
         else:
             self._session.check()
-        self._require_unwritten()
-        self._operation = None
+        was_pending = pending.end(self.tensor)
+        try:
+            self._require_unwritten()
+            self._require_gradients_unwritten()
+        except ValueError:
+            if was_pending:
+                self.leave_pending()
+            raise
+        self._operation = self._before = self._pushed = self._pushed_before = None
         with torch.no_grad():
             is_updated = self._landed(operation)
         self.note_written()
@@ -212,32 +355,76 @@ class Parameter:
 
     def note_written(self) -> None:
         """The tensor was written by us."""
+        self._note_place()
+        self._bits = None
+        if self.is_watched or self._is_given_away:
+            self.watch()
+        self._is_given_away = False
+
+    def _note_place(self) -> None:
         # Parameters that are parts of one memory have one version.
         self._version = self.tensor._version if self.is_guarded and self._may_swap else -1
         self._address = self.tensor.data_ptr() if self.is_guarded else None
+        self._memory = self.tensor.detach() if self.is_guarded else None
 
-    def drop(self) -> None:
-        """Waits for the round under way without taking its result."""
-        if self._operation is not None:
-            self._wait(self._operation)
-            self._operation = None
+    def watch(self) -> None:
+        """Notes the elements as they are: what is written from here on is found, also where torch does not count it."""
+        if self.is_guarded and self._bits is None:
+            self._bits = bits(self.tensor)
 
     def _require_unwritten(self) -> None:
-        if self._version not in (-1, self.tensor._version) or self._address not in (None, self.tensor.data_ptr()):
+        problem = (
+            "parameter %s was written by the script, but its value is kept on the servers. Call "
+            "optimizer.synchronize() before writing to parameters, and optimizer.broadcast() afterwards, on every "
+            "worker" % self.name
+        )
+        if not self._is_unwritten(problem):
             self._require_same_layout()
-            raise ValueError(
-                "parameter %s was written by the script, but its value is kept on the servers. Call "
-                "optimizer.synchronize() before writing to parameters, and optimizer.broadcast() afterwards, on every "
-                "worker" % self.name
-            )
+            raise ValueError(problem)
+
+    def _require_gradients_unwritten(self) -> None:
+        """Of the rounds that have landed: else what has left may be neither the one nor the other."""
+        if all(one is None or one.is_unwritten() for one in (self._pushed_before, self._pushed)):
+            return
+        raise ValueError(
+            "the gradient of %s was written after step(), when it was still under way: with staleness the next step "
+            "does not wait until it has left. Leave the gradients to torch, which makes new ones in each step, or give "
+            "P3 a clone, or call optimizer.synchronize() before writing" % self.name
+        )
+
+    def _is_unwritten(self, problem: str) -> bool:
+        if self._version not in (-1, self.tensor._version):
+            return False
+        if self._address not in (None, self.tensor.data_ptr()) and not self._follow(problem):
+            return False
+        return self._bits is None or self._is_same(self._bits != bits(self.tensor), problem)
+
+    def _follow(self, problem: str) -> bool:
+        """To other memory, where the tensor has its old elements: flatten_parameters() of an LSTM moves weights so."""
+        if self._layout(self.tensor) != self._layout(self.landing):
+            return False
+        was, now = (integers(flat(one)) for one in (self._memory, self.tensor))
+        if not self._is_same((was != now).any(), problem):
+            return False
+        self._may_swap, self._array_of_tensor = self._has_own_memory(), None
+        self._note_place()
+        return True
+
+    def _is_same(self, differs: torch.Tensor, _problem: str) -> bool:
+        """Whether not. On a device it is not known yet: then True, and the problem is told later, if it is one."""
+        return not differs
 
     def _require_same_layout(self) -> None:
-        was, now = ((one.dtype, one.device, one.stride()) for one in (self.landing, self.tensor))
+        was, now = self._layout(self.landing), self._layout(self.tensor)
         if was != now:
             raise ValueError(
                 "type, device or memory format of parameter %s was changed from %s, %s, strides %s to %s, %s, strides "
                 "%s: do that before DistributedOptimizer" % (self.name, *was, *now)
             )
+
+    @staticmethod
+    def _layout(tensor: torch.Tensor) -> tuple:
+        return tensor.dtype, tensor.device, tensor.stride()
 
     def _wait(self, operation) -> None:
         timeout_s = self._session.wait_timeout_s
@@ -255,7 +442,7 @@ class Parameter:
     def _take_round(self, operation) -> bool:
         if not operation.updated:
             return False
-        self.updates += 1
+        self.updates = self._session.updates(self.key) if self.key.staleness > 0 else self.updates + 1
         if self._update_here is None:
             self._take_update(operation)
         else:
@@ -264,8 +451,12 @@ class Parameter:
 
     def _take_update(self, _operation) -> None:
         known = self._array_of_tensor
-        copies = self.must_copy or not self._may_swap
-        if copies or other_holders(self.tensor) > (known is not None):  # who would keep the old memory
+        if self.must_copy or not self._may_swap:
+            self.tensor.copy_(self.landing)
+            return
+        ours = (known is not None) + (self._memory is not None)
+        if other_holders(self.tensor) > ours:  # who would keep the old memory
+            self._is_given_away = True
             self.tensor.copy_(self.landing)
             return
         # Without a copy, for which the forward pass would wait. An older graph that needs the old value must notice.
@@ -275,7 +466,7 @@ class Parameter:
         torch.autograd.graph.increment_version(self.tensor)
 
     def _mean_gradient(self, operation) -> torch.Tensor:
-        return self.landing.mul_(self._rescale)
+        return self.landing
 
     # The optimizer's state on the servers: part 1, 2 ... of rules.State
 
@@ -283,11 +474,17 @@ class Parameter:
         return self._session.fetch_state(self.key, part, in_memory_order(landing))
 
     def store_state(self, part: int, content: torch.Tensor) -> Any:
-        return self._session.store_state(self.key, part, in_memory_order(content))
+        return self._session.store_state(self.key, part, in_memory_order(content), self._updates_to_store())
+
+    def _updates_to_store(self) -> int:
+        """With staleness the servers count: from this number on."""
+        return self.updates if self.key.staleness > 0 else 0
 
 
 class RowParameter(Parameter):
     """One whose gradients are sparse, as those of nn.Embedding(sparse=True): only their rows travel."""
+
+    goes_ahead = False  # its landing keeps all that has landed, so there is one
 
     def _declare(self, store: int, staleness: Union[int, float]):
         tensor = self.tensor
@@ -307,6 +504,11 @@ class RowParameter(Parameter):
         values = in_memory_order(gradient.values().contiguous())
         return self._session.pushpull_rows(self.key, ids, values, self._array, self.priority, *self._sent)
 
+    def zero_gradient(self) -> torch.Tensor:
+        no_rows = self.landing[:0]
+        rows = torch.empty((1, 0), dtype=torch.int64, device="cpu")
+        return _sparse(rows, no_rows, self.landing.shape)
+
     def _skip(self, goes_on=True):
         return self._session.skip_rows(self.key, self._array, self.priority, goes_on)
 
@@ -314,10 +516,11 @@ class RowParameter(Parameter):
         return self._session.fetch_rows(self.key, self._all_rows(), in_memory_order(landing), part)
 
     def store_state(self, part: int, content: torch.Tensor) -> Any:
-        return self._session.store_rows(self.key, self._all_rows(), in_memory_order(content), part)
+        content, updates = in_memory_order(content), self._updates_to_store()
+        return self._session.store_rows(self.key, self._all_rows(), content, part, updates)
 
     def _all_rows(self):
-        return torch.arange(len(self.tensor)).numpy()
+        return torch.arange(len(self.tensor), device="cpu").numpy()
 
     def _take_value(self, operation) -> bool:
         super()._take_value(operation)
@@ -334,7 +537,11 @@ class RowParameter(Parameter):
     def _mean_gradient(self, operation) -> torch.Tensor:
         # Rows of the round before are listed, too, as they have become zero.
         changed = operation.changed  # None after a skip
-        rows = torch.arange(len(self.landing)) if changed is None else torch.from_numpy(changed)
+        rows = torch.arange(len(self.landing), device="cpu") if changed is None else torch.from_numpy(changed)
         rows = rows[self.landing.index_select(0, rows).flatten(1).any(1)]
-        values = self.landing.index_select(0, rows).mul_(self._rescale)
-        return torch.sparse_coo_tensor(rows[None], values, self.tensor.shape, check_invariants=False)
+        values = self.landing.index_select(0, rows)
+        return _sparse(rows[None], values, self.tensor.shape)
+
+
+def _sparse(rows: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return torch.sparse_coo_tensor(rows, values, shape, device="cpu", check_invariants=False)

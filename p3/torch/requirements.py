@@ -35,8 +35,6 @@ def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tenso
                 "all models that it trains, in a list" % (tuple(tensor.shape),)
             )
         _require_supported(names[tensor], tensor)
-        if hasattr(tensor, "_p3_parameter"):
-            raise ValueError("parameter %s is trained by another DistributedOptimizer already" % names[tensor])
     _require_apart(parameters, names)
 
 

@@ -10,25 +10,31 @@ import contextlib
 import functools
 import logging
 import os
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Set, Union
 
 import torch
 
 from p3.errors import ConfigError
 from p3.settings import Settings
-from p3.torch import job, rules, snapshots, staging, states
+from p3.torch import job, pending, rules, snapshots, staging, states
 from p3.torch.arrays import on_host
 from p3.torch.check import Check
+from p3.torch.comparisons import Comparisons
 from p3.torch.control import Control
 from p3.torch.factors import FactoredParameter
 from p3.torch.forward import Forward, named_parameters
 from p3.torch.parameter import Parameter
 from p3.torch.requirements import require_parameters, require_same_parameters
+from p3.torch.scaling import Scaling
 from p3.worker import dgc, partitions
 from p3.worker.key import Key
 from p3.worker.order import Order
 
 log = logging.getLogger("p3.torch")
+
+# Steps in which all changes of weights and gradients are looked for that torch does not count; then one parameter is
+# looked at in each step, and each at most once in so many steps.
+_WATCHED_STEPS, _WATCHED_AGAIN = 3, 64
 
 
 class Rounds(job.Held):
@@ -36,7 +42,7 @@ class Rounds(job.Held):
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
                  max_grad_norm: Optional[float], compression: Optional[Dict[str, Any]],
-                 staleness: Union[int, float]) -> None:  # fmt: skip
+                 staleness: Union[int, float], grad_scaler: Any = None) -> None:  # fmt: skip
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         if settings.replaces_workers:
@@ -47,9 +53,13 @@ class Rounds(job.Held):
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
         self._max_grad_norm = max_grad_norm
         self._is_paused = self._has_begun = False
+        self._steps = 0
+        self._watched: List[Parameter] = []  # of those, in this step
         self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
         self._has_closure = False  # of a synchronous one: a step may have many rounds
         self._is_synchronized = False  # of a synchronous one: the gradients are the mean ones
+        self._was_empty = False  # no worker had any: the step's may be to come, on this worker or another one
+        self._scaling = Scaling(session, self, grad_scaler)
         self._partitions = partitions.of(session)
         synchronous = synchronous or max_grad_norm is not None
         self._updates_here = synchronous or not self._servers_know_it()
@@ -57,34 +67,59 @@ class Rounds(job.Held):
         if staleness != 0:
             self._require_apart(settings)
         self._staleness = staleness
+        self._watches_all = self._is_synchronous or settings.check > 0
         if dgc.is_chosen(compression):
             self._require_steps_on_servers()
+        names = {tensor: name for name, tensor in named_parameters(models)}
+        require_parameters(optimizer, names)
+        self._release_former()
         self._stores = [session.new_store() for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
+        self._comparisons = Comparisons()
+        self._undo: List[Callable[[], None]] = []  # what takes each hook away again
         self._sparse = _with_sparse_gradients(models)
         if compression is not None:
             for store in self._stores:
                 session.set_option(store, "compression", compression)
-        self._declare(models, settings)
+        if self._updates_here:  # the mean is what may be rounded to half precision on its way back, not the sum
+            for store in self._stores:
+                session.set_option(store, "reduction", {"type": "mean"})
+        self._declare(names, settings)
         if session.rank == 0:
             self._log_other_mathematics(compression)
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
-        self._loaded = {} if self._updates_here else states.taken(optimizer)
+        # What the servers' state has to become before the next round.
+        self._loaded: Optional[states.States] = None if self._updates_here else states.taken(optimizer)
         self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
         self._forward = Forward(models, self._parameters, self._order)
         for model in models:
-            model.register_load_state_dict_post_hook(self._on_loaded)
+            self._undo += [
+                model._register_load_state_dict_pre_hook(self._before_loading, with_module=True).remove,
+                model.register_load_state_dict_post_hook(self._on_loaded).remove,
+                _ZeroGrad(model, self).undo,
+            ]
+        self._unreleased = [*self._stores, self._control.store, *self._check.stores]
         self._start(snapshots.add(self))
+
+    @property
+    def parameters(self) -> Iterable[Parameter]:
+        return self._parameters.values()
 
     def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
         """First values for all; `resumed`: what own_state() gave for the snapshot that the job has resumed from."""
+        for number, store in enumerate(self._stores):
+            if resumed is None:
+                self._session.snapshots.forget(store)
+            else:
+                self._session.snapshots.continue_store(store, resumed["stores"][number])
         if resumed is not None:
-            self._loaded = {}
+            self._scaling.resume(resumed.get("loss_scale"))
+            self._loaded = None
             torch.optim.Optimizer.load_state_dict(self._optimizer, resumed["optimizer"])
             self._relink_groups()
         for parameter in self._parameters.values():
-            value = self._session.resumed_value(parameter.key)
+            value = self._session.first_value(parameter.key)
             if resumed is not None:
                 parameter.updates = resumed["updates"].get(parameter.name, 0)
                 value = resumed["weights"].get(parameter.name, value)
@@ -105,8 +140,11 @@ class Rounds(job.Held):
         """What a snapshot cannot have from the servers. Where the workers update, it waits for the step under way."""
         if self._updates_here:
             self._land()
+        self._scaling.settle()
         parameters = self._parameters.values()
         return {
+            "loss_scale": self._scaling.scale,
+            "stores": list(self._stores),
             "updates": {one.name: one.updates_by_now() for one in parameters},
             "weights": {one.name: on_host(one.tensor) for one in parameters if self._updates_here},
             "buffers": self._control.values(),
@@ -116,7 +154,8 @@ class Rounds(job.Held):
     def _require_apart(self, settings: Settings) -> None:
         if self._updates_here:
             raise ValueError("staleness needs an optimizer that the servers have, and neither synchronous=True nor "
-                             "max_grad_norm: there is no mean gradient to wait for")  # fmt: skip
+                             "max_grad_norm, for which there is no mean gradient to wait for: leave out staleness, or "
+                             "those")  # fmt: skip
         if settings.check > 0:
             raise ValueError("P3_CHECK is set, but with staleness the workers' parameters differ; unset it")
 
@@ -160,9 +199,7 @@ class Rounds(job.Held):
             return False
         return True
 
-    def _declare(self, models: Sequence[torch.nn.Module], settings: Settings) -> None:
-        names = {tensor: name for name, tensor in named_parameters(models)}
-        require_parameters(self._optimizer, names)
+    def _declare(self, names: Dict[torch.Tensor, str], settings: Settings) -> None:
         with_rows = set() if self._is_synchronous else self._sparse
         by_index = settings.priority != "off"
         for store, group in zip(self._stores, self._optimizer.param_groups):
@@ -175,22 +212,46 @@ class Rounds(job.Held):
                 if hasattr(tensor, "_p3_layer"):
                     kind = FactoredParameter
                 parameter = kind(self._session, store, names[tensor], tensor, group, update_here, self._staleness)
+                parameter.comparisons = self._comparisons
                 parameter.is_guarded = not self._is_synchronous
-                parameter.is_watched = self._is_synchronous or settings.check > 0
                 parameter.priority = -len(self._parameters) if by_index else 0  # until a forward pass gives others
+                parameter.is_watched = self._watches_all
                 self._parameters[tensor] = parameter
                 self._watch(parameter)
+        self._on_host = [one for tensor, one in self._parameters.items() if tensor.device.type == "cpu"]
+        self._choose_watched()
 
     def _watch(self, parameter: Parameter) -> None:
         tensor, needed = parameter.tensor, parameter.tensor.requires_grad
         tensor._p3_parameter = parameter.name
         tensor.requires_grad_(True)  # a frozen one can be thawed later, and takes a hook only so
-        tensor.register_post_accumulate_grad_hook(lambda _tensor: self._on_gradient(parameter))
+        hook = tensor.register_post_accumulate_grad_hook(lambda _tensor: self._on_gradient(parameter))
+        self._undo.append(hook.remove)
         tensor.requires_grad_(needed)
 
+    def _choose_watched(self) -> None:
+        """For what the next step does. Where a comparison waits for a device, it is left out."""
+        if self._watches_all:
+            return
+        for parameter in self._watched:
+            parameter.is_watched = False
+        self._watched = self._on_host
+        if self._steps >= _WATCHED_STEPS:
+            turn = self._steps % max(len(self._on_host), _WATCHED_AGAIN)
+            self._watched = self._on_host[turn : turn + 1]
+        for parameter in self._watched:
+            parameter.is_watched = True
+
+    def _is_ours(self, model: torch.nn.Module) -> bool:
+        return any(model is one for one in self._models)  # no copy
+
+    def _before_loading(self, model: torch.nn.Module, *_ignored: Any) -> None:
+        if self._is_ours(model):
+            self._land()  # an error of it comes before anything is loaded
+
     def _on_loaded(self, model: torch.nn.Module, _keys: Any) -> None:
-        if not any(model is one for one in self._models):
-            return  # a copy
+        if not self._is_ours(model):
+            return
         present = {tensor for _, tensor in named_parameters(self._models)}
         replaced = [one.name for tensor, one in self._parameters.items() if tensor not in present]
         if replaced:
@@ -201,6 +262,7 @@ class Rounds(job.Held):
         self.broadcast()
 
     def broadcast(self) -> None:
+        self._land()  # so that rank 0 gives what its last step has made
         for parameter in self._parameters.values():
             parameter.init()
         self._land()
@@ -211,7 +273,8 @@ class Rounds(job.Held):
             if parameter.is_new:
                 raise ValueError(
                     "the gradient of %s is under way, and step() has not ended its step: call this after step() or "
-                    "before backward(), or pass synchronous=True to DistributedOptimizer" % parameter.name
+                    "before backward(), or pass synchronous=True to DistributedOptimizer and call "
+                    "optimizer.synchronize() before this" % parameter.name
                 )
             parameter.land()
 
@@ -227,6 +290,12 @@ class Rounds(job.Held):
 
     def _on_gradient(self, parameter: Parameter) -> None:
         self._is_synchronized = False  # also where GradScaler has left out a step
+        if parameter.is_pending and not parameter.is_new:
+            raise RuntimeError(
+                "%s was used before its new value had been waited for, by a function in C++ (an extension, or one of "
+                "torch.jit.script) and outside its own module. Call optimizer.synchronize() before that"
+                % parameter.name
+            )
         if self._is_paused:
             return parameter.forget_gradient()
         if parameter.is_new:
@@ -237,11 +306,6 @@ class Rounds(job.Held):
                 "behind its backward pass, pass synchronous=True and call optimizer.synchronize() first"
                 % parameter.name
             )
-        if parameter.is_pending:
-            raise RuntimeError(
-                "%s was used before its new value had been waited for, as the module that owns it did not run. Call "
-                "optimizer.synchronize() before using parameters from outside their modules" % parameter.name
-            )
         if parameter.count_gradient():
             self._forward.before_gradient()
             self._push(parameter, more=True)  # at the end of the step, at the latest
@@ -249,6 +313,7 @@ class Rounds(job.Held):
     def _push(self, parameter: Parameter, more: bool = False) -> None:
         if self._partitions is not None and parameter.key.sparse:
             self._partitions.pushed(parameter.key)
+        self._scaling.before_push()
         parameter.push(more)
 
     # Steps
@@ -266,13 +331,14 @@ class Rounds(job.Held):
         for parameter in self._parameters.values():
             parameter.end_step()
             parameter.tensor.grad = None  # it belongs to P3 until it has left
+            parameter.leave_pending()
         self._end_step()
         return loss
 
     def _only_makes_states(self) -> bool:
         """Whether the step trains nothing: torch.distributed.checkpoint takes one so that the optimizer has its states,
         with a learning rate of zero, and gradients of zero that no backward pass has made."""
-        if any(group.get("lr") != 0 for group in self._optimizer.param_groups):
+        if any("lr" not in group or rules.number(group["lr"]) != 0 for group in self._optimizer.param_groups):
             return False
         if any(one.is_new or one.fires for one in self._parameters.values()):
             return False
@@ -294,11 +360,24 @@ class Rounds(job.Held):
         for parameter in self._parameters.values():
             if parameter.is_new:
                 continue
+            if parameter.tensor.grad is None and parameter.has_zero_gradient:
+                parameter.tensor.grad = parameter.zero_gradient()
             if parameter.tensor.grad is None:
                 parameter.skip()
                 continue
             parameter.expected_fires = parameter.expected_fires or parameter.fires
             self._push(parameter)
+
+    def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
+                  parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
+        """`zero_grad()` of torch's, and what it means to the gradients of `parameters` that have left; None: of all."""
+        with pending.untouched():
+            zero_grad(set_to_none)
+        for parameter in self._parameters.values() if parameters is None else parameters:
+            parameter.zero_left_gradient(set_to_none)
+
+    def parameters_of(self, model: torch.nn.Module) -> List[Parameter]:
+        return [self._parameters[tensor] for tensor in model.parameters() if tensor in self._parameters]
 
     def _begin(self) -> None:
         require_same_parameters(self._optimizer, self._parameters)
@@ -308,7 +387,8 @@ class Rounds(job.Held):
             if descriptions != self._descriptions:
                 raise ValueError(
                     "the servers cannot change %s from step to step, only learning rate and weight decay: pass "
-                    "synchronous=True" % _differing(self._descriptions, descriptions)
+                    "synchronous=True. OneCycleLR and CyclicLR leave the momentum as it is with cycle_momentum=False"
+                    % _differing(self._descriptions, descriptions)
                 )
             return
         self._has_begun, self._descriptions = True, descriptions
@@ -318,8 +398,7 @@ class Rounds(job.Held):
         self._relink_groups()
         for parameter in self._parameters.values():
             self._session.restore(parameter.key, takes_mean=True)
-        if not self._updates_here:
-            self._give_loaded()
+        self._give_loaded()
 
     def _relink_groups(self) -> None:
         """Each parameter gets its group, of which load_state_dict makes new ones, and what the servers have for it."""
@@ -328,37 +407,52 @@ class Rounds(job.Held):
                 self._parameters[tensor].group, self._parameters[tensor].description = group, description
 
     def _give_loaded(self) -> None:
-        states.give(self._session, self._parameters.values(), self._loaded)
-        self._loaded = {}
+        if self._loaded is not None:
+            states.give(self._session, self._parameters.values(), self._loaded)
+            if self._staleness > 0:  # a push of another worker would update without, and be lost to it
+                self._control.wait_for_rank_0()
+        self._loaded = None
 
     def _end_step(self) -> None:
+        self._steps += 1
+        self._choose_watched()
         self._control.count_step(self._optimizer.param_groups)
         self._check.after_step(self._land)
+        self._comparisons.end_step()
+        rules.forget_numbers()
 
     def synchronize(self) -> None:
         if not self._is_synchronous:
-            return self._land()
-        if self._is_synchronized:
+            self._land()
+            for parameter in self._on_host:
+                parameter.watch()  # now the script may write to it
+            return
+        if self._is_synchronized and not self._was_empty:
             return
         self._complete_round()
-        self._take_mean_gradients()
+        self._was_empty = not self._take_mean_gradients()
         self._is_synchronized = True
+        self._scaling.end_round()
 
     def require_mean_gradients(self) -> bool:
-        """False, or ValueError unless the gradients are the mean ones."""
+        """False, or ValueError unless the gradients are the mean ones, and what is left out can follow the scaler."""
         if not self._is_synchronized:
             raise ValueError(
                 "GradScaler must see the mean gradients: pass synchronous=True to DistributedOptimizer, and call "
                 "optimizer.synchronize() before scaler.unscale_() and scaler.step()"
             )
+        self._scaling.require_known()
         return False
 
-    def _take_mean_gradients(self) -> None:
+    def _take_mean_gradients(self) -> bool:
+        """Whether any worker had a gradient, which all of them learn."""
+        is_any_updated = False
         for tensor, parameter in self._parameters.items():
             is_updated = parameter.land()
             parameter.release_gradient("synchronize(): call that before scaler.unscale_(), clipping and other changes")
             if not is_updated:
                 continue
+            is_any_updated = True
             if tensor in self._sparse and (tensor.grad is None or tensor.grad.layout != torch.strided):
                 tensor.grad = parameter.landing.to_sparse(1)
                 continue
@@ -366,6 +460,7 @@ class Rounds(job.Held):
                 tensor.grad = torch.empty_like(tensor, requires_grad=False)
             with torch.no_grad():
                 tensor.grad.copy_(parameter.landing)
+        return is_any_updated
 
     def _step_synchronously(self, closure: Optional[Callable]) -> Any:
         if closure is not None:
@@ -375,6 +470,7 @@ class Rounds(job.Held):
             self.synchronize()
             self._clip()
         loss = self._update(closure)
+        self._scaling.sums_are_used()
         self._is_synchronized = False
         self._end_step()
         return loss
@@ -435,18 +531,65 @@ class Rounds(job.Held):
             if after_step is not None:
                 after_step()
 
+    # The end
+
+    def _release_former(self) -> None:
+        """Whoever has trained one of these parameters until now; all workers have the same order of them."""
+        tensors = {tensor for group in self._optimizer.param_groups for tensor in group["params"]}
+        for former in snapshots.living():
+            taken = [one.name for one in former.parameters if one.tensor in tensors]
+            if taken:
+                former.release("another DistributedOptimizer has taken over %s%s: call that one's methods"
+                               % (taken[0], " and %d more of its parameters" % (len(taken) - 1) if taken[1:] else ""))
+
+    def release(self, why: str = "") -> None:
+        """See optimizer.py. `why`: not by the script's own call."""
+        if any(one.is_new for one in self._parameters.values()):
+            self._break_off()
+        for parameter in self._parameters.values():
+            parameter.take_last()
+        self._land()
+        if not self._updates_here:
+            self._optimizer.state.update(self._states())
+        self._comparisons.finish()
+        self._control.finish()
+        while self._unreleased:  # all that are left, if a call before has not come to its end
+            self._session.release(self._unreleased[-1])
+            store = self._unreleased.pop()
+            if self._partitions is not None:
+                self._partitions.forget(store)
+        for undo in self._undo:
+            undo()
+        self._forward.release()
+        for parameter in self._parameters.values():
+            parameter.leave()
+        snapshots.remove(self)
+        self._optimizer._p3 = Released(why)
+
+    def _break_off(self) -> None:
+        """The step under way has not come to its step(): all workers end its rounds, and no weight changes."""
+        for parameter in self._parameters.values():
+            if not parameter.is_new:
+                parameter.skip()
+        for parameter in self._parameters.values():
+            parameter.end_without_result()
+
     # state_dict
 
+    def _states(self) -> states.States:
+        """Those that the servers keep. Waits for them."""
+        return states.fetch(self._session, self._parameters.values()) if self._has_begun else self._loaded or {}
+
     def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """`state_dict()`, while the optimizer has the states that the servers keep."""
+        """`state_dict()`, while the optimizer has the states that the servers keep. Waits for the device as well."""
+        self._comparisons.finish()
         if self._is_synchronous:
             return state_dict()
         self._land()
         if self._updates_here:
             return state_dict()
         optimizer = self._optimizer
-        known = states.fetch(self._session, self._parameters.values()) if self._has_begun else self._loaded
-        optimizer.state.update(known)
+        optimizer.state.update(self._states())
         try:
             return state_dict()
         finally:
@@ -462,6 +605,61 @@ class Rounds(job.Held):
         if self._has_begun:
             self._begin()  # the same settings
             self._give_loaded()
+
+
+class Released:
+    """In the place of an optimizer's Rounds that are over. What needs no job is torch's own again."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def release(self) -> None:
+        pass
+
+    def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool) -> None:
+        zero_grad(set_to_none)
+
+    def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        return state_dict()
+
+    def load(self, load_state_dict: Callable[[Dict[str, Any]], None], content: Dict[str, Any]) -> None:
+        load_state_dict(content)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError(
+            "this optimizer was released: %s"
+            % (self._why or "give it to DistributedOptimizer again, or load its state_dict() into a plain one")
+        )
+
+
+class _ZeroGrad(job.Held):
+    """zero_grad() of a model, in the place of what was there; a copy of the model has its own again."""
+
+    def __init__(self, model: torch.nn.Module, rounds: Rounds) -> None:
+        self._model, self._zero_grad, self._rounds = model, model.zero_grad, rounds
+        self._parameters = rounds.parameters_of(model)
+        self._is_first = "zero_grad" not in vars(model)
+        model.zero_grad = self
+
+    def undo(self) -> None:
+        """Also from below another optimizer's."""
+        above, one = None, vars(self._model).get("zero_grad")
+        while one is not self and isinstance(one, _ZeroGrad):
+            above, one = one, one._zero_grad
+        if one is not self:
+            return  # the script has its own there by now
+        if above is not None:
+            above._zero_grad, above._is_first = self._zero_grad, self._is_first
+        elif self._is_first:
+            del self._model.zero_grad
+        else:
+            self._model.zero_grad = self._zero_grad
+
+    def __call__(self, set_to_none: bool = True) -> None:
+        self._rounds.zero_grad(self._zero_grad, set_to_none, self._parameters)
+
+    def __deepcopy__(self, memo: dict) -> Callable[[bool], None]:
+        return functools.partial(type(self._model).zero_grad, memo[id(self._model)])
 
 
 def _with_sparse_gradients(models: Sequence[torch.nn.Module]) -> Set[torch.Tensor]:

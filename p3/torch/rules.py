@@ -6,6 +6,8 @@ from typing import Any, Dict, NamedTuple, Tuple
 
 import torch
 
+from p3.torch.arrays import DEVICES
+
 # Each updates every parameter by itself, so a parameter can be updated just before its module needs it.
 _LAZY = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
          "SparseAdam", "Adafactor")  # fmt: skip
@@ -51,12 +53,37 @@ def updates_rows_alone(description: Dict[str, Any], group: Dict[str, Any]) -> bo
     return (plain or description["name"] == "torch_adagrad") and group["weight_decay"] == 0
 
 
+def number(value: Any) -> float:
+    """Of a learning rate or weight decay. To read one on a device is to wait for that, so it is done once in a step, as
+    long as nobody writes to it."""
+    if not isinstance(value, torch.Tensor) or value.device.type not in DEVICES:
+        return float(value)
+    known = _numbers.get(id(value))
+    if known is None or known[1] != value._version:
+        known = _numbers[id(value)] = value, value._version, float(value)
+    return known[2]
+
+
+def forget_numbers() -> None:
+    """At the end of a step: not all writes are counted."""
+    _numbers.clear()
+
+
+_numbers: Dict[int, Tuple[torch.Tensor, int, float]] = {}  # those read in this step
+
+
 def scalars(group: Dict[str, Any], rescale: float, updates: int) -> Tuple[float, float, float, float, float]:
     """Those of a push (p3/optimizer.h, RoundScalars) that makes the parameter's `updates`-th update."""
-    lr = float(group["lr"])
+    lr = number(group["lr"])
     if "lr_decay" in group:
         lr /= 1 + (updates - 1) * group["lr_decay"]
-    return lr, float(group["weight_decay"]), rescale, float(updates), 1.0
+    return lr, number(group["weight_decay"]), rescale, float(updates), 1.0
+
+
+def scalars_of_apart(group: Dict[str, Any], rescale: float) -> Tuple[float, float, float, float, float]:
+    """The same with staleness, where the servers count the updates of all workers (src/server/update_count.h)."""
+    lr, decay = number(group["lr"]), number(group.get("lr_decay", 0.0))
+    return lr, number(group["weight_decay"]), rescale, 0.0, decay
 
 
 def state_of(description: Dict[str, Any]) -> State:

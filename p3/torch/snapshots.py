@@ -18,6 +18,8 @@ from p3.torch.arrays import as_numpy
 from p3.worker.resumed import Resumed
 
 _optimizers: List[weakref.ref] = []  # Rounds, in the order in which they were made, which is the same on all workers
+_made = 0  # so many that follow no other: their places in a snapshot
+_released = 0  # and so many were released, whom nobody has followed yet
 
 
 def _type_name(tensor: torch.Tensor) -> str:
@@ -47,7 +49,7 @@ def snapshot(round: int, state: Any = None) -> None:
     snapshot before if that is still being written.
     """
     session = job.current()
-    optimizers = [one for one in (reference() for reference in _optimizers) if one is not None]
+    optimizers = living()
     if not session.snapshots.due(round):
         return session.progress.mark(round)
     keys = [key for one in optimizers for key in one.keys()]
@@ -67,16 +69,34 @@ def resume() -> Resumed:
     The snapshot's job may have had another number of workers: `workers` of what is returned. A rank that it did not
     have gets rank 0's state and buffers, and then `from_rank` is not its own (docs/reliability.md).
     """
-    return job.current().resume().map(lambda state: state.get("script"))
+    return job.current().resume(servers_load=True).map(lambda state: state.get("script"))
+
+
+def living() -> List[Any]:
+    """Those that take part, in the order in which they were made."""
+    return [one for one in (reference() for reference in _optimizers) if one is not None]
+
+
+def remove(optimizer: Any) -> None:
+    """It was released, and takes part no more."""
+    global _released
+    _optimizers[:] = [reference for reference in _optimizers if reference() is not optimizer]
+    _released += 1
 
 
 def add(optimizer: Any) -> Optional[Dict[str, Any]]:
-    """A distributed optimizer is made: takes part from now on. What it gave as own_state(), if the job has resumed."""
+    """A distributed optimizer is made: takes part from now on. What it gave as own_state(), if the job has resumed, and
+    nobody has begun from that before: who follows an optimizer that was released begins from the model."""
+    global _made, _released
     _optimizers.append(weakref.ref(optimizer))
+    if _released > 0:
+        _released -= 1
+        return None
+    number, _made = _made, _made + 1
     own = job.current().snapshots.own
     if own is None:
         return None
-    saved, number = own["state"]["optimizers"], len(_optimizers) - 1
+    saved = own["state"]["optimizers"]
     if number >= len(saved):
         raise ValueError("resume: the snapshot was taken with %d distributed optimizers, and this job makes more"
                          % len(saved))  # fmt: skip

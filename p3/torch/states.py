@@ -23,22 +23,26 @@ def taken(optimizer: torch.optim.Optimizer) -> States:
 
 def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
     """As torch would hold it now. Waits for the servers. Any worker may call it alone."""
-    operations, states = [], {}
+    operations, states, parameters = [], {}, list(parameters)
     for parameter in parameters:
         if parameter.takes_steps:
             continue  # its momentum is on each worker
         kept = rules.state_of(parameter.description)
         if parameter.updates == 0:
             if parameter.description["name"] == "torch_adagrad":  # which has its state from the beginning
-                first = torch.full_like(parameter.tensor, parameter.description["initial_accumulator_value"])
-                states[parameter.tensor] = {"step": torch.tensor(0.0), "sum": first.detach()}
+                states[parameter.tensor] = {"step": torch.tensor(0.0, device="cpu"), "sum": _initial(parameter)}
             continue
-        state = states[parameter.tensor] = {"step": torch.tensor(float(parameter.updates))} if kept.counts else {}
+        state = states[parameter.tensor] = {}
+        if kept.counts:
+            state["step"] = torch.tensor(float(parameter.updates), device="cpu")
         for part, name in enumerate(kept.arrays, 1):
             array = torch.empty_like(parameter.tensor, dtype=_dtype(parameter), device="cpu", requires_grad=False)
             state[name] = array
             operations.append(parameter.fetch_state(part, array))
     session.wait(operations)
+    for parameter in parameters:
+        if parameter.key.staleness > 0 and "step" in states.get(parameter.tensor, ()):
+            states[parameter.tensor]["step"].fill_(session.updates(parameter.key))
     for tensor, state in states.items():
         for name, array in state.items():
             if name != "step":
@@ -47,31 +51,51 @@ def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
 
 
 def give(session: Session, parameters: Iterable[Parameter], states: States) -> None:
-    """Makes it the servers' state, before the parameters' next round; on every worker. ValueError if it is not one."""
+    """Makes it the servers' state, before the parameters' next round; on every worker. A parameter that `states` has
+    nothing of begins anew, as in torch. ValueError if it is no state of these parameters."""
     operations = []
     for parameter in parameters:
-        state = states.get(parameter.tensor)
-        kept = rules.state_of(parameter.description)
-        if state is None:
-            continue
+        state = states.get(parameter.tensor, {})
         if parameter.takes_steps:
-            raise ValueError(
-                "the state of %s has a momentum, which dgc keeps on each worker: p3.torch.resume() brings it back from "
-                "a snapshot, and without one leave the optimizer's state out" % parameter.name
-            )
-        missing = [name for name in kept.arrays if not isinstance(state.get(name), torch.Tensor)]
-        if missing and len(missing) < len(kept.arrays):
+            _require_no_momentum(parameter, state)
+            continue
+        kept = rules.state_of(parameter.description)
+        given = [name for name in kept.arrays if isinstance(state.get(name), torch.Tensor)]
+        if given and len(given) < len(kept.arrays):
+            missing = ", ".join(name for name in kept.arrays if name not in given)
             raise ValueError("the state of %s has no %s: it is of an optimizer with other settings"
-                             % (parameter.name, ", ".join(missing)))  # fmt: skip
-        if missing or not kept.arrays and not kept.counts:
+                             % (parameter.name, missing))  # fmt: skip
+        had_updates = parameter.updates > 0
+        if not given:
+            parameter.updates = 0
+            arrays = [_initial(parameter)] * len(kept.arrays)
+        else:
+            parameter.updates = int(state["step"]) if kept.counts else 1  # SGD: the momentum has begun
+            arrays = [like(parameter.tensor, state[name].to("cpu", _dtype(parameter))) for name in kept.arrays]
+        if session.rank != 0 and not parameter.has_state_here:
             continue
-        parameter.updates = int(state["step"]) if kept.counts else 1  # SGD: the momentum has begun
-        if parameter.updates == 0 or (session.rank != 0 and not parameter.has_state_here):
-            continue
-        for part, name in enumerate(kept.arrays, 1):
-            content = like(parameter.tensor, state[name].to("cpu", _dtype(parameter)))
-            operations.append(parameter.store_state(part, content))
+        if had_updates or any(not array.equal(_initial(parameter)) for array in arrays):
+            operations += [parameter.store_state(part, array) for part, array in enumerate(arrays, 1)]
     session.wait(operations)
+
+
+def _require_no_momentum(parameter: Parameter, state: Dict[str, Any]) -> None:
+    if state:
+        raise ValueError(
+            "the state of %s has a momentum, which dgc keeps on each worker: p3.torch.resume() brings it back from "
+            "a snapshot, and without one leave the optimizer's state out" % parameter.name
+        )
+    if parameter.updates > 0:
+        raise ValueError(
+            "the state has no momentum of %s, but dgc keeps one on each worker, and cannot begin anew: load an "
+            "optimizer's state before the first step" % parameter.name
+        )
+
+
+def _initial(parameter: Parameter) -> torch.Tensor:
+    """What the arrays of its state are before the first update."""
+    first = parameter.description.get("initial_accumulator_value", 0.0)  # of Adagrad
+    return torch.full_like(parameter.tensor, first, dtype=_dtype(parameter), device="cpu", requires_grad=False)
 
 
 def _dtype(parameter: Parameter) -> torch.dtype:

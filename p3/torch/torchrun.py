@@ -1,4 +1,5 @@
-"""A job started by torchrun, or by any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""A job started by torchrun, or by any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where that is
+all, the processes tell each other on which machine they are.
 
 torchrun starts workers alone; so the workers bring the rest, as p3.launchers has it. All meet at torch's own key-value
 store, at MASTER_PORT, which answers whoever asks. So the secret comes from P3_SECRET or P3_SECRET_FILE, alike on all
@@ -22,14 +23,15 @@ import tempfile
 import threading
 import time
 from datetime import timedelta
-from typing import List, Mapping, Optional
+from typing import Callable, List, Mapping, Optional
 
 import torch.distributed
 
+from p3.cluster.node import machine_id
 from p3.errors import RendezvousError
 from p3.launchers import meeting, nodes
 from p3.launchers.adapters import TORCHRUN
-from p3.launchers.place import Place
+from p3.launchers.place import Place, counted
 from p3.settings import Settings
 from p3.worker.session import Session
 
@@ -48,8 +50,8 @@ def open_session(env: Mapping[str, str]) -> Session:
     P3_RENDEZVOUS_TIMEOUT_S.
     """
     chosen = Settings.from_env(env)
-    place = TORCHRUN.place(env)
-    channel = StoreChannel(chosen, place, env)
+    channel = StoreChannel(chosen, TORCHRUN.place(env), env)
+    place = channel.place
     try:
         met = meeting.meet(chosen, place, channel, env["MASTER_ADDR"])
         children = [node.process for node in _start_nodes(place, met, env)]
@@ -81,8 +83,10 @@ def _start_nodes(place: Place, met: meeting.Met, env: Mapping[str, str]) -> List
 class StoreChannel(meeting.Channel):
     """torch's store; on a single host, a file whose path the store tells."""
 
+    place: Place
+
     def __init__(self, settings: Settings, place: Place, env: Mapping[str, str]) -> None:
-        self.private = place.machines == 1
+        """Blocks until all have said on which machine they are, if the launcher does not."""
         self._rank, self._size, self._timeout_s = place.rank, place.size, settings.rendezvous_timeout_s
         self._path = ""
         try:
@@ -93,32 +97,56 @@ class StoreChannel(meeting.Channel):
                                   % str(error).splitlines()[0]) from None  # fmt: skip
         self._store = torch.distributed.PrefixStore("p3/%s/" % env.get("TORCHELASTIC_RUN_ID", ""), store)
         _stores.append(self._store)
+        self.place = place if place.machines else counted(place, self._machines())
+        self.private = self.place.machines == 1
 
     def publish(self, text: str) -> None:
         if self.private:
             file, self._path = tempfile.mkstemp(prefix="p3-secret-")  # of mode 600
             with open(file, "w") as opened:
                 opened.write(text)
-        self._tell(self._path or text, time.monotonic() + self._timeout_s)
-
-    def _tell(self, said: str, deadline: float) -> None:
-        """To every other worker of this start."""
-        for rank in range(1, self._size):
-            self._store.delete_key("asks/%d" % rank)
-        for rank in range(1, self._size):
-            nonce = self._get("asks/%d" % rank, deadline - time.monotonic())
-            if nonce is None:
-                raise RendezvousError("rank %d has not asked in %g s where the scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
-                                      % (rank, self._timeout_s))  # fmt: skip
-            self._store.set("told/" + nonce, said)
+        self._answer("address", lambda asked: self._path or text)
 
     def read(self, timeout_s: float) -> str:
+        said = self._ask("address", "", timeout_s)
+        return self._content(said) if self.private else said
+
+    def _machines(self) -> List[str]:
+        """That of each rank."""
+        if self._rank > 0:
+            said = self._ask("machines", machine_id(), self._timeout_s)
+        else:
+            said = self._answer("machines", lambda asked: " ".join([machine_id(), *asked]))
+        if len(said.split()) != self._size:
+            raise RendezvousError("what rank 0 has said is not understood: is P3 the same on all hosts?")
+        return said.split()
+
+    def _answer(self, topic: str, make: Callable[[List[str]], str]) -> str:
+        """To every other worker of this start, what `make` makes of what they have said when asking, by rank."""
+        nonces, texts, deadline = [], [], time.monotonic() + self._timeout_s
+        for rank in range(1, self._size):
+            self._store.delete_key("%s/%d" % (topic, rank))
+        for rank in range(1, self._size):
+            asked = self._get("%s/%d" % (topic, rank), deadline - time.monotonic())
+            if asked is None:
+                raise RendezvousError("rank %d has not asked in %g s where the scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
+                                      % (rank, self._timeout_s))  # fmt: skip
+            nonce, _, text = asked.partition(" ")
+            nonces.append(nonce)
+            texts.append(text)
+        answer = make(texts)
+        for nonce in nonces:
+            self._store.set("told/" + nonce, answer)
+        return answer
+
+    def _ask(self, topic: str, text: str, timeout_s: float) -> str:
         nonce, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
         while True:
-            self._store.set("asks/%d" % self._rank, nonce)  # again and again, as rank 0 may just have forgotten it
+            # Again and again, as rank 0 may just have forgotten it.
+            self._store.set("%s/%d" % (topic, self._rank), "%s %s" % (nonce, text))
             said = self._get("told/" + nonce, _ASK_AGAIN_S)
             if said is not None:
-                return self._content(said) if self.private else said
+                return said
             if time.monotonic() > deadline:
                 raise RendezvousError("rank 0 has not said in %g s where its scheduler is (P3_RENDEZVOUS_TIMEOUT_S)"
                                       % timeout_s)  # fmt: skip

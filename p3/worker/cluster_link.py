@@ -11,9 +11,9 @@ from p3._core import P3Worker
 from p3.cluster import messages
 from p3.cluster.channel import cancel
 from p3.cluster.member import Member
-from p3.cluster.node import Node
+from p3.cluster.node import Node, machine_id
 from p3.cluster.stragglers import report_late
-from p3.cluster.vans import DoorStep, accept_workers, connect
+from p3.cluster.vans import DoorStep, accept_workers, connect, provide_for
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
@@ -44,6 +44,9 @@ class ClusterLink(Link):
         self._opened.wait()  # the rendezvous has its deadlines
         if self._opening_failed is not None:
             raise self._opening_failed
+
+    def label_of(self, worker: int) -> str:
+        return str(Node("worker", worker, self._member.workers[worker]["host"]))
 
     def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -110,10 +113,10 @@ class ClusterLink(Link):
         self.rejoined = member.rejoined
         self.num_workers = len(member.workers)
         self.num_servers = len(member.servers)
-        machines = [worker["machine"] for worker in member.workers]
+        self.placement = member.placement
+        machines = self.placement.workers
         neighbours = [rank for rank, machine in enumerate(machines) if machine == machines[self.node.rank]]
         self.local_rank, self.local_size = neighbours.index(self.node.rank), len(neighbours)
-        self.pushes = len(set(machines)) if settings.local_aggregation else self.num_workers
         self.recording = Recording.of(settings, member.node)
         self.core = P3Worker(
             self.node.rank,
@@ -125,6 +128,9 @@ class ClusterLink(Link):
             checksums=settings.checksum,
         )
         secret = settings.job_secret()
+        local = sum(server["machine"] == machine_id() for server in member.servers)
+        peers = self.num_servers + self.local_size - 1
+        provide_for(settings, str(self.node), peers, "servers and workers of its machine", local + self.local_size - 1)
         if member.door is not None:
             await self._open_local_vans(member.door, secret, neighbours)
             member.close_door()

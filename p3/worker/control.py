@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 from p3._core import P3Error
 from p3.cluster.messages import sendable
 from p3.key_plan import slice_elements
+from p3.snapshots.pace import Pace
 from p3.worker import open_sessions
 from p3.worker.link import Link
+
+_QUIET_BYTES = 4096  # on each connection: heartbeats are far less
 
 Handler = Callable[[dict], Optional[Callable[[], None]]]
 
@@ -24,6 +27,7 @@ class Control:
         self.rank: int = link.node.rank
         self.num_workers, self.num_servers = link.num_workers, link.num_servers
         self.local_rank, self.local_size = link.local_rank, link.local_size
+        self.placement = link.placement  # of all workers and servers on machines
         self.label = str(link.node)  # "worker 2 (10.0.0.5)", as messages name this node
         self.slice_elements = slice_elements(link.settings.slice_elements, link.num_servers)
         self.wait_timeout_s = link.settings.wait_timeout_s
@@ -32,29 +36,44 @@ class Control:
         self._link = link
         self._handlers: Dict[str, Handler] = {"abort": self._on_abort}
         self._unusable: Optional[str] = None  # why no call is possible any more: closed, or a forked child
+        self._pace = Pace(self.wait_timeout_s, lambda: link.send({"kind": "progress"}))
+        self._progress = 0  # counts what other nodes say of bytes that they read or write
         self._failure_is_known = False  # to the script: it caused the job's failure, or has been told
-        self._forked = False
 
     def handle(self, kind: str, handler: Handler) -> None:
         """Messages of that kind are passed to `handler`, with the lock held; what it returns is called without."""
         self._handlers[kind] = handler
 
     def wait(self, operations: Sequence[Any]) -> None:
-        """Until all are done; TimeoutError after P3_WAIT_TIMEOUT_S."""
-        deadline = time.monotonic() + self.wait_timeout_s
+        """Until all are done; TimeoutError if nothing moves for P3_WAIT_TIMEOUT_S."""
+        patience = Patience(self)
         for operation in operations:
-            operation.wait(max(0.0, deadline - time.monotonic()))
+            while True:
+                try:
+                    operation.wait(patience.look_s)
+                    break
+                except TimeoutError:
+                    deadline = patience.deadline
+                    left_s = patience.left_s()
+                    if patience.deadline > deadline:
+                        self.tell_progress()
+                    if left_s <= 0:
+                        raise TimeoutError(
+                            "%s: waited %g s for an operation to complete" % (self.label, self.wait_timeout_s)
+                        ) from None
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Until messages have made it true; TimeoutError, after P3_WAIT_TIMEOUT_S, that says `what` was waited for."""
-        deadline = time.monotonic() + self.wait_timeout_s
+    def wait_until(self, condition: Callable[[], bool], what: Union[str, Callable[[], str]]) -> None:
+        """Until messages have made it true; TimeoutError that says `what` was waited for, if nothing moves for
+        P3_WAIT_TIMEOUT_S."""
+        patience = Patience(self)
         with self.changed:
             while not condition():
                 self.check()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError("%s: waited %g s %s" % (self.label, self.wait_timeout_s, what))
-                self.changed.wait(left)
+                left_s = patience.left_s()
+                if left_s <= 0:
+                    text = what() if callable(what) else what
+                    raise TimeoutError("%s: waited %g s %s" % (self.label, self.wait_timeout_s, text))
+                self.changed.wait(min(left_s, patience.look_s))
 
     # Failure and end
 
@@ -101,13 +120,9 @@ class Control:
     def abandon_after_fork(self) -> None:
         """In a forked child: the job goes on in the parent alone. Takes no lock, for the parent's threads held them."""
         self.changed = threading.Condition()
-        self._forked = True
-        self._unusable = (
-            "%s: this process was forked from a worker and is no part of the job; use P3 in the parent only"
-            % self.label
-        )
         self.core.abandon_after_fork()
         self._link.abandon_after_fork()
+        self._unusable = str(self.core.error)
 
     # Called by the link
 
@@ -123,6 +138,22 @@ class Control:
         if then is not None:
             then()
 
+    def tell_progress(self) -> None:
+        """To who waits for this worker: bytes move here. Says so now and then, however often it is called."""
+        self._pace.moved()
+
+    def on_progress(self, _message: dict) -> None:
+        self._progress += 1
+
+    def moved(self) -> Tuple[int, int]:
+        """What grows while a snapshot's bytes move on nodes that this one waits for; and bytes that move here, of which
+        some are heartbeats."""
+        if self._unusable is not None:  # and the core may be gone
+            return self._progress, 0
+        counters = self.core.counters()
+        of_vans = (counters, counters["local"])
+        return self._progress, sum(traffic["bytes_sent"] + traffic["bytes_received"] for traffic in of_vans)
+
     def _on_abort(self, message: dict) -> Callable[[], None]:
         def abort() -> None:
             self.core.fail(sendable(message["text"]))
@@ -133,3 +164,25 @@ class Control:
     def _wake(self) -> None:
         with self.changed:
             self.changed.notify_all()
+
+
+class Patience:
+    """For one wait: P3_WAIT_TIMEOUT_S from when something moved last. A model may take any time on a slow link."""
+
+    def __init__(self, control: Control, timeout_s: Optional[float] = None) -> None:
+        self._control, self._timeout_s = control, control.wait_timeout_s if timeout_s is None else timeout_s
+        self.look_s = min(1.0, self._timeout_s / 4)  # so often left_s() should be asked
+        self._quiet_bytes = _QUIET_BYTES * (control.num_servers + control.local_size)  # in look_s
+        self._looked_at = time.monotonic()
+        self.deadline = self._looked_at + self._timeout_s
+        self._moved: Optional[Tuple[int, int]] = None  # when it looked last
+
+    def left_s(self) -> float:
+        now = time.monotonic()
+        if self._moved is None or now - self._looked_at >= self.look_s / 2:
+            before, self._moved, self._looked_at = self._moved, self._control.moved(), now
+            if before is not None:
+                progress, count = (new - old for new, old in zip(self._moved, before))
+                if progress > 0 or count > self._quiet_bytes:
+                    self.deadline = now + self._timeout_s
+        return self.deadline - now

@@ -45,7 +45,7 @@ def require_together(options: Mapping[str, Optional[Mapping[str, Any]]]) -> None
     """ValueError unless a store can have these options at once. `options`: by name, None where it is not set."""
     if not is_chosen(options["compression"]):
         return
-    if options["reduction"] == {"type": "average"}:
+    if options["reduction"] not in (None, {"type": "sum"}):
         raise ValueError(
             "dgc sums the workers' gradients: divide by the number of workers in rescale_grad, or by the joined batch "
             "size in Trainer.step, instead of set_reduction('average')"

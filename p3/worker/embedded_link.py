@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Callable, Optional
 
 from p3._core import P3Server, P3Worker
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
-from p3.server.process import apply
+from p3.placement import Placement
+from p3.server.process import DROP_AGAIN_S, apply, drop_store
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
@@ -30,7 +32,7 @@ class EmbeddedLink(Link):
     num_servers = 1
     local_rank = 0
     local_size = 1
-    pushes = 1
+    placement = Placement.one_of_each(1)
     replaces_workers = False
     rejoined = None
 
@@ -56,12 +58,15 @@ class EmbeddedLink(Link):
             trace_fd=fd_of(Recording.of(settings, _SERVER)),
             **options,
         )
-        self._snapshots = SnapshotWriter(self._server, settings, str(_SERVER), _SERVER.rank, self._fail)
+        self._snapshots = SnapshotWriter(self._server, settings, str(_SERVER), 0, self.num_servers, self._fail)
         worker_end, server_end = socket.socketpair()
         self.core.add_server(0, worker_end.detach(), str(_SERVER))
         self._server.add_worker(0, server_end.detach(), str(_WORKER))
         self._server.start()
         self.core.start()
+
+    def label_of(self, worker: int) -> str:
+        return str(self.node)
 
     def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
         self._on_message, self._on_failure = on_message, on_failure
@@ -92,9 +97,16 @@ class EmbeddedLink(Link):
             for receiver, decided in self._agreement.receive(sender, message):
                 if receiver == _WORKER:
                     self._on_message(decided)
-                elif decided["kind"] == "write_snapshot":
-                    self._snapshots.write(decided["round"], lambda part: self._deliver(_SERVER, part))
-                else:
+                elif decided["kind"] == "drop_store":
+                    self._deliver(_SERVER, self._drop(decided))
+                elif not self._snapshots.apply(decided, lambda told: self._deliver(_SERVER, told)):
                     answer = apply(self._server, decided)
                     if answer is not None:
                         self._deliver(_SERVER, answer)
+
+    def _drop(self, message: dict) -> dict:
+        while True:
+            answer = drop_store(self._server, message)
+            if answer is not None:
+                return answer
+            time.sleep(DROP_AGAIN_S)

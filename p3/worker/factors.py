@@ -2,54 +2,72 @@
 
 Of a weight of M x N, outputs x inputs, and K rows in a worker's batch, the gradient has MN elements, and its factors
 K(M + N). Each worker gets the factors of all others and forms the sum itself; so their number costs more workers more,
-and larger batches more. Poseidon's rule (Zhang et al., USENIX ATC 2017; Zhang's thesis, Algorithm 2) compares the
-elements that cross the cards of a node which is worker and server.
+and larger batches more. What is compared is what the busiest network card carries in a round (p3/placement.py): the
+rule of Poseidon (Zhang et al., USENIX ATC 2017), for any number of workers and servers on any machines.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import List, Optional
+from typing import Optional
 
-from p3.key_plan import KeyPlan
+from p3.key_plan import KeyPlan, even_slices
+from p3.placement import Placement
 from p3.worker.key import FactorShape, Key
 
 log = logging.getLogger("p3")
 
 ROUTES = ("auto", "factors", "dense")
-# Of the elements of the dense gradient and weight: what factors may have, as each worker also multiplies those of all
+# How many times the bytes of factors those of the gradient must be, as each worker also multiplies the factors of all
 # others (docs/decisions.md).
-MARGIN = 0.9
-_HEADER_BYTES = 80
+MARGIN = 1.01
 
 
-def break_even(outputs: int, inputs: int, workers: int, servers: int) -> int:
-    """Poseidon's rule: the largest batch of a worker whose factors take no more elements than the dense gradient and
-    weight. ValueError with one worker, whom nothing is sent to."""
-    if workers < 2:
-        raise ValueError("the rule compares what workers send to each other; there is one worker")
-    return outputs * inputs * (workers + servers - 2) // (servers * (workers - 1) * (outputs + inputs))
+class Rule:
+    """What one job's placement makes of layers. `slice_elements`: P3_SLICE_ELEMENTS, of its keys."""
 
+    def __init__(self, placement: Placement, slice_elements: int) -> None:
+        self.placement, self._slice_elements = placement, slice_elements
 
-def most_rows(outputs: int, inputs: int, workers: int, servers: int) -> int:
-    """The largest batch for which they pay: the rule's, with MARGIN."""
-    return int(MARGIN * break_even(outputs, inputs, workers, servers))
+    def plan(self, shape: FactorShape, as_factors: bool) -> KeyPlan:
+        """As the layer's key is cut."""
+        if not as_factors:
+            return KeyPlan(0, "float32", shape.outputs * shape.inputs, 0, self._slice_elements)
+        whole = even_slices(shape.elements, self._slice_elements)
+        return KeyPlan(0, "float32", shape.elements, 0, whole, parts=len(self.placement.workers))
 
+    def pays(self, shape: FactorShape) -> bool:
+        dense, factors = (self.placement.busiest(self.plan(shape, as_factors)) for as_factors in (False, True))
+        return MARGIN * factors < dense
 
-def why_dense(route: str, shape: FactorShape, workers: int, servers: int) -> str:
-    """In words, why a layer's gradient travels as it is; empty if its factors shall."""
-    if route == "dense":
-        return "its route is 'dense'"
-    if not shape.fits_gradient:
-        return "factors of %d rows are larger than the gradient" % shape.rows
-    if route == "factors":
-        return ""
-    if workers < 2:
-        return "there is one worker"
-    most = most_rows(shape.outputs, shape.inputs, workers, servers)
-    if shape.rows <= most:
-        return ""
-    return "it has %d rows, and with %d workers factors pay up to %d" % (shape.rows, workers, most)
+    def most_rows(self, outputs: int, inputs: int) -> int:
+        """The largest batch of a worker for which factors pay."""
+        pays, pays_not = 0, outputs * inputs // (outputs + inputs) + 1
+        while pays_not - pays > 1:
+            rows = (pays + pays_not) // 2
+            if self.pays(FactorShape(rows, outputs, inputs)):
+                pays = rows
+            else:
+                pays_not = rows
+        return pays
+
+    def why_dense(self, route: str, shape: FactorShape) -> str:
+        """In words, why a layer's gradient travels as it is; empty if its factors shall."""
+        if route == "dense":
+            return "its route is 'dense'"
+        if not shape.fits_gradient:
+            return "factors of %d rows are larger than the gradient" % shape.rows
+        if route == "factors":
+            return ""
+        machines = {*self.placement.workers, *self.placement.servers}
+        if len(machines) == 1:
+            return "the whole job is on one machine"
+        if self.pays(shape):
+            return ""
+        most = self.most_rows(shape.outputs, shape.inputs)
+        return "it has %d rows, and with %d workers, %d servers and %d machines factors pay up to %d" % (
+            shape.rows, len(self.placement.workers), len(self.placement.servers), len(machines), most,
+        )  # fmt: skip
 
 
 def checked(batch_size: Optional[int], route: str) -> None:
@@ -86,7 +104,8 @@ class FactoredLayer:
         """Once. `rows` of its input on each of this worker's `devices`; `why_not`: in words, what excludes factors."""
         self.shape = FactorShape(self._batch_size or rows, self.outputs, inputs)
         self.of_worker = of_worker = self.shape._replace(rows=self.shape.rows * devices)
-        why = why_not or why_dense(self.route, of_worker, self._session.num_workers, self._session.num_servers)
+        rule = Rule(self._session.placement, self._session.slice_elements)
+        why = why_not or rule.why_dense(self.route, of_worker)
         self.has_factors = not why
         if self._session.rank != 0:
             return
@@ -114,21 +133,3 @@ class FactoredLayer:
                 "%s was used %d times in one step, and factors hold one use of a layer: leave it out of p3.factors"
                 % (self.name, uses)
             )
-
-
-def card_bytes(plan: KeyPlan, host: int, servers: int) -> List[int]:
-    """What host `host`, with the worker and the server of that rank, sends to other hosts in one round of the key, and
-    what it receives: headers included, without what carries them."""
-    workers, per_part = plan.parts, plan.slices // plan.parts
-    sent = received = 0
-    for number, elements in enumerate(plan.sizes()):
-        owner, server = number // per_part, (plan.first_slice + number) % servers
-        content = 4 * elements
-        if server != host:
-            sent += _HEADER_BYTES + content * (owner == host)
-            received += _HEADER_BYTES + content * (owner != host)
-        else:
-            others = workers - (host < workers)
-            sent += others * _HEADER_BYTES + content * (others - (owner != host))
-            received += others * _HEADER_BYTES + content * (owner != host)
-    return [sent, received]

@@ -9,6 +9,7 @@ from typing import Callable, Optional
 from p3._core import P3Worker
 from p3.cluster.node import Node
 from p3.key_plan import KeyPlan
+from p3.placement import Placement
 from p3.settings import Settings
 from p3.trace.recording import Recording
 from p3.worker.key import Key
@@ -24,7 +25,7 @@ class Link(ABC):
     num_servers: int
     local_rank: int  # among the workers of this machine, by rank
     local_size: int  # how many they are
-    pushes: int  # of a key that reach the servers in a round: one of each worker, or of each machine
+    placement: Placement
     replaces_workers: bool  # others wait for a lost one
     rejoined: Optional[dict]  # of a process that has taken a lost one's place: see messages.py
     recording: Optional[Recording]  # for the trace
@@ -33,6 +34,10 @@ class Link(ABC):
         """For the trace, if there is one."""
         if self.recording is not None:
             self.recording.note_key(plan.wire_key, key.store, key.name, key.shape, key.dtype, plan.slices)
+
+    @abstractmethod
+    def label_of(self, worker: int) -> str:
+        """The worker of that rank, as messages name it."""
 
     @abstractmethod
     def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:

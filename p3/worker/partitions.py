@@ -65,6 +65,13 @@ class Partitions:
         """Whether the key's search has ended and its rows have moved to where it led."""
         return key in self._found and not self._session.is_moving(key)
 
+    def forget(self, store: int) -> None:
+        """Its keys are gone."""
+        self._waiting = {key: None for key in self._waiting if key.store != store}
+        self._found = {key for key in self._found if key.store != store}
+        if self._key is not None and self._key.store == store:
+            self._key = None
+
     def _begin_next(self) -> None:
         for key in list(self._waiting):
             partitions = self._session.partitions(key)

@@ -27,6 +27,7 @@ class Progress:
         self._join_behind: bool = past["in_join"]
         self._joined: Counter[int] = Counter()  # how often each worker has called join()
         self._joined_at: Dict[int, int] = {}  # and how many steps were behind it, the last time
+        self._snapshot_by: Dict[int, int] = {}  # and up to which round it took part in snapshots
         self._joins = 0  # how often join() has returned, which it does for all workers
         session.handle("joined", self._on_joined)
         self._steps: Optional[Steps] = None
@@ -75,12 +76,12 @@ class Progress:
         session.snapshots.finish()  # or its thread would tell of a snapshot behind the word that we take no part
         if self._steps is None:
             if session.snapshots.directory is not None:
-                self._send({"kind": "joined", "worker": rank, "step": 0})
+                self._send_joined(0)
             return True
         with session.changed:
             before = self._joined[rank]
             self._steps.join()
-            self._send({"kind": "joined", "worker": rank, "step": self._steps.step})
+            self._send_joined(self._steps.step)
             self._tell()  # behind that word
         # Before the first skip: if this worker is lost then, all know why it had skipped a round.
         session.wait_until(lambda: self._joined[rank] > before, "for the scheduler")
@@ -95,9 +96,13 @@ class Progress:
             self._note(Steps.joined, max(self._joined_at.values()))
         self._joins += 1
 
-    def anyone_has_joined(self) -> bool:
-        """And join() is not over."""
-        return any(count > self._joins for count in self._joined.values())
+    def _send_joined(self, step: int) -> None:
+        session = self._session
+        self._send({"kind": "joined", "worker": session.rank, "step": step, "round": session.snapshots.last_round})
+
+    def all_take_part(self, round: int) -> bool:
+        """Whether nobody has called join() before this round, and waits there still."""
+        return all(count <= self._joins or self._snapshot_by[rank] >= round for rank, count in self._joined.items())
 
     # The scheduler's messages, with the session's lock held
 
@@ -110,6 +115,7 @@ class Progress:
     def _on_joined(self, message: dict) -> None:
         self._joined[message["worker"]] += 1
         self._joined_at[message["worker"]] = message["step"]
+        self._snapshot_by[message["worker"]] = message["round"]
 
     def _on_missing(self, message: dict) -> None:
         rounds = dict(zip(message["keys"], message["rounds"]))

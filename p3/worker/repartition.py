@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Dict, Optional, Set
+from typing import Any, Dict, Optional, Set
 
 from p3._core import DTYPES, state_parts
 from p3.key_plan import KeyPlan
@@ -26,6 +26,7 @@ class Repartition:
         self._session, self._link = session, link
         self._partitions: Dict[Identity, int] = {}  # of sparse keys
         self._moving: Set[Identity] = set()  # those that are on their way to other partitions
+        self._reporting: Dict[Identity, Any] = {}  # operations whose end the scheduler has not been told of
         session.handle("settled", self._on_settled)
 
     def partitions(self, key: Key) -> int:
@@ -70,6 +71,16 @@ class Repartition:
         """The key's first plan; with the lock held."""
         self._partitions[key.identity] = plan.partitions
 
+    def is_over(self, store: int) -> bool:
+        """Of keys that are idle: their moves have ended, and the scheduler knows, or no round will ever begin them."""
+        return not any(operation.done for (number, _), operation in self._reporting.items() if number == store)
+
+    def forget(self, store: int) -> None:
+        """With the lock held."""
+        self._moving = {one for one in self._moving if one[0] != store}
+        self._reporting = {one: operation for one, operation in self._reporting.items() if one[0] != store}
+        self._partitions = {one: count for one, count in self._partitions.items() if one[0] != store}
+
     def _on_settled(self, message: dict) -> None:
         self._moving.discard((message["store"], message["name"]))
 
@@ -86,6 +97,7 @@ class Repartition:
         with session.changed:
             former, agreed.plan = agreed.plan, plan
             self._moving.add(key.identity)
+            self._reporting[key.identity] = operation
             session.changed.notify_all()
         arguments = (operation, key, former, plan)
         threading.Thread(target=self._report_move, args=arguments, name="p3-move", daemon=True).start()
@@ -95,7 +107,7 @@ class Repartition:
         """A thread of its own: the core tells of the end, the control thread is for messages."""
         session = self._session
         while not operation.done:
-            if session.has_ended:
+            if session.has_ended or self._reporting.get(key.identity) is not operation:  # or the store is gone
                 return
             with contextlib.suppress(TimeoutError):
                 operation.wait(_MOVE_POLL_S)
@@ -103,3 +115,6 @@ class Repartition:
             self._partitions[key.identity] = plan.partitions
             session.changed.notify_all()
         self._link.send({"kind": "moved", "wire_key": former.wire_key})
+        with session.changed:
+            self._reporting.pop(key.identity, None)
+            session.changed.notify_all()

@@ -5,7 +5,7 @@
         session.init(key, first_value if session.rank == 0 else None, landing).wait(60)
         session.pushpull(key, gradient, landing, priority=0, lr=0.1).wait(60)   # landing holds the new value
 
-What blocks: open(), set_option(), barrier(), server_counters() and close(), each with a deadline. Everything else
+What blocks: open(), set_option(), release(), barrier(), server_counters() and close(), each with a deadline. All else
 returns at once.
 Threads: every method may be called from any thread. The control connection lives in a daemon thread of its own; the
 core's threads do the sending, so heartbeats go on while Python's lock is held elsewhere.
@@ -16,11 +16,12 @@ with the node that reported it. Before the job runs: ConfigError, RendezvousErro
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
 import os
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
-from p3._core import P3Error
+from p3._core import Completions, P3Error
 from p3.launchers.adapters import ADAPTERS
 from p3.launchers.place import warning_if_alone
 from p3.settings import Settings, in_job
@@ -31,9 +32,10 @@ from p3.worker.declarations import Declarations
 from p3.worker.key import Agreed, FactorShape, Identity, Key, Name
 from p3.worker.link import Link
 from p3.worker.progress import Progress
+from p3.worker.releases import Releases
 from p3.worker.repartition import Repartition
 from p3.worker.resumed import Resumed
-from p3.worker.session_snapshots import Snapshots
+from p3.worker.session_snapshots import ON_SERVERS, Ended, Snapshots
 from p3.worker.store_options import StoreOptions
 
 log = logging.getLogger("p3")
@@ -58,6 +60,8 @@ class Session(Control):
         self._orders: Dict[int, List[Name]] = {}
         self.order_version = 0  # grows with every order that arrives, of any store
         self._caught_up = self.past is None  # all of the past has been told
+        self._free_stores: List[int] = []  # numbers of stores that were released; a heap
+        self._releases = Releases(self, link, self._keys_of, self._forget)
         self._repartition = Repartition(self, link)
         self._options = StoreOptions(self, link, self._repartition)
         self._declarations = Declarations(self, link, self._options)
@@ -103,17 +107,31 @@ class Session(Control):
         return self
 
     def __exit__(self, exception_type, exception, _traceback) -> None:
-        if exception is not None:
+        if exception is not None and not isinstance(exception, Ended):
             self.fail(open_sessions.describe(exception_type, exception))
         self.close()
 
     # Stores and keys
 
     def new_store(self) -> int:
-        """The number of one more store in this process: 0, 1, 2 ... Workers must create their stores in one order."""
+        """The number of one more store in this process: 0, 1, 2 ..., the lowest that is free. Workers must create and
+        release their stores in one order."""
         with self.changed:
+            if self._free_stores:
+                return heapq.heappop(self._free_stores)
             self.keys_of_stores.append({})
             return len(self.keys_of_stores) - 1
+
+    def release(self, store: int) -> None:
+        """All that the job keeps of a store goes: keys with values and optimizer's state, on the servers and here, its
+        options, its forward order. Its number is free for another one.
+
+        Every worker calls it at the same point, when its operations are complete. Blocks until all have; TimeoutError
+        after P3_WAIT_TIMEOUT_S names who has not. ValueError if an operation is under way, or where lost workers are
+        replaced. It waits for a snapshot that is being written, and no later one has the store.
+        """
+        self.check()
+        self._releases.release(store, lambda: self._is_settled(store))
 
     def declare(
         self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0, sparse: bool = False,
@@ -181,9 +199,7 @@ class Session(Control):
 
     def give_momentum(self, store: int) -> None:
         """To the keys whose momentum this worker applies, when the optimizer is known."""
-        with self.changed:
-            keys = [key for key in self._keys.values() if key.store == store]
-        for key in keys:
+        for key in self._keys_of(store):
             self._declarations.give_momentum(key)
 
     def init(self, key: Key, value: Optional[Any], landing: Any, priority: int = 0):
@@ -191,27 +207,32 @@ class Session(Control):
 
         Arrays are C-ordered buffers of the key's shape and type; they belong to the core until the operation is done.
         Called again, by every worker at the same point, it gives the key a new value; an optimizer keeps its state.
+        `value` may be what first_value() gave.
         """
         self.check()
+        if value is ON_SERVERS:
+            self.snapshots.leave_to_servers(key)
+            value = None
         return self.core.init(key.handle, value, landing, priority)
 
     def pushpull(
         self, key: Key, gradient: Any, landing: Any, priority: int = 0,
         lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0, updates: float = 0.0, schedule: float = 1.0,
-        *, gated: bool = False, more: bool = False,
+        *, gated: bool = False, more: bool = False, tell: Optional[Tuple[Completions, int]] = None,
     ):  # fmt: skip
         """One round: the gradient goes out, the new value (without an optimizer: the sum) comes into `landing`.
 
         Higher priorities leave sooner. The numbers must be the same on every worker; they are used by the store's
         optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull. A `gated` round
         leaves piece by piece, as ready() is called; `landing` may be `gradient` itself. `more`: other calls follow
-        soon, and a small gradient may wait for them; call flush() before waiting. Of a key that takes_steps() `landing`
+        soon, and a small gradient may wait for them; call flush() before waiting. `tell`: who announces it when it is
+        done, and by which token (p3._core.Completions). Of a key that takes_steps() `landing`
         must hold the key's last value; one that leaves_whole() cannot be gated.
         """
         self.check()
         self.begin_push(key)
         scalars = (lr, wd, rescale, updates, schedule)
-        return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more)
+        return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more, tell)
 
     def flush(self) -> None:
         """What was pushed with `more` leaves now, as it does with the next call of another kind."""
@@ -221,7 +242,10 @@ class Session(Control):
         """So many of the gated round's elements, from the first on, may be read and written now. From any thread."""
         self.core.ready(key.handle, elements)
 
-    def skip(self, key: Key, landing: Any, priority: int = 0, gated: bool = False, goes_on: bool = False):
+    def skip(
+        self, key: Key, landing: Any, priority: int = 0, gated: bool = False, goes_on: bool = False,
+        tell: Optional[Tuple[Completions, int]] = None,
+    ):  # fmt: skip
         """One round without a gradient of this worker, which has taken its last step while others go on.
 
         Their new value comes into `landing`. Once every worker skips, it stays as it is, and the Operation, when done,
@@ -230,7 +254,7 @@ class Session(Control):
         """
         self.check()
         self.progress.skip(key)
-        return self.core.skip(key.handle, landing, priority, gated, goes_on)
+        return self.core.skip(key.handle, landing, priority, gated, goes_on, tell)
 
     def fetch_state(self, key: Key, part: int, landing: Any):
         """Copies one array of the optimizer's state on the servers to `landing`: 1, 2 ... or _core.MASTER.
@@ -241,10 +265,20 @@ class Session(Control):
         self.check()
         return self.core.fetch(key.handle, part, landing)
 
-    def store_state(self, key: Key, part: int, content: Any):
-        """Gives that array another content, on rank 0, before its next round of the key."""
+    def store_state(self, key: Key, part: int, content: Any, updates: int = 0):
+        """Gives that array another content, on rank 0, before its next round of the key. With staleness: `updates` are
+        in it; 0: as many as the servers have counted."""
         self.check()
-        return self.core.store(key.handle, part, content)
+        return self.core.store(key.handle, part, content, updates)
+
+    def updates(self, key: Key) -> int:
+        """Of a key with staleness: how many updates it had had in what the servers answered this worker last."""
+        return self.core.updates(key.handle)
+
+    def landed_round(self, key: Key) -> Tuple[int, int]:
+        """Of a key with staleness: this worker's last round whose answer has landed, 0 before the first; and up to
+        which round the pushes of all workers are in that."""
+        return self.core.landed_round(key.handle)
 
     # Keys of rows, declared as sparse
 
@@ -284,10 +318,10 @@ class Session(Control):
         self.check()
         return self.core.fetch_rows(key.handle, part, ids, landing, priority)
 
-    def store_rows(self, key: Key, ids: Any, content: Any, part: int = 0):
-        """Gives those rows another content, between rounds. `ids` (int64) ascend, each once."""
+    def store_rows(self, key: Key, ids: Any, content: Any, part: int = 0, updates: int = 0):
+        """Gives those rows another content, between rounds. `ids` (int64) ascend, each once; `updates` as above."""
         self.check()
-        return self.core.store_rows(key.handle, part, ids, content)
+        return self.core.store_rows(key.handle, part, ids, content, updates)
 
     @property
     def searches_partitions(self) -> bool:
@@ -321,6 +355,9 @@ class Session(Control):
                 "%s: key %r has staleness, so the servers update it at once: set an optimizer that they know before "
                 "its first push" % (self.label, key.name)
             )
+        known = self._keys.get(key.identity)
+        if known is None or known.handle != key.handle:
+            raise ValueError("%s: key %r is gone: its store %d was released" % (self.label, key.name, key.store))
         self._options.begin_push(key.store)
         self.progress.push(key, order)
 
@@ -331,6 +368,32 @@ class Session(Control):
 
     def has_keys(self, store: int) -> bool:
         return any(key.store == store for key in self._keys.values())
+
+    def _keys_of(self, store: int) -> List[Key]:
+        with self.changed:
+            return [key for key in self._keys.values() if key.store == store]
+
+    def _is_settled(self, store: int) -> bool:
+        keys = self._keys_of(store)
+        known = [self._agreed.get(key.identity) for key in keys]
+        rows_rest = all(self.core.is_idle(key.handle) for key in keys if key.sparse)  # they move behind a round
+        are_agreed = all(one is not None and one.is_applied for one in known)
+        return rows_rest and are_agreed and self._repartition.is_over(store)
+
+    def _forget(self, store: int) -> None:
+        """It is gone everywhere. With the lock held."""
+        for key in self._keys_of(store):
+            self.core.release(key.handle)
+            del self._keys[key.identity]
+        for identity in [one for one in self._agreed if one[0] == store]:
+            del self._agreed[identity]
+        self._orders.pop(store, None)
+        self._options.forget(store)
+        self._repartition.forget(store)
+        self.snapshots.forget(store)
+        if store < len(self.keys_of_stores):  # its number is one of new_store()
+            self.keys_of_stores[store] = {}
+            heapq.heappush(self._free_stores, store)
 
     def averages(self, store: int) -> bool:
         """Whether its sums are divided by the number of workers."""
@@ -390,7 +453,8 @@ class Session(Control):
 
         `round`: how many steps this job has taken. `keys`: all of the job. `state`: what this worker wants to have
         back: a tree (p3.snapshots.tree), which is copied. Returns at once, unless the snapshot before is still being
-        written.
+        written, or one was asked for by a signal: then all workers agree on the step behind which they take it. One
+        that was asked for by SIGTERM is written, and then SystemExit(143) raised on all of them.
         """
         self.check()
         is_due = self.snapshots.due(round)
@@ -398,18 +462,21 @@ class Session(Control):
         if is_due:
             self.snapshots.take(round, keys, state)
 
-    def resume(self) -> Resumed:
+    def resume(self, servers_load: bool = False) -> Resumed:
         """By every worker, before its first key: finds the newest valid snapshot in P3_SNAPSHOT_DIR.
 
         Its round, and this worker's state; (0, {}) where there is none, (rejoined_at, {}) in a process that has taken
         the place of a lost one. The snapshot may be of a job with another number of workers, which the result's
         `workers` tells. Then give each init() resumed_value(), and call restore() before the key's first round. Blocks
         until worker 0 has chosen, at most P3_WAIT_TIMEOUT_S.
+
+        `servers_load`: each server begins with what its own part of the snapshot has, where that suits, and worker 0
+        brings only the rest. Then all keys are given first_value() instead, and are declared before the first of them.
         """
         self.check()
         if self._keys and not self.snapshots.chosen:
             raise ValueError("%s: resume() comes before the first key" % self.label)
-        resumed = self.snapshots.resume()
+        resumed = self.snapshots.resume(servers_load)
         if self.rejoined_at is None and resumed.round > 0:
             self.progress.begin_behind(resumed.round)
         return resumed
@@ -417,6 +484,16 @@ class Session(Control):
     def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
         """What the snapshot has as the key's value; None if it does not know the key, and on all but rank 0."""
         return self.snapshots.value(key, key.name if id is None else id)
+
+    def first_value(self, key: Key) -> Optional[Any]:
+        """As resumed_value(), for init(); or what stands for it, if all servers have the key from the snapshot already.
+        Waits until the key is agreed."""
+        return self.snapshots.first_value(key)
+
+    def agreed(self, key: Key) -> Agreed:
+        """Waits for it."""
+        self.wait_until(lambda: key.identity in self._agreed, "for key %r to be agreed" % (key.name,))
+        return self._agreed[key.identity]
 
     def restore(self, key: Key, takes_mean: bool = False) -> None:
         """The rest of what the snapshot has of a key: the optimizer's state on rank 0, residuals. Waits for servers.
@@ -457,29 +534,21 @@ class Session(Control):
 
     def counters(self) -> dict:
         """What the core has sent and received so far: bytes_sent, bytes_received, slices_sent, ..., rounds."""
-        self._require_core()
         return self.core.counters()
 
     def traffic_with(self, server: int) -> dict:
         """The same of one server, without `rounds`."""
-        self._require_core()
         return self.core.traffic_with(server)
 
     def key_counters(self, key: Key) -> dict:
         """rounds, waited_s (from push to the landed value, added up), longest_wait_s, and the key's compression."""
-        self._require_core()
         compression = self.compression_of(key)
         counters = dict(self.core.key_counters(key.handle), compression=compression and compression["type"])
         return dict(counters, partitions=self.partitions(key)) if key.sparse else counters
 
     def mark_stall(self, key: Key, begin_ns: int, end_ns: int) -> None:
         """For the trace (P3_TRACE): the training thread waited for the key's value, in times of time.monotonic_ns()."""
-        self._require_core()
         self.core.mark_stall(key.handle, begin_ns, end_ns)
-
-    def _require_core(self) -> None:
-        if self._forked:
-            self.check()
 
     def server_counters(self) -> List[dict]:
         """The same of each server, by rank, with its `label` and the processor time of its process, `cpu_s`.

@@ -106,5 +106,11 @@ class StoreOptions:
                 "the first push" % (session.label, moving, store)
             )
 
+    def forget(self, store: int) -> None:
+        for table in (self._wanted, self._agreed):
+            for known in [one for one in table if one[0] == store]:
+                del table[known]
+        self._pushed.discard(store)
+
     def _on_agreed(self, message: dict) -> None:
         self._agreed[message["store"], message["name"]] = message["value"]

@@ -1,9 +1,14 @@
 #include "binding/completion.h"
 
+#include <pthread.h>
+
 #include <chrono>
 
 namespace p3::binding {
 namespace {
+
+unsigned forks_behind = 0;  // of this process and its ancestors; changes where only one thread is left
+[[maybe_unused]] const int is_counting = pthread_atfork(nullptr, nullptr, [] { ++forks_behind; });
 
 std::chrono::steady_clock::time_point in(double seconds) {
   const std::chrono::duration<double> wait(seconds);
@@ -11,6 +16,16 @@ std::chrono::steady_clock::time_point in(double seconds) {
 }
 
 }  // namespace
+
+unsigned Lineage::forks() { return forks_behind; }
+
+bool Lineage::is_of_parent() const { return forks_ != forks_behind; }
+
+void Lineage::check() const {
+  if (is_of_parent())
+    throw Error(ErrorKind::kStopped,
+                "this process was forked from a worker and is no part of the job; use P3 in the parent only");
+}
 
 void Completion::operator()(const Error* error, bool updated) const {
   {
@@ -20,6 +35,7 @@ void Completion::operator()(const Error* error, bool updated) const {
     if (error != nullptr) state_->error = *error;
   }
   state_->changed.notify_all();
+  if (state_->also) state_->also(error, updated);
 }
 
 void Completion::operator()(const Error* error, const RowsView& changed) const {
@@ -28,16 +44,19 @@ void Completion::operator()(const Error* error, const RowsView& changed) const {
 }
 
 bool Completion::done() const {
+  if (state_->lineage.is_of_parent()) return false;
   MutexLock lock(state_->mutex);
   return state_->done;
 }
 
 bool Completion::updated() const {
+  if (state_->lineage.is_of_parent()) return false;
   MutexLock lock(state_->mutex);
   return state_->updated;
 }
 
 bool Completion::wait(double timeout_s) const {
+  state_->lineage.check();
   const auto deadline = in(timeout_s);
   MutexLock lock(state_->mutex);
   while (!state_->done && state_->changed.wait_until(lock, deadline)) continue;
@@ -57,6 +76,7 @@ Worker::Done Completions::done_of(int64_t token) const {
 }
 
 std::pair<int64_t, bool> Completions::next(double timeout_s) const {
+  state_->lineage.check();
   const auto deadline = in(timeout_s);
   MutexLock lock(state_->mutex);
   while (state_->done.empty() && state_->changed.wait_until(lock, deadline)) continue;

@@ -1,5 +1,7 @@
 // How a Python thread waits for operations: what they tell when they are done is kept until the thread asks.
 // Threads: any. Memory: copies share what they are told, so a worker may keep one longer than who waits.
+// In the child of a fork nothing is ever told to what was made before, and a thread that is not there may have its lock:
+// it is never done, and waiting for it throws Error(kStopped) at once.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +17,24 @@
 
 namespace p3::binding {
 
+// Which process this is: that of before the last fork, or its child.
+class Lineage {
+ public:
+  bool is_of_parent() const;
+  void check() const;  // throws Error(kStopped) if it is
+
+ private:
+  static unsigned forks();
+  const unsigned forks_ = forks();
+};
+
 // Of one operation, which is given this as its `done`.
 class Completion {
  public:
   void operator()(const Error* error, bool updated) const;
   void operator()(const Error* error, const RowsView& changed) const;
+  // Called behind that, on the same thread. Before the operation begins.
+  void also(Worker::Done done) const { state_->also = std::move(done); }
 
   bool done() const;
   bool updated() const;
@@ -29,12 +44,14 @@ class Completion {
 
  private:
   struct State {
+    const Lineage lineage{};
     Mutex mutex;
     CondVar changed;
     bool done P3_GUARDED_BY(mutex) = false;
     bool updated P3_GUARDED_BY(mutex) = false;
     std::optional<Error> error P3_GUARDED_BY(mutex);
     std::vector<int64_t> changed_rows;  // written before `done` is set
+    Worker::Done also;                  // written before the operation begins
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
@@ -49,6 +66,7 @@ class Completions {
 
  private:
   struct State {
+    const Lineage lineage{};
     Mutex mutex;
     CondVar changed;
     std::deque<std::pair<int64_t, bool>> done P3_GUARDED_BY(mutex);

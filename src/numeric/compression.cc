@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "base/simd.h"
+#include "numeric/finite.h"
 #include "numeric/sum.h"
 #include "p3/error.h"
 #include "wire/top_k.h"
@@ -19,9 +21,26 @@ constexpr size_t kWordBytes = 4;
 constexpr size_t kElementsPerByte = kElementsPerWord / kWordBytes;
 constexpr size_t kBlock = 1024;  // whole words; stays in the first-level cache
 
-constexpr int32_t kPlus = 3, kMinus = 2;
+constexpr int32_t kPlus = 3, kMinus = 2, kNoNumber = 1;
+constexpr uint8_t kFourOfNoNumber = kNoNumber << 6 | kNoNumber << 4 | kNoNumber << 2 | kNoNumber;
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// Whether what is left out and the gradient add up to a finite number everywhere.
+bool adds_up(const float* gradient, const float* residual, size_t n) {
+  return are_finite(n, [=](size_t i) { return residual[i] + gradient[i]; });
+}
+
+// A slice of NaN, padded with zeros.
+void encode_two_bit_nan(uint8_t* payload, size_t n) {
+  const size_t whole = n / kElementsPerByte, bytes = (n + kElementsPerWord - 1) / kElementsPerWord * kWordBytes;
+  std::fill_n(payload, whole, kFourOfNoNumber);
+  std::fill(payload + whole, payload + bytes, static_cast<uint8_t>(0));
+  for (size_t i = whole * kElementsPerByte; i < n; ++i)
+    payload[whole] = static_cast<uint8_t>(payload[whole] | kNoNumber << (6 - 2 * (i % kElementsPerByte)));
+}
 
 void encode_two_bit(float threshold, const float* gradient, float* residual, uint8_t* payload, size_t n) {
+  if (!adds_up(gradient, residual, n)) return encode_two_bit_nan(payload, n);
   int32_t codes[kBlock];  // as wide as the elements: so the loop is vectorised, which must have no branch either
   for (size_t begin = 0; begin < n; begin += kBlock) {
     const size_t count = std::min(kBlock, n - begin);
@@ -44,7 +63,9 @@ void encode_two_bit(float threshold, const float* gradient, float* residual, uin
   }
 }
 
-float decoded(int32_t code, float threshold) { return code == kPlus ? threshold : code == kMinus ? -threshold : 0.0f; }
+float decoded(int32_t code, float threshold) {
+  return code == kPlus ? threshold : code == kMinus ? -threshold : code == kNoNumber ? kNaN : 0.0f;
+}
 
 // What each byte stands for. 4 KiB, made for each slice in about the time of its first 256 bytes.
 class TwoBitTable {
@@ -102,6 +123,12 @@ Means means_of(const float* values, size_t n) {
 
 void encode_one_bit(const float* gradient, float* residual, uint8_t* payload, size_t n) {
   if (n == 0) return;
+  if (!adds_up(gradient, residual, n)) {
+    const Means none{kNaN, kNaN};
+    std::memcpy(payload, &none, sizeof none);
+    std::fill_n(payload + sizeof none, (n + kBitsPerByte - 1) / kBitsPerByte, static_cast<uint8_t>(0));
+    return;
+  }
   loop(n, [=](size_t i) { residual[i] += gradient[i]; });
   const Means means = means_of(residual, n);
   std::memcpy(payload, &means, sizeof means);
@@ -174,11 +201,6 @@ size_t encoded_bytes(Encoding encoding, DType type, size_t elements) {
       break;
   }
   return 0;
-}
-
-size_t encoded_bytes(Encoding encoding, DType type, size_t elements, const void* payload) {
-  return encoding == Encoding::kTopK ? top_k_bytes(top_k_count(payload), elements)
-                                     : encoded_bytes(encoding, type, elements);
 }
 
 bool can_have_bytes(Encoding encoding, DType type, size_t elements, size_t bytes) {

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "base/simd.h"
+#include "numeric/finite.h"
 #include "p3/error.h"
 #include "wire/top_k.h"
 
@@ -14,6 +16,7 @@ namespace {
 
 constexpr uint64_t kWarmUpStages = 4;
 constexpr size_t kParts = 8;  // of a sum
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // As unsigned numbers these are in the order of magnitudes.
 uint32_t magnitude_of(float value) {
@@ -121,8 +124,24 @@ size_t elements_to_send(const Dgc& options, uint64_t round, size_t elements) {
   return is_worth_top_k(count, elements) ? count : elements;
 }
 
+namespace {
+
+// A step that says that the gradient has overflowed: NaN for the first elements.
+void encode_nan(size_t count, void* payload, size_t elements) {
+  if (count == elements) {
+    std::fill_n(static_cast<float*>(payload), elements, kNaN);
+    return;
+  }
+  TopKWriter writer(payload, count, elements);
+  for (size_t i = 0; i < count; ++i) writer.add(i, kNaN);
+}
+
+}  // namespace
+
 void encode_step(const DgcStep& step, const float* gradient, float* u, float* v, void* payload, size_t elements) {
   const float momentum = step.momentum, rate = step.rate;
+  if (!are_finite(elements, [=](size_t i) { return v[i] + (momentum * u[i] + rate * gradient[i]); }))
+    return encode_nan(step.sent, payload, elements);
   loop(elements, [=](size_t i) {
     u[i] = momentum * u[i] + rate * gradient[i];
     v[i] += u[i];

@@ -3,9 +3,9 @@
 //
 // On a worker, for each element, in float32 and without contraction:
 //   u = momentum * u + rate * gradient;  v = v + u
-// Then the elements of largest |v| leave, of equal ones those of lower offset first; NaN counts as larger than any
-// number. Where one has left, v becomes 0, and with masking u does, too. What was sent and what is kept are the sum of
-// all u.
+// Then the elements of largest |v| leave, of equal ones those of lower offset first. Where one has left, v becomes 0, and
+// with masking u does, too. What was sent and what is kept are the sum of all u. Where any v would not be finite, u and v
+// stay as they are, and NaN leaves, for the first elements.
 //
 // On servers and workers alike, with the sum of what the workers have sent (the same operations on the same values: so
 // all have the same bits):

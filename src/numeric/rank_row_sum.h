@@ -1,8 +1,9 @@
 // One sum of rows in the order of their senders' places, in whatever order the frames come: to rows what RankSum is to
-// slices.
+// slices, but one place after the other, as few rows are worth no tree.
 //
 // A machine's sum has a place for each of its workers, the total a place for each machine: the canonical order.
-// Memory:  holds the frames of those whose turn has not come, and gives them back.
+// Memory:  holds the frames of those whose turn has not come, and gives them back: of n places, if the first is late, the
+//          rows that n - 1 touched.
 // Threads: none of its own.
 #pragma once
 

@@ -1,77 +1,107 @@
 #include "numeric/rank_sum.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "numeric/sum.h"
 
 namespace p3 {
+namespace {
 
-RankSum::RankSum(int places, DType type, uint32_t elements, BufferPool& buffers, bool in_order)
+size_t run_of(Encoding encoding) {
+  switch (encoding) {
+    case Encoding::kTwoBit:
+    case Encoding::kTopK:
+      return 16;
+    case Encoding::kOneBit:
+      return 32;
+    default:
+      return 1;
+  }
+}
+
+}  // namespace
+
+RankSum::RankSum(int places, DType type, uint32_t elements, BufferPool& buffers, Encoding encoding, bool in_order)
     : type_(type),
       elements_(elements),
       buffers_(buffers),
+      run_(run_of(encoding)),
       in_order_(in_order),
-      here_(static_cast<size_t>(places), false),
-      early_(in_order ? here_.size() : 0) {}
+      here_(static_cast<size_t>(places), false) {}
 
-RankSum::RankSum(RankSum&& other) noexcept
-    : type_(other.type_),
-      elements_(other.elements_),
-      buffers_(other.buffers_),
-      in_order_(other.in_order_),
-      accumulator_(std::exchange(other.accumulator_, nullptr)),
-      here_(std::move(other.here_)),
-      early_(std::move(other.early_)),
-      came_(other.came_),
-      next_(other.next_) {}
-
-RankSum::~RankSum() {
-  if (accumulator_ != nullptr) buffers_.give_back(accumulator_, sum_bytes());
-  for (const Early& early : early_)
-    if (early.gradient != nullptr)
-      buffers_.give_back(early.gradient, encoded_bytes(early.compression.encoding, type_, elements_, early.gradient));
-}
-
-void RankSum::add(int place, void* gradient, const Compression& compression) {
+void RankSum::add(int place, PooledBuffer gradient, const Compression& compression) {
+  const auto begin = static_cast<size_t>(place);
   ++came_;
-  here_[static_cast<size_t>(place)] = true;
-  if (!in_order_) return accumulate(gradient, compression);
-  early_[static_cast<size_t>(place)] = {gradient, compression};
-  for (; next_ < here_.size() && here_[next_]; ++next_) {
-    const Early early = std::exchange(early_[next_], {});
-    accumulate(early.gradient, early.compression);
+  here_[begin] = true;
+  const bool is_sum = compression.encoding == Encoding::kPlain && sum_type(type_) == type_;
+  Part came{begin, begin + 1, std::move(gradient), compression, is_sum};
+  size_t i = 0;  // where it is among the parts
+  while (i < parts_.size() && parts_[i].begin < begin) ++i;
+  parts_.insert(parts_.begin() + static_cast<ptrdiff_t>(i), std::move(came));
+  while (true) {
+    if (i > 0 && joins(parts_[i - 1], parts_[i]))
+      --i;
+    else if (i + 1 == parts_.size() || !joins(parts_[i], parts_[i + 1]))
+      return;
+    join(parts_[i], std::move(parts_[i + 1]));
+    parts_.erase(parts_.begin() + static_cast<ptrdiff_t>(i) + 1);
   }
 }
 
-void RankSum::accumulate(void* gradient, const Compression& compression) {
-  if (gradient == nullptr) return;
-  const bool plain = compression.encoding == Encoding::kPlain;
-  const bool first = accumulator_ == nullptr;
-  if (first && plain && sum_type(type_) == type_) {
-    accumulator_ = gradient;
+// Neighbours in `parts_`, between whose places others may be missing.
+bool RankSum::joins(const Part& left, const Part& right) const {
+  if (!in_order_) return true;
+  if (left.end != right.begin) return false;
+  const size_t size = left.end - left.begin;
+  if (size < run_) return left.begin % run_ == 0 && right.end == right.begin + 1;
+  return left.begin % (2 * size) == 0 && right.end == std::min(left.begin + 2 * size, here_.size());
+}
+
+void RankSum::join(Part& left, Part right) {
+  left.end = right.end;
+  if (!right.data) return;
+  if (!left.data) {
+    left.data = std::move(right.data);
+    left.compression = right.compression;
+    left.is_sum = right.is_sum;
     return;
   }
-  if (first) accumulator_ = buffers_.take(sum_bytes());
-  if (plain)
-    (first ? start_sum : add_to_sum)(type_, accumulator_, gradient, elements_);
+  make_sum(left);
+  if (right.is_sum)
+    add_to_sum(sum_type(type_), left.data.data(), right.data.data(), elements_);
+  else if (right.compression.encoding == Encoding::kPlain)
+    add_to_sum(type_, left.data.data(), right.data.data(), elements_);
   else
-    (first ? start_encoded_sum : add_encoded_to_sum)(compression, static_cast<float*>(accumulator_), gradient,
-                                                     elements_);
-  buffers_.give_back(gradient, encoded_bytes(compression.encoding, type_, elements_, gradient));
+    add_encoded_to_sum(right.compression, static_cast<float*>(left.data.data()), right.data.data(), elements_);
 }
 
-void* RankSum::take() {
+void RankSum::make_sum(Part& part) {
+  if (part.is_sum) return;
+  PooledBuffer sum(buffers_, sum_bytes());
+  if (part.compression.encoding == Encoding::kPlain)
+    start_sum(type_, sum.data(), part.data.data(), elements_);
+  else
+    start_encoded_sum(part.compression, static_cast<float*>(sum.data()), part.data.data(), elements_);
+  part.data = std::move(sum);
+  part.is_sum = true;
+}
+
+PooledBuffer RankSum::take() {
   here_.assign(here_.size(), false);
-  came_ = next_ = 0;
-  return std::exchange(accumulator_, nullptr);
+  came_ = 0;
+  if (parts_.empty()) return {};
+  Part all = std::move(parts_.front());
+  parts_.clear();
+  if (all.data) make_sum(all);
+  return std::move(all.data);
 }
 
-void* RankSum::take_rounded() {
-  void* sum = take();
-  if (sum == nullptr || sum_type(type_) == type_) return sum;
-  void* rounded = buffers_.take(bytes());
-  finish_sum(type_, rounded, sum, elements_);
-  buffers_.give_back(sum, sum_bytes());
+PooledBuffer RankSum::take_rounded() {
+  PooledBuffer sum = take();
+  if (!sum || sum_type(type_) == type_) return sum;
+  PooledBuffer rounded(buffers_, bytes());
+  finish_sum(type_, rounded.data(), sum.data(), elements_);
   return rounded;
 }
 

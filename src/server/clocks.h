@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace p3 {
@@ -31,6 +32,17 @@ class Clocks {
   }
 
   uint64_t round(int worker) const { return clocks_[static_cast<size_t>(worker)].round; }
+
+  // Whose rounds up to this one all workers have pushed; who has taken its last step pushes no more.
+  uint64_t least() const {
+    uint64_t least = 0;
+    bool anybody_goes_on = false;
+    for (const Clock& each : clocks_)
+      if (!each.has_left) least = std::exchange(anybody_goes_on, true) ? std::min(least, each.round) : each.round;
+    if (anybody_goes_on) return least;
+    for (const Clock& each : clocks_) least = std::max(least, each.round);
+    return least;
+  }
 
   // The round of `other` that the answer to a push of `round` needs and that has not come; none: it has. Who leaves waits
   // as in synchronous training, until all others have come as far.

@@ -10,14 +10,18 @@ class DenseShard : public Shard {
   DenseShard(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
 
   // --- the receiver thread -----------------------------------------------------------------------------------------
-  // Rank 0's first init is received straight into the value; later ones elsewhere, because that may still be on its way.
+  // Rank 0's first init is received straight into the value, if that is not loaded; later ones elsewhere, because that
+  // may still be on its way.
   void* place_of(const Header& header, PooledBuffer& buffer) override;
   size_t answer_bytes(const Header& header) const override;
+
+  bool load(uint8_t part, const void* content, size_t bytes) override;
 
  private:
   const char* problem_with_payload(const Header& header, int worker) const override;
 
-  bool has_first_value_ = false;  // receiver thread: rank 0's first init has come, or is coming
+  bool has_first_value_ = false;  // receiver thread: rank 0's first init has come, or is coming, or is not needed
+  bool is_loaded_ = false;
 };
 
 }  // namespace p3

@@ -8,6 +8,7 @@
 #include "p3/compression.h"
 #include "p3/machines.h"
 #include "p3/optimizer.h"
+#include "p3/server.h"
 #include "p3/slicing.h"
 
 namespace p3 {
@@ -15,7 +16,7 @@ namespace p3 {
 struct Store {
   std::unique_ptr<const Optimizer> optimizer;  // null: the servers only sum
   Compression compression;
-  bool average = false;
+  Reduction reduction = Reduction::kSum;
   bool has_keys = false;
 };
 
@@ -24,21 +25,26 @@ struct ServerKey {
   KeyPlan plan;
   std::string name;
   int store = 0;
-  Compression compression;             // of what is pushed; and float16 sums, and steps, are sent as such
-  bool average = false;                // of the gradients of those that took part, instead of their sum
+  Compression compression;  // of what is pushed; and float16 sums, and steps, are sent as such
+  Reduction reduction = Reduction::kSum;
   const Machines* machines = nullptr;  // the server's
   // Whether the leader of each machine pushes for all its workers, and gets the value for them.
   bool aggregated = false;
   // Another plan of a key that trains already: its rows and their state come from there, and its rounds go on.
   bool is_successor = false;
 
+  bool averages() const { return reduction != Reduction::kSum; }
+  // By what the sum of so many workers' gradients is divided.
+  int divisor(int present) const { return reduction == Reduction::kMean ? machines->num_workers() : present; }
+
   // Its optimizer is SGD, whose momentum the workers apply: they push steps, whose sum is subtracted from the value.
   bool takes_steps() const { return compression.encoding == Encoding::kTopK; }
 
   // Whose first value a worker waits for, besides rank 0's: who pushes for others must know the key before they push.
   int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : 0; }
-  // Whether this worker pushes in each round, for itself or for its machine, and the value of the round goes to it.
-  bool pushes(int worker) const { return !aggregated || machines->leader_of(worker) == worker; }
+  // Who pushes in each round for this worker, and gets the value of the round for it.
+  int pusher_of(int worker) const { return aggregated ? machines->leader_of(worker) : worker; }
+  bool pushes(int worker) const { return pusher_of(worker) == worker; }
   // Whether it does so for others as well.
   bool is_shared(int worker) const { return aggregated && !machines->is_alone(worker); }
   int pushes_of_round() const { return aggregated ? machines->count() : machines->num_workers(); }

@@ -88,11 +88,11 @@ void ServerPartition::finish(Reply& reply) {
   RowSum& sum = total_.sum();
   const std::vector<int64_t> touched = sum.ids();
   const Optimizer* const its = optimizer();
-  if (round_.present > 0 && key.average) {
+  if (round_.present > 0 && key.averages()) {
     if (its == nullptr)
-      sum.divide(round_.present);
+      sum.divide(key.divisor(round_.present));
     else
-      round_.numbers.scalars.rescale /= round_.present;
+      round_.numbers.scalars.rescale /= key.divisor(round_.present);
   }
   if (its != nullptr)
     update_rows(*its, touched, round_.numbers.scalars, sum.row_bytes(),

@@ -1,6 +1,7 @@
 #include "server/registry.h"
 
 #include <algorithm>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -32,13 +33,12 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
     settings.has_keys = true;
     if (!plan.has_rows() && !plan.is_gathered())
       key.compression = settings.compression.for_key(plan.dtype, plan.is_vector);
-    key.average = settings.average && !plan.is_gathered();
-    key.aggregated =
-        aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous() && !plan.is_gathered();
+    if (!plan.is_gathered()) key.reduction = settings.reduction;
+    key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
   }
   if (key.takes_steps() && !plan.is_synchronous())
     host_.refuse_call("key '" + key.name + "' has staleness, but deep gradient compression needs common rounds.");
-  if (key.average && !is_float(plan.dtype))
+  if (key.averages() && !is_float(plan.dtype))
     host_.refuse_call("key '" + key.name + "' is of type " + name_of(plan.dtype) +
                       "; only floating point keys can be averaged.");
   add(std::move(entry), 1);
@@ -103,6 +103,24 @@ void Registry::drop(uint32_t wire_key) {
       still_lent_.end());
 }
 
+bool Registry::drop_store(int store) {
+  MutexLock lock(mutex_);
+  for (auto it = keys_.begin(); it != keys_.end();) {
+    const bool leaves = it->second->key.store == store;
+    if (leaves) leaving_.push_back(std::move(it->second));
+    it = leaves ? keys_.erase(it) : std::next(it);
+  }
+  const auto is_idle = [](const std::unique_ptr<Entry>& entry) {
+    return std::all_of(entry->shards.begin(), entry->shards.end(),
+                       [](const auto& shard) { return shard == nullptr || shard->is_idle(); });
+  };
+  leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(), is_idle), leaving_.end());
+  if (std::any_of(leaving_.begin(), leaving_.end(), [=](const auto& entry) { return entry->key.store == store; }))
+    return false;
+  stores_.erase(store);
+  return true;
+}
+
 void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
   auto optimizer = Optimizer::make(spec);
   MutexLock lock(mutex_);
@@ -120,10 +138,10 @@ void Registry::set_compression(int store, const Compression& compression) {
   check_together(store, settings);
 }
 
-void Registry::set_average(int store, bool average) {
+void Registry::set_reduction(int store, Reduction reduction) {
   MutexLock lock(mutex_);
   Store& settings = without_keys(store);
-  settings.average = average;
+  settings.reduction = reduction;
   check_together(store, settings);
 }
 
@@ -133,7 +151,7 @@ void Registry::check_together(int store, const Store& settings) const {
   const auto refuse = [&](const std::string& why) {
     host_.refuse_call("store " + std::to_string(store) + " has deep gradient compression, " + why + ".");
   };
-  if (settings.average) refuse("which sums gradients and does not average them");
+  if (settings.reduction != Reduction::kSum) refuse("which sums gradients and does not average them");
   if (settings.optimizer == nullptr) return;
   const OptimizerSpec& spec = settings.optimizer->spec();
   const bool is_sgd = spec.algorithm == Algorithm::kSgd || spec.algorithm == Algorithm::kTorchSgd;

@@ -34,13 +34,19 @@ class Registry {
   void define(const KeyPlan& plan, std::string name, int store);
   void define_successor(const KeyPlan& plan, uint32_t predecessor);
   void drop(uint32_t wire_key);
+  // In the receiver thread, so that no frame is between find() and Shard::uses.
+  bool drop_store(int store);
   void set_optimizer(int store, const OptimizerSpec& spec);
   void set_compression(int store, const Compression& compression);
-  void set_average(int store, bool average);
+  void set_reduction(int store, Reduction reduction);
 
   const Optimizer* optimizer_of(const ServerKey& key) const;
   bool can_move(const ServerKey& key, uint32_t plan) const;
   std::vector<uint32_t> wire_keys() const;
+  size_t count() const {
+    MutexLock lock(mutex_);
+    return keys_.size();
+  }
   // The shard that a frame is about; null: of no key, or another server's.
   Shard* find(const Header& header) const;
   // Throws Error(kUsage) if there is no such key.
@@ -84,7 +90,8 @@ class Registry {
   mutable Mutex mutex_;
   // The elements of these stay where they are.
   std::unordered_map<uint32_t, std::unique_ptr<Entry>> keys_ P3_GUARDED_BY(mutex_);
-  std::vector<LentBuffers> still_lent_ P3_GUARDED_BY(mutex_);  // by keys that were dropped
+  std::vector<LentBuffers> still_lent_ P3_GUARDED_BY(mutex_);          // by keys that were dropped
+  std::vector<std::unique_ptr<Entry>> leaving_ P3_GUARDED_BY(mutex_);  // of stores that were dropped, and are not idle
   std::map<int, Store> stores_ P3_GUARDED_BY(mutex_);
 };
 

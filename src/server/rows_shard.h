@@ -42,6 +42,7 @@ class RowsShard : public Shard {
  private:
   const char* problem_with_payload(const Header& header, int worker) const override;
 
+  bool has_all_back() override { return lent_.is_idle(); }
   bool has_value() const override { return missing_ == 0; }
   void fetch(Task& task, Reply& reply) override;
   void store(Task& task, Reply& reply) override;

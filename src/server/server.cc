@@ -49,12 +49,12 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     check_rank(worker);
     workers_[index_of(worker)].van =
         transport_.add_van(std::move(stream), std::move(peer), worker, /*is_bounded=*/true);
-    vans_.push_back({worker, {}});
+    vans_.push_back({worker});
   }
 
   void add_watch(std::unique_ptr<Stream> stream, std::string peer) override {
     transport_.add_van(std::move(stream), std::move(peer));
-    vans_.push_back({-1, {}});
+    vans_.push_back({-1});
   }
 
   void start() override {
@@ -72,9 +72,25 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     registry_.define_successor(plan, predecessor);
   }
   void drop(uint32_t wire_key) override { registry_.drop(wire_key); }
+  bool drop_store(int store) override {
+    bool is_gone = false;
+    transport_.run_in_receiver([&] {
+      is_gone = registry_.drop_store(store);
+      drop_captured();
+    });
+    return is_gone;
+  }
+  void load(uint32_t wire_key, uint32_t slice, uint8_t part, const void* content, size_t bytes) override {
+    Header header;
+    header.key = wire_key;
+    header.slice = slice;
+    Shard* const shard = registry_.find(header);
+    if (shard == nullptr || !shard->load(part, content, bytes))
+      refuse_call("slice " + std::to_string(slice) + " of key " + std::to_string(wire_key) + " cannot be loaded.");
+  }
   void set_optimizer(int store, const OptimizerSpec& spec) override { registry_.set_optimizer(store, spec); }
   void set_compression(int store, const Compression& how) override { registry_.set_compression(store, how); }
-  void set_average(int store, bool average) override { registry_.set_average(store, average); }
+  void set_reduction(int store, Reduction reduction) override { registry_.set_reduction(store, reduction); }
 
   void fail(const Error& error) override { transport_.fail(error); }
   std::optional<Error> error() const override { return transport_.error(); }
@@ -98,6 +114,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (const char* problem = shard->problem_with(header, worker)) refuse(van, header, problem);
     if (shard->key.is_successor && shard->published == 0) shard->published = header.round;
     check_that_nobody_left(*shard, worker, header);
+    vans_[index_of(van)].receiving = shard;
+    ++shard->uses;
     return shard->place_of(header, vans_[index_of(van)].arriving);
   }
 
@@ -109,7 +127,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   void received(int van, const Header& header, void*) override {
     const int worker = vans_[index_of(van)].worker;
-    Shard& shard = *registry_.find(header);
+    Shard& shard = *std::exchange(vans_[index_of(van)].receiving, nullptr);
     Task task;
     task.shard = &shard;
     task.worker = worker;
@@ -152,7 +170,17 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
                             label + ": " + error.what() + " while working on key '" + shard.key.name + "'.",
                             {{}, shard.key.name, {}}));
     }
+    --shard.uses;
     if (task.held_bytes > 0) transport_.let_go(van_of(task.worker), task.held_bytes);
+  }
+
+  // Copies of keys that are gone.
+  void drop_captured() {
+    const std::vector<uint32_t> known = registry_.wire_keys();
+    MutexLock lock(captured_mutex_);
+    for (auto it = captured_.begin(); it != captured_.end();)
+      it = std::find(known.begin(), known.end(), std::get<0>(it->first)) == known.end() ? captured_.erase(it)
+                                                                                        : std::next(it);
   }
 
   // What became of a frame.
@@ -191,6 +219,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     Task task;
     task.kind = Task::Kind::kResume;
     task.shard = &shard;
+    ++shard.uses;
     queue(urgency, std::move(task));
   }
 
@@ -203,7 +232,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     LostWorker lost;
     transport_.run_in_receiver([&] {
       transport_.drop_van(state.van);
-      vans_[index_of(state.van)].arriving.give_back();
+      vans_[index_of(state.van)].forget_frame();
       state.is_lost = true;
       registry_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
       for (size_t thread = 0; thread < queues_.size(); ++thread) {
@@ -248,7 +277,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   bool lost(int van, const Error&) override {
     if (!outlives_workers || vans_[index_of(van)].worker < 0) return false;
-    vans_[index_of(van)].arriving.give_back();
+    vans_[index_of(van)].forget_frame();
     return true;
   }
 
@@ -313,6 +342,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
     counters.buffer_bytes = transient.bytes_in_use();
     counters.peak_buffer_bytes = transient.peak_bytes();
+    counters.keys = registry_.count();
+    counters.value_bytes = values.bytes_in_use();
     return counters;
   }
 
@@ -329,8 +360,15 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     Lateness lateness{};       // with its lock
   };
   struct VanState {
-    int worker;             // -1: only watched
-    PooledBuffer arriving;  // receiver thread: for the payload that is being received
+    int worker;  // -1: only watched
+    // Receiver thread, of the frame that is being received:
+    PooledBuffer arriving{};     // for its payload
+    Shard* receiving = nullptr;  // that it is about
+
+    void forget_frame() {
+      arriving.give_back();
+      if (receiving != nullptr) --std::exchange(receiving, nullptr)->uses;
+    }
   };
 
   static size_t index_of(int number) { return static_cast<size_t>(number); }
@@ -390,6 +428,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     shard.turns.note_push(worker, task.header, Clock::now());
     task.incarnation = state.incarnation + state.is_lost;  // the successor's
     task.is_filled = !state.skips;
+    ++shard.uses;
     queue(std::move(task));
   }
 

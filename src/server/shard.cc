@@ -1,13 +1,18 @@
 #include "server/shard.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "numeric/sum.h"
 #include "p3/error.h"
 
 namespace p3 {
+namespace {
+constexpr uint64_t kMaxUpdates = uint64_t{1} << 32;
+}
 
 Shard::Shard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host, uint64_t elements)
     : key(its_key),
@@ -91,7 +96,8 @@ Reply Shard::handle(Task& task) {
       break;
     case FrameKind::kStore:
     case FrameKind::kStoreRows:
-      store(task, reply);
+      reply.problem = note_store(task.header);
+      if (reply.problem == nullptr) store(task, reply);
       break;
     case FrameKind::kCapture:
       capture(task, reply);
@@ -119,10 +125,32 @@ void Shard::init(Task& task, Reply& reply) {
     reply.problem = "out of turn";
     return;
   }
-  if (task.payload) replace_value(std::move(task.payload));
+  if (task.payload) {
+    if (task.worker == 0 && inits_[0] == 0) drop_state();  // of a value that was loaded
+    replace_value(std::move(task.payload));
+  }
+  if (task.worker == 0) is_replacing_value_ = false;
   inits_[static_cast<size_t>(task.worker)] = task.nth_init;
   if (!is_lost(task)) waiting_inits_.push_back({task.worker, task.nth_init});
   answer_inits(reply);
+}
+
+// With staleness `updates` says how many are in the state that comes; or, of rows of the value, that they are an init's.
+const char* Shard::note_store(const Header& store) {
+  const double updates = store.scalars.updates;
+  if (key.plan.is_synchronous() || updates == 0) return nullptr;
+  if (!(updates > 0 && updates <= static_cast<double>(kMaxUpdates) && updates == std::floor(updates)))
+    return "of a number of updates that is none";
+  if (store.part == 0)
+    is_replacing_value_ = inits_[0] > 0;
+  else
+    updates_.begin_behind(optimizer()->spec(), static_cast<uint64_t>(updates));
+  return nullptr;
+}
+
+void Shard::send(int worker, Frame frame, Reply& reply) const {
+  if (!key.plan.is_synchronous()) frame.header.scalars.updates = static_cast<double>(updates_.count());
+  reply.frames.push_back({host_.van_of(worker), frame});
 }
 
 void Shard::answer_inits(Reply& reply) {
@@ -170,9 +198,15 @@ void Shard::make_state(const Optimizer& optimizer) {
     master_ = host_.values.take(sum_bytes_);
     start_sum(dtype_, master_, value_, elements_);
   }
-  if (!state_.empty()) return;
+  if (state_.size() == static_cast<size_t>(optimizer.state_count())) return;
+  for (void* loaded : std::exchange(state_, {})) host_.values.give_back(loaded, sum_bytes_);  // another optimizer's
   for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(host_.values.take(sum_bytes_));
   optimizer.start_state(dtype_, value_, state_.data(), elements_);
+}
+
+void Shard::drop_state() {
+  for (void* state : std::exchange(state_, {})) host_.values.give_back(state, sum_bytes_);
+  if (master_ != nullptr) host_.values.give_back(std::exchange(master_, nullptr), sum_bytes_);
 }
 
 void*& Shard::part_at(uint8_t part) {

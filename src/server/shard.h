@@ -21,6 +21,7 @@
 #include "server/presence.h"
 #include "server/task.h"
 #include "server/turns.h"
+#include "server/update_count.h"
 #include "transport/lent_buffers.h"
 #include "wire/failures.h"
 
@@ -76,6 +77,12 @@ class Shard {
   // --- any thread --------------------------------------------------------------------------------------------------
   // The round of the value that was sent last; of a successor at first: that its predecessor sent last.
   std::atomic<uint64_t> published{0};
+  // Frames that are being received for it, and tasks of it that are not done.
+  std::atomic<int> uses{0};
+
+  // --- before any frame is for it ----------------------------------------------------------------------------------
+  // What a snapshot has of it, as Server::load() says. False: it does not fit.
+  virtual bool load(uint8_t, const void*, size_t) { return false; }
 
   // --- where it is summed ------------------------------------------------------------------------------------------
   Reply handle(Task& task);
@@ -87,6 +94,9 @@ class Shard {
 
   // The end of this shard, of which something may still be on its way.
   virtual LentBuffers hand_over_lent() { return {}; }
+  // In the receiver thread: nothing is worked on, and all that it lent has come back. Whatever comes for it must be
+  // refused from here on, and then it may go.
+  bool is_idle() { return uses == 0 && has_all_back(); }
 
  protected:
   size_t workers() const { return static_cast<size_t>(key.machines->num_workers()); }
@@ -115,14 +125,13 @@ class Shard {
   // Who is sent the value of each round: all who push, but for those that are lost.
   std::vector<int> receivers() const;
   bool is_lost(const Task& task) const { return presence_.is_of_the_lost(task.worker, task.incarnation); }
-  void send(int worker, const Frame& frame, Reply& reply) const {
-    reply.frames.push_back({host_.van_of(worker), frame});
-  }
+  void send(int worker, Frame frame, Reply& reply) const;
   // Says to the task's sender that what it asked for is done.
   void acknowledge(const Task& task, Reply& reply) const;
   Header header_of(FrameKind kind, Encoding encoding, uint64_t round, int32_t priority) const;
 
   void make_state(const Optimizer& optimizer);
+  void drop_state();
   // Of kMaster or a state that was agreed, which are there from then on.
   void*& part_at(uint8_t part);
   DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
@@ -145,10 +154,23 @@ class Shard {
   } round_;                  // in progress
   int32_t priority_ = 0;     // of the round, as rank 0 pushed it
 
+  // With staleness: of the pushes that have updated it.
+  UpdateCount updates_;
+  // Whether what this worker pushes is older than the value: rank 0 has given the key another one, and the worker's
+  // request for that is still to come.
+  bool is_before_value(int worker) const {
+    return inits_[static_cast<size_t>(worker)] < inits_[0] + (is_replacing_value_ ? 1 : 0);
+  }
+
  private:
+  // Of a shard that nobody works on. Never while a round of it is incomplete.
+  virtual bool has_all_back() = 0;
   bool is_void(const Task& task) const;
   void init(Task& task, Reply& reply);
   void capture(const Task& task, Reply& reply) const;
+  const char* note_store(const Header& store);
+
+  bool is_replacing_value_ = false;  // with staleness, of rows: another value of rank 0's is coming in
 
   Presence presence_;
   std::vector<uint32_t> inits_;                          // of each worker, that came here

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "numeric/dgc.h"
 #include "numeric/sum.h"
@@ -10,7 +11,7 @@
 namespace p3 {
 namespace {
 
-// For the worker whose part of a gathered key it is: only that the round is complete.
+// For the worker whose part of a gathered key it is, or its machine: only that the round is complete.
 Frame without_content(Frame frame) {
   frame.header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
   frame.header.payload_bytes = 0;
@@ -23,13 +24,13 @@ ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_t
     : DenseShard(its_key, its_index, its_thread, host),
       pushed_bytes_(encoded_bytes(key.compression.encoding, dtype_, elements_)),
       outstanding_(key.pushes_of_round()),
-      total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient,
+      total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient, key.compression.encoding,
              host.sum_order == SumOrder::kRank) {
   const Machines& machines = *key.machines;
   if (host.sum_order != SumOrder::kRank || key.pushes_of_round() == machines.count()) return;
   for (int machine = 0; machine < machines.count(); ++machine)
     machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), dtype_, static_cast<uint32_t>(elements_),
-                          host.transient);
+                          host.transient, key.compression.encoding);
 }
 
 // --- a round -------------------------------------------------------------------------------------------------------
@@ -54,13 +55,13 @@ void ServerSlice::add(Task& task) {
   round_.present += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
   round_.is_filled |= task.is_filled;
   if (worker == 0) priority_ = task.header.priority;
-  void* const gradient = task.payload.release();
+  PooledBuffer gradient = std::move(task.payload);
   Compression sent = key.compression;
   sent.encoding = static_cast<Encoding>(task.header.encoding);
-  if (host_.sum_order != SumOrder::kRank) return total_.add(0, gradient, sent);
-  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, gradient, sent);
+  if (host_.sum_order != SumOrder::kRank) return total_.add(0, std::move(gradient), sent);
+  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, std::move(gradient), sent);
   RankSum& sum = machine_[static_cast<size_t>(machine)];
-  sum.add(key.machines->place(worker), gradient, sent);
+  sum.add(key.machines->place(worker), std::move(gradient), sent);
   if (sum.complete()) total_.add(machine, sum.take_rounded());
 }
 
@@ -73,7 +74,7 @@ void ServerSlice::resume(Reply& reply) {
   reply.published = frame.header;
   for (int worker : workers) {
     frame.header.of_machine = key.is_shared(worker);
-    const bool has_it = key.plan.is_gathered() && worker_of(key.plan, index) == worker;
+    const bool has_it = key.plan.is_gathered() && key.pusher_of(worker_of(key.plan, index)) == worker;
     send(worker, has_it ? without_content(frame) : frame, reply);
   }
   answer_who_catches_up(reply);
@@ -89,16 +90,16 @@ void ServerSlice::update() {
                       "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
                       "first push.");
   published_scalars_ = round_.numbers.scalars;
-  void* sum = total_.take();
+  void* sum = total_.take().release();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
   if (sum != nullptr && key.takes_steps()) {
     take_step(static_cast<const float*>(sum));
   } else if (sum != nullptr && its == nullptr) {
-    if (key.average) divide_sum(dtype_, sum, round_.present, elements_);
+    if (key.averages()) divide_sum(dtype_, sum, key.divisor(round_.present), elements_);
     publish_sum(sum);
   } else if (sum != nullptr) {
     make_state(*its);
-    if (key.average) round_.numbers.scalars.rescale /= round_.present;
+    if (key.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present);
     value_encoding_ = Encoding::kPlain;
     its->update(dtype_, value_, master_, state_.data(), sum, elements_, round_.numbers.scalars);
   }

@@ -1,8 +1,8 @@
 // One slice of a dense key on its server, through a round: pushes come in, are summed in order, update the value, and the
 // new value goes out from where it lies.
 //
-// Memory: the value, and with an optimizer its state; at most one received gradient for each who pushes, of a round that is
-//         incomplete. Sends borrow the value and states: nothing changes under them (`outstanding_`).
+// Memory: the value, and with an optimizer its state; of a round that is incomplete, parts of its sum (rank_sum.h).
+//         Sends borrow the value and states: nothing changes under them (`outstanding_`).
 #pragma once
 
 #include <atomic>
@@ -22,6 +22,8 @@ class ServerSlice final : public DenseShard, public Lender {
   void taken_back() override;
 
  private:
+  bool has_all_back() override { return outstanding_ == key.pushes_of_round() && round_.pushed == 0; }
+
   // --- a round -----------------------------------------------------------------------------------------------------
   void push(Task& task, Reply& reply) override;
   void add(Task& task);

@@ -1,5 +1,7 @@
 #include "server/stale_partition.h"
 
+#include <utility>
+
 #include "numeric/sum.h"
 
 namespace p3 {
@@ -18,6 +20,7 @@ void StalePartition::push(Task& task, Reply& reply) {
     its.next_row = range_.first;
     its.pushed_rows = 0;
     its.as_blocks = false;
+    its.is_counted = false;
   }
   if (task.header.part == 0)
     its.changed.reset();
@@ -47,8 +50,13 @@ const char* StalePartition::update(const Optimizer& optimizer, Task& task) {
     if (each.changed)
       for (int64_t row : rows) each.changed->insert(row);
 
-  RoundScalars scalars = task.header.scalars;
-  if (key.average) scalars.rescale /= static_cast<double>(workers());
+  if (is_before_value(task.worker)) return nullptr;
+  if (task.header.scalars.updates == kNoUpdate) return rows.empty() ? nullptr : "of rows, though it has no gradient";
+  if (!std::exchange(its.is_counted, true)) {  // all frames of a push are one update
+    its.scalars = updates_.next(optimizer.spec(), task.header.scalars);
+    if (key.averages()) its.scalars.rescale /= static_cast<double>(workers());
+  }
+  const RoundScalars& scalars = its.scalars;
   if (sum_dtype_ == dtype_) {
     update_rows(optimizer, rows, scalars, row_bytes_, [&](size_t i) { return received_.row(i); });
     return nullptr;
@@ -66,6 +74,7 @@ void StalePartition::answer(int worker, bool nobody_goes_on, Reply& reply) {
   Header header =
       header_of(FrameKind::kRows, Encoding::kPlain, unanswered_.round(worker), unanswered_.priority(worker));
   header.part = nobody_goes_on;
+  set_least_clock(header, unanswered_.least_clock());
   const std::vector<int64_t> rows = its.changed ? its.changed->take() : std::vector<int64_t>();
   RowsHeader counts;
   counts.pushed_rows = RowsHeader::saturated(its.pushed_rows);

@@ -35,6 +35,8 @@ class StalePartition final : public RowsShard {
     std::optional<RowSet> changed;  // since it was answered last; none: it wants no rows
     uint64_t next_row;              // the first that may come
     uint64_t pushed_rows = 0;       // so far
+    RoundScalars scalars{};         // of its update
+    bool is_counted = false;        // as one
     bool as_blocks = false;
     bool is_whole = true;  // the next frame begins another
   };

@@ -1,6 +1,7 @@
 #include "server/stale_slice.h"
 
 #include <cstring>
+#include <utility>
 
 #include "numeric/sum.h"
 
@@ -17,7 +18,7 @@ void StaleSlice::push(Task& task, Reply& reply) {
   const Optimizer* const its = optimizer();
   reply.problem = unanswered_.problem_with_push(task.worker, its);
   if (reply.problem != nullptr) return;
-  if (task.payload) update(*its, task);
+  if (task.payload && !is_before_value(task.worker)) update(*its, task);
   reply.is_summed = true;
   const bool nobody_goes_on = unanswered_.add(task.worker, task.header);
   reply.published = header_of(FrameKind::kValue, Encoding::kPlain, task.header.round, task.header.priority);
@@ -26,12 +27,11 @@ void StaleSlice::push(Task& task, Reply& reply) {
 
 void StaleSlice::update(const Optimizer& optimizer, Task& task) {
   make_state(optimizer);
-  RoundScalars scalars = task.header.scalars;
-  if (key.average) scalars.rescale /= static_cast<double>(workers());
-  gradient_.add(0, task.payload.release(), key.compression);
-  void* const gradient = gradient_.take();
-  optimizer.update(dtype_, value_, master_, state_.data(), gradient, elements_, scalars);
-  host_.transient.give_back(gradient, sum_bytes_);
+  RoundScalars scalars = updates_.next(optimizer.spec(), task.header.scalars);
+  if (key.averages()) scalars.rescale /= static_cast<double>(workers());
+  gradient_.add(0, std::move(task.payload), key.compression);
+  const PooledBuffer gradient = gradient_.take();
+  optimizer.update(dtype_, value_, master_, state_.data(), gradient.data(), elements_, scalars);
 }
 
 void StaleSlice::answer_waiting(bool nobody_goes_on, Reply& reply) {
@@ -39,6 +39,7 @@ void StaleSlice::answer_waiting(bool nobody_goes_on, Reply& reply) {
   if (answered.empty()) return;
   Frame frame = copy_of_value(answered);
   frame.header.part = nobody_goes_on;
+  set_least_clock(frame.header, unanswered_.least_clock());
   for (int worker : answered) {
     frame.header.round = unanswered_.round(worker);
     frame.header.priority = unanswered_.priority(worker);

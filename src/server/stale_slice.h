@@ -20,6 +20,8 @@ class StaleSlice final : public DenseShard {
   StaleSlice(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
 
  private:
+  bool has_all_back() override { return lent_.is_idle(); }
+
   // --- rounds, of each worker its own ------------------------------------------------------------------------------
   void push(Task& task, Reply& reply) override;
   void update(const Optimizer& optimizer, Task& task);

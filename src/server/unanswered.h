@@ -39,6 +39,8 @@ class Unanswered {
 
   // Of a worker's last push; 0: none.
   uint64_t round(int worker) const { return clocks_.round(worker); }
+  // As Clocks says.
+  uint64_t least_clock() const { return clocks_.least(); }
   int32_t priority(int worker) const { return waiting_[static_cast<size_t>(worker)].priority; }
 
  private:

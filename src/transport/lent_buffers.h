@@ -1,11 +1,14 @@
 // Payloads that frames borrow: each in a buffer of its own, lent to a number of frames. The last one to leave gives the
 // memory back, so nothing waits for a slow peer.
-// Threads: lend() and is_idle() from one at a time; frames come back on any.
+// Threads: all but taken_back() from one at a time; frames come back on any.
+// Cost:    what came back is looked for only when as many have been lent since the last look as were out then, so that
+//          lending takes the same time however many are out: of a large model behind a slow link, thousands.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -29,7 +32,7 @@ class LentBuffers {
  public:
   // A frame of the first `bytes` of `content`; the caller sends it `borrowers` times, at least once.
   Frame lend(const Header& header, PooledBuffer content, size_t bytes, int borrowers) {
-    is_idle();
+    if (lent_.size() >= look_at_) forget_returned();
     lent_.push_back(std::make_unique<Lent>(std::move(content), borrowers));
     Frame frame;
     frame.header = header;
@@ -42,12 +45,18 @@ class LentBuffers {
 
   // Whether all have come back.
   bool is_idle() {
-    lent_.erase(std::remove_if(lent_.begin(), lent_.end(), [](const auto& buffer) { return buffer->returned.load(); }),
-                lent_.end());
+    forget_returned();
     return lent_.empty();
   }
 
+  // Those that are out, and those that came back unnoticed: at most twice as many as were ever out, and a few.
+  size_t kept() const { return lent_.size(); }
+  // How often one of them has been looked at, so far.
+  uint64_t looks() const { return looks_; }
+
  private:
+  static constexpr size_t kFew = 16;
+
   struct Lent final : Lender {
     Lent(PooledBuffer its_content, int its_borrowers) : content(std::move(its_content)), borrowers(its_borrowers) {}
 
@@ -62,7 +71,16 @@ class LentBuffers {
     std::atomic<bool> returned{false};
   };
 
+  void forget_returned() {
+    looks_ += lent_.size();
+    lent_.erase(std::remove_if(lent_.begin(), lent_.end(), [](const auto& buffer) { return buffer->returned.load(); }),
+                lent_.end());
+    look_at_ = 2 * lent_.size() + kFew;
+  }
+
   std::vector<std::unique_ptr<Lent>> lent_;
+  size_t look_at_ = kFew;
+  uint64_t looks_ = 0;
 };
 
 }  // namespace p3

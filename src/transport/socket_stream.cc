@@ -64,8 +64,7 @@ SocketStream::SocketStream(int fd, int notsent_low_water_bytes) : fd_(fd) {
   if (!is_tcp_) return;
   link_->add_connection();
   bound_send_buffer(kFirstBound);
-  tcp_info info{};
-  if (get_info(info)) leave_bbr(info.tcpi_min_rtt);
+  if (measure_path()) leave_bbr();
 }
 
 SocketStream::~SocketStream() {
@@ -89,7 +88,7 @@ IoResult SocketStream::write(const iovec* parts, int count) {
   for (bool is_full = false; !is_full;) {
     Piece piece(parts, count, result.bytes, most);
     if (piece.count == 0) break;
-    const IoResult sent = send(piece, ends_segments_ && piece.bytes > most / 2);
+    const IoResult sent = send(piece, piece.bytes > most / 2);
     result.bytes += sent.bytes;
     is_full = sent.bytes < piece.bytes;
     if (result.bytes == 0) result.error = sent.error;
@@ -114,22 +113,27 @@ IoResult SocketStream::send(Piece& piece, bool ends_segment) {
 
 void SocketStream::look_at_path() {
   looked_at_ = link_->measurements();
-  tcp_info info{};
-  if (!get_info(info)) return;
-  const uint64_t bound = bytes_under_way(link_->rate(), link_->connections(), info.tcpi_min_rtt);
+  if (!measure_path()) return;
+  const uint64_t bound = bytes_under_way(link_->rate(), link_->connections(), min_rtt_us_);
   if (bound != bound_) bound_send_buffer(bound);
-  leave_bbr(info.tcpi_min_rtt);
+  leave_bbr();
 }
 
-bool SocketStream::get_info(tcp_info& info) const {
+// The kernel forgets a minimum after five minutes (net.ipv4.tcp_min_rtt_wlen). On a link that is full all the time the next
+// one holds the queue that our windows fill, and the windows, if they followed, would make it longer.
+bool SocketStream::measure_path() {
+  tcp_info info{};
   socklen_t length = sizeof info;
-  return getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
-         length >= offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt;
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
+      length < offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt)
+    return false;
+  min_rtt_us_ = std::min(min_rtt_us_, info.tcpi_min_rtt);
+  return true;
 }
 
 // Anybody may choose Reno; CUBIC only where the system says so, or as root.
-void SocketStream::leave_bbr(uint32_t min_rtt_us) {
-  if (!has_bbr_ || !is_short(min_rtt_us)) return;
+void SocketStream::leave_bbr() {
+  if (!has_bbr_ || !is_short(min_rtt_us_)) return;
   has_bbr_ = false;
   for (const char* name : {"cubic", "reno"})
     if (setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name))) == 0) return;

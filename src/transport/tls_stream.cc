@@ -70,9 +70,6 @@ SSL* new_ssl(bool connects) {
   // Frames and control messages have goodbyes of their own: one way may end here as on a bare socket.
   SSL_CTX_set_options(context.get(), SSL_OP_IGNORE_UNEXPECTED_EOF);
 #endif
-#ifdef SSL_OP_ENABLE_KTLS
-  SSL_CTX_set_options(context.get(), SSL_OP_ENABLE_KTLS);
-#endif
   if (connects)
     SSL_CTX_set_psk_client_callback(context.get(), client_key);
   else
@@ -109,10 +106,8 @@ TlsStream::TlsStream(int fd, int notsent_low_water_bytes, const std::string& key
   if (key.size() != kKeyBytes) throw Error(ErrorKind::kUsage, "TLS: a key has 32 bytes");
   ssl_.reset(new_ssl(connects));
   SSL_set_app_data(ssl_.get(), const_cast<std::string*>(&key_));
-  // What is written may move into the kernel; reading stays here, where a new key of the peer is understood. BIO_s_fd
-  // knows no kTLS.
   BIO* in = BIO_new_fd(fd, BIO_NOCLOSE);
-  BIO* out = BIO_new_socket(fd, BIO_NOCLOSE);
+  BIO* out = BIO_new_fd(fd, BIO_NOCLOSE);
   if (in == nullptr || out == nullptr) throw usage("BIO_new");
   SSL_set0_rbio(ssl_.get(), in);
   SSL_set0_wbio(ssl_.get(), out);
@@ -148,18 +143,13 @@ TlsStream::Wait TlsStream::handshake() {
   }
   // That is: by the key. With VERIFY_PEER nothing else can have been accepted; this does not rest on it.
   if (SSL_session_reused(ssl_.get()) != 1) throw Error(ErrorKind::kProtocol, "TLS: the other end did not use the key");
-#ifdef BIO_get_ktls_send
-  writes_in_kernel_ = BIO_get_ktls_send(SSL_get_wbio(ssl_.get()));
-  if (writes_in_kernel_) end_no_segments();
-#endif
   // From here on records are sent by us: without SIGPIPE, and several in one call.
-  if (!writes_in_kernel_) SSL_set0_wbio(ssl_.get(), BIO_new(BIO_s_mem()));
+  SSL_set0_wbio(ssl_.get(), BIO_new(BIO_s_mem()));
   set_buffered(SSL_has_pending(ssl_.get()) != 0);
   return Wait::kNothing;
 }
 
 IoResult TlsStream::write(const iovec* parts, int count) {
-  if (writes_in_kernel_) return SocketStream::write(parts, count);
   IoResult result;
   while (true) {
     if (sealed_.empty()) {
@@ -189,13 +179,14 @@ void TlsStream::seal(const iovec* parts, int count, size_t skip) {
     skip -= skipped;
     const size_t size = std::min(parts[i].iov_len - skipped, batch - sealed_bytes_);
     if (size == 0) continue;
-    if (bytes_with_key_ >= bytes_per_key_) {
-      bytes_with_key_ = 0;
-      SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED);
-    }
     size_t written = 0;
     ERR_clear_error();
-    // Into memory: it fails only where the reader has ended the session, and says so itself.
+    // Into memory: both fail only where the reader has ended the session, and says so itself.
+    if (bytes_with_key_ >= bytes_per_key_) {
+      if (SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) != 1) break;
+      bytes_with_key_ = 0;
+      ++keys_;
+    }
     if (SSL_write_ex(ssl_.get(), static_cast<const char*>(parts[i].iov_base) + skipped, size, &written) != 1) break;
     sealed_bytes_ += written;
     bytes_with_key_ += written;

@@ -17,6 +17,7 @@ class CaptureTransfer final : public Transfer {
 
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override {
     key_.captured_plan = plan;
+    change_ = key_.residual_change;
     std::vector<Frame> frames;
     header = header_of(header, Encoding::kAbsent);
     for (header.slice = 0; asks_ && header.slice < slice_count(plan); ++header.slice) frames.push_back({header});
@@ -31,13 +32,16 @@ class CaptureTransfer final : public Transfer {
   // No push is under way, so nothing else touches the residual; it may be large, and no lock is held.
   void finish() override {
     if (residual_ == nullptr) return;
-    float* const end = std::copy(key_.residual.begin(), key_.residual.end(), residual_);
+    const std::vector<float>& kept = change_.undo ? key_.former_residual : key_.residual;
+    float* const end = std::transform(kept.begin(), kept.end(), residual_,
+                                      [factor = change_.factor](float one) { return factor * one; });
     if (key_.takes_steps()) write_round(key_.rounds_before + key_.round, end);
   }
 
  private:
   const bool asks_;
   float* const residual_;
+  ResidualChange change_;
 };
 
 }  // namespace p3

@@ -42,7 +42,7 @@ class FactoredUpdate {
   const FactorShape shape_;
   const bool average_;
   std::unique_ptr<const Optimizer> optimizer_;
-  std::vector<float> gathered_;  // a part of each worker, by rank; its own stays empty
+  std::vector<float> gathered_;  // a part of each worker, by rank; its own stays empty, unless it leads others
   std::vector<bool> present_;    // in this round
   std::vector<std::vector<float>> state_;
   std::vector<float> block_;  // of the sum

@@ -37,7 +37,8 @@ std::vector<Frame> FactorsTransfer::begin(const KeyPlan& plan, Header header) {
 const char* FactorsTransfer::problem_with(const Header& header) const {
   if (header.kind != FrameKind::kValue || header.part != 0) return "unexpected";
   const auto encoding = static_cast<Encoding>(header.encoding);
-  const bool is_others = is_round() && worker_of(*key_.plan, header.slice) != rank_;
+  const bool is_here = key_.sums_here() && key_.machine_sum->has_part_of(header.slice);
+  const bool is_others = is_round() && !is_here && worker_of(*key_.plan, header.slice) != rank_;
   if (encoding != Encoding::kAbsent && (encoding != Encoding::kPlain || !is_others))
     return "in another encoding than agreed";
   const uint32_t elements = encoding == Encoding::kAbsent ? 0 : slice_at(*key_.plan, header.slice).elements;

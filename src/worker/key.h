@@ -31,6 +31,12 @@ struct Successor {
   Worker::Done done;
 };
 
+// What is to be done to the residual of 2bit or 1bit before it is used again: see Worker::change_residual.
+struct ResidualChange {
+  bool undo = false;
+  float factor = 1;
+};
+
 // Something asked for about one key, and not yet complete.
 struct Operation {
   std::shared_ptr<Transfer> transfer;
@@ -74,6 +80,8 @@ struct Key final : Lender {
 
   // What compression has left out so far; while a push is under way, who sends. Of kTopK: u, then v (numeric/dgc.h).
   std::vector<float> residual;
+  std::vector<float> former_residual;  // before the last push; empty: not kept
+  ResidualChange residual_change;
   float momentum = 0;          // kTopK; set before the first push
   double clip_norm = 0;        // kTopK; 0: none
   uint64_t rounds_before = 0;  // kTopK: of the job that this one resumes
@@ -88,7 +96,12 @@ struct Key final : Lender {
 
   std::optional<KeyPlan> plan;
   std::optional<KeyPlan> captured_plan;
-  uint64_t round = 0;         // the last one begun
+  uint64_t round = 0;  // the last one begun
+  double updates = 0;  // with staleness: as the shard that answered last counts them
+  // With staleness: of the last round whose answers have all landed, and the least clock in these; and in those of the
+  // round under way.
+  LandedRound landed_round{};
+  uint64_t least_clock = 0;
   bool catches_up = false;    // until its first init is complete, which brings a value and its round
   bool learns_round = false;  // the first slice of that value tells the round
 
@@ -115,6 +128,9 @@ struct Key final : Lender {
   // --- local aggregation -------------------------------------------------------------------------------------------
   bool by_leader = false;                   // its rounds go through the leader of this machine, another worker
   std::shared_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds
+  // Nothing is under way, and so nothing that it lent; nor does anything wait but a move that no round has begun. On a
+  // leader: nor has a push of another worker come.
+  bool is_idle() const { return !active && operations.empty() && next_plan == 0 && machine_sum.use_count() <= 1; }
   bool sums_here() const { return machine_sum != nullptr && transfer().is_round(); }
 
   void taken_back() override { frame_left(*this); }

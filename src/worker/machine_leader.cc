@@ -6,6 +6,7 @@
 
 #include "p3/trace.h"
 #include "wire/failures.h"
+#include "worker/machine_parts.h"
 #include "worker/machine_rows.h"
 #include "worker/machine_slices.h"
 
@@ -23,8 +24,14 @@ int MachineLeader::place_of(int van) const {
   return 0;
 }
 
-std::shared_ptr<MachineSum> MachineLeader::sum_of(const KeyPlan& plan, uint64_t next_round) {
+std::shared_ptr<MachineSum> MachineLeader::sum_of(const Key& key, const KeyPlan& plan, uint64_t next_round) {
   const int workers = static_cast<int>(members_.size()) + 1;
+  if (plan.is_gathered()) {
+    std::vector<int> ranks;
+    ranks.reserve(members_.size() + 1);
+    for (int place = 0; place < workers; ++place) ranks.push_back(rank_of(place));
+    return std::make_shared<MachineParts>(plan, std::move(ranks), next_round, *key.factored, pool_, lent_);
+  }
   if (plan.has_rows()) return std::make_shared<MachineRows>(plan, workers, next_round, pool_, lent_);
   return std::make_shared<MachineSlices>(plan, workers, next_round, pool_, lent_);
 }

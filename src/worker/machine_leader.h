@@ -35,7 +35,8 @@ class MachineLeader {
   // Of the worker at the other end, among this machine's; 0: it is none that this one leads.
   int place_of(int van) const;
 
-  std::shared_ptr<MachineSum> sum_of(const KeyPlan& plan, uint64_t next_round);
+  // Of the key's rounds under that plan.
+  std::shared_ptr<MachineSum> sum_of(const Key& key, const KeyPlan& plan, uint64_t next_round);
 
   // Queues one frame of the leader's own push for work(), which copies its payload before the round is complete.
   void bring(const Key& key, const Frame& own);

@@ -11,7 +11,7 @@ MachineRows::MachineRows(const KeyPlan& its_plan, int workers, uint64_t next_rou
   for (uint32_t i = 0; i < slice_count(plan); ++i) partitions_.emplace_back(workers, plan, partition_at(plan, i), pool);
 }
 
-const char* MachineRows::problem_with_payload(const Header& push) const {
+const char* MachineRows::problem_with_payload(int, const Header& push) const {
   const auto encoding = static_cast<Encoding>(push.encoding);
   if (push.part > 1) return "malformed";
   if (encoding == Encoding::kAbsent) return nullptr;

@@ -37,7 +37,7 @@ class MachineRows final : public MachineSum {
     uint32_t next_plan = 0;  // that the leader's own frames tell of, if it is rank 0
   };
 
-  const char* problem_with_payload(const Header& push) const override;
+  const char* problem_with_payload(int place, const Header& push) const override;
   std::vector<Frame> take(uint32_t partition);
   bool wants(int place, uint32_t partition) const { return partitions_[partition].wants[static_cast<size_t>(place)]; }
   void pass_to(bool wanting, const Frame& frame, Passed& passed);

@@ -11,7 +11,7 @@ MachineSlices::MachineSlices(const KeyPlan& its_plan, int workers, uint64_t next
     sums_.emplace_back(workers, plan.dtype, slice_at(plan, i).elements, pool);
 }
 
-const char* MachineSlices::problem_with_payload(const Header& push) const {
+const char* MachineSlices::problem_with_payload(int, const Header& push) const {
   const auto encoding = static_cast<Encoding>(push.encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) return "in another encoding than agreed";
   const size_t expected = encoding == Encoding::kAbsent ? 0 : sums_[push.slice].bytes();
@@ -22,14 +22,14 @@ MachineSum::Outcome MachineSlices::add(int place, const Header& push, PooledBuff
   RankSum& sum = sums_[push.slice];
   Outcome outcome;
   outcome.contradicts = note(place, push, static_cast<bool>(payload));
-  sum.add(place, payload.release());
+  sum.add(place, std::move(payload));
   if (outcome.contradicts >= 0 || !sum.complete()) return outcome;
   const Header header = take_header(push.slice);
-  void* const total = sum.take_rounded();
-  if (total == nullptr)
+  PooledBuffer total = sum.take_rounded();
+  if (!total)
     outcome.push.push_back({header});
   else
-    outcome.push.push_back(lent_.lend(header, PooledBuffer(pool_, total, sum.bytes()), sum.bytes(), 1));
+    outcome.push.push_back(lent_.lend(header, std::move(total), sum.bytes(), 1));
   return outcome;
 }
 

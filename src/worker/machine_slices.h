@@ -19,7 +19,7 @@ class MachineSlices final : public MachineSum {
   int frames_from_landing() const override { return workers() - 1; }
 
  private:
-  const char* problem_with_payload(const Header& push) const override;
+  const char* problem_with_payload(int place, const Header& push) const override;
 
   std::vector<RankSum> sums_;  // by slice
 };

@@ -27,7 +27,7 @@ const char* MachineSum::problem_with(int place, const Header& push) const {
   if (push.slice >= shards_.size()) return "of no slice of its key";
   if (push.of_machine != 0) return "marked as a whole machine's";
   if (static_cast<DType>(push.dtype) != plan.dtype) return "of another element type than agreed";
-  if (const char* problem = problem_with_payload(push)) return problem;
+  if (const char* problem = problem_with_payload(place, push)) return problem;
   const Shard& shard = shards_[push.slice];
   const bool in_turn =
       push.round == shard.round && shard.came[static_cast<size_t>(place)] < push.round && !shard.awaiting;
@@ -48,12 +48,12 @@ std::optional<Late> MachineSum::late(int place, std::chrono::steady_clock::time_
   return longest;
 }
 
-int MachineSum::note(int place, const Header& push, bool has_gradient) {
+int MachineSum::note(int place, const Header& push, bool takes_part) {
   Shard& shard = shards_[push.slice];
-  const auto contributors = static_cast<uint16_t>(shard.push.contributors + has_gradient);
+  const auto contributors = static_cast<uint16_t>(shard.push.contributors + takes_part);
   if (place == 0) shard.push = push;
   shard.push.contributors = contributors;
-  return has_gradient ? shard.numbers.note(place, push.scalars) : -1;
+  return takes_part ? shard.numbers.note(place, push.scalars) : -1;
 }
 
 Header MachineSum::take_header(uint32_t index) {

@@ -1,5 +1,5 @@
-// One key on the leader of its machine: what the machine's workers push comes in, is summed in the order of ranks, and
-// leaves as one push. Workers count by their place on the machine; the leader's is 0. A shard is a slice, or a
+// One key on the leader of its machine: what the machine's workers push comes in, is summed by their ranks (or
+// gathered: machine_parts.h), and leaves as one push. Workers count by their place on the machine; the leader's is 0. A shard is a slice, or a
 // partition of a key of rows.
 //
 // Threads: the receiver's alone.
@@ -50,6 +50,8 @@ class MachineSum {
 
   // Whether the machine's push has been made, and not answered: then nobody may push.
   bool is_awaiting(uint32_t shard) const { return shards_[shard].awaiting; }
+  // Of a gathered key: whether it is a worker of this machine whose part the shard belongs to, so that no content comes.
+  virtual bool has_part_of(uint32_t /*shard*/) const { return false; }
   // What becomes of a frame of the answer.
   struct Passed {
     std::vector<std::pair<int, Frame>> frames;  // with the place of whom it is for
@@ -66,9 +68,10 @@ class MachineSum {
   void answered(uint32_t shard);
   int workers() const { return workers_; }
   // What is wrong with the encoding or the size of a push, or null.
-  virtual const char* problem_with_payload(const Header& push) const = 0;
-  // Notes the header of a push, or of the last frame of one. Returns who contradicts it, or -1.
-  int note(int place, const Header& push, bool has_gradient);
+  virtual const char* problem_with_payload(int place, const Header& push) const = 0;
+  // Notes the header of a push, or of the last frame of one. Returns who contradicts it, or -1. `takes_part`: its numbers
+  // count; but of a gathered key that is who has a gradient.
+  int note(int place, const Header& push, bool takes_part);
   // The header of the machine's push, which waits for an answer from now on.
   Header take_header(uint32_t shard);
 

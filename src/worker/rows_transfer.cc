@@ -36,6 +36,7 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
   Frame frame;
   frame.header = header_of(header, absent ? Encoding::kAbsent : Encoding::kPlain);
   if (is_round()) frame.header.part = landing_ != nullptr;
+  if (kind == Kind::kSkip) frame.header.scalars.updates = kNoUpdate;
   if (!absent) frame.encoder = this;
 
   std::vector<Frame> frames;
@@ -193,6 +194,7 @@ std::vector<Operation> init_rows(Key& key, bool is_rank_0, const void* value, vo
   std::vector<Operation> operations;
   if (is_rank_0) {
     operations.push_back({all_rows(Kind::kStore), nullptr, priority});
+    operations.back().scalars.updates = 1;  // so that servers with staleness know it for the beginning of an init
     operations.back().to_catch_up = init_rows(key, false, nullptr, landing, priority, done);
     const size_t bytes = landing == nullptr || landing == value ? 0 : key.elements * size_of(key.dtype);
     done = [=, told = std::move(done)](const Error* error, bool updated) {

@@ -1,5 +1,9 @@
 #include "worker/slice_transfer.h"
 
+#include <algorithm>
+#include <utility>
+
+#include "base/simd.h"
 #include "numeric/dgc.h"
 #include "p3/compression.h"
 #include "wire/top_k.h"
@@ -9,6 +13,7 @@ namespace p3 {
 std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Encoding encoding = data_ == nullptr ? Encoding::kAbsent : Encoding::kPlain;
   if (kind == Kind::kPush) encoding = key_.compression.encoding;
+  if (kind == Kind::kPush) change_ = std::exchange(key_.residual_change, {});
   Frame frame;
   frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
@@ -32,8 +37,17 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
 void SliceTransfer::encode(const Header& header, const void* gradient, void* payload) {
   if (key_.takes_steps()) return encode_step(header, gradient, payload);
   const Slice slice = slice_at(*key_.plan, header.slice);
-  float* const left_out = key_.residual.empty() ? nullptr : key_.residual.data() + slice.offset;
-  p3::encode(key_.compression, static_cast<const float*>(gradient), left_out, payload, slice.elements);
+  p3::encode(key_.compression, static_cast<const float*>(gradient), residual_of(slice), payload, slice.elements);
+}
+
+float* SliceTransfer::residual_of(const Slice& slice) const {
+  if (key_.residual.empty()) return nullptr;
+  float* const kept = key_.residual.data() + slice.offset;
+  float* const former = key_.former_residual.empty() ? nullptr : key_.former_residual.data() + slice.offset;
+  if (change_.undo) std::copy_n(former, slice.elements, kept);
+  if (change_.factor != 1) loop(slice.elements, [=, factor = change_.factor](size_t i) { kept[i] *= factor; });
+  if (former != nullptr) std::copy_n(kept, slice.elements, former);
+  return kept;
 }
 
 size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {

@@ -35,11 +35,14 @@ class SliceTransfer final : public Transfer {
   size_t elements_to_send(const Header& header, const Slice& slice) const;
   void size_step(Header& header, const Slice& slice) const;
   void encode_step(const Header& header, const void* gradient, void* payload);
+  // What is kept of the slice, as this push is to find it.
+  float* residual_of(const Slice& slice) const;
   float* place_of_slice(const Slice& slice) const { return reinterpret_cast<float*>(landing_) + slice.offset; }
 
   const char* data_;
   char* const landing_;
   const bool goes_on_;
+  ResidualChange change_;      // of this push
   std::optional<float> rate_;  // of the step, from its first slice on; who sends
 };
 

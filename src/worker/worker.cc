@@ -1,6 +1,7 @@
 #include "p3/worker.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -40,12 +41,29 @@ int Worker::Impl::van_of_server(int server) const {
   return van_of_server_[static_cast<size_t>(server)];
 }
 
+Worker::Guarded::Guarded(std::unique_ptr<Impl> impl) : impl_(std::move(impl)), label_(impl_->label()) {}
+Worker::Guarded::~Guarded() = default;
+
+Worker::Impl* Worker::Guarded::operator->() const {
+  if (impl_ == nullptr) throw why();
+  return impl_.get();
+}
+
+void Worker::Guarded::abandon() {
+  impl_->transport_.abandon_after_fork();
+  static_cast<void>(impl_.release());  // its threads and locks belong to the parent
+}
+
+Error Worker::Guarded::why() const {
+  return Error(ErrorKind::kStopped, label_ +
+                                        ": this process was forked from a worker and is no part of the job; use P3 in "
+                                        "the parent only");
+}
+
 Worker::Worker(int rank, int num_servers, NodeOptions options)
     : impl_(std::make_unique<Impl>(rank, num_servers, std::move(options))) {}
 
-Worker::~Worker() {
-  if (impl_) close(0);
-}
+Worker::~Worker() { close(0); }
 
 void Worker::add_server(int server, std::unique_ptr<Stream> stream, std::string label) {
   impl_->van_of_server(server);
@@ -115,18 +133,18 @@ int Worker::declare_rows(std::string name, uint64_t rows, uint64_t row_elements,
   return impl_->add_key(std::move(name), rows * row_elements, dtype, static_cast<uint32_t>(row_elements), {});
 }
 
-int Worker::Impl::add_key(std::string name, uint64_t elements, DType dtype, uint32_t row_elements,
+int Worker::Impl::add_key(std::string&& name, uint64_t elements, DType dtype, uint32_t row_elements,
                           const Compression& compression) {
   MutexLock lock(mutex_);
-  keys_.emplace_back([this](Key& key) { count_down(key); }, std::move(name), elements, dtype, row_elements,
-                     compression);
-  return static_cast<int>(keys_.size()) - 1;
+  keys_.try_emplace(
+      declared_, [this](Key& key) { count_down(key); }, std::move(name), elements, dtype, row_elements, compression);
+  return declared_++;
 }
 
 Key& Worker::Impl::find(int handle) {
-  if (handle < 0 || static_cast<size_t>(handle) >= keys_.size())
-    refuse_call("there is no key with handle " + std::to_string(handle));
-  return keys_[static_cast<size_t>(handle)];
+  const auto found = keys_.find(handle);
+  if (found == keys_.end()) refuse_call("there is no key with handle " + std::to_string(handle));
+  return found->second;
 }
 
 Key& Worker::Impl::key(int handle) {
@@ -191,10 +209,9 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
     key.plan = plan;
     key.catches_up = catches_up;
-    const bool aggregated =
-        key.compression.encoding == Encoding::kPlain && plan.is_synchronous() && !plan.is_gathered();
+    const bool aggregated = key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
     key.by_leader = aggregated && impl_->leader_van_ >= 0;
-    if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(plan, 1);
+    if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(key, plan, 1);
     impl_->handle_of_wire_key_[plan.wire_key] = handle;
     impl_->begin_next(key, frames);
   }
@@ -215,6 +232,20 @@ void Worker::move_rows(int handle, const KeyPlan& plan, std::vector<uint8_t> par
     impl_->begin_next(key, frames);
   }
   impl_->transport_.send(frames);
+}
+
+bool Worker::is_idle(int key) const {
+  MutexLock lock(impl_->mutex_);
+  return impl_->find(key).is_idle();
+}
+
+void Worker::release(int handle) {
+  MutexLock lock(impl_->mutex_);
+  const Key& key = impl_->find(handle);
+  if (!key.is_idle()) impl_->refuse_call("key '" + key.name + "' has operations under way; wait for them first");
+  if (key.plan) impl_->handle_of_wire_key_.erase(key.plan->wire_key);
+  for (const auto& [wire_key, successor] : key.successors) impl_->handle_of_wire_key_.erase(wire_key);
+  impl_->keys_.erase(handle);
 }
 
 void Worker::choose_route(int key, int pushes, bool as_slices) {
@@ -308,9 +339,21 @@ void Worker::fetch(int key, uint8_t part, void* landing, Done done) {
   impl_->submit(fetched, {{impl_->about_part(Kind::kFetch, fetched, nullptr, landing, part), std::move(done)}});
 }
 
-void Worker::store(int key, uint8_t part, const void* content, Done done) {
+void Worker::store(int key, uint8_t part, const void* content, Done done, uint64_t updates) {
   Key& stored = impl_->dense_key(key);
-  impl_->submit(stored, {{impl_->about_part(Kind::kStore, stored, content, nullptr, part), std::move(done)}});
+  Operation operation{impl_->about_part(Kind::kStore, stored, content, nullptr, part), std::move(done)};
+  operation.scalars.updates = static_cast<double>(updates);
+  impl_->submit(stored, {std::move(operation)});
+}
+
+uint64_t Worker::updates(int key) const {
+  MutexLock lock(impl_->mutex_);
+  return static_cast<uint64_t>(impl_->find(key).updates);
+}
+
+LandedRound Worker::landed_round(int key) const {
+  MutexLock lock(impl_->mutex_);
+  return impl_->find(key).landed_round;
 }
 
 std::shared_ptr<Transfer> Worker::Impl::about_part(Kind kind, Key& key, const void* content, void* landing,
@@ -329,13 +372,14 @@ void Worker::fetch_rows(int key, uint8_t part, const int64_t* ids, uint64_t coun
   impl_->submit(fetched, {{std::move(transfer), std::move(done), priority}});
 }
 
-void Worker::store_rows(int key, uint8_t part, const RowsView& content, Done done) {
+void Worker::store_rows(int key, uint8_t part, const RowsView& content, Done done, uint64_t updates) {
   Key& stored = impl_->key_of_rows(key);
   impl_->check_ids(stored, content.ids, content.count);
   if (!is_ascending(content.ids, content.count))
     impl_->refuse_call("key '" + stored.name + "': the ids of rows to store must ascend, each once");
-  impl_->submit(stored,
-                {{std::make_shared<RowsTransfer>(Kind::kStore, stored, content, nullptr, part), std::move(done)}});
+  Operation operation{std::make_shared<RowsTransfer>(Kind::kStore, stored, content, nullptr, part), std::move(done)};
+  if (part > 0) operation.scalars.updates = static_cast<double>(updates);
+  impl_->submit(stored, {std::move(operation)});
 }
 
 void Worker::Impl::check_ids(const Key& key, const int64_t* ids, uint64_t count) {
@@ -369,6 +413,33 @@ void Worker::restore_residual(int key, const float* residual) {
     impl_->refuse_call("the residual of key '" + restored.name + "' can only be restored before the key's first push");
   if (restored.takes_steps()) restored.rounds_before = read_round(residual + restored.residual.size());
   std::copy_n(residual, restored.residual.size(), restored.residual.data());
+}
+
+void Worker::keep_former_residual(int key) {
+  Key& kept = impl_->key_with_residual(key);
+  MutexLock lock(impl_->mutex_);
+  impl_->require_idle_residual(kept);
+  kept.former_residual.resize(kept.residual.size());
+}
+
+void Worker::change_residual(int key, bool undo, double factor) {
+  Key& changed = impl_->key_with_residual(key);
+  MutexLock lock(impl_->mutex_);
+  impl_->require_idle_residual(changed);
+  if (undo && changed.former_residual.empty())
+    impl_->refuse_call("what the residual of key '" + changed.name + "' was before the last push has not been kept");
+  if (!(factor > 0) || !std::isfinite(factor))
+    impl_->refuse_call("the residual of key '" + changed.name + "' cannot be multiplied by " + std::to_string(factor));
+  changed.residual_change.undo |= undo;
+  changed.residual_change.factor *= static_cast<float>(factor);
+}
+
+void Worker::Impl::require_idle_residual(const Key& key) const {
+  if (key.takes_steps())
+    refuse_call("key '" + key.name + "' has deep gradient compression, which no loss scaler can be used with");
+  const auto pushes = [](const Operation& one) { return one.transfer->kind == Kind::kPush; };
+  if (std::any_of(key.operations.begin(), key.operations.end(), pushes))
+    refuse_call("the residual of key '" + key.name + "' cannot change while a push is under way");
 }
 
 std::optional<KeyPlan> Worker::captured_plan(int key) const {
@@ -420,11 +491,15 @@ std::vector<Late> Worker::late() const {
 
 // --- the end -------------------------------------------------------------------------------------------------------
 
-void Worker::fail(const Error& error) { impl_->transport_.fail(error); }
-std::optional<Error> Worker::error() const { return impl_->transport_.error(); }
+void Worker::fail(const Error& error) {
+  if (impl_) impl_->transport_.fail(error);
+}
+
+std::optional<Error> Worker::error() const { return impl_ ? impl_->transport_.error() : impl_.why(); }
 int Worker::event_fd() const { return impl_->transport_.event_fd(); }
 
 bool Worker::close(double timeout_s) {
+  if (!impl_) return false;
   using Clock = Impl::Clock;
   bool idle;
   {
@@ -446,8 +521,7 @@ bool Worker::close(double timeout_s) {
 }
 
 void Worker::abandon_after_fork() {
-  impl_->transport_.abandon_after_fork();
-  static_cast<void>(impl_.release());  // its threads and locks belong to the parent
+  if (impl_) impl_.abandon();
 }
 
 }  // namespace p3

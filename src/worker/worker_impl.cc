@@ -39,6 +39,7 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
   Transfer& transfer = *operation.transfer;
   key.active = true;
   if (transfer.is_round()) ++key.round;
+  key.least_clock = key.round;
   const KeyPlan& plan = key.plan_in_use();
   Header header;
   header.key = plan.wire_key;
@@ -104,7 +105,7 @@ void* Worker::Impl::receive_into(int van, const Header& header) {
   MutexLock lock(mutex_);
   const auto known = handle_of_wire_key_.find(header.key);
   if (known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
-  Key& key = keys_[static_cast<size_t>(known->second)];
+  Key& key = keys_.at(known->second);
   if (is_push(header.kind)) return receive_push_into(van, key, header);
   if (key.active && key.learns_round && header.kind == FrameKind::kValue) {
     key.learns_round = false;
@@ -134,7 +135,7 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
   Transfer* transfer;  // stays while this thread works on the answer, as the key does
   {
     MutexLock lock(mutex_);
-    key = &keys_[static_cast<size_t>(handle_of_wire_key_.at(header.key))];
+    key = &keys_.at(handle_of_wire_key_.at(header.key));
     transfer = &key->transfer();
   }
   Frame answer{header, payload};
@@ -151,6 +152,9 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
   {
     MutexLock lock(mutex_);
     key->landed[header.slice] = true;
+    const double updates = header.scalars.updates;
+    if (!key->plan_in_use().is_synchronous() && updates >= 0 && updates < 0x1p53) key->updates = updates;
+    key->least_clock = std::min(key->least_clock, least_clock(header));
     --key->to_land;
   }
   count_down(*key);
@@ -189,6 +193,7 @@ void Worker::Impl::complete(Key& key) {
     Operation& operation = key.operations.front();
     count(key, operation);
     updated = operation.transfer->is_updated();
+    if (operation.transfer->is_round()) key.landed_round = {key.round, key.least_clock};
     done = std::move(operation.done);
     if (operation.transfer->kind == Transfer::Kind::kInit) {
       key.catches_up = key.learns_round = false;
@@ -226,7 +231,7 @@ void Worker::Impl::look(Clock::time_point now) {
   if (!leader_.leads()) return;
   MutexLock lock(mutex_);
   LateWorkers late;
-  for (const Key& key : keys_)
+  for (const auto& [handle, key] : keys_)
     if (key.machine_sum != nullptr) leader_.note_late(key, now, late);
   late_ = late.take();
 }
@@ -262,7 +267,7 @@ void Worker::Impl::begin_to_catch_up(Key& key) {
 bool Worker::Impl::begin_to_move(Key& key) {
   const auto found = key.successors.find(key.next_plan);
   if (found == key.successors.end()) return false;
-  if (key.machine_sum != nullptr) key.machine_sum = leader_.sum_of(found->second.plan, key.round + 1);
+  if (key.machine_sum != nullptr) key.machine_sum = leader_.sum_of(key, found->second.plan, key.round + 1);
   put_first(key, p3::move_rows(key, found->second));
   --pending_;  // the move itself
   key.next_plan = 0;
@@ -299,7 +304,7 @@ void Worker::Impl::check_that_nothing_waits_for(int van) const {
 
 std::optional<Awaited> Worker::Impl::awaited_from(int van) const {
   const int place = leader_.place_of(van);
-  for (const Key& key : keys_) {
+  for (const auto& [handle, key] : keys_) {
     if (place > 0 && key.machine_sum != nullptr)
       if (const auto late = key.machine_sum->late(place, Clock::now()))
         return Awaited{Awaited::What::kRound, key.name, late->round};
@@ -332,7 +337,7 @@ void Worker::Impl::failed(const Error& error) {
     if (failure_) first = *failure_;
     failure_ = first;
     complete_at_once_.clear();
-    for (Key& key : keys_) {
+    for (auto& [handle, key] : keys_) {
       for (Operation& operation : key.operations) pending.push_back(std::move(operation.done));
       key.operations.clear();
       key.unready.clear();
@@ -356,7 +361,7 @@ std::optional<Awaited> Worker::Impl::waiting_for(int van) const {
 
 std::optional<Awaited> Worker::Impl::waiting_for_any() const {
   MutexLock lock(mutex_);
-  for (const Key& key : keys_)
+  for (const auto& [handle, key] : keys_)
     if (!key.unready.empty()) return Awaited{Awaited::What::kGradient, key.name, key.round};
   std::vector<int> vans = van_of_server_;
   if (leader_van_ >= 0) vans.push_back(leader_van_);

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,7 +55,9 @@ class Worker::Impl final : public Transport::Handler {
   Key& key_of_factors(int handle);
   Key& key_for(int handle, const void* landing);  // rows alone can stay on the servers
   Key& key_with_residual(int handle);
-  int add_key(std::string name, uint64_t elements, DType dtype, uint32_t row_elements, const Compression& compression);
+  void require_idle_residual(const Key& key) const P3_REQUIRES(mutex_);
+  int add_key(std::string&& name, uint64_t elements, DType dtype, uint32_t row_elements,
+              const Compression& compression);
   int add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there = kNoPeer, bool is_bounded = false);
   int van_of_server(int server) const;
   // What fetches or stores a part of a dense key's state, where it is.
@@ -107,7 +109,8 @@ class Worker::Impl final : public Transport::Handler {
 
   mutable Mutex mutex_;
   CondVar idle_;
-  std::deque<Key> keys_ P3_GUARDED_BY(mutex_);  // a deque: keys stay where they are
+  std::map<int, Key> keys_ P3_GUARDED_BY(mutex_);  // by handle; keys stay where they are
+  int declared_ P3_GUARDED_BY(mutex_) = 0;         // keys ever; the next one's handle
   std::unordered_map<uint32_t, int> handle_of_wire_key_ P3_GUARDED_BY(mutex_);
   std::vector<Key*> complete_at_once_ P3_GUARDED_BY(mutex_);  // whose operation under way asks no other node
   bool leader_left_ P3_GUARDED_BY(mutex_) = false;

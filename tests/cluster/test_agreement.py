@@ -41,6 +41,8 @@ class Job:
                     self.say(server, "defined", wire_key=message["wire_key"])
                 elif message["kind"] == "set_option":
                     self.say(server, "option_set", store=message["store"], name=message["name"])
+                elif message["kind"] == "drop_store":
+                    self.say(server, "dropped", store=message["store"])
             self.sent[server] = []
 
     def kinds(self, node):
@@ -60,7 +62,8 @@ def test_a_gathered_key_has_a_part_of_each_worker():
     job = Job(10)
     job.announce(0, "w", (3, 5), gathered=True)
     plan = KeyPlan.of(job.sent[SERVERS[0]][0])
-    assert (plan.parts, plan.elements, plan.slices, plan.sizes()) == (3, 15, 6, [10, 5] * 3)
+    assert (plan.parts, plan.elements, plan.slices) == (3, 15, 6)
+    assert plan.sizes() == [8, 7] * 3  # of about one size, so that round robin gives every server as much
     with pytest.raises(DisagreementError, match="gathered is True on the first and False on the second"):
         job.announce(1, "w", (3, 5))
 
@@ -336,6 +339,49 @@ def test_a_count_is_answered_once_by_each_server_and_asked_for_once():
     job.say(SERVERS[0], "counted", worker=0, number=1, counters={})
     with pytest.raises(ProtocolError, match=r"sent 'counted' for \(0, 1\), which nobody asked for"):
         job.say(SERVERS[0], "counted", worker=0, number=1, counters={})
+
+
+def test_a_store_is_gone_when_all_workers_have_done_with_it_and_all_servers_have_dropped_it():
+    job = Job()
+    for life in range(3):  # of one store, beside another
+        store = 0
+        for rank in (2, 0, 1):
+            job.set_option(rank, "reduction", type="mean")
+            job.announce(rank, "w", shape=(7 + life, 2), sparse=life == 1)
+            job.announce(rank, "v", store=1)
+        job.answer_all()
+        job.say(WORKERS[0], "order", store=store, names=["w"])
+        claimed = dict(job.agreement._claim_bytes)
+        if life == 1:  # no round has begun it, nor will one
+            job.say(WORKERS[0], "repartition", store=store, name="w", partitions=3)
+        job.sent.update((worker, []) for worker in WORKERS)
+        for done, rank in enumerate((1, 2, 0), 1):
+            job.say(WORKERS[rank], "release", store=store)
+            assert job.kinds(SERVERS[0])[-1:] == (["drop_store"] if done == 3 else job.kinds(SERVERS[0])[-1:])
+            assert job.sent[WORKERS[2]][-1] == {"kind": "releasing", "store": store, "worker": rank}
+        assert "released" not in job.kinds(WORKERS[1])
+        job.answer_all()
+        for worker in WORKERS:
+            assert job.sent[worker][-1] == {"kind": "released", "store": store}
+        assert all(job.agreement._claim_bytes[worker] < claimed[worker] for worker in WORKERS)
+        assert list(job.agreement.stores().values()) == [1]
+        assert list(job.agreement.catch_up(WORKERS[1], 1, {}))[0]["name"] == "v" and not job.agreement._leaving
+    assert all(count == job.agreement._claim_bytes[WORKERS[0]] for count in job.agreement._claim_bytes.values())
+
+
+def test_who_has_released_a_store_says_no_more_of_it_and_nobody_waits_for_who_has_left():
+    job = Job()
+    job.say(WORKERS[1], "release", store=0)
+    for store, text in ((0, "sent a 'release' message of store 0, which it has"), (1, "released store 1 before")):
+        with pytest.raises(ProtocolError, match=text):
+            job.say(WORKERS[1], "release", store=store)
+    with pytest.raises(ProtocolError, match="'announce' message of store 0, which it has released"):
+        job.announce(1, "w")
+    job.announce(1, "w", store=3)
+    with pytest.raises(ProtocolError, match="which nobody asked for"):
+        job.say(SERVERS[0], "dropped", store=0)
+    with pytest.raises(DisagreementError, match=r"worker 2 \(w2\) left the job while worker 1 \(w1\) waits for all"):
+        job.say(WORKERS[2], "bye")
 
 
 def test_the_order_of_rank_0_goes_to_all_and_nobody_elses_does():

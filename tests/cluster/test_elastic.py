@@ -11,6 +11,7 @@ from ssh_to_here import lose, processes_of
 from p3.cluster import elastic
 from p3.cluster.elastic import Bounds
 from p3.cluster.placement import Host
+from p3.cluster.restarts import Cooling
 from p3.settings import Settings
 
 ALPHA, BETA, PLAIN = Host("alpha", 2), Host("beta", 3), Host("gamma")
@@ -81,7 +82,7 @@ def test_a_host_goes_and_the_job_goes_on_with_fewer_workers_until_it_is_back(hos
     finished = hosts.start(losing_host(9, 3, 6), *options).wait(100)
     assert finished.code == 0, finished
     assert sorted(values_of(finished)) == [(str(rank), "6", "2", values) for rank in range(4)], finished
-    assert "host beta does not answer: ssh: connect to host beta port 22: No route to host" in finished.err
+    assert "host beta is left out: ssh: connect to host beta port 22: No route to host" in finished.err
     assert "started again with 2 instead of 4 workers (restart 1 of 3), as it failed with exit code 137" in finished.err
     assert "started again with 4 instead of 2 workers (restart 2 of 3)" in finished.err, finished
     assert not processes_of(hosts.folder, "alpha") + processes_of(hosts.folder, "beta")
@@ -99,7 +100,7 @@ def test_a_job_with_too_few_hosts_left_ends_and_says_so(hosts):
 def test_a_host_that_hangs_is_given_up_and_nothing_is_left_of_asking_it(tmp_path):
     (tmp_path / "ssh").write_text("echo $$ >> %s/started; exec sleep 600" % tmp_path)
     settings = Settings(ssh="sh %s" % (tmp_path / "ssh"), timeout_s=1.0, rendezvous_timeout_s=0.5)
-    found = elastic.find(settings, lambda: [ALPHA, BETA], Bounds(1, 5, 5), None)
+    found = elastic.find(settings, lambda: [ALPHA, BETA], Bounds(1, 5, 5), None, Cooling(1))
     assert found == ([], 0, {"alpha": "no answer in 1 s", "beta": "no answer in 1 s"})
     started = [int(line) for line in (tmp_path / "started").read_text().split()]
     assert len(started) == 2 and not any(os.path.exists("/proc/%d" % process) for process in started)

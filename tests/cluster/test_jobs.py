@@ -196,7 +196,7 @@ def test_a_port_in_use(make_cluster):
     cluster = make_cluster(1, 1)
     nodes = [cluster.start("scheduler", inherits=False), cluster.start("server"), cluster.start("worker", TRAIN)]
     scheduler, server, worker = all_ended(nodes)
-    assert "cannot listen on DMLC_PS_ROOT_PORT=%d: Address already in use" % cluster.port in scheduler.err
+    assert "cannot listen at 127.0.0.1, DMLC_PS_ROOT_PORT=%d: Address already in use" % cluster.port in scheduler.err
     for node in (server, worker):
         assert "is another program using that port?" in node.err
     assert all(node.code != 0 for node in (scheduler, server, worker))
@@ -228,8 +228,8 @@ def test_a_missing_secret(make_cluster):
 
 def test_an_address_that_does_not_resolve(make_cluster):
     cluster = make_cluster(1, 1)
-    nodes = [cluster.start("scheduler", inherits=False, DMLC_PS_ROOT_URI="nowhere.invalid")]
-    nodes += [cluster.start(role, TRAIN, DMLC_PS_ROOT_URI="nowhere.invalid") for role in ("server", "worker")]
+    nowhere = {"DMLC_PS_ROOT_URI": "nowhere.invalid", "P3_RENDEZVOUS_TIMEOUT_S": "1"}
+    nodes = [cluster.start(role, TRAIN, **nowhere) for role in ("server", "worker")]
     assert_every_process_says(all_ended(nodes), "DMLC_PS_ROOT_URI=nowhere.invalid does not resolve to an address")
 
 

@@ -1,19 +1,21 @@
 """`p3 run` and `p3 exec`: what they start, what they show, and that nothing survives them."""
 
+import contextlib
 import fcntl
 import io
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import termios
-import time
+import textwrap
 from pathlib import Path
 
 import pytest
-from processes import ROOT, clean_environment
+from processes import ROOT, Process, clean_environment, is_running, wait_until, write_script
 
 from p3 import cli
 from p3.cluster.engines import root_address
@@ -31,23 +33,8 @@ JOIN = """
 """
 
 
-def wait_until(condition, what, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "%s after %g s" % (what, timeout_s)
-        time.sleep(0.02)
-
-
 def run_here(command, env, folder):
     return subprocess.run(command, env=env, cwd=str(folder), capture_output=True, text=True, timeout=60)
-
-
-def is_running(pid):
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def descendants(pid):
@@ -93,11 +80,16 @@ def test_a_host_takes_no_more_workers_than_its_slots():
 
 def test_a_hostfile_is_read(tmp_path):
     path = tmp_path / "hosts"
-    path.write_text("# ours\na slots=2  # the big one\n\nuser@b\n")
-    assert read_hostfile(str(path)) == [Host("a", 2), Host("user@b")]
+    path.write_text("\ufeffa slots=2  # the big one\n# others\n\nuser@b\n[fd00::3] slots=1\nuser@[fd00::4]\nfd00::5\n")
+    assert read_hostfile(str(path)) == [
+        Host("a", 2), Host("user@b"), Host("fd00::3", 1), Host("user@fd00::4"), Host("fd00::5")
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "a slots=0", "a slots", "a b", "a\na", "-oProxyCommand=x"])
+@pytest.mark.parametrize("text", [
+    "", "a slots=0", "a slots", "a b", "a\na", "-oProxyCommand=x", "a\nubuntu@A", "a:4", "[a]:4", "slots=2",
+    "me@", "[fd00::1]:22",
+])  # fmt: skip
 def test_a_wrong_hostfile_is_refused(tmp_path, text):
     path = tmp_path / "hosts"
     path.write_text(text)
@@ -117,9 +109,7 @@ def test_a_remote_command_is_quoted_and_holds_no_secret():
     assert line[4].startswith("cd '/a dir' && exec env ")
     shell = subprocess.run(["sh", "-c", "set -- " + line[4].partition("exec env ")[2] + '; printf "%s\n" "$@"'],
                            capture_output=True, text=True, timeout=10).stdout.splitlines()
-    assert shell[shell.index(sys.executable):] == [
-        sys.executable, "-m", "p3", "exec", "--secret-stdin", "--", "echo", "$HOME", "it's"
-    ]
+    assert shell[shell.index("exec"):] == ["exec", "--secret-stdin", "--silence=600", "--", "echo", "$HOME", "it's"]
 
 
 def test_cores_are_shared_out_among_a_hosts_workers_unless_told_otherwise():
@@ -404,6 +394,70 @@ def test_a_timeout_ends_the_job(run_job):
     assert finished.code == 124 and "not ended after --timeout 5 s" in finished.err
 
 
+# Ports
+
+
+def test_servers_listen_at_the_ports_that_they_are_given_and_say_so_where_these_do_not_suffice(run_job):
+    script = JOIN + "    print([server['port'] for server in session._link._member.servers]); session.barrier()"
+    with contextlib.ExitStack() as held:
+        found = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        ports = [one.getsockname()[1] for one in found]
+        for free in found[1:]:
+            free.close()
+        given = {"P3_SERVER_PORTS": ",".join(map(str, ports))}
+        finished = run_job(script, workers=1, servers=2, env=given)
+        assert (finished.code, finished.err) == (0, ""), finished
+        (told,) = finished.out.splitlines()
+        assert sorted(map(int, re.findall(r"\d{4,}", told))) == sorted(ports[1:])
+        failed = run_job(script, workers=1, servers=3, env=given)
+    text = "server (127.0.0.1): none of P3_SERVER_PORTS is free here: %d, %d, %d" % tuple(ports)
+    assert failed.code == 1 and text in failed.err and "give more ports" in failed.err, failed
+
+
+# Open files
+
+
+def job_with_limits(tmp_path, processes, soft, hard, *, workers, env=None):
+    """`p3 run` where a process may have so few open files."""
+    script = write_script(tmp_path, JOIN + """
+    import resource
+    session.barrier()
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    """)
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (%d, %d)); " % (soft, hard)
+    limited += "os.execv(sys.executable, [sys.executable, '-m', 'p3', 'run', *sys.argv[1:]])"
+    command = [sys.executable, "-c", limited, "-n", str(workers), "-s", "2", sys.executable, script]
+    processes.append(Process(command, clean_environment(**(env or {})), tmp_path))
+    return processes[-1].wait()
+
+
+def test_a_soft_limit_on_open_files_is_raised_in_every_process(tmp_path, processes):
+    """20 are too few for each: for the pipes of 6 processes, for 5 nodes' connections, for vans in shared memory."""
+    finished = job_with_limits(tmp_path, processes, 20, 4096, workers=3)
+    assert (finished.code, finished.err) == (0, ""), finished
+    assert sorted(finished.out.splitlines()) == ["[worker %d] 4096" % rank for rank in range(3)]
+
+
+def test_a_hard_limit_on_open_files_that_does_not_suffice_is_named_with_what_would(tmp_path, processes):
+    finished = job_with_limits(tmp_path, processes, 40, 40, workers=12)
+    (said,) = finished.err.splitlines()
+    assert finished.code == 1 and finished.out == "", finished
+    assert re.fullmatch(
+        r"p3: p3 run: \d\d open files are needed for 15 processes, and this process may have 40\. Raise the hard limit "
+        r"where it is started: ulimit -Hn \d+ as root; .*", said), said  # fmt: skip
+
+
+def test_a_scheduler_with_too_few_open_files_says_how_many_it_needs(make_cluster, tmp_path):
+    """Each node of a TLS job takes ten."""
+    cluster = make_cluster(300, 20)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))"
+    (tmp_path / "sitecustomize.py").write_text(limit)
+    path = os.pathsep.join([str(tmp_path), cluster.env()["PYTHONPATH"]])
+    scheduler = cluster.start("scheduler", P3_TLS="1", PYTHONPATH=path).wait()
+    assert scheduler.code == 1 and "scheduler (127.0.0.1): 32" in scheduler.err
+    assert "open files are needed for 320 nodes, and this process may have 1024" in scheduler.err
+
+
 # What a worker's Python finds
 
 
@@ -422,6 +476,17 @@ def test_another_sitecustomize_runs_too(tmp_path):
     path = os.pathsep.join([clean_environment()["PYTHONPATH"], str(tmp_path)])
     finished = autoload("import p3", tmp_path, PYTHONPATH=path)
     assert (finished.stdout, finished.stderr) == ("the site runs\n", "")
+
+
+def test_a_python_of_another_installation_below_a_worker_is_left_alone(tmp_path):
+    """As of a tool that the script calls: it gets neither P3 nor the packages beside it."""
+    packages = tmp_path / "lib" / "python3" / "site-packages"
+    shutil.copytree(str(ROOT / "p3"), str(packages / "p3"), ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    env = clean_environment(DMLC_ROLE="worker", PYTHONPATH=str(packages / "p3" / "_autoload"))
+    script = "import sys; print('p3' in sys.modules, %r in sys.path)" % str(packages)
+    # -I -S would leave all of it out; a Python of no environment finds what its own site-packages have.
+    finished = run_here([sys._base_executable, "-S", "-c", "import sitecustomize; " + script], env, tmp_path)
+    assert (finished.stdout, finished.stderr) == ("False False\n", "")
 
 
 def test_a_numpy_that_mxnet_cannot_bear_is_named_with_the_remedy(tmp_path, run_job):
@@ -484,14 +549,54 @@ def test_the_version_is_printed(capsys):
     assert caught.value.code == 0 and capsys.readouterr().out == "p3 %s\n" % p3.__version__
 
 
+@pytest.fixture
+def beside_an_unbuilt_p3(tmp_path):
+    """A working directory that has a folder p3, as a clone has that was never built; and a `p3` command, whose own
+    folder comes first instead, as pip installs it."""
+    (tmp_path / "p3").mkdir()
+    (tmp_path / "p3" / "__init__.py").write_text("raise SystemExit('the p3 of the working directory')")
+    for name, text in (("bin/p3", "from p3.cli import main; raise SystemExit(main())"),
+                       ("examples/who.py", JOIN + "    session.barrier(); print(sys.executable, sys.path[0])")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    return [sys.executable, str(tmp_path / "bin" / "p3")]
+
+
+def test_a_clone_as_working_directory_hides_no_installed_p3(tmp_path, processes, beside_an_unbuilt_p3):
+    """Servers, scheduler and worker under another launcher; the script's own imports stay as they are."""
+    env = clean_environment(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="1", OMPI_COMM_WORLD_LOCAL_RANK="0",
+                            OMPI_COMM_WORLD_LOCAL_SIZE="1", PMIX_NAMESPACE="1", HOME=str(tmp_path))  # fmt: skip
+    command = [*beside_an_unbuilt_p3, "exec", sys.executable, "examples/who.py"]
+    processes.append(Process(command, env, tmp_path))
+    finished = processes[-1].wait()
+    assert (finished.code, finished.err) == (0, ""), finished
+    assert finished.out == "%s %s\n" % (sys.executable, tmp_path / "examples")
+
+
 # Over ssh
 
 
-def hostfile_job(start_job, tmp_path, sshd, script, *options):
-    """Two hosts: this one, and this one again by another name, over ssh."""
+def test_python_is_p3s_on_every_host_and_a_clone_as_working_directory_hides_no_installed_p3(
+    tmp_path, processes, sshd, beside_an_unbuilt_p3
+):
+    """Over ssh, with sshd's own PATH; the launcher's has the virtual environment's folder first."""
     (tmp_path / "hosts").write_text("localhost slots=1\n127.0.0.2 slots=1\n")
-    env = {"P3_SSH": sshd, "DMLC_NODE_HOST": "127.0.0.1"}
-    return start_job(script, servers=2, env=env, options=("--hostfile", str(tmp_path / "hosts")) + options)
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    env = clean_environment(P3_SSH=sshd, DMLC_NODE_HOST="127.0.0.1", PATH=path)
+    job = ["run", "-n", "2", "-s", "2", "--hostfile", "hosts", "python", "examples/who.py"]
+    processes.append(Process([*beside_an_unbuilt_p3, *job], env, tmp_path))
+    finished = processes[-1].wait()
+    assert (finished.code, finished.err) == (0, ""), finished
+    assert sorted(finished.out.splitlines()) == [
+        "[worker %d] %s %s" % (rank, sys.executable, tmp_path / "examples") for rank in (0, 1)
+    ]
+
+
+def hostfile_job(start_job, tmp_path, sshd, script, *options, workers=2):
+    """Two hosts: this one, and this one again by another name, over ssh."""
+    (tmp_path / "hosts").write_text("localhost slots=1\n127.0.0.2\n")
+    env, options = {"P3_SSH": sshd, "DMLC_NODE_HOST": "127.0.0.1"}, ("--hostfile", str(tmp_path / "hosts")) + options
+    return start_job(script, workers=workers, servers=2, env=env, options=options)
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -504,6 +609,26 @@ def test_a_job_over_ssh_trains_and_reports_the_first_failure(start_job, tmp_path
     finished = hostfile_job(start_job, tmp_path, sshd, script % worker).wait()
     assert "[worker 0] over ssh: False" in finished.out and "[worker 1] over ssh: True" in finished.out, finished
     assert finished.code == 3, finished
+
+
+@pytest.fixture
+def listening_sshd(tmp_path, processes, sshd):
+    """With its own MaxStartups: of more than ten connections that have not logged in yet, it drops some unheard. In
+    inetd mode, it counts none."""
+    program = shutil.which("sshd") or "/usr/sbin/sshd"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [program, "-D", "-e", "-f", str(tmp_path / "config"), "-p", port, "-o", "ListenAddress=127.0.0.1"]
+    processes.append(Process(command, clean_environment(), tmp_path))
+    while b"Server listening" not in processes[-1].popen.stderr.readline():
+        assert processes[-1].popen.poll() is None
+    return re.sub(r"-p \d+", "-p " + port, sshd)
+
+
+def test_many_processes_of_one_host_do_not_overrun_its_sshd(start_job, tmp_path, listening_sshd):
+    finished = hostfile_job(start_job, tmp_path, listening_sshd, "print('here')", workers=14).wait()
+    assert finished.out.count("here") == 14, finished
+    assert "ended with exit code 255" not in finished.err
 
 
 def test_a_remote_process_dies_with_the_launcher(start_job, tmp_path, sshd):
@@ -524,24 +649,72 @@ def bytes_in(pipe):
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def test_no_output_is_lost_when_standard_output_is_a_slow_non_blocking_pipe(tmp_path):
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    script = "for number in range(20000): print('line', number)"
-    command = [sys.executable, "-m", "p3", "run", "-n", "1", sys.executable, "-c", script]
-    launcher = subprocess.Popen(
-        command, env=clean_environment(), cwd=tmp_path, stdout=writing, stderr=subprocess.DEVNULL
-    )
-    try:
+@pytest.fixture
+def unread(tmp_path):
+    """unread(script, ...) -> `p3 run`, whose standard output nobody reads, and the end where it could be read. The pipe
+    is full when it returns."""
+    started = []
+
+    def start(script, *options, blocking=True):
+        reading, writing = os.pipe()
+        os.set_blocking(writing, blocking)
+        command = [sys.executable, "-m", "p3", "run", *options, sys.executable, write_script(tmp_path, script)]
+        launcher = subprocess.Popen(
+            command, env=clean_environment(), cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True
+        )
         os.close(writing)
-        with open(reading, "rb") as pipe:
-            wait_until(lambda: bytes_in(reading) > 65000, "the pipe is full")
-            lines = pipe.read().splitlines()
-        assert launcher.wait(30) == 0
-        assert lines == [b"[worker 0] line %d" % number for number in range(20000)]
-    finally:
+        started.append((launcher, open(reading, "rb")))
+        wait_until(lambda: bytes_in(reading) > 65000, "the pipe is full")
+        return started[-1]
+
+    yield start
+    for launcher, pipe in started:
         launcher.kill()
         launcher.wait()
+        launcher.stderr.close()
+        pipe.close()
+
+
+def numbers_of_lines(pipe, name="worker 0"):
+    """Of the whole lines that this process has written."""
+    return [int(number) for number in re.findall(r"(?m)^\[%s\] line (\d+)\n" % name, pipe.read().decode())]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_no_output_is_lost_while_nobody_reads_it_and_the_end_of_processes_is_noticed(unread, blocking):
+    """More than the launcher takes ahead, and less than with that fits into the pipes."""
+    launcher, pipe = unread("for number in range(12000): print('line', number)", "-n", "1", blocking=blocking)
+    wait_until(lambda: not descendants(launcher.pid), "all processes are ended")
+    assert numbers_of_lines(pipe) == list(range(12000))
+    assert launcher.wait(30) == 0
+
+
+FLOOD = JOIN + """
+    if session.rank == 0:
+        for number in range(10**7):
+            print("line", number)
+    while not os.path.exists("now"):
+        time.sleep(0.05)
+    sys.exit(7)
+"""
+
+
+def test_a_worker_that_fails_while_nobody_reads_ends_the_job_and_little_is_kept_in_memory(unread, tmp_path):
+    launcher, pipe = unread(FLOOD, "-n", "2")
+    (tmp_path / "now").touch()
+    wait_until(lambda: not descendants(launcher.pid), "all processes are ended")
+    assert launcher.poll() is None  # it has more to say
+    numbers = numbers_of_lines(pipe)
+    assert numbers == list(range(len(numbers))) and 5000 < len(numbers) < 100000
+    assert launcher.wait(30) == 7 and "p3 run: worker 1 ended with exit code 7\n" in launcher.stderr.read()
+
+
+def test_an_interrupt_ends_a_job_while_nobody_reads(unread):
+    launcher, pipe = unread(FLOOD, "-n", "2")
+    pids = descendants(launcher.pid)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(30) == 130
+    assert not any(map(is_running, pids))
 
 
 def test_a_host_whose_name_does_not_resolve_hides_no_other():

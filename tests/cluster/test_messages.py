@@ -18,7 +18,7 @@ EXAMPLES = {
     "names": ["a", 1],
     "flat": {"momentum": 0.9, "name": "sgd", "centered": True, "clip": None},
     "flats": [{"rounds": 3, "cpu_s": 0.5}, {}],
-    "workers": [{"host": "10.0.0.8", "machine": 0, "local": ""}],
+    "workers": [{"host": "10.0.0.8", "local": "", "machine": "m"}],
     "sha256": "0f" * 32,
     "numbers": {
         "optimizers": {

@@ -17,6 +17,7 @@ def join(role, rank=None, host="10.0.0.1", port=0, pid=1, counts=(2, 1), protoco
         "rank": rank,
         "host": host,
         "port": port,
+        "machine": host,
         "pid": pid,
         "version": "1",
         "protocol": protocol,

@@ -17,7 +17,7 @@ from p3._core import TLS_BUILT_IN
 from p3.cluster.engines import Hosts
 from p3.cluster.launch import Launcher
 from p3.cluster.node import Node
-from p3.cluster.placement import Host
+from p3.cluster.placement import Host, Task
 from p3.cluster.losses import Loss, Standing, infer
 from p3.errors import ConfigError, ProtocolError, RendezvousError
 from p3.settings import Settings
@@ -287,6 +287,7 @@ def test_what_a_node_may_not_say_is_refused():
 def test_a_loss_that_is_told_late_does_not_end_who_was_started_anew(monkeypatch):
     launcher, ended = Launcher(Settings(), Hosts(Settings(), [Host("localhost")]), 2, 1, worker_restarts=1), []
     monkeypatch.setattr(launcher, "_end_lost", ended.append)
+    launcher._workers = {1: Task("worker", 1, Host("localhost"), {})}
     launcher._joining.add(1)  # its process had ended
     launcher._take_note({"state": "lost", "rank": 1})
     launcher._take_note({"state": "lost", "rank": 0})
@@ -403,7 +404,7 @@ def test_two_workers_may_be_lost_at_once(processes):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_all_workers_may_be_lost_at_once(processes, workers):
-    job = Job(processes, python("replaced_worker.py", STEPS), workers)
+    job = Job(processes, python("replaced_worker.py", STEPS, STEPS // 2), workers)
     job.lose(0, 20)
     for rank in range(1, workers):
         os.kill(job.pids[rank], signal.SIGKILL)
@@ -478,6 +479,23 @@ def test_a_worker_that_fails_by_itself_ends_the_job(run_job):
     assert finished.code != 0
     assert "the script ended with ValueError: a mistake in the script" in finished.err
     assert "is back after" not in finished.err
+
+
+def test_a_worker_that_dies_behind_its_goodbye_ends_the_job_and_is_not_replaced(run_job):
+    script = """
+        import os, signal
+        import numpy as np
+        from p3.worker.session import Session
+        session = Session.open()
+        landing = np.zeros(10, np.float32)
+        key = session.declare("w", landing.shape, "float32")
+        session.init(key, landing.copy() if session.rank == 0 else None, landing).wait(30)
+        session.close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    finished = run_job(script, 1, 1, options=["--on-worker-loss", "wait"], timeout_s=DEADLINE_S)
+    assert finished.code == 128 + signal.SIGKILL
+    assert finished.err.splitlines()[-1] == "p3 run: worker 0 ended with signal SIGKILL", finished.err
 
 
 def test_restarts_are_counted(processes):

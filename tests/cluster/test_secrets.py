@@ -1,6 +1,7 @@
 """The job's secret is on no command line, in no output and in no error; and without it there is no job."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -14,7 +15,14 @@ LOOK = """
     session = Session.open()
     secret = os.environ["P3_SECRET"]
     session.barrier()
-    found = [path for path in glob.glob("/proc/[0-9]*/cmdline") if secret.encode() in open(path, "rb").read()]
+
+    def has_it(path):
+        try:
+            return secret.encode() in open(path, "rb").read()
+        except OSError:  # it has just ended
+            return False
+
+    found = [path for path in glob.glob("/proc/[0-9]*/cmdline") if has_it(path)]
     print("command lines with it:", found)
     session.barrier()
     if session.rank == 0:
@@ -43,13 +51,13 @@ def test_the_secret_of_a_job_that_fails_is_on_no_command_line_and_in_no_output(r
     "role, settings, text",
     [
         ("scheduler", {"P3_RENDEZVOUS_TIMEOUT_S": "0.2"}, "did not join"),
-        ("scheduler", {"inherits": False}, "cannot listen on"),
+        ("scheduler", {"inherits": False}, "cannot listen at"),
         ("server", {"P3_RENDEZVOUS_TIMEOUT_S": "0.2", "DMLC_PS_ROOT_URI": "127.0.0.2"}, "no scheduler at"),
         ("server", {"DMLC_PS_ROOT_URI": "nowhere.invalid"}, "does not resolve"),
         ("server", {"P3_TIMEOUT_S": "ten"}, "P3_TIMEOUT_S='ten': it must be"),
         ("server", {"P3_SECRETS": SECRET, "DMLC_PS_ROOT_URI": "127.0.0.2"}, "did you mean P3_SECRET"),
         ("worker", {"P3_SECRET": SECRET[:15]}, "P3_SECRET=(not shown)"),
-        ("worker", {"P3_SECRET": "", "P3_SECRET_FILE": "open"}, "can be read by others. Run: chmod 600"),
+        ("worker", {"P3_SECRET": "", "P3_SECRET_FILE": "open"}, "can be read by others: its mode is 0640"),
         ("worker", {"P3_SECRET": "", "P3_SECRET_FILE": "short"}, "holds fewer than"),
         ("worker", {"P3_SECRET": ""}, "the job has no secret"),
     ],
@@ -72,6 +80,68 @@ def test_a_secret_file_of_which_only_the_owner_knows_serves(make_cluster, tmp_pa
     nodes = [cluster.start("scheduler"), cluster.start("server", P3_SECRET="", P3_SECRET_FILE="secret")]
     nodes.append(cluster.start("worker", "from p3.worker.session import Session; Session.open().barrier()"))
     assert [node.wait(30).code for node in nodes] == [0, 0, 0]
+
+
+MOUNT = """
+    mount -t tmpfs none "$1" && printf %s "$2" > "$1/secret" && chmod "$3" "$1/secret" && chown 1234:1234 "$1/secret" &&
+    { [ "$4" = rw ] || mount -o "remount,$4" "$1"; } || exit
+    shift 4 && exec "$@"
+"""
+READ = """
+import os, sys
+from p3.errors import ConfigError
+from p3.settings import Settings
+try:
+    print(Settings.from_env({"P3_SECRET_FILE": sys.argv[1]}).job_secret().decode())
+except ConfigError as error:
+    print(error)
+"""
+
+
+def can_mount():
+    command = ["unshare", "--mount", "true"]
+    return shutil.which("unshare") and subprocess.run(command, capture_output=True).returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not can_mount(), reason="mounts need unshare and root")
+
+
+def read_behind(unshare, path):
+    command = [*unshare, sys.executable, "-c", READ, path]
+    return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=30)
+
+
+@needs_mounts
+@pytest.mark.parametrize(
+    "mode, options, serves",
+    [
+        ("0444", "ro", True),  # Docker
+        ("0440", "ro,bind", True),  # Kubernetes with an fsGroup; of this mount alone, as in a container
+        ("0644", "ro", True),
+        ("0444", "rw", False),  # any tmpfs of a host
+        ("0664", "ro", False),
+        ("0400", "rw", True),
+    ],
+)
+def test_a_secret_that_a_container_mounts_serves(tmp_path, mode, options, serves):
+    (tmp_path / "secrets").mkdir()
+    path = str(tmp_path / "secrets" / "secret")
+    unshare = ["unshare", "--mount", "sh", "-c", MOUNT, "sh", str(tmp_path / "secrets"), SECRET, mode, options]
+    ran = read_behind(unshare, path)
+    if serves:
+        assert (ran.stdout, ran.stderr) == (SECRET + "\n", "")
+    else:
+        assert "can be read by others: its mode is %s, and it is not on" % mode in ran.stdout, ran
+        assert SECRET not in ran.stdout + ran.stderr
+
+
+@needs_mounts
+def test_a_read_only_mount_of_a_disk_is_open_to_others(tmp_path):
+    (tmp_path / "secret").write_text(SECRET)
+    mounting = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+    unshare = ["unshare", "--mount", "sh", "-c", mounting, "sh", str(tmp_path)]
+    ran = read_behind(unshare, str(tmp_path / "secret"))
+    assert "can be read by others" in ran.stdout, ran
 
 
 def test_the_embedded_mode_listens_nowhere(tmp_path):

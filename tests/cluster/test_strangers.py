@@ -1,20 +1,22 @@
 """Whoever does not know the secret changes nothing, however it tries (helpers/strangers.py), and however often."""
 
 import asyncio
+import errno
 import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import strangers
 from processes import HELPERS, SECRET
 
 from p3.cluster import auth, channel
-from p3.cluster.node import listen
-from p3.cluster.strangers import LINES, MAX_UNPROVED, Gate, source_of
+from p3.cluster.node import connect_once, listen
+from p3.cluster.strangers import LINES, MAX_UNPROVED, Gate, reset, source_of
 from p3.cluster.vans import DoorStep, accept_workers
 from p3.settings import Settings
 
@@ -135,6 +137,15 @@ def test_an_attack_hears_at_most_a_challenge_and_the_listener_goes_on(door, impa
     assert SECRET not in caplog.text
 
 
+async def knock(listener, host):
+    """A connection from that address of this host's."""
+    sock = socket.socket()
+    sock.bind((host, 0))
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, listener.getsockname())
+    return sock
+
+
 def test_a_quiet_address_keeps_its_place_while_a_loud_one_displaces_itself():
     async def main():
         gate, listener = Gate("here", logging.getLogger("p3.test")), listen("127.0.0.1")
@@ -147,17 +158,10 @@ def test_a_quiet_address_keeps_its_place_while_a_loud_one_displaces_itself():
 
         task = asyncio.ensure_future(gate.serve(listener, handler))
         loop = asyncio.get_running_loop()
-
-        async def knock(host):
-            sock = socket.socket()
-            sock.bind((host, 0))
-            sock.setblocking(False)
-            await loop.sock_connect(sock, listener.getsockname())
-            return sock
-
-        quiet = await knock("127.0.0.1")
-        loud = [await knock("127.0.0.2") for _ in range(MAX_UNPROVED + 20)]
-        assert await asyncio.wait_for(loop.sock_recv(loud[0], 1), 20) == b""  # the oldest of the loud one's
+        quiet = await knock(listener, "127.0.0.1")
+        loud = [await knock(listener, "127.0.0.2") for _ in range(MAX_UNPROVED + 20)]
+        with pytest.raises(ConnectionResetError):  # the oldest of the loud one's
+            await asyncio.wait_for(loop.sock_recv(loud[0], 1), 20)
         await channel.prove_to_acceptor(quiet, SECRET.encode(), "worker", auth.CONTROL, "scheduler")
         await asyncio.wait_for(known.wait(), 20)
         assert len(gate.tasks) <= MAX_UNPROVED + 1
@@ -168,6 +172,75 @@ def test_a_quiet_address_keeps_its_place_while_a_loud_one_displaces_itself():
         assert not gate.tasks
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_one_that_is_displaced_in_the_midst_of_its_proof_can_tell_that_from_a_refusal():
+    """More addresses than places, one connection each: the oldest goes, whoever it is."""
+
+    async def main():
+        gate, listener = Gate("here", logging.getLogger("p3.test")), listen("127.0.0.1")
+
+        async def handler(sock, source):
+            with sock:
+                await channel.prove_to_connector(sock, SECRET.encode(), "scheduler")
+
+        task = asyncio.ensure_future(gate.serve(listener, handler))
+
+        node = await knock(listener, "127.0.0.1")
+        ours = auth.Connector(SECRET.encode(), "worker", auth.CONTROL, "scheduler")
+        await channel.send(node, ours.hello)
+        await channel.read_exactly(node, auth.CHALLENGE_BYTES)
+        others = [await knock(listener, "127.0.%d.%d" % divmod(257 + turn, 256)) for turn in range(MAX_UNPROVED)]
+        with pytest.raises(ConnectionResetError) as caught:
+            await asyncio.wait_for(channel.read_exactly(node, auth.PROOF_BYTES), 20)
+        assert caught.value.errno == errno.ECONNRESET
+        for sock in [node, *others]:
+            sock.close()
+        await channel.stop_accepting(task, listener)
+        listener.close()
+        await gate.close(5)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_node_that_is_displaced_tries_again_until_its_deadline(caplog):
+    async def main(displaced_s, patience_s):
+        listener, loop, attempts = listen("127.0.0.1"), asyncio.get_running_loop(), []
+        until = time.monotonic() + displaced_s
+
+        async def serve():
+            while True:
+                sock, _ = await loop.sock_accept(listener)
+                sock.setblocking(False)
+                attempts.append(sock)
+                with sock:
+                    if time.monotonic() < until:
+                        await channel.read_exactly(sock, auth.HELLO_BYTES)
+                        await channel.send(sock, bytes(auth.CHALLENGE_BYTES))
+                        reset(sock)
+                    else:
+                        await channel.prove_to_connector(sock, SECRET.encode(), "scheduler")
+
+        async def connect():
+            sock, reason = await connect_once([(socket.AF_INET, listener.getsockname())])
+            assert sock is not None, reason
+            return sock
+
+        task, deadline = asyncio.ensure_future(serve()), time.monotonic() + patience_s
+        try:
+            sock, _ = await channel.connect_and_prove(
+                connect, SECRET.encode(), "worker", auth.CONTROL, "scheduler", deadline
+            )
+            sock.close()
+            return len(attempts)
+        finally:
+            await channel.stop_accepting(task, listener)
+            listener.close()
+
+    assert asyncio.run(asyncio.wait_for(main(auth.PATIENCE_S + 0.5, 30), 60)) > 3
+    assert "is tried again" in caplog.text  # said while it lasts
+    with pytest.raises(auth.Dropped, match="broke off the handshake"):
+        asyncio.run(asyncio.wait_for(main(60, 0.2), 60))
 
 
 def test_log_lines_on_strangers_are_few_and_count_the_rest(caplog):

@@ -185,7 +185,7 @@ def test_workers_reach_the_leader_of_their_machine_through_its_local_door_alone(
     async def main():
         door = DoorStep.open(Settings(), None)
         assert door.port == 0
-        leader = {"host": "127.0.0.1", "machine": 0, "local": door.local}
+        leader = {"host": "127.0.0.1", "local": door.local, "machine": machine_id()}
         accepting = asyncio.ensure_future(accept_workers(door, SECRET, "worker 0", [2, 5], "worker"))
         here, nobody = Node("worker", 0, "127.0.0.1"), Node("worker", 3, "127.0.0.1")
         with pytest.raises(RendezvousError, match="cannot connect to worker 0 .*, its local socket: "):

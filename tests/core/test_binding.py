@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +139,29 @@ def test_an_array_of_another_size_or_read_only_is_refused():
             job.workers[0].push(key, good, locked)
         with pytest.raises(ValueError, match="no key with handle 5"):
             job.workers[0].push(5, good, good)
+
+
+def until_done(operation):
+    deadline = time.monotonic() + DEADLINE_S
+    while not operation.done:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("until", [until_done, lambda operation: operation.wait(DEADLINE_S)])
+def test_an_operation_that_is_known_to_be_done_lets_go_of_its_arrays(until):
+    """Though the worker keeps the operation: the next gradient is computed in the same memory."""
+    with Job() as job:
+        key = job.key(2500)
+        job.init(key, np.zeros(2500, "float32"))
+        arrays = [np.ones(2500, "float32") for _ in job.workers]
+        landings = [np.empty(2500, "float32") for _ in job.workers]
+        operations = [worker.push(key, *both) for worker, *both in zip(job.workers, arrays, landings)]
+        known = [weakref.ref(array) for array in (*arrays, *landings)]
+        for operation in operations:
+            until(operation)
+        del arrays, landings
+        assert [one() for one in known] == [None] * 4
 
 
 def test_an_operation_that_is_dropped_keeps_its_arrays_until_it_is_done():

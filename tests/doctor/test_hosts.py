@@ -27,7 +27,8 @@ def doctor(tmp_path, processes):
         names = ["localhost", *(host.name for host in of_lab[1:]), *more]
         (tmp_path / "hosts").write_text("\n".join(names) + "\n")
         command = [sys.executable, "-m", "p3", "doctor", "--hostfile", str(tmp_path / "hosts"), "--seconds", "0.3"]
-        env = clean_environment(**{"P3_SSH": SSH, **settings})
+        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+        env = clean_environment(**{"P3_SSH": SSH, "PATH": path, **settings})
         processes.append(Process(of_lab[0].command(*command, *options), env, tmp_path))
         return processes[-1].wait(2 * DEADLINE_S)
 
@@ -57,6 +58,7 @@ def test_a_good_pair_is_found_good_and_told_what_a_model_makes_of_it(doctor):
         found, wrong = problems(finished)
         assert (finished.code, wrong) == (0, [])
         assert [host["address"] for host in found["hosts"]] == [host.address for host in pair]
+        assert [(host["command"], host["installation"]) for host in found["hosts"]] == [(sys.prefix, sys.prefix)] * 2
         for path in found["paths"]:
             assert path["passes"] == 1500 and 0 < path["mbit"] < 100  # nothing passes a token bucket faster
         assert found["forecast"]["strategy"] == forecast.EXACT and found["forecast"]["model_bytes"] < 4001
@@ -282,6 +284,7 @@ def test_rates_are_measured_between_all_pairs_of_few_hosts_and_round_the_ring_of
 def of_host(name, **changes):
     return {
         "name": name, "problem": None, "machine": name, "p3": "1", "protocol": 6, "core": "loads", "python": "3.11.7",
+        "command": "/venv", "installation": "/venv",
         "numpy": "2.0", "mxnet": None, "torch": None, "address": "10.0.0.1", "interface": "eth0", "mtu": 1500,
         "congestion": "cubic", "ports": ["32768", "60999"], "port": 1, "clock_s": 0.0, "clock_within_s": 0.001,
         **changes,
@@ -300,6 +303,8 @@ def of_path(here, there, **changes):
     ({"torch": "2.13.0"}, {}, "PROBLEM", "PyTorch", "none on a; 2.13.0 on b"),
     ({"protocol": 5}, {}, "PROBLEM", "P3's protocol", "6 on a and this host; 5 on b"),
     ({"core": "not built"}, {}, "PROBLEM", "C++ core", "b: not built"),
+    ({"command": "/usr"}, {}, "PROBLEM", "python", "is that of /usr on b, not the one that has P3"),
+    ({"command": None}, {}, "PROBLEM", "python", "is none on b, not the one that has P3"),
     ({"machine": "a"}, {}, "note", "one machine", "a and b are the same one"),
     ({}, {"congestion": "bbr"}, "note", "TCP", "bbr and cubic on different ways"),
     ({}, {"passes": None}, "note", "packets", "1 ways could not be tried"),

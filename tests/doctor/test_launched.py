@@ -70,8 +70,8 @@ def test_a_doctor_that_is_killed_takes_the_examiners_along(processes, tmp_path):
 
 
 def test_what_is_started_on_one_machine_looks_at_that_alone(monkeypatch, capsys):
-    for name, value in dict(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", GROUP_WORLD_SIZE="1",
-                            MASTER_ADDR="127.0.0.1", MASTER_PORT="1").items():  # fmt: skip
+    for name, value in dict(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
+                            GROUP_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1").items():  # fmt: skip
         monkeypatch.setenv(name, value)
     assert cli.main(["doctor"]) == 0 and capsys.readouterr().out == ""  # rank 0 tells
     cli.main(["doctor", "--here"])

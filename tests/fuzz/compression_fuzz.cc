@@ -33,8 +33,14 @@ int steps(Input& input, const Compression& compression, size_t elements) {
   require(can_have_bytes(Encoding::kTopK, DType::kFloat32, elements, encoded.size()));
   require(problem_with_encoded(Encoding::kTopK, encoded.data(), encoded.size(), elements) == nullptr);
   start_encoded_sum(compression, decoded.data(), encoded.data(), elements);
-  for (size_t i = 0; i < elements; ++i)
-    if (std::isfinite(gradient[i])) require(decoded[i] + v[i] == gradient[i]);
+  bool overflows = false;
+  for (float value : gradient) overflows |= !std::isfinite(value);
+  for (size_t i = 0; i < elements; ++i) {
+    if (overflows)
+      require(u[i] == 0 && v[i] == 0 && std::isnan(decoded[i]) == (i < step.sent));
+    else
+      require(decoded[i] + v[i] == gradient[i]);
+  }
   return 0;
 }
 
@@ -55,7 +61,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<float> sum(elements);
   start_encoded_sum(compression, sum.data(), payload.data(), elements);
   if (compression.encoding == Encoding::kTwoBit)
-    for (float value : sum) require(value == 0 || std::fabs(value) == compression.threshold);
+    for (float value : sum) require(value == 0 || std::fabs(value) == compression.threshold || std::isnan(value));
   add_encoded_to_sum(compression, sum.data(), payload.data(), elements);
 
   // As a worker receives a sum of float16: in the second half of the place of its float32.
@@ -68,11 +74,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<char> encoded(bytes);
   encode(compression, gradient.data(), residual.data(), encoded.data(), elements);
   start_encoded_sum(compression, decoded.data(), encoded.data(), elements);
-  for (size_t i = 0; i < elements && compression.encoding == Encoding::kTwoBit; ++i)
-    if (std::isfinite(gradient[i])) require(decoded[i] + residual[i] == gradient[i] || std::fabs(gradient[i]) > 1e3);
-  for (size_t i = 0; i < elements && compression.encoding == Encoding::kOneBit; ++i)
-    if (std::isfinite(decoded[i]) && std::fabs(gradient[i]) <= 1e30f)
+  if (compression.encoding == Encoding::kFloat16) return 0;
+  // Whatever comes, what is left out is finite; and it and what was sent are the gradient, or NaN was sent.
+  bool overflows = false;
+  for (float value : gradient) overflows |= !std::isfinite(value);
+  for (size_t i = 0; i < elements; ++i) {
+    require(std::isfinite(residual[i]));
+    require(std::isnan(decoded[i]) == overflows);
+    if (overflows) require(residual[i] == 0);
+    if (overflows || std::fabs(gradient[i]) > 1e3f) continue;
+    if (compression.encoding == Encoding::kTwoBit) require(decoded[i] + residual[i] == gradient[i]);
+    if (compression.encoding == Encoding::kOneBit && std::fabs(decoded[i]) <= 1e30f)
       require(std::fabs(decoded[i] + residual[i] - gradient[i]) <=
               1e-6f * (std::fabs(decoded[i]) + std::fabs(gradient[i])) + 1e-40f);
+  }
   return 0;
 }

@@ -22,20 +22,34 @@ class Event:
         self._done = threading.Event()
         stream.enqueue(self._done.set)
 
+    def query(self):
+        return self._done is None or self._done.is_set()
+
     def synchronize(self):
-        assert self._done is None or self._done.wait(DEADLINE_S)
+        self.wait_of_now()()
+
+    def wait_of_now(self):
+        """What waits for it as it was recorded by now, whatever is recorded later."""
+        done = self._done
+
+        def wait():
+            assert done is None or done.wait(DEADLINE_S)
+
+        return wait
 
 
 class Stream:
     def __init__(self):
         self._jobs, self._random = queue.SimpleQueue(), random.Random(5)
+        self.queued = 0  # so far
         threading.Thread(target=self._run, daemon=True).start()
 
     def enqueue(self, job):
         self._jobs.put(job)
+        self.queued += 1
 
     def wait_event(self, event):
-        self.enqueue(event.synchronize)
+        self.enqueue(event.wait_of_now())
 
     def wait_stream(self, stream):
         event = Event()
@@ -58,6 +72,11 @@ class Current:
 
 
 _current = Current()
+device_of = {}  # thread's name -> the device that it has chosen
+
+
+def set_device(device):
+    device_of[threading.current_thread().name] = device
 
 
 def current_stream(_device):
@@ -77,4 +96,3 @@ class Staging(staging.Staging):
 
     def _copy(self, stream, destination, source):
         stream.enqueue(lambda: destination.copy_(source))
-        return self._record(stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import signal
 import socket
@@ -87,6 +89,30 @@ def write_script(folder: Path, text: str) -> str:
     path = folder / "script.py"
     path.write_text(textwrap.dedent(text))
     return str(path)
+
+
+def wait_until(condition, what, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "%s after %g s" % (what, timeout_s)
+        time.sleep(0.02)
+
+
+def command_lines() -> List[bytes]:
+    """Of all processes of the machine, of which some may end meanwhile."""
+    lines = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            lines.append(file.read())
+    return lines
+
+
+def is_running(pid):
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 class Cluster:

@@ -97,7 +97,7 @@ def like_dense(rank):
 
 
 def uneven(rank):
-    net = p3.factors(make_net(), batch_size=BATCH)
+    net = p3.factors(make_net(), batch_size=BATCH, route="factors")
     trainer = make_trainer(net)
     last = trainer._kvstore_params["kvstore"].num_workers - 1
     train(net, trainer, batches(rank, STEPS - 2 * (rank == last)))

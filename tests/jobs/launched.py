@@ -70,7 +70,8 @@ def main():
         signal.signal(signal.SIGTERM, lambda *_: told.append(True))
     with Session.open() as session:
         training = Training(session)
-        place = {name: os.environ.get(name) for name in ("P3_LOCAL_RANK", "P3_LOCAL_SIZE", "OMP_NUM_THREADS")}
+        given = ("P3_LOCAL_RANK", "P3_LOCAL_SIZE", "OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")
+        place = {name: os.environ.get(name) for name in given}
         leave(folder, session, {"parent": os.getppid(), "port": os.environ["DMLC_PS_ROOT_PORT"], **place})
         if steps == "stuck":
             time.sleep(LONG_S)

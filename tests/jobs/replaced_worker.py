@@ -1,12 +1,13 @@
-"""A worker that trains with NumPy and may be killed at any time: python replaced_worker.py STEPS
+"""A worker that trains with NumPy and may be killed at any time: python replaced_worker.py STEPS [LAST]
 
 Every step pushes the worker's own bit, 1 << rank, into all elements of several keys; plain SGD on the servers adds all
 up. So what a key holds tells exactly which pushes are in it: each is there, or, if the worker was lost in that
-step, was perhaps never made.
+step, was perhaps never made. LAST: the step in which one that has replaced nobody waits for its death.
 """
 
 import os
 import sys
+import time
 
 import numpy as np
 
@@ -17,7 +18,7 @@ SGD = {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision":
 WAIT_S = 50
 
 
-def main(steps):
+def main(steps, last=None):
     session = Session.open()
     first, _ = session.resume()
     session.set_optimizer(0, SGD)
@@ -28,6 +29,8 @@ def main(steps):
     session.barrier()
     print("rank", session.rank, "process", os.getpid(), "begins", first, flush=True)
     for step in range(first, steps):
+        if step == last and first == 0:
+            time.sleep(WAIT_S)
         operations = []
         for priority, (name, key) in enumerate(keys.items()):
             gradient = np.full_like(landings[name], -(1 << session.rank))  # a bit for each worker
@@ -43,4 +46,4 @@ def main(steps):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,10 +1,12 @@
-"""Workers that are rounds apart: staleness.py clocks KIND STALENESS ROUNDS [LAST], or staleness.py train KIND
-DIRECTORY.
+"""Workers that are rounds apart: staleness.py clocks KIND STALENESS ROUNDS [LAST], staleness.py train KIND DIRECTORY,
+or staleness.py in_turn ROUNDS.
 
 `clocks`: with SGD and a learning rate of 1, worker w pushes -1 into row w, so that what each receives tells whose
 pushes it holds; of the keys of rows into its row of block b in every round that b + 1 divides, so that no two rounds
 change the same rows. Fails if a row is not as it must be. Worker 1 is killed after round LAST.
 `train`: a small net with an embedding; writes DIRECTORY/RANK.npz.
+`in_turn`: they push one after the other. MXNet's optimizers, in one process that takes all their gradients in that
+order, must have the same weights.
 """
 
 import math
@@ -124,5 +126,37 @@ def train(kind, directory):
     np.savez(f"{directory}/{kv.rank}.npz", losses=losses, **weights)
 
 
+def in_turn(rounds):
+    import p3  # noqa: F401
+    import mxnet as mx
+
+    shape = (7, 3)
+    settings = {"sgd": {"momentum": 0.9}, "adam": {}, "adamax": {}, "nadam": {}, "ftml": {}}
+    for name, further in settings.items():
+        make = lambda: mx.optimizer.create(name, learning_rate=0.1, wd=0.01, rescale_grad=1.0, **further)  # noqa: E731
+        kv = mx.kv.create("p3_async")
+        keys = ["w", "rows"] if name == "adam" else ["w"]  # Nadam's schedule would go on with every key
+        outs = {key: mx.nd.ones(shape) for key in keys}
+        expected = {key: mx.nd.ones(shape) for key in keys}
+        kv.set_optimizer(make())
+        updaters = {key: mx.optimizer.get_updater(make()) for key in keys}
+        for key in keys:
+            kv.broadcast(key, mx.nd.ones(shape), outs[key])
+        for round in range(int(rounds)):
+            for worker in range(kv.num_workers):
+                gradient = mx.nd.array(np.random.RandomState(10 * round + worker).uniform(-1, 1, shape))
+                for key in keys:
+                    updaters[key](0, gradient, expected[key])
+                    if worker == kv.rank:
+                        kv.push(key, gradient.tostype("row_sparse") if key == "rows" else gradient)
+                        kv.pull(key, out=outs[key])
+                        outs[key].wait_to_read()
+                kv._barrier()
+        kv.join()
+        for key in keys:
+            np.testing.assert_allclose(outs[key].asnumpy(), expected[key].asnumpy(), rtol=1e-5, err_msg=name)
+    print(f"worker {kv.rank} is as one process", flush=True)
+
+
 if __name__ == "__main__":
-    {"clocks": clocks, "train": train}[sys.argv[1]](*sys.argv[2:])
+    {"clocks": clocks, "train": train, "in_turn": in_turn}[sys.argv[1]](*sys.argv[2:])

@@ -1,5 +1,8 @@
 """What two workers and more must see of each other; each check runs on all of them. Fails with a traceback."""
 
+import os
+import tempfile
+
 import numpy as np
 import p3  # noqa: F401
 import mxnet as mx
@@ -58,6 +61,25 @@ def check_calls_return_while_the_network_has_nothing_for_them():
         store._barrier()
         step()
     assert np.isfinite(net.weight.data().asnumpy()).all()
+
+
+def check_any_worker_saves_at_once_what_all_have_loaded():
+    """Also where rank 0, whose word the servers take, is the last to load."""
+    store = mx.kv.create("p3_sync")
+    store.set_optimizer(mx.optimizer.SGD(momentum=0.5))
+    store.init("w", mx.nd.zeros(3))
+    with tempfile.TemporaryDirectory() as folder:
+        names = [os.path.join(folder, name) for name in ("first", "second")]
+        for name in names:
+            store.push("w", mx.nd.ones(3))
+            store.save_optimizer_states(name)
+        files = [open(name, "rb").read() for name in names]
+        for turn in range(100):
+            if rank == 0:
+                mx.nd.dot(mx.nd.ones((200, 200)), mx.nd.ones((200, 200))).wait_to_read()
+            store.load_optimizer_states(names[turn % 2])
+            store.save_optimizer_states(os.path.join(folder, "again"))
+            assert open(os.path.join(folder, "again"), "rb").read() == files[turn % 2], turn
 
 
 def check_all_workers_rank_as_rank_0_does():

@@ -94,6 +94,40 @@ def lagging():
     print("every value was whole")
 
 
+def moved():
+    """An LSTM whose weights cuDNN moves in each step, against plain torch."""
+    outcomes = []
+    for is_distributed in (True, False):
+        torch.manual_seed(1)
+        model = nn.LSTM(6, 5, 2).to(GPU)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if is_distributed:
+            optimizer = p3.torch.DistributedOptimizer(optimizer, model)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model.flatten_parameters()
+            model(torch.ones(3, 2, 6, device=GPU))[0].square().mean().backward()
+            optimizer.step()
+        outcomes.append({name: value.cpu() for name, value in model.state_dict().items()})
+    for name, value in outcomes[0].items():
+        assert torch.allclose(value, outcomes[1][name], atol=1e-5), name
+    print("the weights follow")
+
+
+def one_context():
+    """Worker 1 has the last GPU: no thread of its may make a context on another one."""
+    device = torch.device("cuda", (torch.cuda.device_count() - 1) * min(1, p3.torch.rank()))
+    torch.cuda.set_device(device)
+    model = nn.Linear(300, 300).to(device)
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    for _ in range(4):
+        step(model, optimizer, torch.ones(4, 300, device=device))
+    optimizer.synchronize()
+    others = [number for number in range(torch.cuda.device_count()) if number != device.index]
+    assert not any(torch._C._cuda_hasPrimaryContext(number) for number in others)
+    print("one context")
+
+
 class TwoDevices(nn.Module):
     def __init__(self):
         super().__init__()

@@ -78,7 +78,7 @@ def like_dense():
 
 
 def uneven():
-    model = p3.torch.factors(make_model())
+    model = p3.torch.factors(make_model(), route="factors")
     optimizer = p3.torch.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), model)
     train(model, optimizer, batches(STEPS - 2 * (p3.torch.rank() == p3.torch.size() - 1)))
     optimizer.join()

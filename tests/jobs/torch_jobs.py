@@ -12,7 +12,7 @@ from torch import nn
 
 import p3.torch
 import this_job
-from p3.torch import staging
+from p3.torch import arrays, job, staging, states
 
 
 def frozen_server(port):
@@ -37,6 +37,93 @@ def frozen_server(port):
     print("and took effect afterwards")
 
 
+def goes_ahead():
+    """With staleness a step does not wait for the answer to the one before, though its server is frozen; nor does any
+    value get lost that way."""
+    model = nn.Sequential(nn.Linear(200, 100), nn.Linear(100, 2))
+    first = model[0].weight.detach().clone()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model, staleness=1)
+    taken = 0
+
+    def step():
+        nonlocal taken
+        optimizer.zero_grad()
+        model.train()(torch.ones(1, 200))
+        weights = list(model.parameters())
+        sum(weight.sum() for weight in weights).backward()
+        optimizer.step()
+        taken += 1
+
+    def lag():
+        return round(2 * (model[0].weight - first + 0.5 * taken).mean().item(), 3)
+
+    for _ in range(3):
+        step()
+    optimizer.synchronize()
+    assert lag() == 0
+    for later in (optimizer.synchronize, optimizer.broadcast, optimizer.state_dict, model.state_dict, optimizer.join,
+                  lambda: model[0].weight.sum(), lambda: model.eval()(torch.ones(1, 200))):  # fmt: skip
+        with this_job.frozen_server():
+            step()
+            model(torch.ones(1, 200))
+            assert lag() == 1, lag()
+            step()
+            print("a step was taken beside its predecessor's answer")
+        later()
+        assert lag() == 0, (later, lag())
+    with this_job.frozen_server():
+        step()
+        model(torch.ones(1, 200))
+    optimizer.synchronize()
+    assert lag() == 0, "a round that no step waits for any more"
+    print("nothing was lost")
+
+
+def keeps_gradients():
+    """With staleness, of a script that keeps its gradients' memory: it may write there behind synchronize(); else the
+    gradients of the step before may still have to leave, as they do here from a frozen server."""
+
+    def add_to_them(step, _model, _kept):  # as torch does with gradients that are there
+        step(reuses=True)
+
+    def write_before_the_next_step(_step, _model, kept):
+        kept[2].zero_()
+
+    def write_past_torchs_notice(_step, model, kept):  # of what P3 does not look at in each step, but in the first ones
+        model(torch.ones(1, 20))
+        kept[2].numpy()[0, 0] = 0
+
+    for write in (add_to_them, write_before_the_next_step, write_past_torchs_notice):
+        model = nn.Sequential(nn.Linear(20, 10), nn.Linear(10, 2))
+        first = [weight.detach().clone() for weight in model.parameters()]
+        optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model, staleness=1)
+        kept = []
+
+        def step(reuses=False, model=model, optimizer=optimizer, kept=kept):
+            model(torch.ones(1, 20))
+            for weight, gradient in zip(model.parameters(), kept if reuses else ()):
+                weight.grad = gradient.zero_()
+            sum(weight.sum() for weight in list(model.parameters())).backward()
+            kept[:] = [weight.grad for weight in model.parameters()]
+            optimizer.step()
+
+        step()
+        optimizer.synchronize()
+        step(reuses=True)
+        optimizer.synchronize()
+        assert all(torch.allclose(weight, before - 1) for weight, before in zip(model.parameters(), first))
+        with this_job.frozen_server():
+            step()
+            write(step, model, kept)
+        for call in (optimizer.synchronize, optimizer.broadcast, optimizer.join):
+            try:
+                call()
+            except ValueError as error:
+                print(error)
+            else:
+                raise AssertionError("%s: no error" % write.__name__)
+
+
 class Clocks(nn.Module):
     """With a learning rate of 1, each worker's row of the weights counts its steps; of `seldom`, those that use it; and
     its two rows of the table those that use them: many use neither, and other workers' others."""
@@ -47,7 +134,7 @@ class Clocks(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(workers, 20_000))
         self.seldom = nn.Parameter(torch.zeros(workers, 2))
-        on_host = "cpu" not in staging.STAGED  # else rows are refused
+        on_host = "cpu" not in arrays.DEVICES  # else rows are refused
         self.table = nn.Embedding.from_pretrained(torch.zeros(2 * workers, 30), freeze=False, sparse=on_host)
 
     def forward(self, rank, step, uses_seldom):
@@ -68,6 +155,8 @@ class Clocks(nn.Module):
 
 
 def apart(staleness, steps):
+    """The condition of Ho et al.: in its step t a worker sees all pushes of all workers up to t - s - 1. P3 promises
+    more of its own: all but perhaps the last. The server stands still now and then, so that answers come late."""
     rank, size = p3.torch.rank(), p3.torch.size()
     steps, staleness = int(steps), float(staleness)
     allowed = staleness if math.isinf(staleness) else int(staleness)
@@ -75,25 +164,117 @@ def apart(staleness, steps):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = p3.torch.DistributedOptimizer(optimizer, model, staleness=allowed)
     random = torch.Generator().manual_seed(rank)
-    used = 0
+    goes_ahead = staleness > 0 and "cpu" not in arrays.DEVICES
+    server, used, ahead = this_job.server(), [0], 0
     for step in range(steps):
         optimizer.zero_grad()
         uses_seldom = bool(torch.rand(1, generator=random) < 0.3)
         loss = model(rank, step + 1, uses_seldom)
         weight, seldom, table = model.seen
-        assert (weight[rank] == step).all() and (seldom[rank] == used).all(), (step, used, weight, seldom)
+        own = int(weight[rank, 0])
+        assert own == step or goes_ahead and own == step - 1, (step, own)
+        assert (weight[rank] == own).all() and float(seldom[rank, 0]) in used[-2:], (step, used, weight, seldom)
         assert (weight >= step - allowed).all() and (weight <= steps).all(), (step, weight)
+        ahead += own < step
         own = slice(2 * rank, 2 * rank + 2)
         assert (table[own] == model.used(step)[own]).all() and (table <= model.used(steps)).all(), (step, table)
         assert (table >= model.used(max(0, step - allowed))).all(), (step, table)
         loss.backward()
-        optimizer.step()
-        used += uses_seldom
         time.sleep(float(torch.rand(1, generator=random)) * 0.02)  # so that now one worker is ahead, and now another
+        if step % 3 == rank % 3:
+            os.kill(server, signal.SIGSTOP)
+            threading.Timer(0.02, os.kill, (server, signal.SIGCONT)).start()
+        optimizer.step()
+        used.append(used[-1] + uses_seldom)
     optimizer.join()
-    assert (model.weight == steps).all() and (model.seldom[rank] == used).all(), model.weight
+    assert (model.weight == steps).all() and (model.seldom[rank] == used[-1]).all(), model.weight
     assert (model.table.weight == model.used(steps)).all(), model.table.weight
-    print("kept within its staleness")
+    print("kept within its staleness, %d times beside an answer" % ahead)
+
+
+class Given(nn.Module):
+    """Whose gradients are what is given, whatever its weights are."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 30))
+        self.table = nn.Embedding.from_pretrained(torch.ones(6, 2), freeze=False, sparse=True)
+
+    def forward(self, worker, round):
+        generator = torch.Generator().manual_seed(100 * worker + round)
+        ids = torch.randperm(6, generator=generator)[: round % 4]
+        rows = self.table(ids) * torch.randn(len(ids), 2, generator=generator)
+        return (self.weight * torch.randn(30, generator=generator)).sum() + rows.sum()
+
+
+def in_turn(rounds):
+    """Workers with staleness push one after the other: one process that takes all their steps has the same weights."""
+    rank, size, rounds = p3.torch.rank(), p3.torch.size(), int(rounds)
+    kinds = {
+        "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5),
+        "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, lr_decay=0.3),
+    }
+    for kind, make in kinds.items():
+        model, reference = Given(), Given()
+        if kind != "adagrad":  # the others' rows depend on rows that have no gradient
+            model.table.sparse = reference.table.sparse = False
+        optimizer, plain = make(model.parameters()), make(reference.parameters())
+        p3.torch.DistributedOptimizer(optimizer, model, staleness=math.inf)
+        for round in range(rounds):
+            for worker in range(size):
+                plain.zero_grad()
+                (reference(worker, round) / size).backward()
+                plain.step()
+                if worker == rank:
+                    optimizer.zero_grad()
+                    model(worker, round).backward()
+                    optimizer.step()
+                    optimizer.synchronize()
+                job.current().barrier()
+        optimizer.join()
+        for weight, expected in zip(model.parameters(), reference.parameters()):
+            assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-6), (kind, weight, expected)
+        for state, expected in zip(optimizer.state_dict()["state"].values(), plain.state_dict()["state"].values()):
+            assert set(state) == set(expected), kind
+            for name, value in expected.items():
+                assert torch.allclose(state[name], value, rtol=1e-5, atol=1e-6), (kind, name, state[name], value)
+    print("worker %d is as one process" % rank)
+
+
+def begins_with_states():
+    """With staleness, of an optimizer that has taken steps: its state is on the servers before any worker pushes."""
+    model, session = Given(), job.current()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model.table.sparse = False
+    for round in range(3):
+        optimizer.zero_grad()
+        model(0, round).backward()
+        optimizer.step()
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, staleness=math.inf)
+    session.barrier()
+
+    def rounds():
+        return sum(server["rounds"] for server in session.server_counters())
+
+    def give_late(*arguments, give=states.give, before=rounds()):
+        deadline = time.monotonic() + 0.5  # worker 1 could push by then, if it were not made to wait
+        while time.monotonic() < deadline and rounds() == before:
+            time.sleep(0.01)
+        give(*arguments)
+
+    session.barrier()  # `before` is the same for all
+    if session.rank == 0:
+        states.give = give_late
+    for seed in (1, 5):
+        optimizer.zero_grad()
+        model(session.rank, seed).backward()
+        optimizer.step()
+        optimizer.synchronize()
+    session.barrier()
+    for state in optimizer.state_dict()["state"].values():
+        assert state["step"] == 3 + 2 * session.num_workers, state["step"]
+    print("worker %d has seen all steps counted" % session.rank)
 
 
 def uneven(folder, kind, *steps):
@@ -184,12 +365,19 @@ def _train_compressed(kind, is_synchronous):
             for total, parameter, own in zip(sums, reference.parameters(), left_out[worker]):
                 total += encoded(parameter.grad, own)
         for total, parameter in zip(sums, reference.parameters()):
-            comes_back = total.half().float() if kind == "fp16" and is_synchronous else total
-            parameter.grad = comes_back / size
+            mean = total / size
+            parameter.grad = mean.half().float() if kind == "fp16" and is_synchronous else mean
         plain.step()
     optimizer.synchronize()
     for weight, expected in zip(model.parameters(), reference.parameters()):
         assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-6), (kind, (weight - expected).abs().max())
+    if kind == "fp16" and is_synchronous:  # whose sum is beyond half precision, but not their mean
+        large = nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(large.parameters(), lr=1.0)
+        p3.torch.DistributedOptimizer(optimizer, large, compression=compression, synchronous=True)
+        large(torch.full((1, 1), 40000.0)).backward()
+        optimizer.step()
+        assert abs(large.weight.item() + 40000) < 2, large.weight
     return sum(weight.double().sum().item() for weight in model.parameters())
 
 
@@ -254,8 +442,9 @@ def differing_rates(kind):
 def written(kind):
     """A script that writes to a weight on one worker, past torch's notice."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    make = {"on_servers": torch.optim.SGD, "on_workers": torch.optim.Adamax}[kind]
-    optimizer = p3.torch.DistributedOptimizer(make(model.parameters(), lr=0.1), model)
+    make = torch.optim.Adamax if kind == "on_workers" else torch.optim.SGD
+    optimizer = make(model.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, synchronous=kind == "synchronous")
     for number in range(4):
         optimizer.zero_grad()
         out = model(torch.ones(1, 4))
@@ -426,6 +615,11 @@ def _one_step(model, optimizer):
     optimizer.step()
 
 
+def _take_events_from(make):
+    staging.Staging.new_event = lambda _self: make()
+    staging._of(torch.device("cpu"))._events.clear()
+
+
 def overlapped():
     """In the second step of a parameter of 8 slices, each piece is copied when those before it have left."""
     model = nn.Linear(400, 1000, bias=False)
@@ -450,7 +644,7 @@ def overlapped():
         def synchronize(self):
             wait_until_left(self.slices)
 
-    staging.Staging.new_event = lambda _self: Paced()
+    _take_events_from(Paced)
     optimizer.zero_grad()
     loss.backward()
     wait_until_left(8)
@@ -470,14 +664,14 @@ def copy_fails():
 
     if p3.torch.rank() == 1:
         model(torch.ones(1, 400))
-        staging.Staging.new_event = lambda _self: Failing()
+        _take_events_from(Failing)
     _one_step(model, optimizer)
     model(torch.ones(1, 400))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--staged":
-        staging.STAGED.add("cpu")
+        arrays.DEVICES.add("cpu")
         del sys.argv[1]
     if sys.argv[1] == "--thread":  # what uses P3 first is a thread that ends
         first = threading.Thread(target=p3.torch.rank)

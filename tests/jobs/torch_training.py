@@ -209,6 +209,36 @@ class other_method(Case):
         return super().step(run, x, y)
 
 
+class TwoTowers(nn.Module):
+    """Without a forward: a script calls its methods, which use parameters of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.bias = nn.Parameter(torch.ones(17)), nn.Parameter(torch.zeros(5))
+        self.hidden, self.head, self.other = nn.Linear(12, 17), nn.Linear(17, 5), nn.Linear(12, 5)
+
+    def encode(self, x):
+        return torch.tanh(self.hidden(x)) * self.scale
+
+    def classify(self, x):
+        return self.head(self.encode(x)) + self.bias
+
+
+@case
+class rootless(Case):
+    """No forward of the model ever runs, and another module is the first in every other step."""
+
+    model = lambda self: TwoTowers()  # noqa: E731
+
+    def loss(self, model, x, y):
+        others = model.other(x) if self.step_number % 2 else 0.0
+        return nn.functional.cross_entropy(model.classify(x) + others, y)
+
+    def step(self, run, x, y):
+        self.step_number = run.steps
+        return super().step(run, x, y)
+
+
 @case
 class not_always(Case):
     """A layer that every other step leaves out, one that a worker leaves out alone, and one that runs twice."""
@@ -272,6 +302,37 @@ class accumulated_plainly(Case):
         for part, of in [(x, y)] if run.steps == STEPS - 1 else zip(x.chunk(2), y.chunk(2)):
             (self.loss(run.model, part, of) / 2).backward()
         run.optimizer.step()
+
+
+@case
+class zeroed(not_always):
+    """What has no gradient in a step has one of zero, so momentum and decay go on."""
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    def step(self, run, x, y):
+        self.step_number = run.steps
+        (run.model if run.steps % 2 else run.optimizer).zero_grad(set_to_none=False)
+        loss = self.loss(run.model, x, y)
+        loss.backward()
+        run.optimizer.step()
+        return loss
+
+
+@case
+class touched(Case):
+    """Weights read outside their modules, by references from before, and before these run; without a word to P3."""
+
+    optimizer = lambda self, model: _optim.AdamW(model.parameters(), lr=0.01)  # noqa: E731
+
+    def prepare(self, run):
+        self.weights = list(run.model.parameters())
+
+    def loss(self, model, x, y):
+        penalty = sum(weight.square().sum() for weight in self.weights)
+        tied = nn.functional.embedding(y, model[4].weight).sum()
+        return super().loss(model, x, y) + 0.01 * penalty + 0.01 * tied / len(y)
 
 
 class Checkpointed(nn.Module):
@@ -474,6 +535,42 @@ class compiled_before(Case):
         return model
 
 
+class Block(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.inner, self.scale = nn.Linear(inputs, outputs), nn.Parameter(torch.ones(outputs))
+
+    def forward(self, x):
+        return torch.tanh(self.inner(x)) * self.scale
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Block(12, 17), Block(17, 5)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@case
+class compiled_in_place(Case):
+    """By module.compile(): a block of the model, in one graph that nothing may interrupt."""
+
+    def model(self):
+        model = Blocks()
+        model.second.compile(backend="eager", fullgraph=True)
+        return model
+
+
+@case
+class compiled_in_place_as_a_whole(Case):
+    def model(self):
+        model = Blocks()
+        model.compile(backend="eager", fullgraph=True)
+        return model
+
+
 @case
 class checkpoints(Case):
     """state_dict and load_state_dict of both in the middle, into a plain copy of torch's and back."""
@@ -496,6 +593,25 @@ class checkpoints(Case):
 @case
 class momentum_loaded(checkpoints):
     optimizer = Case.optimizer
+
+
+@case
+class put_back(Case):
+    """Weights and the optimizer's state as they were at first, in the middle; and a broadcast after a step."""
+
+    optimizer = lambda self, model: _optim.Adam(model.parameters(), lr=0.01)  # noqa: E731
+
+    def prepare(self, run):
+        self.first = copy.deepcopy((run.model.state_dict(), run.optimizer.state_dict()))
+
+    def step(self, run, x, y):
+        if run.steps == 2:
+            run.model.load_state_dict(self.first[0])
+            run.optimizer.load_state_dict(self.first[1])
+        loss = super().step(run, x, y)
+        if run.steps == 3 and run.mode == "p3":
+            run.optimizer.broadcast()
+        return loss
 
 
 @case
@@ -555,9 +671,9 @@ def start(mode, device, name):
 def main(folder, where, *names):
     mode, _, device = where.partition("-")
     if device in ("staged", "late"):
-        from p3.torch import staging
+        from p3.torch import arrays, staging
 
-        staging.STAGED.add("cpu")
+        arrays.DEVICES.add("cpu")
     if device == "late":
         import late_streams
 

@@ -1,6 +1,5 @@
 """`p3 exec` under a launcher that the tests play: how a job of two machines with two workers each begins and ends."""
 
-import glob
 import json
 import os
 import signal
@@ -8,7 +7,7 @@ import sys
 
 import launched_jobs as jobs
 import pytest
-from processes import SECRET, Process
+from processes import SECRET, Process, command_lines
 
 SIZE, EACH = 4, 2
 
@@ -62,7 +61,7 @@ def test_the_secret_goes_through_a_private_file_that_is_gone_once_all_have_joine
     with open("/proc/%d/environ" % told[3]["pid"], "rb") as file:
         (secret,) = [text[10:] for text in file.read().split(b"\0") if text.startswith(b"P3_SECRET=")]
     assert len(secret) == 64
-    lines = [open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline") if os.path.exists(path)]
+    lines = command_lines()
     assert not [line for line in lines if secret in line]
     for one in started:
         one.signal(signal.SIGTERM)

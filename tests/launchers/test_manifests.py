@@ -78,6 +78,32 @@ def test_the_indexed_job_says_what_p3_exec_needs():
     assert (place.rank, place.size, place.machines) == (3, 4, 4)
 
 
+def check_room(pod):
+    """Every container says what it needs; and a worker has more than 64 MiB of /dev/shm, within its memory."""
+    (container,) = pod["containers"]
+    asked = container["resources"]
+    assert set(asked["requests"]) == {"cpu", "memory"} and asked["limits"]["memory"] == asked["requests"]["memory"]
+    if container["command"][2:]:
+        (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == "/dev/shm"]
+        (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+        assert volume["emptyDir"]["medium"] == "Memory"
+        assert int(volume["emptyDir"]["sizeLimit"][:-2]) < int(asked["limits"]["memory"][:-2])
+
+
+def test_the_indexed_job_asks_for_room_a_node_for_each_pod_and_snapshots_of_its_own():
+    pod = named("Job")["spec"]["template"]["spec"]
+    check_room(pod)
+    (spread,) = pod["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"] == named("Service")["spec"]["selector"]
+    (container,) = pod["containers"]
+    names = [one["name"] for one in container["env"]]
+    env = variables(container)
+    assert env["JOB"] == {"fieldRef": {"fieldPath": "metadata.labels['job-name']"}}
+    # Kubernetes puts in what stands further up in the list alone.
+    assert env["P3_SNAPSHOT_DIR"].endswith("/$(JOB)") and names.index("JOB") < names.index("P3_SNAPSHOT_DIR")
+    assert env["P3_SNAPSHOT_DIR"].startswith(container["volumeMounts"][0]["mountPath"] + "/")
+
+
 def test_the_secret_that_stands_in_for_yours_is_refused():
     with pytest.raises(ValueError, match="at least 16 characters"):
         Settings.from_env({"P3_SECRET": named("Secret")["stringData"]["secret"]})
@@ -120,6 +146,7 @@ def test_the_mxjob_says_what_p3_exec_needs():
     for role, replicas in spec["mxReplicaSpecs"].items():
         assert replicas["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
         (container,) = replicas["template"]["spec"]["containers"]
+        check_room(replicas["template"]["spec"])
         assert container["name"] == "mxnet"  # the operator gives the variables to this one
         assert container["command"][:2] == ["p3", "exec"] and (len(container["command"]) > 2) == (role == "Worker")
         assert variables(container)["P3_SECRET"] == {"secretKeyRef": {"name": "train", "key": "secret"}}

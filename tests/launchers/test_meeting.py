@@ -87,11 +87,11 @@ def test_a_known_scheduler_needs_a_given_secret(folder):
         meeting.arrange(known, place(), folder, {}).__enter__()
 
 
-def test_a_scheduler_whose_name_does_not_resolve_is_waited_for(folder):
+def test_where_a_known_scheduler_is_nobody_has_to_say(folder):
+    """Its name may not resolve yet: whoever connects to it waits for that."""
     settings = Settings(root_host="nowhere.invalid", root_port=9091, secret="a secret that only tests use")
-    with pytest.raises(RendezvousError, match="nowhere.invalid does not resolve .* for 0.1 s"):
-        with meeting.arrange(settings, place(1), folder, {}) as (channel, _):
-            channel.read(0.1)
+    with meeting.arrange(settings, place(1), folder, {}) as (channel, *_):
+        assert channel.read(0.1) == "nowhere.invalid 9091"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,10 @@ def test_a_cancelled_job_ends_and_leaves_nothing(start, tmp_path, number):
     launcher = start(0)
     jobs.workers(tmp_path, SIZE, launcher)
     launcher.signal(number)
-    assert launcher.wait(60).code != 0
+    ended = launcher.wait(60)
+    # Hydra's proxy may take codes for 0 once it has passed on a signal, if outputs close before it has waited.
+    assert ended.code != 0 or "hydra" in os.path.realpath(launcher.popen.args[0]), ended
+    assert "began at" not in ended.out, ended  # the last line of a worker that comes to its end
     nothing_is_left(tmp_path)
 
 

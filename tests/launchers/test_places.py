@@ -11,7 +11,7 @@ from processes import Process, clean_environment
 
 from p3.errors import ConfigError
 from p3.launchers import adapters, pmi
-from p3.launchers.place import find
+from p3.launchers.place import counted, find, warning_if_alone
 
 # As Slurm 22.05, Open MPI 4.1.4 and torchrun of torch 2.13 set them; those that P3 does not read are left out.
 SLURM = {
@@ -153,6 +153,21 @@ def test_an_mxjob_tells_the_rank_within_the_role():
     assert adapters.rank_of_mxjob({"MX_CONFIG": json.dumps(config)}) == "2"
     with pytest.raises(ConfigError, match="names no index of this task"):
         adapters.rank_of_mxjob({"MX_CONFIG": '{"task": {"type": "worker"}}'})
+
+
+def test_ranks_that_are_told_nothing_of_machines_are_placed_once_they_have_counted_them():
+    alone = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    assert place(alone)[:7] == place(dict(alone, LOCAL_RANK="1"))[:7] == ("torchrun", 3, 4, 0, None, 0, "")
+    assert counted(place(alone), ["a", "b", "a", "b"])[:7] == ("torchrun", 3, 4, 1, 2, 2, "1")
+    with pytest.raises(ConfigError, match="RANK=three"):
+        place(dict(alone, RANK="three"))
+
+
+def test_ranks_that_cannot_meet_are_warned():
+    warning = warning_if_alone(adapters.ADAPTERS, {"RANK": "1", "WORLD_SIZE": "2"})
+    assert warning.startswith("RANK=1, WORLD_SIZE=2: this is one of 2 processes, but each trains alone.")
+    assert warning.endswith("they need MASTER_ADDR and MASTER_PORT, too")
+    assert warning_if_alone(adapters.ADAPTERS, {"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize("size", [1, 4])

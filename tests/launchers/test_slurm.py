@@ -2,11 +2,15 @@
 
 import os
 import signal
+import sys
 
 import launched_jobs as jobs
 import pytest
 import slurm
+from plugin_jobs import SCRIPTS
 from processes import ROOT, Process
+
+from p3.snapshots import files
 
 pytestmark = pytest.mark.skipif(
     bool(slurm.missing()), reason="no %s here; sudo tools/needs all installs Slurm" % " ".join(slurm.missing())
@@ -74,8 +78,15 @@ def test_a_cancelled_job_ends_and_leaves_nothing(cluster, tmp_path):
     nothing_is_left(tmp_path)
 
 
-def test_a_job_of_the_example_is_requeued_and_resumes_from_its_snapshot(cluster, tmp_path):
+def example():
+    """The example, for nodes of four cores."""
     text = (ROOT / "examples" / "slurm" / "train.sbatch").read_text()
+    assert "--cpus-per-task=8" in text
+    return text.replace("--cpus-per-task=8", "--cpus-per-task=3")
+
+
+def test_a_job_of_the_example_is_requeued_and_resumes_from_its_snapshot(cluster, tmp_path):
+    text = example()
     text = text.replace("P3_SNAPSHOT_EVERY=100", "P3_SNAPSHOT_EVERY=2")
 
     def submit(*arguments):
@@ -86,11 +97,34 @@ def test_a_job_of_the_example_is_requeued_and_resumes_from_its_snapshot(cluster,
 
     whole = submit(7)
     cluster.wait(whole, "COMPLETED")
+    assert [one["SLURM_CPUS_PER_TASK"] for one in jobs.workers(tmp_path, 4)] == ["3"] * 4
     number, undisturbed, began = jobs.digests(cluster.output(whole))
     assert (number, len(undisturbed), began) == (4, 1, {0}), cluster.output(whole)
     job = submit(7, 5)
     cluster.wait(job, "COMPLETED", timeout_s=80)
     assert jobs.digests(cluster.output(job)) == (4, undisturbed, {4}), cluster.output(job)
+    nothing_is_left(tmp_path)
+
+
+def test_a_job_of_the_example_whose_time_is_over_takes_a_snapshot_and_goes_on_from_it(cluster, tmp_path):
+    text = example()
+    command = [sys.executable, "-m", "p3", "exec", sys.executable, str(SCRIPTS / "on_demand.py"), "numpy", "0"]
+    # What is requeued finds that file, and trains a few steps more.
+    command = "sh -c 'exec %s $(cat steps 2>/dev/null || echo 0)'" % jobs.shell(command[:-1])
+    (tmp_path / "train.sbatch").write_text(
+        text.replace("p3 exec python train.py", command).replace("P3_SNAPSHOT_EVERY=100", "P3_SNAPSHOT_EVERY=1000000")
+    )
+    job = cluster.submit(tmp_path / "train.sbatch", "--chdir=%s" % tmp_path, **jobs.environment(tmp_path))
+    jobs.wait_until(lambda: cluster.output(job).count("trains with") == 4)
+    cluster.run("scancel", "--signal=USR1", "--batch", job)  # as --signal has Slurm do it
+    folder = cluster.folder / ("snapshots-" + job)  # where it was submitted
+    jobs.wait_until(lambda: files.rounds(str(folder)))
+    (saved,) = files.rounds(str(folder))
+    (tmp_path / "steps").write_text(str(saved + 3))
+    cluster.wait(job, "COMPLETED", timeout_s=80)
+    output = cluster.output(job)
+    assert output.count("the job ends, as SIGTERM asked; its snapshot of round %d is complete" % saved) == 4, output
+    assert output.count("from %d to %d: " % (saved, saved + 3)) == 4, output
     nothing_is_left(tmp_path)
 
 

@@ -1,5 +1,7 @@
 """Gradient compression through the store: what NumPy says of both types, and what MXNet itself makes of two-bit."""
 
+import sys
+
 import plugin_jobs as jobs
 import pytest
 
@@ -27,3 +29,34 @@ def test_two_bits_give_the_bits_of_mxnets_dist_sync(tmp_path):
         for name in ours.files:
             np.testing.assert_array_equal(ours[name].view("uint32"), theirs[name].view("uint32"), err_msg=name)
         assert all(ours["2 of round %d" % step].any() for step in range(5))  # or there was nothing to compare
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_that_overflows_leaves_nothing_behind_with_amp(workers):
+    command = jobs.python("loss_scaled.py", "mxnet")
+    status, output = jobs.run(command) if workers == 1 else jobs.run_p3(workers, 2, command)
+    assert status == 0, output
+    assert output.count("bit: as if there had been no overflow") == 2 * workers
+
+
+def test_a_loss_scaler_and_deep_gradient_compression_are_refused():
+    script = (
+        "import p3, mxnet as mx; from mxnet.contrib import amp; amp.init('float16', target_precision_ops=[]); "
+        "net = mx.gluon.nn.Dense(2, in_units=2); net.initialize(); "
+        "trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', kvstore='p3_sync', "
+        "compression_params={'type': 'dgc'}, update_on_kvstore=True); "
+        "amp.init_trainer(trainer); trainer._init_kvstore()"
+    )
+    status, output = jobs.run([sys.executable, "-c", script])
+    assert status != 0 and "a loss scaler leaves out steps that overflow, and dgc has taken them by then" in output
+
+
+def test_a_loss_scaler_with_the_update_on_the_servers_is_warned_of():
+    script = (
+        "import p3, mxnet as mx; from mxnet.contrib import amp; amp.init('float16', target_precision_ops=[]); "
+        "net = mx.gluon.nn.Dense(2, in_units=2); net.initialize(); "
+        "trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', kvstore='p3_sync', update_on_kvstore=True); "
+        "amp.init_trainer(trainer); trainer._init_kvstore()"
+    )
+    status, output = jobs.run([sys.executable, "-c", script])
+    assert status == 0 and "a loss scaler is in use with update_on_kvstore=True" in output, output

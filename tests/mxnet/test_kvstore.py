@@ -123,6 +123,26 @@ def test_a_key_that_a_call_repeats_has_the_values_of_all(kv):
     assert [out.asnumpy().tolist() for out in outs] == [[1, 1], [1, 1], [0, 0]]
 
 
+def test_what_is_wrong_with_one_key_of_a_list_leaves_the_others_as_they_were(kv):
+    kv.init([3, 5], [zeros(2), zeros(2)])
+    ones, wide, kept = mx.nd.ones(2), mx.nd.ones(3), zeros(2)
+    for wrong in (
+        lambda: kv.push([3, "unknown"], [ones, ones]),
+        lambda: kv.push([3, 5], [ones, wide]),
+        lambda: kv.pushpull([3, "unknown"], [ones, ones], out=[kept, kept]),
+        lambda: kv.pushpull([3, 5], [ones, ones], out=[kept, wide]),
+    ):
+        with pytest.raises(MXNetError, match="not initialised|has shape"):
+            wrong()
+        kv.pull(3, out := mx.nd.ones(2))
+        assert out.asnumpy().tolist() == kept.asnumpy().tolist() == [0, 0]
+    kv.push(3, ones)
+    for wrong in (lambda: kv.pull([3, "unknown"], [kept, kept]), lambda: kv.pull([3, 5], [kept, wide])):
+        with pytest.raises(MXNetError, match="not initialised|has shape"):
+            wrong()
+        assert kept.asnumpy().tolist() == [0, 0]
+
+
 def test_keys_that_share_gradients_are_all_pushed_before_any_is_pulled(kv):
     gradients = [mx.nd.ones(2), mx.nd.ones(2, ctx=mx.cpu(1))]
     kv.init([3, 5], [zeros(2), zeros(2)])
@@ -302,7 +322,7 @@ def wrong_uses(kv):
     yield "must be a dict", lambda: kv.set_gradient_compression("2bit")
     yield "type is '3bit'; it must be one of 1bit, 2bit", lambda: kv.set_gradient_compression({"type": "3bit"})
     yield "threshold is 0.0; it must be", lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0})
-    yield "type is 'product'; it must be one of average, sum", lambda: kv.set_reduction("product")
+    yield "type is 'product'; it must be one of average, mean, sum", lambda: kv.set_reduction("product")
     yield "no optimizer was set", lambda: kv.save_optimizer_states("/nowhere")
     yield "no optimizer was set", lambda: kv.load_optimizer_states("/nowhere")
     yield "take no command 2: they never evaluate", lambda: kv._send_command_to_servers(2, "")
@@ -340,6 +360,23 @@ def updates_through(kv, optimizer, rounds, change=lambda round, optimizer: None)
         kv.pushpull(0, random(5, 4, seed=round), out=weight)
         seen.append(weight.asnumpy())
     return seen
+
+
+@pytest.mark.parametrize("gradient", [mx.nd.ones((2, 2)), mx.nd.ones((2, 2)).tostype("row_sparse")])
+def test_another_optimizer_of_the_same_kind_begins_with_fresh_states(kv, gradient):
+    """As in MXNet; Adam's moments without the count of updates that its correction needs are neither."""
+    out, expected = zeros(2, 2), zeros(2, 2)
+    kv.set_optimizer(mx.optimizer.Adam())
+    kv.init("w", zeros(2, 2))
+    updater = mx.optimizer.get_updater(mx.optimizer.Adam())
+    for step in range(4):
+        if step == 2:
+            kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.5))
+            updater = mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.5))
+        kv.push("w", gradient * (step + 1))
+        updater("w", gradient * (step + 1), expected)
+        kv.pull("w", out)
+        assert np.array_equal(out.asnumpy(), expected.asnumpy())
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])  # the last one runs on the workers

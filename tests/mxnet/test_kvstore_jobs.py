@@ -12,7 +12,7 @@ pytest.importorskip("mxnet")
 def test_workers_together(workers, servers):
     status, output = jobs.run_p3(workers, servers, jobs.python("together.py"))
     assert status == 0, output
-    assert output.count("passed check_") == 5 * workers, output
+    assert output.count("passed check_") == 6 * workers, output
 
 
 def test_a_step_returns_while_the_network_is_stopped():

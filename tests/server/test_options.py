@@ -16,6 +16,7 @@ SENSIBLE = [
     ("compression", dict(DGC, ratio=1, warmup_steps=100, clip_norm=5, masking=False)),
     ("reduction", {"type": "sum"}),
     ("reduction", {"type": "average"}),
+    ("reduction", {"type": "mean"}),
 ]
 SENSELESS = [
     ("momentum", {}, "option 'momentum' is unknown; a store has compression, optimizer, reduction"),
@@ -38,7 +39,7 @@ SENSELESS = [
     ("compression", dict(DGC, clip_norm=float("inf")), "clip_norm is inf; it must be a finite number of at least 0"),
     ("compression", dict(DGC, masking=1), "compression dgc: masking is 1; it must be True or False"),
     ("compression", dict(DGC, momentum=0.9), "compression dgc: 'momentum' (which is 0.9) is no field of it"),
-    ("reduction", {"type": "max"}, "reduction: type is 'max'; it must be one of average, sum"),
+    ("reduction", {"type": "max"}, "reduction: type is 'max'; it must be one of average, mean, sum"),
     ("reduction", {"type": "sum", "weight": 2}, "reduction sum: 'weight' (which is 2) is no field of it; it has type"),
 ]
 SENSELESS += [

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 
 import numpy as np
@@ -106,6 +107,57 @@ def test_only_the_newest_are_kept_and_leftovers_go(directory):
     os.mkdir(os.path.join(directory, "mine.part"))
     files.remove_leftovers(directory)
     assert sorted(os.listdir(directory)) == ["mine.part", "round-%012d" % 3, "round-%012d" % 4]
+
+
+DISK_CALLS = "mkdir open rename replace unlink rmdir fsync listdir scandir".split()
+
+
+def crash_at(point, work):
+    """Whether work() ended before its call number `point` to the disk, at which its process, a child, dies."""
+    child = os.fork()
+    if child == 0:
+        os.closerange(0, 3)
+        left = [point]
+
+        def dying(call):
+            def called(*arguments, **named):
+                if left[0] == 0:
+                    os._exit(7)
+                left[0] -= 1
+                return call(*arguments, **named)
+
+            return called
+
+        for name in DISK_CALLS:
+            setattr(os, name, dying(getattr(os, name)))
+        try:
+            work()
+        finally:
+            os._exit(0 if left[0] >= 0 else 1)
+    code = os.WEXITSTATUS(os.waitpid(child, 0)[1])
+    assert code in (0, 7), "the child failed"
+    return code == 0
+
+
+@pytest.mark.parametrize("there", [2, 3], ids=["of an earlier round", "of the same round"])
+def test_a_crash_at_any_call_to_the_disk_leaves_a_whole_snapshot(directory, monkeypatch, there):
+    """A snapshot of round 3 is taken where there is one already; then another crash, of who recovers from that."""
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # the kernel lives on
+    for point in range(1000):
+        shutil.rmtree(directory, ignore_errors=True)
+        take(directory, there, value=VALUE + 1)
+        is_whole = crash_at(point, lambda: take(directory, 3, keep=1))
+        crash_at(point % 7, lambda: files.recover(directory))
+        files.recover(directory)
+        found = files.newest_valid(directory)
+        assert found is not None, point
+        is_new = found.round == 3 and not (found.array(0, "w") - VALUE).any()
+        np.testing.assert_array_equal(found.array(0, "w"), VALUE if is_new else VALUE + 1)
+        assert not [name for name in os.listdir(directory) if name.endswith(".part")]
+        if is_whole:
+            assert is_new
+            return
+    pytest.fail("it never ended")
 
 
 def truncate(path):

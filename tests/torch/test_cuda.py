@@ -77,6 +77,20 @@ def test_values_are_never_torn():
     assert output.count("every value was whole") == 2
 
 
+def test_an_lstm_may_flatten_its_weights_in_each_step():
+    status, output = jobs.run_p3(2, 1, jobs.python(JOBS, "moved"))
+    assert status == 0, output
+    assert output.count("the weights follow") == 2
+
+
+def test_a_worker_has_a_context_on_its_own_device_alone():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs: torch.cuda.device_count() is %d" % torch.cuda.device_count())
+    status, output = jobs.run_p3(2, 1, jobs.python(JOBS, "one_context"))
+    assert status == 0, output
+    assert output.count("one context") == 2
+
+
 def test_a_model_may_use_two_devices():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs: torch.cuda.device_count() is %d" % torch.cuda.device_count())

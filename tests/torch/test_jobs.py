@@ -11,10 +11,12 @@ import time
 import launched_jobs as jobs_of_launchers
 import plugin_jobs as jobs
 import pytest
-from processes import Process, clean_environment
+from lab_traces import needs_lab
+from processes import SECRET, Process, clean_environment
 
 torch = pytest.importorskip("torch")
 import p3.torch  # noqa: E402
+from p3.measure.lab import hosts as lab  # noqa: E402
 
 
 def script(*arguments):
@@ -37,6 +39,17 @@ def test_no_call_waits_for_the_network():
     assert "the step returned while the server was frozen" in output and "and took effect afterwards" in output
 
 
+def test_the_script_may_have_another_default_device():
+    status, output = jobs.run(jobs.python("torch_elsewhere.py"))
+    assert status == 0 and "trained" in output, output
+
+
+def test_page_faults_of_a_step_are_counted():
+    status, output = jobs.run([sys.executable, "-m", "p3.measure.micro.faults", "--steps", "1"], timeout_s=100)
+    assert status == 0, output
+    assert json.loads(output.splitlines()[0])["faults"] >= 0
+
+
 @pytest.mark.parametrize("kind", ["adam", "adamax", "synchronous"])
 def test_workers_may_take_different_numbers_of_steps(tmp_path, kind):
     status, output = jobs.run_p3(3, 2, script("uneven", tmp_path, kind, 2, 5, 3), P3_CHECK="1")
@@ -52,6 +65,33 @@ def test_workers_may_be_steps_apart(staged, staleness, workers):
     assert status == 0, output
     assert output.count("kept within its staleness") == workers
     assert output.count("so no two runs are alike") == (staleness != "0")
+    ahead = sum(map(int, re.findall(r"staleness, (\d+) times", output)))
+    assert (ahead > 0) == (staleness != "0" and not staged), output
+
+
+def test_with_staleness_a_step_does_not_wait_for_the_answer_to_the_one_before():
+    status, output = jobs.run_p3(1, 1, script("goes_ahead"))
+    assert status == 0, output
+    assert output.count("beside its predecessor's answer") == 7 and "nothing was lost" in output
+
+
+def test_with_staleness_a_gradient_written_when_it_was_under_way_is_an_error():
+    status, output = jobs.run_p3(1, 1, script("keeps_gradients"))
+    assert status == 0, output
+    told = re.findall(r"gradient of (\S+) was written after step.*give P3 a clone, or call optimizer.sync", output)
+    assert told == ["0.weight"] * 3 + ["1.weight"] * 6, output
+
+
+def test_workers_that_push_in_turn_have_the_weights_of_one_process():
+    status, output = jobs.run_p3(2, 2, script("in_turn", 6), P3_SLICE_ELEMENTS="20")
+    assert status == 0, output
+    assert output.count("is as one process") == 2
+
+
+def test_workers_that_are_steps_apart_begin_with_the_optimizers_state():
+    status, output = jobs.run_p3(2, 1, script("begins_with_states"))
+    assert status == 0, output
+    assert output.count("has seen all steps counted") == 2
 
 
 def test_workers_that_are_steps_apart_cannot_update():
@@ -59,6 +99,7 @@ def test_workers_that_are_steps_apart_cannot_update():
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(ValueError, match="staleness needs an optimizer that the servers have"):
         p3.torch.DistributedOptimizer(optimizer, model, staleness=2)
+
 
 def test_a_parameter_that_a_worker_has_not_touched_sends_nothing():
     status, output = jobs.run_p3(2, 2, script("untouched"), P3_LOCAL_AGGREGATION="0")
@@ -81,6 +122,15 @@ def test_compressed_gradients_are_those_of_the_documentation(synchronous):
     assert output.count("follows") == 2
 
 
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has none for the CPU before 2.3")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_that_overflows_leaves_nothing_behind_with_a_grad_scaler(workers):
+    command = jobs.python("loss_scaled.py", "torch")
+    status, output = jobs.run(command) if workers == 1 else jobs.run_p3(workers, 2, command)
+    assert status == 0, output
+    assert output.count("bit: as if there had been no overflow") == 2 * workers
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_deep_gradient_compression_has_the_bits_of_numpy(workers):
     status, output = jobs.run_p3(workers, 2, script("dgc"), P3_CHECK="1")
@@ -95,13 +145,12 @@ def test_workers_whose_learning_rates_differ_end_the_job(kind):
     assert status != 0 and "disagree in round" in output and "the same optimizer, learning rate" in output, output
 
 
-@pytest.mark.parametrize("kind", ["on_servers", "on_workers"])
-def test_check_names_the_parameter_that_differs(kind):
+@pytest.mark.parametrize("kind", ["on_servers", "on_workers", "synchronous"])
+def test_check_names_the_parameter_that_one_worker_has_written(kind):
+    """A synchronous optimizer's script may write to weights, but all workers must write the same."""
     status, output = jobs.run_p3(2, 1, script("written", kind), P3_CHECK="1")
-    if kind == "on_servers":  # whose value has replaced what was written
-        assert status == 0, output
-    else:
-        assert status != 0 and "the workers' weights differ, in 1.weight." in output, output
+    text = "the workers' weights differ, in 1.weight." if kind == "synchronous" else "parameter 1.weight was written by"
+    assert status != 0 and text in output, output
 
 
 @pytest.mark.parametrize("kind", ["adamw", "momentum", "adamax", "compressed", "compressed_synchronous", "dgc"])
@@ -152,6 +201,36 @@ def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains_and_the_doctor_ask
     one, other = run(["--no-python", *jobs_of_launchers.DOCTOR], P3_SECRET="a secret that only tests use")
     asked = one if one.out else other
     assert (one.code, other.code) == (0, 0) and len(json.loads(asked.out)["hosts"]) == 2, (one, other)
+
+
+def told_no_machines(rank, size, address, port):
+    """As Kubeflow's PyTorchJob has it, and others."""
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+
+def test_workers_that_know_their_rank_alone_count_their_machines(tmp_path, processes):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for rank in range(2):
+        env = clean_environment(OMP_NUM_THREADS="1", **told_no_machines(rank, 2, "127.0.0.1", port))
+        processes.append(Process(script("uneven", tmp_path, "adam", 2, 1), env, tmp_path))
+    ended = [one.wait(80) for one in processes]
+    assert [(one.code, one.out.count("follows")) for one in ended] == [(0, 1)] * 2, ended
+
+
+@needs_lab
+def test_ranks_of_two_machines_that_are_told_nothing_more_have_a_server_on_each(tmp_path, processes):
+    with lab.lab(2) as pair:
+        for rank, host in enumerate((pair[0], pair[1], pair[0])):
+            env = jobs_of_launchers.environment(
+                tmp_path, P3_SECRET=SECRET, DMLC_NODE_HOST="", **told_no_machines(rank, 3, pair[0].address, 29500)
+            )
+            processes.append(Process(host.command(*jobs_of_launchers.command(tmp_path, 3)), env, tmp_path))
+        ended = [one.wait(80) for one in processes]
+    assert [one.code for one in ended] == [0] * 3, ended
+    assert "".join(one.out for one in ended).count("of 3 with 2 servers") == 3
+    told = jobs_of_launchers.workers(tmp_path, 3)
+    assert [(one["P3_LOCAL_RANK"], one["P3_LOCAL_SIZE"]) for one in told] == [("0", "2"), ("0", "1"), ("1", "2")]
 
 
 def test_a_job_outlives_the_thread_that_has_opened_it(tmp_path):

@@ -117,7 +117,7 @@ def test_who_asks_hears_of_this_start_whatever_earlier_ones_have_left(monkeypatc
 
     with ThreadPoolExecutor(1) as pool:
         for start in ("1", "2"):
-            server.set("p3//asks/1", "one who has died")
+            server.set("p3//address/1", "one who has died")
             asking = pool.submit(channel(1, 10).read, 10)
             channel(0, 10).publish(start)
             assert asking.result() == start

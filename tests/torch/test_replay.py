@@ -37,6 +37,13 @@ def test_workers_of_p3_end_right(command):
 
 
 @COMMANDS
+def test_workers_of_p3_that_are_steps_apart_end_right(command):
+    status, output = jobs.run_p3(2, 2, [*command, "--store", "p3_torch:4"])
+    assert status == 0, output
+    assert [line["result"] for line in lines_of(output) if line["kind"] == "result"] == ["right", "right"], output
+
+
+@COMMANDS
 def test_workers_of_ddp_end_right(command):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -1,5 +1,7 @@
 """The staging of parameters on a GPU, with the CPU in the GPU's place: all of it but what streams and events do."""
 
+import contextlib
+import functools
 import gc
 import os
 import sys
@@ -15,10 +17,12 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(jobs.SCRIPTS))
 import p3.torch  # noqa: E402
 from processes import QUICK_IMPORT, ROOT  # noqa: E402
+import late_streams  # noqa: E402
 import torch_training  # noqa: E402
-from p3.torch import staging  # noqa: E402
+from p3.torch import arrays, staging  # noqa: E402
 from p3.trace import lives  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from weights import distance, load, same_bits  # noqa: E402
 
 CASES = [name for name in torch_training.CASES if not name.startswith("sparse")]
@@ -108,19 +112,25 @@ def test_a_copy_that_fails_fails_the_job_by_name():
 
 
 @pytest.fixture
-def staged(monkeypatch):
-    monkeypatch.setattr(staging, "STAGED", {"cpu"})
+def staged():
+    arrays.DEVICES.add("cpu")
+    yield
+    arrays.DEVICES.remove("cpu")
 
 
-class Held(torch.cpu.Event):
-    """An event that is done when the test says so."""
+@pytest.fixture
+def late(staged, monkeypatch):
+    """The device's streams, late ones."""
+    monkeypatch.setattr(staging, "_of", functools.lru_cache(maxsize=None)(late_streams.Staging))
+    return lambda: staging._of(torch.device("cpu"))
 
-    def __init__(self, waited_for, done):
-        self.waited_for, self.done = waited_for, done
 
-    def synchronize(self):
-        self.waited_for.set()
-        assert self.done.wait(DEADLINE_S)
+def test_the_threads_choose_the_device(late):
+    model, optimizer = linear_of()
+    step(model, optimizer)
+    model(torch.ones(1, 4))
+    assert set(late_streams.device_of) == {"p3-staging-%s" % name for name in ("copies", "waits", "back")}
+    assert set(late_streams.device_of.values()) == {torch.device("cpu")}
 
 
 def linear_of(optimizer_of=torch.optim.SGD, **options):
@@ -135,45 +145,276 @@ def step(model, optimizer):
     optimizer.step()
 
 
-def test_a_gradient_is_kept_until_it_is_copied_and_no_longer(staged, monkeypatch):
-    model, optimizer = linear_of()
-    step(model, optimizer)
-    model(torch.ones(1, 4))
-    waited_for, done = threading.Event(), threading.Event()
-    monkeypatch.setattr(staging.Staging, "new_event", lambda self: Held(waited_for, done))
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    kept = weakref.ref(model.weight.grad.untyped_storage())
-    optimizer.step()
-    assert waited_for.wait(DEADLINE_S)
-    gc.collect()
-    assert kept() is not None
-    before = model.weight.detach().clone()
-    done.set()
-    model(torch.ones(1, 4))
-    assert torch.allclose(before - model.weight, torch.ones(3, 4))
+@contextlib.contextmanager
+def held(stream):
+    """What is queued on the stream within this happens behind it."""
+    opened = threading.Event()
+    stream.enqueue(lambda: opened.wait(DEADLINE_S))
+    try:
+        yield
+    finally:
+        opened.set()
+
+
+def wait_until(is_so):
     deadline = time.monotonic() + DEADLINE_S
-    while kept() is not None:
+    while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-def test_a_round_begins_when_the_value_before_has_left_the_host_array(staged, monkeypatch):
+def test_a_gradient_is_kept_until_it_is_copied_and_no_longer(late):
+    model, optimizer = linear_of()
+    step(model, optimizer)
+    model(torch.ones(1, 4))
+    with held(late()._out):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        kept = weakref.ref(model.weight.grad.untyped_storage())
+        before = model.weight.detach().clone()
+        optimizer.step()
+        gc.collect()
+        assert kept() is not None
+    model(torch.ones(1, 4))
+    assert torch.allclose(before - model.weight, torch.ones(3, 4))
+    wait_until(lambda: kept() is None)
+
+
+def test_the_copies_of_all_gradients_are_queued_before_the_first_is_done(late):
+    """And no call waits for one."""
+    model, optimizer = linear_of()
+    step(model, optimizer)
+    model(torch.ones(1, 4))
+    out, session = late()._out, p3.torch.job.current()
+    sent, queued = session.counters()["slices_sent"], out.queued
+    with held(out):
+        step(model, optimizer)
+        wait_until(lambda: out.queued == queued + 1 + 2 * 5)  # of each gradient: three waits, a copy, and its event
+        assert session.counters()["slices_sent"] <= sent + 1  # that of the step's count
+    model(torch.ones(1, 4))
+    assert session.counters()["slices_sent"] == sent + 3
+
+
+def test_more_pieces_than_may_be_ahead_are_copied_all_the_same(late, monkeypatch):
+    monkeypatch.setattr(staging, "_AHEAD", 2)
+    monkeypatch.setattr(staging, "pieces", lambda elements, first: [(at, at + 1) for at in range(elements)])
+    model, optimizer = linear_of()
+    before = model.weight.detach().clone()
+    for _ in range(3):
+        step(model, optimizer)
+    optimizer.synchronize()
+    assert torch.allclose(before - model.weight, torch.full((3, 4), 3.0))
+
+
+def test_events_are_used_again(late):
+    made = []
+    late().new_event = lambda: made.append(late_streams.Event()) or made[-1]
+    model, optimizer = linear_of()
+    for _ in range(6):
+        step(model, optimizer)
+        optimizer.synchronize()
+    assert len(made) <= 2 * (2 + 2), "each parameter has two, and each gradient under way needs two"
+
+
+def test_host_arrays_lie_in_slabs(staged):
+    made = staging.Staging(torch.device("cpu"))
+    kinds = [(3, torch.bfloat16), (0, torch.float32), (5, torch.float64), (1 << 17, torch.float32),
+             (1 << 19, torch.float16), (5 << 20, torch.float32), (3 << 18, torch.float32)]  # fmt: skip
+    arrays = [made.host_array(torch.empty(count, dtype=dtype, device="meta")) for count, dtype in kinds]
+    assert [(len(one), one.dtype) for one in arrays] == kinds
+    mebibytes = [one.untyped_storage().nbytes() / (1 << 20) for one in arrays]
+    assert mebibytes == [1, 1, 1, 1, 1, 20, 4]
+    for number, one in enumerate(arrays):
+        one.fill_(number)
+    assert all((one == number).all() for number, one in enumerate(arrays))
+
+
+def test_a_round_begins_when_the_value_before_has_left_the_host_array(late, monkeypatch):
     session = p3.torch.job.current()
     model, optimizer = linear_of()
     step(model, optimizer)
-    session.wait([parameter._operation for parameter in optimizer._p3._parameters.values()])
-    waited_for, done = threading.Event(), threading.Event()
-    with monkeypatch.context() as patched:
-        patched.setattr(staging.Staging, "new_event", lambda self: Held(waited_for, done))
-        model(torch.ones(1, 4))  # its copy to the device is not done
-    sent = session.counters()["slices_sent"]
-    step(model, optimizer)
-    assert waited_for.wait(DEADLINE_S)
-    assert session.counters()["slices_sent"] <= sent + 1  # that of the step's count
-    done.set()
+    optimizer.synchronize()
+    # So that what the device has to wait for does not hold up the script.
+    monkeypatch.setattr(late_streams, "_current", late_streams.Stream())
+    out, queued = late()._out, late()._out.queued
+    with held(late()._back):
+        step(model, optimizer)
+        session.wait([parameter._operation for parameter in optimizer._p3._parameters.values()])
+        sent = session.counters()["slices_sent"]
+        step(model, optimizer)  # the copy of the value before to the device is not done
+        wait_until(lambda: out.queued == queued + 2 * 2 * 5)
+        assert session.counters()["slices_sent"] <= sent + 2  # those of the steps' count
     model(torch.ones(1, 4))
-    assert session.counters()["slices_sent"] == sent + 3
+    assert session.counters()["slices_sent"] >= sent + 2
+
+
+def test_a_value_is_copied_to_the_device_before_a_module_asks(late):
+    model, optimizer = linear_of()
+    step(model, optimizer)
+    optimizer.synchronize()
+    back, queued = late()._back, late()._back.queued
+    step(model, optimizer)
+    wait_until(lambda: back.queued == queued + 2 * 2)  # of each value the copy and its event
+    optimizer.synchronize()
+    assert back.queued == queued + 2 * 2
+
+
+def test_a_copy_to_the_device_that_the_thread_could_not_make_is_made_for_the_module(late, monkeypatch):
+    model, optimizer = linear_of()
+    before, failed = model.weight.detach().clone(), threading.Semaphore(0)
+    copy = late_streams.Staging._copy
+
+    def fails_in_the_thread(self, stream, destination, source):
+        if threading.current_thread().name == "p3-staging-back":
+            failed.release()
+            raise RuntimeError("out of resources")
+        copy(self, stream, destination, source)
+
+    monkeypatch.setattr(late_streams.Staging, "_copy", fails_in_the_thread)
+    for _ in range(3):
+        step(model, optimizer)
+        assert failed.acquire(timeout=DEADLINE_S)
+    optimizer.synchronize()
+    assert torch.allclose(before - model.weight, torch.full((3, 4), 3.0))
+
+
+def test_two_streams_may_share_a_weight(late, monkeypatch):
+    """The value gets into it on the one that needs it first, and the other one waits for that."""
+    model, optimizer = linear_of()
+    step(model, optimizer)
+    optimizer.synchronize()
+    first, second, done = late_streams.Stream(), late_streams.Stream(), threading.Event()
+    step(model, optimizer)
+    with held(first):
+        monkeypatch.setattr(late_streams, "_current", first)
+        model(torch.ones(1, 4))
+        queued = first.queued
+        model(torch.ones(1, 4))
+        assert first.queued == queued, "it waits for itself"
+        monkeypatch.setattr(late_streams, "_current", second)
+        model(torch.ones(1, 4))
+        second.enqueue(done.set)
+        assert second.queued == 2 + 1 and not done.is_set()
+    assert done.wait(DEADLINE_S)
+
+
+def test_a_gradient_that_a_cuda_graph_may_overwrite_is_copied_before(late, monkeypatch):
+    """There is no such graph without a GPU; what it does to the gradient's memory is done by hand."""
+    monkeypatch.setattr(staging, "_may_be_overwritten", lambda gradient: True)
+    model, optimizer = linear_of()
+    before = model.weight.detach().clone()
+    for _ in range(3):
+        optimizer.zero_grad()
+        total = model(torch.ones(2, 4)).sum()
+        with held(late()._out):
+            total.backward()
+            memory = model.weight.grad.detach()
+            optimizer.step()
+            memory.fill_(torch.nan)
+    optimizer.synchronize()
+    assert torch.allclose(before - model.weight, torch.full((3, 4), 3.0))
+
+
+def test_without_cuda_graphs_of_torch_compile_nothing_overwrites_gradients():
+    from torch._inductor import cudagraph_trees
+
+    assert sys.modules[cudagraph_trees.__name__] is cudagraph_trees
+    found = [staging._may_be_overwritten(torch.empty(1))]
+    other = threading.Thread(target=lambda: found.append(staging._may_be_overwritten(torch.empty(1))))
+    other.start()
+    other.join()
+    assert found == [False, False]
+
+
+class NothingIsAsked(TorchDispatchMode):
+    """Fails where Python asks for an element of a tensor, which on a device waits for all that is under way there."""
+
+    def __init__(self, but=0):
+        """`but` so many times."""
+        super().__init__()
+        self.but = but
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
+            self.but -= 1
+            assert self.but >= 0, function
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("told_by", ["the next step", "state_dict"])
+def test_a_synchronous_step_asks_the_device_nothing_and_tells_of_changed_gradients_a_step_later(late, told_by):
+    model, optimizer = linear_of(synchronous=True)
+    step(model, optimizer)
+    with NothingIsAsked():
+        for _ in range(3):
+            step(model, optimizer)
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    model.bias.grad.data.clamp_(-1e-6, 1e-6)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"a step ago.*gradient of bias was changed .* synchronize\(\): call that"):
+        if told_by == "the next step":
+            step(model, optimizer)
+        optimizer.state_dict()
+    step(model, optimizer)  # it is told once
+    optimizer.state_dict()
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_weight_written_through_memory_that_was_handed_out_is_told_of_a_step_later(late, steps):
+    model, optimizer = linear_of()
+    for _ in range(steps):
+        step(model, optimizer)
+    model.weight.data.mul_(0.5)  # lands the value, and P3 looks from then on
+    model.weight.data.mul_(0.5)
+    step(model, optimizer)
+    with pytest.raises(ValueError, match="a step ago.*parameter weight was written by the script"):
+        step(model, optimizer)
+        optimizer.state_dict()
+
+
+def test_weights_may_move_on_the_device_if_their_values_stay(late):
+    """And nothing waits for the device to know; so a change is told of a step later."""
+    model, optimizer = linear_of()
+    before = model.weight.detach().clone()
+    for _ in range(5):
+        step(model, optimizer)
+        with NothingIsAsked():
+            model.weight.data = model.weight.data.clone()
+            step(model, optimizer)
+    assert torch.allclose(before - model.weight, torch.full((3, 4), 10.0))
+    model.weight.data = model.weight.data * 2
+    step(model, optimizer)
+    with pytest.raises(ValueError, match="a step ago.*parameter weight was written by the script"):
+        optimizer.state_dict()
+
+
+def test_a_learning_rate_on_the_device_is_read_once_in_a_step(late):
+    rate = torch.tensor(0.5)
+    model, optimizer = linear_of()
+    before = model.weight.detach().clone()
+    optimizer.param_groups[0]["lr"] = rate
+    step(model, optimizer)
+    with NothingIsAsked(but=1):
+        step(model, optimizer)
+    rate.data.fill_(0.25)
+    step(model, optimizer)
+    with torch.no_grad():
+        rate.fill_(0.125)
+    step(model, optimizer)
+    optimizer.synchronize()
+    assert torch.allclose(before - model.weight, torch.full((3, 4), 2 * (0.5 + 0.5 + 0.25 + 0.125)))
+
+
+def test_a_learning_rate_on_the_device_that_changes_under_way_is_an_error(late):
+    model, optimizer = linear_of()
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+    step(model, optimizer)
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    with pytest.raises(ValueError, match="learning rate or weight decay of .* was changed"):
+        optimizer.step()
 
 
 def test_sparse_gradients_are_refused_by_name(staged):

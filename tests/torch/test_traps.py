@@ -1,6 +1,9 @@
 """What scripts do around an optimizer: right, or an error that names the parameter and the remedy. In one process."""
 
+import contextlib
 import copy
+import statistics
+import weakref
 
 import pytest
 
@@ -120,23 +123,25 @@ def test_a_parameter_that_a_step_has_not_touched_sends_nothing(ways):
         ways.optimizer.synchronize()
         return job.current().counters()["bytes_sent"] - before
 
+    def usual_bytes_of(way):
+        """What has left is counted a moment later, and there may be a heartbeat among it."""
+        return statistics.mode(bytes_of(way) for _ in range(9))
+
     ways("abc")
-    of_all = bytes_of("abc")
-    assert of_all - bytes_of("b") == 2 * 4 * 4 * 4
-    assert bytes_of("abc") == of_all
+    assert usual_bytes_of("abc") - usual_bytes_of("b") == 2 * 4 * 4 * 4
 
 
 def test_it_stays_the_same_object_of_its_class(model):
     plain = torch.optim.AdamW(model.parameters(), lr=0.1)
     optimizer = p3.torch.DistributedOptimizer(plain, model)
     assert optimizer is plain and isinstance(optimizer, torch.optim.AdamW) and type(optimizer).__name__ == "AdamW"
-    with pytest.raises(ValueError, match="distributed already"):
-        p3.torch.DistributedOptimizer(optimizer, model)
 
 
-def test_a_parameter_has_one_optimizer(model, optimizer):
-    with pytest.raises(ValueError, match="0.weight is trained by another DistributedOptimizer"):
-        p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+def test_a_parameter_has_one_optimizer_the_last_one_made(model, optimizer):
+    other = p3.torch.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
+    with pytest.raises(RuntimeError, match="another DistributedOptimizer has taken over 0.weight and 1 more of its"):
+        optimizer.step()
+    step(model, other)
 
 
 def test_what_cannot_be_trained_is_refused_by_name(model):
@@ -180,6 +185,14 @@ def test_gradients_may_be_zeroed_after_a_step(model, optimizer, zero_grad):
     assert torch.equal(model[0].weight, reference[0].weight)
 
 
+def test_a_copy_of_the_model_zeroes_its_own_gradients(model, optimizer):
+    copied = copy.deepcopy(copy.deepcopy(model))
+    for one in (model, copied):
+        backward(one)
+    copied.zero_grad()
+    assert copied[0].weight.grad is None and model[0].weight.grad is not None
+
+
 def test_a_learning_rate_changed_under_way_is_an_error(model, optimizer):
     step(model, optimizer)
     backward(model)
@@ -215,10 +228,18 @@ def test_a_second_backward_pass_before_the_step_is_an_error(model, optimizer):
         backward(model)
 
 
-def test_a_weight_used_before_its_value_has_come_is_an_error(model, optimizer):
+def linear(x, weight):
+    return torch.mm(x, weight.t())
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_weight_used_in_cpp_before_its_value_has_come_is_an_error(model, optimizer, is_last):
+    """There nobody can wait for it."""
+    in_cpp = torch.jit.script(linear)
     step(model, optimizer)
-    with pytest.raises(RuntimeError, match="2.weight was used before.*synchronize"):
-        nn.functional.linear(model[0](torch.ones(2, 4)), model[2].weight).sum().backward()
+    with contextlib.nullcontext() if is_last else optimizer.no_sync():
+        with pytest.raises(RuntimeError, match="2.weight was used before.*C\\+\\+.*synchronize"):
+            in_cpp(model[0](torch.ones(2, 4)), model[2].weight).sum().backward()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -329,6 +350,20 @@ def test_a_scaler_without_synchronous_is_an_error(model, optimizer):
         scaler.step(optimizer)
 
 
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has none for the CPU before 2.3")
+def test_a_scaler_that_the_optimizer_has_not_been_told_of_is_an_error_beside_one_bit(model):
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="grad_scaler needs synchronous=True"):
+        p3.torch.DistributedOptimizer(plain, model, grad_scaler=scaler)
+    compression = {"type": "1bit"}
+    optimizer = p3.torch.DistributedOptimizer(plain, model, synchronous=True, compression=compression)
+    scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+    optimizer.synchronize()
+    with pytest.raises(ValueError, match="has the scale of the loss: pass grad_scaler=scaler to DistributedOptimizer"):
+        scaler.step(optimizer)
+
+
 def test_a_state_of_other_settings_is_an_error(model, optimizer):
     step(model, optimizer)
     content = optimizer.state_dict()
@@ -354,3 +389,72 @@ def test_a_step_without_gradients_changes_nothing(model, optimizer):
     optimizer.step()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert optimizer.state_dict()["state"][0]["momentum_buffer"].any()
+
+
+def test_a_gradient_is_given_back_when_its_round_has_landed(model, optimizer):
+    """Its memory is the next step's."""
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(model)
+        memories = [weakref.ref(tensor.grad.untyped_storage()) for tensor in model.parameters()]
+        optimizer.step()
+        model(torch.ones(1, 4))
+        assert sum(memory() is not None for memory in memories) == 0
+
+
+def test_a_compiled_model_whose_original_p3_has_is_told_of(model, optimizer, caplog):
+    torch.compile(model, backend="eager")(torch.ones(1, 4))
+    assert "Give DistributedOptimizer what torch.compile() returns" in caplog.text
+    compiled = torch.compile(nn.Linear(4, 2), backend="eager")
+    p3.torch.DistributedOptimizer(torch.optim.SGD(compiled.parameters(), lr=0.1), compiled)
+    caplog.clear()
+    compiled(torch.ones(1, 4))
+    assert "Give DistributedOptimizer" not in caplog.text
+
+
+def test_a_closure_that_returns_no_loss():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    p3.torch.DistributedOptimizer(optimizer, model, synchronous=True)
+    assert optimizer.step(lambda: backward(model)) is None
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_schedule_of_momentum_is_refused_by_the_name_of_its_remedy(model, kind):
+    optimizer = kind(model.parameters(), lr=0.1)
+    p3.torch.DistributedOptimizer(optimizer, model)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    step(model, optimizer)
+    schedule.step()
+    with pytest.raises(ValueError, match="(momentum|beta1) from step to step.*cycle_momentum=False"):
+        step(model, optimizer)
+
+
+class _Runs(torch.utils.data.Dataset):
+    """Its workers run a model, as for a teacher's answers or a tokenizer that learns."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.model(torch.ones(1, 4)).sum()
+
+
+def test_a_forked_worker_of_a_data_loader_that_runs_the_model():
+    """While a round is pending, an error that says why; else the model runs."""
+    model = nn.Sequential(nn.Linear(4, 3000), nn.Linear(3000, 3000))  # large enough to be pending for a while
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-4), model)
+    step(model, optimizer)
+    batches = torch.utils.data.DataLoader(_Runs(model), num_workers=1, timeout=60, multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match="this process was forked from a worker and is no part of the job"):
+        list(batches)
+    optimizer.synchronize()
+    with torch.no_grad():
+        expected = model(torch.ones(1, 4)).sum()
+    assert [batch.item() for batch in batches] == [expected.item()] * 2
+    step(model, optimizer)
+    optimizer.synchronize()

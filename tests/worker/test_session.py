@@ -176,6 +176,45 @@ def test_the_servers_counters_tell_what_they_did(session):
     assert after.keys() == before.keys() > session.counters().keys() - {"local"}
 
 
+def test_a_released_store_leaves_nothing_and_its_number_is_the_next_stores(session):
+    first, other = session.new_store(), session.new_store()
+    session.declare("w", (2,), "float32", other)
+    for life in range(3):
+        session.set_optimizer(first, SGD)
+        key = session.declare("w", (3 + life,), "float32", first)
+        rows = session.declare("rows", (4, 2), "float32", first, sparse=True)
+        landing, of_rows = np.ones(3 + life, np.float32), np.ones((4, 2), np.float32)
+        session.wait([session.init(key, landing, landing), session.init_rows(rows, of_rows, of_rows)])
+        session.wait([session.pushpull(key, landing.copy(), landing, lr=0.5)])
+        assert landing.tolist() == [0.5] * (3 + life)
+        session.announce_order(first, ["w"])
+        session.repartition(rows, 3)  # no round will begin it
+        assert [counters["keys"] for counters in session.server_counters()] == [4]
+        session.release(first)
+        assert [(counters["keys"], counters["value_bytes"]) for counters in session.server_counters()] == [(1, 8)]
+        assert session.order(first) == [] and session.option(first, "optimizer") is None
+        with pytest.raises(ValueError, match="key 'w' is gone: its store 0 was released"):
+            session.pushpull(key, landing, landing)
+        with pytest.raises(ValueError, match="there is no key with handle"):
+            session.init(key, landing, landing)
+        assert session.new_store() == first
+    session.release(other)
+    session.release(first)
+    assert (session.new_store(), session.new_store(), session.new_store()) == (first, other, other + 1)
+
+
+def test_a_store_with_an_operation_under_way_is_not_released(session):
+    key = session.declare("w", (3,), "float32")
+    gradient = np.ones(3, np.float32)
+    session.wait([session.init(key, gradient, gradient)])
+    pending = session.pushpull(key, gradient, np.empty_like(gradient), gated=True)
+    with pytest.raises(ValueError, match="store 0 cannot be released: key 'w' has operations under way"):
+        session.release(0)
+    session.ready(key, 3)
+    session.wait([pending])
+    session.release(0)
+
+
 def test_an_order_arrives_with_a_new_version(session):
     before = session.order_version
     session.announce_order(3, ["b", 1, "a"])
@@ -234,29 +273,69 @@ def test_close_waits_for_what_is_pending():
 
 
 def test_a_forked_child_gets_an_error_and_the_parent_goes_on(session):
+    """From every call, and from what was under way; nothing waits, and nothing ends the child."""
     key, landing = session.declare("w", (2,), "float32"), np.zeros(2, np.float32)
+    ids, row = np.zeros(1, np.int64), np.ones((1, 2), np.float32)
     session.init(key, np.float32([1, 2]), landing).wait(30)
+    pending = session.pushpull(key, np.float32([3, 3]), landing, gated=True)
+    core, server = session.core, session._link._server
+    calls = {
+        "check": session.check,
+        "barrier": session.barrier,
+        "declare": lambda: session.declare("v", (2,), "float32"),
+        "init": lambda: session.init(key, landing, landing),
+        "pushpull": lambda: session.pushpull(key, landing, landing),
+        "skip": lambda: session.skip(key, landing),
+        "flush": session.flush,
+        "ready": lambda: session.ready(key, 2),
+        "fetch_state": lambda: session.fetch_state(key, 1, landing),
+        "store_state": lambda: session.store_state(key, 1, landing),
+        "fetch_rows": lambda: session.fetch_rows(key, ids, row),
+        "snapshot": lambda: session.snapshot(1, [key]),
+        "counters": session.counters,
+        "key_counters": lambda: session.key_counters(key),
+        "server_counters": session.server_counters,
+        "wait": lambda: session.wait([pending]),
+        "wait of a list of none": lambda: pending.wait(0),
+        "core.counters": core.counters,
+        "core.flush": core.flush,
+        "core.declare": lambda: core.declare("v", 2, 0),
+        "core.event_fd": lambda: core.event_fd,
+        "core.late": core.late,
+        "server.counters": server.counters,
+        "server.drop": lambda: server.drop(0),
+    }
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(read_end)
         try:
-            for call in (session.check, session.barrier, session.counters, session.close):
+            signal.alarm(60)
+            for name, call in calls.items():
                 try:
                     call()
-                    text = "no error; "
+                    text = "no error"
                 except P3Error as error:
-                    text = "%s; " % error
-                os.write(write_end, text.encode())
+                    text = str(error)
+                except BaseException as error:
+                    text = repr(error)
+                os.write(write_end, ("%s: %s|" % (name, text)).encode())
+            session.close()
+            core.fail("nobody hears it")
+            core.close(1.0)
+            os.write(write_end, ("%s, %s|" % (pending.done, core.error)).encode())
         finally:
             os._exit(0)
     os.close(write_end)
-    with os.fdopen(read_end) as pipe:
-        said = pipe.read().split("; ")[:-1]
-    os.waitpid(child, 0)
-    assert len(said) >= 4 and all("was forked from a worker" in text or "parent only" in text for text in said[:-1])
-    assert said[-1] == "no error"  # close() does nothing in the child
-    session.pushpull(key, np.float32([3, 3]), landing).wait(30)
+    session.ready(key, 2)  # or closing would wait for it
+    pending.wait(30)
     assert landing.tolist() == [3, 3]
+    with os.fdopen(read_end) as pipe:
+        *said, last = pipe.read().split("|")[:-1] or [""]
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(said) == len(calls), said
+    assert [text for text in said if "was forked" not in text or "in the parent only" not in text] == []
+    assert last.startswith("False, worker 0 (this process): this process was forked"), last
 
 
 def test_it_is_closed_when_the_script_ends():

@@ -29,6 +29,9 @@ _MICRO = {
     "partitions": "whether the search for the number of partitions ends near the best",
     "trace_cost": "what P3_TRACE costs",
     "selection": "what choosing the largest elements costs, in deep gradient compression",
+    "cards": "what gradients and their factors take on network cards, and whether the rule chooses the better one",
+    "leaders": "whether a machine of several workers needs more processor time per byte for a large model",
+    "windows": "whether windows stay as they are where a link is full for long",
     "order": "whether priorities follow forward passes whose order changes from step to step",
 }
 

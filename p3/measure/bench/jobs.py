@@ -41,7 +41,7 @@ class JobError(RuntimeError):
 
 class Store(NamedTuple):
     name: str  # in options and results
-    kvstore: str  # what mx.kv.create is given; or of torch, p3_torch or ddp:MEGABYTES
+    kvstore: str  # what mx.kv.create is given; or of torch, p3_torch, p3_torch:STALENESS or ddp:MEGABYTES
     environment: Mapping[str, str] = {}  # of all its processes
     compression: Optional[Compression] = None
     route: Optional[str] = None  # of real fully connected layers, as p3.factors has them
@@ -52,12 +52,12 @@ class Store(NamedTuple):
 
     @property
     def is_torch(self) -> bool:
-        return self.kvstore == "p3_torch" or self.is_workers_alone
+        return self.kvstore.startswith("p3_torch") or self.is_workers_alone
 
     @property
     def may_be_apart(self) -> bool:
         """Whether its workers may be rounds apart, so that there is no n-th step of all."""
-        return hooks.may_be_apart(self.kvstore)
+        return hooks.may_be_apart(self.kvstore) or self.kvstore.startswith("p3_torch:")
 
     @property
     def is_workers_alone(self) -> bool:
@@ -91,6 +91,7 @@ STORES: Dict[str, Store] = {
         Store("p3_async", "p3_async"),
         *(Store(f"ddp_{size}", f"ddp:{size}", {"GLOO_SOCKET_IFNAME": "eth0"}) for size in (1, 5, 25)),
         Store("p3_torch", "p3_torch"),
+        *(Store(f"p3_torch_{rounds}", f"p3_torch:{rounds}") for rounds in (1, 4)),
     )
 }
 
@@ -114,10 +115,13 @@ class Job:
     def __init__(
         self, store: Store, hosts: Sequence, worker: Sequence[str], *, root, port: int, folder: Path, omp_threads: int,
         workers: Optional[int] = None, servers: Optional[int] = None, environment: Mapping[str, str] = {},
+        server_hosts: Optional[Sequence] = None,
     ) -> None:  # fmt: skip
-        """`workers` and `servers` (default: one on each host) run on the hosts in turn, the scheduler on `root`, where
-        `port` is free. `folder` gets what they print, in files that must not exist."""
+        """`workers` and `servers` (default: one on each host) run on the hosts in turn, or the servers on hosts of
+        their own, the scheduler on `root`, where `port` is free. `folder` gets what they print, in files that must not
+        exist."""
         self.store, self._hosts, self._worker, self._root = store, hosts, list(worker), root
+        self._server_hosts = server_hosts or hosts
         self.num_workers, self.num_servers = workers or len(hosts), servers or len(hosts)
         self._folder = folder
         self._secret = secrets.token_hex(32)
@@ -140,13 +144,13 @@ class Job:
 
     def start(self) -> None:
         """Starts every process, and does not wait for them."""
-        roles = [("worker", self.num_workers)]
+        roles = [("worker", self.num_workers, self._hosts)]
         if not self.store.is_workers_alone:
             self._spawn("scheduler", 0, self._root)
-            roles.insert(0, ("server", self.num_servers))
-        for role, count in roles:
+            roles.insert(0, ("server", self.num_servers, self._server_hosts))
+        for role, count, hosts in roles:
             for number in range(count):
-                self._spawn(role, number, self._hosts[number % len(self._hosts)])
+                self._spawn(role, number, hosts[number % len(hosts)])
 
     def wait(self, timeout_s: float, watch: Callable[[], None] = lambda: None) -> None:
         """Until all have ended by themselves: the workers in `timeout_s`, the others soon after. JobError if not so.

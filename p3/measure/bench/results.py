@@ -46,8 +46,11 @@ STORES = {
     "ddp_5": "DDP, buckets of 5 MB",
     "ddp_25": "DDP, buckets of 25 MB",
     "p3_torch": "p3.torch",
+    "p3_torch_1": "p3.torch, 1 step apart",
+    "p3_torch_4": "p3.torch, 4 steps apart",
 }
-APART = ("dist_async", "p3_ssp_1", "p3_ssp_4", "p3_async")  # whose workers may be rounds apart
+# Whose workers may be rounds apart.
+APART = ("dist_async", "p3_ssp_1", "p3_ssp_4", "p3_async", "p3_torch_1", "p3_torch_4")
 MODELS = {
     "vgg19": "VGG-19",
     "resnet50": "ResNet-50",

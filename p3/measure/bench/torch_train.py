@@ -62,6 +62,8 @@ def run(options, out) -> bool:
                 loss=losses[-1],
             )  # fmt: skip
         start = end
+    if torch_replay.is_p3(options.store) and torch_replay.staleness(options.store) > 0:
+        optimizer.join()
     weights = [value.numpy().tobytes() for value in getattr(net, "module", net).state_dict().values()]
     digest = hashlib.sha256(b"".join(weights)).hexdigest()
     fallen = train.has_fallen(losses)

@@ -16,8 +16,8 @@ from typing import List, NamedTuple, Tuple
 import p3
 from p3.measure.replay import models
 from p3.measure.replay.worker import Replay
-from p3.worker.factors import FactorShape, card_bytes, why_dense
-from p3.key_plan import KeyPlan
+from p3.placement import Placement
+from p3.worker.factors import FactorShape, Rule
 
 _FULLY_CONNECTED = 3  # layers, the last ones
 _SCALE = 1e-6  # of the loss, so that weights stay small at the replay's learning rate
@@ -39,18 +39,18 @@ def split(model: models.Model) -> Tuple[models.Model, List[Dense]]:
 
 
 def sent_by_a_card(model: models.Model, hosts: int, slice_elements: int, batch: int, route: str, dense_bytes) -> float:
-    """In one iteration, in the mean over hosts with one worker and one server each. `dense_bytes` tells it of a model
-    whose tensors travel as they are."""
+    """In one iteration, of hosts with one worker and one server each. `dense_bytes` tells it of a model whose tensors
+    travel as they are."""
+    rule = Rule(Placement.one_of_each(hosts), slice_elements)
     convolutions, layers = split(model)
     plain = [models.Layer("biases", tuple(models.Tensor("bias", (layer.outputs,)) for layer in layers), 0, 0)]
     total = 0.0
     for layer in layers:
         shape = FactorShape(batch, layer.outputs, layer.inputs)
-        if why_dense(route, shape, hosts, hosts):
+        if rule.why_dense(route, shape):
             plain.append(models.Layer("dense", (models.Tensor("weight", tuple(layer)),), 0, 0))
             continue
-        plan = KeyPlan(0, "float32", shape.elements, 0, slice_elements, parts=hosts)
-        total += sum(card_bytes(plan, host, hosts)[0] for host in range(hosts)) / hosts
+        total += rule.placement.busiest(rule.plan(shape, as_factors=True))
     return total + dense_bytes(convolutions._replace(layers=(*convolutions.layers, *plain)))
 
 

@@ -1,8 +1,8 @@
 """The replay in torch: modules whose forward and backward passes only take time, trained by P3 or by DDP.
 
-Stores: `p3_torch`, and `ddp:25` for DistributedDataParallel on Gloo with buckets of 25 MB. Each is used as one uses
-it: an optimizer of torch's, one call of forward, backward and step. DDP gets what its documentation advises:
-gradient_as_bucket_view and static_graph.
+Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, and `ddp:25` for DistributedDataParallel on Gloo with buckets of
+25 MB. Each is used as one uses it: an optimizer of torch's, one call of forward, backward and step. DDP gets what its
+documentation advises: gradient_as_bucket_view and static_graph.
 
 With late gradients the weights are inputs of a first layer, whose backward step comes last and has all their gradients.
 """
@@ -16,12 +16,21 @@ from p3.measure.replay import models
 from p3.measure.replay.probes import STRIDE, Probed, probe
 
 
+def is_p3(store: str) -> bool:
+    return store.partition(":")[0] == "p3_torch"
+
+
+def staleness(store: str) -> int:
+    """Of one of P3's."""
+    return int(store.partition(":")[2] or 0)
+
+
 def distribute(store: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> Tuple[int, int, nn.Module]:
     """Joins the store's job; rank, number of workers, and the net to call."""
-    if store == "p3_torch":
+    if is_p3(store):
         import p3.torch
 
-        p3.torch.DistributedOptimizer(optimizer, net)
+        p3.torch.DistributedOptimizer(optimizer, net, staleness=staleness(store))
         return p3.torch.rank(), p3.torch.size(), net
     torch.distributed.init_process_group("gloo")
     net = nn.parallel.DistributedDataParallel(
@@ -32,7 +41,7 @@ def distribute(store: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 def wait_for_all(store: str) -> None:
     """Returns when every worker of the store's job has called it."""
-    if store == "p3_torch":
+    if is_p3(store):
         import p3.torch
 
         p3.torch.barrier()
@@ -47,8 +56,10 @@ class TorchReplay(Probed):
     versions = {"torch": torch.__version__}
 
     def __init__(self, store: str, model: models.Model, release: str = "layer") -> None:
-        self.updates = "server" if store == "p3_torch" else "worker"
+        self.updates = "server" if is_p3(store) else "worker"
+        self._may_be_apart = is_p3(store) and staleness(store) > 0
         is_late = release == "end"
+        self.sets = 2 if self._may_be_apart else 1  # of gradients, in turn, as the last step's may still have to leave
         self._layers = _layers(model, self, is_late)
         self._net = nn.Sequential(*([_AllGradients(self._layers)] if is_late else []), *self._layers)
         self.torch_optimizer = torch.optim.SGD(self._net.parameters(), lr=1.0)
@@ -73,6 +84,8 @@ class TorchReplay(Probed):
 
     def wrong_keys(self) -> List[int]:
         """Keys whose weights are not exactly what all workers' gradients make of them. Waits for the last step."""
+        if self._may_be_apart:
+            self.torch_optimizer.join()
         weights = self._net.state_dict().values()
         wrong = [key for key, weight in enumerate(weights) if not self.is_right(key, weight.numpy().ravel())]
         if torch.distributed.is_initialized():
@@ -92,7 +105,8 @@ class _Emulated(torch.autograd.Function):
     def backward(ctx, gradient):
         layer = ctx.layer
         layer.clock.hold_up()  # hooks on gradients take the training thread's time
-        made = [layer.replay.fill(key, array).detach() for key, array in zip(layer.keys, layer.gradients)]
+        gradients = layer.gradients[layer.replay.iterations % len(layer.gradients)]
+        made = [layer.replay.fill(key, array).detach() for key, array in zip(layer.keys, gradients)]
         layer.clock.compute(layer.backward_s)
         if layer.is_late:
             layer.late_gradients, made = made, []
@@ -105,7 +119,7 @@ class _Layer(nn.Module):
         self.replay, self.keys, self.is_late = replay, keys, is_late
         # Made once, as making them takes time that the emulated computation has in it. Autograd takes what backward()
         # returns without a copy, if nobody else has that tensor; these are others, of the same memory.
-        self.gradients = [torch.zeros(shape) for shape in shapes]
+        self.gradients = [[torch.zeros(shape) for shape in shapes] for _ in range(replay.sets)]
         for number, shape in enumerate(shapes):
             self.register_parameter("weight%d" % number, nn.Parameter(torch.zeros(shape)))
 

@@ -200,7 +200,7 @@ def _header(options, model, replay) -> dict:
 
 
 def _replay(options, model: models.Model):
-    if options.store == "p3_torch" or options.store.startswith("ddp:"):
+    if options.store.startswith(("p3_torch", "ddp:")):
         from p3.measure.replay.torch_replay import TorchReplay
 
         return TorchReplay(options.store, model, options.release)
@@ -283,7 +283,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "which job.",
     )
     parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync; "
-                        "or with torch p3_torch, or ddp:25 for buckets of 25 MB")
+                        "or with torch p3_torch, p3_torch:4 with a staleness of 4, or ddp:25 for buckets of 25 MB")
     parser.add_argument("--model", required=True, choices=models.NAMES)
     parser.add_argument("--size", type=float, help="fraction of the model's parameters (default: the lab's)")
     parser.add_argument(

@@ -38,7 +38,7 @@ struct RowsJob : Job {
     plan.slice_elements = 3 * kRow;
     plan.staleness = staleness;
     if (with_optimizer) server.set_optimizer(0, OptimizerSpec());
-    server.set_average(0, average);
+    server.set_reduction(0, average ? Reduction::kAverage : Reduction::kSum);
     server.define(plan, "emb", 0);
   }
 

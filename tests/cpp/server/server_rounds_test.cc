@@ -83,7 +83,7 @@ TEST_P(Rounds, AreTheSumOfThosePresentInEveryMixture) {
 
 TEST_P(Rounds, AreTheAverageOfThosePresent) {
   Job job(3, with());
-  job.server.set_average(0, true);
+  job.server.set_reduction(0, Reduction::kAverage);
   job.define(1, 2);
   job.initialise(1, {0, 0});
   for (uint64_t round = 1; round <= 8; ++round) {
@@ -128,7 +128,7 @@ TEST_P(Rounds, WithoutAnyGradientLeaveWeightAndMomentumAlone) {
 TEST_P(Rounds, WithAnOptimizerRescaleToTheAverage) {
   Job job(2, with());
   job.server.set_optimizer(0, sgd());
-  job.server.set_average(0, true);
+  job.server.set_reduction(0, Reduction::kAverage);
   job.define(1, 1);
   job.initialise(1, {10});
   job.push(0, 1, 1, {1}, 0, 0, 1.0);
@@ -415,8 +415,9 @@ TEST(ServerSettings, ComeBeforeAStoresKeysAndMakeSense) {
   EXPECT_EQ(left_out(refusal([&] { job.server.set_compression(0, {Encoding::kTwoBit, -1}); }), "threshold is -1"), "");
   job.define(1, 1);
   EXPECT_EQ(left_out(refusal([&] { job.server.set_compression(0, {}); }), "store 0 has keys already"), "");
-  EXPECT_EQ(left_out(refusal([&] { job.server.set_average(0, true); }), "store 0 has keys already"), "");
-  job.server.set_average(1, true);  // another store
+  EXPECT_EQ(left_out(refusal([&] { job.server.set_reduction(0, Reduction::kAverage); }), "store 0 has keys already"),
+            "");
+  job.server.set_reduction(1, Reduction::kAverage);  // another store
   KeyPlan integers;
   integers.wire_key = 2;
   integers.elements = 1;

@@ -40,6 +40,10 @@ struct StateJob : Job {
     server.define(plan, "key" + std::to_string(key), 0);
   }
 
+  void load(uint8_t part, const std::vector<float>& content, uint32_t slice = 0) {
+    server.load(1, slice, part, content.data(), content.size() * sizeof(float));
+  }
+
   void ask(int worker, uint8_t part, uint64_t round) {
     Header header = Job::header(FrameKind::kFetch, 1, 0, round, 0);
     header.part = part;
@@ -74,6 +78,45 @@ class ServerState : public testing::TestWithParam<int> {
  protected:
   static ServerOptions with() { return options(SumOrder::kRank, GetParam()); }
 };
+
+TEST_P(ServerState, AndValueMayBeThereAlreadyAndThenNobodyBringsThem) {
+  StateJob job(2, with());
+  job.define(1, 2);
+  job.load(0, {3, 4});
+  job.load(1, {5, 6});
+  job.load(2, {7, 8});
+  job.server.set_optimizer(0, adam());  // known later, as in a job
+  for (int worker : {1, 0}) job.init(worker, 1, 0);
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{3, 4}));
+  EXPECT_EQ(job.fetch(1, 1, 0), (std::vector<float>{5, 6}));
+  EXPECT_EQ(job.fetch(1, 2, 0), (std::vector<float>{7, 8}));
+}
+
+// As another server could not load its part: what rank 0 brings counts.
+TEST_P(ServerState, WhatWasLoadedGivesWayToWhatRank0Brings) {
+  StateJob job(2, with());
+  job.server.set_optimizer(0, adam());
+  job.define(1, 2);
+  job.load(0, {3, 4});
+  job.load(1, {5, 6});  // and then its file was gone
+  job.initialise(1, {1, 2});
+  job.store(1, 0, {9, 9});
+  EXPECT_EQ(job.fetch(1, 1, 0), (std::vector<float>{9, 9}));
+  EXPECT_EQ(job.fetch(1, 2, 0), (std::vector<float>{0, 0}));
+  job.init(1, 1, 0);
+  job.init(0, 1, 0, {6, 7});  // and once more
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{6, 7}));
+}
+
+TEST_P(ServerState, WhatDoesNotFitIsNotLoaded) {
+  StateJob job(1, with());
+  job.define(1, 2);
+  EXPECT_THROW(job.load(0, {3}), Error);
+  EXPECT_THROW(job.load(2, {3, 4}), Error);     // before the first
+  EXPECT_THROW(job.load(0, {3, 4}, 1), Error);  // there is no such slice
+  job.init(0, 1, 0);
+  EXPECT_NE(job.failure().find("in another encoding than agreed"), std::string::npos);
+}
 
 TEST_P(ServerState, IsZeroAtFirstAndThenAsTheLastRoundLeftIt) {
   StateJob job(2, with());

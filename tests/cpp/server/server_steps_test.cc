@@ -1,6 +1,7 @@
 // Keys with deep gradient compression on their server: it takes the workers' steps, and passes on their sum.
 #include <cstring>
 
+#include "base/buffer_pool.h"
 #include "server/server_job.h"
 #include "wire/top_k.h"
 
@@ -85,6 +86,23 @@ class ServerSteps : public testing::TestWithParam<std::pair<SumOrder, int>> {
  protected:
   static ServerOptions with() { return options(GetParam().first, GetParam().second); }
 };
+
+// Or the pool would keep a buffer of each size that ever came.
+TEST(ServerBuffers, OfTopKHaveFewSizes) {
+  StepsJob job(2);
+  std::vector<float> landing = job.value;
+  for (size_t count = 1; count <= 6; ++count) {
+    Elements chosen;
+    for (size_t i = 0; i < count; ++i) chosen.push_back({i, 1.f});
+    job.push_step(1, count, chosen);
+    const size_t room = BufferPool::roomy(top_k_bytes(count, kElements));
+    EXPECT_EQ(room, 64u);
+    EXPECT_TRUE(eventually(
+        [&] { return job.server.counters().buffer_bytes % 64 == 0 && job.server.counters().buffer_bytes >= room; }));
+    job.push_step(0, count, {});
+    for (int worker : {0, 1}) job.take(worker, landing);
+  }
+}
 
 TEST_P(ServerSteps, AddUpAndComeBackWithTheElementsOfAll) {
   StepsJob job(3, with());
@@ -344,7 +362,7 @@ TEST(ServerStepsRefusal, OfOptimizersThatAreNotSgdAndOfNone) {
                      "SGD with momentum alone"),
             "");
   const std::string average = refusal([](Server& server) {
-    server.set_average(0, true);
+    server.set_reduction(0, Reduction::kAverage);
     server.set_compression(0, top_k());
   });
   EXPECT_EQ(left_out(average, "sums gradients and does not average them"), "");

@@ -139,6 +139,24 @@ TEST(Server, HoldsOneCopyPerWorkerOfIncompleteSlicesAndNoMore) {
   }
 }
 
+TEST(Server, ALateRankZeroLeavesSixSumsOfSixtyFourWorkers) {
+  constexpr size_t kElements = 1000;
+  for (int threads : {0, 1}) {
+    Job job(64, options(SumOrder::kRank, threads));
+    job.define(1, kElements);
+    job.initialise(1, std::vector<float>(kElements));
+    const std::vector<float> ones(kElements, 1);
+    for (uint64_t round = 1; round <= 2; ++round) {
+      for (int worker = 63; worker > 0; --worker) job.push(worker, 1, round, ones);
+      EXPECT_TRUE(eventually([&] { return job.server.counters().buffer_bytes == 6 * kElements * sizeof(float); }));
+      job.push(0, 1, round, ones);
+      for (int worker = 0; worker < 64; ++worker)
+        ASSERT_EQ(job.receive_value(worker), std::vector<float>(kElements, 64));
+    }
+    EXPECT_EQ(job.server.counters().buffer_bytes, 0u);
+  }
+}
+
 TEST(Server, WorkersThatDisagreeOnTheLearningRateAreBothNamed) {
   Job job(2);
   job.server.set_optimizer(0, {});

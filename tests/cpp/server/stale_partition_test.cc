@@ -226,6 +226,93 @@ TEST(StaleRows, HalfPrecisionIsUpdatedInFullPrecision) {
   EXPECT_EQ(send(FrameKind::kPushRows, 3, -0.5f), 2050);  // 2049.5
 }
 
+// Between the two frames of one push comes another worker's: each push is one update, in all of its frames.
+TEST(StaleRows, APushIsOneUpdateInAllItsFrames) {
+  RowsJob job(2, /*with_optimizer=*/false, options(), kUnboundedStaleness);
+  OptimizerSpec adagrad;  // whose learning rate decays with each update
+  adagrad.algorithm = Algorithm::kTorchAdaGrad;
+  job.server.set_optimizer(0, adagrad);
+  job.fill(0);
+  uint64_t received = job.server.counters().traffic.slices_received;
+  const auto send = [&](int worker, const RowsPiece& piece, const Rows& rows) {
+    std::vector<char> payload(piece.payload_bytes(kRow * sizeof(float)));
+    write_rows(piece, rows.ids.data(), kRow * sizeof(float), payload.data(),
+               [&](void* to, uint64_t i) { std::memcpy(to, &rows.values[i * kRow], kRow * sizeof(float)); });
+    Header made = Job::header(FrameKind::kPushRows, 1, 0, 1, 1);
+    made.payload_bytes = static_cast<uint32_t>(payload.size());
+    made.part = 1;
+    made.scalars = {/*lr=*/1, 0, 1, 0, /*lr_decay=*/1};
+    job.peer(worker).send(made, payload.data());
+    ASSERT_TRUE(job.has_received(++received));
+  };
+  const Rows rows = filled({0, 1, 2, 3}, -1), other = filled({4}, -1);
+  const auto pieces = cut_rows(job.plan, partition_at(job.plan, 0), rows.ids.data(), 0, 4, false);
+  ASSERT_EQ(pieces.size(), 2u);
+  send(0, pieces[0], rows);
+  send(1, cut_rows(job.plan, partition_at(job.plan, 0), other.ids.data(), 0, 1, false)[0], other);
+  const Header first = job.peer(1).must_receive();
+  EXPECT_EQ(first.scalars.updates, 2);
+  EXPECT_EQ(least_clock(first), 0u);  // worker 0's push is not whole
+  send(0, pieces[1], rows);
+  const Header second = job.peer(0).must_receive();
+  EXPECT_EQ(second.scalars.updates, 2);
+  EXPECT_EQ(least_clock(second), 1u);
+  job.peer(0).must_receive();  // rows 3 and 4
+  EXPECT_EQ(job.fetch_row(0, 1, 0), 1);
+  EXPECT_EQ(job.fetch_row(0, 1, 3), 1);     // of the first update, though it came behind the second
+  EXPECT_EQ(job.fetch_row(0, 1, 4), 0.5f);  // 1 / (1 + 1)
+  // Without a gradient there is no update; of no rows here there is.
+  for (const double marked : {kNoUpdate, 0.0}) {
+    RowsHeader none;
+    none.first_row = partition_at(job.plan, 0).first;
+    none.last = 1;
+    Header made = Job::header(FrameKind::kPushRows, 1, 0, marked == kNoUpdate ? 2 : 3, 1);
+    made.payload_bytes = sizeof none;
+    made.part = 1;
+    made.scalars.updates = marked;
+    job.peer(0).send(made, &none);
+    EXPECT_EQ(job.peer(0).must_receive().scalars.updates, marked == kNoUpdate ? 2 : 3);
+  }
+}
+
+// Rank 0's new rows, frame by frame: what others push from before them is not in them, whenever it comes.
+TEST(StaleRows, ANewValueIsFreeOfPushesFromBeforeIt) {
+  StaleRowsJob job(2, kUnboundedStaleness);
+  Copy copy;
+  const auto store = [&](std::vector<int64_t> ids) {
+    const Rows rows = filled(std::move(ids), 100);
+    const auto pieces = cut_rows(job.plan, partition_at(job.plan, 0), rows.ids.data(), 0, rows.ids.size(), false);
+    ASSERT_EQ(pieces.size(), 1u);
+    std::vector<char> payload(pieces[0].payload_bytes(kRow * sizeof(float)));
+    write_rows(pieces[0], rows.ids.data(), kRow * sizeof(float), payload.data(),
+               [&](void* to, uint64_t i) { std::memcpy(to, &rows.values[i * kRow], kRow * sizeof(float)); });
+    Header made = Job::header(FrameKind::kStoreRows, 1, 0, 0, 0);
+    made.encoding = 0;
+    made.payload_bytes = static_cast<uint32_t>(payload.size());
+    made.scalars.updates = 1;  // of an init
+    job.peer(0).send(made, payload.data());
+    EXPECT_EQ(job.peer(0).must_receive().kind, FrameKind::kPart);
+  };
+  store({0, 1});
+  job.tick(1, 1, {0, 4});
+  job.land(1, 1, copy);
+  store({2, 3, 4});
+  job.tick(1, 2, {0, 4});
+  job.land(1, 2, copy);
+  job.init(0, 1, 0);
+  EXPECT_EQ(job.peer(0).must_receive().kind, FrameKind::kValue);
+  job.tick(1, 3, {0, 4});
+  job.land(1, 3, copy);
+  EXPECT_EQ(copy[0], 100);
+  EXPECT_EQ(copy[4], 100);
+  job.init(1, 1, 3);
+  EXPECT_EQ(job.peer(1).must_receive().kind, FrameKind::kValue);
+  job.tick(1, 4, {0, 4});
+  job.land(1, 4, copy);
+  EXPECT_EQ(copy[0], 101);
+  EXPECT_EQ(copy[4], 101);
+}
+
 TEST(StaleRows, AveragesOverAllWorkers) {
   RowsJob job(2, true, options(), /*staleness=*/3, /*average=*/true);
   job.fill(10);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <string>
 #include <vector>
@@ -46,8 +47,10 @@ struct StaleJob : Job {
     const std::vector<float> value = receive_value(worker, &header);
     EXPECT_EQ(header.round, round);
     EXPECT_EQ(header.part, 0);
+    told = least_clock(header);
     return value;
   }
+  uint64_t told = 0;  // by the last one: up to which round the pushes of all are in it
 
   const size_t size;
 };
@@ -75,6 +78,7 @@ TEST_P(Staleness, IsNeverExceededInAnyOrder) {
       const float round = clock[static_cast<size_t>(each)];
       if (!waits[static_cast<size_t>(each)] || round - slowest > static_cast<float>(staleness)) continue;
       ASSERT_EQ(job.clocks(each, static_cast<uint64_t>(round)), clock) << "step " << step << ", worker " << each;
+      ASSERT_EQ(job.told, static_cast<uint64_t>(slowest));
       waits[static_cast<size_t>(each)] = false;
     }
   }
@@ -105,6 +109,7 @@ TEST(StaleSlice, ASkipHoldsUpNobodyAndWaitsForAll) {
     EXPECT_EQ(header.part, 1);  // nobody goes on
     EXPECT_EQ(header.round, 4u);
   }
+  EXPECT_EQ(job.told, 3u);  // by the last answer to who goes on: who has left holds up nobody
   // And training goes on, for all.
   job.tick(2, 5);
   EXPECT_EQ(job.clocks(2, 5), (std::vector<float>{3, 3, 1}));
@@ -134,10 +139,117 @@ TEST(StaleSlice, EachPushIsAnUpdateOfItsOwn) {
   EXPECT_EQ(job.clocks(1, 1), (std::vector<float>{-2, 0}));
 }
 
+// The servers count: what is replayed one after the other, in the order in which it came, by an optimizer that counts.
+TEST(StaleSlice, UpdatesAsOneProcessWouldThatTakesAllPushesInTurn) {
+  const Algorithm algorithms[] = {Algorithm::kTorchSgd,     Algorithm::kTorchAdam, Algorithm::kAdam,
+                                  Algorithm::kTorchAdaGrad, Algorithm::kAdamax,    Algorithm::kNadam,
+                                  Algorithm::kFtml};
+  for (const Algorithm algorithm : algorithms) {
+    SCOPED_TRACE(static_cast<int>(algorithm));
+    constexpr int kWorkers = 3;
+    OptimizerSpec spec;
+    spec.algorithm = algorithm;
+    spec.momentum = algorithm == Algorithm::kTorchSgd ? 0.9 : 0;
+    spec.dampening = 0.5;
+    spec.beta1 = 0.9;
+    spec.beta2 = 0.99;
+    spec.epsilon = 1e-3;
+    spec.schedule_decay = 0.004;
+    Job job(kWorkers);
+    job.server.set_optimizer(0, spec);
+    define_stale(job, 2, kUnboundedStaleness);
+    job.initialise(1, {1, -1});
+    const auto optimizer = Optimizer::make(spec);
+    std::vector<float> weight = {1, -1};
+    std::vector<std::vector<float>> states(static_cast<size_t>(optimizer->state_count()), std::vector<float>(2));
+    std::vector<void*> state;
+    for (auto& one : states) state.push_back(one.data());
+    optimizer->start_state(DType::kFloat32, weight.data(), state.data(), 2);
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    std::vector<uint64_t> round(kWorkers, 0);
+    double schedule = 1;
+    for (int update = 1; update <= 12; ++update) {
+      const auto worker = static_cast<size_t>(random() % kWorkers);
+      const std::vector<float> gradient = {normal(random), normal(random)};
+      Header push = Job::header(FrameKind::kPush, 1, 0, ++round[worker], 2);
+      push.scalars = {0.1, 0.01, 1, 0, algorithm == Algorithm::kTorchAdaGrad ? 0.25 : 1};
+      job.workers[worker].send(push, gradient.data());
+      RoundScalars scalars = {0.1, 0.01, 1, static_cast<double>(update), 1};
+      if (algorithm == Algorithm::kAdam)
+        scalars.lr *= std::sqrt(1 - std::pow(0.99, update)) / (1 - std::pow(0.9, update));
+      if (algorithm == Algorithm::kAdamax) scalars.lr /= 1 - std::pow(0.9, update);
+      if (algorithm == Algorithm::kTorchAdaGrad) scalars.lr /= 1 + (update - 1) * 0.25;
+      if (algorithm == Algorithm::kNadam)
+        scalars.schedule = schedule *= 0.9 * (1 - 0.5 * std::pow(0.96, update * 0.004));
+      optimizer->update(DType::kFloat32, weight.data(), nullptr, state.data(), gradient.data(), 2, scalars);
+      Header answer;
+      ASSERT_EQ(job.receive_value(static_cast<int>(worker), &answer), weight) << "update " << update;
+      EXPECT_EQ(answer.scalars.updates, update);
+    }
+  }
+}
+
+TEST(StaleSlice, CountsOnFromWhatAStoredStateHasHad) {
+  Job job(2);
+  OptimizerSpec spec;
+  spec.algorithm = Algorithm::kTorchSgd;
+  spec.momentum = 0.5;
+  job.server.set_optimizer(0, spec);
+  define_stale(job, 1, 3);
+  job.initialise(1, {0});
+  Header store = Job::header(FrameKind::kStore, 1, 0, 0, 1);
+  store.part = 1;
+  store.scalars.updates = 41;
+  const float velocity = 2;
+  job.workers[0].send(store, &velocity);
+  job.workers[0].must_receive();
+  job.push(1, 1, 1, {1}, 0, 0, 1.0);
+  Header answer;
+  EXPECT_EQ(job.receive_value(1, &answer), std::vector<float>{-2});  // a first update would have dropped the velocity
+  EXPECT_EQ(answer.scalars.updates, 42);
+  Header fetch = Job::header(FrameKind::kFetch, 1, 0, 0, 0);
+  fetch.part = 1;
+  fetch.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+  job.workers[0].send(fetch);
+  EXPECT_EQ(job.workers[0].must_receive().scalars.updates, 42);
+  store.scalars.updates = 0.5;
+  job.workers[0].send(store, &velocity);
+  EXPECT_NE(job.workers[0].receive_failure().find("a number of updates that is none"), std::string::npos);
+}
+
+// Rank 0 gives the key another value; worker 1 has a push under way that is from before, as it has not asked for it yet.
+TEST(StaleSlice, ANewValueIsFreeOfPushesFromBeforeIt) {
+  Job job(3);
+  job.server.set_optimizer(0, {});
+  define_stale(job, 1, kUnboundedStaleness);
+  job.initialise(1, {0});
+  job.push(0, 1, 1, {-1}, 0, 0, 1.0);
+  EXPECT_EQ(job.receive_value(0), std::vector<float>{1});
+  const float value = 100;
+  Header init = Job::header(FrameKind::kInit, 1, 0, 1, 1);
+  job.workers[0].send(init, &value);
+  EXPECT_EQ(job.receive_value(0), std::vector<float>{100});
+  for (uint64_t round : {1, 2}) {
+    job.push(1, 1, round, {-1}, 0, 0, 1.0);
+    EXPECT_EQ(job.receive_value(1), std::vector<float>{100}) << "round " << round;
+  }
+  job.push(0, 1, 2, {-10}, 0, 0, 1.0);
+  EXPECT_EQ(job.receive_value(0), std::vector<float>{110});
+  Header request = Job::header(FrameKind::kInit, 1, 0, 2, 0);
+  request.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+  job.workers[1].send(request);
+  EXPECT_EQ(job.receive_value(1), std::vector<float>{110});
+  job.push(1, 1, 3, {-1}, 0, 0, 1.0);
+  EXPECT_EQ(job.receive_value(1), std::vector<float>{111});
+  job.push(2, 1, 1, {-1}, 0, 0, 1.0);
+  EXPECT_EQ(job.receive_value(2), std::vector<float>{111});
+}
+
 TEST(StaleSlice, AveragesOverAllWorkers) {
   Job job(2);
   job.server.set_optimizer(0, {});
-  job.server.set_average(0, true);
+  job.server.set_reduction(0, Reduction::kAverage);
   define_stale(job, 1, 3);
   job.initialise(1, {10});
   job.push(0, 1, 1, {4}, 0, 0, 1.0);

@@ -239,6 +239,37 @@ TEST_F(Tls, AnotherKeyIsAnError) {
   EXPECT_THROW(tls_pair(tcp_pair(), "short"), Error);
 }
 
+// However the system could encrypt: no key may be used for ever. A new one is due behind each 100 KB, at the next batch.
+TEST_F(Tls, KeysAreReplacedAndNoByteIsLost) {
+  constexpr size_t kBytes = 5'000'000, kBatch = 64 << 10;
+  const StreamPair pair = tls_pair(tcp_pair());
+  std::vector<char> text(kBytes), got(kBytes);
+  for (size_t i = 0; i < kBytes; ++i) text[i] = static_cast<char>(i * i >> 7);
+  std::thread writer([&] {
+    Waiter writable(pair.first->write_fd(), EPOLLOUT);
+    for (size_t sent = 0; sent < kBytes;) {
+      const iovec rest{text.data() + sent, kBytes - sent};
+      const IoResult result = pair.first->write(&rest, 1);
+      sent += result.bytes;
+      if (result.error != EAGAIN ? result.error != 0 : !writable.wait()) return;
+    }
+  });
+  Waiter readable(pair.second->read_fd(), EPOLLIN);
+  size_t read = 0;
+  while (read < kBytes && readable.wait()) {
+    const iovec room{got.data() + read, kBytes - read};
+    const IoResult result = pair.second->read(&room, 1);
+    read += result.bytes;
+    if (result.end || (result.error != 0 && result.error != EAGAIN)) break;
+  }
+  writer.join();
+  EXPECT_EQ(read, kBytes);
+  EXPECT_TRUE(got == text);
+  const uint64_t keys = static_cast<const TlsStream&>(*pair.first).keys();
+  EXPECT_GE(keys, kBytes / (100'000 + kBatch));
+  EXPECT_LE(keys, kBytes / 100'000 + 1);
+}
+
 // Nothing that comes behind an altered byte is believed, and nothing of it is given out.
 TEST_F(Tls, AnAlteredByteIsAnErrorForGood) {
   const auto [ours, near] = tcp_pair();

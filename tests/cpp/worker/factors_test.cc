@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "worker/local_job.h"
@@ -13,21 +14,46 @@ namespace {
 
 constexpr FactorShape kShape{3, 40, 70};  // parts of 330 elements
 
-// `servers` servers; slices of 100 elements.
+std::vector<int> machines_of_their_own(int workers) {
+  std::vector<int> machines(static_cast<size_t>(workers));
+  std::iota(machines.begin(), machines.end(), 0);
+  return machines;
+}
+
+KeyPlan plan_for(int workers) {
+  KeyPlan plan;
+  plan.elements = kShape.part_elements();
+  plan.slice_elements = 100;
+  plan.parts = static_cast<uint32_t>(workers);
+  return plan;
+}
+
+// `num_servers` servers; slices of 100 elements. `machines`: of each worker.
 class FactorsJob {
  public:
   FactorsJob(int num_workers, int num_servers, bool average, const OptimizerSpec* spec)
-      : weights(static_cast<size_t>(num_workers), first_weight()) {
-    KeyPlan plan;
-    plan.elements = kShape.part_elements();
-    plan.slice_elements = 100;
-    plan.parts = static_cast<uint32_t>(num_workers);
+      : FactorsJob(machines_of_their_own(num_workers), num_servers, average, spec) {}
+  FactorsJob(const std::vector<int>& machines, int num_servers, bool average, const OptimizerSpec* spec,
+             bool aggregated = true)
+      : weights(machines.size(), first_weight()) {
+    const auto num_workers = static_cast<int>(machines.size());
+    const Machines places(machines);
+    const KeyPlan plan = plan_for(num_workers);
     for (int rank = 0; rank < num_workers; ++rank)
       workers.push_back(std::make_unique<Worker>(rank, num_servers, node(name_of_worker(static_cast<size_t>(rank)))));
+    for (int rank = 0; rank < num_workers; ++rank) {
+      const int leader = places.leader_of(rank);
+      if (!aggregated || leader == rank) continue;
+      const auto [up, down] = unix_pair();
+      workers[static_cast<size_t>(rank)]->add_local(leader, stream_of(up), name_of_worker(static_cast<size_t>(leader)));
+      workers[static_cast<size_t>(leader)]->add_local(rank, stream_of(down), name_of_worker(static_cast<size_t>(rank)));
+    }
     for (int server = 0; server < num_servers; ++server) {
       const std::string label = "server " + std::to_string(server) + " (here)";
       ServerOptions options;
       options.node = node(label);
+      options.machines = places;
+      options.local_aggregation = aggregated;
       servers.push_back(Server::make(server, num_servers, num_workers, options));
       for (int rank = 0; rank < num_workers; ++rank) {
         const auto [ours, its] = unix_pair();
@@ -96,17 +122,16 @@ RoundScalars with_rate(double lr) {
   return scalars;
 }
 
-TEST(Factors, EveryWorkerMakesTheSameExactUpdate) {
+void expect_exact_updates(const std::vector<int>& machines) {
   OptimizerSpec sgd;
   sgd.momentum = 0.5;
-  for (int num_workers : {1, 2, 5})
+  for (bool aggregated : {false, true})
     for (int num_servers : {1, 3}) {
-      FactorsJob job(num_workers, num_servers, false, &sgd);
+      FactorsJob job(machines, num_servers, false, &sgd, aggregated);
       std::vector<float> expected = FactorsJob::first_weight(), momentum(kShape.elements());
       for (unsigned round = 1; round <= 4; ++round) {
         std::vector<std::vector<float>> factors;
-        for (int rank = 0; rank < num_workers; ++rank)
-          factors.push_back(whole_numbers(round * 100 + static_cast<unsigned>(rank)));
+        for (unsigned rank = 0; rank < machines.size(); ++rank) factors.push_back(whole_numbers(round * 100 + rank));
         ASSERT_EQ(job.round(factors, with_rate(0.25)), "");
         const std::vector<float> gradient = gradient_of(factors);
         for (size_t i = 0; i < expected.size(); ++i) {
@@ -118,21 +143,30 @@ TEST(Factors, EveryWorkerMakesTheSameExactUpdate) {
     }
 }
 
-TEST(Factors, WithoutAnOptimizerTheSumOrTheAverageLands) {
-  for (bool average : {false, true}) {
-    FactorsJob job(3, 2, average, nullptr);
-    const std::vector<std::vector<float>> factors = {whole_numbers(1), {}, whole_numbers(2)};
-    ASSERT_EQ(job.round(factors, {}), "");
-    std::vector<float> expected = gradient_of(factors);
-    if (average)
-      for (float& value : expected) value /= 2;
-    for (const auto& sum : job.weights) EXPECT_EQ(sum, expected);
-  }
+TEST(Factors, EveryWorkerMakesTheSameExactUpdate) {
+  for (int workers : {1, 2, 5}) expect_exact_updates(machines_of_their_own(workers));
 }
 
-TEST(Factors, WhoSkipsFollowsTheOthersAndIsToldWhenAllDo) {
+TEST(Factors, SoDoWorkersThatShareMachines) {
+  for (const auto& machines : kPlacements) expect_exact_updates(machines);
+}
+
+TEST(Factors, WithoutAnOptimizerTheSumOrTheAverageLands) {
+  for (const std::vector<int>& machines : {std::vector<int>{0, 1, 2}, {0, 0, 1}, {0, 1, 1}, {0, 0, 0}})
+    for (bool average : {false, true}) {
+      FactorsJob job(machines, 2, average, nullptr);
+      const std::vector<std::vector<float>> factors = {whole_numbers(1), {}, whole_numbers(2)};
+      ASSERT_EQ(job.round(factors, {}), "");
+      std::vector<float> expected = gradient_of(factors);
+      if (average)
+        for (float& value : expected) value /= 2;
+      for (const auto& sum : job.weights) EXPECT_EQ(sum, expected);
+    }
+}
+
+void expect_that_who_skips_follows(const std::vector<int>& machines) {
   OptimizerSpec sgd;
-  FactorsJob job(3, 2, false, &sgd);
+  FactorsJob job(machines, 2, false, &sgd);
   const std::vector<std::vector<float>> factors = {{}, whole_numbers(3), {}};
   ASSERT_EQ(job.round(factors, with_rate(1)), "");
   std::vector<float> expected = FactorsJob::first_weight();
@@ -152,15 +186,22 @@ TEST(Factors, WhoSkipsFollowsTheOthersAndIsToldWhenAllDo) {
   for (const auto& weight : job.weights) EXPECT_EQ(weight, expected);
 }
 
+TEST(Factors, WhoSkipsFollowsTheOthersAndIsToldWhenAllDo) {
+  for (const std::vector<int>& machines : {std::vector<int>{0, 1, 2}, {0, 0, 1}, {0, 1, 1}, {0, 0, 0}})
+    expect_that_who_skips_follows(machines);
+}
+
 TEST(Factors, OtherNumbersOfARoundFailTheJobByName) {
   OptimizerSpec sgd;
-  FactorsJob job(2, 1, false, &sgd);
-  const std::vector<float> factors = whole_numbers(1);
-  for (size_t rank = 0; rank < 2; ++rank)
-    job.workers[rank]->push(job.key, factors.data(), job.weights[rank].data(), 0, with_rate(rank == 0 ? 0.1 : 0.2),
-                            job.pending.done());
-  const std::string error = job.pending.wait_for(2);
-  EXPECT_NE(error.find("disagree in round 1 of key 'w (factors)'"), std::string::npos) << error;
+  for (const std::vector<int>& machines : {std::vector<int>{0, 1}, {0, 0}}) {
+    FactorsJob job(machines, 1, false, &sgd);
+    const std::vector<float> factors = whole_numbers(1);
+    for (size_t rank = 0; rank < 2; ++rank)
+      job.workers[rank]->push(job.key, factors.data(), job.weights[rank].data(), 0, with_rate(rank == 0 ? 0.1 : 0.2),
+                              job.pending.done());
+    const std::string error = job.pending.wait_for(2);
+    EXPECT_NE(error.find("disagree in round 1 of key 'w (factors)'"), std::string::npos) << error;
+  }
 }
 
 // Of `slices` slices each worker sends its own with their content, and only headers of the others'; as many come back.
@@ -179,6 +220,129 @@ TEST(Factors, ACardCarriesEachPartOnceToEachOtherWorker) {
   EXPECT_NEAR(static_cast<double>(after.bytes_sent - before.bytes_sent), static_cast<double>(part + headers), 200);
   EXPECT_NEAR(static_cast<double>(after.bytes_received - before.bytes_received),
               static_cast<double>((kWorkers - 1) * part + headers), 200);
+}
+
+// Two workers on one machine, one on another: the parts of the first two leave once, and the third's comes once.
+TEST(Factors, AMachineCarriesEachPartOnce) {
+  OptimizerSpec sgd;
+  FactorsJob job({0, 0, 1}, 2, false, &sgd);
+  const auto counted = [&](size_t rank) { return job.workers[rank]->counters(); };
+  std::vector<Counters> before;
+  for (size_t rank = 0; rank < 3; ++rank) before.push_back(counted(rank));
+  ASSERT_EQ(job.round({whole_numbers(1), whole_numbers(2), whole_numbers(3)}, with_rate(1)), "");
+  const uint64_t part = kShape.part_elements() * sizeof(float), headers = 3 * 4 * sizeof(Header);
+  const auto sent = [&](size_t rank) { return counted(rank).traffic.bytes_sent - before[rank].traffic.bytes_sent; };
+  const auto received = [&](size_t rank) {
+    return counted(rank).traffic.bytes_received - before[rank].traffic.bytes_received;
+  };
+  const auto is_about = [](uint64_t bytes, uint64_t expected) { return bytes >= expected && bytes <= expected + 200; };
+  EXPECT_TRUE(eventually([&] { return is_about(sent(0), 2 * part + headers); })) << sent(0);
+  EXPECT_TRUE(is_about(received(0), part + headers)) << received(0);
+  EXPECT_TRUE(is_about(sent(1), 0)) << sent(1);
+  EXPECT_TRUE(is_about(received(1), 0)) << received(1);
+  EXPECT_TRUE(eventually([&] { return is_about(sent(2), part + headers); })) << sent(2);
+  EXPECT_TRUE(is_about(received(2), 2 * part + headers)) << received(2);
+  EXPECT_TRUE(
+      eventually([&] { return is_about(counted(1).local.bytes_sent - before[1].local.bytes_sent, part + headers); }));
+  EXPECT_EQ(counted(1).local.bytes_received - before[1].local.bytes_received, 2 * part + headers);
+  EXPECT_TRUE(eventually([&] { return counted(0).buffer_bytes == 0; }));
+}
+
+const auto kPartBytes = static_cast<uint32_t>(kShape.part_elements() * sizeof(float));
+
+// The leader of workers 0 and 1; worker 1, and the server of these and of worker 2, are played by the test.
+struct LeaderOfParts {
+  LeaderOfParts() : worker(0, 1, node("worker 0 (here)")) {
+    start_as_leader(worker, server, neighbour);
+    KeyPlan plan = plan_for(3);
+    plan.slice_elements = static_cast<uint32_t>(plan.elements);  // slice i is worker i's
+    key = worker.declare_factors("w", kShape, 3, false);
+    worker.agree(key, plan);
+  }
+  static Header push_of_neighbour(uint32_t slice) {
+    Header header;
+    header.kind = FrameKind::kPush;
+    header.slice = slice;
+    header.round = 1;
+    header.part = slice != 1;
+    header.encoding = static_cast<uint8_t>(slice == 1 ? Encoding::kPlain : Encoding::kAbsent);
+    header.payload_bytes = slice == 1 ? kPartBytes : 0;
+    return header;
+  }
+  std::string failure() {
+    EXPECT_TRUE(wait_readable(worker.event_fd()));
+    return worker.error() ? worker.error()->what() : "";
+  }
+
+  const std::vector<float> mine = whole_numbers(1), neighbours = whole_numbers(2), theirs = whole_numbers(3);
+  std::vector<float> weight = FactorsJob::first_weight();
+  Pending pending;
+  std::unique_ptr<RawPeer> server, neighbour;
+  int key;
+  Worker worker;
+};
+
+TEST(MachinesParts, LeaveOnceWithTheNumbersOfWhoTakesPartAndGoRound) {
+  LeaderOfParts job;
+  job.worker.push(job.key, job.mine.data(), job.weight.data(), -7, {}, job.pending.done());
+  for (uint32_t slice = 0; slice < 3; ++slice)
+    job.neighbour->send(LeaderOfParts::push_of_neighbour(slice), job.neighbours.data());
+  std::vector<Header> pushes;
+  for (int i = 0; i < 3; ++i) {
+    pushes.push_back(job.server->must_receive());
+    const Header& push = pushes.back();
+    const bool is_ours = push.slice < 2;
+    EXPECT_EQ(push.of_machine, 1);
+    EXPECT_EQ(push.priority, -7);
+    EXPECT_EQ(push.contributors, is_ours);
+    EXPECT_EQ(push.part, !is_ours);  // takes part in the round of the other machine's
+    ASSERT_EQ(push.payload_bytes, is_ours ? kPartBytes : 0);
+    const std::vector<float>& part = push.slice == 0 ? job.mine : job.neighbours;
+    EXPECT_TRUE(!is_ours || std::memcmp(job.server->payload.data(), part.data(), kPartBytes) == 0);
+  }
+  for (Header answer : pushes) {
+    answer.kind = FrameKind::kValue;
+    answer.contributors = answer.part = 0;
+    answer.encoding = static_cast<uint8_t>(answer.slice == 2 ? Encoding::kPlain : Encoding::kAbsent);
+    answer.payload_bytes = answer.slice == 2 ? kPartBytes : 0;
+    job.server->send(answer, job.theirs.data());
+    const Header passed = job.neighbour->must_receive();
+    EXPECT_EQ(passed.slice, answer.slice);
+    EXPECT_EQ(passed.of_machine, 0);
+    ASSERT_EQ(passed.payload_bytes, answer.slice == 1 ? 0 : kPartBytes);
+    const std::vector<float>& part = answer.slice == 0 ? job.mine : job.theirs;
+    EXPECT_TRUE(answer.slice == 1 || std::memcmp(job.neighbour->payload.data(), part.data(), kPartBytes) == 0);
+  }
+  EXPECT_EQ(job.pending.wait_for(1), "");
+  EXPECT_EQ(job.weight, gradient_of({job.mine, job.neighbours, job.theirs}));
+}
+
+TEST(MachinesParts, ThatCannotBeAreRefused) {
+  const auto refusal = [](auto change) {
+    LeaderOfParts job;
+    Header header = LeaderOfParts::push_of_neighbour(1);
+    change(header);
+    job.neighbour->send(header, job.neighbours.data());
+    return job.failure();
+  };
+  for (uint32_t slice : {0u, 2u})
+    EXPECT_NE(refusal([&](Header& h) { h.slice = slice; }).find("another worker's to send"), std::string::npos);
+  EXPECT_NE(refusal([](Header& h) { h.payload_bytes = 12; }).find("another size"), std::string::npos);
+  EXPECT_NE(refusal([](Header& h) { h.part = 2; }).find("malformed"), std::string::npos);
+  EXPECT_NE(refusal([](Header& h) { h.encoding = 1; }).find("another encoding"), std::string::npos);
+
+  // Of this machine's own parts no content comes back, which would be written to where they leave from.
+  LeaderOfParts job;
+  job.worker.push(job.key, job.mine.data(), job.weight.data(), 0, {}, job.pending.done());
+  for (uint32_t slice = 0; slice < 3; ++slice)
+    job.neighbour->send(LeaderOfParts::push_of_neighbour(slice), job.neighbours.data());
+  Header answer;
+  do answer = job.server->must_receive();
+  while (answer.slice != 1);
+  answer.kind = FrameKind::kValue;
+  answer.contributors = 0;
+  job.server->send(answer, job.theirs.data());
+  EXPECT_NE(job.failure().find("in another encoding than agreed"), std::string::npos);
 }
 
 TEST(Factors, AGatedRoundLeavesWhenAllIsReady) {

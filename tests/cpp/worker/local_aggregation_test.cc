@@ -1,34 +1,37 @@
 // Local aggregation: real workers and a real server over sockets, and leaders whose neighbours are played by the test.
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "numeric/rank_sum.h"
 #include "worker/local_job.h"
 
 namespace p3 {
 namespace {
 
-// The sum as documented: workers by rank into their machine's sum, machines in the order of their lowest ranks.
+// The sum as documented: of the first places, as many as the largest power of two below their number, and of the others.
+float sum_of(const std::vector<float>& values) {
+  if (values.size() == 1) return values[0];
+  ptrdiff_t first = 1;
+  while (2 * static_cast<size_t>(first) < values.size()) first *= 2;
+  return sum_of({values.begin(), values.begin() + first}) + sum_of({values.begin() + first, values.end()});
+}
+
+// Workers by rank into their machine's sum, machines in the order of their lowest ranks.
 template <typename T>
 std::vector<T> canonical_sum(const std::vector<std::vector<T>>& gradients, const Machines& machines) {
   std::vector<T> sums;
   for (size_t i = 0; i < gradients[0].size(); ++i) {
-    float total = 0;
+    std::vector<float> of_machines;
     for (int machine = 0; machine < machines.count(); ++machine) {
-      float sum = 0;
-      for (int worker : machines.workers(machine)) {
-        const float value = widened(gradients[static_cast<size_t>(worker)][i]);
-        sum = worker == machines.leader(machine) ? value : sum + value;
-      }
-      sum = widened(narrowed<T>(sum));
-      total = machine == 0 ? sum : total + sum;
+      std::vector<float> values;
+      for (int worker : machines.workers(machine)) values.push_back(widened(gradients[static_cast<size_t>(worker)][i]));
+      of_machines.push_back(widened(narrowed<T>(sum_of(values))));
     }
-    sums.push_back(narrowed<T>(total));
+    sums.push_back(narrowed<T>(sum_of(of_machines)));
   }
   return sums;
 }
@@ -77,30 +80,6 @@ TEST(Machines, AreNumberedByTheirLowestRanks) {
   EXPECT_FALSE(machines.is_alone(0));
 }
 
-TEST(RankSum, AddsByPlaceWhateverComesFirst) {
-  const std::vector<std::vector<float>> gradients = {{1e8f}, {1.f}, {-1e8f}};  // 0 in order; 1 in another
-  std::vector<int> order = {0, 1, 2};
-  do {
-    BufferPool pool;
-    {
-      RankSum sum(3, DType::kFloat32, 1, pool);
-      for (int place : order) {
-        EXPECT_FALSE(sum.complete());
-        void* copy = pool.take(sizeof(float));
-        std::memcpy(copy, gradients[static_cast<size_t>(place)].data(), sizeof(float));
-        sum.add(place, copy);
-      }
-      ASSERT_TRUE(sum.complete());
-      void* made = sum.take_rounded();
-      EXPECT_EQ(*static_cast<float*>(made), 0.f);
-      pool.give_back(made, sum.bytes());
-      EXPECT_FALSE(sum.complete());
-      sum.add(2, pool.take(sizeof(float)));  // the next sum's, dropped with it
-    }
-    EXPECT_EQ(pool.bytes_in_use(), 0u);
-  } while (std::next_permutation(order.begin(), order.end()));
-}
-
 TEST(LocalAggregation, OnePushOfEachMachineReachesTheServer) {
   Job job({0, 0, 1, 1}, true);
   constexpr size_t kElements = 5000;
@@ -128,7 +107,7 @@ TEST(LocalAggregation, OnePushOfEachMachineReachesTheServer) {
 TEST(LocalAggregation, AveragesOverThoseWhoTakePartAndCompletesWhenAllSkip) {
   for (bool aggregated : {false, true}) {
     Job job({0, 0, 1}, aggregated);
-    job.server->set_average(0, true);
+    job.server->set_reduction(0, Reduction::kAverage);
     const int key = job.declare(10);
     std::vector<float> zeros(10), six(10, 6), landing(10);
     std::vector<std::vector<float>> landings(3, zeros);
@@ -210,13 +189,7 @@ TEST(LocalAggregation, ALeaderMayLeaveOnceItsNeighboursNeedNothing) {
 // A leader, worker 0; its neighbour and the server are played by the test.
 struct Leader {
   Leader() : worker(0, 1, node("worker 0 (here)")) {
-    const auto [ours, its] = unix_pair();
-    const auto [near, nears] = unix_pair();
-    server = std::make_unique<RawPeer>(ours);
-    neighbour = std::make_unique<RawPeer>(near);
-    worker.add_server(0, stream_of(its), "server 0 (there)");
-    worker.add_local(1, stream_of(nears), "worker 1 (there)");
-    worker.start();
+    start_as_leader(worker, server, neighbour);
     KeyPlan plan;
     plan.wire_key = 3;
     plan.elements = 4;

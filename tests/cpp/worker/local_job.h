@@ -27,6 +27,17 @@ inline NodeOptions node(const std::string& label) {
 
 inline std::string name_of_worker(size_t rank) { return "worker " + std::to_string(rank) + " (here)"; }
 
+// Starts worker 0, which leads its machine, between a server and a worker 1 that the test plays.
+inline void start_as_leader(Worker& worker, std::unique_ptr<RawPeer>& server, std::unique_ptr<RawPeer>& neighbour) {
+  const auto [ours, its] = unix_pair();
+  const auto [near, nears] = unix_pair();
+  server = std::make_unique<RawPeer>(ours);
+  neighbour = std::make_unique<RawPeer>(near);
+  worker.add_server(0, stream_of(its), "server 0 (there)");
+  worker.add_local(1, stream_of(nears), "worker 1 (there)");
+  worker.start();
+}
+
 // Waits for any number of operations.
 class Pending {
  public:

@@ -208,7 +208,7 @@ TEST(LocalRows, GoToThoseOfAMachineWhoWantThem) {
 TEST(LocalRows, AreAveragedOverThoseWhoTakePartAndAbsentIfAllSkip) {
   for (bool aggregated : {false, true}) {
     RowsJob<float> job({0, 0, 1}, aggregated);
-    job.server->set_average(0, true);
+    job.server->set_reduction(0, Reduction::kAverage);
     job.start();
     const Rows<float> six = {{7}, std::vector<float>(kRow, 6)};
     const auto skip = [&](size_t worker, bool updated) {
@@ -290,13 +290,7 @@ Header header_of(FrameKind kind, const std::vector<char>& payload, uint32_t part
 // Worker 0 leads; its neighbour and the server are played by the test. Partition 0 has rows 0 to 12.
 struct RowsLeader {
   RowsLeader() : worker(0, 1, node("worker 0 (here)")) {
-    const auto [ours, its] = unix_pair();
-    const auto [near, nears] = unix_pair();
-    server = std::make_unique<RawPeer>(ours);
-    neighbour = std::make_unique<RawPeer>(near);
-    worker.add_server(0, stream_of(its), "server 0 (there)");
-    worker.add_local(1, stream_of(nears), "worker 1 (there)");
-    worker.start();
+    start_as_leader(worker, server, neighbour);
     key = worker.declare_rows("emb", kRows, kRow, DType::kFloat32);
     worker.agree(key, plan_of());
   }

@@ -1,7 +1,10 @@
 // What a worker does besides plain pushes: skips, compressed gradients, init again, the optimizer's state, counters.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/half.h"
@@ -60,6 +63,37 @@ TEST(WorkerSkip, OfAllLeavesTheLandingArrayAsItIs) {
   }
   ASSERT_TRUE(job.results.wait_for(4));
   EXPECT_TRUE(job.results.updated(3));
+}
+
+TEST(WorkerStaleness, TellsWhatIsInAllOfTheLastRoundThatHasLanded) {
+  OneServer job(unix_pair());
+  std::vector<float>& gradient = job.array(2 * kSlice, 1);
+  std::vector<float>& landing = job.array(2 * kSlice);
+  const int key = job.worker.declare("key3", landing.size(), DType::kFloat32);
+  KeyPlan plan = plan_of(3, landing.size());
+  plan.staleness = 4;
+  job.worker.agree(key, plan);
+  const auto answer = [&](Header push, uint64_t least) {
+    set_least_clock(push, least);
+    job.answer(push, std::vector<float>(kSlice, 2));
+  };
+  uint64_t least = 0;
+  for (const auto& [first, second] : {std::pair{0, 1}, {5, 3}, {3, 3}}) {
+    const LandedRound before = job.worker.landed_round(key);
+    job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(0));
+    job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(0));  // leaves behind the first
+    const Header slices[] = {job.server.must_receive(), job.server.must_receive()};
+    answer(slices[0], static_cast<uint64_t>(first));
+    EXPECT_EQ(job.worker.landed_round(key).round, before.round);
+    EXPECT_EQ(job.worker.landed_round(key).least_clock, least);
+    answer(slices[1], static_cast<uint64_t>(second));
+    ASSERT_TRUE(job.results.wait_for(before.round + 1));
+    least = static_cast<uint64_t>(std::min({first, second, static_cast<int>(before.round) + 1}));
+    EXPECT_EQ(job.worker.landed_round(key).round, before.round + 1);
+    EXPECT_EQ(job.worker.landed_round(key).least_clock, least);
+    for (int slice = 0; slice < 2; ++slice) answer(job.server.must_receive(), least);
+    ASSERT_TRUE(job.results.wait_for(before.round + 2));
+  }
 }
 
 // With heartbeats so far apart that nothing else wakes the sender in time.
@@ -147,6 +181,57 @@ TEST_P(WorkerWithResidual, KeepsWhatIsLeftOutOfEachSliceAlsoOverASkip) {
     ASSERT_TRUE(job.results.wait_for(static_cast<size_t>(++done)));
     EXPECT_EQ(landing, std::vector<float>(n, float(round)));
   }
+}
+
+// A loss scaler leaves out the second round and halves its scale: the third is as if there had been no second.
+TEST_P(WorkerWithResidual, GoesBackBehindAPushThatWasLeftOutAndFollowsTheScale) {
+  const Compression compression = GetParam();
+  OneServer job(unix_pair());
+  const size_t n = kSlice + 21;
+  std::vector<float>&gradient = job.array(n), &landing = job.array(n), &captured = job.array(n);
+  std::vector<float> residual(n);
+  const int key = job.key(3, n, compression);
+  EXPECT_THROW(job.worker.change_residual(key, true, 1), Error);  // nothing was kept
+  for (double factor : {0.0, -1.0, HUGE_VAL, std::nan("")})
+    EXPECT_THROW(job.worker.change_residual(key, false, factor), Error);
+  job.worker.keep_former_residual(key);
+  for (int round = 1; round <= 4; ++round) {
+    for (size_t i = 0; i < n; ++i) gradient[i] = float((int(i) * 7 + round) % 23 - 11) * 0.05f;
+    std::vector<float> sent = residual;
+    job.worker.push(key, gradient.data(), landing.data(), 0, {}, job.results.expect(round));
+    EXPECT_THROW(job.worker.change_residual(key, false, 2), Error);  // under way
+    for (size_t offset : {size_t{0}, size_t{kSlice}}) {
+      const Header header = job.server.must_receive();
+      const size_t count = std::min<size_t>(kSlice, n - offset);
+      std::vector<char> expected(encoded_bytes(compression.encoding, DType::kFloat32, count));
+      encode(compression, gradient.data() + offset, sent.data() + offset, expected.data(), count);
+      ASSERT_EQ(job.server.payload, expected) << "round " << round;
+      job.answer(header, std::vector<float>(count, float(round)));
+    }
+    ASSERT_TRUE(job.results.wait_for(static_cast<size_t>(round)));
+    if (round != 2) residual = sent;
+    if (round != 2) continue;
+    job.worker.change_residual(key, true, 0.5);
+    for (float& one : residual) one *= 0.5f;
+  }
+  job.worker.change_residual(key, true, 1);  // of the last round, whose residual is then that of the third
+  job.worker.change_residual(key, false, 4);
+  job.worker.capture(key, 0, captured.data(), job.results.expect(5));
+  for (int i = 0; i < 2; ++i) {
+    Header header = job.server.must_receive();
+    header.kind = FrameKind::kPart;
+    job.server.send(header, nullptr);
+  }
+  ASSERT_TRUE(job.results.wait_for(5));
+  EXPECT_NE(captured, residual);
+  for (size_t i = 0; i < n; ++i) gradient[i] = float((int(i) * 7 + 4) % 23 - 11) * 0.05f;
+  for (size_t offset : {size_t{0}, size_t{kSlice}}) {
+    const size_t count = std::min<size_t>(kSlice, n - offset);
+    for (size_t i = offset; i < offset + count; ++i) captured[i] /= 4;
+    std::vector<char> expected(encoded_bytes(compression.encoding, DType::kFloat32, count));
+    encode(compression, gradient.data() + offset, captured.data() + offset, expected.data(), count);
+  }
+  EXPECT_EQ(captured, residual);  // what was captured was from before the fourth push
 }
 
 INSTANTIATE_TEST_SUITE_P(WorkerCompression, WorkerWithResidual, testing::Values(kTwoBits, kOneBit),

@@ -1,0 +1,1 @@
+// Nothing of its own: the program that headers.h is precompiled for.

@@ -1,0 +1,237 @@
+"""Snapshots that a signal asks for: SIGUSR1, and the job goes on; SIGTERM, and it ends with its state saved."""
+
+import os
+import re
+import signal
+import sys
+
+import plugin_jobs as jobs
+import pytest
+from processes import QUICK_IMPORT, ROOT, Process, clean_environment
+
+from p3.cluster import messages
+from p3.cluster.agreement import Agreement
+from p3.cluster.node import Node
+from p3.errors import ProtocolError
+from p3.snapshots import files
+
+WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
+SERVERS = [Node("server", 0, "s0")]
+
+
+# What the scheduler makes of it
+
+
+class Book:
+    def __init__(self):
+        self.agreement = Agreement(WORKERS, SERVERS)
+
+    def say(self, rank, kind, **fields):
+        return self.told(self.agreement.receive(WORKERS[rank], messages.check(dict(fields, kind=kind))))
+
+    def demand(self, ends=False):
+        return self.told(self.agreement.demand_snapshot(ends))
+
+    @staticmethod
+    def told(sent):
+        """What workers are told of demands: all the same."""
+        about = [(node, messages.check(one)) for node, one in sent if one["kind"] in ("snapshot_wanted", "snapshot_at")]
+        assert [node for node, _ in about] == WORKERS * (len(about) // 3), about
+        return [tuple(one.values())[1:] for node, one in about if node == WORKERS[0]]
+
+    def take(self, round):
+        self.say(0, "captured", round=round)
+        for node in WORKERS + SERVERS:
+            self.agreement.receive(
+                node, {"kind": "snapshot_written", "round": round, "bytes": 1, "sha256": "0f" * 32}
+            )
+        return self.say(0, "snapshot_taken", round=round)
+
+
+def answers(book, number, *rounds):
+    """What the last of these answers, of each rank, leads to; the others to nothing."""
+    *others, last = [book.say(rank, "mark", number=number, round=round) for rank, round in enumerate(rounds)]
+    assert others == [[], []]
+    return last
+
+
+def test_all_take_it_behind_the_step_after_the_furthest_that_any_has_ended():
+    book = Book()
+    assert book.demand() == [(1,)] and book.demand() == book.say(2, "demand_snapshot", ends=False) == []
+    assert answers(book, 1, 56, 57, 56) == [(1, 58, False)]
+    assert book.demand() == book.take(57) == book.demand() == []  # one that was due; the other one will do
+    assert book.take(60) == []  # the next mark of all
+    assert book.demand() == [(2,)]
+
+
+def test_a_demand_to_end_is_heard_while_another_one_is_under_way_and_only_once():
+    book = Book()
+    book.demand()
+    assert book.demand(ends=True) == []
+    assert answers(book, 1, 4, 4, 4) == [(1, 5, True)]
+    assert book.demand(ends=True) == book.demand() == []
+    book = Book()
+    book.demand()
+    assert answers(book, 1, 4, 4, 4) == [(1, 5, False)]
+    assert book.demand(ends=True) == [(2,)]
+    assert answers(book, 2, 4, 5, 5) == [(2, 6, True)]
+
+
+def test_a_demand_rests_while_a_worker_is_in_join():
+    for is_decided in (False, True):
+        book = Book()
+        book.demand(ends=True)
+        if is_decided:
+            answers(book, 1, 4, 5, 5)
+        assert book.say(1, "joined", worker=1, step=4, round=0) == [(1, 0, False)]
+        assert book.demand() == book.say(0, "joined", worker=0, step=5, round=0) == []
+        assert book.say(2, "joined", worker=2, step=5, round=0) == [(2,)]
+        assert answers(book, 2, 5, 5, 5) == [(2, 6, True)]
+
+
+def test_nothing_waits_for_a_worker_that_has_left():
+    for ask in (lambda book: book.say(1, "bye"), lambda book: book.told(book.agreement.lose(WORKERS[1]))):
+        book = Book()
+        book.demand()
+        book.say(0, "mark", number=1, round=5)
+        assert ask(book) == [(1, 0, False)]
+        assert book.say(2, "mark", number=1, round=5) == book.demand() == []  # too late, and no harm
+
+
+def test_answers_that_nobody_asked_for_are_refused():
+    book = Book()
+    book.demand()
+    book.say(0, "mark", number=1, round=5)
+    for number in (1, 2):
+        with pytest.raises(ProtocolError):
+            book.say(0, "mark", number=number, round=5)
+
+
+# Jobs
+
+
+@pytest.fixture
+def run(tmp_path, processes):
+    """run(front end, steps) -> the Process of `p3 run`: two workers, with snapshots on demand alone."""
+
+    def start(front_end, steps, *options):
+        command = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--snapshot-dir", "snapshots"]
+        command += ["--snapshot-every", "1000000", *options]
+        command += [sys.executable, str(jobs.SCRIPTS / "on_demand.py"), front_end, str(steps)]
+        env = clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
+        processes.append(Process(command, env, tmp_path))
+        return processes[-1]
+
+    return start
+
+
+def wait_for(process, text, times=1):
+    said = ""
+    while said.count(text) < times:
+        line = process.read_line()
+        assert line, process.wait(10)
+        said += line + "\n"
+    return said
+
+
+def digests(finished):
+    return set(re.findall(r"from (\d+) to (\d+): (\w+)", finished.out))
+
+
+@pytest.mark.parametrize("front_end", ["numpy", "torch", "mxnet"])
+def test_sigusr1_takes_a_snapshot_and_sigterm_another_one_from_which_the_job_goes_on(run, tmp_path, front_end):
+    if front_end != "numpy":
+        pytest.importorskip(front_end)
+    process = run(front_end, 0, "--restarts", "3")
+    wait_for(process, "trains with", 2)
+    process.signal(signal.SIGUSR1)
+    wait_for(process, "taken by step", 2)
+    (first,) = files.rounds(str(tmp_path / "snapshots"))
+    process.signal(signal.SIGTERM)
+    finished = process.wait()
+    second = files.rounds(str(tmp_path / "snapshots"))[0]
+    assert (finished.code, second > first) == (128 + signal.SIGTERM, True), finished
+    assert "and its last snapshot is of round %d" % second in finished.err and "started again" not in finished.err
+    resumed = run(front_end, second + 4).wait()
+    ((begun, _, digest),) = digests(resumed)
+    assert (resumed.code, begun) == (0, str(second)), resumed
+    if front_end != "numpy":  # whose bits after a resume other tests compare
+        return
+    for path in (tmp_path / "snapshots").iterdir():
+        path.rename(tmp_path / path.name)
+    whole = run(front_end, second + 4).wait()
+    assert digests(whole) == {("0", str(second + 4), digest)}, (whole, resumed)
+
+
+def test_a_job_that_takes_no_snapshots_ends_at_once(start_job):
+    process = start_job(
+        """
+        import time
+        from p3.worker.session import Session
+        Session.open()
+        print("running", flush=True)
+        time.sleep(60)
+        """,
+        1, 1,
+    )  # fmt: skip
+    assert process.read_line().endswith("running")
+    process.signal(signal.SIGUSR1)  # nothing to do
+    process.signal(signal.SIGTERM)
+    finished = process.wait(20)
+    assert finished.code == 143 and "interrupted by SIGTERM; all processes are ended\n" in finished.err
+
+
+def test_a_job_that_comes_to_no_end_of_a_step_is_ended_after_the_grace(start_job, tmp_path):
+    process = start_job(
+        """
+        import time
+        from p3.worker.session import Session
+        with Session.open() as session:
+            session.snapshot(1, [])
+            print("running", flush=True)
+            time.sleep(60)
+        """,
+        1, 1, {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots")}, options=("--grace", "1"),
+    )  # fmt: skip
+    assert process.read_line().endswith("running")
+    process.signal(signal.SIGTERM)
+    finished = process.wait(20)
+    assert finished.code == 143 and "all processes are ended, and no snapshot was taken" in finished.err
+
+
+def test_the_same_signal_twice_does_not_cut_the_snapshot_short(start_job, tmp_path):
+    """As from a launcher that signals a group of processes, and of them also what `p3 run` is below."""
+    process = start_job(
+        """
+        import os, time
+        from p3.worker.session import Session
+        with Session.open() as session:
+            session.snapshot(1, [])
+            print("running", flush=True)
+            while not os.path.exists("now"):
+                time.sleep(0.02)
+            session.snapshot(2, [])
+        """,
+        1, 1, {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_LOG": "info"},
+    )  # fmt: skip
+    wait_for(process, "running")
+    for heard in (b"the job ends when it has taken a snapshot", b"SIGTERM again"):
+        process.signal(signal.SIGTERM)
+        while heard not in (line := process.popen.stderr.readline()):
+            assert line, process.wait(10)
+    (tmp_path / "now").touch()
+    finished = process.wait(20)
+    assert finished.code == 143 and "its last snapshot is of round 2" in finished.err, finished
+
+
+def test_without_a_launcher_the_process_itself_hears_signals(tmp_path, processes):
+    env = clean_environment(P3_SNAPSHOT_DIR="snapshots", P3_SNAPSHOT_EVERY="1000000", PYTHONPATH=str(ROOT))
+    processes.append(Process([sys.executable, str(jobs.SCRIPTS / "on_demand.py"), "numpy", "0"], env, tmp_path))
+    process = processes[-1]
+    wait_for(process, "trains with")
+    process.signal(signal.SIGUSR1)
+    wait_for(process, "taken by step")
+    process.signal(signal.SIGTERM)
+    finished = process.wait(20)
+    assert finished.code == 143 and "the job ends, as SIGTERM asked; its snapshot of round" in finished.err, finished
+    assert len(files.rounds(str(tmp_path / "snapshots"))) == 2
