@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 
@@ -18,11 +19,20 @@ def server():
     raise LookupError("no server of this job was found")
 
 
+def _all_threads_stopped(process):
+    states = [(folder / "stat").read_text() for folder in Path("/proc/%d/task" % process).iterdir()]
+    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
+
+
 @contextlib.contextmanager
 def frozen_server():
     """The only server stands still within it."""
     process = server()
     os.kill(process, signal.SIGSTOP)
+    deadline = time.monotonic() + 20
+    while not _all_threads_stopped(process):  # each goes on until the kernel has told it
+        assert time.monotonic() < deadline, "the server runs on"
+        time.sleep(0.001)
     try:
         yield
     finally:

@@ -57,7 +57,7 @@ def test_ddp_and_p3_learn_the_same_at_a_rate_that_was_chosen(tmp_path, monkeypat
     out = str(tmp_path / "learn.jsonl")
     options = ["--models", "gpt", "--stores", "ddp_1,p3_torch", "--size", str(SIZE), "--warmup", "1",
                "--iterations", str(STEPS - 1), "--loss", "5", "--repeats", "1"]  # fmt: skip
-    assert cli.main(["bench", "learn", *options, "--out", out]) == 0, capsys.readouterr()
+    assert cli.main(["bench", "learn", *options, "--out", out]) == 0, capsys.readouterr().err
     settings, *records = map(json.loads, open(out))
     assert settings["machine"]["cores"] and settings["commit"]
     assert [(record["store"], record["result"], record["computation"]) for record in records] == [

@@ -69,6 +69,7 @@ def run(options, out) -> bool:
     fallen = train.has_fallen(losses)
     write(kind="result", computation="real", result="right" if fallen else "wrong", digest=digest)
     print(f"{options.store}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}", file=sys.stderr)
+    torch_replay.leave(fallen)
     return fallen
 
 

@@ -20,6 +20,9 @@ class Probed:
     iterations = 0  # that have ended
     digest = None  # of all weights, after wrong_keys(), where workers can only be compared by it
 
+    def leave(self, is_right: bool) -> None:
+        """After the last line was written."""
+
     def is_right(self, key: int, values) -> bool:
         """Whether a weight's elements, as one axis of a NumPy array, are exactly what all gradients make of them."""
         if self.updates == "none":

@@ -266,6 +266,7 @@ def run(options, model: models.Model, out) -> bool:
         f"median of {len(seconds)} iterations {statistics.median(seconds):.4f} s; weights {verdict}",
         file=sys.stderr,
     )
+    replay.leave(not wrong)
     return not wrong
 
 
