@@ -13,8 +13,7 @@ StalePartition::StalePartition(const ServerKey& its_key, uint32_t its_index, int
 
 void StalePartition::push(Task& task, Reply& reply) {
   Its& its = workers_[static_cast<size_t>(task.worker)];
-  const Optimizer* const optimizer = this->optimizer();
-  reply.problem = unanswered_.problem_with_push(task.worker, optimizer);
+  reply.problem = unanswered_.problem_with_push(task.worker);
   if (reply.problem != nullptr) return;
   if (std::exchange(its.is_whole, false)) {
     its.next_row = range_.first;
@@ -26,7 +25,7 @@ void StalePartition::push(Task& task, Reply& reply) {
     its.changed.reset();
   else if (!its.changed)
     reply.problem = "asking for rows after one that wanted none";
-  if (reply.problem == nullptr && task.payload) reply.problem = update(*optimizer, task);
+  if (reply.problem == nullptr && task.payload) reply.problem = update(optimizer(), task);
   if (reply.problem != nullptr) return;
   reply.is_summed = true;
   its.is_whole |= !task.payload;
@@ -36,7 +35,7 @@ void StalePartition::push(Task& task, Reply& reply) {
   for (int worker : unanswered_.take_answerable()) answer(worker, nobody_goes_on, reply);
 }
 
-const char* StalePartition::update(const Optimizer& optimizer, Task& task) {
+const char* StalePartition::update(const Optimizer* optimizer, Task& task) {
   Its& its = workers_[static_cast<size_t>(task.worker)];
   const char* const problem =
       read_rows(key.plan, range_, row_bytes_, task.payload.data(), task.header.payload_bytes, its.next_row, received_);
@@ -52,20 +51,21 @@ const char* StalePartition::update(const Optimizer& optimizer, Task& task) {
 
   if (is_before_value(task.worker)) return nullptr;
   if (task.header.scalars.updates == kNoUpdate) return rows.empty() ? nullptr : "of rows, though it has no gradient";
+  if (const char* missing = Unanswered::problem_with_gradient(optimizer)) return missing;
   if (!std::exchange(its.is_counted, true)) {  // all frames of a push are one update
-    its.scalars = updates_.next(optimizer.spec(), task.header.scalars);
+    its.scalars = updates_.next(optimizer->spec(), task.header.scalars);
     if (key.averages()) its.scalars.rescale /= static_cast<double>(workers());
   }
   const RoundScalars& scalars = its.scalars;
   if (sum_dtype_ == dtype_) {
-    update_rows(optimizer, rows, scalars, row_bytes_, [&](size_t i) { return received_.row(i); });
+    update_rows(*optimizer, rows, scalars, row_bytes_, [&](size_t i) { return received_.row(i); });
     return nullptr;
   }
   const size_t wide_bytes = key.plan.row_elements * size_of(sum_dtype_);
   const PooledBuffer wide(host_.transient, BufferPool::roomy(rows.size() * wide_bytes));
   const auto wide_row = [&](size_t i) { return static_cast<char*>(wide.data()) + i * wide_bytes; };
   for (size_t i = 0; i < rows.size(); ++i) start_sum(dtype_, wide_row(i), received_.row(i), key.plan.row_elements);
-  update_rows(optimizer, rows, scalars, wide_bytes, wide_row);
+  update_rows(*optimizer, rows, scalars, wide_bytes, wide_row);
   return nullptr;
 }
 

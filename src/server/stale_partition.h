@@ -24,7 +24,7 @@ class StalePartition final : public RowsShard {
  private:
   void push(Task& task, Reply& reply) override;
   // The rows of one frame. Returns what is wrong with it, or null.
-  const char* update(const Optimizer& optimizer, Task& task);
+  const char* update(const Optimizer* optimizer, Task& task);
   void answer(int worker, bool nobody_goes_on, Reply& reply);
   void send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) override;
 

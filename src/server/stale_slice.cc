@@ -16,7 +16,8 @@ StaleSlice::StaleSlice(const ServerKey& its_key, uint32_t its_index, int its_thr
 
 void StaleSlice::push(Task& task, Reply& reply) {
   const Optimizer* const its = optimizer();
-  reply.problem = unanswered_.problem_with_push(task.worker, its);
+  reply.problem = unanswered_.problem_with_push(task.worker);
+  if (reply.problem == nullptr && task.payload) reply.problem = Unanswered::problem_with_gradient(its);
   if (reply.problem != nullptr) return;
   if (task.payload && !is_before_value(task.worker)) update(*its, task);
   reply.is_summed = true;

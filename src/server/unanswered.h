@@ -16,9 +16,12 @@ class Unanswered {
  public:
   Unanswered(size_t workers, uint64_t staleness) : clocks_(workers, staleness), waiting_(workers) {}
 
-  // What is wrong with a push of this worker, whatever it brings, or null. `optimizer`: of the key, null if none.
-  const char* problem_with_push(int worker, const Optimizer* optimizer) const {
-    if (waiting_[static_cast<size_t>(worker)].waits) return "before its last push was answered";
+  // What is wrong with a push of this worker, whatever it brings, or null.
+  const char* problem_with_push(int worker) const {
+    return waiting_[static_cast<size_t>(worker)].waits ? "before its last push was answered" : nullptr;
+  }
+  // And with a gradient; a worker that skips the round needs no optimizer. `optimizer`: of the key, null if none.
+  static const char* problem_with_gradient(const Optimizer* optimizer) {
     return optimizer == nullptr ? "for servers that update at once, but have no optimizer" : nullptr;
   }
 

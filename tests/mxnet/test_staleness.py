@@ -90,6 +90,16 @@ def test_workers_that_are_apart_learn_and_end_with_the_same_weights(tmp_path, ki
             assert np.array_equal(result[name], expected), name
 
 
+def test_join_needs_no_optimizer_of_stores_that_were_never_pushed_to():
+    script = (
+        "kv = mx.kv.create('p3_ssp'); out = mx.nd.zeros(2); kv.broadcast('w', mx.nd.ones(2), out); "
+        "kv.init('rows', mx.nd.ones((3, 2)).tostype('row_sparse')); kv.join(); "
+        "kv.pull('w', out=out); print('joined with', out.asnumpy().tolist())"
+    )
+    status, output = jobs.run_p3(2, 1, code(script))
+    assert status == 0 and output.count("joined with [1.0, 1.0]") == 2, output
+
+
 def test_workers_that_differ_in_staleness_fail_the_job():
     script = "kv = mx.kv.create('p3_ssp'); kv.set_staleness(kv.rank + 1); kv.init('w', mx.nd.ones(2)); kv._barrier()"
     status, output = jobs.run_p3(2, 1, code(script))

@@ -20,8 +20,8 @@ namespace {
 using Copy = std::map<int64_t, float>;
 
 struct StaleRowsJob : RowsJob {
-  explicit StaleRowsJob(int num_workers, uint64_t staleness, ServerOptions with = options())
-      : RowsJob(num_workers, true, std::move(with), staleness) {
+  explicit StaleRowsJob(int num_workers, uint64_t staleness, ServerOptions with = options(), bool with_optimizer = true)
+      : RowsJob(num_workers, with_optimizer, std::move(with), staleness) {
     fill(0);
   }
 
@@ -342,6 +342,15 @@ TEST(StaleRows, RefuseAPushWithoutAnOptimizer) {
   job.fill(0);
   job.send_rows(FrameKind::kPushRows, 0, 0, 1, filled({1}, 1), 1);
   expect_in("have no optimizer", job.failure());
+}
+
+TEST(StaleRows, ASkipNeedsNoOptimizer) {
+  StaleRowsJob job(1, 1, options(), /*with_optimizer=*/false);
+  Copy copy;
+  job.leave(0, 1);
+  job.land(0, 1, copy);
+  EXPECT_TRUE(job.has_part);
+  EXPECT_EQ(copy, Copy());
 }
 
 TEST(StaleRows, RefuseASecondPushBeforeTheFirstIsAnswered) {

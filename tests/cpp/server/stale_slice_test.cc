@@ -305,6 +305,14 @@ TEST(StaleSlice, RefusesAPushWithoutAnOptimizer) {
   EXPECT_NE(job.failure().find("have no optimizer"), std::string::npos) << job.failure();
 }
 
+TEST(StaleSlice, ASkipNeedsNoOptimizer) {
+  Job job(1);
+  define_stale(job, 1, 1);
+  job.initialise(1, {7});
+  job.skip(0, 1, 1);
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{7}));
+}
+
 TEST(StaleSlice, RefusesASecondPushBeforeTheFirstIsAnswered) {
   StaleJob job(2, 1);
   for (uint64_t round : {1, 2}) job.tick(0, round);
