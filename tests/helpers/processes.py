@@ -81,6 +81,7 @@ def clean_environment(**settings: str) -> Dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_"))}
     env["PYTHONPATH"] = str(ROOT)
     env["PYTHONUNBUFFERED"] = "1"
+    env["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"  # else MXNet's import of distutils brings all of setuptools
     env.update(settings)
     return env
 
