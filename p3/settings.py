@@ -1,7 +1,7 @@
 """Every setting of P3, in one place: each is a field with its variable, default, allowed values and description.
 
     settings = Settings.from_env(os.environ)      # ConfigError names the variable, its value and what is allowed
-    python -m p3.settings                         # prints the table of README.md
+    python -m p3.settings                         # prints the tables of docs/settings.md
 
 The environment is ps-lite's (DMLC_*), so that launchers that know it can start P3; P3's own variables are P3_*.
 An unknown P3_* variable is a warning that names the nearest known one, because a typing error would otherwise
@@ -111,20 +111,23 @@ _secret = _text(
 )
 
 
-def _setting(variable: str, default, parse, text: str, secret: bool = False, common: bool = False):
-    """`text`: what it is, in which unit, when to change it. `common`: must be the same on all nodes."""
-    metadata = {"variable": variable, "parse": parse, "text": text, "secret": secret, "common": common}
+def _setting(variable: str, default, parse, text: str, secret: bool = False, common: bool = False, heading: str = ""):
+    """`text`: what it is, in which unit, when to change it; Markdown, with links as seen from docs/. `common`: must be
+    the same on all nodes. `heading`: of the group of settings that begins with this one."""
+    metadata = {
+        "variable": variable, "parse": parse, "text": text, "secret": secret, "common": common, "heading": heading
+    }  # fmt: skip
     return field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Settings:
     # fmt: off
-    # Who this process is and whom it joins.
     role: Optional[str] = _setting(
         "DMLC_ROLE", None, _choice(*ROLES),
         "What this process is: `worker`, `server` or `scheduler`. `p3 run` sets it. With no `DMLC_*` variable at all "
         "a script runs embedded: a worker and a server in its own process.",
+        heading="The job, and the place of a process in it",
     )
     root_host: Optional[str] = _setting(
         "DMLC_PS_ROOT_URI", None, _address,
@@ -134,16 +137,16 @@ class Settings:
         "DMLC_PS_ROOT_PORT", None, _integer(1, 65535),
         "TCP port of the scheduler. `p3 run` takes a free one; set it where a firewall opens only certain ports.",
     )
-    server_ports: Optional[Tuple[int, ...]] = _setting(
-        "P3_SERVER_PORTS", None, _ports,
-        "TCP ports for servers, as `9100-9107` or `9100,9102`; each server takes the first that is free on its host. "
-        "Unset: any free port. Set it where a firewall opens only certain ports, one for each server on a host.",
-    )
     num_workers: Optional[int] = _setting(
         "DMLC_NUM_WORKER", None, _integer(1, 10000), "Number of workers in the job. `p3 run -n` sets it."
     )
     num_servers: Optional[int] = _setting(
         "DMLC_NUM_SERVER", None, _integer(1, 10000), "Number of servers in the job. `p3 run -s` sets it."
+    )
+    rank: Optional[int] = _setting(
+        "P3_RANK", None, _integer(0, 9999),
+        "Rank of this process in its role, from 0. `p3 run` sets it. With another launcher, set it for a process that "
+        "replaces a lost worker or resumes a worker's snapshot; unset, the scheduler assigns ranks.",
     )
     interface: Optional[str] = _setting(
         "DMLC_INTERFACE", None, _address,
@@ -154,10 +157,10 @@ class Settings:
         "DMLC_NODE_HOST", None, _address,
         "Address at which other nodes reach this one; overrides `DMLC_INTERFACE`. Set it behind address translation.",
     )
-    rank: Optional[int] = _setting(
-        "P3_RANK", None, _integer(0, 9999),
-        "Rank of this process in its role, from 0. `p3 run` sets it. With another launcher, set it for a process that "
-        "replaces a lost worker or resumes a worker's snapshot; unset, the scheduler assigns ranks.",
+    server_ports: Optional[Tuple[int, ...]] = _setting(
+        "P3_SERVER_PORTS", None, _ports,
+        "TCP ports for servers, as `9100-9107` or `9100,9102`; each server takes the first that is free on its host. "
+        "Unset: any free port. Set it where a firewall opens only certain ports, one for each server on a host.",
     )
     secret: Optional[str] = _setting(
         "P3_SECRET", None, _secret,
@@ -172,17 +175,40 @@ class Settings:
     )
     tls: bool = _setting(
         "P3_TLS", False, _flag,
-        "`1`: encrypt what crosses the network ([docs/security.md](docs/security.md)). Turn it on unless you trust "
+        "`1`: encrypt what crosses the network ([how](security.md)). Turn it on unless you trust "
         "the network; it costs processor time.",
         common=True,
     )
+    ssh: str = _setting(
+        "P3_SSH", "ssh -o BatchMode=yes", _command,
+        "Command by which `p3 run`, `p3 bench` and `p3 doctor` reach other hosts. Set it to choose a user, a port or a "
+        "key.",
+    )
+    rendezvous_timeout_s: float = _setting(
+        "P3_RENDEZVOUS_TIMEOUT_S", 60.0, _seconds(0.1, 86400),
+        "Seconds within which all nodes must join. Raise it if the launcher starts them further apart.",
+    )
 
-    # How tensors travel.
+    priority: str = _setting(
+        "P3_PRIORITY", "auto", _choice("auto", "caller", "index", "off"),
+        "Which slices are most urgent. `auto`: those of the parameters that the forward pass uses first; `caller`: as "
+        "push and pull say; `index`: those of the lowest key; `off`: none, slices leave in the order they came. Leave "
+        "it alone; the others are for scripts with priorities of their own and for measuring what priorities gain.",
+        common=True,
+        heading="What leaves when",
+    )
     slice_elements: Union[int, str] = _setting(
         "P3_SLICE_ELEMENTS", "auto", _auto_or(_integer(1, 1 << 28)),
         "Maximum number of elements in a slice, the unit that priorities order. `auto`: 50000 with up to two servers, "
         "10000 with more. Smaller slices let urgent ones overtake sooner and cost more overhead. Leave it alone unless "
         "`p3 bench slices` favours another size for your model.",
+        common=True,
+    )
+    staleness: Union[int, float] = _setting(
+        "P3_STALENESS", 1, _word_or("inf", math.inf, _integer(0, 10**9)),
+        "Rounds that the fastest worker of a `p3_ssp` store may be ahead of the slowest "
+        "([more](strategies.md#asynchronous-and-bounded-staleness)); `inf`: nobody waits. `0` is "
+        "`p3_sync`. Raise it if workers differ in speed from step to step.",
         common=True,
     )
     partitions: Union[int, str] = _setting(
@@ -191,26 +217,21 @@ class Settings:
         "and searches for the fastest number while the job trains. Set a number to spare a job that search.",
         common=True,
     )
-    priority: str = _setting(
-        "P3_PRIORITY", "auto", _choice("auto", "caller", "index", "off"),
-        "Which slices are most urgent. `auto`: those of the parameters that the forward pass uses first; `caller`: as "
-        "push and pull say; `index`: those of the lowest key; `off`: none, slices leave in the order they came. Leave "
-        "it alone; the others are for scripts with priorities of their own and for measuring what priorities gain.",
+    local_aggregation: bool = _setting(
+        "P3_LOCAL_AGGREGATION", True, _flag,
+        "`1`: the workers of a machine add up their gradients before they leave it, and one copy of each value comes "
+        "back. `0`: each pushes on its own; the bits are the same. Leave it alone; `P3_ON_WORKER_LOSS=wait` turns it "
+        "off.",
         common=True,
     )
-    staleness: Union[int, float] = _setting(
-        "P3_STALENESS", 1, _word_or("inf", math.inf, _integer(0, 10**9)),
-        "Rounds that the fastest worker of a `p3_ssp` store may be ahead of the slowest "
-        "([docs/strategies.md](docs/strategies.md#asynchronous-and-bounded-staleness)); `inf`: nobody waits. `0` is "
-        "`p3_sync`. Raise it if workers differ in speed from step to step.",
-        common=True,
-    )
+
     sum_order: str = _setting(
         "P3_SUM_ORDER", "rank", _choice("rank", "arrival"),
         "`rank`: servers add gradients in an order given by ranks, so every run gives the same bits. `arrival`: as "
         "they come, which takes less memory. Change it if servers run out of memory and the last bits may differ "
         "between runs.",
         common=True,
+        heading="Memory and threads",
     )
     server_threads: int = _setting(
         "P3_SERVER_THREADS", 0, _integer(0, 256),
@@ -222,41 +243,12 @@ class Settings:
         "How processes of one machine connect: `shm` by shared memory, `unix` by a local socket, `tcp` as between "
         "machines. Leave it alone unless `p3 doctor` says that local sockets do not work.",
     )
-    local_aggregation: bool = _setting(
-        "P3_LOCAL_AGGREGATION", True, _flag,
-        "`1`: the workers of a machine add up their gradients before they leave it, and one copy of each value comes "
-        "back. `0`: each pushes on its own; the bits are the same. Leave it alone; `P3_ON_WORKER_LOSS=wait` turns it "
-        "off.",
-        common=True,
-    )
-    checksum: bool = _setting(
-        "P3_CHECKSUM", False, _flag,
-        "`1`: add a CRC32C to every slice; an altered one ends the job with an error that names its sender. Turn it "
-        "on if you suspect a network or memory of altering data.",
-        common=True,
-    )
 
-    # How long to wait.
     timeout_s: float = _setting(
         "P3_TIMEOUT_S", 10.0, _seconds(0.1, 86400),
         "Seconds of silence after which a peer counts as dead. A heartbeat leaves each connection every tenth of "
         "that, and at least every second. Raise it if hosts or the network pause for longer.",
-    )
-    rendezvous_timeout_s: float = _setting(
-        "P3_RENDEZVOUS_TIMEOUT_S", 60.0, _seconds(0.1, 86400),
-        "Seconds within which all nodes must join. Raise it if the launcher starts them further apart.",
-    )
-    on_worker_loss: str = _setting(
-        "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait"),
-        "`fail`: a lost worker ends the job. `wait`: the others wait for another process of its rank, at most half of "
-        "`P3_WAIT_TIMEOUT_S`, and train on with it ([docs/reliability.md](docs/reliability.md#replacing-a-worker)).",
-        common=True,
-    )
-    wait_timeout_s: float = _setting(
-        "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000),
-        "Seconds that a barrier, `set_optimizer`, a snapshot and the like wait for other nodes while nothing moves: "
-        "bytes of values, or of a snapshot on any node's disk, begin it anew. Raise it if one worker works for longer "
-        "while others wait in a barrier.",
+        heading="Failures",
     )
     straggler_s: float = _setting(
         "P3_STRAGGLER_S", 30.0, _seconds(0.1, 864000),
@@ -267,28 +259,30 @@ class Settings:
         "Seconds that a living worker may keep others waiting before the job fails; 0: for ever. Raise it if one "
         "worker evaluates or reads data for longer.",
     )
+    wait_timeout_s: float = _setting(
+        "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000),
+        "Seconds that a barrier, `set_optimizer`, a snapshot and the like wait for other nodes while nothing moves: "
+        "bytes of values, or of a snapshot on any node's disk, begin it anew. Raise it if one worker works for longer "
+        "while others wait in a barrier.",
+    )
+    on_worker_loss: str = _setting(
+        "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait"),
+        "`fail`: a lost worker ends the job. `wait`: the others wait for another process of its rank, at most half of "
+        "`P3_WAIT_TIMEOUT_S`, and train on with it ([how](reliability.md#replacing-a-worker)).",
+        common=True,
+    )
+    checksum: bool = _setting(
+        "P3_CHECKSUM", False, _flag,
+        "`1`: add a CRC32C to every slice; an altered one ends the job with an error that names its sender. Turn it "
+        "on if you suspect a network or memory of altering data.",
+        common=True,
+    )
 
-    # How P3 is run.
-    log_level: str = _setting(
-        "P3_LOG", "warning", _choice("debug", "info", "warning", "error"),
-        "Lowest severity that `p3 run`, schedulers and servers log: `debug`, `info`, `warning` or `error`. Set `info` "
-        "to see how a job proceeds. In a script Python's `logging` decides, as for any library.",
-    )
-    trace: Optional[str] = _setting(
-        "P3_TRACE", None, _path,
-        "Directory where every process records what happens to each slice, for [`p3 trace`](docs/trace.md). Unset: no "
-        "record. Set it to find out what the forward pass waits for.",
-    )
-    check: int = _setting(
-        "P3_CHECK", 0, _integer(0, 1 << 31),
-        "With PyTorch: compare the parameters of all workers after every so many steps, and fail, naming those that "
-        "differ. `0`: never. Set `1` to find out whether a script changes weights or gradients in ways that P3 does "
-        "not see; that costs the overlap with the next forward pass.",
-    )
     snapshot_dir: Optional[str] = _setting(
         "P3_SNAPSHOT_DIR", None, _path,
-        "Directory, shared by all nodes, where [snapshots](docs/reliability.md) are written and resumed from. Unset: "
+        "Directory, shared by all nodes, where [snapshots](reliability.md) are written and resumed from. Unset: "
         "none are taken.",
+        heading="Snapshots",
     )
     snapshot_every: int = _setting(
         "P3_SNAPSHOT_EVERY", 100, _integer(1, 1 << 31),
@@ -305,10 +299,23 @@ class Settings:
         "Most that each process writes of a snapshot, in MB (10^6 bytes) per second; `0`: as fast as it goes. Set it "
         "where snapshots go over the network that training needs.",
     )
-    ssh: str = _setting(
-        "P3_SSH", "ssh -o BatchMode=yes", _command,
-        "Command by which `p3 run`, `p3 bench` and `p3 doctor` reach other hosts. Set it to choose a user, a port or a "
-        "key.",
+
+    log_level: str = _setting(
+        "P3_LOG", "warning", _choice("debug", "info", "warning", "error"),
+        "Lowest severity that `p3 run`, schedulers and servers log: `debug`, `info`, `warning` or `error`. Set `info` "
+        "to see how a job proceeds. In a script Python's `logging` decides, as for any library.",
+        heading="Seeing what happens",
+    )
+    trace: Optional[str] = _setting(
+        "P3_TRACE", None, _path,
+        "Directory where every process records what happens to each slice, for [`p3 trace`](trace.md). Unset: no "
+        "record. Set it to find out what the forward pass waits for.",
+    )
+    check: int = _setting(
+        "P3_CHECK", 0, _integer(0, 1 << 31),
+        "With PyTorch: compare the parameters of all workers after every so many steps, and fail, naming those that "
+        "differ. `0`: never. Set `1` to find out whether a script changes weights or gradients in ways that P3 does "
+        "not see; that costs the overlap with the next forward pass.",
     )
     # fmt: on
 
@@ -409,13 +416,15 @@ def in_job(env: Mapping[str, str]) -> bool:
     return any(name.startswith("DMLC_") and value for name, value in env.items())
 
 
-def table() -> str:
-    """All settings as README.md shows them."""
-    rows = ["| variable | default | meaning |", "|---|---|---|"]
+def tables() -> str:
+    """All settings as docs/settings.md shows them: a table below the heading of each group."""
+    lines = []
     for variable, setting in VARIABLES.items():
+        if setting.metadata["heading"]:
+            lines += ["", "## " + setting.metadata["heading"], "", "| variable | default | meaning |", "|---|---|---|"]
         text = setting.metadata["text"] + (" The same on all nodes." if setting.metadata["common"] else "")
-        rows.append("| `%s` | %s | %s |" % (variable, _shown(setting.default), text))
-    return "\n".join(rows)
+        lines.append("| `%s` | %s | %s |" % (variable, _shown(setting.default), text))
+    return "\n".join(lines[1:])
 
 
 def _shown(default) -> str:
@@ -435,4 +444,4 @@ def _warn_of_unknown(env: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(tables())
