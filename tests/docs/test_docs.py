@@ -15,7 +15,6 @@ from p3.cluster import frames, messages
 from p3.cluster.placement import place, read_hostfile
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(language):
@@ -122,19 +121,6 @@ def test_every_other_command_names_what_exists():
     assert seen == 11
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_named_files_exist(page):
-    text = page.read_text(encoding="utf-8")
-    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
-        target, _, anchor = link.partition("#")
-        found = (page.parent / target) if target else page
-        assert found.exists(), link
-        headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.M) if anchor else []
-        assert not anchor or anchor in [_anchor(heading) for heading in headings], link
-    for path in re.findall(r"`((?:p3|src|include|docs|tests|examples|tools)/[\w./-]+)`", text):
-        assert (ROOT / path).exists(), path
-
-
 def test_drawing_names_files_that_exist():
     drawing = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
     ours = {path.name for folder in ("p3", "src") for path in (ROOT / folder).rglob("*") if path.is_file()}
@@ -196,8 +182,3 @@ def test_control_messages_are_those_of_the_code():
     assert bytes.fromhex(dump)[4:].decode() == text
     for kind in messages.FIELDS:
         assert "`%s`" % kind in PROTOCOL, kind
-
-
-def _anchor(heading):
-    """As GitHub makes it."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
