@@ -1,5 +1,8 @@
 """P3: priority-based parameter propagation for data-parallel training with PyTorch (p3.torch) or MXNet.
 
+    import p3.torch
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model)
+
     import p3
     kv = mx.kv.create("p3_sync")
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kv)

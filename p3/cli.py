@@ -85,7 +85,10 @@ def _bounds(options):
     if options.min_workers is None and options.max_workers is None:
         return None
     if not least <= options.workers <= most:
-        raise ConfigError("--min-workers %d, -n %d and --max-workers %d must not fall" % (least, options.workers, most))
+        raise ConfigError(
+            "--min-workers %d, -n %d, --max-workers %d: need --min-workers <= -n <= --max-workers"
+            % (least, options.workers, most)
+        )
     if options.on == "ray":
         raise ConfigError("--on ray: Ray knows its nodes itself; leave out --min-workers and --max-workers")
     if options.restarts == 0:
@@ -170,44 +173,44 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         prog="p3", description="Data-parallel training with PyTorch or MXNet that stays fast on slow networks."
     )
     parser.add_argument(
-        "--version", action="version", version="p3 " + __version__, help="print the version of P3 and end"
+        "--version", action="version", version="p3 " + __version__, help="print the version of P3 and exit"
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.required = True
 
     run = commands.add_parser(
         "run",
-        help="start a job on this machine, with a hostfile on several over ssh, or on a Ray cluster",
-        description="Starts WORKERS copies of COMMAND, the servers and the scheduler; ends all when one fails.",
+        help="start a job on this machine, on several over ssh (--hostfile), or on a Ray cluster",
+        description="Starts WORKERS copies of COMMAND, the servers and the scheduler; stops them all if one fails.",
     )
     run.add_argument("-n", "--workers", type=_count, required=True, help="number of workers")
     run.add_argument("-s", "--servers", type=_count, default=1, help="number of servers (default 1)")
-    run.add_argument("--hostfile", metavar="FILE", help="lines `host [slots=N]`: where to run, round robin")
+    run.add_argument("--hostfile", metavar="FILE", help="where to run, round robin: lines of `host [slots=N]`")
     run.add_argument(
         "--on",
         choices=("hosts", "ray"),
         default="hosts",
         help="where to run: this machine or those of the hostfile (default), or a Ray cluster",
     )
-    run.add_argument("--cpus-per-worker", dest="cpus", type=_count, metavar="C", help="on Ray: for each (default 1)")
-    run.add_argument("--gpus-per-worker", dest="gpus", type=_gpus, metavar="G", help="on Ray: for each (default 0)")
+    run.add_argument("--cpus-per-worker", dest="cpus", type=_count, metavar="C", help="on Ray (default 1)")
+    run.add_argument("--gpus-per-worker", dest="gpus", type=_gpus, metavar="G", help="on Ray (default 0)")
     run.add_argument(
         "--room-timeout",
         dest="timeout_s",
         type=_timeout,
         metavar="S",
-        help="on Ray: how long to wait until it has room for the job (default 60)",
+        help="on Ray: wait at most S seconds until it has room for the job (default 60)",
     )
     run.add_argument("--tls", action="store_true", help="encrypt what crosses the network, as P3_TLS=1 does")
-    run.add_argument("--timeout", type=_timeout, metavar="S", help="end the job with code 124 after S seconds")
+    run.add_argument("--timeout", type=_timeout, metavar="S", help="stop the job after S seconds, with exit code 124")
     run.add_argument(
-        "--restarts", type=_count, default=0, metavar="K", help="start a job that failed again, K times at most"
+        "--restarts", type=_count, default=0, metavar="K", help="restart a job that failed, at most K times"
     )
     run.add_argument(
-        "--min-workers", type=_count, metavar="A", help="restart on the hosts that answer, with A workers or more"
+        "--min-workers", type=_count, metavar="A", help="restart on the hosts that answer, with at least A workers"
     )
     run.add_argument(
-        "--max-workers", type=_count, metavar="B", help="and with B at most, where there are slots (default WORKERS)"
+        "--max-workers", type=_count, metavar="B", help="and with at most B, if there are slots (default WORKERS)"
     )
     run.add_argument(
         "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory for snapshots: P3_SNAPSHOT_DIR"
@@ -218,40 +221,40 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         type=_timeout,
         default=60.0,
         metavar="S",
-        help="after SIGTERM, how long a job may take to end with a snapshot (default 60)",
+        help="after SIGTERM, give the job S seconds to take a snapshot and end (default 60)",
     )
     run.add_argument(
         "--on-worker-loss",
         choices=("fail", "wait"),
-        help="when a worker is lost: end the job, or start it again while the others wait (default P3_ON_WORKER_LOSS)",
+        help="when a worker is lost: stop the job, or restart it while the others wait (default P3_ON_WORKER_LOSS)",
     )
     run.add_argument(
         "--worker-restarts",
         type=_count,
         default=3,
         metavar="K",
-        help="with wait: start each worker again at most K times (default 3)",
+        help="with --on-worker-loss wait: restart each worker at most K times (default 3)",
     )
     run.add_argument(
         "--restart-pause",
         type=_timeout,
         default=1.0,
         metavar="S",
-        help="after a restart that failed, wait S seconds (default 1) until the next one, then twice as long, ...",
+        help="first pause between restarts, in seconds (default 1); each further one is twice as long",
     )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
     run.set_defaults(handler=_run)
 
     execute = commands.add_parser(
         "exec",
-        help="be a process of a job that srun, mpirun or another launcher has started",
+        help="run a process of a job that srun, mpirun or another launcher starts",
         description="Under srun, mpirun, torchrun or an indexed Kubernetes Job: runs COMMAND as the worker that the "
-        "launcher's variables describe, with a server beside the first of each machine. With DMLC_ROLE and its like, "
-        "and P3_SECRET or P3_SECRET_FILE: the scheduler and servers run here; a worker becomes COMMAND.",
+        "launcher's variables describe, and a server beside the first of each machine. With DMLC_ROLE, the other "
+        "DMLC_* variables and P3_SECRET or P3_SECRET_FILE: runs the scheduler, a server, or COMMAND as a worker.",
     )
     add_options(execute)
-    execute.add_argument("--secret-stdin", action="store_true", help="read the secret from the first line of input")
-    execute.add_argument("--silence", type=_timeout, metavar="S", help="end when nothing comes behind it for S seconds")
+    execute.add_argument("--secret-stdin", action="store_true", help="read the secret, a line, from standard input")
+    execute.add_argument("--silence", type=_timeout, metavar="S", help="end if nothing more comes there for S seconds")
     for name in Launched._fields:  # from `p3 run`
         execute.add_argument(Launched.option(name), type=int, help=argparse.SUPPRESS)
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")

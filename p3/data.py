@@ -181,12 +181,12 @@ def _worker(rank: Optional[int], num_workers: Optional[int]) -> Tuple[int, int]:
         rank = 0
     if rank is None:
         raise ValueError(
-            "the rank of this worker, one of %d, is not known yet: create the store first, or pass rank=kv.rank"
-            % num_workers
+            "the rank of this worker, one of %d, is not known yet: join the job first, with mx.kv.create('p3_sync') or "
+            "p3.torch.rank(), or pass rank=" % num_workers
         )
     rank = _whole("rank", rank)
     if rank >= num_workers:
-        raise ValueError("rank %d is not below num_workers, which is %d: ranks count from 0" % (rank, num_workers))
+        raise ValueError("rank %d must be below num_workers, which is %d: ranks start at 0" % (rank, num_workers))
     return rank, num_workers
 
 

@@ -38,7 +38,7 @@ def staleness(rounds: Union[int, float]) -> int:
     if rounds == math.inf:
         return UNBOUNDED
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds < UNBOUNDED:
-        raise ValueError("staleness is %r; it must be a whole number of rounds from 0 on, or math.inf" % (rounds,))
+        raise ValueError("staleness is %r; it must be a whole number of rounds of at least 0, or math.inf" % (rounds,))
     return rounds
 
 

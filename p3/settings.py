@@ -83,9 +83,9 @@ def _ports(text: str) -> Tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         bounds = [first, last if dash else first]
         if not all(bound.isascii() and bound.isdigit() and 1 <= int(bound) <= 65535 for bound in bounds):
-            raise ValueError("ports from 1 to 65535, as 9100-9107 or 9100,9102")
+            raise ValueError("ports from 1 to 65535, for example 9100-9107 or 9100,9102")
         if int(bounds[1]) < int(bounds[0]):
-            raise ValueError("ports from 1 to 65535, as 9100-9107, the lower one first")
+            raise ValueError("ports from 1 to 65535, the lower one first, for example 9100-9107")
         found += range(int(bounds[0]), int(bounds[1]) + 1)
     return tuple(dict.fromkeys(found))
 
@@ -99,7 +99,7 @@ def _flag(text: str) -> bool:
 def _address(text: str) -> str:
     """IPv6 may stand in brackets, as in a URI."""
     if text.split() != [text]:
-        raise ValueError("a name or address without blanks")
+        raise ValueError("a name or address without spaces")
     return text[1:-1] if text[0] == "[" and text[-1] == "]" and ":" in text else text
 
 
@@ -145,8 +145,8 @@ class Settings:
     )
     rank: Optional[int] = _setting(
         "P3_RANK", None, _integer(0, 9999),
-        "Rank of this process in its role, from 0. `p3 run` sets it. With another launcher, set it for a process that "
-        "replaces a lost worker or resumes a worker's snapshot; unset, the scheduler assigns ranks.",
+        "Rank of this process in its role, starting at 0. `p3 run` sets it. With another launcher, set it for a "
+        "process that replaces a lost worker or resumes a worker's snapshot; unset, the scheduler assigns ranks.",
     )
     interface: Optional[str] = _setting(
         "DMLC_INTERFACE", None, _address,
@@ -159,8 +159,9 @@ class Settings:
     )
     server_ports: Optional[Tuple[int, ...]] = _setting(
         "P3_SERVER_PORTS", None, _ports,
-        "TCP ports for servers, as `9100-9107` or `9100,9102`; each server takes the first that is free on its host. "
-        "Unset: any free port. Set it where a firewall opens only certain ports, one for each server on a host.",
+        "TCP ports for servers, for example `9100-9107` or `9100,9102`; each server takes the first that is free on "
+        "its host. Unset: any free port. Set it where a firewall opens only certain ports, one for each server on a "
+        "host.",
     )
     secret: Optional[str] = _setting(
         "P3_SECRET", None, _secret,
@@ -171,7 +172,7 @@ class Settings:
     secret_file: Optional[str] = _setting(
         "P3_SECRET_FILE", None, _command,
         "File that holds the secret, readable by its owner alone, or as Kubernetes and Docker mount it. Set it with "
-        "another launcher than `p3 run`.",
+        "launchers other than `p3 run`.",
     )
     tls: bool = _setting(
         "P3_TLS", False, _flag,
@@ -214,7 +215,7 @@ class Settings:
     partitions: Union[int, str] = _setting(
         "P3_PARTITIONS", "auto", _auto_or(_integer(1, 1 << 20)),
         "Number of partitions of each sparse key, at most one for each row. `auto` starts with the number of servers "
-        "and searches for the fastest number while the job trains. Set a number to spare a job that search.",
+        "and searches for the fastest number while the job trains. Set a number to spare a job the search.",
         common=True,
     )
     local_aggregation: bool = _setting(
@@ -227,7 +228,7 @@ class Settings:
 
     sum_order: str = _setting(
         "P3_SUM_ORDER", "rank", _choice("rank", "arrival"),
-        "`rank`: servers add gradients in an order given by ranks, so every run gives the same bits. `arrival`: as "
+        "`rank`: servers add gradients in an order fixed by rank, so every run gives the same bits. `arrival`: as "
         "they come, which takes less memory. Change it if servers run out of memory and the last bits may differ "
         "between runs.",
         common=True,
@@ -236,12 +237,12 @@ class Settings:
     server_threads: int = _setting(
         "P3_SERVER_THREADS", 0, _integer(0, 256),
         "Number of threads in which a server adds and updates. 0: its receiving thread does so, which suffices for "
-        "some 10 Gbit/s. Raise it on servers with a faster network and idle cores.",
+        "about 10 Gbit/s. Raise it on servers with a faster network and idle cores.",
     )
     local: str = _setting(
         "P3_LOCAL", "shm", _choice("shm", "unix", "tcp"),
-        "How processes of one machine connect: `shm` by shared memory, `unix` by a local socket, `tcp` as between "
-        "machines. Leave it alone unless `p3 doctor` says that local sockets do not work.",
+        "How processes of one machine connect: `shm` through shared memory, `unix` through a local socket, `tcp` as "
+        "between machines. Leave it alone unless `p3 doctor` says that local sockets do not work.",
     )
 
     timeout_s: float = _setting(
@@ -256,14 +257,14 @@ class Settings:
     )
     stuck_s: float = _setting(
         "P3_STUCK_S", 3600.0, _seconds(0, 864000),
-        "Seconds that a living worker may keep others waiting before the job fails; 0: for ever. Raise it if one "
+        "Seconds that a living worker may keep others waiting before the job fails; 0: no limit. Raise it if one "
         "worker evaluates or reads data for longer.",
     )
     wait_timeout_s: float = _setting(
         "P3_WAIT_TIMEOUT_S", 600.0, _seconds(0.1, 864000),
         "Seconds that a barrier, `set_optimizer`, a snapshot and the like wait for other nodes while nothing moves: "
-        "bytes of values, or of a snapshot on any node's disk, begin it anew. Raise it if one worker works for longer "
-        "while others wait in a barrier.",
+        "bytes of values, or of a snapshot on its way to any node's disk, restart the count. Raise it if one worker "
+        "works for longer while others wait in a barrier.",
     )
     on_worker_loss: str = _setting(
         "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait"),
@@ -286,8 +287,8 @@ class Settings:
     )
     snapshot_every: int = _setting(
         "P3_SNAPSHOT_EVERY", 100, _integer(1, 1 << 31),
-        "Rounds from one snapshot to the next, as the script counts them for `kv.snapshot`. Lower it to lose less work "
-        "after a failure; raise it if a snapshot takes longer to write than that many rounds.",
+        "Rounds from one snapshot to the next, as the script counts them in its calls of `snapshot`. Lower it to lose "
+        "less work after a failure; raise it if a snapshot takes longer to write than that many rounds.",
         common=True,
     )
     snapshot_keep: int = _setting(
@@ -296,8 +297,8 @@ class Settings:
     )
     snapshot_rate: float = _setting(
         "P3_SNAPSHOT_RATE", 0.0, _number(float, 0, 1e6, "a number of MB per second"),
-        "Most that each process writes of a snapshot, in MB (10^6 bytes) per second; `0`: as fast as it goes. Set it "
-        "where snapshots go over the network that training needs.",
+        "Limit on the rate at which each process writes a snapshot, in MB (10^6 bytes) per second; `0`: none. Set it "
+        "if snapshots share the network with training.",
     )
 
     log_level: str = _setting(
@@ -313,9 +314,9 @@ class Settings:
     )
     check: int = _setting(
         "P3_CHECK", 0, _integer(0, 1 << 31),
-        "With PyTorch: compare the parameters of all workers after every so many steps, and fail, naming those that "
-        "differ. `0`: never. Set `1` to find out whether a script changes weights or gradients in ways that P3 does "
-        "not see; that costs the overlap with the next forward pass.",
+        "With PyTorch: `N` compares the parameters of all workers every N steps, and fails, naming those that differ. "
+        "`0`: never. Set `1` to find out whether a script changes weights or gradients in ways that P3 does not see; "
+        "that costs the overlap with the next forward pass.",
     )
     # fmt: on
 
@@ -333,7 +334,7 @@ class Settings:
         _warn_of_unknown(env)
         if values.get("on_worker_loss") == "wait" and values.setdefault("local_aggregation", False):
             raise ConfigError(
-                "P3_LOCAL_AGGREGATION=1 and P3_ON_WORKER_LOSS=wait exclude each other: what a worker has added up for "
+                "P3_LOCAL_AGGREGATION=1 and P3_ON_WORKER_LOSS=wait exclude each other: what a worker had added up for "
                 "others would be lost with it. Leave P3_LOCAL_AGGREGATION unset."
             )
         return cls(**values)
@@ -364,7 +365,7 @@ class Settings:
         for name, number in (("num_workers", self.num_workers), ("num_servers", self.num_servers)):
             if self.role == name[4:-1] and self.rank is not None and number is not None and self.rank >= number:
                 raise ConfigError(
-                    "P3_RANK=%d is not below %s=%d: ranks count from 0." % (self.rank, variable_of(name), number)
+                    "P3_RANK=%d must be below %s=%d: ranks start at 0." % (self.rank, variable_of(name), number)
                 )
 
     def job_secret(self) -> bytes:
@@ -397,11 +398,11 @@ REMOVED = {
     "P3_LAUNCHER_PID": "pass --launcher-pid to p3 exec",
     "P3_LISTEN_FD": "pass --listen-fd to p3 exec",
     "P3_NOTSENT_LOWAT": "unset it; 128 KiB may wait unsent on each connection",
-    "P3_PYTHON": "unset it, and have the same path lead to Python on every host",
-    "P3_REJOIN_TIMEOUT_S": "set P3_WAIT_TIMEOUT_S to twice as much; a lost worker is waited for half as long as that",
-    "P3_RING_BYTES": "unset it; a connection by shared memory has 512 KiB each way",
-    "P3_ROUTE": "unset it; a sparse key takes the route of fewer bytes in each round",
-    "P3_STAGE_GRADIENTS": "unset it; MXNet copies just those gradients that P3 cannot read in place",
+    "P3_PYTHON": "unset it; Python must have the same path on every host",
+    "P3_REJOIN_TIMEOUT_S": "set P3_WAIT_TIMEOUT_S to twice as much; P3 waits for a lost worker for half of that",
+    "P3_RING_BYTES": "unset it; a connection through shared memory has 512 KiB each way",
+    "P3_ROUTE": "unset it; in each round a sparse key takes the route that needs fewer bytes",
+    "P3_STAGE_GRADIENTS": "unset it; MXNet copies only those gradients that P3 cannot read in place",
     "P3_STATUS_FD": "pass --status-fd to p3 exec",
 }
 
@@ -440,7 +441,7 @@ def _warn_of_unknown(env: Mapping[str, str]) -> None:
         elif name.startswith("P3_") and name not in VARIABLES and name not in TOLD_TO_SCRIPTS:
             nearest = difflib.get_close_matches(name, VARIABLES, n=1)
             hint = "; did you mean %s?" % nearest[0] if nearest else ""
-            log.warning("%s is set, but P3 knows no such setting%s", name, hint)
+            log.warning("%s is set, but P3 has no such setting%s", name, hint)
 
 
 if __name__ == "__main__":

@@ -288,7 +288,7 @@ def test_only_worker_needs_no_rank(no_job):
 def test_rank_that_is_not_known_yet_is_an_error_that_says_what_to_do(no_job, share_out):
     no_job.setenv("DMLC_ROLE", "worker")
     no_job.setenv("DMLC_NUM_WORKER", "3")
-    with pytest.raises(ValueError, match="one of 3, is not known yet: create the store first, or pass rank=kv.rank"):
+    with pytest.raises(ValueError, match="one of 3, is not known yet: join the job first, with mx.kv.create"):
         share_out("abc")
 
 
@@ -298,7 +298,7 @@ def test_rank_that_is_not_known_yet_is_an_error_that_says_what_to_do(no_job, sha
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((5, 3, 3), "rank 3 is not below num_workers, which is 3"),
+        ((5, 3, 3), "rank 3 must be below num_workers, which is 3"),
         ((5, -1, 3), "rank must be a whole number from 0, not -1"),
         ((5, 0, 0), "num_workers is 0"),
         ((5, 0, 2.0), "num_workers must be a whole number from 0, not 2.0"),

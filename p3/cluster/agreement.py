@@ -142,7 +142,7 @@ class Agreement:
         kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered")}
         could_gather = kind["dtype"] == "float32" and not is_sparse and kind["staleness"] == 0 and math.prod(shape) > 0
         if kind["gathered"] and not could_gather:
-            raise ProtocolError("%s announced key %r as one of factors, which it cannot be" % (node, message["name"]))
+            raise ProtocolError("%s announced key %r as a key of factors, which it cannot be" % (node, message["name"]))
         value = {"shape": shape, **kind}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
         for option in message["defaults"]:
@@ -190,7 +190,7 @@ class Agreement:
     def _on_moved(self, node: Node, message: dict) -> Sent:
         identity, staying = self._leaving.get(message["wire_key"], (None, set()))
         if node not in staying:
-            raise ProtocolError("%s left a plan (%d) that it did not use" % (node, message["wire_key"]))
+            raise ProtocolError("%s left plan %d, which it did not use" % (node, message["wire_key"]))
         staying.remove(node)
         if staying:
             return []
@@ -352,7 +352,7 @@ class Agreement:
         self._require_rank_0(node, message)
         question = "snapshot_checked", message["round"]
         if any(answer == "snapshot_checked" for answer, _ in self._questions):
-            raise ProtocolError("%s has two snapshots checked at once" % (node,))
+            raise ProtocolError("%s asked to check two snapshots at once" % (node,))
         nodes = [other for other in self._workers + self._servers if not self._snapshots.has_left(other)]
         verdict = {"kind": "snapshot_checked", "round": message["round"], "problem": ""}
         self._questions[question] = _Question(set(nodes), self._workers[:1], verdict)

@@ -85,7 +85,7 @@ async def prove_to_acceptor(
             proof = await read_exactly(sock, auth.PROOF_BYTES)
         except OSError as error:
             if error.errno in (errno.ECONNRESET, errno.EPIPE):
-                raise auth.Dropped("it broke off the handshake: it may have more connections than it takes") from None
+                raise auth.Dropped("it broke off the handshake: it may have reached its limit of connections") from None
             raise AuthenticationError(
                 "it refused our proof of the job's secret: P3_SECRET or P3_SECRET_FILE must be the same on all nodes"
             ) from None
@@ -113,7 +113,7 @@ async def persistently(attempt: Callable[[], Awaitable[T]], deadline: float) -> 
             if now >= deadline:
                 raise
             if now >= told_at:
-                log.warning("a connection is tried again for up to %.0f s: %s", deadline - now, error)
+                log.warning("retrying a connection for up to %.0f s: %s", deadline - now, error)
                 told_at = float("inf")
         await asyncio.sleep(auth.PATIENCE_S / 40)
 

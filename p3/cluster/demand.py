@@ -34,13 +34,13 @@ class Demand:
 
     def mark(self, node: Node, number: int, round: int) -> Sent:
         if number > self._number:
-            raise ProtocolError("%s answers question %d for a snapshot, which nobody has asked" % (node, number))
+            raise ProtocolError("%s answered snapshot question %d, which nobody asked" % (node, number))
         if round > MAX_ROUND:
-            raise ProtocolError("%s has %d steps behind it, more than a snapshot can" % (node, round))
+            raise ProtocolError("%s reports %d steps, more than a snapshot can have" % (node, round))
         if number < self._number or self._marks is None:
             return []  # withdrawn
         if node in self._marks:
-            raise ProtocolError("%s answers question %d for a snapshot twice" % (node, number))
+            raise ProtocolError("%s answered snapshot question %d twice" % (node, number))
         self._marks[node] = round
         if len(self._marks) < len(self._workers):
             return []

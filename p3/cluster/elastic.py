@@ -63,13 +63,13 @@ def find(
         hosts = read_hosts()
         silent, now = asyncio.run(_ask(settings, hosts)), time.monotonic()
         left_s = {host.name: cooling.left_s(host, now) for host in hosts}
-        failed = {name: "the last start failed there; %.0f s more" % left for name, left in left_s.items() if left > 0}
+        failed = {name: "a start there failed; retry in %.0f s" % left for name, left in left_s.items() if left > 0}
         found = choose(hosts, {**failed, **silent}, bounds)
         if failed and not found.workers:
             found = choose(hosts, silent, bounds)
         if found.workers or time.monotonic() >= end:
             return found
-        log.info("too few hosts answer for %d workers; they are asked again", bounds.least)
+        log.info("too few hosts answer for %d workers; asking them again", bounds.least)
         time.sleep(_PAUSE_S)
 
 

@@ -153,7 +153,7 @@ class Child(Process):
         self._proving_life: Optional[asyncio.Task] = None
 
     def prove_life(self, pause_s: float) -> None:
-        """Has ssh tell the other side every so many seconds that we are still here."""
+        """Has ssh tell the other side every `pause_s` that we are still here."""
 
         async def prove() -> None:
             while self._child.returncode is None and not self._child.stdin.is_closing():

@@ -139,7 +139,7 @@ def die_with(launcher_pid: int) -> None:
     """SIGKILL for this process when the launcher dies, however it dies. It survives the exec of the command."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher_pid:
-        raise ConfigError("p3 exec: the process that has started it has ended already")
+        raise ConfigError("p3 exec: the process that started it has already ended")
 
 
 def signal_group(pid: int, number: int) -> None:

@@ -34,8 +34,9 @@ from p3.settings import Settings
 log = logging.getLogger("p3.run")
 
 NEVER_JOINED = (
-    "all workers ended without ever opening a P3 store, so each trained alone. Create the store with "
-    "kv = mx.kv.create('p3_sync') and give the object, not the string, to gluon.Trainer(..., kvstore=kv)."
+    "all workers ended without ever joining the job, so each trained alone. With PyTorch, wrap the optimizer: "
+    "p3.torch.DistributedOptimizer(optimizer, model). With MXNet, create the store, kv = mx.kv.create('p3_sync'), and "
+    "give the object, not the string, to gluon.Trainer(..., kvstore=kv)."
 )
 
 _LAST_WORDS_S = 5.0  # after a failure, for the others to end with an error of their own
@@ -176,14 +177,14 @@ class Launcher:
         """Says how it ended; the exit code."""
         if self._asked_to_end and (job.cancelled() or self._ended_as_asked(job.result())):
             saved = "its last snapshot is of round %d" % self._saved if self._saved else "no snapshot was taken"
-            self._say("interrupted by SIGTERM; all processes are ended, and %s" % saved)
+            self._say("interrupted by SIGTERM; all processes have been stopped, and %s" % saved)
             return 128 + signal.SIGTERM
         if not job.cancelled():
             return self._judge(job.result())
         if interrupted.done():
-            self._say("interrupted by %s; all processes are ended" % signal_name(interrupted.result()))
+            self._say("interrupted by %s; all processes have been stopped" % signal_name(interrupted.result()))
             return 128 + interrupted.result()
-        self._say("the job had not ended after --timeout %g s; all processes are ended" % timeout_s)
+        self._say("the job was still running after --timeout %g s; all processes have been stopped" % timeout_s)
         return _TIMED_OUT
 
     def _say(self, text: str) -> None:
@@ -325,12 +326,12 @@ class Launcher:
         pause_s = 0.0
         if rank in self._joining:
             self._cooling.failed(host, time.monotonic())
-            self._say("%s, before it had taken its place; it will be tried again" % ended.obituary())
+            self._say("%s (it had not joined the job yet); it will be retried" % ended.obituary())
         else:
             self._joining.add(rank)
             pause_s = budget.pause_s(self._pause_s)
             when = " in %g s" % pause_s if pause_s else ""
-            self._say("%s; it is started again%s (%d more restarts allowed)" % (ended.obituary(), when, budget.left))
+            self._say("%s; restarting it%s (%d more restarts allowed)" % (ended.obituary(), when, budget.left))
         self._waiting.add(asyncio.current_task())
         try:
             await asyncio.sleep(pause_s)
@@ -353,12 +354,12 @@ class Launcher:
                 await asyncio.sleep(wait_s)
                 continue
             if host != own.host:
-                self._say("%s is started on %s instead of %s" % (own.name, host.name, own.host.name))
+                self._say("starting %s on %s instead of %s" % (own.name, host.name, own.host.name))
                 self._workers[rank] = moved(own, host, workers)
             try:
                 return await self._start(self._workers[rank])
             except ConfigError as error:
-                self._say("%s; it will be tried again" % error)
+                self._say("%s; it will be retried" % error)
                 self._cooling.failed(host, time.monotonic())
 
     def _start_no_more(self) -> None:
@@ -393,13 +394,13 @@ class Launcher:
         now, before = time.monotonic(), self._signalled_at.get(number)
         self._signalled_at.setdefault(number, now)
         if before is not None and now < before + SAME_SIGNAL_S:
-            log.info("%s again: taken for the same one, as a launcher may signal us twice", signal_name(number))
+            log.info("%s again: ignored, as a launcher may send the same signal twice", signal_name(number))
             return
         is_first = not interrupted.done() and not self._asked_to_end
         if is_first and number == signal.SIGTERM and self._grace_s > 0:
             self._asked_to_end = self._demand_snapshot(signal.SIGUSR2)
             if self._asked_to_end:
-                self._say("SIGTERM: the job ends when it has taken a snapshot, in %g s at most" % self._grace_s)
+                self._say("SIGTERM: the job ends when it has taken a snapshot, within %g s" % self._grace_s)
                 loop = asyncio.get_running_loop()
                 loop.call_later(self._grace_s, lambda: interrupted.done() or interrupted.set_result(number))
                 return
@@ -514,14 +515,14 @@ def run(
         if bounds is not None:
             found = elastic.find(settings, read_hosts, bounds, deadline, cooling)
             for name, problem in found.silent.items():
-                _say("host %s is left out: %s" % (name, problem))
+                _say("leaving out host %s: %s" % (name, problem))
             if not found.workers:
                 slots = sum(host.slots for host in found.hosts)
-                text = "the job is not started again: slots on hosts that answer: %d; --min-workers: %d"
+                text = "not restarting the job: slots on the hosts that answer: %d; --min-workers: %d"
                 _say(text % (slots, bounds.least))
                 return code
             if found.workers != num_workers:
                 numbers = " with %d instead of %d workers" % (found.workers, num_workers)
             make_engine, num_workers = functools.partial(Hosts, settings, found.hosts), found.workers
-        text = "the job is started again%s (restart %d of %d), as it failed with exit code %d"
-        _say(text % (numbers, restarts - budget.left, restarts, code))
+        text = "the job failed with exit code %d; restarting it%s (restart %d of %d)"
+        _say(text % (code, numbers, restarts - budget.left, restarts))

@@ -224,7 +224,7 @@ async def _connect_to_scheduler(
     deadline = time.monotonic() + timeout_s
 
     def unresolved(reason: str) -> None:
-        log.warning("%s: %s; it is tried again for %g s (P3_RENDEZVOUS_TIMEOUT_S)", label, reason, timeout_s)
+        log.warning("%s: %s; retrying for %g s (P3_RENDEZVOUS_TIMEOUT_S)", label, reason, timeout_s)
 
     async def connected() -> socket.socket:
         sock, reason = await connect(

@@ -249,7 +249,7 @@ def check(message: Any) -> dict:
         raise ProtocolError("a control message of unknown kind")
     fields = FIELDS[kind]
     for name in message.keys() - fields.keys() - {"kind"}:
-        raise ProtocolError("control message %r has a field too many: %.40r" % (kind, name))
+        raise ProtocolError("control message %r has an extra field: %.40r" % (kind, name))
     for name, fits in fields.items():
         if name not in message:
             raise ProtocolError("control message %r lacks its field %r" % (kind, name))

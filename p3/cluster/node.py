@@ -211,7 +211,7 @@ def listen_as_root(host: str, port: Optional[int]) -> socket.socket:
     try:
         return listen(host, port or 0, or_anywhere=True)
     except OSError as error:
-        text = "cannot listen at %s, DMLC_PS_ROOT_PORT=%s: %s. Stop the program that uses the port, or choose another"
+        text = "cannot listen on %s, DMLC_PS_ROOT_PORT=%s: %s. Stop the program that uses the port, or choose another"
         raise ConfigError(text % (host, port or 0, error.strerror)) from None
 
 
@@ -238,7 +238,7 @@ def listen_for_workers(settings: Settings, host: str) -> socket.socket:
             return listen(host, port, or_anywhere=settings.node_host is not None)
         except OSError as error:
             if port == 0 or error.errno != errno.EADDRINUSE:
-                at = "there" if port == 0 else "at port %d, of P3_SERVER_PORTS" % port
+                at = "there" if port == 0 else "on port %d of P3_SERVER_PORTS" % port
                 raise ConfigError("server (%s): cannot listen %s: %s" % (host, at, error.strerror)) from None
     shown = ", ".join(map(str, ports)) if len(ports) <= 8 else "%d to %d" % (min(ports), max(ports))
     raise ConfigError(

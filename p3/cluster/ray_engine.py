@@ -63,7 +63,7 @@ def connect() -> None:
     address = os.environ.get("RAY_ADDRESS", "auto")
     if address.startswith("ray://"):
         raise ConfigError(
-            "--on ray: RAY_ADDRESS=%s is a Ray Client's. The workers must reach the scheduler, so run this on a "
+            "--on ray: RAY_ADDRESS=%s is that of a Ray Client. The workers must reach the scheduler, so run this on a "
             "node of the cluster, or with: ray job submit -- p3 run --on ray ..." % address
         )
     ray.cloudpickle.register_pickle_by_value(ray_agent)
@@ -120,7 +120,7 @@ class RayCluster(Engine):
             waited_s = time.monotonic() - began
             if waited_s >= wants.timeout_s:
                 raise ConfigError(
-                    "--on ray: no room in %g s (%s). Asked for: %s. There is: %s"
+                    "--on ray: no room within %g s (%s). Requested: %s. The cluster: %s"
                     % (wants.timeout_s, wants.timeout_option, _asked(bundles), _there_is())
                 )
             if waited_s >= _PATIENCE_S and not is_told:
@@ -141,7 +141,7 @@ class RayCluster(Engine):
         try:
             return await asyncio.wait_for(_result(agent.greet.remote()), timeout_s)
         except asyncio.TimeoutError:
-            problem = "it has not started in %g s (P3_RENDEZVOUS_TIMEOUT_S)" % timeout_s
+            problem = "it did not start within %g s (P3_RENDEZVOUS_TIMEOUT_S)" % timeout_s
         except ray.exceptions.RayError as error:
             problem = _first_line(error)
         raise ConfigError("--on ray: the actor for %s: %s" % (name, problem))
@@ -250,7 +250,7 @@ def _there_is() -> str:
     """In the cluster now."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     having = ", ".join("%s has {%s}" % (node["NodeManagerAddress"], _shown(node["Resources"])) for node in nodes)
-    return "%s; free of that: {%s}" % (having, _shown(ray.available_resources()))
+    return "%s; free: {%s}" % (having, _shown(ray.available_resources()))
 
 
 def _shown(resources: Mapping[str, float]) -> str:

@@ -45,7 +45,7 @@ class KeyPair:
 
     def _mask(self, data: bytes, public: int) -> bytes:
         if not 1 < public < _PRIME - 1:
-            raise ValueError("the other end's public number is none")
+            raise ValueError("the other end's public number is invalid")
         key = pow(public, self._private, _PRIME).to_bytes(_BYTES, "big")
         both = b"".join(number.to_bytes(_BYTES, "big") for number in sorted((self.public, public)))
         blocks = -(-len(data) // 32)

@@ -267,7 +267,7 @@ class Scheduler:
 
     def _on_ready(self, entry: Entry) -> None:
         if not entry.watched or entry.ready:
-            raise ProtocolError("%s is ready at the wrong time" % entry)
+            raise ProtocolError("%s said that it is ready at the wrong time" % entry)
         entry.ready = True
         if entry.catches_up:
             self._vacancies.on_ready(entry)
@@ -300,9 +300,10 @@ class Scheduler:
                 refused = " %d connection%s refused, see the scheduler's log: a wrong P3_SECRET?"
                 refused %= (self._gate.refusals, were)
             self._fail(
-                "%s: %s did not join %s. Are they started, with this DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and do "
-                "the workers open a P3 store (kv = mx.kv.create('p3_sync'))? P3_RENDEZVOUS_TIMEOUT_S allows more "
-                "time.%s" % (self._label, self._rendezvous.missing(), waited, refused)
+                "%s: %s did not join %s. Were they started, with this DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and do "
+                "the workers join the job (p3.torch.DistributedOptimizer, or with MXNet mx.kv.create('p3_sync'))? "
+                "P3_RENDEZVOUS_TIMEOUT_S allows more time.%s"
+                % (self._label, self._rendezvous.missing(), waited, refused)
             )
         elif not self._started.is_set():
             slow = ", ".join(str(entry) for entry in self._roster.entries if not entry.ready)

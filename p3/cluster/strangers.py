@@ -107,7 +107,7 @@ class Gate:
         del self._unproved[task]
         reset(sock)
         task.cancel()
-        self.refused(busiest, "%d others came before it had proved that it knows the secret" % MAX_UNPROVED)
+        self.refused(busiest, "%d others arrived before it had proved that it knows the secret" % MAX_UNPROVED)
 
     def _done(self, task: asyncio.Task) -> None:
         self.tasks.discard(task)

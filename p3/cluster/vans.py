@@ -225,5 +225,5 @@ def _make_ring() -> List[int]:
     try:
         return make_ring(_RING_BYTES)
     except ValueError as error:
-        log.warning("no shared memory with processes of this machine, a socket is used instead: %s", error)
+        log.warning("no shared memory with processes of this machine, using a socket instead: %s", error)
         return []

@@ -28,29 +28,29 @@ def add_parser(commands) -> None:
     """Adds `doctor` to the subparsers of `p3`."""
     doctor = commands.add_parser(
         "doctor",
-        help="what is installed here, what is missing, and how to fix it; or on several hosts",
-        description="Looks at this machine. With a hostfile it starts itself on every host over ssh, with --on ray on "
-        "nodes of a Ray cluster, as p3 run does; or srun, mpirun, torchrun or an indexed Kubernetes Job have started "
-        "it on several. Then it looks at versions, ports, clocks, packets and rates. The exit code is 1 if something "
-        "is wrong.",
+        help="check this machine, or all hosts of a job: what is missing, and how to fix it",
+        description="Checks this machine. To check several, give it a hostfile, and it starts itself on every host "
+        "over ssh; or --on ray, for nodes of a Ray cluster; or start it with srun, mpirun, torchrun or an indexed "
+        "Kubernetes Job. It then checks versions, ports, clocks, packet sizes and rates. The exit code is 1 if "
+        "something is wrong.",
     )
     where = doctor.add_mutually_exclusive_group()
-    where.add_argument("--hostfile", metavar="FILE", help="hosts to look at, as for p3 run")
-    where.add_argument("--on", choices=("ray",), help="look at nodes of a Ray cluster, as p3 run --on ray takes them")
-    where.add_argument("--here", action="store_true", help="look at this machine alone, whoever has started this")
-    doctor.add_argument("-n", dest="nodes", type=number(2, 10000, int), metavar="N", help="with --on ray: how many")
+    where.add_argument("--hostfile", metavar="FILE", help="the hosts to check, as for p3 run")
+    where.add_argument("--on", choices=("ray",), help="check nodes of a Ray cluster, chosen as by p3 run --on ray")
+    where.add_argument("--here", action="store_true", help="check this machine alone, even under another launcher")
+    doctor.add_argument("-n", dest="nodes", type=number(2, 10000, int), metavar="N", help="number of Ray's nodes")
     add_options(doctor)
-    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("--timeout", type=number(1, 3600), default=30.0, metavar="S",
-                        help="for a host to answer at first (default %(default)g)")  # fmt: skip
+                        help="wait at most S seconds for a host to answer (default %(default)g)")  # fmt: skip
     doctor.add_argument("--seconds", type=number(0.1, 60), default=1.0, metavar="S",
-                        help="for each measurement of a rate (default %(default)g)")  # fmt: skip
+                        help="measure each rate for S seconds (default %(default)g)")  # fmt: skip
     what = doctor.add_mutually_exclusive_group()
-    what.add_argument("--model", choices=models.NAMES, help="tell what this model would make of the network")
-    what.add_argument("--parameters", type=number(1, 1e13, int), metavar="N", help="or one with so many parameters")
-    what.add_argument("--trace", metavar="DIR", help="or a run that P3_TRACE=DIR has recorded")
+    what.add_argument("--model", choices=models.NAMES, help="predict how this model would train on the network")
+    what.add_argument("--parameters", type=number(1, 1e13, int), metavar="N", help="or one of N parameters")
+    what.add_argument("--trace", metavar="DIR", help="or a run that P3_TRACE=DIR recorded")
     doctor.add_argument("--compute", type=number(1e-6, 1e6), metavar="S",
-                        help="of an iteration, both passes; with --trace, instead of the recorded one")  # fmt: skip
+                        help="computation of an iteration, both passes; with --trace, in place of its own")  # fmt: skip
     doctor.set_defaults(handler=_doctor)
 
 

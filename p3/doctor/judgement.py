@@ -24,7 +24,7 @@ def judge(found: dict) -> List[Row]:
     answering = [host for host in hosts if host["problem"] is None]
     rows = [_silent(host) for host in hosts if host["problem"] is not None] + _uninvited(found)
     if len(answering) < 2:
-        return [*rows, Row(PROBLEM, "hosts", "fewer than two answered: there is no way between them to look at")]
+        return [*rows, Row(PROBLEM, "hosts", "fewer than two answered: there is no path between them to check")]
     rows += _machines(answering) + _versions(answering, found["doctor"]) + _cores(answering) + _commands(answering)
     rows += _ports(hosts, paths) + _clocks(answering) + _packets(hosts, answering, paths)
     rows += _congestion(hosts, paths) + _rates(hosts, paths)
@@ -115,7 +115,7 @@ def _ports(hosts: Sequence[dict], paths: Sequence[dict]) -> List[Row]:
                 % (there["name"], low, high, here["address"], takes),
             ))  # fmt: skip
     if not rows:
-        rows.append(Row(OK, "ports", "every host reaches every other, %d ways in all" % len(paths)))
+        rows.append(Row(OK, "ports", "every host reaches every other (%d paths)" % len(paths)))
     return rows
 
 
@@ -153,7 +153,8 @@ def _packets(hosts: Sequence[dict], answering: Sequence[dict], paths: Sequence[d
             ))  # fmt: skip
     untold = [path for path in paths if "error" not in path and path.get("passes") is None]
     if untold:
-        told = "%d ways could not be tried: UDP does not pass, or the way is IPv6. P3 needs TCP alone" % len(untold)
+        plural = "" if len(untold) == 1 else "s"
+        told = "%d path%s not probed: UDP blocked, or IPv6. P3 itself needs only TCP" % (len(untold), plural)
         rows.append(Row(NOTE, "packets", told))
     elif not rows:
         rows.append(Row(OK, "MTU", "%d bytes, and packets of that size pass" % next(iter(groups), 0)))
@@ -171,7 +172,7 @@ def _congestion(hosts: Sequence[dict], paths: Sequence[dict]) -> List[Row]:
             "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'",
         ))  # fmt: skip
     if len(chosen) > 1:
-        rows.append(Row(NOTE, "TCP", "P3 would use %s on different ways" % _and(chosen)))
+        rows.append(Row(NOTE, "TCP", "P3 would use %s on different paths" % _and(chosen)))
     if not rows and chosen:
         rows.append(Row(OK, "TCP", "P3 would use %s between all hosts" % chosen[0]))
     return rows

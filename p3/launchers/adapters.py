@@ -126,5 +126,5 @@ def rank_of_mxjob(env: Env) -> str:
         if not isinstance(index, int) or index < 0:
             raise ValueError
     except (ValueError, KeyError, TypeError):
-        raise ConfigError("MX_CONFIG=%s, from MXJob, names no index of this task" % text) from None
+        raise ConfigError("MX_CONFIG=%s, from MXJob, does not name this task's index" % text) from None
     return str(index)

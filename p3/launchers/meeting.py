@@ -195,7 +195,7 @@ def _parsed(said: str) -> Dict[str, str]:
         host, port, *secret = said.split()
         variables = {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": str(int(port))}
     except ValueError:
-        raise RendezvousError("what rank 0 has said is not understood: is P3 the same on all hosts?") from None
+        raise RendezvousError("cannot understand what rank 0 said: do all hosts have the same version of P3?") from None
     return {**variables, "P3_SECRET": secret[0]} if secret else variables
 
 

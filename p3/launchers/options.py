@@ -9,11 +9,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
         choices=("slurm", "openmpi", "mpich", "torchrun", "kubernetes"),
-        help="whose variables say which process this is, if those of several are set",
+        help="the launcher that places the workers, if the variables of several are set",
     )
     parser.add_argument(
         "--meeting-dir",
         metavar="DIR",
         default="~/.p3",
-        help="where the processes of a job find each other: a folder of yours that all hosts share (default ~/.p3)",
+        help="where the processes of a job meet: a folder of yours that all hosts share (default ~/.p3)",
     )

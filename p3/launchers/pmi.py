@@ -47,7 +47,7 @@ def _ask(descriptor: int, rank: int, size: int) -> Answer:
             mapping = say("get", kvsname=space, key="PMI_process_mapping").get("value", "")
             say("finalize")
     except (OSError, KeyError, ValueError) as error:
-        text = "Hydra does not answer at PMI_FD=%d as PMI-1 has it: %r"
+        text = "Hydra's answer at PMI_FD=%d is not of PMI-1: %r"
         raise ConfigError(text % (descriptor, error)) from None
     machines = machines_of(mapping, size)
     numbers = sorted(set(machines))

@@ -169,7 +169,7 @@ class _Supervisor:
         self._rounds += 1
         if self._worker_lives():
             if self._rounds == 1:
-                _say("%s is ended, as the job has failed" % self._label)
+                _say("stopping %s: the job failed" % self._label)
             self._worker.send_signal(signal.SIGTERM if self._rounds == 1 else signal.SIGKILL)
             self._worker.send_signal(signal.SIGCONT)  # one that is stopped can end, too
             self._acts_at = time.monotonic() + _TERMINATE_S

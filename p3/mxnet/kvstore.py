@@ -58,7 +58,7 @@ _stores = weakref.WeakSet()  # of this process, as long as the script holds them
 
 def _call(method, as_mxnet_errors=(P3Error, ValueError, TimeoutError)):
     """A call of the script: raises the job's first failure, in every call from then on, as the engine itself reports an
-    error only once. Nothing that it does belongs into a graph, and MXNet refuses to write an array of a graph while it
+    error only once. Nothing that it does belongs in a graph, and MXNet refuses to write an array of a graph while it
     records.
     """
 

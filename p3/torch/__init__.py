@@ -33,22 +33,22 @@ __all__ = [
 
 
 def rank() -> int:
-    """Of this worker, from 0. The first call joins the job, as DistributedOptimizer does."""
+    """Rank of this worker, starting at 0. The first call joins the job, as DistributedOptimizer does."""
     return _job.current().rank
 
 
 def size() -> int:
-    """How many workers the job has."""
+    """Number of workers in the job."""
     return _job.current().num_workers
 
 
 def local_rank() -> int:
-    """Of this worker among those of its machine, from 0: to choose a GPU, for example."""
+    """Rank of this worker among those of its machine, starting at 0: to choose a GPU, for example."""
     return _job.current().local_rank
 
 
 def local_size() -> int:
-    """How many workers this machine has."""
+    """Number of workers on this machine."""
     return _job.current().local_size
 
 

@@ -1,4 +1,4 @@
-"""P3_CHECK: every so many steps, all workers compare the digests of all parameters. For finding errors, not for speed.
+"""P3_CHECK=N: every N steps, all workers compare the digests of all parameters. For finding errors, not for speed.
 
 Each worker adds up the digests of all; if they are the same everywhere, each sum is the own digest times the number of
 workers. The parameter that differs is named, on each worker whose digest is not the mean: on one at least.

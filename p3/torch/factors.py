@@ -124,7 +124,8 @@ class FactoredParameter(Parameter):
     def __init__(self, session, store, name, tensor, group, update_here, staleness) -> None:
         if staleness != 0:
             raise ValueError(
-                "%s: factors are summed in common rounds, which staleness knows none of: leave out one of both" % name
+                "%s: factors are summed in common rounds, and with staleness there are none: leave out one of the two"
+                % name
             )
         self._layer = tensor._p3_layer
         self._factors_key: Any = None

@@ -118,7 +118,7 @@ class StoreChannel(meeting.Channel):
         else:
             said = self._answer("machines", lambda asked: " ".join([machine_id(), *asked]))
         if len(said.split()) != self._size:
-            raise RendezvousError("what rank 0 has said is not understood: is P3 the same on all hosts?")
+            raise RendezvousError("cannot understand what rank 0 said: do all hosts have the same version of P3?")
         return said.split()
 
     def _answer(self, topic: str, make: Callable[[List[str]], str]) -> str:

@@ -39,7 +39,7 @@ class Declarations:
         if problem is not None:
             raise ValueError(
                 "%s: key %r: %s, as every worker updates it from factors. Unset it, or leave the layer out of "
-                "p3.factors" % (self._session.label, key.name, problem)
+                "p3.factors or p3.torch.factors" % (self._session.label, key.name, problem)
             )
 
     def require_no_common_state(self, key: Key) -> None:

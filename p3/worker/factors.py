@@ -97,7 +97,7 @@ class FactoredLayer:
         if rows > self.shape.rows and self.has_factors:
             self._problem = (
                 "%s: a batch has %d rows on a device, but its factors are of %d: pass batch_size, the most that any "
-                "batch has, to p3.factors" % (self.name, rows, self.shape.rows)
+                "batch has, to p3.factors or p3.torch.factors" % (self.name, rows, self.shape.rows)
             )
 
     def decide(self, rows: int, inputs: int, devices: int = 1, why_not: str = "") -> None:
@@ -130,6 +130,6 @@ class FactoredLayer:
             raise ValueError(self._problem)
         if uses > devices:
             raise ValueError(
-                "%s was used %d times in one step, and factors hold one use of a layer: leave it out of p3.factors"
-                % (self.name, uses)
+                "%s was used %d times in one step, and factors hold one use of a layer: leave it out of p3.factors or "
+                "p3.torch.factors" % (self.name, uses)
             )

@@ -63,7 +63,7 @@ class StoreOptions:
                 text = "%s: store %d is compressed, so each worker of this machine pushes on its own"
                 log.info(text, session.label, store)
             if name == "compression" and session.rank == 0:
-                log.warning("%s: store %d is compressed, %s: its steps are not those of exact gradients",
+                log.warning("%s: store %d is compressed, %s. That is lossy: training differs from uncompressed",
                             session.label, store, value)  # fmt: skip
             self._link.send({"kind": "option", "store": store, "name": name, "value": value})
         elif before != value:

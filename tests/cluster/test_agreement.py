@@ -70,7 +70,7 @@ def test_a_gathered_key_has_a_part_of_each_worker():
 
 @pytest.mark.parametrize("wrong", [{"shape": (0, 5)}, {"dtype": "float16"}, {"sparse": True}, {"staleness": 1}])
 def test_what_cannot_be_gathered_is_refused(wrong):
-    with pytest.raises(ProtocolError, match="as one of factors, which it cannot be"):
+    with pytest.raises(ProtocolError, match="as a key of factors, which it cannot be"):
         Job().announce(0, "w", **{"shape": (3, 5), "gathered": True, **wrong})
 
 

@@ -82,9 +82,10 @@ def test_a_host_goes_and_the_job_goes_on_with_fewer_workers_until_it_is_back(hos
     finished = hosts.start(losing_host(9, 3, 6), *options).wait(100)
     assert finished.code == 0, finished
     assert sorted(values_of(finished)) == [(str(rank), "6", "2", values) for rank in range(4)], finished
-    assert "host beta is left out: ssh: connect to host beta port 22: No route to host" in finished.err
-    assert "started again with 2 instead of 4 workers (restart 1 of 3), as it failed with exit code 137" in finished.err
-    assert "started again with 4 instead of 2 workers (restart 2 of 3)" in finished.err, finished
+    assert "leaving out host beta: ssh: connect to host beta port 22: No route to host" in finished.err
+    failed = "the job failed with exit code 137"
+    assert failed + "; restarting it with 2 instead of 4 workers (restart 1 of 3)" in finished.err
+    assert "restarting it with 4 instead of 2 workers (restart 2 of 3)" in finished.err, finished
     assert not processes_of(hosts.folder, "alpha") + processes_of(hosts.folder, "beta")
 
 
@@ -94,7 +95,7 @@ def test_a_job_with_too_few_hosts_left_ends_and_says_so(hosts):
     options = ("-n", "2", "-s", "1", "--restarts", "3", "--max-workers", "3", *SNAPSHOTS)
     finished = hosts.start(command, *options, P3_RENDEZVOUS_TIMEOUT_S="12").wait(100)
     assert finished.code == 137, finished
-    assert "not started again: slots on hosts that answer: 1; --min-workers: 2" in finished.err
+    assert "not restarting the job: slots on the hosts that answer: 1; --min-workers: 2" in finished.err
 
 
 def test_a_host_that_hangs_is_given_up_and_nothing_is_left_of_asking_it(tmp_path):
@@ -108,8 +109,8 @@ def test_a_host_that_hangs_is_given_up_and_nothing_is_left_of_asking_it(tmp_path
 
 def test_what_cannot_be_asked_for_is_refused(run_job):
     for options, text in (
-        (("--min-workers", "3", "--restarts", "1"), "--min-workers 3, -n 2 and --max-workers 2 must not fall"),
-        (("--max-workers", "1", "--restarts", "1"), "--min-workers 2, -n 2 and --max-workers 1 must not fall"),
+        (("--min-workers", "3", "--restarts", "1"), "--min-workers 3, -n 2, --max-workers 2: need --min"),
+        (("--max-workers", "1", "--restarts", "1"), "--min-workers 2, -n 2, --max-workers 1: need --min"),
         (("--min-workers", "1"), "add --restarts K"),
     ):
         finished = run_job("", 2, 1, options=options)

@@ -196,7 +196,7 @@ def test_a_port_in_use(make_cluster):
     cluster = make_cluster(1, 1)
     nodes = [cluster.start("scheduler", inherits=False), cluster.start("server"), cluster.start("worker", TRAIN)]
     scheduler, server, worker = all_ended(nodes)
-    assert "cannot listen at 127.0.0.1, DMLC_PS_ROOT_PORT=%d: Address already in use" % cluster.port in scheduler.err
+    assert "cannot listen on 127.0.0.1, DMLC_PS_ROOT_PORT=%d: Address already in use" % cluster.port in scheduler.err
     for node in (server, worker):
         assert "is another program using that port?" in node.err
     assert all(node.code != 0 for node in (scheduler, server, worker))

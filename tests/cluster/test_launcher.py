@@ -239,13 +239,13 @@ def test_a_command_that_does_not_exist(tmp_path):
 def test_workers_that_never_join_end_with_a_warning(run_job):
     finished = run_job("print('trained alone')", workers=2)
     assert finished.code == 0
-    assert "all workers ended without ever opening a P3 store" in finished.err.splitlines()[-1]
+    assert "all workers ended without ever joining the job" in finished.err.splitlines()[-1]
 
 
 def test_workers_that_train_alone_for_long_are_told_of_the_store(run_job):
     finished = run_job("import time; time.sleep(60)", env={"P3_RENDEZVOUS_TIMEOUT_S": "2"})
     assert finished.code == 1
-    assert "2 of 2 workers (rank 0, 1)" in finished.err and "do the workers open a P3 store (kv = " in finished.err
+    assert "2 of 2 workers (rank 0, 1)" in finished.err and "do the workers join the job (p3.torch." in finished.err
 
 
 FAILS = """
@@ -308,7 +308,7 @@ def test_a_port_in_use_is_named(run_job):
         port = str(other.getsockname()[1])
         finished = run_job(JOIN, env={"DMLC_PS_ROOT_PORT": port})
     assert finished.code == 1
-    assert "p3: cannot listen at 127.0.0.1, DMLC_PS_ROOT_PORT=%s: Address already in use" % port in finished.err
+    assert "p3: cannot listen on 127.0.0.1, DMLC_PS_ROOT_PORT=%s: Address already in use" % port in finished.err
 
 
 SLEEP = JOIN + """
@@ -344,7 +344,7 @@ def test_one_that_ignores_sighup_as_with_nohup_goes_on(start_job):
     pids_of_a_sleeping_job(process, 2)
     process.signal(signal.SIGHUP)
     process.signal(signal.SIGINT)
-    assert process.wait(20).err == "p3 run: interrupted by SIGINT; all processes are ended\n"
+    assert process.wait(20).err == "p3 run: interrupted by SIGINT; all processes have been stopped\n"
 
 
 def test_a_worker_that_is_told_to_end_can_still_finish_its_step(start_job):
@@ -366,7 +366,7 @@ def test_a_worker_that_is_told_to_end_can_still_finish_its_step(start_job):
     process.signal(signal.SIGINT)
     finished = process.wait(30)
     assert finished.out == "[worker 0] finished a step\n"
-    assert (finished.code, finished.err) == (130, "p3 run: interrupted by SIGINT; all processes are ended\n")
+    assert (finished.code, finished.err) == (130, "p3 run: interrupted by SIGINT; all processes have been stopped\n")
 
 
 def test_everything_dies_with_a_launcher_that_is_killed(start_job):
@@ -391,7 +391,7 @@ def test_what_ignores_sigterm_is_killed_with_what_it_started(start_job):
 
 def test_a_timeout_ends_the_job(run_job):
     finished = run_job(SLEEP, options=("--timeout", "5"), workers=1)
-    assert finished.code == 124 and "not ended after --timeout 5 s" in finished.err
+    assert finished.code == 124 and "still running after --timeout 5 s" in finished.err
 
 
 # Ports

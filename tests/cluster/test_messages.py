@@ -62,7 +62,7 @@ def test_a_missing_a_wrong_and_an_unknown_field_are_refused(kind):
             messages.check(message)
         with pytest.raises(ProtocolError, match="wrong value in field %r" % name):
             messages.check(dict(example(kind), **{name: {"nested": []}}))
-    with pytest.raises(ProtocolError, match="a field too many: 'extra'"):
+    with pytest.raises(ProtocolError, match="an extra field: 'extra'"):
         messages.check(dict(example(kind), extra=1))
 
 

@@ -29,7 +29,7 @@ def test_each_pair_seals_otherwise():
 
 @pytest.mark.parametrize("public", [0, 1, -5, ray_seal._PRIME - 1, ray_seal._PRIME, ray_seal._PRIME + 2])
 def test_a_number_that_would_make_the_key_known_is_refused(public):
-    with pytest.raises(ValueError, match="public number is none"):
+    with pytest.raises(ValueError, match="public number is invalid"):
         KeyPair().seal(SECRET, public)
 
 

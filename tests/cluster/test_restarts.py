@@ -92,9 +92,9 @@ def test_a_worker_whose_host_stays_away_is_started_on_another_one_with_room(tmp_
         lose(tmp_path, "beta")
         finished = job.wait()
         assert finished.code == 0, finished
-        assert "p3 run: worker 1 is started on alpha instead of beta\n" in finished.err
+        assert "p3 run: starting worker 1 on alpha instead of beta\n" in finished.err
         assert finished.err.count("(0 more restarts allowed)") == 1 and "rank 1 key a holds " in finished.out
-        assert finished.err.count("No route to host, before it had taken its place") == 1, finished.err
+        assert finished.err.count("No route to host (it had not joined the job yet)") == 1, finished.err
     finally:
         for name in ("alpha", "beta"):
             (tmp_path / (name + ".up")).touch()
@@ -126,10 +126,10 @@ def test_a_job_waits_for_a_host_that_reboots(tmp_path, processes, sshd):
                 assert line, "p3 run has ended"
                 times -= text in line
 
-        read_until("SIGKILL, before it had taken its place", 1)
+        read_until("SIGKILL (it had not joined the job yet)", 1)
         far.end_all()
         far.is_connected()
-        read_until("Connection refused, before it had taken its place", 3)
+        read_until("Connection refused (it had not joined the job yet)", 3)
         far.boot()
         finished = job.wait()
     assert finished.code == 0 and "more restarts allowed" not in finished.err, finished

@@ -140,7 +140,7 @@ def test_a_node_is_not_ready_before_it_is_watched():
         )
         job.server.send({"kind": "ready"})
 
-    assert "server 0 (127.0.0.1) is ready at the wrong time" in play(test)
+    assert "server 0 (127.0.0.1) said that it is ready at the wrong time" in play(test)
 
 
 def test_nodes_that_cannot_connect_to_each_other_are_named():

@@ -51,7 +51,7 @@ def test_the_secret_of_a_job_that_fails_is_on_no_command_line_and_in_no_output(r
     "role, settings, text",
     [
         ("scheduler", {"P3_RENDEZVOUS_TIMEOUT_S": "0.2"}, "did not join"),
-        ("scheduler", {"inherits": False}, "cannot listen at"),
+        ("scheduler", {"inherits": False}, "cannot listen on"),
         ("server", {"P3_RENDEZVOUS_TIMEOUT_S": "0.2", "DMLC_PS_ROOT_URI": "127.0.0.2"}, "no scheduler at"),
         ("server", {"DMLC_PS_ROOT_URI": "nowhere.invalid"}, "does not resolve"),
         ("server", {"P3_TIMEOUT_S": "ten"}, "P3_TIMEOUT_S='ten': it must be"),

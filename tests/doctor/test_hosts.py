@@ -48,7 +48,7 @@ def test_a_good_pair_is_found_good_and_told_what_a_model_makes_of_it(doctor):
         finished = doctor(pair, "--model", "vgg19", "--compute", "40")
         assert (finished.code, finished.err) == (0, "")
         assert "The hosts are ready." in finished.out and "PROBLEM" not in finished.out
-        assert "every host reaches every other, 2 ways in all" in finished.out
+        assert "every host reaches every other (2 paths)" in finished.out
         assert "1500 bytes, and packets of that size pass" in finished.out
         assert "vgg19: 574.7 MB, 40 s of computation, one worker and one server on each of 2 hosts" in finished.out
         # 575 MB over 50 Mbit/s: 92 s and more, and half of that would still be more than the computation.
@@ -306,8 +306,8 @@ def of_path(here, there, **changes):
     ({"command": "/usr"}, {}, "PROBLEM", "python", "is that of /usr on b, not the one that has P3"),
     ({"command": None}, {}, "PROBLEM", "python", "is none on b, not the one that has P3"),
     ({"machine": "a"}, {}, "note", "one machine", "a and b are the same one"),
-    ({}, {"congestion": "bbr"}, "note", "TCP", "bbr and cubic on different ways"),
-    ({}, {"passes": None}, "note", "packets", "1 ways could not be tried"),
+    ({}, {"congestion": "bbr"}, "note", "TCP", "bbr and cubic on different paths"),
+    ({}, {"passes": None}, "note", "packets", "1 path not probed: UDP blocked, or IPv6"),
     ({}, {"mbit": 300.0}, "PROBLEM", "rate", "a sends at 300 Mbit/s"),
 ])  # fmt: skip
 def test_what_differs_is_judged(of_b, of_there, state, subject, text):

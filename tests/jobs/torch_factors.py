@@ -103,7 +103,7 @@ def refused():
     assert type(p3.torch.factors(shared)[0]) is nn.Linear  # stays dense
     assert type(p3.torch.factors(nn.Linear(8, 8).double())) is nn.Linear
     model = p3.torch.factors(make_model(), route="factors")
-    expect("none of: leave out one of both", lambda: distribute(model, staleness=2))
+    expect("there are none: leave out one of the two", lambda: distribute(model, staleness=2))
 
     # A copy, as for a moving average, computes as a plain layer with its own weight.
     copied = copy.deepcopy(model)

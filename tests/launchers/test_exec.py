@@ -96,8 +96,8 @@ def test_workers_that_do_not_notice_the_end_of_the_job_are_ended(processes, tmp_
     codes, _, err = ends(started, tmp_path)
     assert codes == [1, 128 + signal.SIGKILL, 1, 1]
     for rank in (0, 2, 3):
-        assert "p3 exec: worker %d (" % rank in err
-    assert err.count("is ended, as the job has failed") == 3
+        assert "p3 exec: stopping worker %d (" % rank in err
+    assert err.count("): the job failed\n") == 3
 
 
 def test_a_script_that_catches_sigterm_comes_to_an_orderly_end(processes, tmp_path):

@@ -151,7 +151,7 @@ def test_hydra_is_asked_at_its_socket():
 def test_an_mxjob_tells_the_rank_within_the_role():
     config = {"cluster": {}, "labels": {}, "task": {"type": "worker", "index": 2}}
     assert adapters.rank_of_mxjob({"MX_CONFIG": json.dumps(config)}) == "2"
-    with pytest.raises(ConfigError, match="names no index of this task"):
+    with pytest.raises(ConfigError, match="does not name this task's index"):
         adapters.rank_of_mxjob({"MX_CONFIG": '{"task": {"type": "worker"}}'})
 
 

@@ -86,11 +86,11 @@ def test_what_there_is_no_room_for_is_an_error_that_says_what_there_is(start, ra
     finished = start(3, 1, 1, options=options).wait()
     waiting, error = finished.err.splitlines()
     assert finished.code == 1 and "waiting up to 4 s for Ray to have room for" in waiting
-    assert error.startswith("p3: --on ray: no room in 4 s (--room-timeout). Asked for: "
-                            "1 x {CPU 2, GPU 1}, 2 x {CPU 1, GPU 1}. There is: "), error  # fmt: skip
+    assert error.startswith("p3: --on ray: no room within 4 s (--room-timeout). Requested: "
+                            "1 x {CPU 2, GPU 1}, 2 x {CPU 1, GPU 1}. The cluster: "), error  # fmt: skip
     for address in ("127.0.0.2", "127.0.0.3"):
         assert address + " has {CPU 4, GPU 1}" in error
-    assert error.endswith("free of that: {CPU 8, GPU 2}")
+    assert error.endswith("free: {CPU 8, GPU 2}")
 
 
 def test_a_job_that_waits_for_room_can_be_interrupted(start, processes):
@@ -170,7 +170,7 @@ def test_nothing_is_left_of_a_job_whose_p3_run_is_ended(start, tmp_path, number)
     if number == signal.SIGKILL:
         assert finished.code == -number
     else:
-        last = "p3 run: interrupted by %s; all processes are ended" % signal.Signals(number).name
+        last = "p3 run: interrupted by %s; all processes have been stopped" % signal.Signals(number).name
         assert (finished.code, finished.err.splitlines()[-1]) == (128 + number, last)
         assert not living(port)
     wait_until(lambda: not living(port))
@@ -181,7 +181,7 @@ def test_a_killed_job_is_started_again_and_ends_with_the_bits_of_an_undisturbed_
     whole = start(2, 2, 7, options=[*snapshots, str(tmp_path / "whole")]).wait()
     assert whole.code == 0, whole
     again = start(2, 2, 7, 5, options=["--restarts", "1", *snapshots, str(tmp_path / "again")]).wait()
-    assert again.code == 0 and "p3 run: the job is started again (restart 1 of 1)" in again.err, again
+    assert again.code == 0 and "; restarting it (restart 1 of 1)" in again.err, again
     assert [line.replace("began at 4", "began at 0") for line in digests(again.out)] == digests(whole.out)
     assert len(digests(whole.out)) == 2 and again.out.count("began at 4") == 2
 
@@ -195,7 +195,7 @@ def test_a_lost_worker_is_started_again_while_the_others_wait(start):
         process = re.search(r"rank 1 process (\d+) begins", told)
     os.kill(int(process[1]), signal.SIGKILL)
     finished = job.wait()
-    assert finished.code == 0 and "it is started again (2 more restarts allowed)" in finished.err, finished
+    assert finished.code == 0 and "restarting it (2 more restarts allowed)" in finished.err, finished
     assert re.search(r"rank 1 process (?!%s )\d+ begins" % process[1], told + finished.out)
     complete = {str(3 * steps), str(3 * steps - 2)}  # rank 1's bit in the step in which it was lost, or not
     assert set(re.findall(r"holds (\d+)", finished.out)) <= complete

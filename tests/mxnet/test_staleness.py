@@ -162,7 +162,7 @@ def test_a_trainer_that_updates_itself_is_refused_by_gluon():
 
 @pytest.mark.parametrize("rounds", [-1, 1.5, "3", True, math.nan])
 def test_a_staleness_is_a_number_of_rounds(rounds):
-    with pytest.raises(MXNetError, match="it must be a whole number of rounds from 0 on, or math.inf"):
+    with pytest.raises(MXNetError, match="it must be a whole number of rounds of at least 0, or math.inf"):
         mx.kv.create("p3_ssp").set_staleness(rounds)
 
 

@@ -339,7 +339,7 @@ def test_a_job_is_restarted_only_so_often_and_ends_with_the_last_code(run_job):
     """
     finished = run_job(script, 1, 1, options=("--restarts", "2"))
     assert finished.code == 5
-    assert finished.err.count("started again") == 2
+    assert finished.err.count("restarting it") == 2
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_job_is_restarted_only_so_often_and_ends_with_the_last_code(run_job):
 def test_what_never_ran_and_what_succeeds_is_not_restarted(run_job, script):
     finished = run_job(script, 1, 1, options=("--restarts", "2"))
     assert finished.code == ("nowhere" in script)
-    assert "started again" not in finished.err
+    assert "restarting it" not in finished.err
 
 
 def test_an_interrupted_job_is_not_restarted(start_job):
@@ -363,7 +363,7 @@ def test_an_interrupted_job_is_not_restarted(start_job):
     assert process.read_line().endswith("running")
     process.signal(signal.SIGINT)
     finished = process.wait()
-    assert finished.code == 130 and "started again" not in finished.err
+    assert finished.code == 130 and "restarting it" not in finished.err
 
 
 def test_a_time_out_is_for_all_starts_together(run_job):
@@ -374,7 +374,7 @@ def test_a_time_out_is_for_all_starts_together(run_job):
         time.sleep(600)
     """
     finished = run_job(script, 1, 1, options=("--restarts", "2", "--timeout", "3"))
-    assert finished.code == 124 and "started again" not in finished.err
+    assert finished.code == 124 and "restarting it" not in finished.err
 
 
 # Real trainings, with MXNet
@@ -466,7 +466,7 @@ def test_the_example_survives_the_death_of_a_worker_and_of_a_server(processes, t
     kill_when(process, str(directory), second * every, "server", choice.randrange(2))
     finished = process.wait(100)
     assert (undisturbed.code, finished.code) == (0, 0), finished
-    assert finished.err.count("started again") == 2
+    assert finished.err.count("restarting it") == 2
     pattern = r"worker (\d): %d steps, weights and statistics (\w+)" % steps
     digests = sorted(re.findall(pattern, undisturbed.out))
     assert len(digests) == 2 and sorted(re.findall(pattern, finished.out)) == digests

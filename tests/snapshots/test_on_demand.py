@@ -151,7 +151,7 @@ def test_sigusr1_takes_a_snapshot_and_sigterm_another_one_from_which_the_job_goe
     finished = process.wait()
     second = files.rounds(str(tmp_path / "snapshots"))[0]
     assert (finished.code, second > first) == (128 + signal.SIGTERM, True), finished
-    assert "and its last snapshot is of round %d" % second in finished.err and "started again" not in finished.err
+    assert "and its last snapshot is of round %d" % second in finished.err and "restarting it" not in finished.err
     resumed = run(front_end, second + 4).wait()
     ((begun, _, digest),) = digests(resumed)
     assert (resumed.code, begun) == (0, str(second)), resumed
@@ -178,7 +178,7 @@ def test_a_job_that_takes_no_snapshots_ends_at_once(start_job):
     process.signal(signal.SIGUSR1)  # nothing to do
     process.signal(signal.SIGTERM)
     finished = process.wait(20)
-    assert finished.code == 143 and "interrupted by SIGTERM; all processes are ended\n" in finished.err
+    assert finished.code == 143 and "interrupted by SIGTERM; all processes have been stopped\n" in finished.err
 
 
 def test_a_job_that_comes_to_no_end_of_a_step_is_ended_after_the_grace(start_job, tmp_path):
@@ -196,7 +196,7 @@ def test_a_job_that_comes_to_no_end_of_a_step_is_ended_after_the_grace(start_job
     assert process.read_line().endswith("running")
     process.signal(signal.SIGTERM)
     finished = process.wait(20)
-    assert finished.code == 143 and "all processes are ended, and no snapshot was taken" in finished.err
+    assert finished.code == 143 and "all processes have been stopped, and no snapshot was taken" in finished.err
 
 
 def test_the_same_signal_twice_does_not_cut_the_snapshot_short(start_job, tmp_path):

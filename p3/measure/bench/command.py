@@ -29,9 +29,9 @@ _MICRO = {
     "partitions": "whether the search for the number of partitions ends near the best",
     "trace_cost": "what P3_TRACE costs",
     "selection": "what choosing the largest elements costs, in deep gradient compression",
-    "cards": "what gradients and their factors take on network cards, and whether the rule chooses the better one",
-    "leaders": "whether a machine of several workers needs more processor time per byte for a large model",
-    "windows": "whether windows stay as they are where a link is full for long",
+    "cards": "bytes of gradients and of their factors on network cards, and whether the rule chooses the fewer",
+    "leaders": "whether a machine with several workers needs more processor time per byte for a large model",
+    "windows": "whether windows stay stable while a link stays full",
     "order": "whether priorities follow forward passes whose order changes from step to step",
 }
 
@@ -40,7 +40,7 @@ def add_parser(commands) -> None:
     """Adds `bench` to the subparsers of `p3`."""
     bench = commands.add_parser(
         "bench",
-        help="the paper's experiments: P3 beside MXNet's own stores; and smaller benchmarks",
+        help="run the paper's experiments, P3 beside MXNet's own stores, and smaller benchmarks",
         description="Each run of an experiment is a fresh job on hosts with a slow network: a lab (needs root), or "
         "those of a hostfile.",
     )
@@ -82,10 +82,10 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
             type=list_of(number(1, 1 << 20, int)), default="32", metavar="K[,...]")
         parser.set_defaults(models=["vgg19"], jitter=0.0, optimizer="sgd")
     elif is_emulated:
-        add("--models", "which, comma-separated (default %(default)s)", type=names_among(models.NAMES))
+        add("--models", "models, comma-separated (default %(default)s)", type=names_among(models.NAMES))
         add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
             type=number(0, 2), metavar="SIGMA", default=0.0)
-        add("--optimizer", "on the weights; none: the stores only sum (default %(default)s)", choices=("none", "sgd"),
+        add("--optimizer", "optimizer; none: the stores only sum (default %(default)s)", choices=("none", "sgd"),
             default="none")
     else:
         parser.set_defaults(jitter=0.0, optimizer="sgd")
@@ -95,29 +95,30 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--release", "when gradients become ready: each layer's in its turn, or all at the end of the backward "
             "pass (default layer)", choices=models.RELEASES)
     if experiment.name == "compute":
-        add("--pause", "of each worker in each step, in the mean: steps of unlike length (default none)",
+        add("--pause", "mean pause of each worker in each step: steps of varying length (default none)",
             type=number(0, 1e3), metavar="S", default=0.0)
-        add("--learning-rate", "of SGD (default %(default)g)", type=number(1e-9, 1e3), metavar="L",
+        add("--learning-rate", "learning rate of SGD (default %(default)g)", type=number(1e-9, 1e3), metavar="L",
             default=train.LEARNING_RATE)
-        add("--momentum", "of SGD (default %(default)g)", type=number(0, 0.999), metavar="M", default=train.MOMENTUM)
-        add("--loss", "steps and seconds to which are told (default: none)", type=number(1e-9, 1e9), metavar="L")
+        add("--momentum", "momentum of SGD (default %(default)g)", type=number(0, 0.999), metavar="M",
+            default=train.MOMENTUM)
+        add("--loss", "report the steps and seconds to this loss (default: none)", type=number(1e-9, 1e9), metavar="L")
     if is_learn:
-        add("--models", "which, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
-        add("--loss", "seconds to which are told (default %s)"
+        add("--models", "models, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
+        add("--loss", "report the seconds to this loss (default %s)"
             % ", ".join("%s %g" % one for one in experiments.GOALS.items()), type=number(1e-9, 1e9), metavar="L")
     if is_emulated and is_open and experiment.name != "ratio":
-        add("--compute", "emulated, of an iteration (default%s)" % _told(defaults["compute"]),
+        add("--compute", "seconds of emulated computation in an iteration (default%s)" % _told(defaults["compute"]),
             type=number(0, 1e4), metavar="S")
     if not is_open:
-        add("--without-held-out", "for those who tune the simulator: only what may be looked at", action="store_true")
+        add("--without-held-out", "only configurations that the simulator may be tuned by", action="store_true")
     if experiment.name == "targets":
         add("--regimes", "slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default: both)",
             type=names_among(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES))
     if experiment.name == "slices":
-        add("--slices", "of a slice, at most (default %(default)s)",
+        add("--slices", "most elements of a slice (default %(default)s)",
             type=list_of(number(1, 1 << 28, int)), default=experiments.SLICES, metavar="ELEMENTS[,...]")
     elif is_open:
-        add("--slice-elements", "of a slice of P3's, at most (default %(default)s)", type=slice_size, metavar="N")
+        add("--slice-elements", "most elements of a slice, in P3 (default %(default)s)", type=slice_size, metavar="N")
     if experiment.name == "ratio":
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
@@ -128,34 +129,36 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     known = names_among(torchs if is_learn else mxnets + torchs)
     if experiment.name == "factors":
         known = names_among(experiments.FACTORED)
-    add("--stores", "which, comma-separated (default %(default)s)", type=known)
+    add("--stores", "stores, comma-separated (default %(default)s)", type=known)
     megabytes = 80 * defaults["shrink"] if is_emulated else 10 if is_learn else 13
     if is_accuracy:
-        add("--depth", "layers of the net: 6n + 2 (default %(default)s)", type=int, choices=nets.DEPTHS,
+        add("--depth", "layers of the net, 6n + 2 (default %(default)s)", type=int, choices=nets.DEPTHS,
             default=nets.DEPTHS[1])
     elif is_open:
         add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=number(1e-6, 1e3))
-    add("--hosts", "each with one worker and one server (default %(default)s)",
+    add("--hosts", "number of hosts, each with one worker and one server (default %(default)s)",
         type=list_of(number(1, 200, int)), metavar="N" + _more(experiment, "hosts"))
     told_rate = ": at which communication takes as long as computation" if is_learn else _told(defaults["rate"])
     if is_open:
-        add("--rate", "of each host's link, each way, as 800mbit (default%s)" % told_rate,
+        add("--rate", "rate of each host's link, each way, for example 800mbit (default%s)" % told_rate,
             type=rates, metavar="R" + _more(experiment, "rate"))
-        add("--rates", "the same, one for each host, where they differ", type=rates, metavar="R,R[,...]")
+        add("--rates", "a rate for each host, where they differ", type=rates, metavar="R,R[,...]")
         add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are "
             "(default: measured)", metavar="FILE")
-    add("--delay", "one way between hosts, as 0.1ms (default: none)", type=delay, metavar="D")
+    add("--delay", "delay between hosts, one way, for example 0.1ms (default: none)", type=delay, metavar="D")
     if is_accuracy:
-        add("--epochs", "of a run (default %(default)s)", type=number(2, 10000, int), metavar="N", dest="iterations")
+        add("--epochs", "epochs of a run (default %(default)s)", type=number(2, 10000, int), metavar="N",
+            dest="iterations")
     else:
-        add("--iterations", "of a run, that count (default %(default)s)", type=number(1, 10000, int), metavar="N")
+        add("--iterations", "iterations of a run that count (default %(default)s)",
+            type=number(1, 10000, int), metavar="N")
         # The first iteration waits for nothing, and would be shorter than the bound.
         add("--warmup", "iterations before them, at least 1 (default %(default)s)",
             type=number(1, 10000, int), metavar="N")
     add("--repeats", "runs of each store in each configuration%s (default %%(default)s)"
         % (", each with a seed of its own" if is_accuracy else ""), type=number(1, 10000, int), metavar="N")
-    add("--timeout", "of a run (default: long enough for slow machines)", type=number(1, 1e6), metavar="S")
-    add("--out", "JSON lines are appended there", metavar="FILE")
+    add("--timeout", "limit for a run (default: long enough for slow machines)", type=number(1, 1e6), metavar="S")
+    add("--out", "append JSON lines to FILE", metavar="FILE")
     # With a hostfile, a rate that is not given is measured; so that is known only later.
     parser.set_defaults(**dict(defaults, rate=None, rates=None, hostfile=None, size=None,
                                default_rate=defaults["rate"]))

@@ -263,7 +263,7 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
          "warmup": 1},
     ),
     Experiment(
-        "staleness", "workers that may be rounds apart, beside dist_async: steps of unlike length, a slow link",
+        "staleness", "workers that may be rounds apart, beside dist_async: steps of varying length, a slow link",
         staleness,
         {"stores": ",".join(("dist_sync", "p3_sync", *APART)), "models": "resnet50", "hosts": "4", "rate": "200mbit",
          "compute": 4.0, "iterations": 12, "jitter": 0.3, "optimizer": "sgd"},
@@ -298,7 +298,7 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
          "iterations": 30, "warmup": 1, "repeats": 5},
     ),
     Experiment(
-        "validation", "many unlike configurations, each short, for `p3 simulate --validate`", validation,
+        "validation", "many different configurations, each short, for `p3 simulate --validate`", validation,
         {"stores": "p3_sync", "hosts": "2,3,4,6,8", "rate": None, "compute": None, "iterations": 3, "repeats": 1},
     ),
 )  # fmt: skip

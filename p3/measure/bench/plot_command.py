@@ -21,7 +21,7 @@ def add_parser(commands) -> None:
     """Adds `plot` to the subparsers of `p3`."""
     plot = commands.add_parser(
         "plot",
-        help="figures and tables of what `p3 bench` measured",
+        help="draw figures and tables of what `p3 bench` measured",
         description="Prints a table of each experiment in the results, and writes a figure of it.",
     )
     plot.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="what `p3 bench --out` wrote")

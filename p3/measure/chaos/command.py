@@ -42,7 +42,7 @@ def add_parser(commands) -> None:
     parser.add_argument("--repeats", type=_count, default=1, metavar="N", help="runs of each cell (default 1)")
     parser.add_argument("--seed", type=_count, default=1, metavar="N", help="of the moments' exact times (default 1)")
     parser.add_argument("--jobs", type=_count, default=1, metavar="N", help="runs at a time (default 1)")
-    parser.add_argument("--out", metavar="FILE", help="JSON lines are appended there")
+    parser.add_argument("--out", metavar="FILE", help="append JSON lines to FILE")
     parser.add_argument("--markdown", metavar="FILE", help="run nothing: print the tables of what --out has written")
     parser.set_defaults(handler=_chaos)
 

@@ -34,7 +34,7 @@ def add_parser(commands) -> None:
     """Adds `lab` to the subparsers of `p3`."""
     lab = commands.add_parser(
         "lab",
-        help="hosts on this machine, joined by a slow network, to try jobs on",
+        help="make hosts on this machine, joined by a slow network, to try jobs on",
         description="Hosts made of namespaces, each with a link of a chosen rate and delay. Needs root.",
     )
     actions = lab.add_subparsers(title="actions", metavar="ACTION")

@@ -29,7 +29,7 @@ def add_parser(commands) -> None:
     )
     given.add_options(parser)
     parser.add_argument("--trace", metavar="FILE", help="of the last iteration, for https://ui.perfetto.dev")
-    parser.add_argument("--out", metavar="FILE", help="JSON lines are appended there")
+    parser.add_argument("--out", metavar="FILE", help="append JSON lines to FILE")
     parser.add_argument("--validate", nargs="+", metavar="FILE",
                         help="simulate what `p3 bench --out` has measured, and show both")
     parser.add_argument("--plot", metavar="FILE.svg", help="the predictions against the number of hosts")

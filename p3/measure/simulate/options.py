@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     def add(option: str, help: str, **how) -> None:
         parser.add_argument(option, help=help, **how)
 
-    add("--models", "which, comma-separated (default %(default)s)", type=names_among(models.NAMES), default="vgg19")
+    add("--models", "models, comma-separated (default %(default)s)", type=names_among(models.NAMES), default="vgg19")
     add("--size", "fraction of a model's parameters (default: the lab's, some 80 MB)", type=number(1e-6, 1e3))
     add("--compute", "of an iteration (default %(default)s)", type=list_of(number(0, 1e6)), default="4",
         metavar="S[,S]")
