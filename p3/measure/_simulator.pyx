@@ -44,6 +44,7 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
         vector[Slice] slices
         vector[vector[double]] factors
         int warmup, traced_iterations
+        cbool traces_links
         Transport transport
         Sender sender
 
@@ -68,7 +69,7 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
 
 # In the order of simulator/job.h.
 CONGESTION = ("none", "cubic", "bbr")
-SPANS = ("forward", "backward", "wait", "push", "value")
+SPANS = ("forward", "backward", "wait", "push", "value", "up", "down")
 
 
 def simulate(dict job):
@@ -101,6 +102,7 @@ cdef Job _job(dict given) except *:
     job.releases_at_end = given["releases_at_end"]
     job.factors = given["factors"]
     job.warmup, job.traced_iterations = given["warmup"], given["traced_iterations"]
+    job.traces_links = given["traces_links"]
 
     transport = given["transport"]
     job.transport.segment_bytes = transport["segment_bytes"]

@@ -77,6 +77,7 @@ struct Job {
   Transport transport;
   Sender sender;
   int traced_iterations = 0;  // the last ones, of which spans are kept
+  bool traces_links = false;  // also of what passes the links
 
   int iterations() const { return factors.empty() ? 0 : static_cast<int>(factors.front().size()); }
 };
@@ -89,11 +90,11 @@ struct LinkUse {
 };
 
 struct Span {
-  enum Kind { kForward, kBackward, kWait, kPush, kValue };
+  enum Kind { kForward, kBackward, kWait, kPush, kValue, kUp, kDown };
   Kind kind = kForward;
-  int node = 0;   // worker; of kPush and kValue the sending host
+  int node = 0;   // worker; of kPush and kValue the sending host; of kUp and kDown the link's
   int peer = -1;  // the receiving host
-  int item = 0;   // layer; of kPush and kValue the slice
+  int item = 0;   // layer; of kPush, kValue, kUp and kDown the slice
   int round = 0;
   double begin_s = 0, end_s = 0;
 };

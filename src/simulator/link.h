@@ -32,6 +32,10 @@ class Link {
     return passed;
   }
 
+  // The time of the link that the last segment takes, of so many bytes. No two segments' times overlap.
+  double taken_from(double bytes) const { return empty_at_ - bytes / spec_.bytes_per_s; }
+  double taken_until() const { return empty_at_; }
+
   double waiting_bytes(double now) const { return std::max(0.0, (empty_at_ - now) * spec_.bytes_per_s); }
   double waiting_s(double now) const { return std::max(0.0, empty_at_ - now); }
 

@@ -107,6 +107,7 @@ bool Network::enter_uplink(int number) {
   Connection& c = of(s.connection);
   const double passed = up(c.from).pass(events_.now(), on_wire(s.bytes));
   if (passed < 0) return false;
+  report(Span::kUp, c.from, up(c.from), s);
   if (transport_.small_queue_bytes <= 0) {  // nobody asks when it has left
     events_.at(passed + transport_.delay_s, EventKind::kAtDownlink, s.connection, number);
     return true;
@@ -120,7 +121,12 @@ void Network::enter_downlink(int number) {
   const Segment& s = segment(number);
   const double passed = down(of(s.connection).to).pass(events_.now(), on_wire(s.bytes));
   if (passed < 0) return lose(number);
+  report(Span::kDown, of(s.connection).to, down(of(s.connection).to), s);
   events_.at(passed, EventKind::kArrived, s.connection, number);
+}
+
+void Network::report(Span::Kind kind, int host, const Link& link, const Segment& segment) {
+  listener_.passed(kind, host, segment.frame, link.taken_from(on_wire(segment.bytes)), link.taken_until());
 }
 
 void Network::lose(int number) {

@@ -26,6 +26,8 @@ class Network {
     virtual ~Listener() = default;
     virtual void delivered(int connection, int frame) = 0;  // the last byte of a frame has arrived
     virtual void acknowledged(int connection) = 0;          // fewer bytes of it are under way
+    // A segment of a frame takes this time of a host's link.
+    virtual void passed(Span::Kind /*link*/, int /*host*/, int /*frame*/, double /*begin*/, double /*end*/) {}
   };
 
   Network(const Job& job, EventQueue& events, Listener& listener);
@@ -92,6 +94,7 @@ class Network {
   bool may_send(int connection);
   bool enter_uplink(int number);
   void enter_downlink(int number);
+  void report(Span::Kind kind, int host, const Link& link, const Segment& segment);
   void lose(int number);
   void arrive(int number);
   void acknowledge(int number);

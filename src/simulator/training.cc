@@ -222,6 +222,11 @@ void Training::delivered(int connection, int frame) {
     landed(its.machine, its.slice);
 }
 
+void Training::passed(Span::Kind link, int host, int frame, double begin, double end) {
+  if (!job_.traces_links || !is_traced(frames_[frame].round)) return;
+  result_.spans.push_back({link, host, -1, frames_[frame].slice, frames_[frame].round, begin, end});
+}
+
 // The round in the upper half; below it whether it is a broadcast, if that counts, and the key.
 uint64_t Training::urgency(int round, const Slice& its, bool is_push) const {
   const uint64_t goes_later = job_.sender.pushes_first && !is_push ? uint64_t{1} << 31 : 0;

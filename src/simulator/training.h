@@ -40,6 +40,7 @@ class Training : private Network::Listener {
 
   void delivered(int connection, int frame) override;
   void acknowledged(int connection) override { dispatcher_.acknowledged(connection); }
+  void passed(Span::Kind link, int host, int frame, double begin, double end) override;
 
   void connect();
   double window_of(int from_host, int connections) const;

@@ -2,6 +2,7 @@
 
     p3 simulate --models vgg19 --size 0.03 --compute 4 --hosts 2,4,8 --rate 40mbit
     p3 simulate --hosts 8 --rate 40mbit --trace eight.json
+    p3 simulate --models resnet50 --timeline timeline
     p3 simulate --validate results.jsonl
 
 docs/simulator.md describes the model, what it leaves out, and how it has been held against the lab.
@@ -33,6 +34,8 @@ def add_parser(commands) -> None:
     parser.add_argument("--validate", nargs="+", metavar="FILE",
                         help="simulate what `p3 bench --out` has measured, and show both")
     parser.add_argument("--plot", metavar="FILE.svg", help="the predictions against the number of hosts")
+    parser.add_argument("--timeline", metavar="NAME",
+                        help="an iteration of the usual way above one of P3: NAME-light.svg and NAME-dark.svg")
     parser.add_argument("--measured", nargs="+", default=[], metavar="FILE",
                         help="points in --plot that `p3 bench --out` has measured")
     parser.set_defaults(handler=_simulate)
@@ -56,9 +59,10 @@ def _predict(options: argparse.Namespace) -> int:
     from p3.measure.simulate.predict import predict
 
     asked = list(given.settings(options))
+    for name in ("trace", "timeline"):
+        if getattr(options, name) and len(asked) > 1:
+            raise ConfigError(f"p3 simulate --{name} takes one setting; {len(asked)} are given")
     if options.trace:
-        if len(asked) > 1:
-            raise ConfigError(f"p3 simulate --trace takes one setting; {len(asked)} are given")
         asked = [dataclasses.replace(asked[0], traced_iterations=1)]
     predictions = []
     for setting in asked:
@@ -74,6 +78,8 @@ def _predict(options: argparse.Namespace) -> int:
         print(f"\nwrote {count} events to {options.trace}")
     if options.plot:
         _plot(options, asked, predictions)
+    if options.timeline:
+        _draw_timeline(asked[0], options.timeline)
     return 0
 
 
@@ -81,9 +87,26 @@ def _plot(options: argparse.Namespace, asked, predictions) -> None:
     try:
         from p3.measure.simulate import plot
     except ImportError as error:
-        raise ConfigError(f"p3 simulate --plot needs matplotlib ({error}): pip install matplotlib") from None
+        raise _no_matplotlib("--plot", error) from None
     plot.save(asked, predictions, options.measured, options.plot)
     print(f"\nwrote {options.plot}")
+
+
+def _draw_timeline(setting, prefix: str) -> None:
+    try:
+        from p3.measure.simulate import plot_timeline
+    except ImportError as error:
+        raise _no_matplotlib("--timeline", error) from None
+    written, drawn = plot_timeline.save(setting, prefix)
+    print()
+    for one in drawn:
+        title = plot_timeline.TITLES[one.scheme]
+        print(f"{title}: {one.seconds:.3f} s, of which the forward pass waits {one.waited_s:.3f} s")
+    print(f"wrote {' and '.join(written)}")
+
+
+def _no_matplotlib(option: str, error: ImportError) -> ConfigError:
+    return ConfigError(f"p3 simulate {option} needs matplotlib ({error}): pip install matplotlib")
 
 
 def _validate(options: argparse.Namespace) -> int:

@@ -40,7 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="0.05ms", metavar="D[,D]")
     add("--congestion", "control: none, cubic or bbr (default %(default)s)", type=names_among(CONGESTION),
         default="cubic")
-    add("--scheme", "p3, or ddp for DistributedDataParallel's ring (default %(default)s)", type=names_among(SCHEMES),
+    add("--scheme", "p3; layers for whole layers, first come, first served, over the same servers; ddp for "
+        "DistributedDataParallel's ring (default %(default)s)", type=names_among(SCHEMES),
         default="p3")
     add("--sender", "what decides which bytes leave next: " + ", ".join(SENDERS) + " (default %(default)s)",
         type=names_among(tuple(SENDERS)), default="windows")
@@ -74,10 +75,10 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
     loaded = {name: models.load(name, options.size) for name in options.models}
     for combination in itertools.product(*swept):
         name, compute_s, release, rate, delay_ms, congestion, elements, scheme, sender, hosts = combination
-        if scheme == "ddp" and (sender, elements, congestion) != (
-            options.sender[0], options.slice_elements[0], options.congestion[0]
-        ):  # fmt: skip
-            continue  # nothing of these is DDP's
+        if scheme != "p3" and (sender, elements) != (options.sender[0], options.slice_elements[0]):
+            continue  # both are P3's alone
+        if scheme == "ddp" and congestion != options.congestion[0]:
+            continue
         down = options.down[0] if options.down else rate
         yield Setting(
             model=loaded[name],

@@ -14,7 +14,7 @@ from p3.errors import ConfigError
 from p3.measure.bench import results
 from p3.measure.bench.drawing import FORMATS, METADATA, SETTINGS
 from p3.measure.simulate.predict import Prediction
-from p3.measure.simulate.report import sender_text
+from p3.measure.simulate.report import LAYERS, sender_text
 from p3.measure.simulate.setting import Setting
 
 _COLOURS = ("#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito
@@ -64,6 +64,8 @@ def _draw_lines(axes, settings, predictions) -> Dict[str, str]:
 def _label(setting: Setting) -> str:
     if setting.scheme == "ddp":
         return f"DDP's ring, buckets of {setting.bucket_mb:g} MB, simulated"
+    if setting.scheme == "layers":
+        return f"{LAYERS}, simulated"
     slices = "" if setting.slice_elements == "auto" else f" slices of {setting.slice_elements},"
     return f"P3, sender {sender_text(setting)},{slices} simulated"
 

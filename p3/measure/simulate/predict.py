@@ -68,7 +68,7 @@ def predict(setting: Setting) -> Prediction:
         mean_s=spent_s / setting.iterations,
         compute_s=computing,
         bound_s=limit.seconds if limit else None,
-        bound_reason=limit.reason if limit else "it is known for P3's dense keys alone",
+        bound_reason=limit.reason if limit else "it is known for P3's dense slices alone",
         waits=tuple(_grouped(setting, result["waited_s"])),
         up=tuple(_use(one, spent_s) for one in result["up"]),
         down=tuple(_use(one, spent_s) for one in result["down"]),

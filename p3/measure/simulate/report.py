@@ -9,6 +9,7 @@ from p3.measure.simulate.predict import Prediction
 from p3.measure.simulate.setting import SENDERS, Setting
 
 _SHOWN_LINKS = 16
+LAYERS = "whole layers, first come, first served"
 
 
 def full(setting: Setting, prediction: Prediction) -> Iterator[str]:
@@ -33,7 +34,7 @@ def full(setting: Setting, prediction: Prediction) -> Iterator[str]:
 def _job(setting: Setting) -> str:
     network = setting.network
     rates = sorted(set(network.up_mbit + network.down_mbit))
-    scheme = "P3" if setting.scheme == "p3" else f"DDP's ring, buckets of {setting.bucket_mb:g} MB"
+    scheme = {"p3": "P3", "layers": LAYERS}.get(setting.scheme, f"DDP's ring, buckets of {setting.bucket_mb:g} MB")
     return (
         f"{setting.model.name}, {setting.model.bytes / 1e6:.1f} MB, {scheme}: {network.hosts} hosts, "
         f"{' and '.join(f'{rate:g}' for rate in rates)} Mbit/s, {setting.compute_s:g} s of computation"
@@ -98,8 +99,8 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "model": setting.model.name,
         "MB": f"{setting.model.bytes / 1e6:.1f}",
         "scheme": setting.scheme,
-        "sender": "" if setting.scheme == "ddp" else sender_text(setting),
-        "slice": str(setting.elements_of_a_slice),
+        "sender": "" if setting.scheme != "p3" else sender_text(setting),
+        "slice": "" if setting.scheme == "layers" else str(setting.elements_of_a_slice),
         "compute, s": f"{setting.compute_s:g}",
         "gradients": "" if setting.release == "layer" else "at the end",
         "Mbit/s": _told(network.up_mbit) + ("" if network.up_mbit == network.down_mbit
@@ -136,7 +137,7 @@ def record(setting: Setting, prediction: Prediction) -> Dict:
     asked = {
         field.name: getattr(setting, field.name)
         for field in dataclasses.fields(setting)
-        if field.name not in ("model", "network", "sender", "traced_iterations")
+        if field.name not in ("model", "network", "sender", "traced_iterations", "traces_links")
     }
     told = {
         field.name: getattr(prediction, field.name)

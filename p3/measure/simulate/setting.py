@@ -12,8 +12,12 @@ from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
 from p3.measure.replay import jitter, models
 from p3.measure.replay.bound import Cluster, Overhead
 
-SCHEMES = ("p3", "ddp")
+# "layers": the usual way of a parameter server, over the same servers: whole layers, first come, first served.
+SCHEMES = ("p3", "layers", "ddp")
 CONGESTION = ("none", "cubic", "bbr")
+
+# As dist_sync has it: a larger tensor is cut once, evenly between the servers; any other is on one of them.
+_BIG_ELEMENTS = 1_000_000
 
 # The same as the replay's: the most urgent slices are those that the forward pass uses first.
 _OVERHEAD = Overhead()
@@ -99,6 +103,7 @@ class Setting:
     iterations: int = 5
     warmup: int = 2
     traced_iterations: int = 0
+    traces_links: bool = False  # what passes the links in these iterations, too
 
     @property
     def workers(self) -> List[int]:
@@ -142,6 +147,7 @@ def job(setting: Setting) -> dict:
         "factors": [_factors(setting, worker) for worker in range(len(setting.workers))],
         "warmup": setting.warmup,
         "traced_iterations": setting.traced_iterations,
+        "traces_links": setting.traces_links,
         "transport": {
             "segment_bytes": segment_bytes,
             "packet_payload_bytes": _OVERHEAD.packet_payload_bytes,
@@ -152,7 +158,7 @@ def job(setting: Setting) -> dict:
             "congestion": network.congestion,
         },
         "sender": {
-            "priorities": sender.priorities,
+            "priorities": sender.priorities and setting.scheme != "layers",
             "window_bytes": sender.window_kib * 1024,
             "write_bytes": sender.write_kib * 1024,
             "yields": sender.yields,
@@ -175,7 +181,6 @@ def _slices(setting: Setting) -> List[dict]:
     """Round robin over the servers, in forward order. Of a sparse layer the rows that a step touches."""
     made: List[dict] = []
     servers, workers, key = len(setting.server_hosts), len(setting.workers), 0
-    whole = setting.elements_of_a_slice
 
     def add(layer: int, push_bytes: float, value_bytes: float) -> None:
         made.append({
@@ -187,8 +192,9 @@ def _slices(setting: Setting) -> List[dict]:
         alpha = setting.sparse.get(layer.name)
         for tensor in layer.tensors:
             if alpha is None:
-                for begin in range(0, tensor.elements, whole):
-                    size = min(whole, tensor.elements - begin) * models.FLOAT32_BYTES
+                most = _elements_of_a_part(setting, tensor)
+                for begin in range(0, tensor.elements, most):
+                    size = min(most, tensor.elements - begin) * models.FLOAT32_BYTES
                     add(number, size, size)
             else:
                 # A partition for each server. Rows of several workers overlap by chance.
@@ -197,6 +203,13 @@ def _slices(setting: Setting) -> List[dict]:
                     add(number, alpha * tensor.bytes / servers, union * tensor.bytes / servers)
             key += 1
     return made
+
+
+def _elements_of_a_part(setting: Setting, tensor: models.Tensor) -> int:
+    if setting.scheme != "layers":
+        return setting.elements_of_a_slice
+    parts = len(setting.server_hosts) if tensor.elements >= _BIG_ELEMENTS else 1
+    return -(-tensor.elements // parts)
 
 
 def _factors(setting: Setting, worker: int) -> List[float]:

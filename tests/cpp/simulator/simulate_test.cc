@@ -3,6 +3,8 @@
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "simulator/small_job.h"
 
@@ -18,6 +20,26 @@ TEST(Simulate, OneSliceBetweenTwoHosts) {
   EXPECT_DOUBLE_EQ(result.waited_s[0][0], 1 + 2);
   EXPECT_DOUBLE_EQ(result.waited_s[1][0], 2 + 2);
   EXPECT_DOUBLE_EQ(result.up[0].bytes, 1000) << "two values after the warm-up, which ends with the first iteration";
+}
+
+TEST(Simulate, LinksTellWhenASlicePassesThem) {
+  // Worker 1 pushes at 3 s to the server on host 0, and its value comes back the same way.
+  Job job = small_job(2, {500}, 2);
+  job.traced_iterations = 2;
+  using Passages = std::vector<std::tuple<int, int, double, double>>;
+  const auto passages = [&job] {
+    Passages found;
+    for (const Span& span : simulate(job).spans)
+      if ((span.kind == Span::kUp || span.kind == Span::kDown) && span.round == 0)
+        found.emplace_back(span.kind, span.node, span.begin_s, span.end_s);
+    return found;
+  };
+  EXPECT_TRUE(passages().empty());
+  job.traces_links = true;
+  EXPECT_EQ(passages(), (Passages{{Span::kUp, 1, 3, 3.5},
+                                  {Span::kDown, 0, 3.5, 4},
+                                  {Span::kUp, 0, 4, 4.5},
+                                  {Span::kDown, 1, 4.5, 5}}));
 }
 
 TEST(Simulate, OneHostNeedsNoNetwork) {

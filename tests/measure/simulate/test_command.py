@@ -44,9 +44,9 @@ def test_every_combination_of_lists_and_ranges_has_a_row_and_a_record(simulate, 
         assert len(one["up"]) == one["hosts"] and one["sender"]["yields"] is False
 
 
-def test_ddp_is_simulated_once_for_all_senders(simulate):
-    out = simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,ddp", "--sender", "windows,short_egress")
-    assert Counter(line.split()[0] for line in out.splitlines()[2:]) == {"p3": 4, "ddp": 2}
+def test_what_is_not_p3_is_simulated_once_for_all_senders(simulate):
+    out = simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,layers,ddp", "--sender", "windows,short_egress")
+    assert Counter(line.split()[0] for line in out.splitlines()[2:]) == {"p3": 4, "layers": 2, "ddp": 2}
 
 
 def test_settings_of_sender_and_network_are_taken_by_name(simulate, tmp_path):
@@ -59,7 +59,7 @@ def test_settings_of_sender_and_network_are_taken_by_name(simulate, tmp_path):
     assert record["network"]["up_mbit"] == [40, 20, 20] and record["network"]["down_mbit"] == [80, 80, 80]
 
 
-@pytest.mark.parametrize("scheme", ["p3", "ddp"])
+@pytest.mark.parametrize("scheme", ["p3", "layers", "ddp"])
 def test_trace_is_one_that_the_viewer_reads(simulate, tmp_path, scheme):
     path = tmp_path / "trace.json"
     simulate(*SMALL, "--hosts", "2", "--scheme", scheme, "--bucket-mb", "1", "--trace", str(path))
@@ -112,9 +112,10 @@ def test_figure_has_the_lines_and_the_points_of_the_same_setting(simulate, tmp_p
         made.run("scale", "dist_sync", seconds=(1.9,) * 3, size=0.005, compute_s=0.5, rate_mbit=40),
     ])  # fmt: skip
     path = tmp_path / "figure.svg"
-    simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,ddp", "--plot", str(path), "--measured", measured)
+    simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,layers,ddp", "--plot", str(path), "--measured", measured)
     text = path.read_text()
-    for words in ("P3, sender windows", "DDP's ring", "bound of P3's slices", "p3_sync, measured"):
+    for words in ("P3, sender windows", "whole layers, first come, first served", "DDP's ring", "bound of P3's slices",
+                  "p3_sync, measured"):
         assert words in text
     assert "dist_sync" not in text
 

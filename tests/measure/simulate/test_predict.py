@@ -103,6 +103,20 @@ def test_ddp_waits_for_the_ring_after_the_backward_pass():
     assert predict(setting).mean_s == pytest.approx(expected, rel=1e-9)
 
 
+def test_whole_layers_go_to_one_server_and_large_ones_to_all_evenly():
+    setting = Setting(model_of((999_999, 1), (1_000_001, 1)), 1.0, links(2, 100.0), scheme="layers")
+    slices = settings.job(setting)["slices"]
+    assert [(one["layer"], one["server"], one["push_bytes"] - 80) for one in slices] == [
+        (0, 0, 4 * 999_999), (1, 1, 4 * 500_001), (1, 0, 4 * 500_000)
+    ]  # fmt: skip
+
+
+def test_whole_layers_first_come_first_served_hide_less():
+    # The large layer's 4 MB take 0.33 s on each link, in front of the small one's, which the forward pass needs first.
+    setting = Setting(model_of((20000, 1), (20000, 1), (1000000, 1)), 0.5, links(2, 100.0))
+    assert predict(dataclasses.replace(setting, scheme="layers")).mean_s > 1.1 * predict(setting).mean_s
+
+
 def test_late_gradients_hide_behind_the_forward_pass_alone():
     # All 4 MB cross each link once, in 1.68 s, of which the first forward step hides 1 s.
     network = links(2, 20.0, burst_kib=0, congestion="none", lossless=True)
