@@ -6,6 +6,7 @@ import sys
 
 import plugin_jobs as jobs
 import pytest
+from pages import block_with, output_of
 from processes import ROOT
 
 pytest.importorskip("torch")
@@ -38,6 +39,14 @@ def test_example_learns(name, workers):
     found = dict(re.findall(r"worker (\d+) of \d+: .*?" + pattern, output))
     assert found.keys() == {str(rank) for rank in range(workers)}, output
     assert len(set(found.values())) == 1 and learned(float(found["0"])), output
+
+
+def test_script_of_the_readme_prints_what_it_says(tmp_path):
+    script = tmp_path / "train_torch.py"
+    script.write_text(block_with("import p3.torch", "python"))
+    status, output = jobs.run_p3(2, 2, [sys.executable, str(script)])
+    assert status == 0, output
+    assert sorted(output.splitlines()) == output_of("p3 run -n 2 -s 2 python train_torch.py")
 
 
 def test_gpt_goes_on_where_it_was(tmp_path):

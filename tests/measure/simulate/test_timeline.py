@@ -4,6 +4,8 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from pages import README
+from processes import ROOT
 
 pytest.importorskip("matplotlib", reason="p3 simulate --timeline needs matplotlib: pip install matplotlib")
 
@@ -16,6 +18,11 @@ from p3.measure.simulate.timeline import groups, timelines
 
 OPTIONS = ["--models", "resnet50", "--size", "0.04", "--compute", "0.2"]
 SETTING = Setting(models.load("resnet50", 0.04), 0.2, links(2, 200.0))
+
+
+def words_of(picture):
+    elements = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    return "\n".join("".join(element.itertext()) for element in elements)
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +85,18 @@ def test_command_writes_the_same_two_files_each_time(tmp_path, capsys):
         written.append([(tmp_path / f"{number}-{theme}.svg").read_bytes() for theme in ("light", "dark")])
     assert written[0] == written[1] and written[0][0] != written[0][1]
     for picture in written[0]:
-        elements = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
-        words = "\n".join("".join(element.itertext()) for element in elements)
-        for word in (*plot_timeline.TITLES.values(), f"{layers_s:.2f} s", f"{p3_s:.2f} s", "sends", "receives"):
-            assert word in words
+        for words in (*plot_timeline.TITLES.values(), f"{layers_s:.2f} s", f"{p3_s:.2f} s", "sends", "receives"):
+            assert words in words_of(picture)
+
+
+def test_readme_shows_and_tells_what_is_simulated_now():
+    """To bring both pictures up to date: the command in docs/simulator.md."""
+    layers, p3 = timelines(Setting(models.load("resnet50"), 4.0, links(2, 200.0)))
+    (told,) = re.findall('alt="([^"]+)"', README)
+    for theme in ("light", "dark"):
+        shown = words_of((ROOT / "docs" / "figures" / f"timeline-{theme}.svg").read_text(encoding="utf-8"))
+        for words in (f"waits {layers.waited_s:.2f} s", f"{layers.seconds:.2f} s", f"{p3.seconds:.2f} s"):
+            assert words in shown and words in told
 
 
 @pytest.mark.parametrize("options, words", [

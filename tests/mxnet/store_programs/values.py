@@ -44,7 +44,7 @@ def sum_of(arrays, spec, rows=None):
 
 def without_zero_rows(array, spec):
     """A row_sparse array without the rows that are zero; a dense one as it is. Where P3's workers update, they find the
-    rows of a sum by their values: README.md, Limits."""
+    rows of a sum by their values: docs/mxnet.md, Limits."""
     if array.stype == "default":
         return array
     rows = [int(row) for row in array.indices.asnumpy() if array.asnumpy()[int(row)].any()]
