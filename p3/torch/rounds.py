@@ -371,6 +371,7 @@ class Rounds(job.Held):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         """`zero_grad()` of torch's, and what it means to the gradients of `parameters` that have left; None: of all."""
+        self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         with pending.untouched():
             zero_grad(set_to_none)
         for parameter in self._parameters.values() if parameters is None else parameters:

@@ -172,7 +172,7 @@ class Arena:
         """`zero`: "none" or "zeros", by the optimizers, or by the model: "model_none" ..."""
         for one in [self.model] if zero.startswith("model") else optimizers or self.optimizers:
             one.zero_grad(set_to_none=zero.endswith("none"))
-        self.spent, self.reached = [], collections.Counter()
+        self.spent, self.reached, self.is_synchronized = [], collections.Counter(), False
 
     def scaled(self, ways, seed, overflow=False):
         """A step with GradScaler, which leaves it out if a gradient is infinite."""

@@ -65,6 +65,9 @@ KNOWN = {
     "a step of one worker's gradients behind synchronize() without any": _program(
         _do("synchronize"), _do("backward", ways=["aeA", "abb"], seed=6), optimizers=2, synchronous=True
     ),
+    "a step of one worker's gradients behind synchronize() of the last step's": _program(
+        _train("A"), _do("synchronize"), _do("train", ways=["e", "A"], seed=0), optimizers=2, synchronous=True
+    ),
     "Adam with staleness": _program(_train("a"), _train("a", 1), _train("a"), optimizer="adam", staleness=1),
     "a momentum with staleness": _program(_train("a"), _train("a", 1), _train("a"), staleness="inf"),
     "released and distributed again, of Adam": _program(
