@@ -6,6 +6,7 @@ was not told of ends the process.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
@@ -52,11 +53,7 @@ cdef extern from "p3/rows.h" namespace "p3" nogil:
         const void* values
 
 
-cdef extern from "p3/compression.h" namespace "p3" nogil:
-    cdef struct Dgc:
-        double ratio
-        uint64_t warmup_rounds
-        cbool masking
+cdef extern from "p3/codec.h" namespace "p3" nogil:
     cdef cppclass Compression:
         Compression() noexcept
 
@@ -228,7 +225,7 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
     unique_ptr[Stream] stream_of(int, const vector[int]&, cbool, TlsStream*) except +raise_as_python
     TlsStream* new_tls_stream(int, const string&, cbool) except +raise_as_python
     vector[int] c_make_ring "p3::binding::make_ring"(size_t) except +raise_as_python
-    Compression compression_of(const string&, double, const Dgc&) except +raise_as_python
+    Compression compression_of(const string&, const cmap[string, double]&) except +raise_as_python
     NodeOptions node_options(string, double, double, cbool, int) except +raise_as_python
     ServerOptions server_options(
         NodeOptions, cbool, int, const vector[int]&, cbool, cbool

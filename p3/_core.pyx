@@ -90,11 +90,7 @@ cdef OptimizerSpec optimizer_spec(description) except *:
 cdef Compression compression_from(description) except *:
     if description is None:
         return Compression()
-    cdef Dgc dgc
-    dgc.ratio = description.get("ratio", 0.001)
-    dgc.warmup_rounds = description.get("warmup_steps", 0)
-    dgc.masking = description.get("masking", True)
-    return compression_of(description["type"], description.get("threshold", 0.5), dgc)
+    return compression_of(description["type"], {name: value for name, value in description.items() if name != "type"})
 
 
 include "_core_tls.pxi"

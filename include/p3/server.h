@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "p3/captured.h"
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "p3/error.h"
 #include "p3/lateness.h"
 #include "p3/machines.h"

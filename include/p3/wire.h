@@ -44,6 +44,7 @@ enum class Encoding : uint8_t {
   kOneBit = 4,   // float32 elements as one of two means, which come first; 8 elements to a byte
   kTopK = 5,     // some float32 elements with their offsets; of any size below the plain one (wire/top_k.h)
 };
+constexpr Encoding kLastEncoding = Encoding::kTopK;
 
 struct Header {
   uint32_t magic = kMagic;

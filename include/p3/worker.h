@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "p3/dtype.h"
 #include "p3/error.h"
 #include "p3/factors.h"

@@ -35,21 +35,14 @@ std::vector<int> make_ring(size_t bytes_each_way) {
   return {made.begin(), made.end()};
 }
 
-Compression compression_of(const std::string& type, double threshold, const Dgc& dgc) {
-  Compression compression;
-  if (type == "2bit") {
-    compression.encoding = Encoding::kTwoBit;
-    compression.threshold = static_cast<float>(threshold);
-  } else if (type == "dgc") {
-    compression.encoding = Encoding::kTopK;
-    compression.dgc = dgc;
-  } else if (type == "1bit") {
-    compression.encoding = Encoding::kOneBit;
-  } else if (type == "fp16") {
-    compression.encoding = Encoding::kFloat16;
-  } else {
-    throw Error(ErrorKind::kUsage, "compression: there is no type '" + type + "'");
+Compression compression_of(const std::string& type, const std::map<std::string, double>& options) {
+  const Codec& codec = codec_named(type);
+  Compression compression(codec.encoding);
+  for (size_t i = 0; i < codec.options.size(); ++i) {
+    const auto given = options.find(codec.options[i].name);
+    compression.options[i] = given == options.end() ? codec.options[i].standard : given->second;
   }
+  check(compression);
   return compression;
 }
 

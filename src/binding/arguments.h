@@ -3,11 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "p3/dtype.h"
 #include "p3/node.h"
 #include "p3/optimizer.h"
@@ -24,8 +25,8 @@ std::unique_ptr<Stream> stream_of(int fd, const std::vector<int>& ring, bool is_
 TlsStream* new_tls_stream(int fd, const std::string& key, bool connects);
 std::vector<int> make_ring(size_t bytes_each_way);
 
-// `dgc`: ratio, rounds of warm-up and masking of that type.
-Compression compression_of(const std::string& type, double threshold, const Dgc& dgc);
+// `options`: by name; those that are not there are the standard ones.
+Compression compression_of(const std::string& type, const std::map<std::string, double>& options);
 
 // Takes the descriptor over. -1: no trace.
 NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s, bool checksums, int trace_fd);

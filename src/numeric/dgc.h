@@ -1,5 +1,5 @@
 // Deep gradient compression of a slice (Lin et al., ICLR 2018): momentum before selection, and what is not selected is
-// kept. The options are Dgc's (p3/compression.h); what is sent is wire/top_k.h's, or plain.
+// kept. The options are Dgc's; what is sent is wire/top_k.h's, or plain.
 //
 // On a worker, for each element, in float32 and without contraction:
 //   u = momentum * u + rate * gradient;  v = v + u
@@ -19,10 +19,18 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "p3/optimizer.h"
 
 namespace p3 {
+
+struct Dgc {
+  double ratio = 0.001;        // of the elements of a slice, that leave in a round; above 0, at most 1
+  uint64_t warmup_rounds = 0;  // of a key, in whose quarters more leave: 1/4, 1/16, 1/64, 1/256
+  bool masking = true;         // the momentum of what has left begins anew
+};
+// Of the codec's options, src/codec/top_k.cc.
+Dgc dgc_of(const Compression& compression);
 
 // --- a worker ------------------------------------------------------------------------------------------------------
 

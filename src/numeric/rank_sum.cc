@@ -6,27 +6,12 @@
 #include "numeric/sum.h"
 
 namespace p3 {
-namespace {
-
-size_t run_of(Encoding encoding) {
-  switch (encoding) {
-    case Encoding::kTwoBit:
-    case Encoding::kTopK:
-      return 16;
-    case Encoding::kOneBit:
-      return 32;
-    default:
-      return 1;
-  }
-}
-
-}  // namespace
 
 RankSum::RankSum(int places, DType type, uint32_t elements, BufferPool& buffers, Encoding encoding, bool in_order)
     : type_(type),
       elements_(elements),
       buffers_(buffers),
-      run_(run_of(encoding)),
+      run_(codec_of(encoding) == nullptr ? 1 : codec_of(encoding)->run()),
       in_order_(in_order),
       here_(static_cast<size_t>(places), false) {}
 

@@ -29,7 +29,8 @@ const char* DenseShard::problem_with_payload(const Header& header, int worker) c
 void* DenseShard::place_of(const Header& header, PooledBuffer& buffer) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
   if (header.kind == FrameKind::kInit && !std::exchange(has_first_value_, true)) return value_;
-  const bool has_any_size = static_cast<Encoding>(header.encoding) == Encoding::kTopK;
+  const Codec* const codec = codec_of(static_cast<Encoding>(header.encoding));
+  const bool has_any_size = codec != nullptr && codec->bytes(elements_) == 0;
   buffer = PooledBuffer(host_.transient, has_any_size ? BufferPool::roomy(header.payload_bytes) : header.payload_bytes);
   return buffer.data();
 }

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "p3/machines.h"
 #include "p3/optimizer.h"
 #include "p3/server.h"
@@ -25,7 +25,7 @@ struct ServerKey {
   KeyPlan plan;
   std::string name;
   int store = 0;
-  Compression compression;  // of what is pushed; and float16 sums, and steps, are sent as such
+  Compression compression;  // of what is pushed; and steps, and sums of a codec that carries them, are sent so
   Reduction reduction = Reduction::kSum;
   const Machines* machines = nullptr;  // the server's
   // Whether the leader of each machine pushes for all its workers, and gets the value for them.
@@ -38,7 +38,7 @@ struct ServerKey {
   int divisor(int present) const { return reduction == Reduction::kMean ? machines->num_workers() : present; }
 
   // Its optimizer is SGD, whose momentum the workers apply: they push steps, whose sum is subtracted from the value.
-  bool takes_steps() const { return compression.encoding == Encoding::kTopK; }
+  bool takes_steps() const { return compression.makes_steps(); }
 
   // Whose first value a worker waits for, besides rank 0's: who pushes for others must know the key before they push.
   int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : 0; }

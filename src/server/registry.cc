@@ -147,7 +147,7 @@ void Registry::set_reduction(int store, Reduction reduction) {
 
 // What deep gradient compression leaves to the workers, nobody else must do as well.
 void Registry::check_together(int store, const Store& settings) const {
-  if (settings.compression.encoding != Encoding::kTopK) return;
+  if (!settings.compression.makes_steps()) return;
   const auto refuse = [&](const std::string& why) {
     host_.refuse_call("store " + std::to_string(store) + " has deep gradient compression, " + why + ".");
   };

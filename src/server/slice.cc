@@ -108,10 +108,10 @@ void ServerSlice::update() {
 }
 
 void ServerSlice::publish_sum(void*& sum) {
-  if (key.compression.encoding == Encoding::kFloat16) {
+  if (key.compression.carries_sums()) {
     if (!wire_value_) wire_value_ = PooledBuffer(host_.values, pushed_bytes_);
-    finish_sum(DType::kFloat16, wire_value_.data(), sum, elements_);
-    value_encoding_ = Encoding::kFloat16;
+    encode(key.compression, static_cast<const float*>(sum), nullptr, wire_value_.data(), elements_);
+    value_encoding_ = key.compression.encoding;
   } else if (sum_dtype_ == dtype_) {
     std::swap(value_, sum);
   } else {
@@ -146,7 +146,7 @@ Frame ServerSlice::value_frame(Encoding encoding) {
   frame.header = header_of(FrameKind::kValue, encoding, published, priority_);
   frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
   if (key.plan.is_gathered()) frame.header.scalars = published_scalars_;
-  frame.payload = lent(value_encoding_ == Encoding::kFloat16 ? wire_value_.data() : value_);  // of kAbsent none is sent
+  frame.payload = lent(value_encoding_ == Encoding::kPlain ? value_ : wire_value_.data());  // of kAbsent none is sent
   frame.context = static_cast<Lender*>(this);
   return frame;
 }
@@ -196,11 +196,11 @@ void ServerSlice::store(Task& task, Reply& reply) {
   if (!is_lost(task)) acknowledge(task, reply);
 }
 
-// A sum that went out as float16 is nowhere else: it is captured as its receivers have it.
+// A sum that went out encoded is nowhere else: it is captured as its receivers have it.
 void ServerSlice::copy_value(void* to) const {
-  if (value_encoding_ != Encoding::kFloat16) return Shard::copy_value(to);
-  std::memcpy(static_cast<char*>(to) + pushed_bytes_, wire_value_.data(), pushed_bytes_);
-  widen_in_place(static_cast<float*>(to), elements_);
+  if (value_encoding_ == Encoding::kPlain) return Shard::copy_value(to);
+  std::memcpy(static_cast<char*>(to) + bytes_ - pushed_bytes_, wire_value_.data(), pushed_bytes_);
+  codec_of(value_encoding_)->decode_in_place(static_cast<float*>(to), elements_);
 }
 
 // Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.

@@ -48,7 +48,7 @@ class ServerSlice final : public DenseShard, public Lender {
   const void* lent(const void* array);
   void drop_replaced();
 
-  const size_t pushed_bytes_;  // of a pushed gradient, as it comes over the wire; not of kTopK
+  const size_t pushed_bytes_;  // of a pushed gradient, as it comes over the wire; 0 where it may have any size
 
   // Pushes of the round in progress that are still to come, and sends that borrow the value or a state: who brings it to
   // zero lets the round finish.

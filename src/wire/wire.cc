@@ -9,7 +9,7 @@ namespace p3 {
 namespace {
 
 bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kCapture; }
-bool is_known(Encoding encoding) { return encoding <= Encoding::kTopK; }
+bool is_known(Encoding encoding) { return encoding <= kLastEncoding; }
 
 bool is_whole(double number) {  // also false for what is no number
   return number >= 0 && number <= static_cast<double>(kLastSnapshot) && number == std::floor(number);

@@ -78,19 +78,19 @@ struct Key final : Lender {
            its_plan.parts == (factored == nullptr ? 0 : factored->workers()) && makes_sense(its_plan);
   }
 
-  // What compression has left out so far; while a push is under way, who sends. Of kTopK: u, then v (numeric/dgc.h).
+  // What compression has left out so far; while a push is under way, who sends. Of steps: u, then v (numeric/dgc.h).
   std::vector<float> residual;
   std::vector<float> former_residual;  // before the last push; empty: not kept
   ResidualChange residual_change;
-  float momentum = 0;          // kTopK; set before the first push
-  double clip_norm = 0;        // kTopK; 0: none
-  uint64_t rounds_before = 0;  // kTopK: of the job that this one resumes
+  float momentum = 0;          // of steps; set before the first push
+  double clip_norm = 0;        // of steps; 0: none
+  uint64_t rounds_before = 0;  // of steps: of the job that this one resumes
   KeyCounters counters;
 
   // Of a key of factors, whose elements are those of one worker's; else null. While a round is under way, who computes.
   std::unique_ptr<FactoredUpdate> factored;
 
-  bool takes_steps() const { return compression.encoding == Encoding::kTopK; }
+  bool takes_steps() const { return compression.makes_steps(); }
   // What a snapshot keeps of it: the residual, and how far the warm-up is.
   size_t kept_floats() const { return residual.size() + (takes_steps() ? kRoundFloats : 0); }
 

@@ -5,7 +5,7 @@
 
 #include "base/simd.h"
 #include "numeric/dgc.h"
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "wire/top_k.h"
 
 namespace p3 {
@@ -24,7 +24,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   for (uint32_t i = 0; i < count; ++i) {
     frame.header.slice = i;
     const Slice slice = slice_at(plan, i);
-    if (encoding == Encoding::kTopK)
+    if (kind == Kind::kPush && key_.takes_steps())
       size_step(frame.header, slice);
     else if (data_ != nullptr)
       frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type_, slice.elements));
@@ -51,7 +51,7 @@ float* SliceTransfer::residual_of(const Slice& slice) const {
 }
 
 size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {
-  return p3::elements_to_send(key_.compression.dgc, key_.rounds_before + header.round, slice.elements);
+  return p3::elements_to_send(dgc_of(key_.compression), key_.rounds_before + header.round, slice.elements);
 }
 
 void SliceTransfer::size_step(Header& header, const Slice& slice) const {
@@ -70,7 +70,7 @@ void SliceTransfer::encode_step(const Header& header, const void* gradient, void
   }
   const Slice slice = slice_at(*key_.plan, header.slice);
   float* const u = key_.residual.data() + slice.offset;
-  const DgcStep step{key_.momentum, *rate_, key_.compression.dgc.masking, elements_to_send(header, slice)};
+  const DgcStep step{key_.momentum, *rate_, dgc_of(key_.compression).masking, elements_to_send(header, slice)};
   p3::encode_step(step, static_cast<const float*>(gradient), u, u + key_.elements, payload, slice.elements);
 }
 
@@ -89,33 +89,26 @@ const char* SliceTransfer::problem_with(const Header& header) const {
 }
 
 bool SliceTransfer::may_come(Encoding encoding) const {
-  switch (encoding) {
-    case Encoding::kPlain:
-      return kind != Kind::kStore;
-    case Encoding::kFloat16:
-      return (is_round() || key_.catches_up) && key_.compression.encoding == Encoding::kFloat16;
-    case Encoding::kTopK:
-      return is_round() && key_.takes_steps();
-    case Encoding::kAbsent:
-      return kind == Kind::kStore || kind == Kind::kSkip;
-    default:
-      return false;
-  }
+  if (encoding == Encoding::kPlain) return kind != Kind::kStore;
+  if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
+  if (encoding != key_.compression.encoding) return false;
+  return key_.takes_steps() ? is_round() : key_.compression.carries_sums() && (is_round() || key_.catches_up);
 }
 
-// Float16 into the second half of its place: widen_in_place(). A step elsewhere: it changes the value that is there.
+// An encoded sum into the end of its place: decode_in_place(). A step elsewhere: it changes the value that is there.
 void* SliceTransfer::place_of(const Header& header) {
   const auto encoding = static_cast<Encoding>(header.encoding);
-  if (encoding == Encoding::kAbsent || encoding == Encoding::kTopK) return nullptr;
-  char* const place = landing_ + slice_at(*key_.plan, header.slice).offset * size_of(type_);
-  return encoding == Encoding::kFloat16 ? place + header.payload_bytes : place;
+  if (encoding == Encoding::kAbsent || (encoding != Encoding::kPlain && key_.takes_steps())) return nullptr;
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  return landing_ + (slice.offset + slice.elements) * size_of(type_) - header.payload_bytes;
 }
 
 const char* SliceTransfer::land(const Header& header, const void* payload, bool& is_last) {
   const auto encoding = static_cast<Encoding>(header.encoding);
   const Slice slice = slice_at(*key_.plan, header.slice);
-  if (encoding == Encoding::kFloat16) widen_in_place(place_of_slice(slice), slice.elements);
-  if (encoding == Encoding::kTopK) {
+  const Codec* const codec = codec_of(encoding);
+  if (codec != nullptr && codec->carries_sums()) codec->decode_in_place(place_of_slice(slice), slice.elements);
+  if (codec != nullptr && codec->makes_steps()) {
     if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements))
       return problem;
     decay_weight(decay_of(header.scalars), place_of_slice(slice), slice.elements);

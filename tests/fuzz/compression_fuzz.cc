@@ -4,7 +4,7 @@
 #include "base/half.h"
 #include "input.h"
 #include "numeric/dgc.h"
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "wire/top_k.h"
 
 namespace {
@@ -49,10 +49,10 @@ int steps(Input& input, const Compression& compression, size_t elements) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;
   Input input(data, size);
-  Compression compression;
   constexpr Encoding kEncodings[] = {Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit, Encoding::kTopK};
-  compression.encoding = kEncodings[input.below(4)];
-  compression.threshold = 0.25f * static_cast<float>(1 + input.below(8));
+  Compression compression(kEncodings[input.below(4)]);
+  const float threshold = 0.25f * static_cast<float>(1 + input.below(8));
+  if (compression.encoding == Encoding::kTwoBit) compression.options[0] = threshold;
   const size_t elements = input.below(200);
   if (compression.encoding == Encoding::kTopK) return steps(input, compression, elements);
   const size_t bytes = encoded_bytes(compression.encoding, DType::kFloat32, elements);
@@ -61,13 +61,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<float> sum(elements);
   start_encoded_sum(compression, sum.data(), payload.data(), elements);
   if (compression.encoding == Encoding::kTwoBit)
-    for (float value : sum) require(value == 0 || std::fabs(value) == compression.threshold || std::isnan(value));
+    for (float value : sum) require(value == 0 || std::fabs(value) == threshold || std::isnan(value));
   add_encoded_to_sum(compression, sum.data(), payload.data(), elements);
 
   // As a worker receives a sum of float16: in the second half of the place of its float32.
   std::vector<float> landing(elements);
   input.take(reinterpret_cast<char*>(landing.data()) + elements * sizeof(half), elements * sizeof(half));
-  widen_in_place(landing.data(), elements);
+  codec_of(Encoding::kFloat16)->decode_in_place(landing.data(), elements);
 
   std::vector<float> gradient(elements), residual(elements), decoded(elements);
   input.take(gradient.data(), elements * sizeof(float));

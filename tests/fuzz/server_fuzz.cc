@@ -60,7 +60,7 @@ std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& 
   if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) == Encoding::kTopK)
     return top_k_payload(input, elements);
   if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) != Encoding::kPlain)
-    return input.bytes(encoded_bytes(compression.of(plan.dtype), plan.dtype, elements));
+    return input.bytes(encoded_bytes(compression.for_key(plan.dtype).encoding, plan.dtype, elements));
   return input.bytes(elements * size_of(header.kind == FrameKind::kStore ? sum_type(plan.dtype) : plan.dtype));
 }
 
@@ -138,7 +138,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Compression compression;
   compression.encoding = more & 32 ? Encoding::kOneBit : static_cast<Encoding>(more % 3);
   const bool takes_steps = more & 16;  // which needs an optimizer, and no average
-  if (takes_steps) compression.encoding = Encoding::kTopK;
+  if (compression.encoding == Encoding::kTwoBit) compression.options[0] = 0.5;
+  if (takes_steps) compression = {Encoding::kTopK, {0.001, 0, 0, 1}};
 
   std::array<FuzzPeer, kWorkers> peers;
   const auto owned = Server::make(0, 1, kWorkers, options);
@@ -172,7 +173,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (apart & 8 && frames % 20 == 19) drop_everything(server);
     const uint32_t worker = input.below(kWorkers);
     const KeyPlan& plan = plans[input.below(static_cast<uint32_t>(plans.size()))];
-    const Encoding pushed = plan.is_gathered() ? Encoding::kPlain : compression.of(plan.dtype);
+    const Encoding pushed = plan.is_gathered() ? Encoding::kPlain : compression.for_key(plan.dtype).encoding;
     const bool of_machine =
         aggregated && plan.is_synchronous() && !plan.is_gathered() && (plan.has_rows() || pushed == Encoding::kPlain);
     const Header header = script.next(input, worker, plan, pushed, of_machine);

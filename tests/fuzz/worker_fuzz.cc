@@ -82,6 +82,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Compression compression;
   if (choices & 8)
     compression.encoding = choices & 16 ? Encoding::kFloat16 : choices & 128 ? Encoding::kTopK : Encoding::kTwoBit;
+  if (compression.encoding == Encoding::kTwoBit) compression.options[0] = 0.5;
+  if (compression.encoding == Encoding::kTopK) compression.options = {0.001, 0, 0, 1};
   const bool takes_steps = compression.encoding == Encoding::kTopK, is_apart = apart & 1 && !takes_steps;
   const bool has_factors = apart & 4 && !is_apart;
   std::array<KeyPlan, 2> plans = {plan_of(1, 0, is_apart), plan_of(2, 3, is_apart)};

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/half.h"
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "p3/server.h"
 #include "server/server_job.h"
 

@@ -16,11 +16,7 @@ std::string left_out(const std::string& text, const std::string& part) {
   return text.find(part) == std::string::npos ? text : "";
 }
 
-Compression top_k() {
-  Compression compression;
-  compression.encoding = Encoding::kTopK;
-  return compression;
-}
+Compression top_k(double ratio = 0.001) { return {Encoding::kTopK, {ratio, 0, 0, 1}}; }
 
 OptimizerSpec momentum() {
   OptimizerSpec spec;
@@ -366,12 +362,7 @@ TEST(ServerStepsRefusal, OfOptimizersThatAreNotSgdAndOfNone) {
     server.set_compression(0, top_k());
   });
   EXPECT_EQ(left_out(average, "sums gradients and does not average them"), "");
-  EXPECT_NE(refusal([](Server& server) {
-              Compression compression = top_k();
-              compression.dgc.ratio = 0;
-              server.set_compression(0, compression);
-            }),
-            "");
+  EXPECT_NE(refusal([](Server& server) { server.set_compression(0, top_k(0)); }), "");
 
   Job job(1);
   job.server.set_compression(0, top_k());

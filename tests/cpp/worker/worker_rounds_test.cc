@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/half.h"
-#include "p3/compression.h"
+#include "p3/codec.h"
 #include "p3/worker.h"
 #include "worker/worker_job.h"
 

@@ -9,10 +9,7 @@ namespace p3 {
 namespace {
 
 Compression top_k(double ratio, uint64_t warmup_rounds = 0, bool masking = true) {
-  Compression compression;
-  compression.encoding = Encoding::kTopK;
-  compression.dgc = {ratio, warmup_rounds, masking};
-  return compression;
+  return {Encoding::kTopK, {ratio, static_cast<double>(warmup_rounds), 0, masking ? 1.0 : 0.0}};
 }
 
 RoundScalars scalars(double lr, double rescale = 1, double wd = 0) { return {lr, wd, rescale, 0, 1}; }
@@ -59,7 +56,7 @@ TEST(WorkerSteps, LeaveSliceBySliceWithWarmUpAlsoOverASkip) {
     StepsJob job;
     const size_t n = kSlice + 2;  // the last slice is too small for offsets
     const Compression compression = top_k(0.001, 5, masking);
-    Expected expected(n, compression.dgc, 0.5f);
+    Expected expected(n, dgc_of(compression), 0.5f);
     std::vector<float>&gradient = job.array(n), &landing = job.array(n);
     const int key = job.key(3, n, compression);
     job.worker.set_momentum(key, 0.5, 0);
@@ -159,7 +156,7 @@ TEST(WorkerSteps, LeaveAsTheGradientBecomesReady) {
   StepsJob job;
   const size_t n = 2 * kSlice;
   const Compression compression = top_k(0.001);
-  Expected expected(n, compression.dgc, 0);
+  Expected expected(n, dgc_of(compression), 0);
   std::vector<float>&gradient = job.array(n), &landing = job.array(n);
   const int key = job.key(3, n, compression);
   job.worker.push(key, gradient.data(), landing.data(), 0, scalars(1), job.results.expect(0), /*gated=*/true);

@@ -1,5 +1,3 @@
-#include "p3/compression.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +9,7 @@
 
 #include "base/half.h"
 #include "base/simd.h"
+#include "p3/codec.h"
 #include "p3/error.h"
 
 namespace p3 {
@@ -29,7 +28,7 @@ class Compressed : public testing::TestWithParam<bool> {
   void TearDown() override { use_avx2 = cpu_has_avx2(); }
 };
 
-Compression two_bit(float threshold) { return {Encoding::kTwoBit, threshold}; }
+Compression two_bit(float threshold) { return {Encoding::kTwoBit, double{threshold}}; }
 constexpr Compression kHalves{Encoding::kFloat16, 0.5f}, kOneBit{Encoding::kOneBit, 0.5f};
 
 std::vector<float> gradient(size_t elements, std::mt19937& random) {
@@ -61,7 +60,7 @@ std::vector<uint8_t> plain_two_bit(float threshold, const std::vector<float>& va
   return payload;
 }
 
-// One element after the other, as compression.h tells it.
+// One element after the other, as one_bit.cc tells it.
 std::vector<uint8_t> plain_one_bit(const std::vector<float>& values, std::vector<float>& residual) {
   const size_t n = values.size();
   if (n == 0) return {};
@@ -304,7 +303,7 @@ TEST_P(Compressed, HalvesAreWidenedWhereTheyWereReceived) {
       std::memcpy(halves + i * sizeof(half), &value, sizeof value);
       expected[i] = half_to_float(value);
     }
-    widen_in_place(values.data() + 1, n);
+    kHalves.codec()->decode_in_place(values.data() + 1, n);
     EXPECT_EQ(std::vector<float>(values.begin() + 1, values.end() - 1), expected) << n;
     EXPECT_EQ(values.front(), -1);
     EXPECT_EQ(values.back(), -1);
@@ -315,10 +314,10 @@ INSTANTIATE_TEST_SUITE_P(Loops, Compressed, testing::Bool(),
                          [](const auto& with) { return with.param ? "Avx2" : "Baseline"; });
 
 TEST(Compression, IsOfFloat32Only) {
-  EXPECT_EQ(two_bit(0.5f).of(DType::kFloat32), Encoding::kTwoBit);
+  EXPECT_EQ(two_bit(0.5f).for_key(DType::kFloat32).encoding, Encoding::kTwoBit);
   for (DType type :
        {DType::kFloat64, DType::kFloat16, DType::kUint8, DType::kInt32, DType::kInt8, DType::kInt64, DType::kBfloat16})
-    EXPECT_EQ(two_bit(0.5f).of(type), Encoding::kPlain) << name_of(type);
+    EXPECT_EQ(two_bit(0.5f).for_key(type).encoding, Encoding::kPlain) << name_of(type);
   EXPECT_EQ(encoded_bytes(Encoding::kPlain, DType::kFloat64, 3), 24u);
   EXPECT_EQ(encoded_bytes(Encoding::kAbsent, DType::kFloat64, 3), 0u);
 }

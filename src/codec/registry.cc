@@ -1,0 +1,67 @@
+// Every codec, and what is asked of all of them.
+
+#include <array>
+
+#include "p3/codec.h"
+#include "p3/error.h"
+
+namespace p3 {
+
+// One from each file. Functions, as the order in which files are initialised is not known.
+const Codec& float16();
+const Codec& two_bit();
+const Codec& one_bit();
+const Codec& top_k();
+
+const std::vector<const Codec*>& codecs() {
+  static const std::vector<const Codec*> all{&float16(), &two_bit(), &one_bit(), &top_k()};
+  return all;
+}
+
+const Codec* codec_of(Encoding encoding) {
+  static const auto by_number = [] {
+    std::array<const Codec*, 256> all{};
+    for (const Codec* codec : codecs()) all[static_cast<size_t>(codec->encoding)] = codec;
+    return all;
+  }();
+  return by_number[static_cast<size_t>(encoding)];
+}
+
+const Codec& codec_named(const std::string& name) {
+  std::string known;
+  for (const Codec* codec : codecs()) {
+    if (codec->name == name) return *codec;
+    known += (known.empty() ? "" : ", ") + std::string(codec->name);
+  }
+  throw Error(ErrorKind::kUsage, "compression: there is no type '" + name + "'; there are " + known);
+}
+
+void check(const Compression& compression) {
+  const Codec* const codec = compression.codec();
+  if (codec == nullptr) return;
+  for (size_t i = 0; i < codec->options.size(); ++i) {
+    const Codec::Option& option = codec->options[i];
+    const double value = compression.options[i];
+    if (!option.allows(value))
+      throw Error(ErrorKind::kUsage, std::string("compression: ") + option.name + " is " + std::to_string(value) +
+                                         "; it must be " + option.allowed);
+  }
+}
+
+size_t encoded_bytes(Encoding encoding, DType type, size_t elements) {
+  if (encoding == Encoding::kPlain) return elements * size_of(type);
+  const Codec* const codec = codec_of(encoding);
+  return codec == nullptr ? 0 : codec->bytes(elements);
+}
+
+bool can_have_bytes(Encoding encoding, DType type, size_t elements, size_t bytes) {
+  const Codec* const codec = codec_of(encoding);
+  return codec == nullptr ? encoded_bytes(encoding, type, elements) == bytes : codec->can_have_bytes(elements, bytes);
+}
+
+const char* problem_with_encoded(Encoding encoding, const void* payload, size_t bytes, size_t elements) {
+  const Codec* const codec = codec_of(encoding);
+  return codec == nullptr ? nullptr : codec->problem_with(payload, bytes, elements);
+}
+
+}  // namespace p3
