@@ -36,10 +36,9 @@ TEST(Simulate, LinksTellWhenASlicePassesThem) {
   };
   EXPECT_TRUE(passages().empty());
   job.traces_links = true;
-  EXPECT_EQ(passages(), (Passages{{Span::kUp, 1, 3, 3.5},
-                                  {Span::kDown, 0, 3.5, 4},
-                                  {Span::kUp, 0, 4, 4.5},
-                                  {Span::kDown, 1, 4.5, 5}}));
+  EXPECT_EQ(
+      passages(),
+      (Passages{{Span::kUp, 1, 3, 3.5}, {Span::kDown, 0, 3.5, 4}, {Span::kUp, 0, 4, 4.5}, {Span::kDown, 1, 4.5, 5}}));
 }
 
 TEST(Simulate, OneHostNeedsNoNetwork) {
