@@ -183,8 +183,14 @@ class Arena:
             self._backward(self.scaler.scale(loss), worker)
         self.synchronize()
         for optimizer in self.optimizers:
-            if any(tensor.grad is not None for tensor in _of(optimizer)):
-                self.scaler.step(optimizer)
+            gradients = [tensor.grad for tensor in _of(optimizer) if tensor.grad is not None]
+            if not gradients:
+                continue
+            if self.p3 is None:  # whose step() clips what the scaler has unscaled, and is left out if that overflows
+                self.scaler.unscale_(optimizer)
+                if all(gradient.isfinite().all() for gradient in gradients):
+                    self._clip_by_norm(optimizer)
+            self.scaler.step(optimizer)
         self.scaler.update()
         self.spent = self.optimizers
         return {"scale": self.scaler.get_scale()}
