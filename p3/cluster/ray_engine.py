@@ -63,7 +63,7 @@ def connect() -> None:
     address = os.environ.get("RAY_ADDRESS", "auto")
     if address.startswith("ray://"):
         raise ConfigError(
-            "--on ray: RAY_ADDRESS=%s is that of a Ray Client. The workers must reach the scheduler, so run this on a "
+            "--on ray: RAY_ADDRESS=%s is a Ray Client address. The workers must reach the scheduler, so run this on a "
             "node of the cluster, or with: ray job submit -- p3 run --on ray ..." % address
         )
     ray.cloudpickle.register_pickle_by_value(ray_agent)

@@ -74,7 +74,7 @@ def test_a_job_goes_on_without_a_machine_and_with_it_when_it_is_back(fault, work
     assert (record["code"], record["rounds"]) == (0, 8) and record["begun"] >= 2, record
     assert any("with 1 instead of 2 workers" in line for line in record["p3_run"]), record
     assert any("with 2 instead of 1 workers" in line for line in record["p3_run"]) == (fault == "back"), record
-    assert sum(line.startswith("host ") for line in record["p3_run"]) == 1, record
+    assert sum(line.startswith("leaving out host ") for line in record["p3_run"]) == 1, record
 
 
 # One worker's first call after it has come back is join(): where workers update, and where the servers do.
