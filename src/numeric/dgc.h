@@ -25,11 +25,11 @@
 namespace p3 {
 
 struct Dgc {
-  double ratio = 0.001;        // of the elements of a slice, that leave in a round; above 0, at most 1
-  uint64_t warmup_rounds = 0;  // of a key, in whose quarters more leave: 1/4, 1/16, 1/64, 1/256
-  bool masking = true;         // the momentum of what has left begins anew
+  double ratio;            // of the elements of a slice, that leave in a round; above 0, at most 1
+  uint64_t warmup_rounds;  // of a key, in whose quarters more leave: 1/4, 1/16, 1/64, 1/256
+  bool masking;            // the momentum of what has left begins anew
 };
-// Of the codec's options, src/codec/top_k.cc.
+// Of the codec's options, whose standard values are in src/codec/top_k.cc.
 Dgc dgc_of(const Compression& compression);
 
 // --- a worker ------------------------------------------------------------------------------------------------------

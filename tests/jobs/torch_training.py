@@ -687,8 +687,9 @@ def main(folder, where, *names):
         content = {"model": model.state_dict(), "optimizer": run.optimizer.state_dict(), "losses": run.losses}
         torch.save(content, os.path.join(folder, "%s-%s-%d.pt" % (name, where, run.rank)))
     if mode == "ddp":
-        torch.distributed.destroy_process_group()
-        os._exit(0)  # Gloo's threads have been seen to abort a process that ends on a busy machine
+        from p3.measure.replay import torch_replay
+
+        torch_replay.leave(True)
 
 
 if __name__ == "__main__":
