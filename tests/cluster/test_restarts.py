@@ -4,7 +4,7 @@ import sys
 
 from lab_traces import needs_lab
 from plugin_jobs import python
-from processes import HELPERS, ROOT, Process, clean_environment
+from processes import HELPERS, PYTHONPATH, ROOT, Process, clean_environment
 from reached_by_ssh import ReachedBySsh
 from ssh_to_here import lose
 
@@ -82,7 +82,7 @@ def test_a_worker_whose_host_stays_away_is_started_on_another_one_with_room(tmp_
     options = ("--on-worker-loss", "wait", "--worker-restarts", "1", "--restart-pause", "30")
     launcher = [sys.executable, "-m", "p3", "run", "--hostfile", str(tmp_path / "hosts"), "-n", "2", "-s", "1"]
     env = {"P3_SSH": "%s %s %s" % (sys.executable, HELPERS / "ssh_to_here.py", tmp_path), "P3_TIMEOUT_S": "2"}
-    env.update(PYTHONPATH=str(ROOT), DMLC_NODE_HOST="127.0.0.1", OMP_NUM_THREADS="1")
+    env.update(PYTHONPATH=PYTHONPATH, DMLC_NODE_HOST="127.0.0.1", OMP_NUM_THREADS="1")
     command = [*launcher, *options, *python("replaced_worker.py", STEPS)]
     processes.append(Process(command, clean_environment(**env), ROOT))
     job = processes[-1]

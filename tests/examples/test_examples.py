@@ -5,7 +5,7 @@ import sys
 
 import plugin_jobs as jobs
 import pytest
-from processes import ROOT
+from processes import PYTHONPATH, ROOT
 
 pytest.importorskip("mxnet")
 pytest.importorskip("sklearn")
@@ -23,7 +23,7 @@ EXAMPLES = {
     "recommender.py": ("--epochs 2", r"error ([\d.]+) of unseen ratings", lambda error: error < 0.7),
     "gan.py": ("--steps 300", r"distance ([\d.]+) to the nearest centre", lambda distance: distance < 0.5),
 }
-ENVIRONMENT = {"PYTHONPATH": str(ROOT)}  # with scikit-learn
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH}  # with scikit-learn
 RANK_0_ONLY = "train_digits.py"
 
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import plugin_jobs as jobs
 import pytest
-from processes import ROOT, Process, clean_environment
+from processes import PYTHONPATH, ROOT, Process, clean_environment
 
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement, joined_message
@@ -453,7 +453,7 @@ def test_the_example_survives_the_death_of_a_worker_and_of_a_server(processes, t
     choice = random.Random(seed)
     steps, every, directory = 60, 5, tmp_path / "snapshots"
     directory.mkdir()
-    env = {"PYTHONPATH": str(ROOT)}  # with scikit-learn
+    env = {"PYTHONPATH": PYTHONPATH}  # with scikit-learn
     example = ROOT / "examples" / "resume.py"
     undisturbed = start(processes, tmp_path, 2, 2, example, "--steps", steps, **env).wait()
     options = ("--restarts", "2", *snapshots_in(directory, every))

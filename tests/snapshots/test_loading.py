@@ -5,7 +5,7 @@ import shutil
 
 import plugin_jobs as jobs
 import pytest
-from processes import ROOT
+from processes import PYTHONPATH
 
 
 ROWS_BYTES = 3 * 4 * 50 * 3  # of the key of rows, which worker 0 brings: its value and Adam's two arrays
@@ -14,7 +14,7 @@ LARGE_BYTES = 4 * 300 * 1000
 
 def run(folder, servers, steps, script="loaded_by_servers.py", workers=2):
     command = jobs.python(script, steps)
-    variables = {"P3_SNAPSHOT_DIR": str(folder), "P3_SNAPSHOT_EVERY": "2", "PYTHONPATH": str(ROOT)}
+    variables = {"P3_SNAPSHOT_DIR": str(folder), "P3_SNAPSHOT_EVERY": "2", "PYTHONPATH": PYTHONPATH}
     code, output = jobs.run_p3(workers, servers, command, P3_LOCAL="tcp", OMP_NUM_THREADS="1", **variables)
     assert code == 0, output
     said = dict(re.findall(r"\[worker (\d)\] (from \d+: \w+ after \d+)", output))

@@ -7,7 +7,7 @@ import sys
 
 import plugin_jobs as jobs
 import pytest
-from processes import QUICK_IMPORT, ROOT, Process, clean_environment
+from processes import QUICK_IMPORT, PYTHONPATH, ROOT, Process, clean_environment
 
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
@@ -225,7 +225,7 @@ def test_the_same_signal_twice_does_not_cut_the_snapshot_short(start_job, tmp_pa
 
 
 def test_without_a_launcher_the_process_itself_hears_signals(tmp_path, processes):
-    env = clean_environment(P3_SNAPSHOT_DIR="snapshots", P3_SNAPSHOT_EVERY="1000000", PYTHONPATH=str(ROOT))
+    env = clean_environment(P3_SNAPSHOT_DIR="snapshots", P3_SNAPSHOT_EVERY="1000000", PYTHONPATH=PYTHONPATH)
     processes.append(Process([sys.executable, str(jobs.SCRIPTS / "on_demand.py"), "numpy", "0"], env, tmp_path))
     process = processes[-1]
     wait_for(process, "trains with")

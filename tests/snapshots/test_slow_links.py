@@ -5,7 +5,7 @@ import sys
 
 import plugin_jobs as jobs
 from lab_traces import needs_lab
-from processes import ROOT, Process, clean_environment
+from processes import PYTHONPATH, Process, clean_environment
 
 from p3.measure.lab import hosts as lab
 from p3.snapshots.pace import Pace
@@ -53,7 +53,7 @@ def test_a_snapshot_is_written_and_resumed_in_many_times_the_time_out(tmp_path, 
         (tmp_path / "hosts").write_text("localhost\n%s\n" % pair[1].name)
         command = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--hostfile", "hosts"]
         command += [sys.executable, str(jobs.SCRIPTS / "slow_link.py"), "150000", str(steps)]
-        env = clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), **settings)
+        env = clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=PYTHONPATH, **settings)
         processes.append(Process(pair[0].command(*command), env, tmp_path))
         finished = processes[-1].wait(100)
         assert finished.code == 0, finished

@@ -7,7 +7,7 @@ import sys
 import plugin_jobs as jobs
 import pytest
 from pages import block_with, output_of
-from processes import ROOT
+from processes import PYTHONPATH, ROOT
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -20,7 +20,7 @@ EXAMPLES = {
     "trees.py": ("--steps 150", r"([\d.]+)% of \d+ unseen formulas", lambda percent: percent > 85),
 }
 FOLDER = ROOT / "examples" / "torch"
-ENVIRONMENT = {"PYTHONPATH": str(ROOT)}  # with scikit-learn
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH}  # with scikit-learn
 
 
 def test_every_example_is_tested():

@@ -7,7 +7,7 @@ import sys
 import plugin_jobs
 import pytest
 from lab_traces import needs_lab
-from processes import QUICK_IMPORT, ROOT
+from processes import QUICK_IMPORT, PYTHONPATH, ROOT
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -41,7 +41,7 @@ def losses_on_the_joined_batch(name):
 def test_workers_of_p3_follow_one_process_on_the_joined_batch(name):
     command = [sys.executable, "-m", "p3.measure.bench.learn_train", "--store", "p3_torch", "--model", name,
                "--size", str(SIZE), "--warmup", "0", "--iterations", str(STEPS)]  # fmt: skip
-    status, output = plugin_jobs.run_p3(2, 2, command, PYTHONPATH=str(ROOT))  # scikit-learn needs SciPy
+    status, output = plugin_jobs.run_p3(2, 2, command, PYTHONPATH=PYTHONPATH)  # scikit-learn needs SciPy
     assert status == 0, output
     decoder = json.JSONDecoder()
     lines = [decoder.raw_decode("{" + part)[0] for part in output.split("{")[1:] if part.startswith('"kind": "iter')]

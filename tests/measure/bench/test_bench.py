@@ -12,7 +12,7 @@ import time
 
 import pytest
 from lab_traces import needs_lab
-from processes import QUICK_IMPORT, ROOT, Process, clean_environment
+from processes import QUICK_IMPORT, PYTHONPATH, ROOT, Process, clean_environment
 
 from p3 import cli
 from p3.measure.bench import campaign, experiments, jobs, nets, nic, runs, train
@@ -180,7 +180,7 @@ def test_compute_trains_and_emulates_nothing(bench, capsys):
 def test_accuracy_is_that_of_every_epoch_and_stores_of_the_same_mathematics_begin_alike(
     bench, capsys, monkeypatch, tmp_path
 ):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # QUICK_IMPORT hides scikit-learn
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)  # QUICK_IMPORT hides scikit-learn
     options = ["--epochs", "3", "--repeats", "1", "--hosts", "2", "--depth", "8", "--rate", "200mbit"]
     status, _, records = bench("accuracy", *options, "--stores", "dist_sync,p3_sync,p3_dgc_0.001")
     assert status == 0, records
@@ -423,7 +423,7 @@ def test_bytes_of_an_interval_are_between_the_samples_next_to_its_edges():
 def test_sampler_of_a_card_has_one_thread():
     """SIGTERM, by which it ends, must not reach one that does not block it, as those of NumPy."""
     program = "import os, p3.measure.bench.nic; print(len(os.listdir('/proc/self/task')))"
-    environment = clean_environment(PYTHONPATH=str(ROOT))
+    environment = clean_environment(PYTHONPATH=PYTHONPATH)
     assert subprocess.check_output([sys.executable, "-c", program], env=environment, timeout=60) == b"1\n"
 
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import lab_results as made
 import pytest
-from processes import ROOT, Process, clean_environment
+from processes import PYTHONPATH, Process, clean_environment
 
 pytest.importorskip("matplotlib", reason="p3 plot needs matplotlib: pip install matplotlib")
 
@@ -154,7 +154,7 @@ def p3(tmp_path, processes):
 
     def run(*arguments, hide=""):
         script = "import sys; sys.modules[%r] = None; from p3.cli import main; sys.exit(main(sys.argv[1:]))" % hide
-        env = clean_environment(PYTHONPATH=str(ROOT))
+        env = clean_environment(PYTHONPATH=PYTHONPATH)
         processes.append(Process([sys.executable, "-c", script, *arguments], env, tmp_path))
         return processes[-1].wait(60)
 

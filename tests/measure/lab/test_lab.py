@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from lab_traces import DEADLINE_S, needs_lab, output, traces
-from processes import ROOT, Process, clean_environment
+from processes import PYTHONPATH, ROOT, Process, clean_environment
 
 from p3.measure.lab import hosts, network
 
@@ -206,7 +206,7 @@ def test_hosts_share_neither_name_nor_memory_nor_loopback(name):
         assert output(host, *PYTHON, SEGMENT, "count") == "1"
     assert not os.path.exists("/dev/shm/" + name)
     identity = [*PYTHON, "from p3.cluster.node import machine_id; print(machine_id())"]
-    env = ["env", "PYTHONPATH=%s" % ROOT]
+    env = ["env", "PYTHONPATH=" + PYTHONPATH]
     identities = [output(host, *env, *identity) for host in (first, second, first)]
     assert identities[0] == identities[2] != identities[1]
 
