@@ -20,6 +20,7 @@ const MXNetApi* MXNetApi::find(const std::string& library) {
   };
   look_up(api->MXGetLastError, "MXGetLastError");
   look_up(api->MXEnginePushAsyncND, "MXEnginePushAsyncND");
+  look_up(api->MXNDArrayCreate, "MXNDArrayCreate");
   look_up(api->MXNDArrayDetach, "MXNDArrayDetach");
   look_up(api->MXNDArrayFree, "MXNDArrayFree");
   look_up(api->MXNDArrayToDLPack, "MXNDArrayToDLPack");

@@ -23,10 +23,18 @@ struct BorrowedTensor {
   uint64_t byte_offset;
 };
 
+// Where an operation of the engine runs, as MXNet 1.9 lays it out.
+struct EngineContext {
+  int32_t device_type;
+  int32_t device_id;
+};
+constexpr EngineContext kCpu{1, 0};
+
 struct MXNetApi {
   const char* (*MXGetLastError)();
   int (*MXEnginePushAsyncND)(void (*)(void*, void*, void*), void*, void (*)(void*), const void*, NDArrayHandle*, int,
                              NDArrayHandle*, int, const void*, int, const char*, bool);
+  int (*MXNDArrayCreate)(const uint32_t*, uint32_t, int, int, int, NDArrayHandle*);
   int (*MXNDArrayDetach)(NDArrayHandle, NDArrayHandle*);
   int (*MXNDArrayFree)(NDArrayHandle);
   int (*MXNDArrayToDLPack)(NDArrayHandle, BorrowedTensor**);

@@ -6,12 +6,6 @@ namespace p3 {
 
 namespace {
 
-// The engine's type, as MXNet 1.9 lays it out.
-struct EngineContext {
-  int32_t device_type;
-  int32_t device_id;
-};
-constexpr EngineContext kCpu{1, 0};
 constexpr int kCpuPrioritized = 3;  // a queue by priority with threads of its own; any other is FIFO behind compute
 
 // Calls `done` exactly once: with `dropped`, unless somebody has called it before all have let go of this.
@@ -161,7 +155,9 @@ const void* MXNetKey::Operation::input_address() const {
 }
 
 Worker::Done MXNetKey::Operation::done() const {
-  return [complete = on_complete_](const Error* error, bool) { complete.call(complete.engine, complete.param, error); };
+  return [api = &key_->api_, on_complete = on_complete_](const Error* error, bool) {
+    end_operation(*api, on_complete, error);
+  };
 }
 
 void MXNetKey::Operation::fail(const Error& error) const {

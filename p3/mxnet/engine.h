@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "api.h"
+#include "completion.h"
 #include "p3/thread_annotations.h"
 #include "p3/worker.h"
 
@@ -121,13 +122,6 @@ class MXNetKey::Operation {
 
  private:
   friend class MXNetKey;
-
-  // Copied by value: the one that the engine hands out is gone when the callback returns.
-  struct OnComplete {
-    void (*call)(void* engine, void* param, const std::runtime_error* error);
-    void* engine;
-    void* param;
-  };
 
   std::string input_name() const { return std::string(input_word_) + " of key '" + key_->name_ + "'"; }
   static void run(void* run_context, void* on_complete, void* operation);
