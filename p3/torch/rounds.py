@@ -303,7 +303,8 @@ class Rounds(job.Held):
                 "the gradient of %s was computed again after it had been sent, and before optimizer.step(). Run all "
                 "but the last backward pass of a step in `with optimizer.no_sync():`. If another model's loss goes "
                 "through this one, run its backward pass so, too, or switch off requires_grad. To leave out a step "
-                "behind its backward pass, pass synchronous=True and call optimizer.synchronize() first"
+                "behind its backward pass, pass synchronous=True and call optimizer.synchronize() first. Where a "
+                "module that a step uses more than once is checkpointed, pass use_reentrant=False to checkpoint()"
                 % parameter.name
             )
         if parameter.count_gradient():

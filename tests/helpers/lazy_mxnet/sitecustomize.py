@@ -63,8 +63,8 @@ class _Finder:
 
 sys.meta_path.insert(0, _Finder)
 
-# One that a test has written runs as well.
-_here = os.path.dirname(os.path.abspath(__file__))
-_other = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if os.path.abspath(entry) != _here])
+# One that a test has written runs as well: in a folder behind this one, as P3's own is before it, and runs this one.
+_here = [os.path.abspath(entry) for entry in sys.path].index(os.path.dirname(os.path.abspath(__file__)))
+_other = PathFinder.find_spec("sitecustomize", sys.path[_here + 1 :])
 if _other is not None:
     _other.loader.exec_module(module_from_spec(_other))

@@ -96,7 +96,10 @@ def _with(program, places, **arguments):
 
 
 def _in_no_sync(program, at):
-    """All but the last backward pass of a step."""
+    """All but the last backward pass of a step; or without the older kind of checkpointing, whose parts are many."""
+    refused = program["operations"][at : at + 1]
+    if refused and "r" in str(refused[0][1].get("ways")):
+        return _with(program, [at], ways=[way.replace("r", "b") for way in refused[0][1]["ways"]])
     if not _is_between_backward_and_step(program, at):
         return without(program, at)
     before = [i for i in _before(program, at - 1, "backward") if not program["operations"][i][1].get("no_sync")]
@@ -136,7 +139,8 @@ def _uses_weights_outside(program, at):
 REFUSALS = [
     Refusal("under way", r"gradient of .* is under way, and step\(\) has not ended.*synchronous=True",
             _is_between_backward_and_step, _behind_synchronize),
-    Refusal("computed again", "computed again after it had been sent.*no_sync", _sends_early, _in_no_sync),
+    Refusal("computed again", "computed again after it had been sent.*no_sync.*use_reentrant", _sends_early,
+            _in_no_sync),
     Refusal("used early", r"used before its new value had been waited for.*Call optimizer.synchronize\(\)",
             _uses_weights_outside, _insert("synchronize", {})),
     Refusal("written", r"was written by the script.*synchronize\(\) before.*broadcast\(\)", _writes,
