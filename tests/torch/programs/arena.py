@@ -439,8 +439,7 @@ class Arena:
 
         if self.p3 is None:  # else torch takes a step that makes states of zeros; P3 makes none
             assert all(one.state for one in self.optimizers)
-        if any(tensor.grad is not None for tensor in self.kept):
-            self._zero("none")
+        self._zero("none")  # else torch makes no states, and P3 has given the gradients away
         return {"states": get_state_dict(self.model, self.optimizers)}
 
     def fork(self, way, seed, mode="no_grad"):
