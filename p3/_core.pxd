@@ -30,17 +30,30 @@ cdef extern from "p3/dtype.h" namespace "p3" nogil:
     size_t size_of(DType) noexcept
 
 
+cdef extern from "p3/codec.h" namespace "p3" nogil:
+    cdef cppclass Compression:
+        Compression() noexcept
+        Compression for_key(DType, cbool) noexcept
+    cbool operator==(const Compression&, const Compression&) noexcept
+
+
 cdef extern from "p3/slicing.h" namespace "p3" nogil:
-    cdef struct CKeyPlan "p3::KeyPlan":
+    cdef enum class Reduction(unsigned char):
+        pass
+    cdef enum class Update(unsigned char):
+        pass
+    cdef cppclass CKeyPlan "p3::KeyPlan":
         uint32_t wire_key
         DType dtype
         uint64_t elements
         uint32_t slice_elements
         uint64_t first_slice
         uint32_t row_elements, partitions
-        uint64_t staleness
-        cbool is_vector
         uint32_t parts
+        uint64_t staleness
+        Compression codec
+        Reduction reduction
+        Update update
     uint32_t c_slice_count "p3::slice_count"(const CKeyPlan&) noexcept
 
 
@@ -51,11 +64,6 @@ cdef extern from "p3/rows.h" namespace "p3" nogil:
         const int64_t* ids
         uint64_t count
         const void* values
-
-
-cdef extern from "p3/codec.h" namespace "p3" nogil:
-    cdef cppclass Compression:
-        Compression() noexcept
 
 
 cdef extern from "p3/optimizer.h" namespace "p3" nogil:
@@ -181,10 +189,6 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/server.h" namespace "p3" nogil:
-    cdef enum class Reduction(unsigned char):
-        kSum
-        kAverage
-        kMean
     cdef cppclass ServerOptions:
         pass
     cdef struct Pushed "p3::LostWorker::Pushed":
@@ -205,8 +209,6 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         cbool drop_store(int) except +raise_as_python
         void load(uint32_t, uint32_t, uint8_t, const void*, size_t) except +raise_as_python
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
-        void set_compression(int, const Compression&) except +raise_as_python
-        void set_reduction(int, Reduction) except +raise_as_python
         LostWorker lose_worker(int) except +raise_as_python
         void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python

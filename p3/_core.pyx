@@ -18,7 +18,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libcpp.utility cimport move
 
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import REDUCTIONS, UPDATES, KeyPlan
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6, "bfloat16": 12}
 DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
@@ -56,7 +56,16 @@ cdef CKeyPlan key_plan(plan) except *:
         raise ValueError(f"{plan.dtype!r} is no element type; DTYPES lists them")
     if plan.slice_elements == 0:
         raise ValueError("slice_elements must be at least 1")
-    return dict(plan._asdict(), dtype=DTYPES[plan.dtype])
+    cdef CKeyPlan made
+    made.wire_key, made.first_slice = plan.wire_key, plan.first_slice
+    made.dtype, made.elements = dtype_of(DTYPES[plan.dtype]), plan.elements
+    made.slice_elements, made.parts = plan.slice_elements, plan.parts
+    made.row_elements, made.partitions = plan.row_elements, plan.partitions
+    made.staleness = plan.staleness
+    made.codec = compression_from(plan.codec)
+    made.reduction = <Reduction><int>REDUCTIONS.index(plan.reduction)
+    made.update = <Update><int>UPDATES.index(plan.update)
+    return made
 
 
 cdef RoundScalars round_scalars(scalars) except *:
@@ -88,9 +97,15 @@ cdef OptimizerSpec optimizer_spec(description) except *:
 
 
 cdef Compression compression_from(description) except *:
-    if description is None:
+    if not description:
         return Compression()
     return compression_of(description["type"], {name: value for name, value in description.items() if name != "type"})
+
+
+def codec_applies(description not None, str dtype not None, int dimensions):
+    """Whether that compression, a store's option, is for dense keys of that type and so many dimensions."""
+    cdef Compression codec = compression_from(description)
+    return not codec.for_key(dtype_of(DTYPES[dtype]), dimensions <= 1) == Compression()
 
 
 include "_core_tls.pxi"
@@ -471,12 +486,14 @@ cdef class P3Worker:
         self.core.change_residual(key, undo, factor)
 
     def captured_plan(self, int key):
-        """Of the last capture; None if there was none. A key of rows that moves has another wire_key then."""
+        """How the key was cut in the last capture, as a KeyPlan without axes; None if there was none. A key of rows that
+        moves has another wire_key then."""
         cdef optional[CKeyPlan] captured = self.core.captured_plan(key)
         if not captured.has_value():
             return None
-        cdef dict fields = captured.value()
-        return KeyPlan(**dict(fields, dtype=DTYPE_NAMES[fields["dtype"]]))
+        cdef CKeyPlan plan = captured.value()
+        return KeyPlan(plan.wire_key, DTYPE_NAMES[<int>plan.dtype], plan.elements, plan.first_slice,
+                       plan.slice_elements, plan.row_elements, plan.partitions, plan.parts)
 
     cdef CoreArray new_residual(self, int key):
         """Memory for what compression leaves out of the key; None where it leaves nothing out."""

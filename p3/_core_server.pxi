@@ -1,6 +1,3 @@
-_REDUCTIONS = ("sum", "average", "mean")  # the core's numbers
-
-
 cdef class P3Server:
     """include/p3/server.h says what its options and methods do; as P3Worker where the names are the same.
 
@@ -77,14 +74,6 @@ cdef class P3Server:
     def set_optimizer(self, int store, description):
         """`description` as p3.server.optimizers has them: {"name": "sgd", "momentum": 0.9, ...}"""
         self.running().set_optimizer(store, optimizer_spec(description))
-
-    def set_compression(self, int store, description):
-        self.running().set_compression(store, compression_from(description))
-
-    def set_reduction(self, int store, str reduction not None):
-        if reduction not in _REDUCTIONS:
-            raise ValueError(f"a reduction is 'sum', 'average' or 'mean', not {reduction!r}")
-        self.running().set_reduction(store, <Reduction><int>_REDUCTIONS.index(reduction))
 
     def lose_worker(self, int worker):
         """Why no other process can replace it, or ""; and by wire key the last round that it pushed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, NamedTuple, Sequence, Tuple
 
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import KeyPlan
 
 FRAME_BYTES = 80  # of a header
 _ELEMENT_BYTES = 4

@@ -98,6 +98,7 @@ struct Compression {
   Encoding encoding = Encoding::kPlain;  // any but kAbsent
   Codec::Options options{};              // of its codec
 
+  bool operator==(const Compression& other) const { return encoding == other.encoding && options == other.options; }
   const Codec* codec() const { return codec_of(encoding); }
   // For a key of that type, of at most one dimension if `is_vector`.
   Compression for_key(DType type, bool is_vector = false) const {

@@ -55,13 +55,6 @@ struct LostWorker {
   std::vector<Pushed> pushed;
 };
 
-// What a round makes of the workers' gradients. All but the sum are of floating types only.
-enum class Reduction : uint8_t {
-  kSum = 0,
-  kAverage = 1,  // over those that took part in the round; with staleness over all workers
-  kMean = 2,     // over all workers of the job
-};
-
 class Server {
  public:
   // Throws Error(kUsage) if there is no such job.
@@ -91,9 +84,6 @@ class Server {
   virtual void load(uint32_t wire_key, uint32_t slice, uint8_t part, const void* content, size_t bytes) = 0;
   // The optimizer of a store's keys, once, before their first push; without one their sums are broadcast.
   virtual void set_optimizer(int store, const OptimizerSpec& spec) = 0;
-  // Before the store's first define(): how its float32 gradients come, and what becomes of them (default: summed).
-  virtual void set_compression(int store, const Compression& compression) = 0;
-  virtual void set_reduction(int store, Reduction reduction) = 0;
 
   // What was copied for that snapshot at worker 0's request (Worker::capture). Copies for earlier ones are dropped.
   virtual std::vector<CapturedArray> take_captured(uint64_t snapshot) = 0;

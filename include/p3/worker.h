@@ -81,9 +81,9 @@ class Worker {
   // Throws Error(kUsage) if a server is missing.
   void start();
 
-  // Declares a key; the handle is valid for this worker alone. Elements and type never change.
-  // The servers must know the same compression for its store.
-  int declare(std::string name, uint64_t elements, DType dtype, const Compression& compression = {});
+  // Declares a key; the handle is valid for this worker alone. Elements, type and codec never change, and are those of
+  // the plan that is agreed on later.
+  int declare(std::string name, uint64_t elements, DType dtype, const Compression& codec = {});
   // Of a key with deep gradient compression (top-k), before its first push: the momentum of the servers' SGD, which
   // this worker applies; and the largest norm of what this worker adds to the rescaled gradient, 0: any.
   void set_momentum(int key, double momentum, double clip_norm);

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from p3 import key_plan
 from p3.cluster.demand import Demand
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
-from p3.key_plan import KeyPlan
+from p3.plan import key_plan, planner
+from p3.plan.key_plan import Axes, KeyPlan
+from p3.server.options import SETTLED_BY_FIRST_KEY as _OF_KEYS
 
 # What one worker may have the scheduler keep: far more than jobs come to.
 MAX_CLAIM_BYTES = 64 << 20  # of keys and options, as text
@@ -158,12 +159,17 @@ class Agreement:
             slice_elements=key_plan.even_slices(elements, whole) if message["gathered"] else whole,
             row_elements=math.prod(shape[1:]) if is_sparse else 0,
             partitions=max(1, min(self._partitions, shape[0])) if is_sparse else 0,
-            staleness=message["staleness"],
-            is_vector=len(shape) <= 1,
             parts=len(self._workers) if message["gathered"] else 0,
+            **self._axes(message)._asdict(),
         )
         self._agreed[plan.wire_key] = plan.agreed(*identity, shape)
         return self._define(identity, plan, self._agreed[plan.wire_key], predecessor=plan.wire_key)
+
+    def _axes(self, announced: dict) -> Axes:
+        """`announced`: by rank 0, which has settled the store's options."""
+        options = {name: self._options.get((announced["store"], name), {}).get(self._workers[0]) for name in _OF_KEYS}
+        key = {field: announced[field] for field in ("shape", "dtype", "sparse", "staleness", "gathered")}
+        return planner.axes(options=options, **key)
 
     def _define(self, identity: Identity, plan: KeyPlan, outcome: dict, predecessor: int) -> Sent:
         """Has the servers define the latest plan of a key; then the workers get the outcome."""

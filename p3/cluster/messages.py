@@ -110,8 +110,8 @@ _REJOINED = {
 # A key_plan.KeyPlan; and what of it another one that follows changes.
 _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "partitions": _int}
 _PLAN = {
-    **_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "staleness": _int, "is_vector": _bool,
-    "parts": _int,
+    **_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "parts": _int, "staleness": _int,
+    "codec": _flat, "reduction": _str, "update": _str,
 }  # fmt: skip
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
 _WORKER = _object({"host": _str, "local": _str, "machine": _str})

@@ -130,7 +130,7 @@ def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
         log.warning(store._staleness.describe())
     declared = store._session.declare(name, shape, dtype, store._store, kind is not DenseKey, rounds)
     entry = store._keys[key] = kind(store._engine, key, declared, sparse_weight, landing)
-    entry.leaves_whole = store._session.leaves_whole(declared)
+    entry.leaves_whole = declared.axes.leaves_whole
     store._session.keys_of_stores[store._store][key] = declared
     return entry
 

@@ -9,7 +9,7 @@ import math
 
 from mxnet.base import MXNetError
 
-from p3 import key_plan
+from p3.plan import key_plan
 
 SYNC, ASYNC, SSP = "p3_sync", "p3_async", "p3_ssp"
 

@@ -22,7 +22,7 @@ from p3.cluster.stragglers import report_late
 from p3.cluster.strangers import PACE_S
 from p3.cluster.vans import DoorStep, Van, accept_workers, admit_workers, provide_for
 from p3.errors import ConfigError, RendezvousError
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import KeyPlan
 from p3.server.options import validate
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
@@ -47,8 +47,8 @@ def apply(core: P3Server, message: dict) -> Optional[dict]:
     if message["kind"] == "set_option":
         store, name, value = message["store"], message["name"], message["value"]
         validate(name, value)
-        set_on_core = getattr(core, "set_" + name)
-        set_on_core(store, value["type"] if name == "reduction" else value)
+        if name == "optimizer":  # the others are in the plans of keys
+            core.set_optimizer(store, value)
         return {"kind": "option_set", "store": store, "name": name}
     if message["kind"] == "count_for":
         counters = dict(core.counters(), cpu_s=time.process_time())

@@ -28,7 +28,7 @@ import shutil
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import KeyPlan
 from p3.snapshots.pace import Pace
 
 log = logging.getLogger("p3.snapshots")

@@ -84,7 +84,7 @@ class Parameter:
         self._may_swap = self._has_own_memory()
         self.key = self._declare(store, staleness)
         self._may_go_ahead = self.goes_ahead and self.key.staleness > 0
-        self.takes_steps = session.takes_steps(self.key)  # what lands is subtracted from what landed before
+        self.takes_steps = self.key.axes.takes_steps  # what lands is subtracted from what landed before
         self.must_copy = self.takes_steps  # the landing array has to hold what landed last
 
     def _has_own_memory(self) -> bool:
@@ -102,7 +102,7 @@ class Parameter:
 
     @property
     def is_compressed(self) -> bool:
-        return self._session.compression_of(self.key) is not None
+        return bool(self.key.axes.codec)
 
     @property
     def keeps_residual(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 from p3._core import P3Error
 from p3.cluster.messages import sendable
-from p3.key_plan import slice_elements
+from p3.plan.key_plan import slice_elements
 from p3.snapshots.pace import Pace
 from p3.worker import open_sessions
 from p3.worker.link import Link

@@ -7,6 +7,9 @@ import math
 from typing import Optional, Set
 
 from p3._core import DTYPES
+from p3.plan import planner
+from p3.plan.key_plan import Axes
+from p3.server.options import SETTLED_BY_FIRST_KEY
 from p3.worker import dgc
 from p3.worker.key import Key
 from p3.worker.link import Link
@@ -54,9 +57,14 @@ class Declarations:
                 "it, or set staleness to 0" % (self._session.label, key.name, problem)
             )
 
+    def axes_of(self, key: Key) -> Axes:
+        """As the scheduler will have them, which goes by the same options."""
+        options = {name: self._options.wanted(key.store, name) for name in SETTLED_BY_FIRST_KEY}
+        return planner.axes(key.shape, key.dtype, options, key.sparse, key.staleness, key.factors is not None)
+
     def declare_to_core(self, key: Key) -> int:
         """The core's handle for it. ValueError if its store's sums are averaged, which its type does not allow."""
-        if self._session.averages(key.store) and not key.dtype.startswith("float"):
+        if key.axes.reduction == "average" and not key.dtype.startswith("float"):
             raise ValueError(
                 "%s: key %r is of type %s, but the gradients of store %d are averaged, which only floating point "
                 "types can be; put it into another store" % (self._session.label, key.name, key.dtype, key.store)
@@ -66,8 +74,7 @@ class Declarations:
         return self._declare_rows(key) if key.sparse else self._declare_dense(key)
 
     def _declare_dense(self, key: Key) -> int:
-        compression = self.compression_of(key)
-        handle = self._session.core.declare(str(key.name), math.prod(key.shape), DTYPES[key.dtype], compression)
+        handle = self._session.core.declare(str(key.name), math.prod(key.shape), DTYPES[key.dtype], key.axes.codec)
         self._say_if_left_out(key)
         self.give_momentum(key._replace(handle=handle))
         return handle
@@ -82,43 +89,25 @@ class Declarations:
 
     def _declare_factors(self, key: Key) -> int:
         session = self._session
-        average = session.averages(key.store)
+        average = key.axes.reduction == "average"
         handle = session.core.declare_factors(str(key.name), key.factors, session.num_workers, average)
         optimizer = self._options.agreed(key.store, "optimizer")
         if optimizer is not None:
             session.core.set_optimizer(handle, optimizer)
         return handle
 
-    def compression_of(self, key: Key) -> Optional[dict]:
-        """See Session.compression_of."""
-        compression = self._options.wanted(key.store, "compression")
-        if key.dtype != "float32" or key.sparse or key.factors is not None:
-            return None
-        if dgc.is_chosen(compression) and not self.takes_steps(key):
-            return None
-        return compression
-
-    def takes_steps(self, key: Key) -> bool:
-        """See Session.takes_steps."""
-        return dgc.applies_to(self._options.wanted(key.store, "compression"), key)
-
-    def leaves_whole(self, key: Key) -> bool:
-        """See Session.leaves_whole."""
-        return self.takes_steps(key) and self._options.wanted(key.store, "compression")["clip_norm"] > 0
-
     def give_momentum(self, key: Key) -> None:
         """If this worker applies its momentum, and the optimizer is known by now."""
         optimizer = self._options.agreed(key.store, "optimizer")
-        if optimizer is None or not self.takes_steps(key) or key.handle in self._with_momentum:
+        if optimizer is None or not key.axes.takes_steps or key.handle in self._with_momentum:
             return
         self._with_momentum.add(key.handle)
-        compression = self._options.wanted(key.store, "compression")
-        clip_norm = dgc.local_clip_norm(compression, self._session.num_workers)
+        clip_norm = dgc.local_clip_norm(key.axes.codec, self._session.num_workers)
         self._session.core.set_momentum(key.handle, optimizer["momentum"], clip_norm)
 
     def _say_if_left_out(self, key: Key) -> None:
         is_chosen = dgc.is_chosen(self._options.wanted(key.store, "compression"))
-        if self._session.rank == 0 and is_chosen and len(key.shape) > 1 and not self.takes_steps(key):
+        if self._session.rank == 0 and is_chosen and len(key.shape) > 1 and not key.axes.takes_steps:
             why = "row_sparse" if key.sparse else "of type " + key.dtype
             text = "%s: key %r is %s, and not compressed: dgc is for dense float32 keys"
             log.warning(text, self._session.label, key.name, why)

@@ -7,10 +7,7 @@ the float32 keys of at least two dimensions; the others stay as they are, and th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
-
-if TYPE_CHECKING:  # whose module needs the core, without which `p3 doctor` must run
-    from p3.worker.key import Key
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 DEFAULTS = {"ratio": 0.001, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}
 
@@ -28,11 +25,6 @@ def with_defaults(compression: Mapping[str, Any]) -> Dict[str, Any]:
 
 def is_chosen(compression: Optional[Mapping[str, Any]]) -> bool:
     return compression is not None and compression.get("type") == "dgc"
-
-
-def applies_to(compression: Optional[Mapping[str, Any]], key: Key) -> bool:
-    is_plain = not key.sparse and key.factors is None
-    return is_chosen(compression) and is_plain and key.dtype == "float32" and len(key.shape) > 1
 
 
 def local_clip_norm(compression: Mapping[str, Any], num_workers: int) -> float:

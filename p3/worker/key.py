@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
-from p3 import key_plan
+from p3.plan import key_plan
 from p3._core import DTYPES
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import Axes, KeyPlan
 
 Name = Union[str, int]  # 1 and "1" are different keys
 Identity = Tuple[int, Name]  # of a key in its job: its store and name
@@ -43,12 +43,20 @@ class Key(NamedTuple):
     dtype: str
     handle: int  # what the core calls it, here only
     sparse: bool = False  # a key of rows: its gradients touch few of them
-    staleness: int = 0  # rounds that the fastest worker may be ahead of the slowest
     factors: Optional[FactorShape] = None  # of one worker; then rounds land in the weight, whose shape this is not
+    axes: Axes = Axes()  # how its rounds go
+
+    def __hash__(self) -> int:  # of a tuple it would need that of the codec, a dict
+        return hash((self.store, self.name, self.handle))
 
     @property
     def landing_shape(self) -> Tuple[int, ...]:
         return self.shape if self.factors is None else (self.factors.outputs, self.factors.inputs)
+
+    @property
+    def staleness(self) -> int:
+        """Rounds that the fastest worker may be ahead of the slowest."""
+        return self.axes.staleness
 
     @property
     def identity(self) -> Identity:
@@ -67,8 +75,8 @@ class Agreed:
 
     def fits(self, key: Key) -> bool:
         plan = self.plan
-        agreed = (self.shape, plan.dtype, plan.row_elements > 0, plan.staleness, plan.parts > 0)
-        return agreed == (key.shape, key.dtype, key.sparse, key.staleness, key.factors is not None)
+        agreed = (self.shape, plan.dtype, plan.row_elements > 0, plan.parts > 0, plan.axes)
+        return agreed == (key.shape, key.dtype, key.sparse, key.factors is not None, key.axes)
 
 
 def checked(
@@ -81,7 +89,8 @@ def checked(
         raise ValueError("%s: key %r: shape %s has a negative length" % (label, name, shape))
     if sparse and (not shape or 0 in shape[1:]):
         raise ValueError("%s: key %r: shape %s has no rows to be sparse in" % (label, name, shape))
-    return Key(store, name, shape, _dtype_name(dtype), -1, sparse, key_plan.staleness(staleness))
+    axes = Axes(staleness=key_plan.staleness(staleness))  # the rest follows from its store
+    return Key(store, name, shape, _dtype_name(dtype), -1, sparse, axes=axes)
 
 
 def require_same(label: str, key: Key, declared: Key) -> None:

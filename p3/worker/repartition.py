@@ -12,7 +12,7 @@ import threading
 from typing import Any, Dict, Optional, Set
 
 from p3._core import DTYPES, state_parts
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import KeyPlan
 from p3.worker.key import Agreed, Identity, Key, Name
 from p3.worker.link import Link
 

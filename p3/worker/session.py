@@ -158,7 +158,8 @@ class Session(Control):
             if key is not None:
                 keys_of_jobs.require_same(self.label, key, declared)
                 return key
-            key = declared._replace(handle=self._declarations.declare_to_core(declared))
+            key = declared._replace(axes=self._declarations.axes_of(declared))
+            key = key._replace(handle=self._declarations.declare_to_core(key))
             self._keys[key.identity] = key
             agreed = self._agreed.get(key.identity)
             defaults = self._options.defaults(store)
@@ -184,18 +185,6 @@ class Session(Control):
         declared = keys_of_jobs.checked(self.label, store, name, shape, "float32", False, 0)._replace(factors=factors)
         self._declarations.require_weights_on_servers(declared)
         return self._declare(declared)
-
-    def compression_of(self, key: Key) -> Optional[dict]:
-        """The store's, if it applies to the key."""
-        return self._declarations.compression_of(key)
-
-    def takes_steps(self, key: Key) -> bool:
-        """Whether it has deep gradient compression (p3/worker/dgc.py): its landing array must hold what landed last."""
-        return self._declarations.takes_steps(key)
-
-    def leaves_whole(self, key: Key) -> bool:
-        """Whether nothing of a gradient may leave before all of it is known, as its norm is: it cannot be gated."""
-        return self._declarations.leaves_whole(key)
 
     def give_momentum(self, store: int) -> None:
         """To the keys whose momentum this worker applies, when the optimizer is known."""
@@ -226,8 +215,8 @@ class Session(Control):
         optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull. A `gated` round
         leaves piece by piece, as ready() is called; `landing` may be `gradient` itself. `more`: other calls follow
         soon, and a small gradient may wait for them; call flush() before waiting. `tell`: who announces it when it is
-        done, and by which token (p3._core.Completions). Of a key that takes_steps() `landing`
-        must hold the key's last value; one that leaves_whole() cannot be gated.
+        done, and by which token (p3._core.Completions). Of a key that takes steps `landing`
+        must hold the key's last value; one that leaves whole cannot be gated (p3/plan/key_plan.py).
         """
         self.check()
         self.begin_push(key)
@@ -395,10 +384,6 @@ class Session(Control):
             self.keys_of_stores[store] = {}
             heapq.heappush(self._free_stores, store)
 
-    def averages(self, store: int) -> bool:
-        """Whether its sums are divided by the number of workers."""
-        return self._options.wanted(store, "reduction") == {"type": "average"}
-
     # What all workers agree on
 
     def set_option(self, store: int, name: str, value: dict) -> None:
@@ -542,8 +527,7 @@ class Session(Control):
 
     def key_counters(self, key: Key) -> dict:
         """rounds, waited_s (from push to the landed value, added up), longest_wait_s, and the key's compression."""
-        compression = self.compression_of(key)
-        counters = dict(self.core.key_counters(key.handle), compression=compression and compression["type"])
+        counters = dict(self.core.key_counters(key.handle), compression=key.axes.codec.get("type"))
         return dict(counters, partitions=self.partitions(key)) if key.sparse else counters
 
     def mark_stall(self, key: Key, begin_ns: int, end_ns: int) -> None:

@@ -452,7 +452,7 @@ class Snapshots:
                 % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
             )
         parts = [part for part in self.source.parts(*self._identity_then(key, id)) if part != 0]
-        if parts and self._session.takes_steps(key):
+        if parts and key.axes.takes_steps:
             raise ValueError(
                 "%s: key %r had its momentum on the servers in the snapshot of round %d, and has dgc now, with a "
                 "momentum on each worker: resume with the compression of that job"
@@ -487,14 +487,15 @@ class Snapshots:
         if residual is None:
             return
         session, before = self._session, self.source.workers
-        takes_steps = session.takes_steps(key)
+        takes_steps = key.axes.takes_steps
         if before != session.num_workers:
             left_out = residual[: -dgc.ROUND_FLOATS] if takes_steps else residual
             own = [self.own] if session.rank < before else []
             added = np.zeros_like(left_out)
             for part in (*own, *self._gone.values()):
                 added += of_key(part)[: len(left_out)]
-            if (takes_mean or session.averages(key.store)) and not takes_steps:  # so the weights get what they are owed
+            is_mean = takes_mean or key.axes.reduction == "average"
+            if is_mean and not takes_steps:  # so the weights get what they are owed
                 added *= np.float32(session.num_workers / before)
             residual = np.concatenate([added, residual[len(left_out) :]])
         session.core.restore_residual(key.handle, residual)

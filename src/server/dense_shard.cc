@@ -16,8 +16,8 @@ const char* DenseShard::problem_with_payload(const Header& header, int worker) c
                          (kind == FrameKind::kInit && (worker != 0 || turns.catches_up(0) || is_gathered));
   const bool may_ask = kind == FrameKind::kInit && is_loaded_ && encoding == Encoding::kAbsent;
   const bool as_agreed = kind == FrameKind::kPush
-                             ? encoding == Encoding::kAbsent || encoding == key.compression.encoding ||
-                                   (encoding == Encoding::kPlain && key.takes_steps())
+                             ? encoding == Encoding::kAbsent || encoding == key.plan.codec.encoding ||
+                                   (encoding == Encoding::kPlain && key.plan.takes_steps())
                              : may_ask || encoding == (only_asks ? Encoding::kAbsent : Encoding::kPlain);
   if (!as_agreed) return "in another encoding than agreed";
   if (is_gathered && encoding == Encoding::kPlain && worker != key.pusher_of(worker_of(key.plan, index)))

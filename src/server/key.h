@@ -1,44 +1,27 @@
-// What the shards of one key share, and the keys of one store.
+// What the shards of one key share.
 // Threads: plain values; the Registry's, which says when they may change.
 #pragma once
 
-#include <memory>
 #include <string>
 
-#include "p3/codec.h"
 #include "p3/machines.h"
-#include "p3/optimizer.h"
-#include "p3/server.h"
 #include "p3/slicing.h"
 
 namespace p3 {
-
-struct Store {
-  std::unique_ptr<const Optimizer> optimizer;  // null: the servers only sum
-  Compression compression;
-  Reduction reduction = Reduction::kSum;
-  bool has_keys = false;
-};
 
 // Immutable after define().
 struct ServerKey {
   KeyPlan plan;
   std::string name;
   int store = 0;
-  Compression compression;  // of what is pushed; and steps, and sums of a codec that carries them, are sent so
-  Reduction reduction = Reduction::kSum;
   const Machines* machines = nullptr;  // the server's
   // Whether the leader of each machine pushes for all its workers, and gets the value for them.
   bool aggregated = false;
   // Another plan of a key that trains already: its rows and their state come from there, and its rounds go on.
   bool is_successor = false;
 
-  bool averages() const { return reduction != Reduction::kSum; }
   // By what the sum of so many workers' gradients is divided.
-  int divisor(int present) const { return reduction == Reduction::kMean ? machines->num_workers() : present; }
-
-  // Its optimizer is SGD, whose momentum the workers apply: they push steps, whose sum is subtracted from the value.
-  bool takes_steps() const { return compression.makes_steps(); }
+  int divisor(int present) const { return plan.reduction == Reduction::kMean ? machines->num_workers() : present; }
 
   // Whose first value a worker waits for, besides rank 0's: who pushes for others must know the key before they push.
   int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : 0; }

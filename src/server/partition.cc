@@ -88,7 +88,7 @@ void ServerPartition::finish(Reply& reply) {
   RowSum& sum = total_.sum();
   const std::vector<int64_t> touched = sum.ids();
   const Optimizer* const its = optimizer();
-  if (round_.present > 0 && key.averages()) {
+  if (round_.present > 0 && key.plan.averages()) {
     if (its == nullptr)
       sum.divide(key.divisor(round_.present));
     else

@@ -13,7 +13,9 @@
 namespace p3 {
 
 void Registry::define(const KeyPlan& plan, std::string name, int store) {
-  if (!makes_sense(plan)) host_.refuse_call("the plan of key '" + name + "' makes no sense.");
+  check(plan.codec);
+  if (const std::string problem = problem_with(plan); !problem.empty())
+    host_.refuse_call("key '" + name + "' cannot have its plan: " + problem + ".");
   if ((!plan.is_synchronous() || plan.is_gathered()) && host_.outlives_workers)
     host_.refuse_call("key '" + name + "' has " + (plan.is_gathered() ? "factors" : "staleness") +
                       ", and no worker of such a key can be replaced.");
@@ -27,20 +29,11 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
   key.plan = plan;
   key.name = std::move(name);
   key.store = store;
+  key.aggregated = aggregates_ && plan.adds_up_on_machine();
   {
     MutexLock lock(mutex_);
-    Store& settings = stores_[store];
-    settings.has_keys = true;
-    if (!plan.has_rows() && !plan.is_gathered())
-      key.compression = settings.compression.for_key(plan.dtype, plan.is_vector);
-    if (!plan.is_gathered()) key.reduction = settings.reduction;
-    key.aggregated = aggregates_ && key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
+    check_momentum(key, optimizer_of_store(store));
   }
-  if (key.takes_steps() && !plan.is_synchronous())
-    host_.refuse_call("key '" + key.name + "' has staleness, but deep gradient compression needs common rounds.");
-  if (key.averages() && !is_float(plan.dtype))
-    host_.refuse_call("key '" + key.name + "' is of type " + name_of(plan.dtype) +
-                      "; only floating point keys can be averaged.");
   add(std::move(entry), 1);
 }
 
@@ -50,12 +43,12 @@ void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
   {
     MutexLock lock(mutex_);
     const auto found = keys_.find(predecessor);
-    if (found == keys_.end() || !makes_sense(plan) || !plan.has_rows() || !plan.is_synchronous() ||
+    if (found == keys_.end() || !problem_with(plan).empty() || !plan.has_rows() || !plan.is_synchronous() ||
         !found->second->key.plan.is_synchronous() || plan.elements != found->second->key.plan.elements ||
         plan.row_elements != found->second->key.plan.row_elements || plan.dtype != found->second->key.plan.dtype)
       host_.refuse_call("key " + std::to_string(predecessor) + " can have no such successor.");
     entry->key = found->second->key;
-    if (const Optimizer* optimizer = stores_.at(entry->key.store).optimizer.get())
+    if (const Optimizer* optimizer = optimizer_of_store(entry->key.store))
       parts += optimizer->state_count() + optimizer->needs_master(plan.dtype);
   }
   entry->key.plan = plan;
@@ -117,60 +110,38 @@ bool Registry::drop_store(int store) {
   leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(), is_idle), leaving_.end());
   if (std::any_of(leaving_.begin(), leaving_.end(), [=](const auto& entry) { return entry->key.store == store; }))
     return false;
-  stores_.erase(store);
+  optimizers_.erase(store);
   return true;
 }
 
 void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
   auto optimizer = Optimizer::make(spec);
   MutexLock lock(mutex_);
-  Store& settings = stores_[store];
-  if (settings.optimizer != nullptr) host_.refuse_call("store " + std::to_string(store) + " has an optimizer already.");
-  settings.optimizer = std::move(optimizer);
-  check_together(store, settings);
+  if (optimizer_of_store(store) != nullptr)
+    host_.refuse_call("store " + std::to_string(store) + " has an optimizer already.");
+  for (const auto& [wire_key, entry] : keys_)
+    if (entry->key.store == store) check_momentum(entry->key, optimizer.get());
+  optimizers_[store] = std::move(optimizer);
 }
 
-void Registry::set_compression(int store, const Compression& compression) {
-  check(compression);
-  MutexLock lock(mutex_);
-  Store& settings = without_keys(store);
-  settings.compression = compression;
-  check_together(store, settings);
+const Optimizer* Registry::optimizer_of_store(int store) const {
+  const auto found = optimizers_.find(store);
+  return found == optimizers_.end() ? nullptr : found->second.get();
 }
 
-void Registry::set_reduction(int store, Reduction reduction) {
-  MutexLock lock(mutex_);
-  Store& settings = without_keys(store);
-  settings.reduction = reduction;
-  check_together(store, settings);
-}
-
-// What deep gradient compression leaves to the workers, nobody else must do as well.
-void Registry::check_together(int store, const Store& settings) const {
-  if (!settings.compression.makes_steps()) return;
-  const auto refuse = [&](const std::string& why) {
-    host_.refuse_call("store " + std::to_string(store) + " has deep gradient compression, " + why + ".");
-  };
-  if (settings.reduction != Reduction::kSum) refuse("which sums gradients and does not average them");
-  if (settings.optimizer == nullptr) return;
-  const OptimizerSpec& spec = settings.optimizer->spec();
+// What the workers do of SGD, nobody else must do as well.
+void Registry::check_momentum(const ServerKey& key, const Optimizer* optimizer) const {
+  if (!key.plan.takes_steps() || optimizer == nullptr) return;
+  const OptimizerSpec& spec = optimizer->spec();
   const bool is_sgd = spec.algorithm == Algorithm::kSgd || spec.algorithm == Algorithm::kTorchSgd;
   if (!is_sgd || spec.nesterov || spec.dampening != 0 || spec.maximize || spec.clip_gradient >= 0)
-    refuse("which is for SGD with momentum alone");
-}
-
-Store& Registry::without_keys(int store) {
-  Store& settings = stores_[store];
-  if (settings.has_keys)
-    host_.refuse_call("store " + std::to_string(store) +
-                      " has keys already; set its compression and reduction before its first init.");
-  return settings;
+    host_.refuse_call("key '" + key.name + "' has deep gradient compression, which is for SGD with momentum alone.");
 }
 
 const Optimizer* Registry::optimizer_of(const ServerKey& key) const {
-  if (key.plan.is_gathered()) return nullptr;  // the workers update
+  if (key.plan.update == Update::kWorkers) return nullptr;
   MutexLock lock(mutex_);
-  const Optimizer* optimizer = stores_.at(key.store).optimizer.get();
+  const Optimizer* optimizer = optimizer_of_store(key.store);
   if (optimizer != nullptr && !is_float(key.plan.dtype))
     host_.refuse_call("key '" + key.name + "' is of type " + name_of(key.plan.dtype) +
                       "; an optimizer updates floating point keys only.");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "p3/machines.h"
+#include "p3/optimizer.h"
 #include "p3/slicing.h"
 #include "p3/thread_annotations.h"
 #include "server/key.h"
@@ -37,8 +38,6 @@ class Registry {
   // In the receiver thread, so that no frame is between find() and Shard::uses.
   bool drop_store(int store);
   void set_optimizer(int store, const OptimizerSpec& spec);
-  void set_compression(int store, const Compression& compression);
-  void set_reduction(int store, Reduction reduction);
 
   const Optimizer* optimizer_of(const ServerKey& key) const;
   bool can_move(const ServerKey& key, uint32_t plan) const;
@@ -78,8 +77,10 @@ class Registry {
 
   void add(std::unique_ptr<Entry> entry, int parts);
   std::unique_ptr<Shard> make_shard(const ServerKey& key, uint32_t index, int thread, int parts);
-  Store& without_keys(int store) P3_REQUIRES(mutex_);
-  void check_together(int store, const Store& settings) const;
+  // Null: the servers only reduce.
+  const Optimizer* optimizer_of_store(int store) const P3_REQUIRES(mutex_);
+  // Of keys whose momentum the workers apply, to what they push.
+  void check_momentum(const ServerKey& key, const Optimizer* optimizer) const;
 
   const int rank_, num_servers_, threads_;
   const Machines& machines_;
@@ -92,7 +93,7 @@ class Registry {
   std::unordered_map<uint32_t, std::unique_ptr<Entry>> keys_ P3_GUARDED_BY(mutex_);
   std::vector<LentBuffers> still_lent_ P3_GUARDED_BY(mutex_);          // by keys that were dropped
   std::vector<std::unique_ptr<Entry>> leaving_ P3_GUARDED_BY(mutex_);  // of stores that were dropped, and are not idle
-  std::map<int, Store> stores_ P3_GUARDED_BY(mutex_);
+  std::map<int, std::unique_ptr<const Optimizer>> optimizers_ P3_GUARDED_BY(mutex_);  // by store
 };
 
 }  // namespace p3

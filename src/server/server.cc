@@ -89,8 +89,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       refuse_call("slice " + std::to_string(slice) + " of key " + std::to_string(wire_key) + " cannot be loaded.");
   }
   void set_optimizer(int store, const OptimizerSpec& spec) override { registry_.set_optimizer(store, spec); }
-  void set_compression(int store, const Compression& how) override { registry_.set_compression(store, how); }
-  void set_reduction(int store, Reduction reduction) override { registry_.set_reduction(store, reduction); }
 
   void fail(const Error& error) override { transport_.fail(error); }
   std::optional<Error> error() const override { return transport_.error(); }

@@ -55,7 +55,7 @@ const char* Shard::problem_with(const Header& header, int worker) const {
 
 bool Shard::has_state(uint8_t part) const {
   const Optimizer* const its = optimizer();
-  if (its == nullptr || key.takes_steps()) return false;
+  if (its == nullptr || key.plan.takes_steps()) return false;
   if (part == kMaster) return its->needs_master(key.plan.dtype);
   return part >= 1 && part <= its->state_count();
 }

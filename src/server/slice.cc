@@ -22,15 +22,15 @@ Frame without_content(Frame frame) {
 
 ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
     : DenseShard(its_key, its_index, its_thread, host),
-      pushed_bytes_(encoded_bytes(key.compression.encoding, dtype_, elements_)),
+      pushed_bytes_(encoded_bytes(key.plan.codec.encoding, dtype_, elements_)),
       outstanding_(key.pushes_of_round()),
-      total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient, key.compression.encoding,
+      total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient, key.plan.codec.encoding,
              host.sum_order == SumOrder::kRank) {
   const Machines& machines = *key.machines;
   if (host.sum_order != SumOrder::kRank || key.pushes_of_round() == machines.count()) return;
   for (int machine = 0; machine < machines.count(); ++machine)
     machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), dtype_, static_cast<uint32_t>(elements_),
-                          host.transient, key.compression.encoding);
+                          host.transient, key.plan.codec.encoding);
 }
 
 // --- a round -------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ void ServerSlice::add(Task& task) {
   round_.is_filled |= task.is_filled;
   if (worker == 0) priority_ = task.header.priority;
   PooledBuffer gradient = std::move(task.payload);
-  Compression sent = key.compression;
+  Compression sent = key.plan.codec;
   sent.encoding = static_cast<Encoding>(task.header.encoding);
   if (host_.sum_order != SumOrder::kRank) return total_.add(0, std::move(gradient), sent);
   if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, std::move(gradient), sent);
@@ -85,21 +85,21 @@ void ServerSlice::update() {
   drop_replaced();
   step_.give_back();
   const Optimizer* const its = optimizer();
-  if (key.takes_steps() && its == nullptr && round_.present > 0)
+  if (key.plan.takes_steps() && its == nullptr && round_.present > 0)
     host_.refuse_call("key '" + key.name +
                       "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
                       "first push.");
   published_scalars_ = round_.numbers.scalars;
   void* sum = total_.take().release();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
-  if (sum != nullptr && key.takes_steps()) {
+  if (sum != nullptr && key.plan.takes_steps()) {
     take_step(static_cast<const float*>(sum));
   } else if (sum != nullptr && its == nullptr) {
-    if (key.averages()) divide_sum(dtype_, sum, key.divisor(round_.present), elements_);
+    if (key.plan.averages()) divide_sum(dtype_, sum, key.divisor(round_.present), elements_);
     publish_sum(sum);
   } else if (sum != nullptr) {
     make_state(*its);
-    if (key.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present);
+    if (key.plan.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present);
     value_encoding_ = Encoding::kPlain;
     its->update(dtype_, value_, master_, state_.data(), sum, elements_, round_.numbers.scalars);
   }
@@ -108,10 +108,10 @@ void ServerSlice::update() {
 }
 
 void ServerSlice::publish_sum(void*& sum) {
-  if (key.compression.carries_sums()) {
+  if (key.plan.codec.carries_sums()) {
     if (!wire_value_) wire_value_ = PooledBuffer(host_.values, pushed_bytes_);
-    encode(key.compression, static_cast<const float*>(sum), nullptr, wire_value_.data(), elements_);
-    value_encoding_ = key.compression.encoding;
+    encode(key.plan.codec, static_cast<const float*>(sum), nullptr, wire_value_.data(), elements_);
+    value_encoding_ = key.plan.codec.encoding;
   } else if (sum_dtype_ == dtype_) {
     std::swap(value_, sum);
   } else {

@@ -54,7 +54,7 @@ const char* StalePartition::update(const Optimizer* optimizer, Task& task) {
   if (const char* missing = Unanswered::problem_with_gradient(optimizer)) return missing;
   if (!std::exchange(its.is_counted, true)) {  // all frames of a push are one update
     its.scalars = updates_.next(optimizer->spec(), task.header.scalars);
-    if (key.averages()) its.scalars.rescale /= static_cast<double>(workers());
+    if (key.plan.averages()) its.scalars.rescale /= static_cast<double>(workers());
   }
   const RoundScalars& scalars = its.scalars;
   if (sum_dtype_ == dtype_) {

@@ -54,14 +54,14 @@ struct Operation {
 
 struct Key final : Lender {
   Key(std::function<void(Key&)> its_frame_left, std::string its_name, uint64_t its_elements, DType its_dtype,
-      uint32_t its_row_elements, const Compression& its_compression)
+      uint32_t its_row_elements, const Compression& its_codec)
       : frame_left(std::move(its_frame_left)),
         name(std::move(its_name)),
         elements(its_elements),
         dtype(its_dtype),
         row_elements(its_row_elements),
-        compression(its_compression),
-        residual(compression.residuals() * elements) {
+        codec(its_codec),
+        residual(codec.residuals() * elements) {
     counters.has_rows = row_elements > 0;
   }
 
@@ -71,11 +71,12 @@ struct Key final : Lender {
   const uint64_t elements;
   const DType dtype;
   const uint32_t row_elements;  // 0: a dense key
-  const Compression compression;
+  const Compression codec;
   uint64_t rows() const { return elements / row_elements; }
   bool fits(const KeyPlan& its_plan) const {
     return its_plan.elements == elements && its_plan.dtype == dtype && its_plan.row_elements == row_elements &&
-           its_plan.parts == (factored == nullptr ? 0 : factored->workers()) && makes_sense(its_plan);
+           its_plan.parts == (factored == nullptr ? 0 : factored->workers()) && its_plan.codec == codec &&
+           problem_with(its_plan).empty();
   }
 
   // What compression has left out so far; while a push is under way, who sends. Of steps: u, then v (numeric/dgc.h).
@@ -90,7 +91,7 @@ struct Key final : Lender {
   // Of a key of factors, whose elements are those of one worker's; else null. While a round is under way, who computes.
   std::unique_ptr<FactoredUpdate> factored;
 
-  bool takes_steps() const { return compression.makes_steps(); }
+  bool takes_steps() const { return codec.makes_steps(); }
   // What a snapshot keeps of it: the residual, and how far the warm-up is.
   size_t kept_floats() const { return residual.size() + (takes_steps() ? kRoundFloats : 0); }
 

@@ -12,7 +12,7 @@ namespace p3 {
 
 std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Encoding encoding = data_ == nullptr ? Encoding::kAbsent : Encoding::kPlain;
-  if (kind == Kind::kPush) encoding = key_.compression.encoding;
+  if (kind == Kind::kPush) encoding = key_.codec.encoding;
   if (kind == Kind::kPush) change_ = std::exchange(key_.residual_change, {});
   Frame frame;
   frame.header = header_of(header, encoding);
@@ -37,7 +37,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
 void SliceTransfer::encode(const Header& header, const void* gradient, void* payload) {
   if (key_.takes_steps()) return encode_step(header, gradient, payload);
   const Slice slice = slice_at(*key_.plan, header.slice);
-  p3::encode(key_.compression, static_cast<const float*>(gradient), residual_of(slice), payload, slice.elements);
+  p3::encode(key_.codec, static_cast<const float*>(gradient), residual_of(slice), payload, slice.elements);
 }
 
 float* SliceTransfer::residual_of(const Slice& slice) const {
@@ -51,7 +51,7 @@ float* SliceTransfer::residual_of(const Slice& slice) const {
 }
 
 size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {
-  return p3::elements_to_send(dgc_of(key_.compression), key_.rounds_before + header.round, slice.elements);
+  return p3::elements_to_send(dgc_of(key_.codec), key_.rounds_before + header.round, slice.elements);
 }
 
 void SliceTransfer::size_step(Header& header, const Slice& slice) const {
@@ -70,7 +70,7 @@ void SliceTransfer::encode_step(const Header& header, const void* gradient, void
   }
   const Slice slice = slice_at(*key_.plan, header.slice);
   float* const u = key_.residual.data() + slice.offset;
-  const DgcStep step{key_.momentum, *rate_, dgc_of(key_.compression).masking, elements_to_send(header, slice)};
+  const DgcStep step{key_.momentum, *rate_, dgc_of(key_.codec).masking, elements_to_send(header, slice)};
   p3::encode_step(step, static_cast<const float*>(gradient), u, u + key_.elements, payload, slice.elements);
 }
 
@@ -91,8 +91,8 @@ const char* SliceTransfer::problem_with(const Header& header) const {
 bool SliceTransfer::may_come(Encoding encoding) const {
   if (encoding == Encoding::kPlain) return kind != Kind::kStore;
   if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
-  if (encoding != key_.compression.encoding) return false;
-  return key_.takes_steps() ? is_round() : key_.compression.carries_sums() && (is_round() || key_.catches_up);
+  if (encoding != key_.codec.encoding) return false;
+  return key_.takes_steps() ? is_round() : key_.codec.carries_sums() && (is_round() || key_.catches_up);
 }
 
 // An encoded sum into the end of its place: decode_in_place(). A step elsewhere: it changes the value that is there.

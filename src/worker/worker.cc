@@ -94,9 +94,9 @@ void Worker::start() {
 
 // --- keys ----------------------------------------------------------------------------------------------------------
 
-int Worker::declare(std::string name, uint64_t elements, DType dtype, const Compression& compression) {
-  check(compression);
-  return impl_->add_key(std::move(name), elements, dtype, 0, compression.for_key(dtype));
+int Worker::declare(std::string name, uint64_t elements, DType dtype, const Compression& codec) {
+  check(codec);
+  return impl_->add_key(std::move(name), elements, dtype, 0, codec);
 }
 
 void Worker::set_momentum(int handle, double momentum, double clip_norm) {
@@ -134,10 +134,10 @@ int Worker::declare_rows(std::string name, uint64_t rows, uint64_t row_elements,
 }
 
 int Worker::Impl::add_key(std::string&& name, uint64_t elements, DType dtype, uint32_t row_elements,
-                          const Compression& compression) {
+                          const Compression& codec) {
   MutexLock lock(mutex_);
   keys_.try_emplace(
-      declared_, [this](Key& key) { count_down(key); }, std::move(name), elements, dtype, row_elements, compression);
+      declared_, [this](Key& key) { count_down(key); }, std::move(name), elements, dtype, row_elements, codec);
   return declared_++;
 }
 
@@ -179,7 +179,7 @@ Key& Worker::Impl::key_for(int handle, const void* landing) {
 
 Key& Worker::Impl::key_with_residual(int handle) {
   Key& found = key(handle);
-  if (found.compression.residuals() == 0)
+  if (found.codec.residuals() == 0)
     refuse_call("the compression of key '" + found.name + "' leaves nothing out, so the key has no residual");
   return found;
 }
@@ -209,7 +209,7 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
     key.plan = plan;
     key.catches_up = catches_up;
-    const bool aggregated = key.compression.encoding == Encoding::kPlain && plan.is_synchronous();
+    const bool aggregated = plan.adds_up_on_machine();
     key.by_leader = aggregated && impl_->leader_van_ >= 0;
     if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(key, plan, 1);
     impl_->handle_of_wire_key_[plan.wire_key] = handle;
@@ -402,7 +402,7 @@ void Worker::capture(int key, uint64_t snapshot, float* residual, Done done) {
   impl_->submit(captured, {{std::move(transfer), std::move(done), 0, scalars}});
 }
 
-bool Worker::keeps_residual(int key) const { return impl_->key(key).compression.residuals() > 0; }
+bool Worker::keeps_residual(int key) const { return impl_->key(key).codec.residuals() > 0; }
 
 size_t Worker::residual_floats(int key) const { return impl_->key_with_residual(key).kept_floats(); }
 

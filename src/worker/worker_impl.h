@@ -56,8 +56,7 @@ class Worker::Impl final : public Transport::Handler {
   Key& key_for(int handle, const void* landing);  // rows alone can stay on the servers
   Key& key_with_residual(int handle);
   void require_idle_residual(const Key& key) const P3_REQUIRES(mutex_);
-  int add_key(std::string&& name, uint64_t elements, DType dtype, uint32_t row_elements,
-              const Compression& compression);
+  int add_key(std::string&& name, uint64_t elements, DType dtype, uint32_t row_elements, const Compression& codec);
   int add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there = kNoPeer, bool is_bounded = false);
   int van_of_server(int server) const;
   // What fetches or stores a part of a dense key's state, where it is.

@@ -8,7 +8,7 @@ from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import KeyPlan
 
 WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
 SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
@@ -452,7 +452,8 @@ def test_nobody_waits_for_an_option_that_rank_0_left_without():
         (WORKERS[0], "abort", {"text": "x"}),
         (WORKERS[0], "agreed", {"store": 0, "name": "w", "shape": [], "dtype": "float32", "wire_key": 0,
                                 "first_slice": 0, "slice_elements": 1, "row_elements": 0, "partitions": 0,
-                                "staleness": 0, "is_vector": False, "parts": 0}),
+                                "parts": 0, "staleness": 0,
+                                "codec": {}, "reduction": "sum", "update": "servers"}),
     ],
 )
 def test_what_a_node_may_not_say_is_refused(node, kind, fields):

@@ -17,7 +17,7 @@ from core_jobs import DEADLINE_S, HALF, SGD, Job, bfloat16_bits, of_bfloat16_bit
 
 import p3
 from p3._core import DTYPES, MASTER, P3Error, P3Worker
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import KeyPlan
 
 PACKAGE = Path(p3.__file__).parent
 
@@ -229,8 +229,7 @@ def test_impossible_times_are_refused(options):
 def test_workers_may_skip_rounds_in_every_mixture(dtype, reduction):
     random = np.random.RandomState(3)
     with Job(num_workers=3) as job:
-        job.set_on_servers("set_reduction", reduction)
-        key = job.key(2500, dtype)
+        key = job.key(2500, dtype, reduction=reduction)
         job.init(key, np.zeros(2500, dtype))
         before = np.full(2500, 7, dtype)
         for present in itertools.product([False, True], repeat=3):
@@ -258,7 +257,6 @@ def test_sums_of_compressed_gradients_are_those_of_numpy(kind, elements, ring_by
     random = np.random.RandomState(elements)
     compression, make = COMPRESSIONS[kind]
     with Job(ring_bytes=ring_bytes) as job:
-        job.set_on_servers("set_compression", compression)
         key = job.key(elements, compression=compression)
         first = random.randn(elements).astype("float32")
         for landing in job.init(key, first):
@@ -281,8 +279,6 @@ def test_sums_of_compressed_gradients_are_those_of_numpy(kind, elements, ring_by
 )
 def test_an_impossible_compression_is_refused(compression, message):
     with Job() as job:
-        with pytest.raises(ValueError, match=message):
-            job.set_on_servers("set_compression", compression)
         with pytest.raises(ValueError, match=message):
             job.workers[0].declare("x", 10, DTYPES["float32"], compression)
 

@@ -74,7 +74,6 @@ def test_a_restored_residual_goes_on_as_if_nothing_had_happened():
     random = np.random.RandomState(3)
     gradients = [[(random.randn(250) / 4).astype("float32") for _ in range(2)] for _ in range(8)]
     with Job(num_workers=2, slice_elements=100) as job:
-        job.set_on_servers("set_compression", TWO_BIT)
         key = job.key(250, compression=TWO_BIT)
         job.init(key, np.zeros(250, "float32"))
         for pushed in gradients[:4]:
@@ -84,7 +83,6 @@ def test_a_restored_residual_goes_on_as_if_nothing_had_happened():
         undisturbed = [job.push(key, pushed)[0] for pushed in gradients[4:]]
         assert np.abs(residuals).max() > 0.01
     with Job(num_workers=2, slice_elements=70) as job:
-        job.set_on_servers("set_compression", TWO_BIT)
         key = job.key(250, compression=TWO_BIT)
         job.init(key, np.zeros(250, "float32"))
         for worker, residual in zip(job.workers, residuals):

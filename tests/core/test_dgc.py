@@ -29,7 +29,6 @@ class DgcJob(Job):
     def __init__(self, elements, options, num_workers, momentum=0.9, num_servers=2, **more):
         super().__init__(num_workers, num_servers, SLICE, **more)
         self.compression = dgc.with_defaults({"type": "dgc", **options})
-        self.set_on_servers("set_compression", self.compression)
         self.set_on_servers("set_optimizer", dict(MOMENTUM, momentum=momentum))
         self.elements = elements
         self.handle = self.key(elements, compression=self.compression)
@@ -241,8 +240,6 @@ def test_the_formula_is_that_of_the_paper_for_large_tensors():
 def test_it_needs_options_that_make_sense():
     with Job() as job:
         for ratio in (0.0, -0.1, 1.5, float("nan")):
-            with pytest.raises(ValueError, match="ratio"):
-                job.set_on_servers("set_compression", {"type": "dgc", "ratio": ratio})
             with pytest.raises(ValueError, match="ratio"):
                 job.workers[0].declare("x", 10, DTYPES["float32"], {"type": "dgc", "ratio": ratio})
         with pytest.raises(ValueError, match="keeps no|leaves nothing out"):

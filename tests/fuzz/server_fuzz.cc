@@ -29,6 +29,7 @@ KeyPlan with_staleness(KeyPlan plan) {
 KeyPlan gathered(uint32_t wire_key) {
   KeyPlan plan = dense(wire_key, DType::kFloat32, 50);
   plan.parts = kWorkers;
+  plan.update = Update::kWorkers;
   return plan;
 }
 
@@ -144,8 +145,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::array<FuzzPeer, kWorkers> peers;
   const auto owned = Server::make(0, 1, kWorkers, options);
   Server& server = *owned;
-  server.set_compression(0, compression);
-  server.set_reduction(0, choices & 16 && !takes_steps ? Reduction::kAverage : Reduction::kSum);
   if (choices & 32 || takes_steps) {
     OptimizerSpec spec;
     spec.momentum = choices & 64 ? 0.5 : 0;
@@ -155,11 +154,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (uint32_t rank = 0; rank < kWorkers; ++rank)
     server.add_worker(static_cast<int>(rank), peers[rank].connect(), "a worker");
   std::vector<KeyPlan> plans(kPlans.begin(), kPlans.begin() + (more & 64 ? 4 : 3));
+  for (KeyPlan& plan : plans) {
+    if (choices & 16 && !takes_steps) plan.reduction = Reduction::kAverage;
+    if (plan.has_rows()) continue;
+    plan.codec = compression.for_key(plan.dtype);
+    if (plan.codec.makes_steps()) plan.update = Update::kSteps;
+  }
   for (size_t i = 0; i < 3; ++i) server.define(plans[i], "key", 0);
   if (more & 64) server.define_successor(plans[3], plans[2].wire_key);
   for (size_t i = kFirstApart; i < kGathered && apart & 1 && !takes_steps; ++i) {
     plans.push_back(kPlans[i]);
     if (apart & 2) plans.back().staleness = kUnboundedStaleness;
+    if (choices & 16) plans.back().reduction = Reduction::kAverage;
+    if (!plans.back().has_rows()) plans.back().codec = compression;
     server.define(plans.back(), "key with staleness", 0);
   }
   if (apart & 4) {

@@ -87,7 +87,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool takes_steps = compression.encoding == Encoding::kTopK, is_apart = apart & 1 && !takes_steps;
   const bool has_factors = apart & 4 && !is_apart;
   std::array<KeyPlan, 2> plans = {plan_of(1, 0, is_apart), plan_of(2, 3, is_apart)};
-  if (has_factors) plans[0].parts = 2;
+  if (has_factors)
+    plans[0].parts = 2, plans[0].update = Update::kWorkers;
+  else
+    plans[0].codec = compression, plans[0].update = takes_steps ? Update::kSteps : Update::kServers;
 
   // Outlive the worker, which borrows them to its end.
   std::vector<float> gradient(60, 1), landing(60), row_landing(60);

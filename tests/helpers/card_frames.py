@@ -7,7 +7,7 @@ from typing import Tuple
 
 import numpy as np
 
-from p3.key_plan import KeyPlan
+from p3.plan.key_plan import KeyPlan
 from p3.placement import Placement
 
 

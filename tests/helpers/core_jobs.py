@@ -6,7 +6,8 @@ import socket
 import numpy as np
 
 from p3._core import DTYPES, NO_SCALARS, P3Server, P3Worker, make_ring, state_parts
-from p3.key_plan import KeyPlan
+from p3.plan import planner
+from p3.plan.key_plan import KeyPlan
 
 DEADLINE_S = 20
 SGD = {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision": False}
@@ -61,10 +62,12 @@ class Job:
         for node in self.servers:
             node.stop()
 
-    def key(self, elements, dtype="float32", compression=None):
+    def key(self, elements, dtype="float32", compression=None, reduction="sum"):
         """The handle of a new key, the same on every worker."""
         wire_key = self.keys
-        plan = KeyPlan(wire_key, dtype, elements, self.slices, self.slice_elements)
+        options = {"compression": compression, "reduction": {"type": reduction}}
+        axes = planner.axes((elements, 1), dtype, options)
+        plan = KeyPlan(wire_key, dtype, elements, self.slices, self.slice_elements, **axes._asdict())
         self.keys += 1
         self.slices += plan.slices
         for server in self.servers:
@@ -131,11 +134,12 @@ class RowsJob(Job):
     def __init__(self, value, workers=2, servers=2, partitions=2, slice_elements=8, optimizer=None, average=False,
                  **server_options):
         super().__init__(workers, servers, slice_elements, **server_options)
-        if average:
-            self.set_on_servers("set_reduction", "average")
         rows, row_elements = value.shape
         code = DTYPES[value.dtype.name]
-        self.plan = KeyPlan(0, value.dtype.name, value.size, 0, slice_elements, row_elements, partitions)
+        self.plan = KeyPlan(
+            0, value.dtype.name, value.size, 0, slice_elements, row_elements, partitions,
+            reduction="average" if average else "sum",
+        )  # fmt: skip
         for server in self.servers:
             server.define(self.plan, "emb")
         for worker in self.workers:

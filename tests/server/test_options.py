@@ -76,11 +76,12 @@ def apply():
 
 
 @pytest.mark.parametrize("name, value", SENSIBLE)
-def test_a_server_passes_an_option_to_its_core_and_answers(apply, name, value):
+def test_a_server_answers_and_passes_an_optimizer_to_its_core(apply, name, value):
+    """Of the other options it has what the plan of each key says."""
     core = RecordingCore()
     answer = apply(core, {"kind": "set_option", "store": 3, "name": name, "value": value})
     assert answer == {"kind": "option_set", "store": 3, "name": name}
-    assert core.calls == [("set_" + name, 3, value["type"] if name == "reduction" else value)]
+    assert core.calls == ([("set_optimizer", 3, value)] if name == "optimizer" else [])
 
 
 @pytest.mark.parametrize("name, value", [("momentum", {}), ("compression", {"type": "3bit"}), ("reduction", {})])

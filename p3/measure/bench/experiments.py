@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from p3 import key_plan
+from p3.plan import key_plan
 from p3.errors import ConfigError
 from p3.measure.bench import nets
 from p3.measure.bench import validation as validated

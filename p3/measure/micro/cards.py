@@ -29,8 +29,8 @@ import time
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
-from p3 import key_plan
-from p3.key_plan import KeyPlan
+from p3.plan import key_plan
+from p3.plan.key_plan import KeyPlan
 from p3.measure.arguments import number
 from p3.measure.bench import jobs, machine
 from p3.measure.lab.hosts import Host, lab

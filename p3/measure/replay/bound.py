@@ -21,7 +21,7 @@ import argparse
 import sys
 from typing import List, NamedTuple, Optional, Sequence, Union
 
-from p3 import key_plan
+from p3.plan import key_plan
 from p3.measure.arguments import number, slice_size
 from p3.measure.replay import models
 from p3.measure.replay.payloads import ENCODINGS, Compression, of_broadcast, of_push

@@ -13,7 +13,7 @@ import os
 
 import numpy as np
 
-from p3 import key_plan
+from p3.plan import key_plan
 from p3.measure.replay import models
 from p3.measure.replay.dgc_reference import Dgc, take_steps
 from p3.measure.replay.worker import Replay

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Dict, List, Mapping, Optional, Tuple, Union
 
-from p3 import key_plan
+from p3.plan import key_plan
 from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
 from p3.measure.replay import jitter, models
 from p3.measure.replay.bound import Cluster, Overhead

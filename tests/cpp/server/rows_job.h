@@ -37,8 +37,8 @@ struct RowsJob : Job {
     plan.partitions = 2;
     plan.slice_elements = 3 * kRow;
     plan.staleness = staleness;
+    if (average) plan.reduction = Reduction::kAverage;
     if (with_optimizer) server.set_optimizer(0, OptimizerSpec());
-    server.set_reduction(0, average ? Reduction::kAverage : Reduction::kSum);
     server.define(plan, "emb", 0);
   }
 

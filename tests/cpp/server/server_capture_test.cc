@@ -162,7 +162,7 @@ TEST_P(ServerCapture, OfFloat16HasAFloat32MasterAndState) {
 
 TEST_P(ServerCapture, OfSumsThatTravelAsFloat16IsWhatTheWorkersGot) {
   CaptureJob job(1, with());
-  job.server.set_compression(0, {Encoding::kFloat16, 0});
+  job.set_codec({Encoding::kFloat16, 0});
   job.define(1, 3);
   job.initialise(1, {9, 9, 9});
   Header push = Job::header(FrameKind::kPush, 1, 0, 1, 3);
@@ -180,7 +180,7 @@ TEST_P(ServerCapture, OfSumsThatTravelAsFloat16IsWhatTheWorkersGot) {
 // A round that all skip leaves the sum where it was, and as it was.
 TEST_P(ServerCapture, OfSumsThatTravelAsFloat16StaysAfterARoundThatAllSkip) {
   CaptureJob job(2, with());
-  job.server.set_compression(0, {Encoding::kFloat16, 0});
+  job.set_codec({Encoding::kFloat16, 0});
   job.define(1, 2);
   job.initialise(1, {9, 9});
   Header push = Job::header(FrameKind::kPush, 1, 0, 1, 2);

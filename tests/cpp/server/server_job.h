@@ -48,9 +48,13 @@ struct Job {
     server.start();
   }
 
-  // A store's settings come before its first key.
+  void set_codec(const Compression& codec) {
+    axes.codec = codec;
+    axes.update = codec.makes_steps() ? Update::kSteps : Update::kServers;
+  }
+
   void define(uint32_t wire_key, uint64_t elements, DType dtype = DType::kFloat32) {
-    KeyPlan plan;
+    KeyPlan plan = axes;
     plan.wire_key = wire_key;
     plan.elements = elements;
     plan.dtype = dtype;
@@ -136,6 +140,7 @@ struct Job {
   std::vector<RawPeer> workers;
   const std::unique_ptr<Server> owned;
   Server& server;
+  KeyPlan axes;  // of keys to come
 };
 
 }  // namespace p3

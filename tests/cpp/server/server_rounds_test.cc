@@ -83,7 +83,7 @@ TEST_P(Rounds, AreTheSumOfThosePresentInEveryMixture) {
 
 TEST_P(Rounds, AreTheAverageOfThosePresent) {
   Job job(3, with());
-  job.server.set_reduction(0, Reduction::kAverage);
+  job.axes.reduction = Reduction::kAverage;
   job.define(1, 2);
   job.initialise(1, {0, 0});
   for (uint64_t round = 1; round <= 8; ++round) {
@@ -128,7 +128,7 @@ TEST_P(Rounds, WithoutAnyGradientLeaveWeightAndMomentumAlone) {
 TEST_P(Rounds, WithAnOptimizerRescaleToTheAverage) {
   Job job(2, with());
   job.server.set_optimizer(0, sgd());
-  job.server.set_reduction(0, Reduction::kAverage);
+  job.axes.reduction = Reduction::kAverage;
   job.define(1, 1);
   job.initialise(1, {10});
   job.push(0, 1, 1, {1}, 0, 0, 1.0);
@@ -142,7 +142,7 @@ TEST_P(Rounds, WithAnOptimizerRescaleToTheAverage) {
 TEST_P(Rounds, AddUpWhatTwoBitsSay) {
   Job job(2, with());
   const Compression compression{Encoding::kTwoBit, 0.5f};
-  job.server.set_compression(0, compression);
+  job.set_codec(compression);
   const size_t n = 35;
   job.define(1, n);
   job.initialise(1, std::vector<float>(n, 0));
@@ -172,7 +172,7 @@ TEST_P(Rounds, SendFloat16SumsAndExactWeights) {
   for (bool with_optimizer : {false, true}) {
     Job job(2, with());
     if (with_optimizer) job.server.set_optimizer(0, sgd());
-    job.server.set_compression(0, {Encoding::kFloat16, 0.5f});
+    job.set_codec({Encoding::kFloat16, 0.5f});
     job.define(1, 3);
     const std::vector<float> first = {1.0001f, 2.0001f, 70000.0f};
     job.initialise(1, first);  // never rounded
@@ -216,9 +216,9 @@ TEST_P(Rounds, ASlowWorkerGetsTheLastValueWholeThoughRankZeroGivesNewOnes) {
     SCOPED_TRACE(kind);
     Job job(2, with(), 4096);
     if (kind == kWeights) job.server.set_optimizer(0, sgd());
-    if (kind == kHalfSums) job.server.set_compression(0, {Encoding::kFloat16, 0.5f});
+    if (kind == kHalfSums) job.set_codec({Encoding::kFloat16, 0.5f});
     constexpr uint32_t kElements = 100000;  // more than all buffers of a connection hold
-    KeyPlan plan;
+    KeyPlan plan = job.axes;
     plan.wire_key = 1;
     plan.elements = plan.slice_elements = kElements;
     job.server.define(plan, "key1", 0);
@@ -374,7 +374,7 @@ TEST(ServerCompression, NoOtherEncodingThanAgreedIsTaken) {
     for (Encoding sent : {Encoding::kPlain, Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit}) {
       if (sent == agreed) continue;
       Job job(1);
-      job.server.set_compression(0, {agreed, 0.5f});
+      job.set_codec({agreed, 0.5f});
       job.define(1, 16);
       job.initialise(1, std::vector<float>(16));
       Header header = Job::header(FrameKind::kPush, 1, 0, 1, 16);
@@ -386,50 +386,60 @@ TEST(ServerCompression, NoOtherEncodingThanAgreedIsTaken) {
   }
 }
 
-TEST(ServerCompression, LeavesOtherTypesPlain) {
-  Job job(1);
-  job.server.set_compression(0, {Encoding::kTwoBit, 0.5f});
-  job.define(1, 1, DType::kFloat64);
-  const double value = 0.1;
-  for (FrameKind kind : {FrameKind::kInit, FrameKind::kPush}) {
-    Header header = Job::header(kind, 1, 0, kind == FrameKind::kPush, 1);
-    header.dtype = static_cast<uint8_t>(DType::kFloat64);
-    header.payload_bytes = sizeof value;
-    job.workers[0].send(header, &value);
-    EXPECT_EQ(encoding_of(job.workers[0].must_receive()), Encoding::kPlain);
-    EXPECT_EQ(std::memcmp(job.workers[0].payload.data(), &value, sizeof value), 0);
-  }
-}
-
-TEST(ServerSettings, ComeBeforeAStoresKeysAndMakeSense) {
-  const auto refusal = [](auto call) -> std::string {
+TEST(ServerPlans, MakeSense) {
+  const auto problem = [](auto change) -> std::string {
+    KeyPlan plan;
+    plan.wire_key = 2;
+    plan.elements = 1;
+    change(plan);
+    Job job(1);
     try {
-      call();
+      job.server.define(plan, "steps", 0);
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kUsage);
       return error.what();
     }
     return "";
   };
-  Job job(1);
-  EXPECT_EQ(left_out(refusal([&] { job.server.set_compression(0, {Encoding::kTwoBit, -1}); }), "threshold is -1"), "");
-  job.define(1, 1);
-  EXPECT_EQ(left_out(refusal([&] { job.server.set_compression(0, {}); }), "store 0 has keys already"), "");
-  EXPECT_EQ(left_out(refusal([&] { job.server.set_reduction(0, Reduction::kAverage); }), "store 0 has keys already"),
+  const Compression top_k{Encoding::kTopK, {0.1, 0, 0, 1}};
+  EXPECT_EQ(problem([](KeyPlan&) {}), "");
+  EXPECT_EQ(left_out(problem([](KeyPlan& plan) { plan.codec = {Encoding::kTwoBit, -1}; }), "threshold is -1"), "");
+  EXPECT_EQ(left_out(problem([](KeyPlan& plan) {
+                       plan.codec = {Encoding::kTwoBit, 0.5f};
+                       plan.dtype = DType::kFloat64;
+                     }),
+                     "2bit is not for such keys"),
             "");
-  job.server.set_reduction(1, Reduction::kAverage);  // another store
-  KeyPlan integers;
-  integers.wire_key = 2;
-  integers.elements = 1;
-  integers.dtype = DType::kInt32;
-  EXPECT_EQ(left_out(refusal([&] { job.server.define(integers, "steps", 1); }), "'steps' is of type int32"), "");
+  EXPECT_EQ(left_out(problem([&](KeyPlan& plan) { plan.codec = top_k; }), "contradict each other"), "");
+  EXPECT_EQ(left_out(problem([](KeyPlan& plan) { plan.update = Update::kSteps; }), "contradict each other"), "");
+  EXPECT_EQ(left_out(problem([&](KeyPlan& plan) {
+                       plan.codec = top_k;
+                       plan.update = Update::kSteps;
+                       plan.reduction = Reduction::kMean;
+                     }),
+                     "summed and not averaged"),
+            "");
+  EXPECT_EQ(left_out(problem([&](KeyPlan& plan) {
+                       plan.codec = top_k;
+                       plan.update = Update::kSteps;
+                       plan.staleness = 1;
+                     }),
+                     "with staleness the servers update"),
+            "");
+  EXPECT_EQ(left_out(problem([](KeyPlan& plan) { plan.update = Update::kWorkers; }), "what is gathered"), "");
+  EXPECT_EQ(left_out(problem([](KeyPlan& plan) {
+                       plan.dtype = DType::kInt32;
+                       plan.reduction = Reduction::kAverage;
+                     }),
+                     "averages cannot be of type int32"),
+            "");
   // The state of a float16 key has 4 bytes to each element, and its length must fit into a header.
-  KeyPlan large;
-  large.wire_key = 3;
-  large.elements = 1;
-  large.slice_elements = 1u << 30;
-  large.dtype = DType::kFloat16;
-  EXPECT_EQ(left_out(refusal([&] { job.server.define(large, "large", 0); }), "makes no sense"), "");
+  EXPECT_EQ(left_out(problem([](KeyPlan& plan) {
+                       plan.slice_elements = 1u << 30;
+                       plan.dtype = DType::kFloat16;
+                     }),
+                     "slices are too large"),
+            "");
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ using Elements = std::vector<std::pair<size_t, float>>;
 
 struct StepsJob : Job {
   explicit StepsJob(int num_workers, ServerOptions with = options()) : Job(num_workers, std::move(with)) {
-    server.set_compression(0, top_k());
+    set_codec(top_k());
     server.set_optimizer(0, momentum());
     define(1, kElements);
     value.assign(kElements, 1);
@@ -306,33 +306,27 @@ TEST(ServerStepsRefusal, OfPayloadsThatMakeNoSense) {
 }
 
 TEST(ServerStepsRefusal, OfPlainKeysThatGetThem) {
-  for (bool is_vector : {false, true}) {
-    Job job(1);
-    if (is_vector) job.server.set_compression(0, top_k());
-    job.server.set_optimizer(0, momentum());
-    KeyPlan plan;
-    plan.wire_key = 1;
-    plan.elements = kElements;
-    plan.is_vector = is_vector;
-    job.server.define(plan, "bias", 0);
-    job.initialise(1, std::vector<float>(kElements, 1));
-    job.push(0, 1, 1, std::vector<float>(kElements, 1), 0, 0, 0.5);  // the servers' SGD with momentum
-    EXPECT_EQ(job.receive_value(0), std::vector<float>(kElements, 0.5f));
-    job.push(0, 1, 2, std::vector<float>(kElements, 0), 0, 0, 0.5);
-    EXPECT_EQ(job.receive_value(0), std::vector<float>(kElements, 0.5f - 0.9f * 0.5f));
-    Header header = Job::header(FrameKind::kPush, 1, 0, 3, kElements);
-    header.encoding = static_cast<uint8_t>(Encoding::kTopK);
-    header.payload_bytes = 10;
-    job.workers[0].send_bytes(&header, sizeof header);
-    EXPECT_EQ(left_out(job.failure(), "in another encoding than agreed"), "");
-  }
+  Job job(1);
+  job.server.set_optimizer(0, momentum());
+  job.define(1, kElements);
+  job.initialise(1, std::vector<float>(kElements, 1));
+  job.push(0, 1, 1, std::vector<float>(kElements, 1), 0, 0, 0.5);  // the servers' SGD with momentum
+  EXPECT_EQ(job.receive_value(0), std::vector<float>(kElements, 0.5f));
+  job.push(0, 1, 2, std::vector<float>(kElements, 0), 0, 0, 0.5);
+  EXPECT_EQ(job.receive_value(0), std::vector<float>(kElements, 0.5f - 0.9f * 0.5f));
+  Header header = Job::header(FrameKind::kPush, 1, 0, 3, kElements);
+  header.encoding = static_cast<uint8_t>(Encoding::kTopK);
+  header.payload_bytes = 10;
+  job.workers[0].send_bytes(&header, sizeof header);
+  EXPECT_EQ(left_out(job.failure(), "in another encoding than agreed"), "");
 }
 
 TEST(ServerStepsRefusal, OfOptimizersThatAreNotSgdAndOfNone) {
   const auto refusal = [](auto prepare) -> std::string {
     Job job(1);
+    job.set_codec(top_k());
     try {
-      prepare(job.server);
+      prepare(job);
     } catch (const Error& error) {
       return error.what();
     }
@@ -341,10 +335,16 @@ TEST(ServerStepsRefusal, OfOptimizersThatAreNotSgdAndOfNone) {
   const auto with = [&](void (*change)(OptimizerSpec&)) {
     OptimizerSpec spec = momentum();
     change(spec);
-    return refusal([&](Server& server) {
-      server.set_compression(0, top_k());
-      server.set_optimizer(0, spec);
+    const std::string before = refusal([&](Job& job) {
+      job.server.set_optimizer(0, spec);
+      job.define(1, kElements);
     });
+    EXPECT_EQ(refusal([&](Job& job) {
+                job.define(1, kElements);
+                job.server.set_optimizer(0, spec);
+              }),
+              before);
+    return before;
   };
   EXPECT_EQ(with([](OptimizerSpec&) {}), "");
   EXPECT_EQ(with([](OptimizerSpec& spec) { spec.algorithm = Algorithm::kTorchSgd; }), "");
@@ -357,15 +357,8 @@ TEST(ServerStepsRefusal, OfOptimizersThatAreNotSgdAndOfNone) {
                      }),
                      "SGD with momentum alone"),
             "");
-  const std::string average = refusal([](Server& server) {
-    server.set_reduction(0, Reduction::kAverage);
-    server.set_compression(0, top_k());
-  });
-  EXPECT_EQ(left_out(average, "sums gradients and does not average them"), "");
-  EXPECT_NE(refusal([](Server& server) { server.set_compression(0, top_k(0)); }), "");
-
   Job job(1);
-  job.server.set_compression(0, top_k());
+  job.set_codec(top_k());
   job.define(1, kElements);
   job.initialise(1, std::vector<float>(kElements, 1));
   const std::vector<char> payload = StepsJob::payload_of({{1, 1}});

@@ -18,7 +18,7 @@ namespace p3 {
 namespace {
 
 void define_stale(Job& job, uint64_t elements, uint64_t staleness) {
-  KeyPlan plan;
+  KeyPlan plan = job.axes;
   plan.wire_key = 1;
   plan.elements = elements;
   plan.staleness = staleness;
@@ -249,7 +249,7 @@ TEST(StaleSlice, ANewValueIsFreeOfPushesFromBeforeIt) {
 TEST(StaleSlice, AveragesOverAllWorkers) {
   Job job(2);
   job.server.set_optimizer(0, {});
-  job.server.set_reduction(0, Reduction::kAverage);
+  job.axes.reduction = Reduction::kAverage;
   define_stale(job, 1, 3);
   job.initialise(1, {10});
   job.push(0, 1, 1, {4}, 0, 0, 1.0);

@@ -165,7 +165,6 @@ TEST(Checksums, HoldForCompressedGradientsAndThroughALeader) {
     options.node.checksums = true;
     options.machines = Machines(std::vector<int>{0, 0});
     const auto server = Server::make(0, 1, 2, options);
-    server->set_compression(0, {encoding, 0.5f});
     std::vector<std::unique_ptr<Worker>> workers;
     for (int rank = 0; rank < 2; ++rank) {
       NodeOptions with = node(name_of_worker(static_cast<size_t>(rank)));
@@ -182,6 +181,7 @@ TEST(Checksums, HoldForCompressedGradientsAndThroughALeader) {
     KeyPlan plan;
     plan.wire_key = 7;
     plan.elements = kElements;
+    plan.codec = {encoding, 0.5f};
     server->define(plan, "w", 0);
     Pending pending;
     const std::vector<float> ones(kElements, 1);

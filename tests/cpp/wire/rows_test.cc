@@ -36,7 +36,7 @@ TEST(Partitions, CoverAllRowsOnceAndAreNearlyEqual) {
     for (uint32_t count : {1u, 2u, 3u, 7u, 64u}) {
       if (count > rows) continue;
       const KeyPlan plan = plan_of(rows, 3, count);
-      ASSERT_TRUE(makes_sense(plan));
+      ASSERT_EQ(problem_with(plan), "");
       ASSERT_EQ(slice_count(plan), count);
       uint64_t next = 0;
       for (uint32_t i = 0; i < count; ++i) {
@@ -52,14 +52,14 @@ TEST(Partitions, CoverAllRowsOnceAndAreNearlyEqual) {
 }
 
 TEST(Partitions, OfAPlanThatCannotBeAreRefused) {
-  EXPECT_TRUE(makes_sense(plan_of(0, 3, 1)));
-  EXPECT_FALSE(makes_sense(plan_of(5, 3, 0)));
-  EXPECT_FALSE(makes_sense(plan_of(5, 3, 6)));
-  EXPECT_FALSE(makes_sense(plan_of(uint64_t{1} << 40, 1, 1)));
-  EXPECT_FALSE(makes_sense(plan_of(1, uint32_t{1} << 30, 1)));  // a row that no frame can carry
+  EXPECT_EQ(problem_with(plan_of(0, 3, 1)), "");
+  EXPECT_NE(problem_with(plan_of(5, 3, 0)), "");
+  EXPECT_NE(problem_with(plan_of(5, 3, 6)), "");
+  EXPECT_NE(problem_with(plan_of(uint64_t{1} << 40, 1, 1)), "");
+  EXPECT_NE(problem_with(plan_of(1, uint32_t{1} << 30, 1)), "");  // a row that no frame can carry
   KeyPlan uneven = plan_of(5, 3, 2);
   uneven.elements = 16;
-  EXPECT_FALSE(makes_sense(uneven));
+  EXPECT_NE(problem_with(uneven), "");
 }
 
 TEST(Rows, ComeAsTheyWereSentInEitherCoding) {

@@ -25,6 +25,7 @@ KeyPlan plan_for(int workers) {
   plan.elements = kShape.part_elements();
   plan.slice_elements = 100;
   plan.parts = static_cast<uint32_t>(workers);
+  plan.update = Update::kWorkers;
   return plan;
 }
 
@@ -387,8 +388,10 @@ TEST(Factors, WrongUseIsRefused) {
   plan.wire_key = 7;
   plan.elements = kShape.part_elements();
   plan.parts = 3;
+  plan.update = Update::kWorkers;
   EXPECT_THROW(job.servers[0]->define(plan, "of three", 0), Error);
   plan.parts = 2;
+  plan.update = Update::kWorkers;
   plan.staleness = 1;
   EXPECT_THROW(job.servers[0]->define(plan, "apart", 0), Error);
   EXPECT_EQ(job.workers[0]->landing_bytes(job.key), kShape.elements() * sizeof(float));

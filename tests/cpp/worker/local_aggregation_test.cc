@@ -107,7 +107,7 @@ TEST(LocalAggregation, OnePushOfEachMachineReachesTheServer) {
 TEST(LocalAggregation, AveragesOverThoseWhoTakePartAndCompletesWhenAllSkip) {
   for (bool aggregated : {false, true}) {
     Job job({0, 0, 1}, aggregated);
-    job.server->set_reduction(0, Reduction::kAverage);
+    job.reduction = Reduction::kAverage;
     const int key = job.declare(10);
     std::vector<float> zeros(10), six(10, 6), landing(10);
     std::vector<std::vector<float>> landings(3, zeros);

@@ -94,6 +94,7 @@ struct Job {
 
   int declare(uint64_t elements, DType dtype = DType::kFloat32) {
     KeyPlan plan;
+    plan.reduction = reduction;
     plan.wire_key = static_cast<uint32_t>(keys++);
     plan.elements = elements;
     plan.dtype = dtype;
@@ -114,6 +115,7 @@ struct Job {
     return pending.wait_for(workers.size());
   }
 
+  Reduction reduction = Reduction::kSum;  // of keys to come
   int keys = 0;
   Pending pending;
   std::unique_ptr<Server> server;

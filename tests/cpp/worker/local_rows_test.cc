@@ -43,11 +43,12 @@ struct RowsJob : Job {
       : Job(machines, aggregated, order), landings(machines.size(), std::vector<T>(kRows * kRow)) {}
 
   void start(DType dtype = DType::kFloat32) {
-    server->define(plan_of(dtype), "emb", 0);
+    plan.dtype = dtype;
+    server->define(plan, "emb", 0);
     const std::vector<T> zeros(kRows * kRow);
     for (size_t i = 0; i < workers.size(); ++i) {
       key = workers[i]->declare_rows("emb", kRows, kRow, dtype);
-      workers[i]->agree(key, plan_of(dtype));
+      workers[i]->agree(key, plan);
       workers[i]->init(key, zeros.data(), landings[i].data(), 0, pending.done());
     }
     EXPECT_EQ(pending.wait_for(workers.size()), "");
@@ -59,6 +60,7 @@ struct RowsJob : Job {
   }
 
   int key = 0;
+  KeyPlan plan = plan_of();
   std::vector<std::vector<T>> landings;
 };
 
@@ -208,7 +210,7 @@ TEST(LocalRows, GoToThoseOfAMachineWhoWantThem) {
 TEST(LocalRows, AreAveragedOverThoseWhoTakePartAndAbsentIfAllSkip) {
   for (bool aggregated : {false, true}) {
     RowsJob<float> job({0, 0, 1}, aggregated);
-    job.server->set_reduction(0, Reduction::kAverage);
+    job.plan.reduction = Reduction::kAverage;
     job.start();
     const Rows<float> six = {{7}, std::vector<float>(kRow, 6)};
     const auto skip = [&](size_t worker, bool updated) {

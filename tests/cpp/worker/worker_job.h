@@ -82,6 +82,8 @@ struct OneServer {
     const int handle = worker.declare("key" + std::to_string(wire_key), elements, dtype, compression);
     KeyPlan plan = plan_of(wire_key, elements);
     plan.dtype = dtype;
+    plan.codec = compression;
+    plan.update = compression.makes_steps() ? Update::kSteps : Update::kServers;
     worker.agree(handle, plan);
     return handle;
   }

@@ -7,7 +7,7 @@ import pytest
 from ideal_schedule import ends_of_iterations
 from processes import ROOT
 
-from p3.key_plan import slice_elements
+from p3.plan.key_plan import slice_elements
 from p3.measure.replay import bound as bounds
 from p3.measure.replay import models
 from p3.measure.replay.bound import NO_OVERHEAD, Cluster, Overhead, bound, one_of_each

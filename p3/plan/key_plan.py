@@ -1,4 +1,5 @@
-"""How a key is cut into slices, or the rows of a sparse one into partitions: what all nodes of a job agree on for it.
+"""What all nodes of a job agree on for a key: how it is cut into slices, or a sparse one's rows into partitions, and
+how its rounds go.
 
 Here are also its forms in messages and in snapshots; so whoever adds a field does it here, and in messages.py.
 """
@@ -42,8 +43,37 @@ def staleness(rounds: Union[int, float]) -> int:
     return rounds
 
 
+# In the order of the core's enumerations (include/p3/key_plan.h).
+REDUCTIONS = ("sum", "average", "mean")
+UPDATES = ("servers", "steps", "workers")
+
+
+class Axes(NamedTuple):
+    """Four independent choices of how a key's rounds go, which p3/plan/planner.py makes."""
+
+    staleness: int = 0  # discipline: rounds that the fastest worker may be ahead of the slowest; 0: synchronous
+    codec: Mapping[str, Any] = {}  # of what is pushed, as the store's option (p3/server/options.py); {}: sent as it is
+    reduction: str = "sum"  # of REDUCTIONS: over those that took part; "mean": over all
+    update: str = "servers"  # of UPDATES: who applies the optimizer's rule; "steps": the workers its momentum
+
+    @property
+    def takes_steps(self) -> bool:
+        """What is pushed are steps, and they come back; so a worker's landing array must hold what landed last."""
+        return self.update == "steps"
+
+    @property
+    def leaves_whole(self) -> bool:
+        """Nothing of a gradient may leave before all of it is known, as its norm is."""
+        return self.takes_steps and self.codec["clip_norm"] > 0
+
+    @property
+    def adds_up_on_machine(self) -> bool:
+        """As the core's KeyPlan::adds_up_on_machine()."""
+        return not self.codec and self.staleness == 0
+
+
 class KeyPlan(NamedTuple):
-    """As the core's (include/p3/slicing.h), which checks every plan it is given: ValueError if it makes no sense."""
+    """As the core's (include/p3/key_plan.h), which checks every plan it is given: ValueError if it makes no sense."""
 
     wire_key: int  # what frames call the key
     dtype: str
@@ -52,9 +82,19 @@ class KeyPlan(NamedTuple):
     slice_elements: int
     row_elements: int = 0  # of a key of rows; 0: a dense key
     partitions: int = 0  # of a key of rows, where they take the place of slices
-    staleness: int = 0  # rounds that the fastest worker may be ahead of the slowest
-    is_vector: bool = False  # the tensor has at most one dimension
     parts: int = 0  # of a key that is gathered: one of `elements` from each of so many workers; 0: the key is summed
+    # The fields of Axes.
+    staleness: int = 0
+    codec: Mapping[str, Any] = {}
+    reduction: str = "sum"
+    update: str = "servers"
+
+    def __hash__(self) -> int:  # `codec` has none
+        return hash(self[: self._fields.index("staleness")])
+
+    @property
+    def axes(self) -> Axes:
+        return Axes(self.staleness, self.codec, self.reduction, self.update)
 
     @property
     def rows(self) -> int:

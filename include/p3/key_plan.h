@@ -1,0 +1,70 @@
+// What all nodes of a job agree on for one key: how it is cut, and four independent choices of how its rounds go. The
+// scheduler's planner (p3/plan/planner.py) decides them; workers and servers read them here and nowhere else.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "p3/codec.h"
+#include "p3/dtype.h"
+
+namespace p3 {
+
+constexpr uint64_t kUnboundedStaleness = std::numeric_limits<int64_t>::max();  // nobody waits for anybody
+
+constexpr uint32_t kDefaultSliceElements = 50000;  // P3 (SysML'19), section 5.7: the knee of the curve
+
+// What becomes of the workers' gradients. The numbers are those of p3/plan/key_plan.py.
+enum class Reduction : uint8_t {
+  kSum,
+  kAverage,  // over the workers that took part in the round
+  kMean,     // over all workers of the job
+};
+
+// Who applies the optimizer's rule. The numbers are those of p3/plan/key_plan.py.
+enum class Update : uint8_t {
+  kServers,  // to what has been reduced; without an optimizer that is the new value
+  kSteps,    // the workers apply its momentum, and the servers subtract the steps that they send: the codec makes them
+  kWorkers,  // each to its own value, of what has been gathered
+};
+
+struct KeyPlan {
+  uint32_t wire_key = 0;
+  DType dtype = DType::kFloat32;
+  uint64_t elements = 0;
+  uint32_t slice_elements = kDefaultSliceElements;
+  // The slices of all keys announced before, so that those of the whole job, not of each key, go round robin over the
+  // servers.
+  uint64_t first_slice = 0;
+  // Of a key of rows (rows.h): elements of a row, and how many partitions take the place of slices. 0: a dense key.
+  uint32_t row_elements = 0;
+  uint32_t partitions = 0;
+  // Of a key that is gathered instead of summed (factors.h): one part of `elements` from each so many workers, one after
+  // the other. Each part is cut into slices of its own. 0: the key is summed.
+  uint32_t parts = 0;
+
+  // Discipline: how many rounds the fastest worker may be ahead of the slowest. 0: rounds are synchronous. Else each push
+  // updates the key at once, and push r of a worker is answered when all others have pushed r - staleness. Such a key
+  // needs an optimizer on its servers, each worker pushes it on its own, and it keeps its plan; an average is over all
+  // workers of the job.
+  uint64_t staleness = 0;
+  Compression codec{};  // of what is pushed; and steps, and sums of a codec that carries them, come back so
+  Reduction reduction = Reduction::kSum;
+  Update update = Update::kServers;
+
+  bool is_synchronous() const { return staleness == 0; }
+  bool has_rows() const { return row_elements > 0; }
+  bool is_gathered() const { return parts > 0; }
+  bool takes_steps() const { return update == Update::kSteps; }
+  bool averages() const { return reduction != Reduction::kSum; }
+  // Whether the workers of a machine may add up what they have for the servers: each codec's residual is one worker's,
+  // and so is each clock of staleness.
+  bool adds_up_on_machine() const { return codec.encoding == Encoding::kPlain && is_synchronous(); }
+};
+
+// Why no key can have such a plan, in words; empty: one can. p3/plan/combinations.py refuses what scripts ask for before,
+// and says what to do.
+std::string problem_with(const KeyPlan& plan);
+
+}  // namespace p3

@@ -1,0 +1,1 @@
+"""What a job agrees on for each of its keys: how it is cut, and how its rounds go."""
