@@ -67,15 +67,23 @@ cdef extern from "p3/rows.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/optimizer.h" namespace "p3" nogil:
-    cdef enum class Algorithm(unsigned char):
-        pass
-    cdef struct OptimizerSpec:
-        Algorithm algorithm
-        double momentum, beta1, beta2, epsilon, gamma1, gamma2, rho, beta, lamda1, lamda, wd_lh, schedule_decay
-        double dampening, alpha, initial_accumulator_value, clip_gradient, clip_weights
-        cbool nesterov, amsgrad, decoupled, centered, maximize, multi_precision
+    cdef cppclass OptimizerSpec:
+        string name
+        cmap[string, double] fields
     cdef struct RoundScalars:
         double lr, wd, rescale, updates, schedule
+
+
+cdef extern from "p3/rule.h" namespace "p3" nogil:
+    cdef struct Field:
+        const char* name
+        double standard, least, most
+        const char* allowed
+        cbool is_flag, per_round
+    cdef cppclass Rule:
+        const char* name
+        vector[Field] fields() except +raise_as_python
+    const vector[Rule]& all_rules() except +raise_as_python
 
 
 cdef extern from "p3/factors.h" namespace "p3" nogil:
@@ -233,6 +241,7 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
         NodeOptions, cbool, int, const vector[int]&, cbool, cbool
     ) except +raise_as_python
     vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
+    vector[string] c_state_names "p3::binding::state_names"(const OptimizerSpec&) except +raise_as_python
     void fail_worker "p3::binding::fail"(Worker&, const string&) except +raise_as_python
     void fail_server "p3::binding::fail"(Server&, const string&) except +raise_as_python
     int shake_hands(TlsStream&) except +raise_as_python

@@ -80,22 +80,6 @@ cdef DType dtype_of(int code) except *:
     return <DType>code
 
 
-# In the order of the C++ enumeration.
-cdef dict _ALGORITHMS = {name: code for code, name in enumerate([
-    "sgd", "nag", "adam", "adagrad", "rmsprop", "rmsprop_centered", "signum", "ftml", "ftrl", "adadelta", "adamax",
-    "nadam", "dcasgd", "test", "torch_sgd", "torch_adam", "torch_adagrad", "torch_rmsprop",
-])}
-
-
-# ValueError, naming the field, unless the description is complete and sensible (p3/server/optimizers.py).
-cdef OptimizerSpec optimizer_spec(description) except *:
-    from p3.server.optimizers import validate
-
-    validate(description)
-    cdef OptimizerSpec defaults  # of fields that the algorithm does not have
-    return {**defaults, **description, "algorithm": _ALGORITHMS[description["name"]]}
-
-
 cdef Compression compression_from(description) except *:
     if not description:
         return Compression()
@@ -109,6 +93,7 @@ def codec_applies(description not None, str dtype not None, int dimensions):
 
 
 include "_core_tls.pxi"
+include "_core_rules.pxi"
 
 
 def make_ring(bytes_each_way):
@@ -117,11 +102,6 @@ def make_ring(bytes_each_way):
     `bytes_each_way`: a power of two, at least 4096.
     """
     return c_make_ring(bytes_each_way)
-
-
-def state_parts(description, int dtype):
-    """The parts that move with the rows of a key of that type: 0, the value; and what the optimizer keeps for them."""
-    return [0] if description is None else list(parts_of(optimizer_spec(description), dtype_of(dtype)))
 
 
 def slice_count(elements, slice_elements):

@@ -1,94 +1,66 @@
 // The optimizers that run on the server, on one slice at a time.
 //
-// Arithmetic follows MXNet 1.9.1's operators, or PyTorch 2.13's, in the same order of operations, so that training with
-// P3 and on one process agree to rounding. All of them are element-wise: a slice needs nothing from its neighbours.
+// Which there are, their arithmetic and what they need are the rules of src/rules: p3/rule.h. All of them are
+// element-wise: a slice needs nothing from its neighbours.
 // Threads: an Optimizer is immutable after make(); update() may run on many slices at once.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "p3/dtype.h"
 
 namespace p3 {
 
-enum class Algorithm : uint8_t {
-  kSgd = 0,
-  kNag = 1,
-  kAdam = 2,
-  kAdaGrad = 3,
-  kRmsProp = 4,
-  kRmsPropCentered = 5,
-  kSignum = 6,
-  kFtml = 7,
-  kFtrl = 8,
-  kAdaDelta = 9,
-  kAdamax = 10,
-  kNadam = 11,
-  kDcAsgd = 12,
-  kTest = 13,
-  kTorchSgd = 14,
-  kTorchAdam = 15,
-  kTorchAdaGrad = 16,
-  kTorchRmsProp = 17,
-};
+struct Hyperparameters;
 
-// What set_optimizer announces, once: a name and numbers, never code.
+// What set_optimizer announces, once: the name of a rule and numbers, never code.
 struct OptimizerSpec {
-  Algorithm algorithm = Algorithm::kSgd;
-  double momentum = 0;                   // sgd, nag, signum, dcasgd, torch_sgd, torch_rmsprop
-  double beta1 = 0;                      // adam, adamax, nadam, ftml, torch_adam
-  double beta2 = 0;                      // adam, adamax, nadam, ftml, torch_adam
-  double epsilon = 0;                    // adam, adagrad, rmsprop, centered, ftml, adadelta, nadam, torch_* (no sgd)
-  double gamma1 = 0;                     // rmsprop, centered: decay of the averages
-  double gamma2 = 0;                     // centered: momentum
-  double rho = 0;                        // adadelta: decay of the averages
-  double beta = 0;                       // ftrl: what damps the first rates
-  double lamda1 = 0;                     // ftrl: L1 regularisation, spelt as in MXNet
-  double lamda = 0;                      // dcasgd: strength of the compensation
-  double wd_lh = 0;                      // signum: decay apart from the gradient
-  double schedule_decay = 0;             // nadam
-  double dampening = 0;                  // torch_sgd
-  double alpha = 0;                      // torch_rmsprop: decay of the averages
-  double initial_accumulator_value = 0;  // torch_adagrad: of the state
-  bool nesterov = false;                 // torch_sgd
-  bool amsgrad = false;                  // torch_adam
-  bool decoupled = false;                // torch_adam: decays the weight itself, as AdamW does
-  bool centered = false;                 // torch_rmsprop
-  bool maximize = false;                 // torch_*
-  double clip_gradient = -1;             // negative: none. Applied after rescaling, as MXNet does.
-  double clip_weights = -1;              // rmsprop, centered; negative: none
-  bool multi_precision = false;          // weights of half precision keep a float32 master copy
+  std::string name;
+  std::map<std::string, double> fields;  // those left out have the rule's standard values; flags are 0 or 1
 };
 
 // What travels with each push, because a schedule or the user may change it between rounds.
 // All workers of a round must send the same.
 struct RoundScalars {
-  double lr = 0;        // effective: the worker has applied lr_mult and, where the algorithm has one, a bias correction
+  double lr = 0;        // effective: the worker has applied lr_mult and, where the rule has one, a bias correction
   double wd = 0;        // effective: wd_mult applied
   double rescale = 1;   // multiplies the summed gradient
-  double updates = 0;   // ftml, nadam, torch_*: how many updates this parameter has had, this one included
+  double updates = 0;   // of rules that read it: how many updates this parameter has had, this one included
   double schedule = 1;  // nadam: the running product of the momenta, this update's included
 };
 
 class Optimizer {
  public:
-  // Throws Error(kUsage) that names the field if a number is out of its range (negative epsilon, NaN, ...).
+  // An array beside the weight: momentum, mean ...
+  struct State {
+    const char* name;
+    double initial = 0;
+    bool is_weight = false;  // it starts as a copy of the weight instead
+  };
+  static constexpr int kMostStates = 3;
+
+  // Throws Error(kUsage) that names the rule or the field if there is none of that name, or if a number is out of its
+  // range (negative epsilon, NaN, ...).
   static std::unique_ptr<const Optimizer> make(const OptimizerSpec& spec);
   virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
 
-  // State arrays per slice (momentum, mean, ...), each of `elements` values of sum_type(weight type), in the framework's
-  // order.
-  virtual int state_count() const = 0;
+  // Per slice, in the framework's order: each of `elements` values of sum_type(weight type).
+  const std::vector<State>& states() const { return states_; }
+  int state_count() const { return static_cast<int>(states_.size()); }
 
-  // Fills the state arrays before the first update of `weight` (weight_type): zeros, or DCASGD's previous weight,
-  // or what PyTorch's AdaGrad begins with.
+  // Fills the state arrays before the first update of `weight` (weight_type).
   void start_state(DType weight_type, const void* weight, void* const* state, size_t elements) const;
 
   // Whether slices of this type also keep a float32 master of the weight (initialised from it).
-  bool needs_master(DType weight_type) const { return spec_.multi_precision && is_half(weight_type); }
+  bool needs_master(DType weight_type) const { return multi_precision_ && is_half(weight_type); }
 
   // One update of `weight` (weight_type) by the sum of gradients `gradient` (sum_type(weight_type); only read).
   // `master` is null unless needs_master(). `state` points at state_count() arrays. No two arrays may overlap.
@@ -96,10 +68,11 @@ class Optimizer {
   void update(DType weight_type, void* weight, void* master, void* const* state, const void* gradient, size_t elements,
               const RoundScalars& round) const;
 
-  const OptimizerSpec& spec() const { return spec_; }
+  // What else the rule says of itself: p3/rule.h.
+  virtual const Hyperparameters& rule() const = 0;
 
  protected:
-  explicit Optimizer(const OptimizerSpec& spec) : spec_(spec) {}
+  explicit Optimizer(std::vector<State> states) : states_(std::move(states)) {}
 
   // One overload per type that the arithmetic runs in.
   virtual void step(float* weight, float* const* state, const float* gradient, size_t n,
@@ -108,7 +81,8 @@ class Optimizer {
                     const RoundScalars& round) const = 0;
 
  private:
-  OptimizerSpec spec_;
+  const std::vector<State> states_;
+  bool multi_precision_ = false;
 };
 
 }  // namespace p3

@@ -42,6 +42,9 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
         void update(DType type, void* weight, void* master, void** state, const void* gradient, size_t elements,
                     const RoundScalars& round) except +
 
+    cdef enum:
+        MOST_STATES "p3::Optimizer::kMostStates"
+
     unique_ptr[Optimizer] make_optimizer "p3::Optimizer::make"(const OptimizerSpec& spec) except +ValueError
 
 
@@ -152,7 +155,7 @@ cdef class NativeOptimizer:
     def start_state(self, weight, states):
         """Fills `states` as they must be before the first update of `weight`."""
         cdef _Array w = _floating(weight)
-        cdef void* pointers[3]
+        cdef void* pointers[MOST_STATES]
         arrays = self._states(w, states, pointers)
         with nogil:
             self.optimizer.get().start_state(w.dtype, w.view.buf, pointers, w.elements)
@@ -169,7 +172,7 @@ cdef class NativeOptimizer:
             m = _Array("master", master, True)
             m.expect("master", DType.kFloat32, w.elements)
 
-        cdef void* pointers[3]
+        cdef void* pointers[MOST_STATES]
         arrays = self._states(w, states, pointers)
         cdef RoundScalars scalars
         scalars.lr, scalars.wd, scalars.rescale = lr, wd, rescale

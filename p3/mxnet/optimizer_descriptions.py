@@ -7,7 +7,7 @@ from typing import Any, Dict, Tuple
 
 import mxnet as mx
 
-from p3.server.optimizers import FIELDS, validate
+from p3.server.optimizers import FIELDS, per_round, validate
 
 # MXNet's class -> our algorithm.
 _NATIVE = {
@@ -81,7 +81,7 @@ def round_scalars(
         # As in MXNet, every update of any parameter counts; so it is kept in the optimizer.
         optimizer.m_schedule *= _nadam_momentum(optimizer, updates)
         schedule = optimizer.m_schedule
-    if algorithm not in ("ftml", "nadam"):
+    if "updates" not in per_round(algorithm):
         updates = 0  # all workers must send the same, so nothing is sent that no server reads
     wd, rescale = optimizer._get_wd(index), optimizer.rescale_grad
     return float(lr), float(wd), float(rescale), float(updates), float(schedule)

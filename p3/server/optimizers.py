@@ -10,53 +10,57 @@ it, but comes with each push. Front ends make descriptions of their optimizers. 
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Callable, Mapping, Tuple
+import functools
+from typing import Any, Callable, FrozenSet, Iterator, Mapping, Tuple
 
 Check = Tuple[str, Callable[[Any], bool]]  # what a field must be, and whether a value is
 
 
-def _is_number(value: Any) -> bool:
-    # The comparison is false for NaN, and right for an int that no float can hold.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+class _FieldsOfRules(Mapping[str, Mapping[str, Check]]):
+    """By name of a rule: read from the core when they are first asked for, as much works where that is not built."""
+
+    def __getitem__(self, name: str) -> Mapping[str, Check]:
+        return _fields()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_fields())
+
+    def __len__(self) -> int:
+        return len(_fields())
 
 
-_AT_LEAST_0 = ("a finite number of at least 0", lambda value: _is_number(value) and value >= 0)
-_FRACTION = ("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
-_FINITE = ("a finite number", _is_number)
-_CLIP = ("a finite number (negative: no clipping)", _is_number)
-_FLAG = ("True or False", lambda value: isinstance(value, bool))
+# The fields of each rule of src/rules, with the names of MXNet 1.9's optimizers or of PyTorch 2.13's, and their checks.
+FIELDS = _FieldsOfRules()
 
-_ADAM = {"beta1": _FRACTION, "beta2": _FRACTION, "epsilon": _AT_LEAST_0}
-_RMSPROP = {"gamma1": _FRACTION, "epsilon": _AT_LEAST_0, "clip_weights": _CLIP}
-_MXNETS_FIELDS = {
-    "sgd": {"momentum": _AT_LEAST_0},
-    "nag": {"momentum": _AT_LEAST_0},
-    "adam": _ADAM,
-    "adagrad": {"epsilon": _AT_LEAST_0},
-    "rmsprop": _RMSPROP,
-    "rmsprop_centered": {**_RMSPROP, "gamma2": _AT_LEAST_0},
-    "signum": {"momentum": _AT_LEAST_0, "wd_lh": _AT_LEAST_0},
-    "ftml": _ADAM,
-    "ftrl": {"lamda1": _AT_LEAST_0, "beta": _AT_LEAST_0},
-    "adadelta": {"rho": _FRACTION, "epsilon": _AT_LEAST_0},
-    "adamax": {"beta1": _FRACTION, "beta2": _FRACTION},
-    "nadam": {**_ADAM, "schedule_decay": _AT_LEAST_0},
-    "dcasgd": {"momentum": _AT_LEAST_0, "lamda": _AT_LEAST_0},
-    "test": {},
-}
-_TORCHS_FIELDS = {
-    "torch_sgd": {"momentum": _AT_LEAST_0, "dampening": _FINITE, "nesterov": _FLAG},
-    "torch_adam": {**_ADAM, "amsgrad": _FLAG, "decoupled": _FLAG},  # decoupled: AdamW
-    "torch_adagrad": {"epsilon": _AT_LEAST_0, "initial_accumulator_value": _AT_LEAST_0},
-    "torch_rmsprop": {"alpha": _AT_LEAST_0, "epsilon": _AT_LEAST_0, "momentum": _AT_LEAST_0, "centered": _FLAG},
-}
-# The fields of each algorithm, with the names of MXNet 1.9's optimizers or of PyTorch 2.13's, and their checks. The C++
-# core checks the same ranges; here they are checked before anything is sent.
-FIELDS = {
-    **{name: {**own, "clip_gradient": _CLIP, "multi_precision": _FLAG} for name, own in _MXNETS_FIELDS.items()},
-    **{name: {**own, "maximize": _FLAG, "multi_precision": _FLAG} for name, own in _TORCHS_FIELDS.items()},
-}
+
+def per_round(name: str) -> FrozenSet[str]:
+    """What the rule reads of a round besides its lr, wd and rescale: of `updates` and `schedule` (p3/optimizer.h)."""
+    return frozenset(field["name"] for field in _rules()[name] if field["per_round"])
+
+
+@functools.lru_cache(maxsize=None)
+def _rules() -> Mapping[str, Any]:
+    from p3._core import optimizer_rules
+
+    return optimizer_rules()
+
+
+@functools.lru_cache(maxsize=None)
+def _fields() -> Mapping[str, Mapping[str, Check]]:
+    return {
+        name: {field["name"]: _check_of(field) for field in fields if not field["per_round"]}
+        for name, fields in _rules().items()
+    }
+
+
+def _check_of(field: Mapping[str, Any]) -> Check:
+    def fits(value: Any) -> bool:
+        if field["is_flag"] or isinstance(value, bool):
+            return field["is_flag"] and isinstance(value, bool)
+        # The comparison is false for NaN, and right for an int that no float can hold.
+        return isinstance(value, (int, float)) and field["least"] <= value <= field["most"]
+
+    return field["allowed"], fits
 
 
 def validate(description: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Dict, NamedTuple, Tuple
 
 import torch
 
+from p3._core import state_names
 from p3.torch.arrays import DEVICES
 
 # Each updates every parameter by itself, so a parameter can be updated just before its module needs it.
@@ -87,19 +88,7 @@ def scalars_of_apart(group: Dict[str, Any], rescale: float) -> Tuple[float, floa
 
 
 def state_of(description: Dict[str, Any]) -> State:
-    name = description["name"]
-    if name == "torch_sgd":
-        return State(("momentum_buffer",) if description["momentum"] else (), counts=False)
-    if name == "torch_adagrad":
-        return State(("sum",), counts=True)
-    if name == "torch_rmsprop":
-        return State(_chosen(square_avg=True, momentum_buffer=description["momentum"] > 0,
-                             grad_avg=description["centered"]), counts=True)  # fmt: skip
-    return State(_chosen(exp_avg=True, exp_avg_sq=True, max_exp_avg_sq=description["amsgrad"]), counts=True)
-
-
-def _chosen(**names: bool) -> Tuple[str, ...]:
-    return tuple(name for name, is_kept in names.items() if is_kept)
+    return State(tuple(state_names(description)), counts=description["name"] != "torch_sgd")
 
 
 def _sgd(group):

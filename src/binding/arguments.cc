@@ -76,6 +76,13 @@ std::vector<uint8_t> parts_of(const OptimizerSpec& spec, DType dtype) {
   return parts;
 }
 
+std::vector<std::string> state_names(const OptimizerSpec& spec) {
+  const auto optimizer = Optimizer::make(spec);
+  std::vector<std::string> names;
+  for (const Optimizer::State& state : optimizer->states()) names.emplace_back(state.name);
+  return names;
+}
+
 void fail(Worker& worker, const std::string& text) { worker.fail(Error(ErrorKind::kRemote, text)); }
 void fail(Server& server, const std::string& text) { server.fail(Error(ErrorKind::kRemote, text)); }
 

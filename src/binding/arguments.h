@@ -36,6 +36,9 @@ ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, con
 // The parts that a key of that type has where the optimizer updates it: 0, its value, and the parts of its state.
 std::vector<uint8_t> parts_of(const OptimizerSpec& spec, DType dtype);
 
+// Of the arrays that the servers keep beside a weight.
+std::vector<std::string> state_names(const OptimizerSpec& spec);
+
 void fail(Worker& worker, const std::string& text);
 void fail(Server& server, const std::string& text);
 

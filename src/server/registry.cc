@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "p3/rule.h"
 #include "server/partition.h"
 #include "server/slice.h"
 #include "server/stale_partition.h"
@@ -131,10 +132,7 @@ const Optimizer* Registry::optimizer_of_store(int store) const {
 
 // What the workers do of SGD, nobody else must do as well.
 void Registry::check_momentum(const ServerKey& key, const Optimizer* optimizer) const {
-  if (!key.plan.takes_steps() || optimizer == nullptr) return;
-  const OptimizerSpec& spec = optimizer->spec();
-  const bool is_sgd = spec.algorithm == Algorithm::kSgd || spec.algorithm == Algorithm::kTorchSgd;
-  if (!is_sgd || spec.nesterov || spec.dampening != 0 || spec.maximize || spec.clip_gradient >= 0)
+  if (key.plan.takes_steps() && optimizer != nullptr && !optimizer->rule().is_plain_sgd())
     host_.refuse_call("key '" + key.name + "' has deep gradient compression, which is for SGD with momentum alone.");
 }
 

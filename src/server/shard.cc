@@ -144,7 +144,7 @@ const char* Shard::note_store(const Header& store) {
   if (store.part == 0)
     is_replacing_value_ = inits_[0] > 0;
   else
-    updates_.begin_behind(optimizer()->spec(), static_cast<uint64_t>(updates));
+    updates_.begin_behind(*optimizer(), static_cast<uint64_t>(updates));
   return nullptr;
 }
 

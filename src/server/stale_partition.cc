@@ -53,7 +53,7 @@ const char* StalePartition::update(const Optimizer* optimizer, Task& task) {
   if (task.header.scalars.updates == kNoUpdate) return rows.empty() ? nullptr : "of rows, though it has no gradient";
   if (const char* missing = Unanswered::problem_with_gradient(optimizer)) return missing;
   if (!std::exchange(its.is_counted, true)) {  // all frames of a push are one update
-    its.scalars = updates_.next(optimizer->spec(), task.header.scalars);
+    its.scalars = updates_.next(*optimizer, task.header.scalars);
     if (key.plan.averages()) its.scalars.rescale /= static_cast<double>(workers());
   }
   const RoundScalars& scalars = its.scalars;

@@ -28,7 +28,7 @@ void StaleSlice::push(Task& task, Reply& reply) {
 
 void StaleSlice::update(const Optimizer& optimizer, Task& task) {
   make_state(optimizer);
-  RoundScalars scalars = updates_.next(optimizer.spec(), task.header.scalars);
+  RoundScalars scalars = updates_.next(optimizer, task.header.scalars);
   if (key.plan.averages()) scalars.rescale /= static_cast<double>(workers());
   gradient_.add(0, std::move(task.payload), key.plan.codec);
   const PooledBuffer gradient = gradient_.take();

@@ -146,10 +146,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto owned = Server::make(0, 1, kWorkers, options);
   Server& server = *owned;
   if (choices & 32 || takes_steps) {
-    OptimizerSpec spec;
-    spec.momentum = choices & 64 ? 0.5 : 0;
-    spec.multi_precision = choices & 128;
-    server.set_optimizer(0, spec);
+    server.set_optimizer(0,
+                         {"sgd", {{"momentum", choices & 64 ? 0.5 : 0}, {"multi_precision", choices & 128 ? 1 : 0}}});
   }
   for (uint32_t rank = 0; rank < kWorkers; ++rank)
     server.add_worker(static_cast<int>(rank), peers[rank].connect(), "a worker");

@@ -189,9 +189,7 @@ TEST_P(Steps, SentAndKeptAreTheSumOfAllU) {
 // With a ratio of 1 and no masking this is SGD with momentum, to the bit.
 TEST_P(Steps, OfAllElementsWithoutMaskingAreThoseOfPlainMomentum) {
   const size_t n = 100;
-  OptimizerSpec spec;
-  spec.momentum = 0.9;
-  const auto sgd = Optimizer::make(spec);
+  const auto sgd = Optimizer::make({"sgd", {{"momentum", 0.9}}});
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   std::vector<float> weight(n, 1), reference(n, 1), velocity(n), u(n), v(n), gradient(n);

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -13,42 +15,36 @@
 #include "base/half.h"
 #include "base/simd.h"
 #include "p3/error.h"
+#include "p3/rule.h"
 
 namespace p3 {
 namespace {
 
-OptimizerSpec spec_of(Algorithm algorithm, double momentum = 0.9) {
-  OptimizerSpec spec;
-  spec.algorithm = algorithm;
-  spec.momentum = momentum;
-  spec.beta1 = 0.9;
-  spec.beta2 = 0.999;
-  spec.gamma1 = 0.9;
-  spec.gamma2 = 0.9;
-  spec.rho = 0.9;
-  spec.beta = 1;
-  spec.lamda1 = 0.01;
-  spec.lamda = 0.04;
-  spec.wd_lh = 0.01;
-  spec.schedule_decay = 0.004;
-  spec.dampening = 0.1;
-  spec.alpha = 0.99;
-  spec.epsilon = 1e-8;
+using Numbers = std::map<std::string, double>;
+
+// All of a rule's standard values but these, and with its flags set or not.
+OptimizerSpec spec_of(const Rule& rule, double momentum, bool flags) {
+  OptimizerSpec spec{rule.name, {}};
+  for (const Field& field : rule.fields()) {
+    if (field.per_round || std::string(field.name) == "multi_precision") continue;
+    if (field.is_flag) spec.fields[field.name] = flags;
+    if (std::string(field.name) == "momentum") spec.fields[field.name] = momentum;
+    if (std::string(field.name) == "dampening") spec.fields[field.name] = 0.1;
+  }
   return spec;
 }
 
-OptimizerSpec all_of_torchs(Algorithm algorithm, double momentum = 0.9) {
-  OptimizerSpec spec = spec_of(algorithm, momentum);
-  spec.nesterov = spec.amsgrad = spec.decoupled = spec.centered = spec.maximize = true;
-  return spec;
+std::vector<OptimizerSpec> all_specs() {
+  std::vector<OptimizerSpec> specs;
+  for (const Rule& rule : all_rules())
+    for (const double momentum : {0.0, 0.9})
+      for (const bool flags : {false, true}) specs.push_back(spec_of(rule, momentum, flags));
+  return specs;
 }
 
-const Algorithm kAll[] = {Algorithm::kSgd,       Algorithm::kNag,          Algorithm::kAdam,
-                          Algorithm::kAdaGrad,   Algorithm::kRmsProp,      Algorithm::kRmsPropCentered,
-                          Algorithm::kSignum,    Algorithm::kFtml,         Algorithm::kFtrl,
-                          Algorithm::kAdaDelta,  Algorithm::kAdamax,       Algorithm::kNadam,
-                          Algorithm::kDcAsgd,    Algorithm::kTest,         Algorithm::kTorchSgd,
-                          Algorithm::kTorchAdam, Algorithm::kTorchAdaGrad, Algorithm::kTorchRmsProp};
+int states_of(const char* name, const Numbers& numbers = {}) {
+  return Optimizer::make(OptimizerSpec{name, numbers})->state_count();
+}
 
 // Several updates of random weights by random gradients; the weights, then the states.
 template <typename T>
@@ -76,56 +72,50 @@ std::vector<T> train(const Optimizer& optimizer, DType type, size_t n, size_t pi
 }
 
 TEST(Optimizer, PiecesAndBothBuildsOfTheLoopGiveTheSameBits) {
-  for (Algorithm algorithm : kAll)
-    for (const auto& spec :
-         {spec_of(algorithm, 0), spec_of(algorithm), all_of_torchs(algorithm, 0), all_of_torchs(algorithm)}) {
-      const auto optimizer = Optimizer::make(spec);
-      const auto floats = train<float>(*optimizer, DType::kFloat32, 1003, 1003);
-      const auto doubles = train<double>(*optimizer, DType::kFloat64, 1003, 1003);
-      const bool before = use_avx2.exchange(false);
-      EXPECT_EQ(floats, train<float>(*optimizer, DType::kFloat32, 1003, 7)) << static_cast<int>(algorithm);
-      EXPECT_EQ(doubles, train<double>(*optimizer, DType::kFloat64, 1003, 7)) << static_cast<int>(algorithm);
-      use_avx2 = before;
-    }
+  for (const OptimizerSpec& spec : all_specs()) {
+    const auto optimizer = Optimizer::make(spec);
+    const auto floats = train<float>(*optimizer, DType::kFloat32, 1003, 1003);
+    const auto doubles = train<double>(*optimizer, DType::kFloat64, 1003, 1003);
+    const bool before = use_avx2.exchange(false);
+    EXPECT_EQ(floats, train<float>(*optimizer, DType::kFloat32, 1003, 7)) << spec.name;
+    EXPECT_EQ(doubles, train<double>(*optimizer, DType::kFloat64, 1003, 7)) << spec.name;
+    use_avx2 = before;
+  }
 }
 
 // GCC 12 at -O3 once dropped this rounding of neighbouring numbers.
 TEST(Optimizer, NumbersOfMxnetsOperatorsAreFloatsInDoubleArithmeticToo) {
-  OptimizerSpec spec = spec_of(Algorithm::kAdam);
-  spec.beta1 = 0;
-  const auto optimizer = Optimizer::make(spec);
+  const auto optimizer = Optimizer::make({"adam", {{"beta1", 0}}});
   double weight = 0, gradient = 1, mean = 0, variance = 0;
   void* states[] = {&mean, &variance};
   optimizer->update(DType::kFloat64, &weight, nullptr, states, &gradient, 1, {0.1, 0.01, 0.7});
   EXPECT_EQ(mean, static_cast<double>(0.7f));
 }
 
-TEST(Optimizer, StatesPerAlgorithm) {
-  const int expected[] = {1, 1, 2, 1, 1, 3, 1, 3, 2, 2, 2, 2, 2, 1, 1, 2, 1, 2};
-  for (Algorithm algorithm : kAll)
-    EXPECT_EQ(Optimizer::make(spec_of(algorithm))->state_count(), expected[static_cast<int>(algorithm)]);
-  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kSgd, 0))->state_count(), 0);
-  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kNag, 0))->state_count(), 0);
-  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kSignum, 0))->state_count(), 0);
-  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kDcAsgd, 0))->state_count(), 1);
-  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kTorchSgd, 0))->state_count(), 0);
-  EXPECT_EQ(Optimizer::make(spec_of(Algorithm::kTorchRmsProp, 0))->state_count(), 1);
-  EXPECT_EQ(Optimizer::make(all_of_torchs(Algorithm::kTorchAdam))->state_count(), 3);
-  EXPECT_EQ(Optimizer::make(all_of_torchs(Algorithm::kTorchRmsProp))->state_count(), 3);
-  EXPECT_EQ(Optimizer::make(all_of_torchs(Algorithm::kTorchRmsProp, 0))->state_count(), 2);
+TEST(Optimizer, StatesPerRule) {
+  for (const char* name : {"sgd", "nag", "signum", "dcasgd", "torch_sgd", "torch_rmsprop"})
+    EXPECT_EQ(states_of(name, {{"momentum", 0.9}}), states_of(name, {{"momentum", 0}}) + 1) << name;
+  for (const char* name : {"sgd", "nag", "torch_sgd"}) EXPECT_EQ(states_of(name), 0) << name;
+  for (const char* name : {"test", "adagrad", "rmsprop", "torch_adagrad"}) EXPECT_EQ(states_of(name), 1) << name;
+  for (const char* name : {"adam", "ftrl", "adadelta", "adamax", "nadam", "torch_adam"})
+    EXPECT_EQ(states_of(name), 2) << name;
+  for (const char* name : {"rmsprop_centered", "ftml"}) EXPECT_EQ(states_of(name), 3) << name;
+  EXPECT_EQ(states_of("torch_adam", {{"amsgrad", 1}}), 3);
+  EXPECT_EQ(states_of("torch_rmsprop", {{"centered", 1}, {"momentum", 0.9}}), 3);
+  EXPECT_EQ(states_of("torch_rmsprop", {{"centered", 1}}), 2);
 }
 
 TEST(Optimizer, StatesStartAtZeroAndDcasgdsPreviousWeightAsTheWeight) {
   const std::vector<half> weight(5, float_to_half(1.5f));
-  for (Algorithm algorithm : kAll) {
-    const auto optimizer = Optimizer::make(spec_of(algorithm));
+  for (const OptimizerSpec& spec : all_specs()) {
+    const auto optimizer = Optimizer::make(spec);
     std::vector<std::vector<float>> states(static_cast<size_t>(optimizer->state_count()), std::vector<float>(5, -7));
     std::vector<void*> pointers;
     for (auto& state : states) pointers.push_back(state.data());
     optimizer->start_state(DType::kFloat16, weight.data(), pointers.data(), weight.size());
     for (const auto& state : states) {
-      const bool previous = algorithm == Algorithm::kDcAsgd && &state == &states.back();
-      EXPECT_EQ(state, std::vector<float>(5, previous ? 1.5f : 0.0f)) << static_cast<int>(algorithm);
+      const bool previous = spec.name == "dcasgd" && &state == &states.back();
+      EXPECT_EQ(state, std::vector<float>(5, previous ? 1.5f : 0.0f)) << spec.name;
     }
     optimizer->start_state(DType::kFloat16, nullptr, std::vector<void*>(states.size()).data(), 0);
   }
@@ -134,14 +124,12 @@ TEST(Optimizer, StatesStartAtZeroAndDcasgdsPreviousWeightAsTheWeight) {
 // In steps that the type cannot make near 1.
 template <typename T>
 void expect_no_small_step_lost(DType type, T (*narrow)(float), float step_size) {
-  OptimizerSpec spec = spec_of(Algorithm::kSgd, 0);
-  spec.multi_precision = true;
-  const auto precise = Optimizer::make(spec);
+  const auto precise = Optimizer::make({"sgd", {{"multi_precision", 1}}});
   EXPECT_TRUE(precise->needs_master(type));
   EXPECT_FALSE(precise->needs_master(DType::kFloat32));
   std::vector<T> weight(2500, narrow(1)), rounded = weight;  // more elements than a block
   std::vector<float> master(weight.size(), 1.0f), gradient(weight.size(), -step_size);
-  const auto coarse = Optimizer::make(spec_of(Algorithm::kSgd, 0));
+  const auto coarse = Optimizer::make({"sgd", {}});
   EXPECT_FALSE(coarse->needs_master(type));
   for (int step = 0; step < 16; ++step) {
     precise->update(type, weight.data(), master.data(), nullptr, gradient.data(), weight.size(), {1, 0, 1});
@@ -154,8 +142,7 @@ void expect_no_small_step_lost(DType type, T (*narrow)(float), float step_size) 
 
 template <typename T>
 void expect_torchs_adagrad_to_start_at(double value, DType type) {
-  OptimizerSpec spec = spec_of(Algorithm::kTorchAdaGrad);
-  spec.initial_accumulator_value = value;
+  const OptimizerSpec spec{"torch_adagrad", {{"initial_accumulator_value", value}}};
   std::vector<T> sums(3, -7);
   void* state = sums.data();
   Optimizer::make(spec)->start_state(type, nullptr, &state, sums.size());
@@ -169,7 +156,7 @@ TEST(Optimizer, TorchsAdaGradStartsAtItsInitialValue) {
 }
 
 TEST(Optimizer, TorchsFirstVelocityIsTheGradientItself) {
-  const auto optimizer = Optimizer::make(spec_of(Algorithm::kTorchSgd, 0.5));
+  const auto optimizer = Optimizer::make({"torch_sgd", {{"momentum", 0.5}, {"dampening", 0.1}}});
   float weight = 1, gradient = 2, velocity = 0;
   void* state = &velocity;
   RoundScalars round;
@@ -187,7 +174,7 @@ TEST(Optimizer, HalvesWithAMasterLoseNoSmallSteps) {
 }
 
 TEST(Optimizer, IntegerWeightsAreRefused) {
-  const auto optimizer = Optimizer::make(spec_of(Algorithm::kSgd, 0));
+  const auto optimizer = Optimizer::make({"sgd", {}});
   int32_t weight = 1, gradient = 1;
   try {
     optimizer->update(DType::kInt32, &weight, nullptr, nullptr, &gradient, 1, {});
@@ -197,44 +184,38 @@ TEST(Optimizer, IntegerWeightsAreRefused) {
   }
 }
 
-TEST(Optimizer, NonsenseIsRefusedAndTheFieldNamed) {
+std::string refusal_of(const OptimizerSpec& spec) {
+  try {
+    Optimizer::make(spec);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Optimizer, NumbersOutOfTheirRangeAreRefusedAndTheFieldNamed) {
   const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
-  const struct {
-    const char* field;
-    double OptimizerSpec::* number;
-    std::vector<double> bad;
-  } cases[] = {{"momentum", &OptimizerSpec::momentum, {nan, -0.1, infinity}},
-               {"beta1", &OptimizerSpec::beta1, {nan, -0.1, 1.0}},
-               {"beta2", &OptimizerSpec::beta2, {nan, -0.1, 1.0}},
-               {"epsilon", &OptimizerSpec::epsilon, {nan, -1e-8, infinity}},
-               {"gamma1", &OptimizerSpec::gamma1, {nan, -0.1, 1.0}},
-               {"gamma2", &OptimizerSpec::gamma2, {nan, -0.1, infinity}},
-               {"rho", &OptimizerSpec::rho, {nan, -0.1, 1.0}},
-               {"beta", &OptimizerSpec::beta, {nan, -0.1, infinity}},
-               {"lamda1", &OptimizerSpec::lamda1, {nan, -0.1, infinity}},
-               {"lamda", &OptimizerSpec::lamda, {nan, -0.1, infinity}},
-               {"wd_lh", &OptimizerSpec::wd_lh, {nan, -0.1, infinity}},
-               {"schedule_decay", &OptimizerSpec::schedule_decay, {nan, -0.1, infinity}},
-               {"dampening", &OptimizerSpec::dampening, {nan, infinity}},
-               {"alpha", &OptimizerSpec::alpha, {nan, -0.1, infinity}},
-               {"initial_accumulator_value", &OptimizerSpec::initial_accumulator_value, {nan, -0.1, infinity}},
-               {"clip_gradient", &OptimizerSpec::clip_gradient, {nan, infinity}},
-               {"clip_weights", &OptimizerSpec::clip_weights, {nan, infinity}}};
-  for (const auto& one : cases)
-    for (double value : one.bad) {
-      OptimizerSpec spec;
-      spec.*one.number = value;
-      try {
-        Optimizer::make(spec);
-        ADD_FAILURE() << one.field << " = " << value << " was accepted";
-      } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-        EXPECT_NE(std::string(error.what()).find(one.field), std::string::npos) << error.what();
-      }
+  for (const Rule& rule : all_rules())
+    for (const Field& field : rule.fields()) {
+      if (field.per_round) continue;
+      EXPECT_EQ(refusal_of({rule.name, {{field.name, field.standard}}}), "");
+      for (const double value :
+           {nan, infinity, -infinity, std::nextafter(field.least, -infinity), std::nextafter(field.most, infinity)})
+        EXPECT_NE(refusal_of({rule.name, {{field.name, value}}}).find(std::string(field.name) + " is "),
+                  std::string::npos)
+            << rule.name << ' ' << field.name << ' ' << value;
     }
-  OptimizerSpec unknown;
-  unknown.algorithm = static_cast<Algorithm>(99);
-  EXPECT_THROW(Optimizer::make(unknown), Error);
+  EXPECT_EQ(refusal_of({"adam", {{"beta1", 1}}}),
+            "optimizer adam: beta1 is 1; it must be a number of at least 0 and below 1");
+  EXPECT_EQ(refusal_of({"adam", {{"epsilon", -1}}}),
+            "optimizer adam: epsilon is -1; it must be a finite number of at least 0");
+}
+
+TEST(Optimizer, UnknownNamesAreRefused) {
+  EXPECT_NE(refusal_of({"lars", {}}).find("optimizer: there is no 'lars'; there are sgd, nag, "), std::string::npos);
+  EXPECT_EQ(refusal_of({"sgd", {{"beta1", 0}}}), "optimizer sgd: it has no field beta1");
+  EXPECT_EQ(refusal_of({"nadam", {{"updates", 0}}}), "optimizer nadam: it has no field updates");
 }
 
 }  // namespace

@@ -267,8 +267,7 @@ TEST_P(OutlivingServer, CompletesTheCutStepAndItsSuccessorGoesOnFromThere) {
 
 TEST_P(OutlivingServer, GivesItsValueToASuccessorOfWorker0) {
   Job job(2, outliving(GetParam()));
-  OptimizerSpec sgd;
-  job.server.set_optimizer(0, sgd);
+  job.server.set_optimizer(0, {"sgd", {}});
   job.define(1, 1);
   job.initialise(1, {10});
   for (int worker : {0, 1}) job.push(worker, 1, 1, {1}, 0, 0, 1);
@@ -373,7 +372,7 @@ TEST_P(OutlivingServer, CompletesTheFirstRoundOfAWorkerThatHadNotAskedForTheFirs
 TEST_P(OutlivingServer, TellsARoundThatAllSkippedFromOneThatALostWorkerMightHavePushed) {
   for (bool skips : {false, true}) {
     Job job(2, outliving(GetParam()));
-    job.server.set_optimizer(0, OptimizerSpec());
+    job.server.set_optimizer(0, {"sgd", {}});
     job.define(1, 1);
     job.initialise(1, {5});
     job.server.lose_worker(1);

@@ -38,7 +38,7 @@ struct RowsJob : Job {
     plan.slice_elements = 3 * kRow;
     plan.staleness = staleness;
     if (average) plan.reduction = Reduction::kAverage;
-    if (with_optimizer) server.set_optimizer(0, OptimizerSpec());
+    if (with_optimizer) server.set_optimizer(0, {"sgd", {}});
     server.define(plan, "emb", 0);
   }
 

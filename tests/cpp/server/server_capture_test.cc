@@ -18,10 +18,7 @@ namespace p3 {
 namespace {
 
 OptimizerSpec momentum(bool multi_precision = false) {
-  OptimizerSpec spec;
-  spec.momentum = 0.5;
-  spec.multi_precision = multi_precision;
-  return spec;
+  return {"sgd", {{"momentum", 0.5}, {"multi_precision", multi_precision}}};
 }
 
 std::vector<float> floats(const CapturedArray& array) {

@@ -26,8 +26,7 @@ class ReleasedStore : public testing::TestWithParam<int> {};  // summing threads
 
 TEST_P(ReleasedStore, LeavesNothingBehindAndItsNumberIsFree) {
   Job job(2, options(SumOrder::kRank, GetParam()));
-  OptimizerSpec momentum;
-  momentum.momentum = 0.5;
+  const OptimizerSpec momentum{"sgd", {{"momentum", 0.5}}};
   job.server.define(plan_of(9, 5), "another store's", 1);
   const uint64_t before = job.server.counters().value_bytes;
   for (uint32_t life = 0; life < 3; ++life) {

@@ -18,10 +18,7 @@ namespace {
 Encoding encoding_of(const Header& header) { return static_cast<Encoding>(header.encoding); }
 
 OptimizerSpec sgd(double momentum = 0, bool multi_precision = false) {
-  OptimizerSpec spec;
-  spec.momentum = momentum;
-  spec.multi_precision = multi_precision;
-  return spec;
+  return {"sgd", {{"momentum", momentum}, {"multi_precision", multi_precision}}};
 }
 
 Header bye() {

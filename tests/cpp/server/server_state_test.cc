@@ -13,20 +13,10 @@ namespace {
 
 constexpr uint32_t kMany = 100000;  // more than all buffers of a throttled connection hold
 
-OptimizerSpec adam() {
-  OptimizerSpec spec;
-  spec.algorithm = Algorithm::kAdam;
-  spec.beta1 = 0.5;
-  spec.beta2 = 0.75;
-  spec.epsilon = 1;
-  return spec;
-}
+OptimizerSpec adam() { return {"adam", {{"beta1", 0.5}, {"beta2", 0.75}, {"epsilon", 1}}}; }
 
 OptimizerSpec momentum(bool multi_precision = false) {
-  OptimizerSpec spec;
-  spec.momentum = 0.5;
-  spec.multi_precision = multi_precision;
-  return spec;
+  return {"sgd", {{"momentum", 0.5}, {"multi_precision", multi_precision}}};
 }
 
 struct StateJob : Job {

@@ -40,8 +40,7 @@ TEST(Server, GradientsAreAddedByRankWhateverTheirOrderOfArrival) {
 
 TEST(Server, EveryWorkerGetsTheUpdatedSliceAtOnceAndUnasked) {
   Job job(2);
-  OptimizerSpec sgd;
-  job.server.set_optimizer(0, sgd);
+  job.server.set_optimizer(0, {"sgd", {}});
   job.define(1, 2);
   job.initialise(1, {10, 20});
   job.push(0, 1, 1, {1, 2}, 0, 0, 0.5);
@@ -159,7 +158,7 @@ TEST(Server, ALateRankZeroLeavesSixSumsOfSixtyFourWorkers) {
 
 TEST(Server, WorkersThatDisagreeOnTheLearningRateAreBothNamed) {
   Job job(2);
-  job.server.set_optimizer(0, {});
+  job.server.set_optimizer(0, {"sgd", {}});
   job.define(1, 1);
   job.initialise(1, {0});
   job.push(0, 1, 1, {1}, 0, 0, 0.1);

@@ -186,9 +186,7 @@ TEST(StaleRows, ARoundWithoutRowsIsOneAllTheSame) {
 
 TEST(StaleRows, HalfPrecisionIsUpdatedInFullPrecision) {
   RowsJob job(1, false, options(), 1);
-  OptimizerSpec sgd;
-  sgd.multi_precision = true;
-  job.server.set_optimizer(1, sgd);
+  job.server.set_optimizer(1, {"sgd", {{"multi_precision", 1}}});
   KeyPlan plan = job.plan;
   plan.wire_key = 2;
   plan.dtype = DType::kFloat16;
@@ -229,8 +227,7 @@ TEST(StaleRows, HalfPrecisionIsUpdatedInFullPrecision) {
 // Between the two frames of one push comes another worker's: each push is one update, in all of its frames.
 TEST(StaleRows, APushIsOneUpdateInAllItsFrames) {
   RowsJob job(2, /*with_optimizer=*/false, options(), kUnboundedStaleness);
-  OptimizerSpec adagrad;  // whose learning rate decays with each update
-  adagrad.algorithm = Algorithm::kTorchAdaGrad;
+  const OptimizerSpec adagrad{"torch_adagrad", {{"epsilon", 0}}};  // whose learning rate decays with each update
   job.server.set_optimizer(0, adagrad);
   job.fill(0);
   uint64_t received = job.server.counters().traffic.slices_received;

@@ -28,9 +28,7 @@ void define_stale(Job& job, uint64_t elements, uint64_t staleness) {
 struct StaleJob : Job {
   StaleJob(int num_workers, uint64_t staleness, ServerOptions with = options(), double momentum = 0)
       : Job(num_workers, std::move(with)), size(static_cast<size_t>(num_workers)) {
-    OptimizerSpec sgd;
-    sgd.momentum = momentum;
-    server.set_optimizer(0, sgd);
+    server.set_optimizer(0, {"sgd", {{"momentum", momentum}}});
     define_stale(*this, size, staleness);
     initialise(1, std::vector<float>(size, 0));
   }
@@ -141,20 +139,16 @@ TEST(StaleSlice, EachPushIsAnUpdateOfItsOwn) {
 
 // The servers count: what is replayed one after the other, in the order in which it came, by an optimizer that counts.
 TEST(StaleSlice, UpdatesAsOneProcessWouldThatTakesAllPushesInTurn) {
-  const Algorithm algorithms[] = {Algorithm::kTorchSgd,     Algorithm::kTorchAdam, Algorithm::kAdam,
-                                  Algorithm::kTorchAdaGrad, Algorithm::kAdamax,    Algorithm::kNadam,
-                                  Algorithm::kFtml};
-  for (const Algorithm algorithm : algorithms) {
-    SCOPED_TRACE(static_cast<int>(algorithm));
+  const OptimizerSpec specs[] = {{"torch_sgd", {{"momentum", 0.9}, {"dampening", 0.5}}},
+                                 {"torch_adam", {{"beta2", 0.99}, {"epsilon", 1e-3}}},
+                                 {"adam", {{"beta2", 0.99}, {"epsilon", 1e-3}}},
+                                 {"torch_adagrad", {{"epsilon", 1e-3}}},
+                                 {"adamax", {{"beta2", 0.99}}},
+                                 {"nadam", {{"beta2", 0.99}, {"epsilon", 1e-3}}},
+                                 {"ftml", {{"beta1", 0.9}, {"beta2", 0.99}, {"epsilon", 1e-3}}}};
+  for (const OptimizerSpec& spec : specs) {
+    SCOPED_TRACE(spec.name);
     constexpr int kWorkers = 3;
-    OptimizerSpec spec;
-    spec.algorithm = algorithm;
-    spec.momentum = algorithm == Algorithm::kTorchSgd ? 0.9 : 0;
-    spec.dampening = 0.5;
-    spec.beta1 = 0.9;
-    spec.beta2 = 0.99;
-    spec.epsilon = 1e-3;
-    spec.schedule_decay = 0.004;
     Job job(kWorkers);
     job.server.set_optimizer(0, spec);
     define_stale(job, 2, kUnboundedStaleness);
@@ -173,15 +167,13 @@ TEST(StaleSlice, UpdatesAsOneProcessWouldThatTakesAllPushesInTurn) {
       const auto worker = static_cast<size_t>(random() % kWorkers);
       const std::vector<float> gradient = {normal(random), normal(random)};
       Header push = Job::header(FrameKind::kPush, 1, 0, ++round[worker], 2);
-      push.scalars = {0.1, 0.01, 1, 0, algorithm == Algorithm::kTorchAdaGrad ? 0.25 : 1};
+      push.scalars = {0.1, 0.01, 1, 0, spec.name == "torch_adagrad" ? 0.25 : 1};
       job.workers[worker].send(push, gradient.data());
       RoundScalars scalars = {0.1, 0.01, 1, static_cast<double>(update), 1};
-      if (algorithm == Algorithm::kAdam)
-        scalars.lr *= std::sqrt(1 - std::pow(0.99, update)) / (1 - std::pow(0.9, update));
-      if (algorithm == Algorithm::kAdamax) scalars.lr /= 1 - std::pow(0.9, update);
-      if (algorithm == Algorithm::kTorchAdaGrad) scalars.lr /= 1 + (update - 1) * 0.25;
-      if (algorithm == Algorithm::kNadam)
-        scalars.schedule = schedule *= 0.9 * (1 - 0.5 * std::pow(0.96, update * 0.004));
+      if (spec.name == "adam") scalars.lr *= std::sqrt(1 - std::pow(0.99, update)) / (1 - std::pow(0.9, update));
+      if (spec.name == "adamax") scalars.lr /= 1 - std::pow(0.9, update);
+      if (spec.name == "torch_adagrad") scalars.lr /= 1 + (update - 1) * 0.25;
+      if (spec.name == "nadam") scalars.schedule = schedule *= 0.9 * (1 - 0.5 * std::pow(0.96, update * 0.004));
       optimizer->update(DType::kFloat32, weight.data(), nullptr, state.data(), gradient.data(), 2, scalars);
       Header answer;
       ASSERT_EQ(job.receive_value(static_cast<int>(worker), &answer), weight) << "update " << update;
@@ -192,10 +184,7 @@ TEST(StaleSlice, UpdatesAsOneProcessWouldThatTakesAllPushesInTurn) {
 
 TEST(StaleSlice, CountsOnFromWhatAStoredStateHasHad) {
   Job job(2);
-  OptimizerSpec spec;
-  spec.algorithm = Algorithm::kTorchSgd;
-  spec.momentum = 0.5;
-  job.server.set_optimizer(0, spec);
+  job.server.set_optimizer(0, {"torch_sgd", {{"momentum", 0.5}}});
   define_stale(job, 1, 3);
   job.initialise(1, {0});
   Header store = Job::header(FrameKind::kStore, 1, 0, 0, 1);
@@ -221,7 +210,7 @@ TEST(StaleSlice, CountsOnFromWhatAStoredStateHasHad) {
 // Rank 0 gives the key another value; worker 1 has a push under way that is from before, as it has not asked for it yet.
 TEST(StaleSlice, ANewValueIsFreeOfPushesFromBeforeIt) {
   Job job(3);
-  job.server.set_optimizer(0, {});
+  job.server.set_optimizer(0, {"sgd", {}});
   define_stale(job, 1, kUnboundedStaleness);
   job.initialise(1, {0});
   job.push(0, 1, 1, {-1}, 0, 0, 1.0);
@@ -248,7 +237,7 @@ TEST(StaleSlice, ANewValueIsFreeOfPushesFromBeforeIt) {
 
 TEST(StaleSlice, AveragesOverAllWorkers) {
   Job job(2);
-  job.server.set_optimizer(0, {});
+  job.server.set_optimizer(0, {"sgd", {}});
   job.axes.reduction = Reduction::kAverage;
   define_stale(job, 1, 3);
   job.initialise(1, {10});
@@ -258,7 +247,7 @@ TEST(StaleSlice, AveragesOverAllWorkers) {
 
 TEST(StaleSlice, AWorkerMayBeginWhenOthersAreRoundsAhead) {
   Job job(2);
-  job.server.set_optimizer(0, {});
+  job.server.set_optimizer(0, {"sgd", {}});
   define_stale(job, 1, 2);
   job.init(0, 1, 0, {5});
   EXPECT_EQ(job.receive_value(0), std::vector<float>{5});

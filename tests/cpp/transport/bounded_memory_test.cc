@@ -46,9 +46,7 @@ void expect_bounded(Job& job, int count, const Header& header, const std::vector
 
 struct StateJob : Job {
   explicit StateJob(int num_workers = 1, double timeout_s = 60) : Job(num_workers, bounded(timeout_s)) {
-    OptimizerSpec spec;
-    spec.momentum = 0.5;
-    server.set_optimizer(0, spec);
+    server.set_optimizer(0, {"sgd", {{"momentum", 0.5}}});
     define(1, 100);
     initialise(1, std::vector<float>(100, 1));
   }

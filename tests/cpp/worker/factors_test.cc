@@ -61,7 +61,7 @@ class FactorsJob {
         workers[static_cast<size_t>(rank)]->add_server(server, stream_of(ours), label);
         servers.back()->add_worker(rank, stream_of(its), name_of_worker(static_cast<size_t>(rank)));
       }
-      servers.back()->set_optimizer(0, {});  // of the store: gathered keys have none
+      servers.back()->set_optimizer(0, {"sgd", {}});  // of the store: gathered keys have none
       servers.back()->define(plan, "w (factors)", 0);
       servers.back()->start();
     }
@@ -124,8 +124,7 @@ RoundScalars with_rate(double lr) {
 }
 
 void expect_exact_updates(const std::vector<int>& machines) {
-  OptimizerSpec sgd;
-  sgd.momentum = 0.5;
+  const OptimizerSpec sgd{"sgd", {{"momentum", 0.5}}};
   for (bool aggregated : {false, true})
     for (int num_servers : {1, 3}) {
       FactorsJob job(machines, num_servers, false, &sgd, aggregated);
@@ -166,7 +165,7 @@ TEST(Factors, WithoutAnOptimizerTheSumOrTheAverageLands) {
 }
 
 void expect_that_who_skips_follows(const std::vector<int>& machines) {
-  OptimizerSpec sgd;
+  const OptimizerSpec sgd{"sgd", {}};
   FactorsJob job(machines, 2, false, &sgd);
   const std::vector<std::vector<float>> factors = {{}, whole_numbers(3), {}};
   ASSERT_EQ(job.round(factors, with_rate(1)), "");
@@ -193,7 +192,7 @@ TEST(Factors, WhoSkipsFollowsTheOthersAndIsToldWhenAllDo) {
 }
 
 TEST(Factors, OtherNumbersOfARoundFailTheJobByName) {
-  OptimizerSpec sgd;
+  const OptimizerSpec sgd{"sgd", {}};
   for (const std::vector<int>& machines : {std::vector<int>{0, 1}, {0, 0}}) {
     FactorsJob job(machines, 1, false, &sgd);
     const std::vector<float> factors = whole_numbers(1);
@@ -207,7 +206,7 @@ TEST(Factors, OtherNumbersOfARoundFailTheJobByName) {
 
 // Of `slices` slices each worker sends its own with their content, and only headers of the others'; as many come back.
 TEST(Factors, ACardCarriesEachPartOnceToEachOtherWorker) {
-  OptimizerSpec sgd;
+  const OptimizerSpec sgd{"sgd", {}};
   constexpr int kWorkers = 4;
   FactorsJob job(kWorkers, 2, false, &sgd);
   const auto bytes_of = [&](size_t rank) { return job.workers[rank]->counters().traffic; };
@@ -225,7 +224,7 @@ TEST(Factors, ACardCarriesEachPartOnceToEachOtherWorker) {
 
 // Two workers on one machine, one on another: the parts of the first two leave once, and the third's comes once.
 TEST(Factors, AMachineCarriesEachPartOnce) {
-  OptimizerSpec sgd;
+  const OptimizerSpec sgd{"sgd", {}};
   FactorsJob job({0, 0, 1}, 2, false, &sgd);
   const auto counted = [&](size_t rank) { return job.workers[rank]->counters(); };
   std::vector<Counters> before;
@@ -359,8 +358,7 @@ TEST(Factors, AGatedRoundLeavesWhenAllIsReady) {
 }
 
 TEST(Factors, EachWorkersStateCanBeReadAndReplaced) {
-  OptimizerSpec sgd;
-  sgd.momentum = 0.5;
+  const OptimizerSpec sgd{"sgd", {{"momentum", 0.5}}};
   FactorsJob job(2, 1, false, &sgd);
   const std::vector<float> content(kShape.elements(), 4.f);
   for (auto& worker : job.workers) worker->store(job.key, 1, content.data(), job.pending.done());
@@ -380,7 +378,7 @@ TEST(Factors, EachWorkersStateCanBeReadAndReplaced) {
 
 TEST(Factors, WrongUseIsRefused) {
   FactorsJob job(2, 1, false, nullptr);
-  OptimizerSpec sgd;
+  const OptimizerSpec sgd{"sgd", {}};
   EXPECT_THROW(job.workers[0]->declare_factors("empty", {0, 3, 3}, 2, false), Error);
   const int dense = job.workers[0]->declare("dense", 5, DType::kFloat32);
   EXPECT_THROW(job.workers[0]->set_optimizer(dense, sgd), Error);
