@@ -1,0 +1,110 @@
+"""The servers' rules that no framework has, against NumPy: dense, by rows, and from a snapshot on."""
+
+import numpy as np
+import pytest
+
+from p3.server.optimizers import FIELDS
+from p3.settings import Settings
+from p3.worker.session import Session
+
+LION = {"name": "lion", "beta1": 0.9, "beta2": 0.99, "multi_precision": False}
+ADAM = {"name": "adam", "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "clip_gradient": -1.0, "multi_precision": False}
+ROWS, WIDTH = 11, 3
+
+
+class Lion:
+    """Chen et al. 2023, Algorithm 2, in the weight's type; by row, as rows that nobody touches stay as they are."""
+
+    def __init__(self, weight):
+        self.weight, self.momentum = weight.copy(), np.zeros_like(weight)
+
+    def update(self, rows, gradients, lr, wd, rescale):
+        lr, wd, rescale, *betas = (
+            self.weight.dtype.type(one) for one in (lr, wd, rescale, 0.9, 1 - 0.9, 0.99, 1 - 0.99)
+        )
+        m, w, g = self.momentum[rows], self.weight[rows], gradients * rescale
+        self.weight[rows] = w - lr * (np.sign(betas[0] * m + betas[1] * g) + wd * w)
+        self.momentum[rows] = betas[2] * m + betas[3] * g
+
+
+def _begin(session, sparse, weight, resumed=False):
+    key = session.declare("w", weight.shape, weight.dtype, sparse=sparse)
+    landing = np.zeros_like(weight)
+    init = session.init_rows if sparse else session.init
+    init(key, session.resumed_value(key) if resumed else weight, landing).wait(30)
+    if resumed:
+        session.restore(key)
+    return key, landing
+
+
+def _rounds(numbers, shape, dtype):
+    """Of each its rows and their gradients."""
+    for number in numbers:
+        random = np.random.RandomState(number)
+        rows = np.sort(random.choice(ROWS, 4, replace=False))
+        yield rows, random.randn(*shape).astype(dtype)
+
+
+def _train(session, key, landing, sparse, rounds, lr=0.05, wd=0.1, rescale=0.5):
+    for rows, gradients in rounds:
+        scalars = {"lr": lr, "wd": wd, "rescale": rescale}
+        if sparse:
+            session.pushpull_rows(key, rows, gradients[rows], landing, **scalars).wait(30)
+        else:
+            session.pushpull(key, gradients, landing, **scalars).wait(30)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_lion_is_that_of_numpy_to_the_bit(sparse, dtype):
+    weight = np.random.RandomState(0).randn(ROWS, WIDTH).astype(dtype)
+    numpys = Lion(weight)
+    with Session.open(Settings()) as session:
+        session.set_option(0, "optimizer", LION)
+        key, landing = _begin(session, sparse, weight)
+        for rows, gradients in _rounds(range(1, 30), weight.shape, dtype):
+            _train(session, key, landing, sparse, [(rows, gradients)])
+            touched = rows if sparse else slice(None)
+            numpys.update(touched, gradients[touched], 0.05, 0.1, 0.5)
+            assert landing.tobytes() == numpys.weight.tobytes()
+        state = np.zeros_like(weight)
+        if sparse:
+            session.fetch_rows(key, np.arange(ROWS), state, part=1).wait(30)
+        else:
+            session.fetch_state(key, 1, state).wait(30)
+        assert state.tobytes() == numpys.momentum.tobytes()
+
+
+def test_a_nan_does_not_go_unnoticed():
+    with Session.open(Settings()) as session:
+        session.set_option(0, "optimizer", LION)
+        key, landing = _begin(session, False, np.ones((1, 2), np.float32))
+        session.pushpull(key, np.float32([[np.nan, 0]]), landing, lr=0.5).wait(30)
+        assert np.isnan(landing[0, 0]) and landing[0, 1] == 1
+
+
+def test_lion_is_described_by_its_registry():
+    assert list(FIELDS["lion"]) == ["beta1", "beta2", "multi_precision"]
+    with Session.open(Settings()) as session, pytest.raises(ValueError, match="optimizer lion: beta2 is 1.0; it must"):
+        session.set_option(0, "optimizer", dict(LION, beta2=1.0))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("optimizer", [ADAM, LION], ids=["adam", "lion"])
+def test_from_a_snapshot_on_all_bits_are_as_if_undisturbed(tmp_path, optimizer, sparse):
+    weight = np.random.RandomState(0).randn(ROWS, WIDTH).astype(np.float32)
+    settings = Settings(snapshot_dir=str(tmp_path), snapshot_every=1)
+    for steps in (range(1, 6), range(6, 10)):
+        with Session.open(settings) as session:
+            done = session.resume().round
+            assert done == steps[0] - 1
+            session.set_option(0, "optimizer", optimizer)
+            key, landing = _begin(session, sparse, weight, resumed=done > 0)
+            _train(session, key, landing, sparse, _rounds(steps, weight.shape, np.float32))
+            if done == 0:
+                session.snapshot(5, [key])
+    with Session.open(Settings()) as session:
+        session.set_option(0, "optimizer", optimizer)
+        key, undisturbed = _begin(session, sparse, weight)
+        _train(session, key, undisturbed, sparse, _rounds(range(1, 10), weight.shape, np.float32))
+    assert landing.tobytes() == undisturbed.tobytes()
