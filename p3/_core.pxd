@@ -31,10 +31,31 @@ cdef extern from "p3/dtype.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/codec.h" namespace "p3" nogil:
+    cdef cppclass CodecOptions "p3::Codec::Options":
+        pass
+    cdef enum class CodecOptionKind "p3::Codec::Option::Kind"(unsigned char):
+        kNumber, kWhole, kTruth
+    cdef cppclass CodecOption "p3::Codec::Option":
+        const char* name
+        const char* allowed
+        double standard, least, most
+        cbool is_above_least, is_mxnets
+        CodecOptionKind kind
+    cdef cppclass Codec "const p3::Codec":
+        const char* name
+        const char* effect
+        vector[CodecOption] options
+        cbool is_for(DType, cbool) noexcept
+        size_t residuals() noexcept
+        cbool carries_sums() noexcept
+        cbool makes_steps() noexcept
+        size_t sent(const CodecOptions&, uint64_t, size_t) noexcept
+        size_t bytes_with(size_t, size_t) noexcept
     cdef cppclass Compression:
         Compression() noexcept
-        Compression for_key(DType, cbool) noexcept
-    cbool operator==(const Compression&, const Compression&) noexcept
+        CodecOptions options
+        Codec* codec() noexcept
+    const vector[Codec*]& c_codecs "p3::codecs"() noexcept
 
 
 cdef extern from "p3/slicing.h" namespace "p3" nogil:
@@ -64,6 +85,15 @@ cdef extern from "p3/rows.h" namespace "p3" nogil:
         const int64_t* ids
         uint64_t count
         const void* values
+
+
+cdef extern from "numeric/dgc.h" namespace "p3" nogil:
+    size_t kRoundFloats
+
+
+cdef extern from "p3/wire.h" namespace "p3" nogil:
+    cdef struct Header:
+        pass
 
 
 cdef extern from "p3/optimizer.h" namespace "p3" nogil:

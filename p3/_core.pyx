@@ -27,6 +27,8 @@ cdef dict _FORMATS = dict(zip(DTYPES.values(), (b"f", b"d", b"e", b"B", b"i", b"
 
 NO_SCALARS = (0.0, 0.0, 1.0, 0.0, 1.0)  # of a round where the servers only sum
 MASTER = 255  # the part of a slice's state that is the float32 master of its float16 value
+HEADER_BYTES = sizeof(Header)  # of a frame
+ROUND_FLOATS = kRoundFloats  # behind the residual of a key that takes steps: how far its warm-up is (src/numeric/dgc.h)
 
 
 class P3Error(RuntimeError):
@@ -88,8 +90,44 @@ cdef Compression compression_from(description) except *:
 
 def codec_applies(description not None, str dtype not None, int dimensions):
     """Whether that compression, a store's option, is for dense keys of that type and so many dimensions."""
-    cdef Compression codec = compression_from(description)
-    return not codec.for_key(dtype_of(DTYPES[dtype]), dimensions <= 1) == Compression()
+    return compression_from(description).codec().is_for(dtype_of(DTYPES[dtype]), dimensions <= 1)
+
+
+def codecs():
+    """What each codec of gradients (include/p3/codec.h) says of itself, in the order of their numbers on the wire."""
+    cdef vector[Codec*] all = c_codecs()
+    return [codec_description(codec) for codec in all]
+
+
+cdef dict codec_description(Codec* codec):
+    cdef vector[CodecOption] options = codec.options
+    return dict(
+        name=codec.name, effect=codec.effect, options=[option_description(option) for option in options],
+        residuals=codec.residuals(), carries_sums=codec.carries_sums(), makes_steps=codec.makes_steps(),
+        is_for_vectors=codec.is_for(DType.kFloat32, True),
+    )
+
+
+cdef dict option_description(const CodecOption& option):
+    return dict(
+        name=option.name, standard=_OPTION_TYPES[<int>option.kind](option.standard), least=option.least,
+        most=option.most, is_above_least=option.is_above_least, allowed=option.allowed,
+        kind=_OPTION_TYPES[<int>option.kind], is_mxnets=option.is_mxnets,
+    )
+
+
+cdef tuple _OPTION_TYPES = (float, int, bool)  # in the order of the C++ enumeration
+
+
+def sent_elements(compression not None, size_t elements, uint64_t round):
+    """How many of a slice's elements a worker sends in that round of its key, counted from 1; 0: after any warm-up."""
+    cdef Compression how = compression_from(compression)
+    return how.codec().sent(how.options, round, elements)
+
+
+def payload_bytes(compression not None, size_t count, size_t elements):
+    """Of a frame with so many of a slice's elements."""
+    return compression_from(compression).codec().bytes_with(count, elements)
 
 
 include "_core_tls.pxi"

@@ -26,25 +26,31 @@ class Codec {
  public:
   // One that a script gives by name: {"type": "2bit", "threshold": 0.5}.
   struct Option {
+    enum class Kind : uint8_t { kNumber, kWhole, kTruth };  // Python's float, int and bool
+
     const char* name;
     double standard;  // where the script gives none
     double least, most;
     bool is_above_least;  // the least one is not allowed itself
     const char* allowed;  // in words
+    Kind kind = Kind::kNumber;
+    // MXNet's own stores have it and its standard value; other front ends want it given.
+    bool is_mxnets = false;
     bool allows(double value) const { return (is_above_least ? value > least : value >= least) && value <= most; }
   };
   // Their values, in the codec's order.
   static constexpr size_t kMostOptions = 4;
   using Options = std::array<double, kMostOptions>;
 
-  Codec(Encoding its_encoding, const char* its_name, std::vector<Option> its_options = {})
-      : encoding(its_encoding), name(its_name), options(std::move(its_options)) {}
+  Codec(Encoding its_encoding, const char* its_name, const char* its_effect, std::vector<Option> its_options = {})
+      : encoding(its_encoding), name(its_name), effect(its_effect), options(std::move(its_options)) {}
   virtual ~Codec() = default;
   Codec(const Codec&) = delete;
   Codec& operator=(const Codec&) = delete;
 
-  const Encoding encoding;  // its number on the wire
-  const char* const name;   // as {"type": name}
+  const Encoding encoding;   // its number on the wire
+  const char* const name;    // as {"type": name}
+  const char* const effect;  // in words: what becomes of an element
   const std::vector<Option> options;
 
   // Of at most one dimension if `is_vector`; else the key stays plain.
@@ -64,6 +70,16 @@ class Codec {
   // Of a payload of so many elements; 0 if a payload may have any size, of which can_have_bytes() says more.
   virtual size_t bytes(size_t elements) const = 0;
   virtual bool can_have_bytes(size_t elements, size_t payload_bytes) const { return payload_bytes == bytes(elements); }
+  // How many elements a worker sends of so many, in that round of their key, counted from 1.
+  virtual size_t sent(const Options& with, uint64_t round, size_t elements) const {
+    (void)with, (void)round;
+    return elements;
+  }
+  // Of a frame's payload with so many of the elements, whatever its encoding.
+  virtual size_t bytes_with(size_t count, size_t elements) const {
+    (void)count;
+    return bytes(elements);
+  }
   // What is wrong with the content of a payload that has come, or null.
   virtual const char* problem_with(const void* payload, size_t payload_bytes, size_t elements) const {
     (void)payload, (void)payload_bytes, (void)elements;

@@ -190,7 +190,7 @@ class Worker {
   size_t residual_floats(int key) const;  // what restore_residual() takes
   // Resumes with what capture() gave, before the key's first push. Copied at once.
   void restore_residual(int key, const float* residual);
-  // For a loss scaler, of a key with 2bit or 1bit, between its rounds. What its next push begins with: if `undo`, what was
+  // For a loss scaler, of a key with a residual, between its rounds. What its next push begins with: if `undo`, what was
   // kept before the last push, whose result nobody has used, else what is kept now; times `factor`, as gradients are larger
   // by it from then on. `undo` needs keep_former_residual(), before that last push: 4 bytes more for each element.
   void keep_former_residual(int key);

@@ -13,8 +13,6 @@ from cpython.buffer cimport (
 from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
 
-from p3.worker import dgc
-
 from p3._core cimport DType, OptimizerSpec, RoundScalars, optimizer_spec
 
 cdef extern from "p3/dtype.h" namespace "p3" nogil:
@@ -46,6 +44,10 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
         MOST_STATES "p3::Optimizer::kMostStates"
 
     unique_ptr[Optimizer] make_optimizer "p3::Optimizer::make"(const OptimizerSpec& spec) except +ValueError
+
+
+cdef extern from "p3/codec.h" nogil:
+    size_t c_payload_bytes "p3::codec_of(p3::Encoding::kTopK)->bytes_with"(size_t count, size_t elements) noexcept
 
 
 cdef extern from "numeric/dgc.h" namespace "p3" nogil:
@@ -122,12 +124,12 @@ def use_avx2(wanted=None):
 
 def encode_step(gradient, u, v, payload, size_t sent, float momentum, float rate=1.0, bint masks=True):
     """What a worker does with a slice's gradient: u and v in place, and `sent` elements into `payload` (uint8), which
-    has the bytes that p3.worker.dgc.payload_bytes says; of as many as the slice has, all."""
+    has the bytes that p3.codecs.payload_bytes says; of as many as the slice has, all."""
     cdef _Array g = _Array("gradient", gradient), m = _Array("u", u, True), kept = _Array("v", v, True)
     cdef _Array to = _Array("payload", payload, True)
     for array in (g, m, kept):
         (<_Array> array).expect("an array", DType.kFloat32, g.elements)
-    to.expect("payload", <DType> <int> _CODES["B"], dgc.payload_bytes(sent, g.elements))
+    to.expect("payload", <DType> <int> _CODES["B"], c_payload_bytes(sent, g.elements))
     if not 0 < sent <= g.elements:
         raise ValueError(f"{sent} elements cannot be sent of {g.elements}")
     cdef DgcStep step

@@ -31,6 +31,17 @@ def list_of(one: Callable) -> Callable[[str], List]:
     return lambda text: [one(part) for part in text.split(",")]
 
 
+def name_among(known: Callable[[], Sequence[str]]) -> Callable[[str], str]:
+    """One of known(), which is called when there is a name."""
+
+    def parse(text: str) -> str:
+        if text not in known():
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known())}")
+        return text
+
+    return parse
+
+
 def names_among(known: Sequence[str]) -> Callable[[str], List[str]]:
     """A list, each at most once."""
 

@@ -138,6 +138,8 @@ def _adapt_trainer(trainer, store_type):
 
     @functools.wraps(init)
     def _init_kvstore(self):
+        from p3.worker import dgc
+
         config = self._kvstore_params
         kvstore = config["kvstore"]
         is_p3 = isinstance(kvstore, store_type) or (isinstance(kvstore, str) and kvstore.lower() in NAMES)
@@ -145,10 +147,10 @@ def _adapt_trainer(trainer, store_type):
         compression = self._compression_params
         if isinstance(kvstore, store_type):
             compression = compression or kvstore._session.option(kvstore._store, "compression")
-        if is_p3 and scaled and (compression or {}).get("type") == "dgc":
+        if is_p3 and scaled and dgc.is_chosen(compression):
             raise ValueError(
                 "a loss scaler leaves out steps that overflow, and dgc has taken them by then, on the servers: use "
-                "2bit, 1bit or fp16, or train without a loss scaler"
+                "another compression, or train without a loss scaler"
             )
         if is_p3 and scaled and config["update_on_kvstore"] is None:
             log.warning("a loss scaler is in use: the workers update the weights, and steps that overflow are skipped")

@@ -37,6 +37,7 @@ except ModuleNotFoundError as error:
 from mxnet import autograd
 from mxnet.base import MXNetError
 
+from p3 import codecs
 from p3._core import NO_SCALARS, P3Error
 from p3.mxnet import _mxnet, hooks, joining, key_beginnings, saved_states, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
@@ -46,7 +47,7 @@ from p3.mxnet.priorities import Priorities
 from p3.mxnet.row_keys import pull_rows
 from p3.mxnet.staleness import Staleness
 from p3.settings import Settings
-from p3.worker import dgc, partitions
+from p3.worker import partitions
 from p3.worker import session as sessions
 from p3.worker.loss_scale import LossScale
 
@@ -305,20 +306,19 @@ class P3KVStore(mx.kvstore.KVStore):
 
     @_call
     def set_gradient_compression(self, compression_params):
-        """{"type": "2bit", "threshold": 0.5} as MXNet's, {"type": "1bit"} or {"type": "fp16"}, of float32 gradients.
+        """{"type": "2bit", "threshold": 0.5} as MXNet's, {"type": "fp16"}, or any other of docs/compression.md, of
+        float32 gradients.
 
-        All apply to what workers push; with fp16, sums that come back are float16 as well, weights never are. Each
-        slice is compressed when its turn to leave has come, so priorities hold. Blocks until the servers know.
+        All apply to what workers push; with some, fp16 for one, sums come back so as well, weights never. Each slice is
+        compressed when its turn to leave has come, so priorities hold. Blocks until the servers know.
 
-        {"type": "dgc", "ratio": 0.001}: deep gradient compression, with SGD on the servers alone; its other options
-        are in docs/compression.md. Keys of one dimension stay as they are.
+        {"type": "dgc", "ratio": 0.001}: deep gradient compression, with SGD on the servers alone. Keys of one dimension
+        stay as they are.
         """
         if not isinstance(compression_params, dict):
             raise MXNetError(f"compression_params is {compression_params!r}; it must be a dict like {{'type': '2bit'}}")
-        params = dict(compression_params)
-        if params.get("type") == "2bit":
-            params["threshold"] = float(params.get("threshold", 0.5))  # MXNet's default
-        self._session.set_option(self._store, "compression", dgc.with_defaults(params))
+        params = codecs.complete(compression_params, of_mxnet=True)
+        self._session.set_option(self._store, "compression", params)
 
     @_call
     def set_reduction(self, reduction):

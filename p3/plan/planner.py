@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional, Sequence
 
+from p3 import codecs
 from p3.plan.key_plan import Axes
 
 Options = Mapping[str, Optional[Mapping[str, Any]]]  # of a store, by name; None or {} where it is not set
@@ -23,7 +24,7 @@ def axes(
     compression = options.get("compression") or {}
     if sparse or not compression or not _applies(compression, dtype, len(shape)):
         return Axes(staleness, {}, reduction)
-    return Axes(staleness, compression, reduction, "steps" if compression["type"] == "dgc" else "servers")
+    return Axes(staleness, compression, reduction, "steps" if codecs.of(compression).makes_steps else "servers")
 
 
 def _applies(compression: Mapping[str, Any], dtype: str, dimensions: int) -> bool:

@@ -20,10 +20,10 @@ from typing import Any, Callable, ContextManager, Dict, NoReturn, Optional, Sequ
 
 import torch
 
+from p3 import codecs
 from p3.server import options
 from p3.torch.requirements import require_model, require_norm
 from p3.torch.rounds import Rounds
-from p3.worker import dgc
 
 
 def DistributedOptimizer(  # a class to its users
@@ -46,13 +46,13 @@ def DistributedOptimizer(  # a class to its users
     the script can look at them and change them: GradScaler, clipping by value. `max_grad_norm`: the same, and step()
     clips the mean gradient to that global norm.
 
-    `compression`, the same on every worker: {"type": "fp16"}, {"type": "2bit", "threshold": 0.01} or {"type": "1bit"}.
-    So the float32 gradients leave in half, a sixteenth or a thirty-second of their bytes (docs/torch.md); weights come
-    back exact. {"type": "dgc", "ratio": 0.001}: deep gradient compression, of torch.optim.SGD (docs/compression.md).
+    `compression`, the same on every worker: {"type": "fp16"}, {"type": "2bit", "threshold": 0.01} or any other of
+    docs/compression.md. So the float32 gradients leave in fewer bytes; weights come back exact.
+    {"type": "dgc", "ratio": 0.001}: deep gradient compression, of torch.optim.SGD.
 
-    `grad_scaler`: the GradScaler that scales this optimizer's losses, which 2bit and 1bit must know of, as what they
-    leave out has the scale of the loss. Needs `synchronous`. Steps that it leaves out leave nothing behind; for that
-    each worker keeps 4 bytes more for each parameter.
+    `grad_scaler`: the GradScaler that scales this optimizer's losses, which compression that keeps what it leaves out
+    must know of, as that has the scale of the loss. Needs `synchronous`. Steps that it leaves out leave nothing behind;
+    for that each worker keeps 4 bytes more for each parameter.
 
     `staleness`, the same on every worker: how many steps the fastest worker may be ahead of the slowest, or math.inf.
     Each gradient, divided by the number of workers, then updates the weights at once, and a step need not wait for the
@@ -69,7 +69,7 @@ def DistributedOptimizer(  # a class to its users
     if max_grad_norm is not None:
         require_norm(max_grad_norm)
     if compression is not None:
-        compression = dgc.with_defaults(compression) if isinstance(compression, dict) else compression
+        compression = codecs.complete(compression) if isinstance(compression, dict) else compression
         options.validate("compression", compression)
     if grad_scaler is not None and not (synchronous or max_grad_norm is not None):
         raise ValueError("grad_scaler needs synchronous=True: GradScaler must see the mean gradients before the update")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from p3 import codecs
 from p3.worker.loss_scale import LossScale
 
 
@@ -34,7 +35,8 @@ class Scaling:
         if self._scaler is None and kept is not None:
             raise ValueError(
                 "the compression keeps what it leaves out of the gradient of %s, which has the scale of the loss: pass "
-                "grad_scaler=scaler to DistributedOptimizer, so that both change together; or use fp16" % kept.name
+                "grad_scaler=scaler to DistributedOptimizer, so that both change together; or use %s"
+                % (kept.name, " or ".join(codec.name for codec in codecs.codecs().values() if not codec.residuals))
             )
 
     def before_push(self) -> None:

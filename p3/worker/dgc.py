@@ -1,4 +1,4 @@
-"""Deep gradient compression as a worker's session sees it: which keys it is for, what it excludes, and its bytes.
+"""Deep gradient compression as a worker's session sees it: which keys it is for, and what it excludes.
 
 Lin et al., ICLR 2018; the arithmetic is the core's (src/numeric/dgc.h). In a store with {"type": "dgc", ...} it is for
 the float32 keys of at least two dimensions; the others stay as they are, and the servers' SGD updates them.
@@ -7,24 +7,14 @@ the float32 keys of at least two dimensions; the others stay as they are, and th
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional
 
-DEFAULTS = {"ratio": 0.001, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}
-
-ROUND_FLOATS = 2  # behind a key's residual, as a snapshot keeps it: how far the warm-up is (src/numeric/dgc.h)
-
-_HEADER_BYTES = 80
-_HEAD_BYTES = 4  # of a payload: how many elements it has
-_WARMUP_STAGES = 4
-
-
-def with_defaults(compression: Mapping[str, Any]) -> Dict[str, Any]:
-    """The value of the option, from what a script has given."""
-    return {**(DEFAULTS if compression.get("type") == "dgc" else {}), **compression}
+from p3 import codecs
 
 
 def is_chosen(compression: Optional[Mapping[str, Any]]) -> bool:
-    return compression is not None and compression.get("type") == "dgc"
+    codec = codecs.of(compression)
+    return codec is not None and codec.makes_steps
 
 
 def local_clip_norm(compression: Mapping[str, Any], num_workers: int) -> float:
@@ -67,49 +57,3 @@ def require_optimizer(label: str, store: int) -> None:
         "set an SGD optimizer before the first push (Trainer: update_on_kvstore=True), or use another compression"
         % (label, store)
     )
-
-
-# Bytes
-
-
-def ratio_at(compression: Mapping[str, Any], round: int) -> float:
-    """The share of a slice's elements that leave in that round of a key, counted from 1."""
-    warmup, ratio = compression["warmup_steps"], compression["ratio"]
-    if not 1 <= round <= warmup:
-        return ratio
-    return max(ratio, 0.25 ** (1 + (round - 1) * _WARMUP_STAGES // warmup))
-
-
-def push_bytes(slices: Sequence[int], ratio: float) -> int:
-    """What a worker sends in one round of a key, headers included. `slices`: the elements of each (KeyPlan.sizes())."""
-    return sum(_HEADER_BYTES + payload_bytes(count_of(elements, ratio), elements) for elements in slices)
-
-
-def value_bytes(slices: Sequence[int], touched: Sequence[int]) -> int:
-    """What comes back to each worker. `touched`: of each slice, how many elements have a sum over the workers that is
-    not 0; at most as many as all of them have sent."""
-    return sum(_HEADER_BYTES + payload_bytes(count, elements) for count, elements in zip(touched, slices))
-
-
-def elements_sent(slices: Sequence[int], ratio: float) -> List[int]:
-    """Of each slice. All of it where their offsets would make them no smaller."""
-    counts = [count_of(elements, ratio) for elements in slices]
-    return [count if _is_smaller(count, elements) else elements for count, elements in zip(counts, slices)]
-
-
-def count_of(elements: int, ratio: float) -> int:
-    """How many of a slice's elements are the largest ones."""
-    return max(1, math.ceil(ratio * elements))
-
-
-def payload_bytes(count: int, elements: int) -> int:
-    """Of so many elements of a slice, without the frame's header."""
-    return _sparse_bytes(count, elements) if _is_smaller(count, elements) else 4 * elements
-
-
-def _is_smaller(count: int, elements: int) -> bool:
-    return _sparse_bytes(count, elements) < 4 * elements
-
-
-def _sparse_bytes(count: int, elements: int) -> int:
-    return _HEAD_BYTES + count * (4 + (2 if elements <= 65536 else 4))

@@ -1,8 +1,8 @@
 """What compression has left out of gradients whose loss is scaled, as mixed precision does.
 
-2bit and 1bit keep what a gradient is more than what was sent, and add it to the next one. So it has the scale of the
-loss, and changes with that; and where a step is left out because a gradient has overflowed, what its pushes have
-changed is taken back. Then the training goes on as if that step had never been.
+Some codecs, 2bit for one, keep what a gradient is more than what was sent, and add it to the next one. So it has the
+scale of the loss, and changes with that; and where a step is left out because a gradient has overflowed, what its
+pushes have changed is taken back. Then the training goes on as if that step had never been.
 
 Threads: the script's. No push of the keys may be under way.
 """

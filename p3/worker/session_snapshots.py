@@ -23,12 +23,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
 
 import numpy as np
 
-from p3._core import P3Error
+from p3._core import ROUND_FLOATS, P3Error
 from p3.cluster.execute import SAME_SIGNAL_S
 from p3.cluster.messages import sendable
 from p3.snapshots import files, tree
 from p3.snapshots.pace import Pace
-from p3.worker import dgc
 from p3.worker.key import Identity
 from p3.worker.resumed import Resumed, part_rank, takes_over_from, what_changes
 
@@ -489,7 +488,7 @@ class Snapshots:
         session, before = self._session, self.source.workers
         takes_steps = key.axes.takes_steps
         if before != session.num_workers:
-            left_out = residual[: -dgc.ROUND_FLOATS] if takes_steps else residual
+            left_out = residual[:-ROUND_FLOATS] if takes_steps else residual
             own = [self.own] if session.rank < before else []
             added = np.zeros_like(left_out)
             for part in (*own, *self._gone.values()):

@@ -4,7 +4,8 @@
 namespace p3 {
 
 const Codec& float16() {
-  static const HalfCodec codec(Encoding::kFloat16, "fp16", DType::kFloat16);
+  static const HalfCodec codec(Encoding::kFloat16, "fp16", "rounded to float16; beyond 65504 it becomes infinite",
+                               DType::kFloat16);
   return codec;
 }
 

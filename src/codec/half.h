@@ -12,7 +12,8 @@ namespace p3 {
 
 class HalfCodec final : public Codec {
  public:
-  HalfCodec(Encoding its_encoding, const char* its_name, DType type) : Codec(its_encoding, its_name), type_(type) {}
+  HalfCodec(Encoding its_encoding, const char* its_name, const char* its_effect, DType type)
+      : Codec(its_encoding, its_name, its_effect), type_(type) {}
 
   bool carries_sums() const override { return true; }
   size_t bytes(size_t n) const override { return n * size_of(type_); }

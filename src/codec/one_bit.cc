@@ -90,7 +90,10 @@ void decode_one_bit(const uint8_t* payload, size_t n, Put put) {
 
 class OneBit final : public Codec {
  public:
-  OneBit() : Codec(Encoding::kOneBit, "1bit") {}
+  OneBit()
+      : Codec(Encoding::kOneBit, "1bit",
+              "the mean of those at or above zero in its slice, or of those below; the difference is added to the next "
+              "gradient") {}
 
   size_t residuals() const override { return 1; }
   size_t run() const override { return 32; }

@@ -17,10 +17,11 @@ class TopK final : public Codec {
  public:
   TopK()
       : Codec(Encoding::kTopK, "dgc",
+              "sent when it has grown to one of the largest of its slice; the steps are not those of SGD",
               {{"ratio", 0.001, 0, 1, true, "a number above 0 and at most 1"},
-               {"warmup_steps", 0, 0, 1e12, false, "a whole number of at least 0"},
+               {"warmup_steps", 0, 0, 1e12, false, "a whole number of at least 0", Option::Kind::kWhole},
                {"clip_norm", 0, 0, 1e300, false, "a finite number of at least 0 (0: no clipping)"},
-               {"masking", 1, 0, 1, false, "True or False"}}) {}
+               {"masking", 1, 0, 1, false, "True or False", Option::Kind::kTruth}}) {}
 
   bool is_for(DType type, bool is_vector) const override { return type == DType::kFloat32 && !is_vector; }
   size_t residuals() const override { return 2; }
@@ -29,6 +30,12 @@ class TopK final : public Codec {
   size_t bytes(size_t) const override { return 0; }
   bool can_have_bytes(size_t elements, size_t payload_bytes) const override {
     return can_be_top_k(payload_bytes, elements);
+  }
+  size_t sent(const Options& with, uint64_t round, size_t n) const override {
+    return elements_to_send(dgc_of({Encoding::kTopK, with}), round, n);
+  }
+  size_t bytes_with(size_t count, size_t n) const override {
+    return is_worth_top_k(count, n) ? top_k_bytes(count, n) : n * sizeof(float);
   }
   const char* problem_with(const void* payload, size_t payload_bytes, size_t elements) const override {
     return problem_with_top_k(payload, payload_bytes, elements);

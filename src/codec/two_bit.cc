@@ -84,8 +84,9 @@ void decode_two_bit(float threshold, const uint8_t* payload, size_t n, Put put) 
 class TwoBit final : public Codec {
  public:
   TwoBit()
-      : Codec(Encoding::kTwoBit, "2bit",
-              {{"threshold", 0.5, 0x1p-126, 0x1p127, false, "a plain number from 2**-126 to 2**127"}}) {}
+      : Codec(Encoding::kTwoBit, "2bit", "-threshold, 0 or +threshold; the difference is added to the next gradient",
+              {{"threshold", 0.5, 0x1p-126, 0x1p127, false, "a plain number from 2**-126 to 2**127",
+                Option::Kind::kNumber, true}}) {}
 
   size_t residuals() const override { return 1; }
   size_t run() const override { return kElementsPerWord; }

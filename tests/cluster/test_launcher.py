@@ -523,6 +523,8 @@ def test_without_the_core_every_process_says_how_to_build_it(tmp_path):
     for script in ("import p3; p3.P3Worker", "from p3 import _core", "import p3.mxnet.kvstore"):
         finished = run_here([sys.executable, "-c", script], env, tmp_path)  # the store imports MXNet, then the core
         assert finished.returncode == 1 and remedy in finished.stderr.splitlines()[-1], finished
+    for command in (["--help"], ["bench", "dgc", "--help"]):
+        assert run_here([sys.executable, "-m", "p3", *command], env, tmp_path).returncode == 0
     doctor = run_here([sys.executable, "-m", "p3", "doctor"], env, tmp_path)
     assert doctor.returncode == 1 and "MISSING  C++ core               " + remedy in doctor.stdout
 

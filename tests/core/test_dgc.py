@@ -8,7 +8,9 @@ import pytest
 from compressions import Dgc, slices_of, take_steps
 from core_jobs import MOMENTUM, Job, wait_all
 
+from p3 import codecs
 from p3._core import DTYPES
+from p3.placement import FRAME_BYTES
 from p3.worker import dgc
 
 SLICE = 1000
@@ -28,7 +30,7 @@ class DgcJob(Job):
 
     def __init__(self, elements, options, num_workers, momentum=0.9, num_servers=2, **more):
         super().__init__(num_workers, num_servers, SLICE, **more)
-        self.compression = dgc.with_defaults({"type": "dgc", **options})
+        self.compression = codecs.complete({"type": "dgc", **options})
         self.set_on_servers("set_optimizer", dict(MOMENTUM, momentum=momentum))
         self.elements = elements
         self.handle = self.key(elements, compression=self.compression)
@@ -203,8 +205,7 @@ def test_bytes_are_those_of_the_formula(ratio, elements, is_shared):
     with DgcJob(elements, {"ratio": ratio, "warmup_steps": 4}, num_workers, momentum=0.0, num_servers=1) as job:
         for round in range(1, 7):
             gradients = [np.zeros(elements, "float32") for _ in range(num_workers)]
-            share = dgc.ratio_at(job.compression, round)
-            counts = dgc.elements_sent(slices, share)
+            counts = [codecs.sent(job.compression, size, round) for size in slices]
             touched = []
             for begin, count, size in zip(itertools.accumulate([0, *slices]), counts, slices):
                 places = set()
@@ -214,6 +215,8 @@ def test_bytes_are_those_of_the_formula(ratio, elements, is_shared):
                     gradients[rank][[begin + place for place in own]] = 100.0 + np.arange(count) + rank
                     places.update(own)
                 touched.append(len(places))
+            pushed = sum(FRAME_BYTES + codecs.push_bytes(job.compression, size, round) for size in slices)
+            back = sum(FRAME_BYTES + codecs.value_bytes(job.compression, *one) for one in zip(touched, slices))
             before = [worker.traffic_with(0) for worker in job.workers]
             job.take(gradients, lr=1.0, rescale=1.0)
             job.check()
@@ -221,17 +224,23 @@ def test_bytes_are_those_of_the_formula(ratio, elements, is_shared):
                 now = worker.traffic_with(0)
                 pings = 80  # a heartbeat, should the machine be slow
                 up, down = (now[name] - then[name] for name in ("bytes_sent", "bytes_received"))
-                assert (up - dgc.push_bytes(slices, share)) % pings == 0 and up < dgc.push_bytes(slices, share) + 800
-                assert (down - dgc.value_bytes(slices, touched)) % pings == 0
-                assert down < dgc.value_bytes(slices, touched) + 800
+                assert (up - pushed) % pings == 0 and up < pushed + 800
+                assert (down - back) % pings == 0 and down < back + 800
 
 
 def test_the_formula_is_that_of_the_paper_for_large_tensors():
     """0.1% of the elements, each of 6 bytes instead of 4."""
-    slices = [50000] * 20
-    assert dgc.push_bytes(slices, 0.001) == 20 * (80 + 4 + 6 * 50)
+    pushed = 20 * (FRAME_BYTES + codecs.push_bytes({"type": "dgc", "ratio": 0.001}, 50000))
+    assert pushed == 20 * (80 + 4 + 6 * 50)
     plain = 20 * (80 + 4 * 50000)
-    assert 500 < plain / dgc.push_bytes(slices, 0.001) < 600
+    assert 500 < plain / pushed < 600
+
+
+def test_more_leave_in_the_warm_up():
+    compression = {"type": "dgc", "ratio": 0.01, "warmup_steps": 8}
+    shares = [1 / 4, 1 / 4, 1 / 16, 1 / 16, 1 / 64, 1 / 64, 0.01, 0.01, 0.01]
+    assert [codecs.sent(compression, 6400, round) for round in range(1, 10)] == [6400 * share for share in shares]
+    assert codecs.sent(compression, 6400) == 64
 
 
 # What it is for

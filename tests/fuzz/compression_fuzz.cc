@@ -1,7 +1,6 @@
 // Compressed payloads of any content: decoding stays within both arrays, and gives what encoding meant.
 #include <cmath>
 
-#include "base/half.h"
 #include "input.h"
 #include "numeric/dgc.h"
 #include "p3/codec.h"
@@ -49,12 +48,12 @@ int steps(Input& input, const Compression& compression, size_t elements) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;
   Input input(data, size);
-  constexpr Encoding kEncodings[] = {Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit, Encoding::kTopK};
-  Compression compression(kEncodings[input.below(4)]);
+  const Codec& codec = *codecs()[input.below(static_cast<uint32_t>(codecs().size()))];
+  Compression compression(codec.encoding);
   const float threshold = 0.25f * static_cast<float>(1 + input.below(8));
   if (compression.encoding == Encoding::kTwoBit) compression.options[0] = threshold;
   const size_t elements = input.below(200);
-  if (compression.encoding == Encoding::kTopK) return steps(input, compression, elements);
+  if (codec.makes_steps()) return steps(input, compression, elements);
   const size_t bytes = encoded_bytes(compression.encoding, DType::kFloat32, elements);
 
   const std::vector<char> payload = input.bytes(bytes);
@@ -64,17 +63,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (float value : sum) require(value == 0 || std::fabs(value) == threshold || std::isnan(value));
   add_encoded_to_sum(compression, sum.data(), payload.data(), elements);
 
-  // As a worker receives a sum of float16: in the second half of the place of its float32.
-  std::vector<float> landing(elements);
-  input.take(reinterpret_cast<char*>(landing.data()) + elements * sizeof(half), elements * sizeof(half));
-  codec_of(Encoding::kFloat16)->decode_in_place(landing.data(), elements);
+  if (codec.carries_sums()) {  // as a worker receives one: at the end of the place of its float32
+    std::vector<float> landing(elements);
+    input.take(reinterpret_cast<char*>(landing.data() + elements) - bytes, bytes);
+    codec.decode_in_place(landing.data(), elements);
+  }
 
   std::vector<float> gradient(elements), residual(elements), decoded(elements);
   input.take(gradient.data(), elements * sizeof(float));
   std::vector<char> encoded(bytes);
   encode(compression, gradient.data(), residual.data(), encoded.data(), elements);
   start_encoded_sum(compression, decoded.data(), encoded.data(), elements);
-  if (compression.encoding == Encoding::kFloat16) return 0;
+  if (codec.residuals() == 0) return 0;
   // Whatever comes, what is left out is finite; and it and what was sent are the gradient, or NaN was sent.
   bool overflows = false;
   for (float value : gradient) overflows |= !std::isfinite(value);
@@ -83,8 +83,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(std::isnan(decoded[i]) == overflows);
     if (overflows) require(residual[i] == 0);
     if (overflows || std::fabs(gradient[i]) > 1e3f) continue;
-    if (compression.encoding == Encoding::kTwoBit) require(decoded[i] + residual[i] == gradient[i]);
-    if (compression.encoding == Encoding::kOneBit && std::fabs(decoded[i]) <= 1e30f)
+    if (compression.encoding == Encoding::kTwoBit)
+      require(decoded[i] + residual[i] == gradient[i]);
+    else if (std::fabs(decoded[i]) <= 1e30f)
       require(std::fabs(decoded[i] + residual[i] - gradient[i]) <=
               1e-6f * (std::fabs(decoded[i]) + std::fabs(gradient[i])) + 1e-40f);
   }

@@ -46,3 +46,16 @@ def mean_in_parts(values, chosen):
 
 def half(gradient):
     return gradient.astype("float16").astype("float32")
+
+
+# By codec: of the elements of a slice, and its options. What is of no slice has no use for the first.
+_SENDERS = {
+    "fp16": lambda _: half,
+    "2bit": lambda _, threshold=0.5: TwoBit(threshold),
+    "1bit": OneBit,
+}
+
+
+def sender(kind, slice_elements, **options):
+    """What one worker sends of each gradient of one key: to be called with them in turn."""
+    return _SENDERS[kind](slice_elements, **options)

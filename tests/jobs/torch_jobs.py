@@ -12,6 +12,7 @@ from torch import nn
 
 import p3.torch
 import this_job
+from p3 import codecs
 from p3.torch import arrays, job, staging, states
 
 
@@ -315,28 +316,23 @@ def uneven(folder, kind, *steps):
 
 def compressed(synchronous):
     """Against both workers' gradients, computed here and compressed as the documentation says."""
-    digests = {_train_compressed(kind, synchronous == "1") for kind in ("plain", "fp16", "2bit", "1bit")}
-    assert len(digests) == 4  # each makes a difference
+    kinds = ["plain", *codecs.of_gradients()]
+    digests = {_train_compressed(kind, synchronous == "1") for kind in kinds}
+    assert len(digests) == len(kinds)  # each makes a difference
     print("worker %d follows" % p3.torch.rank())
 
 
 def _train_compressed(kind, is_synchronous):
-    rank, size, threshold = p3.torch.rank(), p3.torch.size(), 0.05
+    from compressions import sender
 
-    def encoded(gradient, left_out):
-        if kind == "plain":
-            return gradient
-        if kind == "fp16":
-            return gradient.half().float()
-        left_out.add_(gradient)
-        if kind == "1bit":
-            is_plus = left_out >= 0
-            code = torch.where(is_plus, left_out[is_plus].double().mean(), left_out[~is_plus].double().mean()).float()
-            left_out.sub_(code)
-            return code
-        code = threshold * ((left_out >= threshold).float() - (left_out <= -threshold).float())
-        left_out.sub_(code)
-        return code
+    rank, size = p3.torch.rank(), p3.torch.size()
+    options = {"threshold": 0.05} if kind == "2bit" else {}
+    compression = None if kind == "plain" else {"type": kind, **options}
+    codec = codecs.of(compression)
+    carries_means = is_synchronous and codec is not None and codec.carries_sums
+
+    def encoded(tensor, send):
+        return torch.from_numpy(send(tensor.numpy().ravel())).reshape(tensor.shape)
 
     def make():
         torch.manual_seed(2)
@@ -348,12 +344,10 @@ def _train_compressed(kind, is_synchronous):
         model(torch.randn(8, 6, generator=generator)).square().mean().backward()
 
     model, optimizer = make()
-    compression = None if kind == "plain" else {"type": kind}
-    if kind == "2bit":
-        compression["threshold"] = threshold
     p3.torch.DistributedOptimizer(optimizer, model, compression=compression, synchronous=is_synchronous)
     reference, plain = make()
-    left_out = [[torch.zeros_like(one) for one in reference.parameters()] for _ in range(size)]
+    make_sender = (lambda: lambda gradient: gradient) if codec is None else lambda: sender(kind, 50_000, **options)
+    senders = [[make_sender() for _ in reference.parameters()] for _ in range(size)]
     for step in range(6):
         optimizer.zero_grad()
         backward(model, rank, step)
@@ -362,11 +356,11 @@ def _train_compressed(kind, is_synchronous):
         for worker in range(size):
             plain.zero_grad()
             backward(reference, worker, step)
-            for total, parameter, own in zip(sums, reference.parameters(), left_out[worker]):
-                total += encoded(parameter.grad, own)
+            for total, parameter, send in zip(sums, reference.parameters(), senders[worker]):
+                total += encoded(parameter.grad, send)
         for total, parameter in zip(sums, reference.parameters()):
             mean = total / size
-            parameter.grad = mean.half().float() if kind == "fp16" and is_synchronous else mean
+            parameter.grad = encoded(mean, make_sender()) if carries_means else mean
         plain.step()
     optimizer.synchronize()
     for weight, expected in zip(model.parameters(), reference.parameters()):

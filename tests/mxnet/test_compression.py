@@ -8,12 +8,14 @@ import pytest
 pytest.importorskip("mxnet")
 import numpy as np
 
+from p3 import codecs
+
 
 def test_sums_and_weights_of_compressed_gradients_are_those_of_numpy():
     status, output = jobs.run_p3(2, 2, jobs.python("compressed.py", "numpy"))
     assert status == 0, output
     for rank in range(2):
-        for kind in ("1bit", "2bit", "fp16"):
+        for kind in codecs.of_gradients():
             assert "rank %d: %s sums are those of NumPy" % (rank, kind) in output, output
             assert "rank %d: %s weights are those of NumPy" % (rank, kind) in output, output
 

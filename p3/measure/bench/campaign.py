@@ -99,7 +99,7 @@ def _turns(
         for configuration in configurations:
             with site_of(configuration) as site:
                 for store in stores[shift:] + stores[:shift]:
-                    yield jobs.STORES[store], configuration, repeat, site
+                    yield jobs.store_named(store), configuration, repeat, site
 
 
 # Where: a lab for each configuration, or the hosts of a hostfile for all.

@@ -68,6 +68,7 @@ def _run_micro(options: argparse.Namespace, _settings: Settings, _command: List[
 
 def _add_experiment(names, experiment: experiments.Experiment) -> None:
     defaults = {**experiments.COMMON_DEFAULTS, **experiment.defaults}
+    defaults = {name: value() if callable(value) else value for name, value in defaults.items()}
     sentence = experiment.help[0].upper() + experiment.help[1:] + "."
     parser = names.add_parser(experiment.name, help=experiment.help, description=sentence)
     is_emulated = experiment.name not in experiments.REAL
@@ -123,7 +124,7 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
         add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
             type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
     mxnets = experiments.ALL + (() if is_accuracy else APART)
-    mxnets += experiments.ENCODED if is_emulated else ()
+    mxnets += experiments.encoded() if is_emulated else ()
     mxnets += experiments.COMPRESSED if is_emulated or is_accuracy else ()
     torchs = () if is_accuracy else experiments.OF_TORCH
     known = names_among(torchs if is_learn else mxnets + torchs)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from p3.plan import key_plan
-from p3.errors import ConfigError
+from p3 import codecs
+from p3.errors import ConfigError, NotBuilt
 from p3.measure.bench import nets
 from p3.measure.bench import validation as validated
 from p3.measure.bench.paths import PATHS, Path
 from p3.measure.bench.results import APART
 from p3.measure.replay import models
+from p3.plan import key_plan
 
 ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
-ENCODED = ("p3_fp16", "p3_2bit", "p3_1bit")  # gradients alone
 COMPRESSED = ("p3_dgc_0.01", "p3_dgc_0.001")  # by deep gradient compression
 FACTORED = ("p3_dense", "p3_factors", "p3_rule")  # whose fully connected layers are real
 OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")
@@ -28,6 +28,14 @@ SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
 TRAINED = "convnet"  # the model of `compute`; see train.py
 GOALS = {"gpt": 2.5, "convnet": 0.4}  # of `learn`, see lessons.py: the losses that they shall reach
 REAL = ("compute", "learn", "accuracy")  # what emulates nothing
+
+
+def encoded() -> Tuple[str, ...]:
+    """Stores of compressed gradients. None without the core: no job runs then, but `p3 --help` does."""
+    try:
+        return tuple("p3_" + name for name in codecs.of_gradients())
+    except NotBuilt:
+        return ()
 
 
 class Configuration(NamedTuple):
@@ -231,7 +239,7 @@ def validation(options: Namespace) -> List[Configuration]:
     return made
 
 
-# Defaults are written as on the command line.
+# Defaults are written as on the command line, or made when they are asked for.
 EXPERIMENTS: Tuple[Experiment, ...] = (
     Experiment(
         "targets", "each model at a slow and a fast rate: speedups over MXNet's stores, distance to the bound", targets,
@@ -272,8 +280,8 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         "dgc", "deep gradient compression on a slow network, and encodings: seconds, and bytes on the cards beside the "
         "formula",
         dgc,
-        {"stores": ",".join(("p3_sync", *ENCODED, *COMPRESSED)), "models": "vgg19", "hosts": "4", "rate": "100mbit",
-         "optimizer": "sgd"},
+        {"stores": lambda: ",".join(("p3_sync", *encoded(), *COMPRESSED)), "models": "vgg19", "hosts": "4",
+         "rate": "100mbit", "optimizer": "sgd"},
         samples_nics=True,
     ),
     Experiment(

@@ -26,7 +26,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from p3.measure.bench.ssh_host import SshHost
 from p3.cluster.placement import source_path
-from p3.measure.replay.payloads import ENCODINGS, Compression
+from p3.measure.replay.payloads import Compression
 from p3.mxnet import hooks
 
 STOP_TIMEOUT_S = 15.0  # for servers and scheduler, after the workers
@@ -80,7 +80,6 @@ STORES: Dict[str, Store] = {
         Store("mxnet_p3", "dist_sync", {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}),
         Store("p3_slicing", "p3_sync", {"P3_PRIORITY": "off"}),
         Store("p3_sync", "p3_sync"),
-        *(Store("p3_" + kind, "p3_sync", compression=Compression(kind)) for kind in ENCODINGS),
         *(Store(f"p3_dgc_{ratio:g}", "p3_sync", compression=Compression("dgc", ratio)) for ratio in (0.01, 0.001)),
         *(
             Store(name, "p3_sync", {"P3_PRIORITY": "caller"}, route=route)
@@ -94,6 +93,11 @@ STORES: Dict[str, Store] = {
         *(Store(f"p3_torch_{rounds}", f"p3_torch:{rounds}") for rounds in (1, 4)),
     )
 }
+
+
+def store_named(name: str) -> Store:
+    """Of STORES; or p3_CODEC, of any codec of gradients."""
+    return STORES.get(name) or Store(name, "p3_sync", compression=Compression(name[len("p3_"):]))
 
 
 # Computes as the others do, and sends nothing: of `p3 bench learn` alone.

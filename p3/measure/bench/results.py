@@ -30,9 +30,6 @@ STORES = {
     "mxnet_p3": "MXNet's P3",
     "p3_slicing": "p3_sync, slicing only",
     "p3_sync": "p3_sync",
-    "p3_fp16": "p3_sync, fp16",
-    "p3_2bit": "p3_sync, 2bit",
-    "p3_1bit": "p3_sync, 1bit",
     "p3_dgc_0.01": "p3_sync, DGC 1%",
     "p3_dgc_0.001": "p3_sync, DGC 0.1%",
     "p3_dense": "p3_sync, dense",
@@ -283,11 +280,13 @@ def idle_share(bytes_: Sequence[float], interval_s: float, rate_mbit: Optional[f
 
 def store_rank(store: str) -> Tuple[int, str]:
     names = list(STORES)
-    return (names.index(store) if store in names else len(names), store)
+    base = store if store in names else "p3_sync" if store.startswith("p3_") else names[-1]
+    return names.index(base), "" if store == base else store
 
 
 def store_label(store: str) -> str:
-    return STORES.get(store, store)
+    """Also of p3_CODEC, any codec of gradients: this module needs no core."""
+    return STORES.get(store) or ("p3_sync, " + store[len("p3_"):] if store.startswith("p3_") else store)
 
 
 def rate(mbit: Optional[float]) -> str:

@@ -17,9 +17,9 @@ from typing import Sequence
 
 import numpy as np
 
+from p3 import codecs
 from p3.measure._kernels import encode_step, use_avx2
 from p3.measure.micro.kernels import cpu_name
-from p3.worker import dgc
 
 RATIOS = (1 / 4, 1 / 16, 1 / 64, 1 / 256, 0.01, 0.001)  # four stages of the warm-up, and two ratios
 MOMENTUM = 0.9
@@ -32,10 +32,11 @@ class Key:
 
     def __init__(self, elements: int, ratio: float) -> None:
         random = np.random.RandomState(1)
-        self.count = dgc.elements_sent([elements], ratio)[0]
+        compression = {"type": "dgc", "ratio": ratio}
+        self.count = codecs.sent(compression, elements)
         self._gradients = random.randn(GRADIENTS, elements).astype("float32")
         self._u, self._v = np.zeros((2, SLICES, elements), "float32")
-        self._payload = np.zeros(dgc.payload_bytes(self.count, elements), "uint8")
+        self._payload = np.zeros(codecs.push_bytes(compression, elements), "uint8")
         self._round = 0
 
     def step(self, encode) -> None:

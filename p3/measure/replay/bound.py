@@ -21,10 +21,12 @@ import argparse
 import sys
 from typing import List, NamedTuple, Optional, Sequence, Union
 
-from p3.plan import key_plan
-from p3.measure.arguments import number, slice_size
+from p3 import codecs
+from p3.measure.arguments import name_among, number, slice_size
 from p3.measure.replay import models
-from p3.measure.replay.payloads import ENCODINGS, Compression, of_broadcast, of_push
+from p3.measure.replay.payloads import Compression, of_broadcast, of_push
+from p3.placement import FRAME_BYTES
+from p3.plan import key_plan
 
 
 class Overhead(NamedTuple):
@@ -33,7 +35,7 @@ class Overhead(NamedTuple):
     Acknowledgements, heartbeats and retransmissions are left out, as a lower bound may.
     """
 
-    slice_bytes: int = 80
+    slice_bytes: int = FRAME_BYTES
     packet_bytes: int = 66
     packet_payload_bytes: int = 1448
 
@@ -271,7 +273,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         help="of gradients: each layer's in its turn, or all at the end (default layer)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dgc", type=number(1e-9, 1), metavar="RATIO", help="with deep gradient compression")
-    how.add_argument("--compression", choices=ENCODINGS, help="of what is pushed")
+    how.add_argument("--compression", type=name_among(codecs.of_gradients), metavar="TYPE", help="of what is pushed")
     parser.add_argument("--payload-only", action="store_true", help="count no headers")
     options = parser.parse_args(argv)
     overhead = NO_OVERHEAD if options.payload_only else Overhead()

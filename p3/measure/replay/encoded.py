@@ -1,28 +1,30 @@
 """A replay with compressed gradients: `python -m p3.replay --compression 2bit --optimizer sgd`.
 
-Every element is +1 or -1, with a sign that changes with worker, key and iteration. fp16, 2bit with a threshold of 1 and
-1bit carry these exactly, so at the end every weight must be exactly what they add up to.
+Every element is +1/2 or -1/2, with a sign that changes with worker, key and iteration. Every codec of gradients carries
+these exactly with its standard options, so at the end every weight must be exactly what they add up to.
 """
 
 from p3.measure.replay import models
 from p3.measure.replay.worker import Replay
 
+MAGNITUDE = 0.5
+
 
 class EncodedReplay(Replay):
     def __init__(self, mx, store: str, model: models.Model, kind: str, release: str = "layer") -> None:
-        self._compression = {"type": kind, **({"threshold": 1.0} if kind == "2bit" else {})}
+        self._compression = {"type": kind}
         super().__init__(mx, store, model, "sgd", release)
 
     def make_gradients(self, layer: int) -> None:
         for key in self._keys[layer]:
-            flat, sign = self._gradients[key].reshape(-1), _sign(key, self.iterations, self.rank)
-            flat[::2] = sign
+            flat, value = self._gradients[key].reshape(-1), _value(key, self.iterations, self.rank)
+            flat[::2] = value
             if flat.size > 1:
-                flat[1::2] = -sign
+                flat[1::2] = -value
 
     def is_right(self, key: int, values) -> bool:
         rounds = ((iteration, rank) for iteration in range(self.iterations) for rank in range(self.num_workers))
-        expected = -sum(_sign(key, *one) for one in rounds)
+        expected = -sum(_value(key, *one) for one in rounds)
         return bool((values[::2] == expected).all() and (values[1::2] == -expected).all())
 
     def _choose_updates(self, optimizer: str) -> str:
@@ -30,6 +32,6 @@ class EncodedReplay(Replay):
         return super()._choose_updates(optimizer)
 
 
-def _sign(key: int, iteration: int, rank: int) -> int:
+def _value(key: int, iteration: int, rank: int) -> float:
     """Irregular, so that no round can be taken for another."""
-    return 1 - 2 * (bin(key * 1_000_003 ^ iteration * 7919 ^ rank * 104_729).count("1") % 2)
+    return MAGNITUDE * (1 - 2 * (bin(key * 1_000_003 ^ iteration * 7919 ^ rank * 104_729).count("1") % 2))

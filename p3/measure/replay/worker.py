@@ -29,10 +29,10 @@ import time
 from typing import List, Optional, Sequence
 
 import p3
+from p3 import codecs
 from p3.measure import arguments
 from p3.measure.meeting import meet
 from p3.measure.replay import jitter, models
-from p3.measure.replay.payloads import ENCODINGS
 from p3.measure.replay.probes import STRIDE, Probed, probe
 from p3.mxnet import hooks
 from p3.worker.factors import ROUTES
@@ -301,7 +301,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="random gradients, with deep gradient compression of that ratio: needs --optimizer sgd",
     )  # fmt: skip
     parser.add_argument(
-        "--compression", choices=ENCODINGS, help="gradients of +1 and -1, which each of these carries exactly: needs "
+        "--compression", type=arguments.name_among(codecs.of_gradients), metavar="TYPE",
+        help="gradients of +1/2 and -1/2, which every codec of docs/compression.md but dgc carries exactly: needs "
         "--optimizer sgd",
     )  # fmt: skip
     parser.add_argument(

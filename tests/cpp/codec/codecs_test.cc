@@ -158,6 +158,13 @@ TEST(Codecs, HaveNumbersAndNamesOfTheirOwn) {
     EXPECT_EQ(codec_of(codec->encoding), codec);
     EXPECT_EQ(&codec_named(codec->name), codec);
     EXPECT_LE(codec->options.size(), Codec::kMostOptions);
+    EXPECT_STRNE(codec->effect, "") << codec->name;
+    for (size_t n : kSizes) {
+      const size_t sent = codec->sent(standard(*codec).options, 1, n);
+      EXPECT_LE(sent, n) << codec->name;
+      EXPECT_LE(codec->bytes_with(sent, n), n * sizeof(float) + 2 * sizeof(float)) << codec->name;
+      EXPECT_TRUE(codec->makes_steps() || codec->bytes_with(sent, n) == codec->bytes(n)) << codec->name;
+    }
     EXPECT_NO_THROW(check(standard(*codec))) << codec->name;
     EXPECT_TRUE(codec->is_for(DType::kFloat32, false)) << codec->name;
     EXPECT_FALSE(codec->is_for(DType::kFloat64, false)) << codec->name;

@@ -129,15 +129,15 @@ struct Kind {
   Compression compression;
 };
 
-const std::vector<Kind> kKinds = {
-    {"float32", DType::kFloat32, {}},
-    {"float64", DType::kFloat64, {}},
-    {"float16", DType::kFloat16, {}},
-    {"as float16", DType::kFloat32, {Encoding::kFloat16}},
-    {"2bit", DType::kFloat32, {Encoding::kTwoBit, 5.f}},
-    {"1bit", DType::kFloat32, {Encoding::kOneBit}},
-    {"top-k", DType::kFloat32, {Encoding::kTopK}},
-};
+const std::vector<Kind> kKinds = [] {
+  std::vector<Kind> made = {
+      {"float32", DType::kFloat32, {}},
+      {"float64", DType::kFloat64, {}},
+      {"float16", DType::kFloat16, {}},
+  };
+  for (const Codec* codec : codecs()) made.push_back({codec->name, DType::kFloat32, {codec->encoding, 5.f}});
+  return made;
+}();
 
 TEST(RankSum, IsTheSameInWhateverOrderPlacesCome) {
   for (const Kind& kind : kKinds)

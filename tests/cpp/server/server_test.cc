@@ -236,7 +236,7 @@ TEST(Server, NothingAWorkerSendsIsTrusted) {
          h.encoding = static_cast<uint8_t>(Encoding::kAbsent);
          h.payload_bytes = 0;
        }},
-      {"unknown encoding", [](Header& h) { h.encoding = 6; }},
+      {"unknown encoding", [](Header& h) { h.encoding = static_cast<uint8_t>(kLastEncoding) + 1; }},
       {"absent slice", [](Header& h) { h.encoding = static_cast<uint8_t>(Encoding::kAbsent); }},
       {"unexpected", [](Header& h) { h.kind = FrameKind::kPart; }},
       {"of no key", [](Header& h) { h.key = 8; }},

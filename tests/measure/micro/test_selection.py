@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from p3 import cli
+from p3 import cli, codecs
 from p3.measure._kernels import encode_step
 from p3.measure.micro import selection
 from p3.measure.replay.dgc_reference import Dgc
-from p3.worker import dgc
 
 ELEMENTS = 1000
 
@@ -15,14 +14,14 @@ ELEMENTS = 1000
 @pytest.mark.parametrize("ratio", selection.RATIOS)
 def test_core_and_numpy_do_what_the_reference_does(ratio):
     reference = Dgc(ELEMENTS, ELEMENTS, selection.MOMENTUM, ratio=ratio)
-    count = dgc.count_of(ELEMENTS, ratio)
+    count = codecs.sent({"type": "dgc", "ratio": ratio}, ELEMENTS)
     memories = {encode: np.zeros((2, ELEMENTS), "float32") for encode in (selection.core, selection.with_numpy)}
     random = np.random.RandomState(2)
     for round in range(1, 20):
         gradient = random.randn(ELEMENTS).astype("float32")
         sent = reference(gradient, round, 1.0)
         for encode, (u, v) in memories.items():
-            payload = np.zeros(dgc.payload_bytes(count, ELEMENTS), "uint8")
+            payload = np.zeros(codecs.payload_bytes({"type": "dgc"}, count, ELEMENTS), "uint8")
             encode(gradient, u, v, payload, count)
             np.testing.assert_array_equal(v, reference.v)
             np.testing.assert_array_equal(u, reference.u)
@@ -34,7 +33,7 @@ def test_core_and_numpy_do_what_the_reference_does(ratio):
 
 def test_arrays_that_do_not_fit_are_refused():
     gradient, u, v = np.zeros((3, 100), "float32")
-    payload = np.zeros(dgc.payload_bytes(3, 100), "uint8")
+    payload = np.zeros(codecs.payload_bytes({"type": "dgc"}, 3, 100), "uint8")
     for wrong in (dict(sent=4), dict(sent=0), dict(u=u[:50]), dict(v=v.astype("float64"))):
         arguments = {"gradient": gradient, "u": u, "v": v, "payload": payload, "sent": 3, "momentum": 0.9, **wrong}
         with pytest.raises((TypeError, ValueError)):

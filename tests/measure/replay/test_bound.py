@@ -253,7 +253,10 @@ def test_tables_of_the_documentation_are_what_the_code_gives():
         assert row[1:] == ["%.3f, %.2fx" % pair for pair in zip(late[::2], late[1::2])]
 
 
-@pytest.mark.parametrize("kind, pushed", [("fp16", 20_000), ("2bit", 2500), ("1bit", 8 + 1250)])
+PUSHED = {"fp16": 20_000, "2bit": 2500, "1bit": 8 + 1250}
+
+
+@pytest.mark.parametrize("kind, pushed", PUSHED.items())
 def test_encoded_pushes_are_shorter_and_broadcasts_are_whole(kind, pushed):
     model, cluster = model_of((0.04, 1)), one_of_each(2, MB_PER_S)  # 10,000 elements: one slice
     sent = 80 + pushed + 80 + 40_000

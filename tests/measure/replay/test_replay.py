@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from plugin_jobs import run, run_dist_sync, run_p3
 
+from p3 import codecs
 from p3.measure.replay import models
 from p3.measure.replay import worker as replay
 from p3.measure.replay.encoded import EncodedReplay
 from p3.measure.replay.jitter import factors
-from p3.measure.replay.payloads import ENCODINGS
 
 MXNET_P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}
 TINY = ["--compute", "0.02", "--iterations", "3", "--warmup", "1"]
@@ -83,7 +83,7 @@ def test_compressed_replay_of_two_workers(tmp_path):
     assert results[0]["digest"] == results[1]["digest"] and lines_of(tmp_path)[0]["dgc"] == 0.02
 
 
-@pytest.mark.parametrize("kind", ENCODINGS)
+@pytest.mark.parametrize("kind", codecs.of_gradients())
 def test_encoded_replay_of_two_workers(tmp_path, kind):
     arguments = command(tmp_path, "p3_sync", "--optimizer", "sgd", "--compression", kind)
     status, output = run_p3(2, 2, arguments, P3_SLICE_ELEMENTS="501")

@@ -1,0 +1,144 @@
+"""Gradients in fewer bits: what the core's codecs (include/p3/codec.h) say of themselves.
+
+    python -m p3.codecs                           # prints the tables of docs/compression.md
+
+A compression is the option of a store: {"type": "2bit", "threshold": 0.5}. The core is imported at the first question,
+not with this module: `p3 --help` and `p3 doctor` must run without it. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+TABLES_ELEMENTS = 50_000  # of a slice, in the tables
+
+
+class Option(NamedTuple):
+    name: str
+    standard: Any
+    least: float
+    most: float
+    is_above_least: bool  # the least one is not allowed itself
+    allowed: str  # in words
+    kind: type  # of a value; float: an int, too
+    is_mxnets: bool  # MXNet's own stores have it and its standard value; other front ends want it given
+
+    def allows(self, value: Any) -> bool:
+        fits = type(value) in ((int, float) if self.kind is float else (self.kind,))
+        return fits and (self.least < value if self.is_above_least else self.least <= value) and value <= self.most
+
+
+class Codec(NamedTuple):
+    name: str
+    effect: str  # in words: what becomes of an element
+    options: Tuple[Option, ...]
+    residuals: int  # floats that a worker keeps for each element
+    carries_sums: bool  # sums that the workers apply come back in it, too
+    makes_steps: bool  # workers send steps that the servers subtract, and only those of any worker come back
+    is_for_vectors: bool  # or keys of one dimension stay plain
+
+    def complete(self, **given: Any) -> Dict[str, Any]:
+        """A compression with the standard values of what is not given."""
+        return {"type": self.name, **{option.name: option.standard for option in self.options}, **given}
+
+
+@functools.lru_cache(maxsize=None)
+def codecs() -> Dict[str, Codec]:
+    """By name, in the order of their numbers on the wire. NotBuilt."""
+    from p3 import _core
+
+    made = [Codec(**dict(one, options=tuple(Option(**option) for option in one["options"]))) for one in _core.codecs()]
+    return {codec.name: codec for codec in made}
+
+
+def of(compression: Optional[Mapping[str, Any]]) -> Optional[Codec]:
+    """Its codec; None without a compression, and of a type that there is not."""
+    kind = (compression or {}).get("type")
+    return codecs().get(kind) if isinstance(kind, str) else None
+
+
+def of_gradients() -> List[str]:
+    """The names of those that encode gradients as they are, not steps."""
+    return [codec.name for codec in codecs().values() if not codec.makes_steps]
+
+
+def complete(compression: Mapping[str, Any], of_mxnet: bool = False) -> Dict[str, Any]:
+    """The value of the option, from what a script has given. `of_mxnet`: as MXNet's own stores take it, of which an
+    option is anything that float() takes."""
+    made, codec = dict(compression), of(compression)
+    for option in () if codec is None else codec.options:
+        if not option.is_mxnets:
+            made.setdefault(option.name, option.standard)
+        elif of_mxnet:
+            made[option.name] = float(made.get(option.name, option.standard))
+    return made
+
+
+def checks() -> Dict[str, Dict[str, Tuple[str, Callable[[Any], bool]]]]:
+    """Of each, by name, what is checked of its options: see p3.server.optimizers.validate_fields."""
+    return {
+        name: {option.name: (option.allowed, option.allows) for option in codec.options}
+        for name, codec in sorted(codecs().items())
+    }
+
+
+# Bytes of a slice's payload; a frame's header comes on top (p3.placement.FRAME_BYTES).
+
+
+def sent(compression: Mapping[str, Any], elements: int, round: int = 0) -> int:
+    """How many elements of a slice a worker sends in that round of its key, counted from 1; 0: after any warm-up."""
+    from p3 import _core
+
+    return _core.sent_elements(compression, elements, round)
+
+
+def payload_bytes(compression: Mapping[str, Any], count: int, elements: int) -> int:
+    """Of so many of a slice's elements."""
+    from p3 import _core
+
+    return _core.payload_bytes(compression, count, elements)
+
+
+def push_bytes(compression: Mapping[str, Any], elements: int, round: int = 0) -> int:
+    """What a worker sends."""
+    return payload_bytes(compression, sent(compression, elements, round), elements)
+
+
+def value_bytes(compression: Mapping[str, Any], touched: int, elements: int) -> int:
+    """What comes back from a server that updates. `touched`: how many elements have a sum over the workers that is not
+    0; at most as many as all of them have sent."""
+    codec = of(compression)
+    return payload_bytes(compression, touched, elements) if codec.makes_steps else 4 * elements
+
+
+# docs/compression.md
+
+
+def tables() -> str:
+    lines = [
+        "| type | bytes of a gradient | of what comes back | a worker keeps | what becomes of an element |",
+        "|---|---|---|---|---|",
+    ]
+    for codec in codecs().values():
+        share = push_bytes(codec.complete(), TABLES_ELEMENTS) / (4 * TABLES_ELEMENTS)
+        back = "weights: all; sums, where the workers update: %s" % _percent(share) if codec.carries_sums else "all"
+        if codec.makes_steps:
+            back = "the same, times the number of workers at most"
+        kept = "%d bytes for each element" % (4 * codec.residuals) if codec.residuals else "nothing"
+        lines.append("| `%s` | %s | %s | %s | %s |" % (codec.name, _percent(share), back, kept, codec.effect))
+    lines += ["", "| type | option | default | allowed |", "|---|---|---|---|"]
+    for codec in codecs().values():
+        for option in codec.options:
+            standard = str(option.standard) if option.kind is bool else "%g" % option.standard
+            standard += "; PyTorch: none" if option.is_mxnets else ""
+            lines.append("| `%s` | `%s` | %s | %s |" % (codec.name, option.name, standard, option.allowed))
+    return "\n".join(lines)
+
+
+def _percent(share: float) -> str:
+    return "%.3g%%" % (100 * share)
+
+
+if __name__ == "__main__":
+    print(tables())

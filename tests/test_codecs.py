@@ -1,0 +1,88 @@
+"""p3.codecs: what the core's codecs say of themselves, and the documentation's tables of them."""
+
+import re
+import subprocess
+import sys
+
+import compressions
+import pytest
+from processes import ROOT
+
+from p3 import codecs, placement
+from p3.server.options import validate
+
+core = pytest.importorskip("p3._core", reason="the extension is not built")
+
+PAGE = (ROOT / "docs" / "compression.md").read_text(encoding="utf-8")
+
+
+def test_the_tables_are_as_the_codecs_say():
+    """To bring docs/compression.md up to date: python -m p3.codecs"""
+    (tables,) = re.findall(r"^<!-- codecs: .* -->\n(.*?)\n<!-- /codecs -->$", PAGE, re.M | re.S)
+    assert tables == codecs.tables()
+
+
+def test_every_option_of_deep_gradient_compression_is_explained():
+    section = PAGE.partition("## Deep gradient compression")[2]
+    explained = re.findall(r"^\| `(\w+)` \|", section, re.M)
+    assert explained == [option.name for option in codecs.codecs()["dgc"].options]
+
+
+def test_standard_values_and_nothing_else_complete_a_compression():
+    for codec in codecs.codecs().values():
+        compression = codec.complete()
+        validate("compression", compression)
+        assert codecs.of(compression) is codec and codecs.complete(compression) == compression
+        assert codecs.complete({"type": codec.name}, of_mxnet=True) == compression
+        assert [type(compression[option.name]) for option in codec.options] == [one.kind for one in codec.options]
+    assert codecs.complete({"type": "dgc", "ratio": 0.5, "warmup_steps": 3}) == {
+        "type": "dgc", "ratio": 0.5, "warmup_steps": 3, "clip_norm": 0.0, "masking": True,
+    }  # fmt: skip
+
+
+def test_a_threshold_is_mxnets_and_has_to_be_given_elsewhere():
+    assert codecs.complete({"type": "2bit"}) == {"type": "2bit"}
+    assert codecs.complete({"type": "2bit"}, of_mxnet=True) == {"type": "2bit", "threshold": 0.5}
+    given = codecs.complete({"type": "2bit", "threshold": "0.25"}, of_mxnet=True)["threshold"]
+    assert given == 0.25 and type(given) is float
+
+
+@pytest.mark.parametrize("compression", [None, {}, {"type": None}, {"type": "3bit"}, {"type": ["fp16"]}])
+def test_what_names_no_codec_has_none(compression):
+    assert codecs.of(compression) is None
+    assert compression is None or codecs.complete(compression, of_mxnet=True) == compression
+
+
+def test_options_are_within_their_bounds():
+    ratio, warmup, _, masking = codecs.codecs()["dgc"].options
+    assert ratio.allows(1) and ratio.allows(1e-9) and not ratio.allows(0) and not ratio.allows(True)
+    assert warmup.allows(10**12) and not warmup.allows(10**12 + 1) and not warmup.allows(1.0)
+    assert masking.allows(False) and not masking.allows(0)
+
+
+@pytest.mark.parametrize("elements", [1, 3, 1000, 65536, 65537])
+def test_a_push_has_no_more_bytes_than_plain_and_all_that_a_value_can_have_is_a_plain_one(elements):
+    for codec in codecs.codecs().values():
+        compression = codec.complete()
+        assert 1 <= codecs.sent(compression, elements) <= elements
+        assert 0 < codecs.push_bytes(compression, elements) <= 4 * elements + 8
+        assert codecs.value_bytes(compression, elements, elements) == 4 * elements
+        assert codec.makes_steps or codecs.sent(compression, elements) == elements
+
+
+def test_a_frame_has_the_bytes_of_the_cores_header():
+    assert placement.FRAME_BYTES == core.HEADER_BYTES
+
+
+def test_every_codec_of_gradients_has_a_numpy_reference():
+    for name in codecs.of_gradients():
+        compressions.sender(name, 1000)
+
+
+def test_the_core_is_imported_at_the_first_question():
+    script = (
+        "import sys, p3.codecs as codecs, p3.server.options, p3.worker.dgc as dgc, p3.measure.replay.bound\n"
+        "assert not dgc.is_chosen(None) and 'p3._core' not in sys.modules\n"
+        "assert codecs.codecs() and 'p3._core' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=str(ROOT))
