@@ -37,14 +37,15 @@ constexpr bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue 
 
 // How the elements of a payload are written. The type itself is the one agreed on: docs/protocol.md.
 enum class Encoding : uint8_t {
-  kPlain = 0,    // as they lie in memory
-  kFloat16 = 1,  // float32 elements rounded to float16
-  kTwoBit = 2,   // float32 elements as one of -threshold, 0, +threshold, 16 to each 4 bytes
-  kAbsent = 3,   // none: kPush: this worker has nothing to add; kValue: no worker had, and the value stays
-  kOneBit = 4,   // float32 elements as one of two means, which come first; 8 elements to a byte
-  kTopK = 5,     // some float32 elements with their offsets; of any size below the plain one (wire/top_k.h)
+  kPlain = 0,     // as they lie in memory
+  kFloat16 = 1,   // float32 elements rounded to float16
+  kTwoBit = 2,    // float32 elements as one of -threshold, 0, +threshold, 16 to each 4 bytes
+  kAbsent = 3,    // none: kPush: this worker has nothing to add; kValue: no worker had, and the value stays
+  kOneBit = 4,    // float32 elements as one of two means, which come first; 8 elements to a byte
+  kTopK = 5,      // some float32 elements with their offsets; of any size below the plain one (wire/top_k.h)
+  kBfloat16 = 6,  // float32 elements rounded to bfloat16
 };
-constexpr Encoding kLastEncoding = Encoding::kTopK;
+constexpr Encoding kLastEncoding = Encoding::kBfloat16;
 
 struct Header {
   uint32_t magic = kMagic;

@@ -12,9 +12,10 @@ const Codec& float16();
 const Codec& two_bit();
 const Codec& one_bit();
 const Codec& top_k();
+const Codec& bfloat16();
 
 const std::vector<const Codec*>& codecs() {
-  static const std::vector<const Codec*> all{&float16(), &two_bit(), &one_bit(), &top_k()};
+  static const std::vector<const Codec*> all{&float16(), &two_bit(), &one_bit(), &top_k(), &bfloat16()};
   return all;
 }
 

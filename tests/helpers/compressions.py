@@ -1,6 +1,7 @@
 """What a worker sends of each gradient of a key under each compression, in NumPy, to the bit: docs/protocol.md."""
 
 import numpy as np
+from core_jobs import bfloat16_bits, of_bfloat16_bits
 
 from p3.measure.replay.dgc_reference import Dgc, slices_of, take_steps  # noqa: F401
 
@@ -48,11 +49,16 @@ def half(gradient):
     return gradient.astype("float16").astype("float32")
 
 
+def brain(gradient):
+    return of_bfloat16_bits(bfloat16_bits(gradient))
+
+
 # By codec: of the elements of a slice, and its options. What is of no slice has no use for the first.
 _SENDERS = {
     "fp16": lambda _: half,
     "2bit": lambda _, threshold=0.5: TwoBit(threshold),
     "1bit": OneBit,
+    "bf16": lambda _: brain,
 }
 
 
