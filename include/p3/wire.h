@@ -44,8 +44,9 @@ enum class Encoding : uint8_t {
   kOneBit = 4,    // float32 elements as one of two means, which come first; 8 elements to a byte
   kTopK = 5,      // some float32 elements with their offsets; of any size below the plain one (wire/top_k.h)
   kBfloat16 = 6,  // float32 elements rounded to bfloat16
+  kEightBit = 7,  // float32 elements as multiples of a 127th of the largest of their block, which comes first
 };
-constexpr Encoding kLastEncoding = Encoding::kBfloat16;
+constexpr Encoding kLastEncoding = Encoding::kEightBit;
 
 struct Header {
   uint32_t magic = kMagic;

@@ -13,9 +13,10 @@ const Codec& two_bit();
 const Codec& one_bit();
 const Codec& top_k();
 const Codec& bfloat16();
+const Codec& eight_bit();
 
 const std::vector<const Codec*>& codecs() {
-  static const std::vector<const Codec*> all{&float16(), &two_bit(), &one_bit(), &top_k(), &bfloat16()};
+  static const std::vector<const Codec*> all{&float16(), &two_bit(), &one_bit(), &top_k(), &bfloat16(), &eight_bit()};
   return all;
 }
 

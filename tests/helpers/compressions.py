@@ -34,6 +34,27 @@ class OneBit:
         return sent
 
 
+class EightBit:
+    BLOCK = 256
+
+    def __init__(self, slice_elements):
+        self.slice_elements = slice_elements
+        self.residual = np.float32(0)
+
+    def __call__(self, gradient):
+        value = (self.residual + gradient).astype("float32")
+        sent = np.zeros_like(value)
+        for first, end in slices_of(value.size, self.slice_elements):
+            for begin in range(first, end, self.BLOCK):
+                part = slice(begin, min(begin + self.BLOCK, end))
+                largest = np.abs(value[part]).max()
+                if largest > 0:
+                    codes = np.rint(value[part] / largest * np.float32(127))
+                    sent[part] = codes / np.float32(127) * largest
+        self.residual = value - sent
+        return sent
+
+
 def mean_in_parts(values, chosen):
     """Of those chosen: the elements with the same index modulo 8 one after the other, then the eight sums."""
     if not chosen.any():
@@ -59,6 +80,7 @@ _SENDERS = {
     "2bit": lambda _, threshold=0.5: TwoBit(threshold),
     "1bit": OneBit,
     "bf16": lambda _: brain,
+    "int8": EightBit,
 }
 
 

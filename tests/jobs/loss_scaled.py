@@ -12,7 +12,7 @@ import numpy as np
 import p3
 
 STEPS, BAD, BATCH = 7, 3, 4
-KINDS = {"1bit": {"type": "1bit"}, "2bit": {"type": "2bit", "threshold": 40.0}}
+KINDS = {"1bit": {"type": "1bit"}, "2bit": {"type": "2bit", "threshold": 40.0}, "int8": {"type": "int8"}}
 
 
 def data(rank, step):

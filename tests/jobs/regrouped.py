@@ -17,7 +17,12 @@ from p3.worker.session import Session
 
 SGD = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precision": False}
 DGC = {"type": "dgc", "ratio": 0.25, "warmup_steps": 8, "clip_norm": 0.0, "masking": True}
-COMPRESSIONS = {"2bit": {"type": "2bit", "threshold": 3.0}, "1bit": {"type": "1bit"}, "dgc": DGC}
+COMPRESSIONS = {
+    "2bit": {"type": "2bit", "threshold": 3.0},
+    "1bit": {"type": "1bit"},
+    "int8": {"type": "int8"},
+    "dgc": DGC,
+}
 SHAPE, ROWS = (7, 3), np.array([1, 2, 5], "int64")
 
 

@@ -30,6 +30,7 @@ KINDS = {
     "scheduler": Kind(arguments={"momentum": 0.9, "lr_scheduler": mx.lr_scheduler.FactorScheduler}),
     "2bit": Kind(trainer={"compression_params": {"type": "2bit", "threshold": 0.02}}),
     "1bit": Kind(trainer={"compression_params": {"type": "1bit"}}),
+    "int8": Kind(trainer={"compression_params": {"type": "int8"}}),
     "dgc": Kind(trainer={"compression_params": {"type": "dgc", "ratio": 0.1, "warmup_steps": 6}}),
     "updates_on_trainer": Kind(optimizer="adam", arguments={}, trainer={"update_on_kvstore": False}),
     "updates_on_store": Kind(optimizer="lamb", arguments={}),

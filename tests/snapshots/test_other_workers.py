@@ -79,7 +79,7 @@ def test_a_job_comes_back_with_more_workers_and_then_with_fewer_to_the_bits_of_o
     assert ends(output) == [("6", "4", str(rank if rank < 4 else 0), values) for rank in range(6)]
 
 
-KINDS = ("2bit", "2bit-average", "1bit", "dgc")
+KINDS = ("2bit", "2bit-average", "1bit", "int8", "dgc")
 
 
 def left_out(directory, round):

@@ -253,7 +253,7 @@ def test_tables_of_the_documentation_are_what_the_code_gives():
         assert row[1:] == ["%.3f, %.2fx" % pair for pair in zip(late[::2], late[1::2])]
 
 
-PUSHED = {"fp16": 20_000, "2bit": 2500, "1bit": 8 + 1250, "bf16": 20_000}
+PUSHED = {"fp16": 20_000, "2bit": 2500, "1bit": 8 + 1250, "bf16": 20_000, "int8": 10_000 + 40 * 4}
 
 
 @pytest.mark.parametrize("kind, pushed", PUSHED.items())
