@@ -49,9 +49,8 @@ void Transport::start() {
   }
   {
     MutexLock lock(mutex_);
-    takes_tasks_ = true;
+    advance(Phase::kRunning);
   }
-  started_ = true;
   sender_ = std::thread([this] { send_loop(); });
   receiver_ = std::thread([this] { receive_loop(); });
   pthread_setname_np(sender_.native_handle(), "p3-sender");  // as top and gdb show them
@@ -69,7 +68,7 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
   std::vector<Frame> unsent;
   {
     MutexLock lock(mutex_);
-    if (error_ || stopping_) return;
+    if (phase_ == Phase::kStopping) return;
     const auto now = Clock::now();
     for (const Outgoing& out : frames) {
       Van& van = *vans_[static_cast<size_t>(out.van)];
@@ -100,16 +99,18 @@ void Transport::ask_for_work() {
 // --- ending --------------------------------------------------------------------------------------------------------
 
 void Transport::fail(const Error& error) {
+  bool has_threads;
   {
     MutexLock lock(mutex_);
-    if (error_ || stopping_) return;
+    if (phase_ == Phase::kStopping) return;
+    has_threads = phase_ != Phase::kConfiguring;
     error_ = error;
-    failing_ = true;
+    advance(Phase::kStopping);
   }
   raise_event(send_wake_);
   raise_event(receive_wake_);
   stopped_.notify_all();
-  if (!started_) {
+  if (!has_threads) {
     handler_.failed(error);
     signal();
   }
@@ -132,7 +133,7 @@ std::optional<Error> Transport::error() const {
 void Transport::signal() { raise_event(event_fd_); }
 
 bool Transport::finish(double timeout_s, bool until_read) {
-  if (!started_) return true;
+  if (!sender_.joinable()) return true;  // never started, or stopped
   const auto deadline = Clock::now() + seconds(timeout_s);
   Header bye;
   bye.kind = FrameKind::kBye;
@@ -141,14 +142,14 @@ bool Transport::finish(double timeout_s, bool until_read) {
     if (!error_)
       for (auto& van : vans_)
         if (!van->is_lost()) van->push({bye}, Clock::now());
-    finishing_ = true;
+    advance(Phase::kFinishing);
   }
   raise_event(send_wake_);
   bool sent;
   {
     MutexLock lock(mutex_);
-    while (!sender_done_ && stopped_.wait_until(lock, deadline)) continue;
-    sent = sender_done_ && !error_;
+    while (phase_ < Phase::kAllSent && stopped_.wait_until(lock, deadline)) continue;
+    sent = phase_ == Phase::kAllSent;
   }
   if (sent && until_read) linger(std::min(deadline, Clock::now() + seconds(options_.timeout_s / 2)));
   stop();
@@ -159,9 +160,9 @@ void Transport::linger(Clock::time_point deadline) {
   MutexLock lock(mutex_);
   for (auto& van : vans_)
     if (!van->is_lost() && !van->is_watch()) van->stream().end_writing();
-  lingering_ = true;
+  advance(Phase::kLingering);
   raise_event(receive_wake_);
-  while (!all_have_ended_ && !error_ && stopped_.wait_until(lock, deadline)) continue;
+  while (phase_ < Phase::kAllEnded && stopped_.wait_until(lock, deadline)) continue;
 }
 
 void Transport::tell_if_all_have_ended() {
@@ -170,18 +171,21 @@ void Transport::tell_if_all_have_ended() {
   if (!all) return;
   {
     MutexLock lock(mutex_);
-    all_have_ended_ = true;
+    advance(Phase::kAllEnded);
   }
   stopped_.notify_all();
 }
 
 void Transport::stop() {
-  stopping_ = true;
-  if (started_) {
-    raise_event(send_wake_);
-    raise_event(receive_wake_);
-    if (sender_.joinable()) sender_.join();
-    if (receiver_.joinable()) receiver_.join();
+  {
+    MutexLock lock(mutex_);
+    advance(Phase::kStopping);
+  }
+  raise_event(send_wake_);
+  raise_event(receive_wake_);
+  if (sender_.joinable()) sender_.join();
+  if (receiver_.joinable()) receiver_.join();
+  {
     MutexLock lock(mutex_);
     while (sending_) stopped_.wait(lock);  // a thread of the handler may be writing still
   }

@@ -16,6 +16,7 @@
 //          both threads end. A peer's kFail becomes this node's error, text unchanged: causes travel by the core alone.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -128,6 +129,18 @@ class Transport {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Of the life of this node's vans; it only moves forward.
+  enum class Phase : uint8_t {
+    kConfiguring,  // before start()
+    kRunning,
+    kFinishing,  // the sender ends when the queues are empty
+    kAllSent,    // it has
+    kLingering,  // what comes counts for nothing any more
+    kAllEnded,   // the peers have ended their side as well
+    kStopping,   // both threads end: of stop(), or of error_
+  };
+  void advance(Phase to) P3_REQUIRES(mutex_) { phase_ = std::max(phase_.load(), to); }
+
   void send_loop();
   bool write_frames(int limit);
   void receive_loop();
@@ -165,19 +178,12 @@ class Transport {
   mutable Mutex mutex_;  // also the vans' queues: see van.h
   CondVar stopped_;
   std::optional<Error> error_ P3_GUARDED_BY(mutex_);
-  bool started_ = false;  // written once, by start()
+  std::atomic<Phase> phase_{Phase::kConfiguring};  // written under the lock
   bool sender_sleeps_ P3_GUARDED_BY(mutex_) = false;
-  bool sending_ P3_GUARDED_BY(mutex_) = false;     // somebody holds the sending role
-  int role_wanted_ P3_GUARDED_BY(mutex_) = 0;      // who sends gives it up soon
-  size_t last_written_ P3_GUARDED_BY(mutex_) = 0;  // the van whose turn it was
-  bool sender_done_ P3_GUARDED_BY(mutex_) = false;
-  bool all_have_ended_ P3_GUARDED_BY(mutex_) = false;
+  bool sending_ P3_GUARDED_BY(mutex_) = false;                          // somebody holds the sending role
+  int role_wanted_ P3_GUARDED_BY(mutex_) = 0;                           // who sends gives it up soon
+  size_t last_written_ P3_GUARDED_BY(mutex_) = 0;                       // the van whose turn it was
   std::deque<std::packaged_task<void()>> tasks_ P3_GUARDED_BY(mutex_);  // for the receiver
-  bool takes_tasks_ P3_GUARDED_BY(mutex_) = false;
-  std::atomic<bool> finishing_{false};  // the sender ends when the queues are empty
-  std::atomic<bool> lingering_{false};  // it has, and what comes counts for nothing any more
-  std::atomic<bool> failing_{false};
-  std::atomic<bool> stopping_{false};
   std::atomic<int> threads_holding_{2};
   std::atomic<std::thread::id> receiver_id_{};
   std::optional<std::pair<Error, Clock::time_point>> loss_;  // receiver: of a peer, and when to fail of it

@@ -23,7 +23,7 @@ void Transport::receive_loop() {
   epoll_event events[64];
   auto last_turn = Clock::now(), last_look = last_turn;
   bool more_work = false;
-  while (!failing_ && !stopping_) {
+  while (phase_ < Phase::kStopping) {
     const double tick_s = std::min(options_.heartbeat_s, options_.timeout_s / 4);
     const int count = epoll_wait(receive_epoll_, events, 64, more_work ? 0 : milliseconds(tick_s));
     const auto now = Clock::now();
@@ -32,13 +32,13 @@ void Transport::receive_loop() {
       for (auto& van : vans_) van->last_read = now;
     last_turn = now;
     try {
-      for (int i = 0; i < count && !failing_ && !stopping_; ++i) {
+      for (int i = 0; i < count && phase_ < Phase::kStopping; ++i) {
         if (events[i].data.ptr == nullptr)
           clear_event(receive_wake_);
         else
           read_from(*static_cast<Van*>(events[i].data.ptr));
       }
-      if (lingering_)
+      if (phase_ >= Phase::kLingering)
         tell_if_all_have_ended();
       else
         accuse_silent_peers(now);
@@ -48,7 +48,7 @@ void Transport::receive_loop() {
       }
       run_tasks();
       work_asked_ = false;
-      more_work = !failing_ && handler_.work();
+      more_work = phase_ < Phase::kStopping && handler_.work();
       more_work |= work_asked_;  // while it worked: a frame left, and let another round begin
       resume_vans();
     } catch (const Error& error) {
@@ -60,7 +60,6 @@ void Transport::receive_loop() {
   {
     std::deque<std::packaged_task<void()>> never_run;  // who waits for one hears of it, once the lock is free
     MutexLock lock(mutex_);
-    takes_tasks_ = false;
     tasks_.swap(never_run);
   }
   release();
@@ -71,7 +70,7 @@ void Transport::run_in_receiver(std::function<void()> task) {
   std::future<void> done = packaged.get_future();
   {
     MutexLock lock(mutex_);
-    if (takes_tasks_) tasks_.push_back(std::move(packaged));
+    if (phase_ > Phase::kConfiguring && phase_ < Phase::kStopping) tasks_.push_back(std::move(packaged));
   }
   packaged = {};
   raise_event(receive_wake_);
@@ -92,15 +91,15 @@ void Transport::run_tasks() {
 }
 
 void Transport::read_from(Van& van) {
-  if (lingering_) return read_to_the_end(van);
-  for (size_t reads = 0; reads < kReadsPerTurn && !failing_; ++reads) {
+  if (phase_ >= Phase::kLingering) return read_to_the_end(van);
+  for (size_t reads = 0; reads < kReadsPerTurn && phase_ < Phase::kStopping; ++reads) {
     if (van.is_bounded && !van.broken && van.held_bytes() > options_.max_held_bytes) return pause(van);
     switch (van.read_some()) {
       case Van::Progress::kBlocked:
         return;
       case Van::Progress::kEnd:
       case Van::Progress::kBroken:
-        if (!ended(van) && !finishing_) lose(van);
+        if (!ended(van) && phase_ < Phase::kFinishing) lose(van);
         return;
       default:
         break;
@@ -128,7 +127,7 @@ void Transport::read_from(Van& van) {
         return;
       } else if (header.kind == FrameKind::kBye) {
         van.advance(Van::State::kPeerLeft);
-        if (!finishing_) handler_.left(van.number);
+        if (phase_ < Phase::kFinishing) handler_.left(van.number);
       }
     }
   }
@@ -148,7 +147,7 @@ void Transport::read_to_the_end(Van& van) {
   const iovec part{nothing.data(), nothing.size()};
   IoResult result;
   do result = van.stream().read(&part, 1);
-  while (result.bytes > 0 && !stopping_);
+  while (result.bytes > 0 && phase_ < Phase::kStopping);
   if (result.end || (result.error != 0 && result.error != EAGAIN)) ended(van);
 }
 

@@ -39,7 +39,7 @@ void Transport::queue_pings(Clock::time_point now) {
 
 void Transport::send_loop() {
   epoll_event events[64];
-  while (!failing_ && !stopping_) {
+  while (phase_ < Phase::kStopping) {
     bool write;
     {
       MutexLock lock(mutex_);
@@ -48,7 +48,7 @@ void Transport::send_loop() {
       write = !sending_ && role_wanted_ == 0 && most_urgent_writable() != nullptr;
       if (write) {
         sending_ = true;
-      } else if (finishing_ && !sending_ && nothing_to_send()) {
+      } else if (phase_ >= Phase::kFinishing && !sending_ && nothing_to_send()) {
         break;
       } else {
         sender_sleeps_ = true;
@@ -73,9 +73,9 @@ void Transport::send_loop() {
   {
     MutexLock lock(mutex_);
     while (sending_) stopped_.wait(lock);  // not for long: who sends here sees that this node fails or stops
-    sender_done_ = true;
+    advance(Phase::kAllSent);
   }
-  if (failing_) announce_failure();
+  if (error()) announce_failure();
   stopped_.notify_all();
   release();
 }
@@ -91,11 +91,11 @@ bool Transport::write_frames(int limit) {
       const auto now = Clock::now();
       queue_pings(now);  // an idle van must not look dead because another one is busy
       van = most_urgent_writable();
-      if (van == nullptr || i == limit || failing_ || stopping_ || role_wanted_ > 0) {
+      if (van == nullptr || i == limit || phase_ == Phase::kStopping || role_wanted_ > 0) {
         sending_ = false;
         // Who replaces a van, or the ending sender, may wait for the role.
-        if (failing_ || stopping_ || finishing_ || role_wanted_ > 0) stopped_.notify_all();
-        return van != nullptr || finishing_;
+        if (phase_ >= Phase::kFinishing || role_wanted_ > 0) stopped_.notify_all();
+        return van != nullptr || phase_ >= Phase::kFinishing;
       }
       last_written_ = static_cast<size_t>(van->number);
       van->begin_frame(now);
@@ -129,7 +129,7 @@ bool Transport::take_role() {
   ++role_wanted_;
   while (sending_) stopped_.wait(lock);
   --role_wanted_;
-  if (failing_) return false;
+  if (error_) return false;
   return sending_ = true;
 }
 
