@@ -344,7 +344,10 @@ def test_a_directory_that_cannot_be_written_is_told_by_every_role(tmp_path):
 
 def test_the_replay_marks_what_it_waits_for(tmp_path):
     options = "--store p3_sync --model sockeye --size 0.005 --compute 0 --iterations 2 --warmup 0".split()
-    replay = "import sys; from p3.measure.replay import worker; worker.READY_S = 0; sys.exit(worker.main(sys.argv[1:]))"
+    replay = (
+        "import sys; from p3.measure.replay import gpu_clock, worker; gpu_clock.READY_S = 0; "
+        "sys.exit(worker.main(sys.argv[1:]))"
+    )
     status, output = run([sys.executable, "-c", replay, *options], P3_TRACE=str(tmp_path))
     assert status == 0, output
     trace = lives.load(str(tmp_path))

@@ -16,7 +16,7 @@ import numpy as np
 from p3.plan import key_plan
 from p3.measure.replay import models
 from p3.measure.replay.dgc_reference import Dgc, take_steps
-from p3.measure.replay.worker import Replay
+from p3.measure.replay.mxnet_replay import Replay
 from p3.settings import Settings
 
 MOMENTUM = 0.9

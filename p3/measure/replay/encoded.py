@@ -5,7 +5,7 @@ these exactly with its standard options, so at the end every weight must be exac
 """
 
 from p3.measure.replay import models
-from p3.measure.replay.worker import Replay
+from p3.measure.replay.mxnet_replay import Replay
 
 MAGNITUDE = 0.5
 

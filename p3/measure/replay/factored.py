@@ -15,7 +15,7 @@ from typing import List, NamedTuple, Tuple
 
 import p3
 from p3.measure.replay import models
-from p3.measure.replay.worker import Replay
+from p3.measure.replay.mxnet_replay import Replay
 from p3.placement import Placement
 from p3.worker.factors import FactorShape, Rule
 

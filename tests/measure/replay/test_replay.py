@@ -8,9 +8,10 @@ import pytest
 from plugin_jobs import run, run_dist_sync, run_p3
 
 from p3 import codecs
-from p3.measure.replay import models
+from p3.measure.replay import models, mxnet_replay
 from p3.measure.replay import worker as replay
 from p3.measure.replay.encoded import EncodedReplay
+from p3.measure.replay.gpu_clock import Clock
 from p3.measure.replay.jitter import factors
 
 MXNET_P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}
@@ -117,7 +118,7 @@ def test_compressed_replay_notices_a_wrong_weight(tmp_path):
 import mxnet as mx
 from p3.measure.replay import models
 from p3.measure.replay.compressed import CompressedReplay
-from p3.measure.replay.worker import Clock
+from p3.measure.replay.gpu_clock import Clock
 
 tensors = (models.Tensor("weight", (3, 50_000)), models.Tensor("bias", (3,)))
 model = models.Model("small", 1.0, (models.Layer("layer", tensors, 0.1, 0.2),))
@@ -220,8 +221,8 @@ SMALL = models.Model("small", 1.0, (
 def replayed(request):
     import mxnet as mx
 
-    made = replay.Replay(mx, "local", SMALL, request.param)
-    clock = replay.Clock()
+    made = mxnet_replay.Replay(mx, "local", SMALL, request.param)
+    clock = Clock()
     for _ in range(3):
         made.iterate(SMALL, 0.001, clock)
     assert made.wrong_keys() == []
@@ -266,7 +267,7 @@ class RecordingReplay:
 
 def test_iteration_walks_forward_then_backward_and_pushes_each_gradient_after_its_time():
     recorded = RecordingReplay("layer")
-    assert replay.Replay.iterate(recorded, SMALL, 0.0, replay.Clock()) != []
+    assert mxnet_replay.Replay.iterate(recorded, SMALL, 0.0, Clock()) != []
     assert recorded.calls == [
         ("wait_for_weights", 0), ("wait_for_weights", 1),
         ("make_gradients", 1), ("push_gradients", 1), ("make_gradients", 0), ("push_gradients", 0),
@@ -276,7 +277,7 @@ def test_iteration_walks_forward_then_backward_and_pushes_each_gradient_after_it
 
 def test_late_gradients_are_pushed_when_the_backward_pass_has_ended_in_forward_order():
     recorded = RecordingReplay("end")
-    replay.Replay.iterate(recorded, SMALL, 0.0, replay.Clock())
+    mxnet_replay.Replay.iterate(recorded, SMALL, 0.0, Clock())
     assert recorded.calls[2:] == [
         ("make_gradients", 1), ("make_gradients", 0), ("push_gradients", 0), ("push_gradients", 1),
         ("finish_iteration",),
@@ -300,7 +301,7 @@ class FakeTime:
 def test_late_wake_ups_do_not_add_up_and_stalls_do(monkeypatch):
     fake = FakeTime(oversleep=0.01)
     monkeypatch.setattr(replay, "time", fake)
-    clock = replay.Clock()
+    clock = Clock()
     for _ in range(100):
         clock.compute(0.05)
     assert fake.now == pytest.approx(100 * 0.05 + 0.01)
@@ -315,7 +316,7 @@ def test_late_wake_ups_do_not_add_up_and_stalls_do(monkeypatch):
 def test_a_late_wake_up_is_not_what_the_caller_has_held_up(monkeypatch):
     fake = FakeTime(oversleep=0.01)
     monkeypatch.setattr(replay, "time", fake)
-    clock = replay.Clock()
+    clock = Clock()
     clock.compute(0.05)
     assert clock.hold_up() == 0
     fake.now += 1.0
