@@ -6,6 +6,7 @@ import pytest
 
 from p3.errors import ConfigError, RendezvousError
 from p3.launchers import meeting
+from p3.launchers.channels import FileChannel
 from p3.launchers.place import Place
 from p3.settings import Settings
 
@@ -20,7 +21,7 @@ def folder(tmp_path):
 
 
 def channel(folder):
-    return meeting.FileChannel(folder, place())
+    return FileChannel(folder, place())
 
 
 def test_all_learn_where_the_scheduler_is_and_the_secret(folder):

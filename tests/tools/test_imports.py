@@ -1,0 +1,66 @@
+"""Which module of P3 imports which: none imports itself by way of others.
+
+Imports inside functions count, those for type checkers alone do not.
+"""
+
+import ast
+from pathlib import Path
+
+import p3
+
+ROOT = Path(p3.__file__).parents[1]
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree, modules):
+    """The modules of P3 that this program imports."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inner = ("%s.%s" % (node.module, alias.name) for alias in node.names)
+            yield from (name if name in modules else node.module for name in inner)
+        elif isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            nodes += node.orelse
+        elif not isinstance(node, ast.expr):  # which imports nothing
+            nodes += ast.iter_child_nodes(node)
+
+
+def imports():
+    paths = {name_of(path): path for path in ROOT.glob("p3/**/*.py")}
+    return {
+        module: {name for name in imported(ast.parse(path.read_text()), paths) if name in paths} - {module}
+        for module, path in paths.items()
+    }
+
+
+def circle(graph):
+    """One, as the names along it; empty if there is none."""
+    left = dict(graph)
+    while True:
+        ends = [name for name, others in left.items() if not others & left.keys()]
+        if not ends:
+            break
+        for name in ends:
+            del left[name]
+    path = []
+    while left and (not path or path[-1] not in path[:-1]):
+        path.append(min((left[path[-1]] if path else left.keys()) & left.keys()))
+    return path[path.index(path[-1]) :] if path else []
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circle({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set()}) == ["b", "c", "b"]
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = imports()
+    assert graph["p3.cli"], "no imports are seen"
+    assert circle(graph) == []
