@@ -21,7 +21,8 @@ import sys
 import time
 from typing import Awaitable, Callable, Dict, List, Optional, Sequence, Set
 
-from p3.cluster import descriptors, elastic, encryption
+from p3.cluster import elastic
+from p3.cluster.connections import descriptors, encryption
 from p3.cluster.engines import Engine, Hosts, Process, start_here
 from p3.cluster.execute import SAME_SIGNAL_S, signal_name
 from p3.cluster.node import listen_as_root

@@ -9,11 +9,11 @@ import socket
 import time
 from typing import List, Optional, Tuple
 
-from p3.cluster import auth, channel, encryption
-from p3.cluster.channel import Stream
+from p3.cluster.connections import auth, channel, encryption
+from p3.cluster.connections.channel import Stream
+from p3.cluster.connections.vans import DoorStep, Van
 from p3.cluster.messages import PROTOCOL_VERSION
 from p3.cluster.node import Node, address_beside, connect, endpoint, machine_id
-from p3.cluster.vans import DoorStep, Van
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.placement import Placement
 from p3.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional
 
-from p3.cluster import channel
+from p3.cluster.connections import channel
 from p3.cluster.node import Node
 from p3.cluster.rendezvous import label_of
 

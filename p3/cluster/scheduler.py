@@ -23,13 +23,14 @@ import sys
 import time
 from typing import Callable, Optional
 
-from p3.cluster import auth, channel, descriptors, encryption, frames, messages
+from p3.cluster import messages
 from p3.cluster.agreement import Agreement
+from p3.cluster.connections import auth, channel, descriptors, encryption, frames
+from p3.cluster.connections.strangers import MAX_UNPROVED, PACE_S, Gate
 from p3.cluster.node import Node, listen_as_root
 from p3.cluster.rendezvous import Rendezvous
 from p3.cluster.roster import Entry, Roster
 from p3.cluster.stragglers import Stragglers
-from p3.cluster.strangers import MAX_UNPROVED, PACE_S, Gate
 from p3.cluster.vacancies import Vacancies
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
 from p3.settings import Settings

@@ -18,7 +18,7 @@ import struct
 import time
 from typing import Set, Tuple
 
-from p3.cluster import channel
+from p3.cluster.connections import channel
 from p3.cluster.node import listen_for_workers
 from p3.errors import AuthenticationError
 from p3.settings import Settings

@@ -22,9 +22,9 @@ import time
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3 import __version__
-from p3.cluster import channel
+from p3.cluster.connections import channel
+from p3.cluster.connections.strangers import Gate
 from p3.cluster.messages import PROTOCOL_VERSION
-from p3.cluster.strangers import Gate
 from p3.doctor import paths
 from p3.doctor.door import STEP_TIMEOUT_S, TOKEN_BYTES
 from p3.doctor.examiner import MOST_BYTES

@@ -23,7 +23,7 @@ import sys
 import time
 from typing import Callable, Dict, Optional
 
-from p3.cluster import auth, channel
+from p3.cluster.connections import auth, channel
 from p3.cluster.node import address_beside, connect, connect_once, endpoint, resolve
 from p3.doctor import paths
 from p3.doctor.door import TOKEN_BYTES, Door

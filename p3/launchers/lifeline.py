@@ -13,7 +13,7 @@ import os
 import socket
 from typing import List, Optional
 
-from p3.cluster.strangers import source_of
+from p3.cluster.connections.strangers import source_of
 from p3.launchers.place import Place
 
 _GOOD = b"."

@@ -20,7 +20,7 @@ import sys
 import time
 from typing import List, Optional
 
-from p3.cluster import encryption
+from p3.cluster.connections import encryption
 from p3.cluster.execute import die_with, how_ended, worker_environment
 from p3.errors import ConfigError
 from p3.launchers import meeting, nodes

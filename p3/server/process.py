@@ -14,13 +14,13 @@ import time
 from typing import Dict, Optional
 
 from p3._core import P3Error, P3Server
-from p3.cluster.channel import cancel
+from p3.cluster.connections.channel import cancel
+from p3.cluster.connections.strangers import PACE_S
+from p3.cluster.connections.vans import DoorStep, Van, accept_workers, admit_workers, provide_for
 from p3.cluster.member import Member
 from p3.cluster.messages import columns, sendable
 from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
-from p3.cluster.strangers import PACE_S
-from p3.cluster.vans import DoorStep, Van, accept_workers, admit_workers, provide_for
 from p3.errors import ConfigError, RendezvousError
 from p3.plan.key_plan import KeyPlan
 from p3.server.options import validate

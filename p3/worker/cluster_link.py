@@ -9,11 +9,11 @@ from typing import Callable, List, Optional
 
 from p3._core import P3Worker
 from p3.cluster import messages
-from p3.cluster.channel import cancel
+from p3.cluster.connections.channel import cancel
+from p3.cluster.connections.vans import DoorStep, accept_workers, connect, provide_for
 from p3.cluster.member import Member
 from p3.cluster.node import Node, machine_id
 from p3.cluster.stragglers import report_late
-from p3.cluster.vans import DoorStep, accept_workers, connect, provide_for
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of

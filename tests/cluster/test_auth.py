@@ -5,7 +5,7 @@ import hmac
 
 import pytest
 
-from p3.cluster import auth
+from p3.cluster.connections import auth
 from p3.errors import AuthenticationError
 
 SECRET = b"0123456789abcdef"

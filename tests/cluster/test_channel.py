@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 
-from p3.cluster import channel
+from p3.cluster.connections import channel
 
 _TCP_CLOSE = 7  # netinet/tcp.h, the state after a reset
 

@@ -13,7 +13,8 @@ import sys
 import pytest
 from node_jobs import SOON_S, TRAIN, all_ended, assert_every_process_says, started
 
-from p3.cluster import auth, messages
+from p3.cluster import messages
+from p3.cluster.connections import auth
 
 # Trains round by round until it is told otherwise; the first line says that it is under way.
 TRAIN_FOR_EVER = """

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from p3.cluster import auth, channel, frames, member
+from p3.cluster import member
+from p3.cluster.connections import auth, channel, frames
 from p3.cluster.member import Member, _connect_to_scheduler
 from p3.cluster.node import listen
 from p3.cluster.scheduler import Scheduler

@@ -14,10 +14,10 @@ import pytest
 import strangers
 from processes import HELPERS, SECRET
 
-from p3.cluster import auth, channel
+from p3.cluster.connections import auth, channel
+from p3.cluster.connections.strangers import LINES, MAX_UNPROVED, Gate, reset, source_of
+from p3.cluster.connections.vans import DoorStep, accept_workers
 from p3.cluster.node import connect_once, listen
-from p3.cluster.strangers import LINES, MAX_UNPROVED, Gate, reset, source_of
-from p3.cluster.vans import DoorStep, accept_workers
 from p3.settings import Settings
 
 TRAIN = """

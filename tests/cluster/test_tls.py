@@ -12,7 +12,7 @@ import pytest
 from processes import HELPERS, ROOT
 from relay import Relay
 
-from p3.cluster import auth, channel, encryption
+from p3.cluster.connections import auth, channel, encryption
 from p3.errors import ProtocolError
 
 core = pytest.importorskip("p3._core", reason="the extension is not built")
@@ -57,7 +57,7 @@ def relays():
 SERVER_BEHIND_RELAY = """
 import sys
 sys.path.insert(0, %r)
-from p3.cluster import vans
+from p3.cluster.connections import vans
 from p3.cli import main
 from relay import Relay
 opened = vans.DoorStep.open.__func__

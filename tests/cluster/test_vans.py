@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from p3.cluster import auth, channel
+from p3.cluster.connections import auth, channel
+from p3.cluster.connections.vans import DoorStep, accept_workers, admit_workers, connect
 from p3.cluster.node import Node, machine_id
-from p3.cluster.vans import DoorStep, accept_workers, admit_workers, connect
 from p3.errors import RendezvousError
 from p3.settings import Settings
 

@@ -12,7 +12,8 @@ from pages import LAUNCHERS, block_with, blocks, output_of
 from processes import ROOT, Process, clean_environment
 
 from p3 import __version__, cli, settings
-from p3.cluster import frames, messages
+from p3.cluster import messages
+from p3.cluster.connections import frames
 from p3.cluster.placement import place, read_hostfile
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,9 +14,9 @@ import socket
 import time
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from p3.cluster import auth, channel, descriptors, encryption
+from p3.cluster.connections import auth, channel, descriptors, encryption
+from p3.cluster.connections.strangers import Gate
 from p3.cluster.node import Node, connect_once, listen_for_workers, machine_id, resolve
-from p3.cluster.strangers import Gate
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.settings import Settings
 

@@ -16,7 +16,8 @@ import socket
 import time
 from typing import Awaitable, Callable, List, Optional, Sequence, Tuple, TypeVar, Union
 
-from p3.cluster import auth, messages
+from p3.cluster import messages
+from p3.cluster.connections import auth
 from p3.errors import AuthenticationError, ProtocolError
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ import logging
 import socket
 from typing import Callable
 
-from p3.cluster import auth
-from p3.cluster.channel import until_ready
+from p3.cluster.connections import auth
+from p3.cluster.connections.channel import until_ready
 from p3.errors import ConfigError, ProtocolError
 from p3.settings import Settings
 
