@@ -52,7 +52,7 @@ test-torch: $(VENV)/with-torch
 	$(PYTEST) tests/torch
 
 test-ray: $(RAY_VENV)/ready
-	PYTHONPATH=$(CURDIR) $(RAY_VENV)/bin/python -m pytest tests/launchers/test_ray.py tests/launchers/test_ray_train.py
+	PYTHONPATH=$(CURDIR) $(RAY_VENV)/bin/python -m pytest tests/launch/test_ray.py tests/launch/test_ray_train.py
 
 # From the source archive, as anybody would build it; then with the libraries that a machine may lack.
 wheel: $(VENV)/ready

@@ -12,13 +12,13 @@ import sys
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
 
 from p3 import __version__, first_process
-from p3.cluster.execute import Launched
 from p3.errors import ConfigError, NotBuilt, RendezvousError
-from p3.launchers.options import add_options
+from p3.launch.execute import Launched
+from p3.launch.launchers.options import add_options
 from p3.settings import Settings
 
 if TYPE_CHECKING:
-    from p3.cluster.engines import Engine
+    from p3.launch.engines import Engine
 
 # Modules that add a command each. The processes of a job start without them.
 _MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.trace.command", "p3.measure.bench.command",
@@ -48,7 +48,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 def _run(options, settings: Settings, command: List[str]) -> int:
-    from p3.cluster import launch
+    from p3.launch.run import run
 
     if not command:
         raise ConfigError("p3 run needs the command to run, for example: p3 run -n 2 -s 2 python train.py")
@@ -62,7 +62,7 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
     settings = Settings.from_env(os.environ)
     worker_restarts = options.worker_restarts if settings.replaces_workers else 0
-    return launch.run(
+    return run(
         settings,
         _engine_of(options, settings),
         options.workers,
@@ -79,7 +79,7 @@ def _run(options, settings: Settings, command: List[str]) -> int:
 
 
 def _bounds(options):
-    from p3.cluster.elastic import Bounds
+    from p3.launch.elastic import Bounds
 
     least, most = options.min_workers or options.workers, options.max_workers or options.workers
     if options.min_workers is None and options.max_workers is None:
@@ -102,30 +102,30 @@ def _engine_of(options, settings: Settings) -> Callable[[], Engine]:
     if options.on == "ray":
         if options.hostfile:
             raise ConfigError("--on ray: Ray knows its nodes itself; leave out --hostfile")
-        from p3.cluster import ray_engine
+        from p3.launch.ray.engine import RayCluster, Wants
 
-        return functools.partial(ray_engine.RayCluster, settings, ray_engine.Wants(**on_ray))
+        return functools.partial(RayCluster, settings, Wants(**on_ray))
     if on_ray:
         raise ConfigError("p3 run: --cpus-per-worker, --gpus-per-worker and --room-timeout are for --on ray alone")
-    from p3.cluster.engines import Hosts
+    from p3.launch.engines import Hosts
 
     return functools.partial(Hosts, settings, _hosts_of(options))
 
 
 def _hosts_of(options):
     """As the hostfile has them now."""
-    from p3.cluster.placement import Host, read_hostfile
+    from p3.launch.placement import Host, read_hostfile
 
     return read_hostfile(options.hostfile) if options.hostfile else [Host("localhost")]
 
 
 def _exec(options, settings: Settings, command: List[str]) -> int:
-    from p3.cluster import execute
+    from p3.launch import execute
 
     if options.secret_stdin:
         return execute.supervise([sys.executable, *execute.p3_exec("--", *command)], options.silence)
     if settings.role is None:
-        from p3.launchers import adapters, place, supervise
+        from p3.launch.launchers import adapters, place, supervise
 
         adapter = place.find(adapters.ADAPTERS, os.environ, options.launcher)
         if adapter is not None:
@@ -133,7 +133,7 @@ def _exec(options, settings: Settings, command: List[str]) -> int:
         if adapters.outside_a_step(os.environ):
             raise ConfigError("p3 exec: this is Slurm's batch script itself; write srun p3 exec ... to start the tasks")
     elif settings.rank is None and "MX_CONFIG" in os.environ:
-        from p3.launchers import adapters
+        from p3.launch.launchers import adapters
 
         os.environ["P3_RANK"] = adapters.rank_of_mxjob(os.environ)
         settings = Settings.from_env(os.environ)

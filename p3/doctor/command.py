@@ -11,14 +11,14 @@ import json
 import os
 from typing import List, Optional, Tuple
 
-from p3.cluster.engines import Engine, Hosts
-from p3.cluster.placement import read_hostfile
 from p3.doctor import here, judgement
 from p3.doctor.rows import healthy, lines
 from p3.errors import ConfigError
-from p3.launchers.adapters import ADAPTERS
-from p3.launchers.options import add_options
-from p3.launchers.place import find
+from p3.launch.engines import Engine, Hosts
+from p3.launch.launchers.adapters import ADAPTERS
+from p3.launch.launchers.options import add_options
+from p3.launch.launchers.place import find
+from p3.launch.placement import read_hostfile
 from p3.measure.arguments import number
 from p3.measure.replay import models
 from p3.settings import Settings
@@ -84,7 +84,7 @@ def _start(options: argparse.Namespace, settings: Settings) -> dict:
     from p3.doctor import hosts
 
     if options.on == "ray":
-        from p3.cluster.ray_engine import RayCluster, Wants
+        from p3.launch.ray.engine import RayCluster, Wants
 
         engine: Engine = RayCluster(settings, Wants(timeout_s=options.timeout, timeout_option="--timeout"))
         count, remedy = options.nodes, "ray status; and P3 must be at the same path on %s"

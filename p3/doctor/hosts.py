@@ -9,10 +9,10 @@ import signal
 import sys
 from typing import Dict
 
-from p3.cluster.engines import Engine, Process
 from p3.cluster.node import listen_as_root
 from p3.doctor.examination import Examination
 from p3.errors import ConfigError
+from p3.launch.engines import Engine, Process
 from p3.settings import Settings
 
 _END_TIMEOUT_S = 5.0

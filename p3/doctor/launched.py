@@ -11,10 +11,10 @@ from typing import Optional
 from p3.doctor import examiner
 from p3.doctor.examination import Examination
 from p3.errors import ConfigError
-from p3.launchers import meeting
-from p3.launchers.adapters import TORCHRUN
-from p3.launchers.meeting import Met
-from p3.launchers.place import Adapter, Place
+from p3.launch.launchers import meeting
+from p3.launch.launchers.adapters import TORCHRUN
+from p3.launch.launchers.meeting import Met
+from p3.launch.launchers.place import Adapter, Place
 from p3.settings import Settings
 
 

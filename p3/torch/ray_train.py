@@ -2,8 +2,8 @@
 
 Before it calls the training function, Ray Train sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK,
 MASTER_ADDR and MASTER_PORT in each worker's environment, and opens torch's store there. It does not say how many nodes
-there are, and there is no secret. The workers agree on both through an actor (p3/cluster/ray_meeting.py); rank 0 makes
-the secret, and seals it for each of the others (ray_seal.py). The rest is torchrun.py's.
+there are, and there is no secret. The workers agree on both through an actor (p3/launch/ray/meeting.py); rank 0 makes
+the secret, and seals it for each of the others (seal.py there). The rest is torchrun.py's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 import threading
 from typing import Any, Dict, Mapping, Tuple
 
-from p3.cluster.ray_meeting import Meeting
-from p3.cluster.ray_seal import KeyPair
 from p3.errors import ConfigError, RendezvousError
+from p3.launch.ray.meeting import Meeting
+from p3.launch.ray.seal import KeyPair
 from p3.settings import Settings
 from p3.torch import torchrun
 from p3.worker.session import Session

@@ -1,10 +1,10 @@
 """A job started by torchrun, or by any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where that is
 all, the processes tell each other on which machine they are.
 
-torchrun starts workers alone; so the workers bring the rest, as p3.launchers has it. All meet at torch's own key-value
-store, at MASTER_PORT, which answers whoever asks. So the secret comes from P3_SECRET or P3_SECRET_FILE, alike on all
-hosts; on a single host the store tells the path of a file that only this user can read. A restart is a new job, perhaps
-with another number of workers.
+torchrun starts workers alone; so the workers bring the rest, as p3.launch.launchers has it. All meet at torch's own
+key-value store, at MASTER_PORT, which answers whoever asks. So the secret comes from P3_SECRET or P3_SECRET_FILE, alike
+on all hosts; on a single host the store tells the path of a file that only this user can read. A restart is a new job,
+perhaps with another number of workers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import subprocess
 import threading
 from typing import List, Mapping
 
-from p3.launchers import meeting, nodes
-from p3.launchers.adapters import TORCHRUN
-from p3.launchers.place import Place
-from p3.launchers.torch_store import StoreChannel
+from p3.launch.launchers import meeting, nodes
+from p3.launch.launchers.adapters import TORCHRUN
+from p3.launch.launchers.place import Place
+from p3.launch.launchers.torch_store import StoreChannel
 from p3.settings import Settings
 from p3.worker.session import Session
 

@@ -22,8 +22,8 @@ import os
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from p3._core import Completions, P3Error
-from p3.launchers.adapters import ADAPTERS
-from p3.launchers.place import warning_if_alone
+from p3.launch.launchers.adapters import ADAPTERS
+from p3.launch.launchers.place import warning_if_alone
 from p3.settings import Settings, in_job
 from p3.worker import key as keys_of_jobs
 from p3.worker import open_sessions

@@ -24,8 +24,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
 import numpy as np
 
 from p3._core import ROUND_FLOATS, P3Error
-from p3.cluster.execute import SAME_SIGNAL_S
 from p3.cluster.messages import sendable
+from p3.launch.execute import SAME_SIGNAL_S
 from p3.snapshots import files, tree
 from p3.snapshots.pace import Pace
 from p3.worker.key import Identity

@@ -330,7 +330,7 @@ def test_a_member_that_knows_the_secret_but_talks_nonsense_is_refused(make_clust
 
 def test_server_and_scheduler_load_neither_numpy_nor_mxnet(make_cluster):
     text = (
-        "import sys; import p3.cli, p3.cluster.execute, p3.cluster.scheduler, p3.server.process;"
+        "import sys; import p3.cli, p3.launch.execute, p3.cluster.scheduler, p3.server.process;"
         "print([name for name in ('numpy', 'mxnet', 'p3.mxnet.kvstore', 'p3.worker.session') if name in sys.modules])"
     )
     env = make_cluster().env()

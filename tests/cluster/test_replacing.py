@@ -14,12 +14,12 @@ from plugin_jobs import SCRIPTS, python
 from processes import QUICK_IMPORT, ROOT, Process, clean_environment
 
 from p3._core import TLS_BUILT_IN
-from p3.cluster.engines import Hosts
-from p3.cluster.launch import Launcher
-from p3.cluster.node import Node
-from p3.cluster.placement import Host, Task
 from p3.cluster.losses import Loss, Standing, infer
+from p3.cluster.node import Node
 from p3.errors import ConfigError, ProtocolError, RendezvousError
+from p3.launch.engines import Hosts
+from p3.launch.placement import Host, Task
+from p3.launch.run import Launcher
 from p3.settings import Settings
 from p3.snapshots import files
 from p3.worker.steps import Steps

@@ -14,7 +14,7 @@ from processes import ROOT, Process, clean_environment
 from p3 import __version__, cli, settings
 from p3.cluster import messages
 from p3.cluster.connections import frames
-from p3.cluster.placement import place, read_hostfile
+from p3.launch.placement import place, read_hostfile
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -1,6 +1,7 @@
-"""Which module of P3 imports which: none imports itself by way of others.
+"""Which module of P3 imports which: none imports itself by way of others, and no room does.
 
-Imports inside functions count, those for type checkers alone do not.
+Imports inside functions count, those for type checkers alone do not. A room is a folder of p3/; the modules beside the
+folders belong to none, as they are the ground and the roof of all.
 """
 
 import ast
@@ -55,6 +56,17 @@ def circle(graph):
     return path[path.index(path[-1]) :] if path else []
 
 
+def room_of(module):
+    return ".".join(module.split(".")[:2]) if module.count(".") > 1 or Path(ROOT, *module.split(".")).is_dir() else ""
+
+
+def between_rooms(graph):
+    between = {room_of(module): set() for module in graph}
+    for module, others in graph.items():
+        between[room_of(module)] |= {room_of(name) for name in others} - {room_of(module), "", "p3"}
+    return {room: others for room, others in between.items() if room not in ("", "p3")}
+
+
 def test_a_circle_is_found():
     assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     assert circle({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set()}) == ["b", "c", "b"]
@@ -64,3 +76,9 @@ def test_no_module_imports_itself_by_way_of_others():
     graph = imports()
     assert graph["p3.cli"], "no imports are seen"
     assert circle(graph) == []
+
+
+def test_no_room_imports_itself_by_way_of_others():
+    rooms = between_rooms(imports())
+    assert "p3.cluster" in rooms["p3.launch"], "no imports between rooms are seen"
+    assert circle(rooms) == []

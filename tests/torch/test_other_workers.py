@@ -11,7 +11,7 @@ import pytest
 from processes import HELPERS, ROOT, SECRET, Process, clean_environment
 
 from p3.errors import RendezvousError
-from p3.launchers.place import Place
+from p3.launch.launchers.place import Place
 from p3.settings import Settings
 from p3.snapshots import files, tree
 
@@ -102,7 +102,7 @@ def test_torchrun_goes_on_without_a_host_and_with_it_when_it_is_back(tmp_path, p
 
 
 def test_who_asks_hears_of_this_start_whatever_earlier_ones_have_left(monkeypatch):
-    from p3.launchers.torch_store import StoreChannel
+    from p3.launch.launchers.torch_store import StoreChannel
 
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # As torchrun has it: its agent serves the store, and each start of the workers finds it again.

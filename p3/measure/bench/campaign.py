@@ -16,13 +16,13 @@ import sys
 import time
 from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
+from p3.errors import ConfigError
+from p3.launch.engines import root_address
+from p3.launch.placement import read_hostfile
 from p3.measure.bench import curves, experiments, jobs, machine, results, runs, tables
 from p3.measure.bench.experiments import Configuration
-from p3.measure.bench.ssh_host import SshHost
 from p3.measure.bench.runs import Course, Site
-from p3.cluster.engines import root_address
-from p3.cluster.placement import read_hostfile
-from p3.errors import ConfigError
+from p3.measure.bench.ssh_host import SshHost
 from p3.measure.lab import transfer
 from p3.measure.lab.hosts import why_unavailable
 from p3.settings import Settings

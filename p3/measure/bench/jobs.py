@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from p3.launch.placement import source_path
 from p3.measure.bench.ssh_host import SshHost
-from p3.cluster.placement import source_path
 from p3.measure.replay.payloads import Compression
 from p3.mxnet import hooks
 

@@ -12,8 +12,8 @@ import os
 import sys
 from typing import List, Mapping, NamedTuple, Optional, Sequence
 
-from p3.cluster.execute import supervise
-from p3.cluster.placement import forwarded_environment, ssh_command
+from p3.launch.execute import supervise
+from p3.launch.placement import forwarded_environment, ssh_command
 from p3.settings import Settings
 
 

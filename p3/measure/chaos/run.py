@@ -21,11 +21,11 @@ import uuid
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
+from p3.launch.placement import source_path
 from p3.measure.bench.jobs import LocalHost
-from p3.measure.chaos.matrix import COMES_BACK, NEED_LAB, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
 from p3.measure.chaos.lab_ssh import LAB, host_of
+from p3.measure.chaos.matrix import COMES_BACK, NEED_LAB, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
 from p3.measure.chaos.strike import MARK, marked
-from p3.cluster.placement import source_path
 from p3.measure.lab import hosts
 
 DEADLINE_S, MXNET_DEADLINE_S = 100.0, 300.0  # a run that is not over by then hangs

@@ -33,7 +33,7 @@ import threading
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from p3.cluster.placement import source_path
+from p3.launch.placement import source_path
 
 TENTHS = 10
 SLACK_BYTES = 2 << 20

@@ -19,8 +19,8 @@ import torch.distributed
 
 from p3.cluster.node import machine_id
 from p3.errors import RendezvousError
-from p3.launchers.channels import Channel, read_private
-from p3.launchers.place import Place, counted
+from p3.launch.launchers.channels import Channel, read_private
+from p3.launch.launchers.place import Place, counted
 from p3.settings import Settings
 
 _ASK_AGAIN_S = 0.2

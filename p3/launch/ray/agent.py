@@ -16,7 +16,7 @@ import subprocess
 import sys
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from p3.cluster.ray_seal import KeyPair
+from p3.launch.ray.seal import KeyPair
 
 _LOOK_S = 0.5  # for the end of a process whose children hold its output open
 _CHUNK_BYTES = 1 << 16

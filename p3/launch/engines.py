@@ -1,7 +1,7 @@
 """What starts the processes of a job for `p3 run`, or the examiners of `p3 doctor`, and what it can do with each: the
-seam below launch.py and doctor/hosts.py.
+seam below run.py and doctor/hosts.py.
 
-`Hosts` is this machine and others over ssh; ray_engine.py is a Ray cluster. The scheduler is always a process on this
+`Hosts` is this machine and others over ssh; ray/engine.py is a Ray cluster. The scheduler is always a process on this
 host, which inherits its listening socket.
 """
 
@@ -13,14 +13,13 @@ import contextlib
 import os
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Union
 
-from p3.cluster.execute import ALIVE, Launched, how_ended, signal_group
 from p3.cluster.node import address_as_set, address_towards, is_loopback, loopback
-from p3.cluster.placement import (
+from p3.errors import ConfigError
+from p3.launch.execute import ALIVE, Launched, how_ended, signal_group
+from p3.launch.placement import (
     LOGGED_IN, Host, Task, local_command, local_environment, place, remote_command, with_room
 )  # fmt: skip
-from p3.errors import ConfigError
 from p3.settings import Settings
-
 
 # sshd drops some of more than 10 connections that have not logged in yet (MaxStartups 10:30:100).
 _LOGINS_AT_ONCE = 5

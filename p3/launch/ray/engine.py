@@ -1,7 +1,7 @@
 """`p3 run --on ray`: servers and workers as processes of a Ray cluster.
 
 Bundle i of one placement group holds worker i and server i, and Ray spreads the bundles over the nodes. In each there
-is an actor for the worker and one for the server (ray_agent.py), which starts the process, hands on its output, and
+is an actor for the worker and one for the server (agent.py), which starts the process, hands on its output, and
 takes it along when it ends. The scheduler stays beside `p3 run`, which runs on a node of the cluster. Everything in Ray
 belongs to this driver: if that is killed, Ray removes the group, and the actors with their processes.
 """
@@ -19,12 +19,13 @@ import sys
 import time
 from typing import Any, Awaitable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from p3.cluster import ray_agent, ray_seal
-from p3.cluster.engines import Engine, Process
-from p3.cluster.execute import p3_exec
 from p3.cluster.node import address_as_set
-from p3.cluster.placement import Host, Task, forwarded_environment, tasks_on
 from p3.errors import ConfigError
+from p3.launch.engines import Engine, Process
+from p3.launch.execute import p3_exec
+from p3.launch.placement import Host, Task, forwarded_environment, tasks_on
+from p3.launch.ray import agent as ray_agent
+from p3.launch.ray import seal as ray_seal
 from p3.settings import Settings
 
 try:

@@ -1,6 +1,6 @@
 """The launchers that P3 knows, and the variables by which each tells a process its place.
 
-A new one is one more entry, a row in tests/launchers/test_places.py, and a section of docs/launchers.md.
+A new one is one more entry, a row in tests/launch/test_places.py, and a section of docs/launchers.md.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import socket
 from typing import Mapping, Optional
 
 from p3.errors import ConfigError
-from p3.launchers import pmi
-from p3.launchers.place import Adapter, first_of
+from p3.launch.launchers import pmi
+from p3.launch.launchers.place import Adapter, first_of
 
 Env = Mapping[str, str]
 

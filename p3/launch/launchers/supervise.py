@@ -21,11 +21,11 @@ import time
 from typing import List, Optional
 
 from p3.cluster.connections import encryption
-from p3.cluster.execute import die_with, how_ended, worker_environment
 from p3.errors import ConfigError
-from p3.launchers import meeting, nodes
-from p3.launchers.lifeline import Lifeline
-from p3.launchers.place import Adapter, Place
+from p3.launch.execute import die_with, how_ended, worker_environment
+from p3.launch.launchers import meeting, nodes
+from p3.launch.launchers.lifeline import Lifeline
+from p3.launch.launchers.place import Adapter, Place
 from p3.settings import Settings
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)

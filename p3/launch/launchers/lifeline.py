@@ -14,7 +14,7 @@ import socket
 from typing import List, Optional
 
 from p3.cluster.connections.strangers import source_of
-from p3.launchers.place import Place
+from p3.launch.launchers.place import Place
 
 _GOOD = b"."
 

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from p3.errors import ConfigError, RendezvousError
-from p3.launchers import meeting
-from p3.launchers.channels import FileChannel
-from p3.launchers.place import Place
+from p3.launch.launchers import meeting
+from p3.launch.launchers.channels import FileChannel
+from p3.launch.launchers.place import Place
 from p3.settings import Settings
 
 

@@ -10,8 +10,8 @@ import pytest
 from processes import Process, clean_environment
 
 from p3.errors import ConfigError
-from p3.launchers import adapters, pmi
-from p3.launchers.place import counted, find, warning_if_alone
+from p3.launch.launchers import adapters, pmi
+from p3.launch.launchers.place import counted, find, warning_if_alone
 
 # As Slurm 22.05, Open MPI 4.1.4 and torchrun of torch 2.13 set them; those that P3 does not read are left out.
 SLURM = {

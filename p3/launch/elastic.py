@@ -12,9 +12,9 @@ import signal
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from p3.cluster.execute import signal_group
-from p3.cluster.placement import Host, ssh_command
-from p3.cluster.restarts import Cooling
+from p3.launch.execute import signal_group
+from p3.launch.placement import Host, ssh_command
+from p3.launch.restarts import Cooling
 from p3.settings import Settings
 
 log = logging.getLogger("p3.run")

@@ -5,9 +5,9 @@ import select
 
 import pytest
 
-from p3.launchers import lifeline
-from p3.launchers.lifeline import Lifeline
-from p3.launchers.place import Place
+from p3.launch.launchers import lifeline
+from p3.launch.launchers.lifeline import Lifeline
+from p3.launch.launchers.place import Place
 
 
 def line(local_rank, job):

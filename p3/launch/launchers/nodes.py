@@ -11,10 +11,10 @@ import subprocess
 import sys
 from typing import List, Mapping, NamedTuple, Optional
 
-from p3.cluster.execute import Launched, p3_exec
-from p3.cluster.placement import source_path
-from p3.launchers.meeting import Met
-from p3.launchers.place import Place
+from p3.launch.execute import Launched, p3_exec
+from p3.launch.launchers.meeting import Met
+from p3.launch.launchers.place import Place
+from p3.launch.placement import source_path
 
 
 class Node(NamedTuple):

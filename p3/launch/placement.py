@@ -8,9 +8,9 @@ import shlex
 import sys
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from p3.cluster.execute import Launched, p3_exec
 from p3.cluster.node import is_numeric
 from p3.errors import ConfigError
+from p3.launch.execute import Launched, p3_exec
 from p3.settings import Settings
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")

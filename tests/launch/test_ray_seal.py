@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from p3 import cli
-from p3.cluster import ray_seal
-from p3.cluster.ray_seal import KeyPair
+from p3.launch.ray import seal
+from p3.launch.ray.seal import KeyPair
 
 SECRET = "0123456789abcdef" * 4
 
@@ -27,7 +27,7 @@ def test_each_pair_seals_otherwise():
     assert len({KeyPair().seal(SECRET, there.public) for _ in range(4)} | {there.seal(SECRET, KeyPair().public)}) == 5
 
 
-@pytest.mark.parametrize("public", [0, 1, -5, ray_seal._PRIME - 1, ray_seal._PRIME, ray_seal._PRIME + 2])
+@pytest.mark.parametrize("public", [0, 1, -5, seal._PRIME - 1, seal._PRIME, seal._PRIME + 2])
 def test_a_number_that_would_make_the_key_known_is_refused(public):
     with pytest.raises(ValueError, match="public number is invalid"):
         KeyPair().seal(SECRET, public)
@@ -39,14 +39,14 @@ def test_the_group_is_that_of_rfc_7919():
     for divisor in range(1, 1000):
         term //= divisor
         scaled_e += term
-    assert ray_seal._PRIME == (1 << 3072) - (1 << 3008) + ((scaled_e >> 158) + 2625351 << 64) - 1
-    for prime in (ray_seal._PRIME, ray_seal._PRIME >> 1):
+    assert seal._PRIME == (1 << 3072) - (1 << 3008) + ((scaled_e >> 158) + 2625351 << 64) - 1
+    for prime in (seal._PRIME, seal._PRIME >> 1):
         assert pow(random.randrange(2, prime), prime - 1, prime) == 1
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not there
-    monkeypatch.delitem(sys.modules, "p3.cluster.ray_engine", raising=False)
+    monkeypatch.delitem(sys.modules, "p3.launch.ray.engine", raising=False)
     assert cli.main(["run", "--on", "ray", "-n", "1", "true"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("p3: --on ray: Ray is not installed for ") and said.endswith("-m pip install ray\n")

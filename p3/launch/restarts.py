@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Sequence, Tuple
 
-from p3.cluster.placement import Host
+from p3.launch.placement import Host
 
 REFUND_S = 600.0  # after which what was started again has shown that it is well: its restart is given back
 _DOUBLINGS = 5  # of a pause, at most

@@ -8,10 +8,10 @@ import pytest
 from processes import HELPERS, ROOT, Process, clean_environment
 from ssh_to_here import lose, processes_of
 
-from p3.cluster import elastic
-from p3.cluster.elastic import Bounds
-from p3.cluster.placement import Host
-from p3.cluster.restarts import Cooling
+from p3.launch import elastic
+from p3.launch.elastic import Bounds
+from p3.launch.placement import Host
+from p3.launch.restarts import Cooling
 from p3.settings import Settings
 
 ALPHA, BETA, PLAIN = Host("alpha", 2), Host("beta", 3), Host("gamma")

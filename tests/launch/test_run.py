@@ -18,11 +18,11 @@ import pytest
 from processes import ROOT, Process, clean_environment, is_running, wait_until, write_script
 
 from p3 import cli
-from p3.cluster.engines import root_address
-from p3.cluster.execute import worker_environment
-from p3.cluster.output import Output
-from p3.cluster.placement import Host, place, read_hostfile, remote_command
 from p3.errors import ConfigError
+from p3.launch.engines import root_address
+from p3.launch.execute import worker_environment
+from p3.launch.output import Output
+from p3.launch.placement import Host, place, read_hostfile, remote_command
 from p3.mxnet import hooks
 from p3.settings import Settings
 

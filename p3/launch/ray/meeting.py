@@ -19,7 +19,7 @@ class Meeting:
         self._all_are_here, self._rank_0_has_spoken = asyncio.Event(), asyncio.Event()
 
     async def join(self, rank: int, node: int, public: int) -> Dict[int, Tuple[int, int]]:
-        """Of each rank, its node and the public number of its KeyPair (ray_seal.py)."""
+        """Of each rank, its node and the public number of its KeyPair (seal.py)."""
         self._joined[rank] = node, public
         if len(self._joined) == self._size:
             self._all_are_here.set()

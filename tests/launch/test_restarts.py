@@ -8,8 +8,8 @@ from processes import HELPERS, PYTHONPATH, ROOT, Process, clean_environment
 from reached_by_ssh import ReachedBySsh
 from ssh_to_here import lose
 
-from p3.cluster.placement import Host, Task, moved, place, with_room
-from p3.cluster.restarts import REFUND_S, Budget, Cooling
+from p3.launch.placement import Host, Task, moved, place, with_room
+from p3.launch.restarts import REFUND_S, Budget, Cooling
 from p3.measure.lab.hosts import lab
 
 ALPHA, BETA, GAMMA = Host("alpha", 2), Host("beta", 3), Host("gamma")

@@ -14,9 +14,9 @@ from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from p3.cluster.node import address_as_set, address_towards, is_loopback, listen_as_root, loopback
 from p3.errors import ConfigError, RendezvousError
-from p3.launchers.adapters import TORCHRUN
-from p3.launchers.channels import Channel, FileChannel, Known
-from p3.launchers.place import Place
+from p3.launch.launchers.adapters import TORCHRUN
+from p3.launch.launchers.channels import Channel, FileChannel, Known
+from p3.launch.launchers.place import Place
 from p3.settings import Settings
 
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # RFC 5737, RFC 3849: no host has them, so the route is the default one
@@ -58,7 +58,7 @@ def arrange(
 
 def _channel(settings: Settings, place: Place, folder: str, env: Mapping[str, str]) -> Channel:
     if place.launcher == TORCHRUN.name:
-        from p3.launchers.torch_store import StoreChannel  # imports torch
+        from p3.launch.launchers.torch_store import StoreChannel  # imports torch
 
         return StoreChannel(settings, place, env)
     if settings.root_host is not None and settings.root_port is not None:

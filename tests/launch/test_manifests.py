@@ -11,7 +11,7 @@ import copy
 import pytest
 from processes import ROOT
 
-from p3.launchers.adapters import KUBERNETES
+from p3.launch.launchers.adapters import KUBERNETES
 from p3.settings import Settings
 
 yaml = pytest.importorskip("yaml", reason="no PyYAML here: pip install '.[test]'")

@@ -12,7 +12,7 @@ import codecs
 import sys
 from typing import Dict, Optional, TextIO
 
-from p3.cluster.writer import Writer
+from p3.launch.writer import Writer
 
 _MAX_LINE_CHARACTERS = 1 << 16  # a longer one is broken
 _MAX_UNWRITTEN_BYTES = 1 << 16  # beyond that, processes with more to say have to wait

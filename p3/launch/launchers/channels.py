@@ -16,7 +16,7 @@ import time
 from typing import Optional
 
 from p3.errors import ConfigError, RendezvousError
-from p3.launchers.place import Place
+from p3.launch.launchers.place import Place
 from p3.settings import Settings
 
 _LOOK_S = 0.1  # from one look for a file to the next

@@ -21,15 +21,15 @@ import sys
 import time
 from typing import Awaitable, Callable, Dict, List, Optional, Sequence, Set
 
-from p3.cluster import elastic
 from p3.cluster.connections import descriptors, encryption
-from p3.cluster.engines import Engine, Hosts, Process, start_here
-from p3.cluster.execute import SAME_SIGNAL_S, signal_name
 from p3.cluster.node import listen_as_root
-from p3.cluster.output import Output, Source
-from p3.cluster.placement import Host, Task, moved
-from p3.cluster.restarts import Budget, Cooling
 from p3.errors import ConfigError
+from p3.launch import elastic
+from p3.launch.engines import Engine, Hosts, Process, start_here
+from p3.launch.execute import SAME_SIGNAL_S, signal_name
+from p3.launch.output import Output, Source
+from p3.launch.placement import Host, Task, moved
+from p3.launch.restarts import Budget, Cooling
 from p3.settings import Settings
 
 log = logging.getLogger("p3.run")
