@@ -12,7 +12,6 @@ from p3.doctor import examiner
 from p3.doctor.examination import Examination
 from p3.errors import ConfigError
 from p3.launch.launchers import meeting
-from p3.launch.launchers.adapters import TORCHRUN
 from p3.launch.launchers.meeting import Met
 from p3.launch.launchers.place import Adapter, Place
 from p3.settings import Settings
@@ -23,7 +22,7 @@ def examine(
 ) -> Optional[dict]:
     """To rank 0 what examination.py tells; to the others None, at its end. `folder`: where processes meet. `timeout_s`:
     until a machine's examiner has come. Errors as meet() and examiner.examine() have them."""
-    if place.local_rank > 0 and place.launcher != TORCHRUN.name:  # at torch's store, all have to ask
+    if place.local_rank > 0 and not place.store:  # at torch's store, all have to ask
         return None
     with meeting.arrange(settings, place, folder, os.environ) as (channel, place, address):
         if place.machines == 1:

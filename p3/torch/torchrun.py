@@ -37,7 +37,7 @@ def open_session(env: Mapping[str, str]) -> Session:
     channel = StoreChannel(chosen, TORCHRUN.place(env), env)
     place = channel.place
     try:
-        met = meeting.meet(chosen, place, channel, env["MASTER_ADDR"])
+        met = meeting.meet(chosen, place, channel, place.store)
         children = [node.process for node in _start_nodes(place, met, env)]
         atexit.register(_wait_for, children, chosen.wait_timeout_s)  # before the session's: so it is called after that
         env = {**env, **met.variables, "DMLC_ROLE": "worker", "P3_RANK": str(place.rank)}

@@ -159,6 +159,7 @@ def test_ranks_that_are_told_nothing_of_machines_are_placed_once_they_have_count
     alone = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     assert place(alone)[:7] == place(dict(alone, LOCAL_RANK="1"))[:7] == ("torchrun", 3, 4, 0, None, 0, "")
     assert counted(place(alone), ["a", "b", "a", "b"])[:7] == ("torchrun", 3, 4, 1, 2, 2, "1")
+    assert counted(place(alone), ["a", "b", "a", "b"]).store == place(TORCHRUN).store == "10.0.0.5"
     with pytest.raises(ConfigError, match="RANK=three"):
         place(dict(alone, RANK="three"))
 

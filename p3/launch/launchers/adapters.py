@@ -93,6 +93,7 @@ TORCHRUN = Adapter(
     machine="GROUP_RANK",
     places=("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     job=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    store="MASTER_ADDR",
 )
 
 # The manifest says how many pods there are and where the first one is: DMLC_NUM_WORKER, and DMLC_PS_ROOT_URI and _PORT.

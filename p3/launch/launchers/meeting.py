@@ -14,7 +14,6 @@ from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from p3.cluster.node import address_as_set, address_towards, is_loopback, listen_as_root, loopback
 from p3.errors import ConfigError, RendezvousError
-from p3.launch.launchers.adapters import TORCHRUN
 from p3.launch.launchers.channels import Channel, FileChannel, Known
 from p3.launch.launchers.place import Place
 from p3.settings import Settings
@@ -37,7 +36,7 @@ def arrange(
     found; RendezvousError if torch's store cannot be reached."""
     channel = _channel(settings, place, folder, env)
     place = channel.place or place
-    address = env["MASTER_ADDR"] if place.launcher == TORCHRUN.name else address_of_rank_0(settings, place)
+    address = place.store or address_of_rank_0(settings, place)
 
     def leave(number: int, _frame: object) -> None:
         withdraw()
@@ -57,7 +56,7 @@ def arrange(
 
 
 def _channel(settings: Settings, place: Place, folder: str, env: Mapping[str, str]) -> Channel:
-    if place.launcher == TORCHRUN.name:
+    if place.store:
         from p3.launch.launchers.torch_store import StoreChannel  # imports torch
 
         return StoreChannel(settings, place, env)

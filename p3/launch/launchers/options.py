@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from p3.launch.launchers.adapters import ADAPTERS
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
-        choices=("slurm", "openmpi", "mpich", "torchrun", "kubernetes"),
+        choices=[adapter.name for adapter in ADAPTERS],
         help="the launcher that places the workers, if the variables of several are set",
     )
     parser.add_argument(

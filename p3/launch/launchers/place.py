@@ -22,6 +22,7 @@ class Place(NamedTuple):
     machine: str  # alike on the processes of one machine, and on no others of the job
     job: str  # no other job of this user has that name, nor has another attempt at this one; "": it has none
     gateway: str = ""  # an address of the launcher's own host, if it says so
+    store: str = ""  # the address of torch's store, where the processes meet; "": elsewhere, as channels.py has it
 
 
 def counted(place: Place, machines: Sequence[str]) -> Place:
@@ -49,6 +50,7 @@ class Adapter:
     machine: Reader
     job: Tuple[Reader, ...]  # together they name one attempt at one job
     gateway: Reader = lambda env: None
+    store: Reader = lambda env: None
     places: Tuple[str, ...] = ()  # variables; unless it sets all of them, the processes count their machines
     may_count: bool = False  # DMLC_NUM_SERVER says the number of machines, if nothing else does
     threads: Reader = lambda env: None  # the processors that it has given to this process alone
@@ -60,8 +62,9 @@ class Adapter:
         """ConfigError that names the variable, if the launcher does not say something, or something that cannot be."""
         size, rank = self._number(env, "size", self.size, 1), self._number(env, "rank", self.rank)
         job = "%s-%s" % (self.name, _digest([_read(reader, env) or "" for reader in self.job])) if self.job else ""
+        store = _read(self.store, env) or ""
         if not all(env.get(name) for name in self.places) and rank < size:
-            return Place(self.name, rank, size, 0, None, 0, "", job)
+            return Place(self.name, rank, size, 0, None, 0, "", job, store=store)
         local_size = _read(self.local_size, env) and self._number(env, "local size", self.local_size, 1)
         place = Place(
             self.name,
@@ -73,6 +76,7 @@ class Adapter:
             self._text(env, "machine", self.machine),
             job,
             _read(self.gateway, env) or "",
+            store,
         )
         if not (place.rank < place.size and place.local_rank < (local_size or place.size) <= place.size
                 and place.machines <= place.size):  # fmt: skip
