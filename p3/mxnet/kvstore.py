@@ -151,7 +151,7 @@ class P3KVStore(mx.kvstore.KVStore):
         alpha: the share of all rows that a worker pushed, on average; union_density: the share that any worker pushed;
         and the counters behind them (p3/worker.h).
         snapshots: how many of this job were taken and how many failed.
-        order: how well priorities have foreseen the order in which forward passes use the keys: see p3/worker/order.py.
+        order: how well priorities have foreseen the order in which forward passes use the keys (p3/frontend/order.py).
         With servers=True each server is asked for its own counters (p3/node.h, and cpu_s), under servers[n]["itself"],
         and for late_s: of each worker, how long after the first push of a round its last one came, in the mean of the
         last rounds (workers of one machine, who push as one, are equally late). That takes a round trip through the

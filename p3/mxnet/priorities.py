@@ -2,8 +2,8 @@
 
 Setting P3_PRIORITY:
   auto    the order of first use in the forward pass, as rank 0 sees it (others use their own until they hear of it);
-          it follows passes that change (p3/worker/order.py). Keys that no Gluon block uses come after, by the caller's
-          priority. The caller's alone where nothing was seen.
+          it follows passes that change (p3/frontend/order.py). Keys that no Gluon block uses come after, by the
+          caller's priority. The caller's alone where nothing was seen.
   caller  what push and pushpull were given.
   index   the key's number, as the paper has it; keys that are strings, in the order in which they were initialised.
   off     none: slices leave in the order of their pushes. To see what priorities are worth.
@@ -12,8 +12,8 @@ Larger is sooner; equals leave in the order of their pushes.
 
 from typing import NamedTuple
 
+from p3.frontend.order import Order
 from p3.mxnet import forward_order
-from p3.worker.order import Order
 
 # Ranges that keep every engine priority within 32 bits, and keys without a position behind all that have one.
 _CALLER_LIMIT = 1 << 19
@@ -36,7 +36,6 @@ class Priorities:
         self._mode = mode
         self._keys = []
         self._order = Order(session, store)
-        self._positions = {}  # key's id -> position in the order that is in force
         self._step = 0, 0  # the first use in the last step that was looked at, and what came behind it
         self._seen = None  # forward_order.uses and order_version at the last look; None: look again
         self._parameters = {}
@@ -111,10 +110,10 @@ class Priorities:
                 self._seen = None
 
     def _found(self, key, caller):
-        position = self._positions.get(key.id)
-        if position is not None:
-            return -position
-        return _UNSEEN + caller if self._positions else caller
+        place = self._order.place(key.id, _CALLER_LIMIT)
+        if place < _CALLER_LIMIT:
+            return -place
+        return _UNSEEN + caller if self._order.names else caller
 
     def _look(self):
         """Follows what the step's forward pass has used, at its first push, and at others if more is known by then."""
@@ -127,9 +126,7 @@ class Priorities:
             self._step = self._step[1], forward_order.uses
         used = [(forward_order.position(key.parameter), key.index, key.id) for key in self._keys if key.parameter]
         used = sorted(entry for entry in used if entry[0] is not None and entry[0] >= self._step[0])
-        if self._order.follow([name for _, _, name in used], again):
-            names = self._order.names[:_CALLER_LIMIT]
-            self._positions = {name: position for position, name in enumerate(names)}
+        self._order.follow([name for _, _, name in used], again)
 
 
 def _owner_of(arrays):

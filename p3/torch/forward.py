@@ -1,6 +1,6 @@
 """Where in the forward pass a parameter's new value is waited for: in the module that owns it, just before that runs.
 
-The order in which modules run gives the priorities, which follow it if it changes (p3/worker/order.py). A parameter
+The order in which modules run gives the priorities, which follow it if it changes (p3/frontend/order.py). A parameter
 whose own module never ran, as its weight is used from elsewhere (the out_proj of MultiheadAttention, a method other
 than forward), is waited for at the nearest module around it that did; where none did, as the script calls no forward
 of the model but methods of its own, at whatever module runs first in a step. A compiled module waits for all of its
@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
+from p3.frontend.order import Order
 from p3.torch import job
 from p3.torch.parameter import Parameter
-from p3.worker.order import Order
 
 log = logging.getLogger("p3.torch")
 
@@ -124,9 +124,8 @@ class Forward(job.Held):
             if parameter not in self._unused or parameter in self._own[module]
         )
         if self._order.follow(list(used)):
-            places = {name: place for place, name in enumerate(self._order.names)}
             for parameter in self._parameters.values():
-                parameter.priority = -places.get(parameter.name, len(self._parameters))
+                parameter.priority = -self._order.place(parameter.name, len(self._parameters))
 
     def end_step(self) -> None:
         """No forward pass of this step follows: who waits for what from now on. Before what is left of its gradients

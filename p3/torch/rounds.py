@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Opti
 import torch
 
 from p3.errors import ConfigError
+from p3.frontend.order import Order
 from p3.settings import Settings
 from p3.torch import job, pending, rules, snapshots, staging, states
 from p3.torch.arrays import on_host
@@ -28,7 +29,6 @@ from p3.torch.requirements import require_parameters, require_same_parameters
 from p3.torch.scaling import Scaling
 from p3.worker import dgc, partitions
 from p3.worker.key import Key
-from p3.worker.order import Order
 
 log = logging.getLogger("p3.torch")
 

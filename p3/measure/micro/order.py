@@ -1,8 +1,8 @@
 """`p3 bench order`: whether priorities follow forward passes that use their layers in another order in each step.
 
 For each way in which the order may change: the share of pairs of layers that a step uses in the order that was
-foreseen, by the first step's order (with what came later behind it) and by the order in force (p3/worker/order.py), and
-how many orders rank 0 has announced. Nothing is timed: the figures are the same on every machine.
+foreseen, by the first step's order (with what came later behind it) and by the order in force (p3/frontend/order.py),
+and how many orders rank 0 has announced. Nothing is timed: the figures are the same on every machine.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import itertools
 import random
 from typing import Callable, Dict, Iterator, List, Optional, Sequence
 
+from p3.frontend.order import Order
 from p3.measure.arguments import number
 from p3.settings import Settings
-from p3.worker.order import Order
 from p3.worker.session import Session
 
 LAYERS = 20

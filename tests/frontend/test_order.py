@@ -8,7 +8,7 @@ import pytest
 from p3.settings import Settings
 
 pytest.importorskip("p3._core", reason="the extension is not built")
-from p3.worker.order import Order, merged, share_in_order
+from p3.frontend.order import Order, merged, share_in_order
 from p3.worker.session import Session
 
 

@@ -2,7 +2,7 @@
 
     order = Order(session, store)
     if order.follow(used):      # once a forward pass has ended: what it used, by first use
-        ...                     # order.names has changed: what the next pass is expected to use, the first one first
+        ...                     # order.place() has changed: where the next pass is expected to use each
 
 The first pass gives the order, and a key that comes later takes its place behind the one that was used before it. Where
 passes differ, the order as the last one had it is tried beside the one in force, and takes over once it has been right
@@ -69,6 +69,7 @@ class Order:
 
     def __init__(self, session: Session, store: int) -> None:
         self.names: List[Name] = []  # in force
+        self._places: Dict[Name, int] = {}  # of those, from 0 on
         self._session, self._store = session, store
         self._used: List[Name] = []  # by the last pass
         self._known: Set[Name] = set()  # used by any
@@ -103,8 +104,13 @@ class Order:
             self._session.announce_order(self._store, self.names)  # if this is rank 0
         if self.names == before:
             return False
+        self._places = {name: place for place, name in enumerate(self.names)}
         self._orders += 1
         return True
+
+    def place(self, name: Name, unknown: int) -> int:
+        """Where the next pass is expected to use it, from 0 on: the negative of a priority. `unknown` if no pass is."""
+        return self._places.get(name, unknown)
 
     def stats(self) -> Dict[str, float]:
         """orders: how many have been in force, each of which rank 0 has announced; passes: forward passes since the

@@ -1,0 +1,4 @@
+"""What the front ends have in common, over a Session (p3/worker/session.py): none of it knows a framework.
+
+    order       in which order forward passes use the keys: how urgent each gradient is
+"""
