@@ -12,6 +12,7 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from p3._core import Completions
+from p3.frontend import waiting
 from p3.mxnet import key_beginnings
 from p3.mxnet.keys import DenseKey
 from p3.mxnet.row_keys import ServerRowKey
@@ -20,7 +21,6 @@ _NEEDS_UPDATE = (
     "join: this store hands its sums to the script, which must apply those of the others' steps as well: call "
     "join(update=lambda store: trainer.update(batch_size))"
 )
-_LOOK_UP_S = 0.5  # so often a script that waits here can be interrupted
 
 
 class DroppedStore:
@@ -77,11 +77,7 @@ def _serve_others(session, stores, update):
     skip(range(len(keys)))
     still_pushed = len(keys)
     while still_pushed:
-        completed = completions.next(_LOOK_UP_S)
-        session.check()
-        if completed is None:
-            continue
-        number, updated = completed
+        number, updated = waiting.next_of(session, completions)
         store, entry = keys[number]
         if not updated:
             still_pushed -= 1

@@ -16,11 +16,9 @@ import numpy as np
 from mxnet.base import MXNetError
 
 from p3._core import Completions
+from p3.frontend import waiting
 from p3.mxnet.optimizer_descriptions import begin_behind
 from p3.snapshots import tree
-from p3.worker.control import Patience
-
-_LOOK_UP_S = 0.5  # so often a failure of the job is noticed
 
 
 def _to_mxnet(array, stype="default"):
@@ -72,12 +70,8 @@ def take(stores, round, state, trainers):
 
 
 def _wait(session, completions, count):
-    patience = Patience(session)
-    while count:
-        session.check()
-        if completions.next(_LOOK_UP_S) is not None:
-            count -= 1
-        elif patience.left_s() <= 0:
+    for _ in range(count):
+        if waiting.next_of(session, completions, session.wait_timeout_s) is None:
             raise TimeoutError("%s: waited %g s for the copies of a snapshot" % (session.label, session.wait_timeout_s))
 
 

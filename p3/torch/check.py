@@ -12,7 +12,7 @@ from typing import Callable, Dict
 import numpy as np
 import torch
 
-from p3.torch import job
+from p3.frontend import waiting
 from p3.torch.arrays import on_host
 from p3.torch.parameter import Parameter
 from p3.worker.session import Session
@@ -26,7 +26,7 @@ class Check:
         self.stores = [session.new_store()] if every else []
         if every:
             self._key = session.declare("digests", (len(parameters),), "int64", self.stores[0])
-            job.from_rank_0(session, self._key, np.zeros(len(parameters), np.int64))
+            waiting.from_rank_0(session, self._key, np.zeros(len(parameters), np.int64))
 
     def after_step(self, land: Callable[[], None]) -> None:
         """RuntimeError if a parameter is not the same on all workers. `land` waits for all new values."""

@@ -13,7 +13,8 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 import torch
 
-from p3.torch import job, rules
+from p3.frontend import waiting
+from p3.torch import rules
 from p3.torch.arrays import as_bytes
 from p3.torch.forward import named_buffers
 from p3.torch.frozen import Frozen
@@ -33,14 +34,14 @@ class Control:
         self._number = session.declare("number", (1,), "float64", store)
         self._frozen = Frozen(session, models, store)
         self._one, self._sum = np.ones(1, np.float32), np.zeros(1, np.float32)
-        job.from_rank_0(session, self._steps, self._sum)
-        job.from_rank_0(session, self._number, np.zeros(1))
+        waiting.from_rank_0(session, self._steps, self._sum)
+        waiting.from_rank_0(session, self._number, np.zeros(1))
         self._counting: List[Any] = []  # rounds under way
 
     def broadcast(self) -> None:
         """Buffers and frozen parameters of rank 0, on every worker at the same point. Waits for them."""
         if self._sizes:
-            self.take(torch.from_numpy(job.from_rank_0(self._session, self._values, self.values().numpy())))
+            self.take(torch.from_numpy(waiting.from_rank_0(self._session, self._values, self.values().numpy())))
         self._frozen.broadcast()
 
     def values(self) -> torch.Tensor:
@@ -96,12 +97,12 @@ class Control:
 
     def wait_for_rank_0(self) -> None:
         """Every worker at the same point: none goes on before rank 0 is here, which waits for nobody."""
-        job.from_rank_0(self._session, self._number, np.zeros(1))
+        waiting.from_rank_0(self._session, self._number, np.zeros(1))
 
     def anyone_steps(self) -> bool:
         """In join(): takes no part in the next step, and waits until it is known whether any other worker does."""
         operation = self._session.skip(self._steps, self._sum, _LAST)
-        job.wait(self._session, operation)  # the others may take their time; a failure ends the wait
+        waiting.wait(self._session, operation)  # the others may take their time; a failure ends the wait
         return operation.updated
 
 

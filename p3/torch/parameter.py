@@ -19,7 +19,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Union
 import torch
 
 from p3._core import NO_SCALARS
-from p3.torch import job, pending, rules
+from p3.frontend import waiting
+from p3.torch import pending, rules
 from p3.torch.arrays import DTYPES, bits, flat, in_memory_order, integers, like, other_holders, shape_in_memory
 
 # Each push wakes the sender, which may take the training thread's core. Most parameters are as small as a bias.
@@ -429,7 +430,7 @@ class Parameter:
     def _wait(self, operation) -> None:
         timeout_s = self._session.wait_timeout_s
         self._session.flush()
-        if not job.wait(self._session, operation, timeout_s):
+        if not waiting.wait(self._session, operation, timeout_s):
             raise TimeoutError(
                 "%s: waited %g s for a new value of %s; another worker is slow or stuck (P3_WAIT_TIMEOUT_S)"
                 % (self._session.label, timeout_s, self.name)

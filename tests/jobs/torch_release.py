@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import p3.torch
+from p3.frontend import waiting
 from p3.torch import job
 
 
@@ -164,7 +165,7 @@ def of_rank_0(array):
     session = job.current()
     store = session.new_store()
     key = session.declare("compared", array.shape, "float32", store)
-    value = job.from_rank_0(session, key, array)
+    value = waiting.from_rank_0(session, key, array)
     session.release(store)
     return value
 
