@@ -1,5 +1,6 @@
 """What the front ends have in common, over a Session (p3/worker/session.py): none of it knows a framework.
 
     order       in which order forward passes use the keys: how urgent each gradient is
+    rounds      the rounds of one key: when one may begin, whose result is waited for, also with staleness
     waiting     how a script waits for its job
 """

@@ -239,7 +239,7 @@ def test_a_round_begins_when_the_value_before_has_left_the_host_array(late, monk
     out, queued = late()._out, late()._out.queued
     with held(late()._back):
         step(model, optimizer)
-        session.wait([parameter._operation for parameter in optimizer._p3._parameters.values()])
+        session.wait([parameter._under_way.operation for parameter in optimizer._p3._parameters.values()])
         sent = session.counters()["slices_sent"]
         step(model, optimizer)  # the copy of the value before to the device is not done
         wait_until(lambda: out.queued == queued + 2 * 2 * 5)
