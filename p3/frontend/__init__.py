@@ -2,5 +2,7 @@
 
     order       in which order forward passes use the keys: how urgent each gradient is
     rounds      the rounds of one key: when one may begin, whose result is waited for, also with staleness
+    steps       how many workers take each step, and join() of one that has no batches left
+    snapshots   of trainers, as an optimizer or a model's weights, which they say of themselves
     waiting     how a script waits for its job
 """

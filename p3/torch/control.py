@@ -1,8 +1,7 @@
 """What the workers of one optimizer share besides its parameters: first values, and the count of steps.
 
 Small keys of a store of their own. "values" has the bytes of all buffers, which rank 0 gives all workers; parameters
-that no optimizer has come in their own way (frozen.py). "steps" has a round for each step of the optimizer: its sum is
-how many workers took the step, so a worker in join() learns that nobody does any more.
+that no optimizer has come in their own way (frozen.py). Steps are counted as in every front end (p3/frontend/steps.py).
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 import torch
 
-from p3.frontend import waiting
+from p3.frontend import steps, waiting
 from p3.torch import rules
 from p3.torch.arrays import as_bytes
 from p3.torch.forward import named_buffers
 from p3.torch.frozen import Frozen
 from p3.worker.session import Session
-
-_LAST = -(1 << 19)  # behind every gradient
 
 
 class Control:
@@ -30,13 +27,10 @@ class Control:
         self._sizes = {name: _bytes(tensor) for name, tensor in named_buffers(models)}
         self.store = store = session.new_store()
         self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
-        self._steps = session.declare("steps", (1,), "float32", store)
+        self.steps = steps.Steps(session, store)
         self._number = session.declare("number", (1,), "float64", store)
         self._frozen = Frozen(session, models, store)
-        self._one, self._sum = np.ones(1, np.float32), np.zeros(1, np.float32)
-        waiting.from_rank_0(session, self._steps, self._sum)
         waiting.from_rank_0(session, self._number, np.zeros(1))
-        self._counting: List[Any] = []  # rounds under way
 
     def broadcast(self) -> None:
         """Buffers and frozen parameters of rank 0, on every worker at the same point. Waits for them."""
@@ -72,16 +66,8 @@ class Control:
                 begin = end
 
     def count_step(self, groups: Sequence[Dict[str, Any]]) -> None:
-        """`groups`: the optimizer's. The servers compare their learning rates and weight decays, whoever updates: else
-        workers whose schedulers look at a loss of their own would drift apart."""
-        lr, wd = (sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay"))
-        operation = self._session.pushpull(self._steps, self._one, self._sum, _LAST, lr, wd)
-        self._counting = [*(one for one in self._counting if not one.done), operation]
-
-    def finish(self) -> None:
-        """Until all steps have been counted."""
-        self._session.wait(self._counting)
-        self._counting = []
+        """`groups`: the optimizer's."""
+        self.steps.count(*(sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay")))
 
     def mean(self, number: Any) -> Any:
         """Of what every worker gives at the same point; None for a closure that returns none. Waits for it."""
@@ -89,7 +75,7 @@ class Control:
             number = number.detach()
         value = np.array([math.nan if number is None else float(number)])  # others may have one, and wait for this
         total = np.empty_like(value)
-        self._session.wait([self._session.pushpull(self._number, value, total, _LAST)])
+        self._session.wait([self._session.pushpull(self._number, value, total, steps.LAST)])
         mean = total[0] / self._session.num_workers
         if isinstance(number, torch.Tensor):
             return torch.tensor(mean, dtype=number.dtype, device=number.device)
@@ -98,12 +84,6 @@ class Control:
     def wait_for_rank_0(self) -> None:
         """Every worker at the same point: none goes on before rank 0 is here, which waits for nobody."""
         waiting.from_rank_0(self._session, self._number, np.zeros(1))
-
-    def anyone_steps(self) -> bool:
-        """In join(): takes no part in the next step, and waits until it is known whether any other worker does."""
-        operation = self._session.skip(self._steps, self._sum, _LAST)
-        waiting.wait(self._session, operation)  # the others may take their time; a failure ends the wait
-        return operation.updated
 
 
 def _number(value: Any) -> float:

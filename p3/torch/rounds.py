@@ -15,9 +15,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Opti
 import torch
 
 from p3.errors import ConfigError
+from p3.frontend import snapshots
 from p3.frontend.order import Order
 from p3.settings import Settings
-from p3.torch import job, pending, rules, snapshots, staging, states
+from p3.torch import job, pending, rules, staging, states
 from p3.torch.arrays import on_host
 from p3.torch.check import Check
 from p3.torch.comparisons import Comparisons
@@ -37,7 +38,7 @@ log = logging.getLogger("p3.torch")
 _WATCHED_STEPS, _WATCHED_AGAIN = 3, 64
 
 
-class Rounds(job.Held):
+class Rounds(job.Held, snapshots.Trainer):
     """What stands between one optimizer and the job."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
@@ -100,7 +101,7 @@ class Rounds(job.Held):
                 _ZeroGrad(model, self).undo,
             ]
         self._unreleased = [*self._stores, self._control.store, *self._check.stores]
-        self._start(snapshots.add(self))
+        self._start(snapshots.add(session, self, self._stores))
 
     @property
     def parameters(self) -> Iterable[Parameter]:
@@ -108,11 +109,6 @@ class Rounds(job.Held):
 
     def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
         """First values for all; `resumed`: what own_state() gave for the snapshot that the job has resumed from."""
-        for number, store in enumerate(self._stores):
-            if resumed is None:
-                self._session.snapshots.forget(store)
-            else:
-                self._session.snapshots.continue_store(store, resumed["stores"][number])
         if resumed is not None:
             self._scaling.resume(resumed.get("loss_scale"))
             self._loaded = None
@@ -132,12 +128,11 @@ class Rounds(job.Held):
     def order_stats(self) -> Dict[str, float]:
         return {} if self._order is None else self._order.stats()
 
-    def keys(self) -> List[Key]:
-        """Those that a snapshot has the servers copy."""
+    def keys_to_capture(self) -> List[Key]:
         return [parameter.key for parameter in self._parameters.values()]
 
     def own_state(self) -> Dict[str, Any]:
-        """What a snapshot cannot have from the servers. Where the workers update, it waits for the step under way."""
+        """Where the workers update, it waits for the step under way."""
         if self._updates_here:
             self._land()
         self._scaling.settle()
@@ -514,15 +509,8 @@ class Rounds(job.Held):
             raise ValueError("join() cannot follow steps with a closure, which may compute many gradients in one step")
         self._begin()
         self._land()
-        while True:
-            for parameter in self._parameters.values():
-                parameter.skip()
-                parameter.end_step()
-            is_taken = self._control.anyone_steps()
-            if not is_taken:
-                for parameter in self._parameters.values():
-                    parameter.take_last()
-                return self._land()
+
+        def follow() -> None:
             if self._is_synchronous:
                 self._take_mean_gradients()
                 self._clip()
@@ -532,6 +520,8 @@ class Rounds(job.Held):
             self._check.after_step(self._land)
             if after_step is not None:
                 after_step()
+
+        self._control.steps.serve_others(self._parameters.values(), follow)
 
     # The end
 
@@ -554,7 +544,7 @@ class Rounds(job.Held):
         if not self._updates_here:
             self._optimizer.state.update(self._states())
         self._comparisons.finish()
-        self._control.finish()
+        self._control.steps.finish()
         while self._unreleased:  # all that are left, if a call before has not come to its end
             self._session.release(self._unreleased[-1])
             store = self._unreleased.pop()

@@ -1,0 +1,89 @@
+"""Snapshots of a job whose values all go through sessions: of its trainers, as an optimizer or a model's weights.
+
+The servers' copies are the values of all keys, with the optimizer's state where the servers update. What is left, each
+worker writes into its own part: its script's state, and what its trainers know themselves. A trainer takes the rest
+back when it is made again. Trainers are made in one order on all workers, which is how a snapshot tells them apart.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Optional, Sequence
+
+from p3.worker.key import Key
+from p3.worker.resumed import Resumed
+from p3.worker.session import Session
+
+_trainers: List[weakref.ref] = []  # in the order in which they were made
+_made = 0  # so many that follow no other: their places in a snapshot
+_released = 0  # and so many were released, whom nobody has followed yet
+
+
+class Trainer:
+    """Of keys of one job. A snapshot has what it says of itself."""
+
+    def keys_to_capture(self) -> List[Key]:
+        """Those that a snapshot has the servers copy."""
+        raise NotImplementedError
+
+    def own_state(self) -> Dict[str, Any]:
+        """What a snapshot cannot have from the servers: a tree (p3.snapshots.tree), with the numbers of its "stores",
+        in the order in which add() is given them."""
+        raise NotImplementedError
+
+
+def take(session: Session, round: int, state: Any) -> None:
+    """Of all trainers, if this round is due; by every worker after each step. See p3.torch.snapshot."""
+    trainers = living()
+    if not session.snapshots.due(round):
+        return session.progress.mark(round)
+    keys = [key for one in trainers for key in one.keys_to_capture()]
+    own = {"script": state, "optimizers": [one.own_state() for one in trainers]}
+    session.progress.mark(round)
+    session.snapshots.take(round, keys, own)
+
+
+def resume(session: Session) -> Resumed:
+    """On every worker, before its first trainer is made. See p3.torch.resume."""
+    return session.resume(servers_load=True).map(lambda state: state.get("script"))
+
+
+def living() -> List[Any]:
+    """Those that take part, in the order in which they were made."""
+    return [one for one in (reference() for reference in _trainers) if one is not None]
+
+
+def remove(trainer: Trainer) -> None:
+    """It was released, and takes part no more."""
+    global _released
+    _trainers[:] = [reference for reference in _trainers if reference() is not trainer]
+    _released += 1
+
+
+def add(session: Session, trainer: Trainer, stores: Sequence[int]) -> Optional[Dict[str, Any]]:
+    """A trainer is made, over these stores of the session: takes part from now on. What it gave as own_state(), if the
+    job has resumed and nobody has begun from that before, and then its keys' first values are the snapshot's. Who
+    follows a trainer that was released begins from its model."""
+    own = _own_of(session, trainer)
+    for number, store in enumerate(stores):
+        if own is None:
+            session.snapshots.forget(store)
+        else:
+            session.snapshots.continue_store(store, own["stores"][number])
+    return own
+
+
+def _own_of(session: Session, trainer: Trainer) -> Optional[Dict[str, Any]]:
+    global _made, _released
+    _trainers.append(weakref.ref(trainer))
+    if _released > 0:
+        _released -= 1
+        return None
+    number, _made = _made, _made + 1
+    if session.snapshots.own is None:
+        return None
+    saved = session.snapshots.own["state"]["optimizers"]
+    if number >= len(saved):
+        raise ValueError("resume: the snapshot was taken with %d distributed optimizers, and this job makes more"
+                         % len(saved))  # fmt: skip
+    return saved[number]
