@@ -1,0 +1,48 @@
+"""The example for JAX learns, and two workers end with the weights of one process."""
+
+import re
+import sys
+
+import numpy as np
+import plugin_jobs as jobs
+import pytest
+from processes import PYTHONPATH, ROOT
+
+pytest.importorskip("p3._core", reason="the extension is not built")
+pytest.importorskip("jax", reason="needs JAX, in an environment without MXNet: see docs/frontend.md")
+pytest.importorskip("sklearn")
+
+SCRIPT = str(ROOT / "examples" / "jax" / "digits.py")
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH}  # with scikit-learn
+
+
+def trained(path, workers, epochs, **variables):
+    """(weights, output, how many digits of 100 each worker has right)"""
+    command = [sys.executable, SCRIPT, "--epochs", str(epochs), "--save", str(path)]
+    variables = {**ENVIRONMENT, **variables}
+    run = jobs.run if workers == 1 else lambda *given, **how: jobs.run_p3(workers, 2, *given, **how)
+    status, output = run(command, timeout_s=100, **variables)
+    assert status == 0, output
+    right = re.findall(r"worker \d of %d: accuracy ([\d.]+)%%" % workers, output)
+    assert len(right) == workers, output
+    with np.load(path) as saved:
+        return dict(saved), output, [float(one) for one in right]
+
+
+def test_two_workers_train_as_one_process(tmp_path):
+    alone, _, (right,) = trained(tmp_path / "one.npz", 1, 2)
+    together, _, all_right = trained(tmp_path / "two.npz", 2, 2)
+    assert right > 85 and all_right == [right, right]
+    assert alone.keys() == together.keys() and len(alone) == 6
+    for name in alone:
+        np.testing.assert_allclose(together[name], alone[name], rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_a_job_goes_on_where_its_snapshot_was_taken(tmp_path):
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "30"}  # an epoch
+    whole, *_ = trained(tmp_path / "whole.npz", 2, 2)
+    trained(tmp_path / "begun.npz", 2, 1, **variables)
+    resumed, output, _ = trained(tmp_path / "resumed.npz", 2, 2, **variables)
+    assert "epoch 1" not in output and "epoch 2" in output
+    for name in whole:
+        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
