@@ -52,6 +52,11 @@ class KeyRounds(ABC):
         self._may_go_ahead = self.goes_ahead and key.staleness > 0
 
     @property
+    def state_key(self) -> Key:
+        """Whose state the optimizer's of this key is."""
+        return self.key
+
+    @property
     def is_compressed(self) -> bool:
         return bool(self.key.axes.codec)
 
@@ -212,9 +217,3 @@ class KeyRounds(ABC):
                 "%s: waited %g s for a new value of %s; another worker is slow or stuck (P3_WAIT_TIMEOUT_S)"
                 % (self._session.label, timeout_s, self.name)
             )
-
-    # The optimizer's state on the servers: part 1, 2 ...
-
-    def _updates_to_store(self) -> int:
-        """With staleness the servers count: from this number on."""
-        return self.updates if self.key.staleness > 0 else 0

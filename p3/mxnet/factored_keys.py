@@ -10,7 +10,6 @@ class FactoredKey(DenseKey):
     """Its rounds land in the landing array of the dense key that brings the weight's values, and that has no rounds."""
 
     route = "factors"
-    has_state_here = True
 
     def __init__(self, engine, declared, dense, layer):
         super().__init__(engine, dense.id, declared, landing=dense.landing)

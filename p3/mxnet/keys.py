@@ -30,7 +30,6 @@ class Key:
     """One key of a store; Priorities notes here what it knows of it: index, parameter, searched."""
 
     route = None  # how its gradients travel
-    has_state_here = False  # where the store's optimizer is the servers': each worker has the state of its own update
 
     def __init__(self, engine, key, declared, sparse_weight, landing):
         self.id = key
@@ -174,12 +173,6 @@ class DenseKey(Key):
             piece, place = source[begin:end], target[begin:end]
             self.engine.copy(piece.handle.value, place.handle.value)
             self.operations.arrived(arrival, buffer.handle.value, end, priority)
-
-    def fetch_part(self, session, part, array):
-        return session.fetch_state(self.declared, part, array)
-
-    def store_part(self, session, part, content, updates=0):
-        return session.store_state(self.declared, part, content, updates)
 
 
 def is_on_device(engine, array):

@@ -38,12 +38,6 @@ class _KeyOfRows(Key):
             total = total.copyto(mx.cpu())
         return total
 
-    def fetch_part(self, session, part, array):
-        return session.fetch_rows(self.declared, self._all_rows(), array, part)
-
-    def store_part(self, session, part, content, updates=0):
-        return session.store_rows(self.declared, self._all_rows(), content, part, updates)
-
     def stats(self, counters, num_workers):
         pushes = 1 if self.declared.staleness > 0 else num_workers  # that the counts are of
         alpha = counters["pushed_rows"] / (self.shape[0] * pushes)

@@ -10,6 +10,7 @@ import numpy as np
 from mxnet.base import MXNetError
 
 from p3._core import DTYPES, MASTER, state_parts
+from p3.frontend.states import fetch, give, has_a_say
 from p3.mxnet import optimizer_states
 from p3.mxnet.optimizer_descriptions import describe
 from p3.worker import dgc
@@ -98,23 +99,25 @@ def _require_same_kind(store, optimizer, saved, path):
 
 def _fetch(store, optimizer):
     """{key: state as MXNet's Updater would hold it} of the keys that were pushed."""
-    session, description = store._session, describe(optimizer)
-    under_way = []
-    for entry in store._pushed_keys():
-        key = entry.declared
-        parts = [part for part in state_parts(description, DTYPES[key.dtype]) if part > 0]
-        entry.wait()
-        dtype = "float32" if key.dtype == "float16" else key.dtype
-        arrays = {part: np.empty(key.landing_shape, dtype) for part in parts}
-        under_way.append((entry, arrays, [entry.fetch_part(session, part, array) for part, array in arrays.items()]))
-    states = {}
-    for entry, arrays, operations in under_way:
-        session.wait(operations)
+    description, fetched = describe(optimizer), {}
+
+    def parts():
+        for entry in store._pushed_keys():
+            key = entry.declared
+            dtype = "float32" if key.dtype == "float16" else key.dtype
+            entry.wait()
+            arrays = fetched[entry] = {}
+            for part in state_parts(description, DTYPES[key.dtype]):
+                if part > 0:
+                    arrays[part] = np.empty(key.landing_shape, dtype)
+                    yield key, part, arrays[part]
+
+    fetch(store._session, parts())
+    made = {}
+    for entry, arrays in fetched.items():
         master = arrays.pop(MASTER, None)
-        states[entry.id] = optimizer_states.to_mxnet(
-            optimizer, entry.id, entry.template, list(arrays.values()), master
-        )
-    return states
+        made[entry.id] = optimizer_states.to_mxnet(optimizer, entry.id, entry.template, list(arrays.values()), master)
+    return made
 
 
 def _with_servers_counts(store, optimizer):
@@ -129,23 +132,24 @@ def _with_servers_counts(store, optimizer):
     return optimizer
 
 
-def _give(store, states, counted_by):
-    """Gives the servers rank 0's `states`, {key: (arrays, master) as optimizer_states.from_mxnet makes them}.
+def _give(store, given, counted_by):
+    """Makes rank 0's states the servers', of {key: (arrays, master) as optimizer_states.from_mxnet makes them}.
 
     Of keys that each worker updates, this worker takes its own. `counted_by`: the optimizer that has counted the
     updates in them, which the servers do with staleness; or None.
     """
     counts = getattr(counted_by, "_index_update_count", {})
-    operations = []
-    for name, (arrays, master) in states.items():
-        entry = store._keys[name]
-        if store.rank != 0 and not entry.has_state_here:
-            continue
-        entry.wait()
-        contents = dict(enumerate(arrays, 1))
-        if master is not None:
-            contents[MASTER] = master
-        for part, content in contents.items():
-            updates = counts.get(name, 0) if entry.declared.staleness > 0 else 0
-            operations.append(entry.store_part(store._session, part, np.ascontiguousarray(content), updates))
-    store._session.wait(operations)
+
+    def parts():
+        for name, (arrays, master) in given.items():
+            entry = store._keys[name]
+            if not has_a_say(store._session, entry.declared):
+                continue
+            entry.wait()
+            contents = dict(enumerate(arrays, 1))
+            if master is not None:
+                contents[MASTER] = master
+            for part, content in contents.items():
+                yield entry.declared, part, np.ascontiguousarray(content), counts.get(name, 0)
+
+    give(store._session, parts())

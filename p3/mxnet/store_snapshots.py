@@ -198,7 +198,7 @@ def restore_key(store, entry):
     states = session.snapshots.states(entry.declared, entry.id, optimizer)
     if states:
         entry.wait()
-        session.wait([entry.store_part(session, part, content) for part, content in states.items()])
+        session.wait([session.store_state(entry.declared, part, content) for part, content in states.items()])
     session.snapshots.restore_residual(
         entry.declared, lambda part: part["stores"][store._store]["residuals"].get(entry.id)
     )

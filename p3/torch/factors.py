@@ -137,8 +137,8 @@ class FactoredParameter(Parameter):
             del self.tensor._p3_layer
 
     @property
-    def has_state_here(self) -> bool:
-        return self._round_key() is not self.key
+    def state_key(self) -> Any:
+        return self._round_key()
 
     def _round_key(self) -> Any:
         """Of its rounds; at the first one."""
@@ -168,9 +168,3 @@ class FactoredParameter(Parameter):
     def _mean_gradient(self, operation):
         # Of a key that the servers only relay, the sum is made here.
         return self.landing.mul_(self._rescale) if self._layer.has_factors else super()._mean_gradient(operation)
-
-    def fetch_state(self, part, landing):
-        return self._session.fetch_state(self._round_key(), part, as_numpy(landing.view(-1)))
-
-    def store_state(self, part, content):
-        return self._session.store_state(self._round_key(), part, as_numpy(content.view(-1)))

@@ -38,8 +38,6 @@ class _Gradient:
 class Parameter(KeyRounds):
     """Threads: those of the script, one at a time; autograd's hooks count as such."""
 
-    has_state_here = False  # the servers' optimizer runs on each worker, which has the state of its own update
-
     def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
                  update_here: Optional[Callable], staleness: Union[int, float] = 0) -> None:  # fmt: skip
         """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do."""
@@ -329,14 +327,6 @@ class Parameter(KeyRounds):
     def _mean_gradient(self, operation) -> torch.Tensor:
         return self.landing
 
-    # The optimizer's state on the servers: part 1, 2 ... of rules.State
-
-    def fetch_state(self, part: int, landing: torch.Tensor) -> Any:
-        return self._session.fetch_state(self.key, part, in_memory_order(landing))
-
-    def store_state(self, part: int, content: torch.Tensor) -> Any:
-        return self._session.store_state(self.key, part, in_memory_order(content), self._updates_to_store())
-
 
 class RowParameter(Parameter):
     """One whose gradients are sparse, as those of nn.Embedding(sparse=True): only their rows travel."""
@@ -368,16 +358,6 @@ class RowParameter(Parameter):
 
     def _skip(self, goes_on=True):
         return self._session.skip_rows(self.key, self._array, self.priority, goes_on)
-
-    def fetch_state(self, part: int, landing: torch.Tensor) -> Any:
-        return self._session.fetch_rows(self.key, self._all_rows(), in_memory_order(landing), part)
-
-    def store_state(self, part: int, content: torch.Tensor) -> Any:
-        content, updates = in_memory_order(content), self._updates_to_store()
-        return self._session.store_rows(self.key, self._all_rows(), content, part, updates)
-
-    def _all_rows(self):
-        return torch.arange(len(self.tensor), device="cpu").numpy()
 
     def _take_value(self, operation) -> bool:
         super()._take_value(operation)

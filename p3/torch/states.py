@@ -6,8 +6,9 @@ from typing import Any, Dict, Iterable
 
 import torch
 
+from p3.frontend import states as states_of_servers
 from p3.torch import rules
-from p3.torch.arrays import like
+from p3.torch.arrays import in_memory_order, like
 from p3.torch.parameter import Parameter
 from p3.worker.session import Session
 
@@ -23,7 +24,7 @@ def taken(optimizer: torch.optim.Optimizer) -> States:
 
 def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
     """As torch would hold it now. Waits for the servers. Any worker may call it alone."""
-    operations, states, parameters = [], {}, list(parameters)
+    parts, states, parameters = [], {}, list(parameters)
     for parameter in parameters:
         if parameter.takes_steps:
             continue  # its momentum is on each worker
@@ -38,8 +39,8 @@ def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
         for part, name in enumerate(kept.arrays, 1):
             array = torch.empty_like(parameter.tensor, dtype=_dtype(parameter), device="cpu", requires_grad=False)
             state[name] = array
-            operations.append(parameter.fetch_state(part, array))
-    session.wait(operations)
+            parts.append((parameter.state_key, part, in_memory_order(array)))
+    states_of_servers.fetch(session, parts)
     for parameter in parameters:
         if parameter.key.staleness > 0 and "step" in states.get(parameter.tensor, ()):
             states[parameter.tensor]["step"].fill_(session.updates(parameter.key))
@@ -53,7 +54,7 @@ def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
 def give(session: Session, parameters: Iterable[Parameter], states: States) -> None:
     """Makes it the servers' state, before the parameters' next round; on every worker. A parameter that `states` has
     nothing of begins anew, as in torch. ValueError if it is no state of these parameters."""
-    operations = []
+    parts = []
     for parameter in parameters:
         state = states.get(parameter.tensor, {})
         if parameter.takes_steps:
@@ -72,11 +73,12 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
         else:
             parameter.updates = int(state["step"]) if kept.counts else 1  # SGD: the momentum has begun
             arrays = [like(parameter.tensor, state[name].to("cpu", _dtype(parameter))) for name in kept.arrays]
-        if session.rank != 0 and not parameter.has_state_here:
+        key = parameter.state_key
+        if not states_of_servers.has_a_say(session, key):
             continue
         if had_updates or any(not array.equal(_initial(parameter)) for array in arrays):
-            operations += [parameter.store_state(part, array) for part, array in enumerate(arrays, 1)]
-    session.wait(operations)
+            parts += [(key, part, in_memory_order(array), parameter.updates) for part, array in enumerate(arrays, 1)]
+    states_of_servers.give(session, parts)
 
 
 def _require_no_momentum(parameter: Parameter, state: Dict[str, Any]) -> None:

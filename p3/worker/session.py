@@ -21,6 +21,8 @@ import logging
 import os
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
+import numpy as np
+
 from p3._core import Completions, P3Error
 from p3.launch.launchers.adapters import ADAPTERS
 from p3.launch.launchers.place import warning_if_alone
@@ -251,12 +253,16 @@ class Session(Control):
         As after this worker's last round of the key. The array has the key's shape, and its type (float32 for
         half precision).
         """
+        if key.sparse:
+            return self.fetch_rows(key, _all_rows(key), landing, part)
         self.check()
         return self.core.fetch(key.handle, part, landing)
 
     def store_state(self, key: Key, part: int, content: Any, updates: int = 0):
         """Gives that array another content, on rank 0, before its next round of the key. With staleness: `updates` are
         in it; 0: as many as the servers have counted."""
+        if key.sparse:
+            return self.store_rows(key, _all_rows(key), content, part, updates)
         self.check()
         return self.core.store(key.handle, part, content, updates)
 
@@ -608,6 +614,10 @@ class Session(Control):
             key, agreed = self._keys[identity], self._agreed[identity]
         optimizer = self._options.agreed(key.store, "optimizer")
         self._repartition.move(key, agreed, agreed.plan.successor(message), optimizer)
+
+
+def _all_rows(key: Key) -> np.ndarray:
+    return np.arange(key.shape[0], dtype=np.int64)
 
 
 def current() -> Session:

@@ -466,12 +466,9 @@ class Snapshots:
 
     def restore(self, key, takes_mean: bool = False) -> None:
         """See Session.restore."""
-        session, store_part = self._session, self._session.store_state
-        if key.sparse:
-            rows = np.arange(key.shape[0], dtype=np.int64)
-            store_part = lambda key, part, content: session.store_rows(key, rows, content, part)  # noqa: E731
+        session = self._session
         states = self.states(key, key.name, session.option(key.store, "optimizer"))
-        session.wait([store_part(key, part, content) for part, content in states.items()])
+        session.wait([session.store_state(key, part, content) for part, content in states.items()])
 
         def of_key(own: Any) -> Optional[Any]:
             identity = self._identity_then(key, key.name)

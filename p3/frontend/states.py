@@ -1,0 +1,31 @@
+"""An optimizer's state on the servers, of many keys at once: arrays by their part. The front end knows their names."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Tuple
+
+from p3.worker.key import Key
+from p3.worker.session import Session
+
+Part = Tuple[Key, int, Any]  # a key, which part of its state, and an array of it
+
+
+def fetch(session: Session, parts: Iterable[Part]) -> None:
+    """Fills the arrays, as after this worker's last rounds of the keys. Waits for it; any worker may call it alone."""
+    session.wait([session.fetch_state(key, part, array) for key, part, array in parts])
+
+
+def has_a_say(session: Session, key: Key) -> bool:
+    """Whether what this worker gives becomes the key's state: rank 0's does, and where each worker updates its own."""
+    return session.rank == 0 or key.factors is not None
+
+
+def give(session: Session, parts: Iterable[Tuple[Key, int, Any, int]]) -> None:
+    """Makes these arrays the keys' states before their next round, where this worker has_a_say(). Waits for it.
+
+    The last number is how many updates are in it, which counts for keys with staleness: there the servers count.
+    """
+    operations = []
+    for key, part, array, updates in parts:
+        operations.append(session.store_state(key, part, array, updates if key.staleness > 0 else 0))
+    session.wait(operations)
