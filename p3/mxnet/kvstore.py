@@ -104,7 +104,6 @@ class P3KVStore(mx.kvstore.KVStore):
         self._keys = {}
         self._outdated = set()  # keys that take a new value at their next init
         self._priorities = Priorities(session, self._store, settings.priority)
-        self._partitions = partitions.of(session)
         self._loss_scale = LossScale(session)
         self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind
         self._resuming = set()  # keys that take back what a snapshot has of them before their first push
@@ -483,8 +482,7 @@ class P3KVStore(mx.kvstore.KVStore):
         if self._servers_update:
             scalars = round_scalars(self._optimizer, entry.id, servers_count=entry.declared.staleness > 0)
         entry.priority = self._priorities.of_round(entry, priority, (*outs, *values))
-        if self._partitions is not None and entry.declared.sparse:
-            self._partitions.pushed(entry.declared)
+        partitions.note_push(self._session, entry.declared)
         entry.push(gradient, scalars, entry.priority)
         entry.pushed = entry.in_steps = True
         if self._updates_here:

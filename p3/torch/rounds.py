@@ -61,7 +61,6 @@ class Rounds(job.Held, snapshots.Trainer):
         self._is_synchronized = False  # of a synchronous one: the gradients are the mean ones
         self._was_empty = False  # no worker had any: the step's may be to come, on this worker or another one
         self._scaling = Scaling(session, self, grad_scaler)
-        self._partitions = partitions.of(session)
         synchronous = synchronous or max_grad_norm is not None
         self._updates_here = synchronous or not self._servers_know_it()
         self._is_synchronous = synchronous or (self._updates_here and not rules.updates_parameters_alone(self._kind))
@@ -307,8 +306,7 @@ class Rounds(job.Held, snapshots.Trainer):
             self._push(parameter, more=True)  # at the end of the step, at the latest
 
     def _push(self, parameter: Parameter, more: bool = False) -> None:
-        if self._partitions is not None and parameter.key.sparse:
-            self._partitions.pushed(parameter.key)
+        partitions.note_push(self._session, parameter.key)
         self._scaling.before_push()
         parameter.push(more)
 
@@ -548,8 +546,7 @@ class Rounds(job.Held, snapshots.Trainer):
         while self._unreleased:  # all that are left, if a call before has not come to its end
             self._session.release(self._unreleased[-1])
             store = self._unreleased.pop()
-            if self._partitions is not None:
-                self._partitions.forget(store)
+            partitions.forget(self._session, store)
         for undo in self._undo:
             undo()
         self._forward.release()

@@ -32,11 +32,18 @@ TOLERANCE = 0.05  # a fit that is worse than a sample by less than this is belie
 _searches: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of each session: all its stores share the steps
 
 
-def of(session: Session) -> Optional[Partitions]:
-    """The session's search, or None if this worker does not search."""
-    if not session.searches_partitions:
-        return None
-    return _searches.setdefault(session, Partitions(session))
+def note_push(session: Session, key: Key) -> None:
+    """A front end calls it at each push of a key, whatever that is: this worker may search its partitions."""
+    if key.sparse and session.searches_partitions:
+        if session not in _searches:
+            _searches[session] = Partitions(session)
+        _searches[session].pushed(key)
+
+
+def forget(session: Session, store: int) -> None:
+    """The keys of the store are gone."""
+    if session in _searches:
+        _searches[session].forget(store)
 
 
 class Partitions:

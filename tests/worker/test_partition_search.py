@@ -4,7 +4,10 @@ import random
 
 import pytest
 
+from p3.settings import Settings
+from p3.worker import partitions
 from p3.worker.partitions import PartitionSearch, fit, minimum_of
+from p3.worker.session import Session
 
 
 def search(time_of, servers=4, rows=100000, steps=12):
@@ -79,3 +82,20 @@ def test_fit_finds_the_numbers():
 
 def test_fit_never_takes_a_cost_for_a_gain():
     assert (fit({2: 1.0, 4: 2.0, 8: 1.5, 16: 3.0}) >= 0).all()
+
+
+@pytest.mark.parametrize("setting", ["auto", 3])
+def test_front_ends_tell_of_every_push_and_only_keys_of_rows_are_searched(setting):
+    with Session.open(Settings(partitions=setting)) as session:
+        dense = session.declare("dense", (4, 2), "float32")
+        rows = session.declare("rows", (9, 2), "float32", sparse=True)
+        session.agreed(rows)
+        partitions.note_push(session, dense)
+        assert session not in partitions._searches
+        partitions.note_push(session, rows)
+        if setting != "auto":
+            assert session not in partitions._searches
+            return
+        assert partitions._searches[session]._key == rows
+        partitions.forget(session, rows.store)
+        assert partitions._searches[session]._key is None
