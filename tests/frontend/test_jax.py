@@ -38,6 +38,7 @@ def test_two_workers_train_as_one_process(tmp_path):
         np.testing.assert_allclose(together[name], alone[name], rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.timeout(300)  # three jobs, whose processes import JAX and compile
 def test_a_job_goes_on_where_its_snapshot_was_taken(tmp_path):
     variables = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "30"}  # an epoch
     whole, *_ = trained(tmp_path / "whole.npz", 2, 2)
