@@ -18,7 +18,6 @@ from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan import key_plan, planner
 from p3.plan.key_plan import Axes, KeyPlan
-from p3.server.options import SETTLED_BY_FIRST_KEY as _OF_KEYS
 
 # What one worker may have the scheduler keep: far more than jobs come to.
 MAX_CLAIM_BYTES = 64 << 20  # of keys and options, as text
@@ -167,7 +166,7 @@ class Agreement:
 
     def _axes(self, announced: dict) -> Axes:
         """`announced`: by rank 0, which has settled the store's options."""
-        options = {name: self._options.get((announced["store"], name), {}).get(self._workers[0]) for name in _OF_KEYS}
+        options = {name: self._options.get((announced["store"], name), {}).get(self._workers[0]) for name in planner.OPTIONS}
         key = {field: announced[field] for field in ("shape", "dtype", "sparse", "staleness", "gathered")}
         return planner.axes(options=options, **key)
 

@@ -11,13 +11,15 @@ from typing import Any, Mapping, Optional, Sequence
 from p3 import codecs
 from p3.plan.key_plan import Axes
 
+OPTIONS = ("compression", "reduction")  # of a store, that it goes by: a store's first key settles them
+
 Options = Mapping[str, Optional[Mapping[str, Any]]]  # of a store, by name; None or {} where it is not set
 
 
 def axes(
     shape: Sequence[int], dtype: str, options: Options, sparse: bool = False, staleness: int = 0, gathered: bool = False
 ) -> Axes:
-    """`options`: "compression" and "reduction" of the key's store."""
+    """`options`: OPTIONS of the key's store."""
     reduction = (options.get("reduction") or {"type": "sum"})["type"]
     if gathered:
         return Axes(staleness, {}, reduction, "workers")

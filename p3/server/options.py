@@ -15,9 +15,6 @@ from typing import Any
 from p3 import codecs
 from p3.server.optimizers import FIELDS, validate_fields
 
-# These change what a push carries or means, so a store's first key settles them.
-SETTLED_BY_FIRST_KEY = ("compression", "reduction")
-
 _OPTIONS = {  # the field that selects a kind, and what tells the further fields of each kind
     "compression": ("type", codecs.checks),
     "optimizer": ("name", lambda: FIELDS),

@@ -9,7 +9,6 @@ from typing import Optional, Set
 from p3._core import DTYPES
 from p3.plan import planner
 from p3.plan.key_plan import Axes
-from p3.server.options import SETTLED_BY_FIRST_KEY
 from p3.worker import dgc
 from p3.worker.key import Key
 from p3.worker.link import Link
@@ -59,7 +58,7 @@ class Declarations:
 
     def axes_of(self, key: Key) -> Axes:
         """As the scheduler will have them, which goes by the same options."""
-        options = {name: self._options.wanted(key.store, name) for name in SETTLED_BY_FIRST_KEY}
+        options = {name: self._options.wanted(key.store, name) for name in planner.OPTIONS}
         return planner.axes(key.shape, key.dtype, options, key.sparse, key.staleness, key.factors is not None)
 
     def declare_to_core(self, key: Key) -> int:

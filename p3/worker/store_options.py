@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Dict, List, Optional, Set, Tuple
 
-from p3.server.options import SETTLED_BY_FIRST_KEY, validate
+from p3.plan import planner
+from p3.server.options import validate
 from p3.worker import dgc
 from p3.worker.link import Link
 from p3.worker.repartition import Repartition
@@ -31,7 +32,7 @@ class StoreOptions:
 
     def defaults(self, store: int) -> List[str]:
         """Those that the store's first key settles, as this worker has not set them."""
-        return [option for option in SETTLED_BY_FIRST_KEY if (store, option) not in self._wanted]
+        return [option for option in planner.OPTIONS if (store, option) not in self._wanted]
 
     def begin_push(self, store: int) -> None:
         """Before the store's first push: whether this worker goes without an optimizer is compared with what others
@@ -87,7 +88,7 @@ class StoreOptions:
 
     def _require_still_open(self, store: int, name: str, value: dict) -> None:
         session = self._session
-        if name in SETTLED_BY_FIRST_KEY and session.has_keys(store):
+        if name in planner.OPTIONS and session.has_keys(store):
             raise ValueError(
                 "%s: store %d has keys already; its %s %s must be set before the first init"
                 % (session.label, store, name, value)
