@@ -166,7 +166,8 @@ class Agreement:
 
     def _axes(self, announced: dict) -> Axes:
         """`announced`: by rank 0, which has settled the store's options."""
-        options = {name: self._options.get((announced["store"], name), {}).get(self._workers[0]) for name in planner.OPTIONS}
+        leader = self._workers[0]
+        options = {name: self._options.get((announced["store"], name), {}).get(leader) for name in planner.OPTIONS}
         key = {field: announced[field] for field in ("shape", "dtype", "sparse", "staleness", "gathered")}
         return planner.axes(options=options, **key)
 
