@@ -20,11 +20,15 @@ def leaves(content, path=""):
 
 
 def distance(content, reference, path=""):
-    """The largest difference of any tensor, as a share of its largest value; all else must be equal."""
+    """The largest difference of any tensor, as a share of its largest value, or of any floating point number, such as a
+    loss that LBFGS keeps; all else must be equal."""
     here, there = dict(leaves(content)), dict(leaves(reference))
     assert here.keys() == there.keys()
     worst = 0.0
     for where, value in there.items():
+        if isinstance(value, float) and isinstance(here[where], float) and value != here[where]:
+            worst = max(worst, abs(here[where] - value) / max(abs(value), 1e-3))
+            continue
         if not isinstance(value, torch.Tensor):
             assert here[where] == value, where
             continue
