@@ -115,6 +115,16 @@ class Parameter(KeyRounds):
         self.fires = self.fires + 1 if goes_on else 1
         return self.fires == self.expected_fires
 
+    def require_gradient_of_backward(self) -> None:
+        """ValueError if a gradient that waits for step() was changed since backward(): other workers' are not in it."""
+        counted, gradient = self._gradient, self.tensor.grad
+        if counted is not None and (gradient is not counted.tensor or gradient._version != counted.version):
+            raise ValueError(
+                "the gradient of %s was changed between backward() and step(), when it was this worker's alone. To "
+                "clip it, pass max_grad_norm; for other changes pass synchronous=True and call optimizer.synchronize() "
+                "before them" % self.name
+            )
+
     def forget_gradient(self) -> None:
         self._gradient, self.fires = None, 0
 

@@ -359,6 +359,8 @@ class Rounds(job.Held, snapshots.Trainer):
             if parameter.tensor.grad is None:
                 parameter.skip()
                 continue
+            if not self._is_synchronous:
+                parameter.require_gradient_of_backward()
             parameter.expected_fires = parameter.expected_fires or parameter.fires
             self._push(parameter)
 
@@ -370,6 +372,8 @@ class Rounds(job.Held, snapshots.Trainer):
             zero_grad(set_to_none)
         for parameter in self._parameters.values() if parameters is None else parameters:
             parameter.zero_left_gradient(set_to_none)
+            if not parameter.is_new:
+                parameter.forget_gradient()
 
     def parameters_of(self, model: torch.nn.Module) -> List[Parameter]:
         return [self._parameters[tensor] for tensor in model.parameters() if tensor in self._parameters]

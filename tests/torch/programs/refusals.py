@@ -145,7 +145,7 @@ REFUSALS = [
             _uses_weights_outside, _insert("synchronize", {})),
     Refusal("written", r"was written by the script.*synchronize\(\) before.*broadcast\(\)", _writes,
             _write_behind_synchronize),
-    Refusal("gradient changed", "gradient of .* was changed when it was under way.*(synchronous=True|call that before)",
+    Refusal("gradient changed", "gradient of .* was changed .*(synchronous=True|call that before)",
             _changes_gradients, _change_behind_synchronize),
     Refusal("rate changed", "learning rate or weight decay of .* was changed between.*before backward",
             _has("set", "schedule", "scheduler", "load"), _synchronous),
