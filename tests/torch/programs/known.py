@@ -80,5 +80,8 @@ KNOWN = {
     "one of the optimizers steps": _program(
         _do("backward", ways=["ab", "ab"], seed=0), _do("step", which=0), _do("step"), optimizers=2
     ),
+    "a gradient is clipped before the first step": _program(
+        _do("backward", ways=["A", "A"], seed=0), _do("clip", how="norm"), optimizer="adagrad"
+    ),
     "a forked child runs the model": _program(_train("a"), _do("fork", way="a", seed=0)),
 }  # fmt: skip
