@@ -8,7 +8,7 @@ import pytest
 from plugin_jobs import run, run_dist_sync, run_p3
 
 from p3 import codecs
-from p3.measure.replay import models, mxnet_replay
+from p3.measure.replay import gpu_clock, models, mxnet_replay
 from p3.measure.replay import worker as replay
 from p3.measure.replay.encoded import EncodedReplay
 from p3.measure.replay.gpu_clock import Clock
@@ -300,7 +300,7 @@ class FakeTime:
 
 def test_late_wake_ups_do_not_add_up_and_stalls_do(monkeypatch):
     fake = FakeTime(oversleep=0.01)
-    monkeypatch.setattr(replay, "time", fake)
+    monkeypatch.setattr(gpu_clock, "time", fake)
     clock = Clock()
     for _ in range(100):
         clock.compute(0.05)
@@ -315,7 +315,7 @@ def test_late_wake_ups_do_not_add_up_and_stalls_do(monkeypatch):
 
 def test_a_late_wake_up_is_not_what_the_caller_has_held_up(monkeypatch):
     fake = FakeTime(oversleep=0.01)
-    monkeypatch.setattr(replay, "time", fake)
+    monkeypatch.setattr(gpu_clock, "time", fake)
     clock = Clock()
     clock.compute(0.05)
     assert clock.hold_up() == 0
