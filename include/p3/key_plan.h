@@ -63,8 +63,8 @@ struct KeyPlan {
   bool adds_up_on_machine() const { return codec.encoding == Encoding::kPlain && is_synchronous(); }
 };
 
-// Why no key can have such a plan, in words; empty: one can. p3/plan/combinations.py refuses what scripts ask for before,
-// and says what to do.
+// Why no key can have such a plan, in words; empty: one can. What scripts ask for, their session refuses before, and says
+// what to do.
 std::string problem_with(const KeyPlan& plan);
 
 }  // namespace p3

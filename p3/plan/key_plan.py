@@ -66,11 +66,6 @@ class Axes(NamedTuple):
         """Nothing of a gradient may leave before all of it is known, as its norm is."""
         return self.takes_steps and self.codec["clip_norm"] > 0
 
-    @property
-    def adds_up_on_machine(self) -> bool:
-        """As the core's KeyPlan::adds_up_on_machine()."""
-        return not self.codec and self.staleness == 0
-
 
 class KeyPlan(NamedTuple):
     """As the core's (include/p3/key_plan.h), which checks every plan it is given: ValueError if it makes no sense."""
