@@ -8,6 +8,7 @@ back when it is made again. Trainers are made in one order on all workers, which
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional, Sequence
 
 from p3.worker.key import Key
@@ -19,17 +20,17 @@ _made = 0  # so many that follow no other: their places in a snapshot
 _released = 0  # and so many were released, whom nobody has followed yet
 
 
-class Trainer:
+class Trainer(ABC):
     """Of keys of one job. A snapshot has what it says of itself."""
 
+    @abstractmethod
     def keys_to_capture(self) -> List[Key]:
         """Those that a snapshot has the servers copy."""
-        raise NotImplementedError
 
+    @abstractmethod
     def own_state(self) -> Dict[str, Any]:
         """What a snapshot cannot have from the servers: a tree (p3.snapshots.tree), with the numbers of its "stores",
         in the order in which add() is given them."""
-        raise NotImplementedError
 
 
 def take(session: Session, round: int, state: Any) -> None:
