@@ -35,7 +35,7 @@ std::string problem_with_cut(const KeyPlan& plan) {
 
 std::string problem_with(const KeyPlan& plan) {
   if (plan.slice_elements == 0 || !is_known(plan.dtype)) return "it cannot be cut into slices";
-  if (const std::string problem = problem_with_cut(plan); !problem.empty()) return problem;
+  if (std::string problem = problem_with_cut(plan); !problem.empty()) return problem;
   const bool is_dense = !plan.has_rows() && !plan.is_gathered();
   const Codec* const codec = plan.codec.codec();
   if (codec != nullptr && (!is_dense || !codec->is_for(plan.dtype, /*is_vector=*/false)))
