@@ -120,8 +120,9 @@ def _factored(store, entry, gradients):
 
 
 def _name_as(kind, key):
-    """Of a key that was declared anew, as another kind."""
-    return f"{key} ({kind.route})"
+    """Of a key that was declared anew, as another kind; 3 and "3" are two keys."""
+    is_digits = isinstance(key, str) and key.lstrip("-").isdecimal()
+    return f"{key!r} ({kind.route})" if is_digits else f"{key} ({kind.route})"
 
 
 def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):

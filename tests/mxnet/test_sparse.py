@@ -290,6 +290,18 @@ def test_without_an_optimizer_a_row_sparse_weight_is_replaced_by_sums(kv):
     assert out.asnumpy().ravel().tolist() == [0, 5, 0]
 
 
+def test_a_number_and_its_digits_are_two_keys_of_rows(kv):
+    shapes = {3: (2, 3), "3": (6, 1)}
+    for key, shape in shapes.items():
+        kv.init(key, no_rows(*shape))
+    for key, shape in shapes.items():  # which declares them anew, as rows whose sums go to the workers
+        kv.push(key, rows([1], [[1] * shape[1]], shape))
+    for key, shape in shapes.items():
+        out = no_rows(*shape)
+        kv.row_sparse_pull(key, out=out, row_ids=mx.nd.array([0, 1]))
+        assert np.array_equal(out.asnumpy()[:2], [[0] * shape[1], [1] * shape[1]])
+
+
 def test_wrong_use_is_an_error_that_says_what_and_where(weight):
     out = no_rows(6, 2)
     pull = weight.row_sparse_pull
