@@ -57,6 +57,10 @@ KNOWN = {
     "a state is loaded between backward and step": _program(
         _train("a"), _do("backward", ways=["a", "a"], seed=0), _do("load", slot=0), _train("a", 1)
     ),
+    "a distributed checkpoint is taken between backward and step": _program(
+        _train("A"), _do("backward", ways=["A", "A"], seed=0), _do("distributed_checkpoint"), _train("A", 1),
+        optimizer="adagrad",
+    ),
     "a closure's loss is of float32": _program(_train("a", closure=True), optimizer="own", dtype="float32"),
     "gradients whose sum float16 does not hold": _program(
         _do("backward", ways=["sa", "sa"], seed=5, scale=300000.0), _do("step"),

@@ -148,7 +148,7 @@ REFUSALS = [
     Refusal("gradient changed", "gradient of .* was changed .*(synchronous=True|call that before)",
             _changes_gradients, _change_behind_synchronize),
     Refusal("rate changed", "learning rate or weight decay of .* was changed between.*before backward",
-            _has("set", "schedule", "scheduler", "load"), _synchronous),
+            _has("set", "schedule", "scheduler", "load", "distributed_checkpoint"), _synchronous),
     Refusal("setting changed", "servers cannot change .* from step to step.*synchronous=True",
             _has("set", "schedule", "scheduler", "load"), _synchronous),
     Refusal("no mean", "staleness needs .* neither synchronous=True nor max_grad_norm.*leave out staleness",
