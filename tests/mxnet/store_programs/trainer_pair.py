@@ -61,6 +61,7 @@ class TrainerPair:
     def __init__(self, spec, rank, workers, slots, machine):
         self.spec, self.rank, self.workers, self.slots, self._machine = spec, rank, workers, slots, machine
         self.parameters, self.seen = spec["parameters"], []
+        self._pushed = set()  # positions of parameters
         self.on_store = spec["update_on_kvstore"] is not False
         self.on_servers = self.on_store and spec["optimizer"]["name"] not in ON_WORKERS
         self.optimizer = spec["optimizer"]
@@ -250,6 +251,7 @@ class TrainerPair:
         gradients = [parameter.grad() for parameter in self.reference.all]
         kept = [gradient.copy() for gradient in gradients]
         self.updating.step(self._batch(operation, ranks))
+        self._pushed |= self.updating._updaters[0].states.keys()
         for gradient, before in zip(gradients, kept):
             before.copyto(gradient)  # some of MXNet's optimizers scale it in place, and the next is added to it
         self._zero(self.reference, operation)
@@ -303,6 +305,9 @@ class TrainerPair:
     def _follow_save(self, operation):
         updater = self.updating._updaters[0]
         states = dict(updater.states)
+        for position in self._pushed - states.keys() if self.on_servers else ():  # what a loaded file lacked, begins so
+            weight = self.reference.all[position].data()
+            states[position] = updater.optimizer.create_state_multi_precision(position, weight)
         for position, state in states.items():
             states[position] = runnable(updater.optimizer, self.reference.all[position].data(), state)
         saved = Saved(self._path(operation), self.optimizer, pickle.loads(pickle.dumps(states)),
