@@ -58,6 +58,7 @@ class Arena:
     def distribute(self):
         self.is_distributed = True
         if self.p3 is None:
+            self._weights_are_written()
             return
         options = {key: self.program[key] for key in ("synchronous", "max_grad_norm")}
         if self.program["compression"]:
@@ -213,6 +214,7 @@ class Arena:
                 optimizer.synchronize()
 
     def broadcast(self):
+        self._weights_are_written()
         if self._has_p3():
             for optimizer in self.optimizers:
                 optimizer.broadcast()
@@ -227,7 +229,14 @@ class Arena:
         if self._has_p3():
             for optimizer in self.optimizers:
                 optimizer.release()
+        if self.is_distributed:
             self.distribute()
+
+    def _weights_are_written(self):
+        """With the values that they have; torch refuses graphs from before, and so plain torch must, too."""
+        if self.p3 is None and self.is_distributed:
+            for one in self.model.parameters():
+                torch.autograd.graph.increment_version(one)
 
     # What a script changes
 
