@@ -107,7 +107,7 @@ class StorePair:
             option = "reduction" if what == "late reduction" else "compression"
             if self.spec[option]:
                 return "settled"
-            return "keys already" if self.known else "skipped"
+            return "keys already" if self.known else None
         if what in ("missing file", "cut file"):
             return what if self.optimizer is not None else "no optimizer"
         if what == "two first values":
@@ -246,6 +246,8 @@ class StorePair:
         ]  # fmt: skip
 
     def _run_wrong(self, operation):
+        if self.refusal(operation) is None:
+            return  # before the first key it is no mistake
         what, kv = operation["what"], self.kv
         spec = self.keys[operation["key"]]
         name, shape, dtype = spec["name"], tuple(spec["shape"]), spec["dtype"]
