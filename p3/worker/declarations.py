@@ -63,7 +63,7 @@ class Declarations:
 
     def declare_to_core(self, key: Key) -> int:
         """The core's handle for it. ValueError if its store's sums are averaged, which its type does not allow."""
-        if key.axes.reduction == "average" and not key.dtype.startswith("float"):
+        if key.axes.reduction != "sum" and not key.dtype.startswith(("float", "bfloat")):
             raise ValueError(
                 "%s: key %r is of type %s, but the gradients of store %d are averaged, which only floating point "
                 "types can be; put it into another store" % (self._session.label, key.name, key.dtype, key.store)

@@ -92,6 +92,15 @@ def test_other_types_are_refused(session, dtype):
         session.declare("w", (1,), dtype)
 
 
+@pytest.mark.parametrize("reduction", ["average", "mean"])
+def test_integers_cannot_be_averaged(session, reduction):
+    session.set_option(0, "reduction", {"type": reduction})
+    with pytest.raises(ValueError, match="key 'w' is of type int32, .* averaged, .* into another store"):
+        session.declare("w", (1,), "int32")
+    session.declare("w", (1,), "int32", 1)
+    session.declare("v", (1,), "bfloat16")
+
+
 def test_a_negative_length_is_refused(session):
     with pytest.raises(ValueError, match="negative length"):
         session.declare("w", (2, -1), "float32")
