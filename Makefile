@@ -136,7 +136,7 @@ $(VENV)/with-torch: $(VENV)/installed
 RAY := ray[train]==2.60.0
 $(RAY_VENV)/ready: $(VENV)/installed
 	python -m venv $(RAY_VENV)
-	$(RAY_VENV)/bin/python -m pip install --quiet '$(TORCH)' '$(RAY)' 'safetensors>=0.4' scikit-learn 'pytest>=7' pytest-timeout
+	$(RAY_VENV)/bin/python -m pip install --quiet '$(TORCH)' '$(RAY)' 'cryptography>=40' 'safetensors>=0.4' scikit-learn 'pytest>=7' pytest-timeout
 	@touch $@
 
 clean:

@@ -61,12 +61,15 @@ def completed(env: Mapping[str, str]) -> Tuple[Dict[str, str], Any]:
     be held until all workers are in the job: Ray ends it when the worker that has made it holds it no longer.
 
     Blocks until all workers have called it: RendezvousError if they do not in P3_RENDEZVOUS_TIMEOUT_S. ConfigError if
-    torch has no store."""
+    torch has no store, or nothing is installed that seals."""
     if not (env.get("MASTER_ADDR") and env.get("MASTER_PORT")):
         raise ConfigError("P3 in Ray Train needs MASTER_ADDR and MASTER_PORT: leave TorchConfig's init_method at 'env'")
     settings, rank = Settings.from_env(env), int(env["RANK"])
     made = {"GROUP_RANK": env["NODE_RANK"]}
-    keys = KeyPair()
+    try:
+        keys = KeyPair()
+    except ImportError as error:
+        raise ConfigError("P3 in Ray Train: %s" % error) from None
     meeting = _meeting(int(env["WORLD_SIZE"]), "p3 at %s:%s" % (env["MASTER_ADDR"], env["MASTER_PORT"]))
     joined = _within(settings, meeting.join.remote(rank, int(env["NODE_RANK"]), keys.public))
     made["GROUP_WORLD_SIZE"] = str(len({node for node, _ in joined.values()}))

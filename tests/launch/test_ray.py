@@ -11,8 +11,10 @@ import threading
 
 import pytest
 from plugin_jobs import python
-from processes import Process, clean_environment, command_lines
+from processes import ROOT, Process, clean_environment, command_lines
 from ray_clusters import RayNodes, living, parent, wait_until
+
+from p3.launch.ray.agent import Agent
 
 pytest.importorskip("ray", reason="no Ray here; make test-ray installs it")
 
@@ -112,6 +114,17 @@ def test_an_address_where_no_cluster_is_is_an_error_at_once_that_says_how_to_sta
     finished = start(1, 1, 1, RAY_ADDRESS=address).wait(20)
     assert finished.code == 1 and "(RAY_ADDRESS=%s): [Errno 111] Connection refused" % address in finished.err
     assert finished.err.endswith("On its first host: ray start --head; on the others: ray start --address=HOST:6379\n")
+
+
+def test_who_has_nothing_to_seal_the_secret_with_is_told_what_to_install(start, tmp_path, monkeypatch):
+    hidden = tmp_path / "hidden" / "cryptography"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ImportError('hidden')")
+    finished = start(1, 1, 1, PYTHONPATH=os.pathsep.join([str(hidden.parent), str(ROOT)])).wait()
+    assert finished.code == 1 and "-m pip install 'cryptography>=40'" in finished.err, finished
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.x25519", None)
+    greeting = Agent().greet()
+    assert greeting["address"] and "-m pip install 'cryptography>=40'" in greeting["problem"]
 
 
 def test_the_doctor_asks_each_node(ray_nodes, processes, tmp_path):

@@ -2,7 +2,7 @@
 
 It starts `p3 exec --secret-stdin` and holds the end of its input: however the actor ends, that input ends with it, and
 `p3 exec` ends what it runs. Ray's workers get this file's code by value, so that one without P3 can say that it lacks
-it; nothing but the standard library and Ray is imported here.
+it; nothing but the standard library and Ray is imported here, and by seal.py what it seals with.
 
 Threads: Ray calls each method in a thread of its own; read() by one caller at a time.
 """
@@ -24,19 +24,25 @@ _CHUNK_BYTES = 1 << 16
 
 class Agent:
     def __init__(self) -> None:
-        self._keys = KeyPair()
+        self._keys: Optional[KeyPair] = None
         self._child: Optional[subprocess.Popen] = None
         self._output = selectors.DefaultSelector()  # of the child, what has not ended yet
 
     def greet(self) -> dict:
-        """Where this is, and the number with which the secret is to be sealed."""
+        """The address of this node, and the public key to seal the secret with; or the problem, if it has none."""
         import ray
 
-        return {"address": ray.util.get_node_ip_address(), "public": self._keys.public}
+        greeting = {"address": ray.util.get_node_ip_address()}
+        try:
+            self._keys = KeyPair()
+        except ImportError as error:
+            return {**greeting, "problem": str(error)}
+        return {**greeting, "public": self._keys.public}
 
     def start(
-        self, words: Sequence[str], env: Dict[str, str], without: Sequence[str], folder: str, public: int, sealed: bytes
-    ) -> Optional[str]:
+        self, words: Sequence[str], env: Dict[str, str], without: Sequence[str], folder: str, public: bytes,
+        sealed: bytes,
+    ) -> Optional[str]:  # fmt: skip
         """Runs Python with these words, once. `env`: added to the environment that Ray gives, `without` these names.
         Returns what went wrong, if it cannot be started."""
         secret = self._keys.unseal(sealed, public)

@@ -36,7 +36,8 @@ except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
     raise ConfigError(
-        "--on ray: Ray is not installed for %s. Run: %s -m pip install ray" % (sys.executable, sys.executable)
+        "--on ray: Ray is not installed for %s. Run: %s -m pip install ray 'cryptography>=40'"
+        % (sys.executable, sys.executable)
     ) from None
 
 _SERVER_CPUS = 1
@@ -83,7 +84,11 @@ def connect() -> None:
 
 class RayCluster(Engine):
     def __init__(self, settings: Settings, wants: Wants) -> None:
-        """See connect()."""
+        """See connect(); ConfigError, too, if this host has nothing to seal the secret with."""
+        try:
+            self._keys = ray_seal.KeyPair()
+        except ImportError as error:
+            raise ConfigError("--on ray: %s" % error) from None
         connect()
         self._settings, self._wants = settings, wants
         self.root = address_as_set(settings) or ray.util.get_node_ip_address()
@@ -140,7 +145,10 @@ class RayCluster(Engine):
     async def _greeting(self, task: Tuple[str, int], agent: Any) -> dict:
         name, timeout_s = "%s %d" % task, self._settings.rendezvous_timeout_s
         try:
-            return await asyncio.wait_for(_result(agent.greet.remote()), timeout_s)
+            greeting = await asyncio.wait_for(_result(agent.greet.remote()), timeout_s)
+            if "problem" not in greeting:
+                return greeting
+            problem = "on %s, %s" % (greeting["address"], greeting["problem"])
         except asyncio.TimeoutError:
             problem = "it did not start within %g s (P3_RENDEZVOUS_TIMEOUT_S)" % timeout_s
         except ray.exceptions.RayError as error:
@@ -162,12 +170,11 @@ class RayCluster(Engine):
             env["DMLC_NODE_HOST"] = greeting["address"]
         for name in _RAYS:
             env.pop(name, None)
-        keys = ray_seal.KeyPair()
-        sealed = keys.seal(secret, greeting["public"])
+        sealed = self._keys.seal(secret, greeting["public"])
         words = p3_exec("--secret-stdin", "--", *command)
         try:
             without = ("P3_SECRET", "P3_SECRET_FILE")
-            problem = await _result(agent.start.remote(words, env, without, os.getcwd(), keys.public, sealed))
+            problem = await _result(agent.start.remote(words, env, without, os.getcwd(), self._keys.public, sealed))
         except ray.exceptions.RayError as error:
             problem = _first_line(error)
         if problem is not None:

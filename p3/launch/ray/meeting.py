@@ -14,12 +14,12 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._joined: Dict[int, Tuple[int, int]] = {}
+        self._joined: Dict[int, Tuple[int, bytes]] = {}
         self._said: Dict[int, bytes] = {}
         self._all_are_here, self._rank_0_has_spoken = asyncio.Event(), asyncio.Event()
 
-    async def join(self, rank: int, node: int, public: int) -> Dict[int, Tuple[int, int]]:
-        """Of each rank, its node and the public number of its KeyPair (seal.py)."""
+    async def join(self, rank: int, node: int, public: bytes) -> Dict[int, Tuple[int, bytes]]:
+        """Of each rank, its node and the public key of its KeyPair (seal.py)."""
         self._joined[rank] = node, public
         if len(self._joined) == self._size:
             self._all_are_here.set()
