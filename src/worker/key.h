@@ -31,7 +31,7 @@ struct Successor {
   Worker::Done done;
 };
 
-// What is to be done to the residual of 2bit or 1bit before it is used again: see Worker::change_residual.
+// What is to be done to the residual of a codec that keeps one before it is used again: see Worker::change_residual.
 struct ResidualChange {
   bool undo = false;
   float factor = 1;
