@@ -30,7 +30,7 @@ def test_each_text_is_sealed_otherwise():
 
 @pytest.mark.parametrize("public", [b"", b"\1" * 31, bytes(32), b"\1" + bytes(31)])
 def test_what_is_no_key_or_would_make_the_secret_known_is_refused(public):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="public key is invalid"):
         KeyPair().seal(SECRET, public)
 
 

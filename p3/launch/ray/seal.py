@@ -51,6 +51,9 @@ class KeyPair:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-        shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise ValueError("the other end's public key is invalid") from None
         both = b"p3 seal" + b"".join(sorted((self.public, public)))
         return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt=None, info=both).derive(shared))
