@@ -18,7 +18,7 @@ from mxnet import autograd, gluon
 
 SEED = 1  # all workers start with the same weights
 STREAMS = 32  # read in parallel, by all workers together
-SEGMENT = 32  # how many characters back-propagation reaches back
+SEGMENT = 32  # characters that back-propagation reaches back
 LARGEST_NORM = 1.0  # of the gradient per character
 
 
@@ -81,7 +81,7 @@ def main():
     while step < options.steps:
         state = net.lstm.begin_state(len(mine))
         for text, following in segments(mine):
-            state = [part.detach() for part in state]  # back-propagation ends here; the state's values go on
+            state = [part.detach() for part in state]  # back-propagation stops here; the state's values carry over
             with autograd.record():
                 output, state = net(text, state)
                 loss = loss_of(output, following).mean() * text.size

@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 
 
 def load():
-    """(images, labels) of 1,500 digits for training, and of the 297 others for testing; images are 1 x 8 x 8."""
+    """(images, labels) of 1,500 digits for training, and of the other 297 for testing; images are 1 x 8 x 8."""
     digits = load_digits()
     images = digits.images[:, np.newaxis].astype("float32") / 16
     labels = digits.target.astype("float32")

@@ -1,4 +1,4 @@
-"""Trains a generator and a discriminator on points around four centres: two Trainers, each with a store of its own.
+"""Trains a generator and a discriminator on points around four centres: two Trainers, each with its own store.
 
     python examples/gan.py                                 # alone, in one process
     p3 run -n 2 -s 2 python examples/gan.py                # two workers and two servers
@@ -42,7 +42,7 @@ def main():
     judge = gluon.loss.SigmoidBCELoss()
     real, generated = mx.nd.ones(share), mx.nd.zeros(share)
     test_noise = mx.nd.random.normal(shape=(1000, NOISE))
-    generator(test_noise), discriminator(mx.nd.zeros((1, 2)))  # makes the weights while all workers' seeds are the same
+    generator(test_noise), discriminator(mx.nd.zeros((1, 2)))  # creates the weights while all workers' seeds are equal
 
     mx.random.seed(SEED + 1 + kv1.rank)  # from here on, different points and noise on every worker
     numbers = np.random.RandomState(SEED + 1 + kv1.rank)

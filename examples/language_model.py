@@ -3,8 +3,8 @@
     python examples/language_model.py                      # alone, in one process
     p3 run -n 2 -s 2 python examples/language_model.py     # two workers and two servers
 
-The vocabulary is large, and a batch holds few of its words. So the words' vectors, and those that score the next word,
-are `row_sparse`: each worker fetches only the rows that its batch needs and sends only their gradients, while the
+The vocabulary is large, and a batch contains few of its words. So the words' vectors, and those that score the next
+word, are `row_sparse`: each worker fetches only the rows that its batch needs and sends only their gradients, while the
 recurrent layer's weights are synchronised whole. The next word is scored against a sample of other words only (sampled
 softmax); otherwise all rows would be needed.
 """
@@ -22,7 +22,7 @@ from mxnet import autograd, gluon
 
 SEED = 1  # all workers start with the same weights
 STREAMS = 16  # read in parallel, by all workers together
-SEGMENT = 16  # how many words back-propagation reaches back
+SEGMENT = 16  # words that back-propagation reaches back
 SAMPLES = 128  # other words that the next one is scored against
 
 
@@ -47,7 +47,7 @@ def segments(streams):
 
 
 class Words(gluon.Block):
-    """A vector per word. `sparse`: a row_sparse weight, of which a worker holds the rows that it uses."""
+    """A vector per word. `sparse`: a row_sparse weight; a worker holds only the rows that it uses."""
 
     def __init__(self, vocabulary, size, sparse):
         super().__init__()
@@ -85,13 +85,13 @@ class LanguageModel(gluon.Block):
 
 
 def log_expected(words, vocabulary, samples):
-    """Log of how often a sample is expected to have a word: word n has log((n+2)/(n+1)) / log(vocabulary+1)."""
+    """Log of the expected count of a word in a sample: for word n, log((n+2)/(n+1)) / log(vocabulary+1)."""
     chance = np.log((words + 2.0) / (words + 1.0)) / math.log(vocabulary + 1)
     return np.log(samples * chance)
 
 
 def draw(random, vocabulary, samples):
-    """Words to score against, by a numpy.random.RandomState."""
+    """Words to score against, drawn by a numpy.random.RandomState."""
     return (np.exp(random.uniform(0, math.log(vocabulary + 1), samples)) - 1).astype("int32").clip(0, vocabulary - 1)
 
 
@@ -145,7 +145,7 @@ def main():
     while step < options.steps:
         state = net.lstm.begin_state(len(mine))
         for words, following in segments(mine):
-            state = [part.detach() for part in state]  # back-propagation ends here; the state's values go on
+            state = [part.detach() for part in state]  # back-propagation stops here; the state's values carry over
             with autograd.record():
                 others = draw(random, options.vocabulary, SAMPLES)
                 losses, state = sampled_loss(net, words, following, others, state, options.vocabulary)

@@ -22,7 +22,7 @@ DEVICE = mx.gpu(int(os.environ.get("P3_LOCAL_RANK", 0)) % GPUS) if GPUS else mx.
 
 
 class Dense(gluon.nn.Dense):
-    """MXNet multiplies float16 matrices on GPUs alone (on a CPU contrib.amp fails too); elsewhere we do in float32."""
+    """MXNet multiplies float16 matrices only on GPUs (on a CPU contrib.amp fails, too); elsewhere we use float32."""
 
     def hybrid_forward(self, F, x, weight, bias):
         if GPUS:

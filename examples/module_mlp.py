@@ -27,7 +27,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=50, help="images per step, of all workers together")
     options = parser.parse_args()
 
-    kv = mx.kv.create("p3_sync")  # the object: given only the name, Module makes no store for one device
+    kv = mx.kv.create("p3_sync")  # the object: given only the name, Module creates no store for one device
     if kv.rank == 0:
         logging.basicConfig(level=logging.INFO)  # where fit and Speedometer report
     train, test = digits.load()

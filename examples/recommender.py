@@ -1,10 +1,10 @@
-"""Trains a recommender, whose two embedding tables are nearly all of the model, to predict ratings.
+"""Trains a recommender to predict ratings; its two embedding tables are nearly all of the model.
 
     python examples/recommender.py                      # alone, in one process
     p3 run -n 2 -s 2 python examples/recommender.py     # two workers and two servers
 
-A step touches few users and items. With sparse_grad=True only their rows are sent and updated. The ratings are made up,
-as inner products of hidden tastes and traits with some noise.
+A step touches few users and items. With sparse_grad=True only their rows are sent and updated. The ratings are
+synthetic: inner products of hidden tastes and traits, with some noise.
 """
 
 import argparse

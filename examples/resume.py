@@ -1,10 +1,10 @@
-"""Survives failures: killed at any moment and run again, it ends with the same bits as an undisturbed run.
+"""Survives failures: killed at any moment and run again, it ends with the same bits as an uninterrupted run.
 
     p3 run -n 2 -s 2 --restarts 3 --snapshot-dir /tmp/digits --snapshot-every 20 python examples/resume.py
 
-What it adds to train_digits.py: resume() before the first step, and snapshot() after each, with the state that is the
-script's: here, the place in the data, from which another number of workers can go on, too. Everything that draws random
-numbers is seeded, or also in that state.
+What it adds to train_digits.py: resume() before the first step, and snapshot() after each, with the script's own state:
+here, the position in the data, from which another number of workers can continue, too. All sources of random
+numbers are seeded, or their state is included.
 """
 
 import argparse

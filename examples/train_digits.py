@@ -1,4 +1,4 @@
-"""Trains a convolutional net on scikit-learn's handwritten digits, on as many workers as there are.
+"""Trains a convolutional net on scikit-learn's handwritten digits, on any number of workers.
 
     python examples/train_digits.py                        # alone, in one process
     p3 run -n 2 -s 2 python examples/train_digits.py       # two workers and two servers

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Limits what this host sends:  throttle.sh INTERFACE MBIT   and removes the limit:  throttle.sh INTERFACE off
+# Limits what this host sends:  throttle.sh INTERFACE MBIT   or removes the limit:  throttle.sh INTERFACE off
 # A token bucket at the interface, as in the paper's experiments; what the host receives is not limited. Needs root.
 set -eu
 usage() {

@@ -1,10 +1,10 @@
-"""Trains a perceptron on scikit-learn's handwritten digits with JAX, on as many workers as there are.
+"""Trains a perceptron on scikit-learn's handwritten digits with JAX, on any number of workers.
 
     python examples/jax/digits.py                    # alone, in one process
     p3 run -n 2 -s 2 python examples/jax/digits.py   # two workers and two servers
 
-Each layer is a function of its own that JAX compiles. So it runs as soon as its own new weights have come, and its
-gradient leaves as soon as it is computed: that of the first layer last, and before all others that still wait.
+JAX compiles each layer as a separate function. So a layer runs as soon as its own new weights have arrived, and its
+gradient leaves as soon as it is computed: the first layer's comes last, and overtakes all others that still wait.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SGD = {"name": "torch_sgd", "momentum": 0.9, "dampening": 0.0, "nesterov": False
 
 
 def load():
-    """(images, labels) of 1,500 digits for training, and of the 297 others for the test; images have 64 pixels."""
+    """(images, labels) of 1,500 digits for training, and of the other 297 for testing; images have 64 pixels."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(1).permutation(len(images))
     images, labels = images.astype(np.float32)[order] / 16, labels[order]
@@ -52,7 +52,7 @@ def cross_entropy(logits, labels):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1).mean()
 
 
-# What a layer makes of its input, and the way back: from the gradient of that to those of what the layer was given.
+# A layer's output, and the way back: from its gradient to those of the layer's arguments.
 forward = {layer: jax.jit(lambda *given, layer=dense if layer == LAYERS[-1] else hidden: jax.vjp(layer, *given))
            for layer in LAYERS}  # fmt: skip
 backward = jax.jit(lambda back, gradient: back(gradient))
@@ -63,7 +63,7 @@ def train_step(weights, x, labels, lr):
     """The loss of this worker's part of the batch."""
     ways_back = []
     for layer in LAYERS:
-        weight, bias = (jnp.array(weights[layer + part]) for part in (".weight", ".bias"))  # copies, for JAX alone
+        weight, bias = (jnp.array(weights[layer + part]) for part in (".weight", ".bias"))  # copies, owned by JAX
         x, back = forward[layer](weight, bias, x)
         ways_back.append(back)
     loss, gradient = loss_and_gradient(x, labels)
@@ -97,7 +97,7 @@ def main():
         steps = len(images) // (share * size)
         for step in range(done, options.epochs * steps):
             epoch, at = divmod(step, steps)
-            order = np.random.RandomState(epoch).permutation(len(images))  # alike on all workers
+            order = np.random.RandomState(epoch).permutation(len(images))  # the same on all workers
             batch = order[at * share * size : (at + 1) * share * size][rank::size]
             loss = train_step(weights, images[batch], labels[batch], lr=0.05)
             take(session, step + 1, None)

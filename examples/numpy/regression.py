@@ -1,4 +1,4 @@
-"""Linear regression with NumPy alone: no framework, only p3.Session. Every worker ends with the same weights.
+"""Linear regression with NumPy: no framework, only p3.Session. Every worker ends with the same weights.
 
     python examples/numpy/regression.py                    # embedded, in one process
     p3 run -n 2 -s 2 python examples/numpy/regression.py   # two workers, two servers
@@ -18,7 +18,7 @@ if __name__ == "__main__":
         key = session.declare("weight", TRUE.shape, "float32")
         weight = np.empty_like(TRUE)
         session.init(key, np.zeros_like(TRUE) if session.rank == 0 else None, weight).wait(60)
-        data = np.random.RandomState(session.rank)  # other samples on every worker
+        data = np.random.RandomState(session.rank)  # different samples on every worker
         for _ in range(STEPS):
             x = data.uniform(-1, 1, (SAMPLES, len(TRUE))).astype(np.float32)
             gradient = x.T @ (x @ weight - x @ TRUE) / (SAMPLES * session.num_workers)

@@ -2,8 +2,8 @@
 
     python examples/ray/digits.py --workers 2        # on a node of a Ray cluster; without one, Ray starts it here
 
-The training function is that of a script for one process, but for three lines: its share of the data by p3.torch.rank()
-and size(), and the optimizer's line. No prepare_model(): gradients go through P3, not through DistributedDataParallel.
+The training function is that of a single-process script except for three lines: two split the data by p3.torch.rank()
+and size(), one wraps the optimizer. No prepare_model(): gradients go through P3, not through DistributedDataParallel.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def train(config):
     rank, size = p3.torch.rank(), p3.torch.size()
     share = max(1, 50 // size)
     for epoch in range(config["epochs"]):
-        order = torch.randperm(1500, generator=torch.Generator().manual_seed(epoch))  # alike on all workers
+        order = torch.randperm(1500, generator=torch.Generator().manual_seed(epoch))  # the same on all workers
         for batch in order[rank::size].split(share)[: 1500 // (share * size)]:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(images[batch]), labels[batch])

@@ -1,8 +1,8 @@
-"""Trains a convolutional net on scikit-learn's handwritten digits with PyTorch, on as many workers as there are.
+"""Trains a convolutional net on scikit-learn's handwritten digits with PyTorch, on any number of workers.
 
     python examples/torch/digits.py                         # alone, in one process
     p3 run -n 2 -s 2 python examples/torch/digits.py        # two workers and two servers
-    torchrun --nproc-per-node 2 examples/torch/digits.py    # two workers, which bring a server along
+    torchrun --nproc-per-node 2 examples/torch/digits.py    # two workers, which start a server themselves
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch import nn
 
 
 def load():
-    """(images, labels) of 1,500 digits for training, and of the 297 others for the test; images are 1 x 8 x 8."""
+    """(images, labels) of 1,500 digits for training, and of the other 297 for testing; images are 1 x 8 x 8."""
     digits = load_digits()
     images = torch.tensor(digits.images[:, None], dtype=torch.float32) / 16
     labels = torch.tensor(digits.target)
@@ -50,7 +50,7 @@ def main():
     started = time.perf_counter()
     for epoch in range(options.epochs):
         total = torch.zeros(())
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))  # alike on all workers
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))  # the same on all workers
         for batch in order[rank::size].split(share)[:steps]:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(images[batch]), labels[batch])

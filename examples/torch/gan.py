@@ -2,8 +2,7 @@
 
     p3 run -n 2 -s 2 python examples/torch/gan.py
 
-The generator's loss goes through the discriminator, whose gradients of that pass are not wanted: so that is frozen
-meanwhile.
+The generator's loss passes through the discriminator, which is frozen meanwhile, as its gradients are not needed there.
 """
 
 import argparse

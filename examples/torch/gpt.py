@@ -2,10 +2,10 @@
 
     python examples/torch/gpt.py                         # alone, in one process
     p3 run -n 2 -s 2 python examples/torch/gpt.py        # two workers and two servers
-    torchrun --nproc-per-node 2 examples/torch/gpt.py    # two workers, which bring a server along
+    torchrun --nproc-per-node 2 examples/torch/gpt.py    # two workers, which start a server themselves
 
-The learning rate follows a cosine, gradients are accumulated over two passes, and with P3_SNAPSHOT_DIR set, a job that
-was interrupted goes on where its last snapshot was taken.
+The learning rate follows a cosine, gradients are accumulated over two passes, and with P3_SNAPSHOT_DIR set, an
+interrupted job continues from its last snapshot.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class GPT(nn.Module):
 
 
 def load():
-    """The text's bytes: nine tenths to train with, and the rest."""
+    """The text's bytes: nine tenths for training, and the rest."""
     text = "\n".join(topics[name] for name in sorted(topics)).encode()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     return data[: len(data) * 9 // 10], data[len(data) * 9 // 10 :]

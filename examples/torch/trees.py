@@ -1,11 +1,11 @@
-"""A tree-shaped recurrent net that learns what formulas are worth, with PyTorch. Its graph is another one in each step.
+"""A tree-shaped recurrent net that learns the values of formulas, with PyTorch. Its graph differs in each step.
 
     p3 run -n 2 -s 2 python examples/torch/trees.py
 
-Each formula is a tree, as min(7, max(2, right(4, 9))), and each operator has weights of its own, which a Tree-LSTM
-applies from the leaves upwards (Tai et al. 2015): all nodes of one height and operator at once, whatever trees they are
-of, as Cavs and DyNet batch them. A step's formulas know 3 of 8 operators. So a worker has gradients of some weights
-only; of the others it sends nothing, and nobody waits for what no worker has touched.
+Each formula is a tree, such as min(7, max(2, right(4, 9))), and each operator has its own weights, which a Tree-LSTM
+applies from the leaves upwards (Tai et al. 2015): to all nodes of one height and operator at once, across trees, as
+Cavs and DyNet batch them. A step's formulas use 3 of 8 operators. So a worker has gradients for some weights only; for
+the others it sends nothing, and nobody waits for weights that no worker has touched.
 """
 
 import argparse
@@ -26,7 +26,7 @@ OPERATORS = {
     "less": lambda a, b: 9 if a < b else 0,
     "equal": lambda a, b: 9 if a == b else 0,
 }
-KNOWN = 3  # of them, in a step
+KNOWN = 3  # operators in a step
 DEPTH = 4
 WIDTH = 64
 
@@ -37,7 +37,7 @@ class Node:
 
 
 def formula(draw, operators, depth=DEPTH):
-    """Its nodes, each behind its arguments."""
+    """Its nodes, each after its arguments."""
     if depth == 0 or depth < DEPTH and draw.random() < 0.2:
         return [Node(draw.randrange(10))]
     operator = draw.choice(operators)
@@ -53,7 +53,7 @@ def batch(draw, formulas):
 
 
 class Composition(nn.Module):
-    """Of one operator: what its two arguments have, as rows of state and memory, becomes what the result has."""
+    """One operator: maps the states and memories of its two arguments, as rows, to those of the result."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ class TreeNet(nn.Module):
         self.worth = nn.Linear(WIDTH, 10)
 
     def forward(self, nodes):
-        """Scores of the digits that each inner node may be worth, and what it is worth."""
+        """For each inner node, the scores of the digits that may be its value, and its value."""
         leaves = [node for node in nodes if node.operator is None]
         states = dict(zip(leaves, self.digits(torch.tensor([node.value for node in leaves])).unbind()))
         alike = defaultdict(list)

@@ -16,10 +16,10 @@ NIGHTLY, UNITTEST = "tests/nightly/", "tests/python/unittest/"
 NAME = "the store's name, and an import of P3"
 PYTHON = "a float used as a length, which is an error from Python 3.10 on"
 GPU = "CPUs in place of GPUs"
-WORKS = "an error was expected, and P3 works"
-LOCAL = "true of MXNet's stores for one machine, and not of `dist_sync`"
-STATES = "of a worker's own optimizer; the servers have the states"
-OTHER_OPTIMIZER = "the store has another optimizer, and P3 takes no second one: another store"
+WORKS = "an error was expected, but P3 works"
+LOCAL = "true for MXNet's single-machine stores, not for `dist_sync`"
+STATES = "compares states of a worker's own optimizer; here the servers have them"
+OTHER_OPTIMIZER = "the store already has another optimizer, which P3 does not replace: another store"
 
 
 class Change(NamedTuple):

@@ -16,9 +16,9 @@ INTRODUCTION = """\
 What works with MXNet's `dist_sync`, with MXNet's own P3 (`dist_sync` with `DMLC_PS_VAN_TYPE=p3`) and with `p3_sync`.
 Each cell is the result of a job of 2 workers and 2 servers in which every store ran the same code, a function in
 `tests/mxnet/compatibility/`; "yes" means that the values were right, too. Numbers refer to the [reasons](#reasons).
-`make compatibility` runs them all again; the tests run the column of `p3_sync` and compare.
+`make compatibility` runs all of them again; the tests run the `p3_sync` column and compare.
 %s
-- *wrong result*: it ran, and a value was wrong, or an expected error did not occur
+- *wrong result*: it ran, but a value was wrong, or an expected error did not occur
 - *refused*: an exception on every worker; *no such interface*: the method is missing
 - *crash*: a process died; *hang*: not finished after 20 s
 

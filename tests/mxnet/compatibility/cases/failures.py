@@ -11,7 +11,7 @@ FAILURES = "Failures and uneven work"
 
 @case(FAILURES, alone=True)
 def uneven_steps(mx, kv):
-    """one worker takes fewer steps (`join` where there is one)"""
+    """one worker takes fewer steps (with `join` where it exists)"""
     kv.init("key", mx.nd.zeros(3))
     steps = 3 if kv.rank == 0 else 5
     for step in range(1, steps + 1):
@@ -79,7 +79,7 @@ def optimizer_on_one_worker(mx, kv):
 
 @case(FAILURES, alone=True)
 def several_first_values(mx, kv):
-    """several first values of one key are an error"""
+    """several initial values of one key are an error"""
     expect_error(mx, kv, lambda: kv.init([3, 3], [mx.nd.zeros(3), mx.nd.ones(3)]))
 
 
@@ -98,13 +98,13 @@ def wrong_out(mx, kv):
 
 @case(FAILURES, alone=True)
 def wrong_key_type(mx, kv):
-    """a key that is neither a string nor a whole number is an error"""
+    """a key that is neither a string nor an integer is an error"""
     expect_error(mx, kv, lambda: kv.init(1.5, mx.nd.zeros(3)))
 
 
 @case(FAILURES, dies=True)
 def dead_worker(mx, kv):
-    """a worker that is killed is an error on the other"""
+    """killing a worker is an error on the other"""
     kv.init("key", mx.nd.zeros(3))
     kv.push("key", mx.nd.ones(3))
     expect_equal(pulled(mx, kv, "key", 3), 2)

@@ -50,7 +50,7 @@ def module_updates_on_workers(mx, kv):
 
 @case(OTHERS)
 def module_synchronises_weights(mx, kv):
-    """the same, where first weights differ: those of rank 0 for all"""
+    """the same with different initial weights: all get those of rank 0"""
     _expect_without_update_on_store(mx, kv, different=True)
 
 
@@ -121,7 +121,7 @@ def amp_updates_on_store(mx, kv):
 
 @case(OTHERS, alone=True)
 def amp_overflow(mx, kv):
-    """the same, `update_on_kvstore=False`: a step in which one worker's gradients overflow changes nothing on any"""
+    """the same, `update_on_kvstore=False`: a step that overflows on one worker changes nothing on any worker"""
     _amp(mx, kv, update_on_kvstore=False, overflow=True)
 
 
@@ -186,7 +186,7 @@ def data_loader(mx, kv):
 
 @case(OTHERS)
 def weights_alike(mx, kv):
-    """first weights differ between the workers: alike, bit for bit, after the first steps of a `Trainer`"""
+    """different initial weights: bitwise equal after the first steps of a `Trainer`"""
     mx.random.seed(10 + kv.rank)
     net = mx.gluon.nn.Dense(3, in_units=FEATURES, use_bias=False, prefix="dense_")
     net.initialize(mx.init.Xavier())

@@ -12,7 +12,7 @@ METHODS = "Methods"
 
 @case(METHODS)
 def init(mx, kv):
-    """`init`: the first value is that of rank 0"""
+    """`init`: the initial value is that of rank 0"""
     kv.init("key", mx.nd.full((2, 3), 10 + kv.rank))
     expect_equal(pulled(mx, kv, "key", (2, 3)), 10)
 
@@ -36,7 +36,7 @@ def push_and_pull(mx, kv):
 
 @case(METHODS)
 def pushes_without_pull(mx, kv):
-    """several `push` of a key without `pull` between them: the rounds stay apart"""
+    """several `push` of a key without `pull` between them: rounds stay separate"""
     kv.set_optimizer(mx.optimizer.create("adagrad", learning_rate=0.1))
     weight, updater = mx.nd.ones(1000), mx.optimizer.get_updater(mx.optimizer.create("adagrad", learning_rate=0.1))
     kv.init(3, weight)
@@ -75,7 +75,7 @@ def pushpull_with_out(mx, kv):
 
 @case(METHODS)
 def pushpull_keeps_gradient(mx, kv):
-    """`pushpull` with `out` leaves the gradient as it was"""
+    """`pushpull` with `out` leaves the gradient unchanged"""
     kv.init("key", mx.nd.zeros(3))
     gradient, out = mx.nd.full(3, kv.rank + 1), mx.nd.zeros(3)
     kv.pushpull("key", gradient, out=out)
@@ -109,7 +109,7 @@ def lists_of_keys(mx, kv):
 
 @case(METHODS)
 def repeated_keys(mx, kv):
-    """a key that a list names several times: its values are summed, in one round"""
+    """a key several times in one list: its values are summed in one round"""
     kv.init(3, mx.nd.zeros(3))
     kv.init(5, mx.nd.zeros(3))
     outs = [mx.nd.zeros(3) for _ in range(3)]
@@ -184,7 +184,7 @@ def row_sparse_pull_casts(mx, kv):
 
 @case(METHODS)
 def push_of_several_types(mx, kv):
-    """`push` of arrays of several contexts and types: the sum is of the first one's, which is the key's"""
+    """`push` of arrays of several contexts and types: the sum has the type of the first one and of the key"""
     kv.init("key", mx.nd.zeros(3))
     kv.push("key", [mx.nd.full(3, kv.rank + 1), mx.nd.full(3, 2.5, ctx=mx.cpu(1), dtype="float64")])
     expect_equal(pulled(mx, kv, "key", 3), 8)
@@ -198,13 +198,13 @@ def string_keys(mx, kv):
 
 @case(METHODS)
 def whole_number_keys(mx, kv):
-    """whole numbers as keys, ascending"""
+    """integers as keys, ascending"""
     sum_of_each(mx, kv, [0, 3, 4, 1000000])
 
 
 @case(METHODS)
 def descending_keys(mx, kv):
-    """whole numbers as keys, descending"""
+    """integers as keys, descending"""
     sum_of_each(mx, kv, [9, 8, 7, 6, 5, 4])
 
 
@@ -258,7 +258,7 @@ def one_element(mx, kv):
 
 @case(METHODS)
 def no_element(mx, kv):
-    """a tensor of no element"""
+    """a tensor without elements"""
     with mx.util.np_shape(True):
         kv.init("key", mx.nd.zeros((0, 3)))
         kv.init("other", mx.nd.zeros(2))
@@ -270,7 +270,7 @@ def no_element(mx, kv):
 
 @case(METHODS)
 def set_optimizer(mx, kv):
-    """`set_optimizer`: the weights follow it"""
+    """`set_optimizer`: the weights are updated by it"""
     weight = mx.nd.full(1000, 1)
     kv.set_optimizer(sgd(mx))
     kv.init(3, weight)
@@ -293,7 +293,7 @@ def set_optimizer_twice(mx, kv):
 
 @case(METHODS, alone=True)
 def set_optimizer_after_push(mx, kv):
-    """`set_optimizer` after a `push`: the weights follow it from there"""
+    """`set_optimizer` after a `push`: the weights are updated by it from then on"""
     kv.init(3, mx.nd.zeros(4))
     kv.push(3, mx.nd.ones(4))
     expect_equal(pulled(mx, kv, 3, 4), 2)
@@ -346,7 +346,7 @@ def average(mx, kv):
 
 @case(METHODS)
 def save_and_load_states(mx, kv):
-    """`save_optimizer_states`, `load_optimizer_states`: the run goes on as if undisturbed"""
+    """`save_optimizer_states`, `load_optimizer_states`: the run continues as if uninterrupted"""
     _save_and_load(mx, kv, dump_optimizer=False)
 
 
@@ -422,7 +422,7 @@ def is_capable(mx, kv):
 
 @case(METHODS)
 def get_num_dead_node(mx, kv):
-    """`get_num_dead_node`: none while all live"""
+    """`get_num_dead_node`: 0 while all are alive"""
     everyone = 1 + 2 + 4  # scheduler, servers, workers
     expect(_num_dead(mx, kv, everyone) == 0, "%d of the living are called dead" % _num_dead(mx, kv, everyone))
 

@@ -80,7 +80,7 @@ def trainer_dense(mx, kv):
 
 @case(GLUON)
 def trainer_default(mx, kv):
-    """`Trainer`, `update_on_kvstore` left to it"""
+    """`Trainer`, default `update_on_kvstore`"""
     follows(mx, kv, lambda training: training.step(times=4))
 
 
@@ -170,7 +170,7 @@ def clipping_by_global_norm(mx, kv):
 
 @case(GLUON)
 def save_and_load_trainer_states(mx, kv):
-    """`save_states`, `load_states` in the middle: as an undisturbed run"""
+    """`save_states`, `load_states` midway: as an uninterrupted run"""
     first = Training(mx, kv)
     first.step(times=3)
     names = ["worker%d.%s" % (kv.rank, kind) for kind in ("params", "states")]
