@@ -109,21 +109,25 @@ class Parameter(KeyRounds):
 
     def count_gradient(self) -> bool:
         """A gradient was accumulated. Whether it is complete, as far as earlier steps tell."""
-        before, self._gradient = self._gradient, _Gradient(self.tensor.grad)
-        now = self._gradient
-        goes_on = before is not None and now.tensor is before.tensor and now.version == before.version + 1
+        before, now = self._gradient, self.tensor.grad
+        goes_on = before is not None and now is before.tensor and now._version == before.version + 1
         self.fires = self.fires + 1 if goes_on else 1
-        return self.fires == self.expected_fires
+        is_complete = self.fires == self.expected_fires
+        waits_for_step = self.is_guarded and not is_complete
+        self._gradient = _Gradient(now, waits_for_step and (self.is_watched or not self.expected_fires))
+        return is_complete
 
     def require_gradient_of_backward(self) -> None:
         """ValueError if a gradient that waits for step() was changed since backward(): other workers' are not in it."""
-        counted, gradient = self._gradient, self.tensor.grad
-        if counted is not None and (gradient is not counted.tensor or gradient._version != counted.version):
-            raise ValueError(
-                "the gradient of %s was changed between backward() and step(), when it was this worker's alone. To "
-                "clip it, pass max_grad_norm; for other changes pass synchronous=True and call optimizer.synchronize() "
-                "before them" % self.name
-            )
+        if self._gradient is None:
+            return
+        problem = (
+            "the gradient of %s was changed between backward() and step(), when it was this worker's alone. To "
+            "clip it, pass max_grad_norm; for other changes pass synchronous=True and call optimizer.synchronize() "
+            "before them" % self.name
+        )
+        if not self._is_as_it_was(self._gradient, problem):
+            raise ValueError(problem)
 
     def forget_gradient(self) -> None:
         self._gradient, self.fires = None, 0
@@ -180,16 +184,19 @@ class Parameter(KeyRounds):
             sent = self._gradient
             problem = ("the gradient of %s was changed when it was under way already, between backward() and %s"
                        % (self.name, until))  # fmt: skip
-            is_same = self.tensor.grad is sent.tensor and sent.tensor._version == sent.version
-            if is_same and sent.bits is not None:
-                is_same = self._is_same(sent.bits != bits(sent.tensor), problem)
-            if not is_same:
+            if not self._is_as_it_was(sent, problem):
                 raise ValueError(problem)
             if self._may_go_ahead:
                 self._under_way.pushed = sent
         self._has_left, self.has_zero_gradient = self._sent is not None, False
         self._sent, self.is_new = None, False
         self.forget_gradient()
+
+    def _is_as_it_was(self, gradient: _Gradient, problem: str) -> bool:
+        """Whether the tensor's gradient is this one, and was not written to since."""
+        if self.tensor.grad is not gradient.tensor or gradient.tensor._version != gradient.version:
+            return False
+        return gradient.bits is None or self._is_same(gradient.bits != bits(gradient.tensor), problem)
 
     def zero_left_gradient(self, set_to_none: bool) -> None:
         """zero_grad() was called, and may mean a gradient that has left."""

@@ -87,5 +87,8 @@ KNOWN = {
     "a gradient is clipped before the first step": _program(
         _do("backward", ways=["A", "A"], seed=0), _do("clip", how="norm"), optimizer="adagrad"
     ),
+    "the same past torch's notice, of a weight that the step before did not use": _program(
+        _train("B"), _do("backward", ways=["A", "A"], seed=0), _do("clip", how="data"), optimizer="adagrad"
+    ),
     "a forked child runs the model": _program(_train("a"), _do("fork", way="a", seed=0)),
 }  # fmt: skip
