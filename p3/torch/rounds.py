@@ -290,8 +290,6 @@ class Rounds(job.Held, snapshots.Trainer):
                 "torch.jit.script) and outside its own module. Call optimizer.synchronize() before that"
                 % parameter.name
             )
-        if self._is_paused:
-            return parameter.forget_gradient()
         if parameter.is_new:
             raise RuntimeError(
                 "the gradient of %s was computed again after it had been sent, and before optimizer.step(). Run all "
@@ -301,6 +299,8 @@ class Rounds(job.Held, snapshots.Trainer):
                 "module that a step uses more than once is checkpointed, pass use_reentrant=False to checkpoint()"
                 % parameter.name
             )
+        if self._is_paused:
+            return parameter.forget_gradient()
         if parameter.count_gradient():
             self._forward.before_gradient()
             self._push(parameter, more=True)  # at the end of the step, at the latest

@@ -90,5 +90,8 @@ KNOWN = {
     "the same past torch's notice, of a weight that the step before did not use": _program(
         _train("B"), _do("backward", ways=["A", "A"], seed=0), _do("clip", how="data"), optimizer="adagrad"
     ),
+    "a gradient is added up in no_sync() when it has left": _program(
+        _train("A"), _do("backward", ways=["A", "A"], seed=0), _do("backward", ways=["A", "A"], seed=0, no_sync=True)
+    ),
     "a forked child runs the model": _program(_train("a"), _do("fork", way="a", seed=0)),
 }  # fmt: skip
