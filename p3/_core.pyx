@@ -321,11 +321,11 @@ cdef class P3Worker:
     def set_momentum(self, int key, double momentum, double clip_norm=0.0):
         self.core.set_momentum(key, momentum, clip_norm)
 
-    def declare_factors(self, str name not None, shape, int workers, cbool average):
+    def declare_factors(self, str name not None, shape, int workers):
         """`shape`: rows, outputs and inputs of one worker's factors."""
         cdef FactorShape core_shape
         core_shape.rows, core_shape.outputs, core_shape.inputs = shape
-        return self.core.declare_factors(name, core_shape, workers, average)
+        return self.core.declare_factors(name, core_shape, workers)
 
     def set_optimizer(self, int key, description not None):
         """Of a key of factors: what p3.server.optimizers.describe() makes."""

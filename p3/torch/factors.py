@@ -164,7 +164,3 @@ class FactoredParameter(Parameter):
 
     def _skip(self, goes_on=True):
         return self._session.skip(self._round_key(), self._array, self.priority, goes_on=goes_on)
-
-    def _mean_gradient(self, operation):
-        # Of a key that the servers only relay, the sum is made here.
-        return self.landing.mul_(self._rescale) if self._layer.has_factors else super()._mean_gradient(operation)

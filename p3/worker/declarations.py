@@ -88,8 +88,7 @@ class Declarations:
 
     def _declare_factors(self, key: Key) -> int:
         session = self._session
-        average = key.axes.reduction == "average"
-        handle = session.core.declare_factors(str(key.name), key.factors, session.num_workers, average)
+        handle = session.core.declare_factors(str(key.name), key.factors, session.num_workers)
         optimizer = self._options.agreed(key.store, "optimizer")
         if optimizer is not None:
             session.core.set_optimizer(handle, optimizer)
