@@ -75,6 +75,7 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         Compression codec
         Reduction reduction
         Update update
+        cbool adds_up_on_machine() noexcept
     uint32_t c_slice_count "p3::slice_count"(const CKeyPlan&) noexcept
 
 

@@ -82,7 +82,7 @@ class Declarations:
         self._say_if_left_out(key)
         core, (rows, *of_row) = self._session.core, key.shape
         handle = core.declare_rows(str(key.name), rows, math.prod(of_row), DTYPES[key.dtype])
-        pushes = 1 if key.staleness > 0 else self._link.placement.pushes  # that a round's counts are of
+        pushes = 1 if key.staleness > 0 else self._link.placement.pushes(key.axes)  # that a round's counts are of
         core.choose_route(handle, pushes)
         return handle
 
