@@ -75,6 +75,7 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         Compression codec
         Reduction reduction
         Update update
+        cbool adds_up_on_machine() noexcept
     uint32_t c_slice_count "p3::slice_count"(const CKeyPlan&) noexcept
 
 
@@ -189,7 +190,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         size_t bytes(int, uint8_t) except +raise_as_python
         size_t row_bytes(int, uint8_t) except +raise_as_python
         size_t landing_bytes(int) except +raise_as_python
-        int declare_factors(string, const FactorShape&, int, cbool) except +raise_as_python
+        int declare_factors(string, const FactorShape&, int) except +raise_as_python
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         void init(int, const void*, void*, int32_t, Completion) except +raise_as_python
         void push(int, const void*, void*, int32_t, const RoundScalars&, Completion, cbool, cbool) except +raise_as_python

@@ -93,6 +93,13 @@ def codec_applies(description not None, str dtype not None, int dimensions):
     return compression_from(description).codec().is_for(dtype_of(DTYPES[dtype]), dimensions <= 1)
 
 
+def adds_up_on_machine(axes not None):
+    """Whether the workers of a machine may add up what they have for the servers of a key with these axes."""
+    cdef CKeyPlan plan
+    plan.staleness, plan.codec = axes.staleness, compression_from(axes.codec)
+    return plan.adds_up_on_machine()
+
+
 def codecs():
     """What each codec of gradients (include/p3/codec.h) says of itself, in the order of their numbers on the wire."""
     cdef vector[Codec*] all = c_codecs()
@@ -104,7 +111,6 @@ cdef dict codec_description(Codec* codec):
     return dict(
         name=codec.name, effect=codec.effect, options=[option_description(option) for option in options],
         residuals=codec.residuals(), carries_sums=codec.carries_sums(), makes_steps=codec.makes_steps(),
-        is_for_vectors=codec.is_for(DType.kFloat32, True),
     )
 
 
@@ -321,11 +327,11 @@ cdef class P3Worker:
     def set_momentum(self, int key, double momentum, double clip_norm=0.0):
         self.core.set_momentum(key, momentum, clip_norm)
 
-    def declare_factors(self, str name not None, shape, int workers, cbool average):
+    def declare_factors(self, str name not None, shape, int workers):
         """`shape`: rows, outputs and inputs of one worker's factors."""
         cdef FactorShape core_shape
         core_shape.rows, core_shape.outputs, core_shape.inputs = shape
-        return self.core.declare_factors(name, core_shape, workers, average)
+        return self.core.declare_factors(name, core_shape, workers)
 
     def set_optimizer(self, int key, description not None):
         """Of a key of factors: what p3.server.optimizers.describe() makes."""

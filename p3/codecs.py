@@ -36,7 +36,6 @@ class Codec(NamedTuple):
     residuals: int  # floats that a worker keeps for each element
     carries_sums: bool  # sums that the workers apply come back in it, too
     makes_steps: bool  # workers send steps that the servers subtract, and only those of any worker come back
-    is_for_vectors: bool  # or keys of one dimension stay plain
 
     def complete(self, **given: Any) -> Dict[str, Any]:
         """A compression with the standard values of what is not given."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, NamedTuple, Sequence, Tuple
 
-from p3.plan.key_plan import KeyPlan
+from p3.plan.key_plan import Axes, KeyPlan
 
 FRAME_BYTES = 80  # of a header
 _ELEMENT_BYTES = 4
@@ -25,7 +25,7 @@ class Card(NamedTuple):
 
 class Placement(NamedTuple):
     """The machine of each worker and of each server, by rank. `aggregates`: what a machine's workers have for the
-    servers, and the servers for them, goes through one of them (P3_LOCAL_AGGREGATION)."""
+    servers, and the servers for them, goes through one of them (P3_LOCAL_AGGREGATION), of keys that add up there."""
 
     workers: Tuple[int, ...]
     servers: Tuple[int, ...]
@@ -45,19 +45,21 @@ class Placement(NamedTuple):
         """A worker and a server on each machine."""
         return cls(tuple(range(machines)), tuple(range(machines)))
 
-    @property
-    def pushes(self) -> int:
-        """That reach a slice's server in a round: one of each worker, or of each machine with any."""
-        return len(set(self.workers)) if self.aggregates else len(self.workers)
+    def pushes(self, axes: Axes) -> int:
+        """That reach a slice's server in a round of such a key: one of each worker, or of each machine with any."""
+        return len(set(self.workers)) if self._adds_up(axes) else len(self.workers)
+
+    def _adds_up(self, axes: Axes) -> bool:
+        return self.aggregates and axes.adds_up_on_machine
 
     def cards(self, plan: KeyPlan) -> Dict[int, Card]:
         """Of each machine, in a round of a key of float32 in which every worker takes part."""
         return {machine: self._card(machine, plan) for machine in {*self.workers, *self.servers}}
 
     def _card(self, machine: int, plan: KeyPlan) -> Card:
-        here, pushes = self.workers.count(machine), self.pushes
+        here, pushes, adds_up = self.workers.count(machine), self.pushes(plan.axes), self._adds_up(plan.axes)
         away = len(self.workers) - here
-        pushers = min(here, 1) if self.aggregates else here  # who talk to servers
+        pushers = min(here, 1) if adds_up else here  # who talk to servers
         others = pushes - pushers
         owned = self.servers.count(machine) / len(self.servers)
         crossing = (1 - owned) * pushers + owned * others  # of each slice: pushes, and as many answers
@@ -66,7 +68,7 @@ class Placement(NamedTuple):
             return Card(headers + crossing * content, headers + crossing * content)
         # A worker's part leaves once for its server, which sends it to all pushers but the one that it came from.
         sent = (1 - owned) * here + owned * (here * others + away * (others - 1))
-        parts = away if self.aggregates else len(self.workers) - 1  # that a pusher gets
+        parts = away if adds_up else len(self.workers) - 1  # that a pusher gets
         received = owned * away + (1 - owned) * pushers * parts
         return Card(headers + sent * content, headers + received * content)
 

@@ -18,6 +18,7 @@ from typing import Callable, Mapping, Optional, Tuple, Union
 
 from p3 import secret_file
 from p3.errors import ConfigError
+from p3.plan import choices, combinations
 
 log = logging.getLogger("p3")
 
@@ -333,10 +334,7 @@ class Settings:
                     raise ConfigError("%s=%s: it must be %s." % (variable, shown, error)) from None
         _warn_of_unknown(env)
         if values.get("on_worker_loss") == "wait" and values.setdefault("local_aggregation", False):
-            raise ConfigError(
-                "P3_LOCAL_AGGREGATION=1 and P3_ON_WORKER_LOSS=wait exclude each other: what a worker had added up for "
-                "others would be lost with it. Leave P3_LOCAL_AGGREGATION unset."
-            )
+            raise ConfigError(combinations.refusal(choices.REPLACED, choices.AGGREGATION))
         return cls(**values)
 
     @property

@@ -81,8 +81,8 @@ def test_every_codec_of_gradients_has_a_numpy_reference():
 
 def test_the_core_is_imported_at_the_first_question():
     script = (
-        "import sys, p3.codecs as codecs, p3.server.options, p3.worker.dgc as dgc, p3.measure.replay.bound\n"
-        "assert not dgc.is_chosen(None) and 'p3._core' not in sys.modules\n"
+        "import sys, p3.codecs as codecs, p3.server.options, p3.plan.choices as choices, p3.measure.replay.bound\n"
+        "assert choices.of_compression(None) == choices.PLAIN and 'p3._core' not in sys.modules\n"
         "assert codecs.codecs() and 'p3._core' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=str(ROOT))

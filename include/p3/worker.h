@@ -127,9 +127,8 @@ class Worker {
   // this worker's factors, of shape.part_elements(), and the weight as the landing array, of shape.elements(), which must
   // hold what landed last; when it is done, this worker has updated the weight from the factors of all, as every other
   // has. Of a gated round nothing leaves before all is ready. init() only tells the servers of this worker: its arrays
-  // are ignored. The first weight is another key's to bring. `workers`: of the job. `average`: the sum of the gradients is
-  // divided by the number of workers that have one.
-  int declare_factors(std::string name, const FactorShape& shape, int workers, bool average);
+  // are ignored. The first weight is another key's to bring. `workers`: of the job.
+  int declare_factors(std::string name, const FactorShape& shape, int workers);
   // Before the key's first push. Without, the sum of the gradients takes the place of the weight.
   void set_optimizer(int key, const OptimizerSpec& spec);
 

@@ -16,7 +16,7 @@ from p3.cluster.demand import Demand
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
-from p3.plan import key_plan, planner
+from p3.plan import combinations, key_plan, planner
 from p3.plan.key_plan import Axes, KeyPlan
 
 # What one worker may have the scheduler keep: far more than jobs come to.
@@ -140,9 +140,8 @@ class Agreement:
         if len(shape) > _MAX_DIMENSIONS or math.prod([max(1, length) for length in shape]) >= 1 << 63:
             raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
         kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered")}
-        could_gather = kind["dtype"] == "float32" and not is_sparse and kind["staleness"] == 0 and math.prod(shape) > 0
-        if kind["gathered"] and not could_gather:
-            raise ProtocolError("%s announced key %r as a key of factors, which it cannot be" % (node, message["name"]))
+        if kind["gathered"] and math.prod(shape) == 0:
+            raise ProtocolError("%s announced the key of factors %r without elements" % (node, message["name"]))
         value = {"shape": shape, **kind}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
         for option in message["defaults"]:
@@ -161,6 +160,9 @@ class Agreement:
             parts=len(self._workers) if message["gathered"] else 0,
             **self._axes(message)._asdict(),
         )
+        problem = combinations.contradiction(plan)
+        if problem:
+            raise ProtocolError("%s announced key %r: %s" % (node, message["name"], problem))
         self._agreed[plan.wire_key] = plan.agreed(*identity, shape)
         return self._define(identity, plan, self._agreed[plan.wire_key], predecessor=plan.wire_key)
 

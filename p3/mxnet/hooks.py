@@ -138,7 +138,7 @@ def _adapt_trainer(trainer, store_type):
 
     @functools.wraps(init)
     def _init_kvstore(self):
-        from p3.worker import dgc
+        from p3.plan import choices, combinations
 
         config = self._kvstore_params
         kvstore = config["kvstore"]
@@ -147,11 +147,8 @@ def _adapt_trainer(trainer, store_type):
         compression = self._compression_params
         if isinstance(kvstore, store_type):
             compression = compression or kvstore._session.option(kvstore._store, "compression")
-        if is_p3 and scaled and dgc.is_chosen(compression):
-            raise ValueError(
-                "a loss scaler leaves out steps that overflow, and dgc has taken them by then, on the servers: use "
-                "another compression, or train without a loss scaler"
-            )
+        if is_p3 and scaled:
+            combinations.require("Trainer", choices.of_compression(compression), choices.SCALER)
         if is_p3 and scaled and config["update_on_kvstore"] is None:
             log.warning("a loss scaler is in use: the workers update the weights, and steps that overflow are skipped")
             config["update_on_kvstore"] = False

@@ -14,6 +14,7 @@ from p3.mxnet.factored_keys import FactoredKey
 from p3.mxnet.keys import DenseKey, is_sparse
 from p3.mxnet.optimizer_descriptions import updates_rows_alone
 from p3.mxnet.row_keys import RowKey, ServerRowKey
+from p3.plan import choices, combinations
 
 log = logging.getLogger("p3")
 
@@ -46,11 +47,9 @@ def before_first_push(store, entry, gradients):
     """The key, or the one that takes its place now that the storage of its gradients and the optimizer are known."""
     if store._session.rejoined_at is not None:
         if not store._servers_update:
-            raise MXNetError(
-                "this worker has taken the place of one that was lost, and the weights with it, as the workers update "
-                "them: only where the servers do (update_on_kvstore, and an optimizer that they know) can a worker be "
-                "replaced"
-            )
+            lost = choices.REPLACED.said("this worker has taken the place of a lost one")
+            updated_here = choices.no_optimizer("the workers update the weights")
+            combinations.require(f"{store._session.label}: key {entry.id!r}", lost, updated_here)
         store_snapshots.count_updates(store)
     entry = _factored(store, entry, gradients) or _settled(store, entry, is_sparse(gradients[0]))
     restore(store, entry)
@@ -105,8 +104,8 @@ def _factored(store, entry, gradients):
     layer = getattr(entry.parameter or store._priorities.parameter_of(entry.id, gradients), "_p3_layer", None)
     if layer is None or layer.shape is None:
         return None
-    if entry.declared.staleness > 0:
-        raise MXNetError(f"key {entry.id!r} has staleness, and factors are summed in common rounds: p3.factors needs 0")
+    of_key = choices.of_staleness(entry.declared.staleness)
+    combinations.require(f"{store._session.label}: key {entry.id!r}", of_key, choices.FACTORS)
     declared = layer.declare(entry.declared)
     if not layer.has_factors:
         return None

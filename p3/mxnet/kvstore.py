@@ -359,7 +359,7 @@ class P3KVStore(mx.kvstore.KVStore):
             if is_set:
                 return
             name = type(optimizer).__name__
-            self._staleness.require_none(f"{name} would update the weights on every worker, not on servers: {reason}")
+            self._staleness.require_servers(f"{name} runs on the workers: {reason}")
             log.warning("%s updates the weights on every worker, not on the servers: %s", name, reason)
             self._set_updater(mx.optimizer.get_updater(optimizer))
         else:
@@ -374,7 +374,7 @@ class P3KVStore(mx.kvstore.KVStore):
     @_call
     def _set_updater(self, updater):
         """`updater(key, sum, weight)` updates this worker's copy of the weights; all workers must do the same."""
-        self._staleness.require_none("there are no sums, so no worker can update the weights with them")
+        self._staleness.require_servers("an updater runs on the workers")
         if self._servers_update:
             raise MXNetError(
                 f"the servers update this store's weights with {type(self._optimizer).__name__} already; "

@@ -13,7 +13,7 @@ from p3._core import DTYPES, MASTER, state_parts
 from p3.frontend.states import fetch, give, has_a_say
 from p3.mxnet import optimizer_states
 from p3.mxnet.optimizer_descriptions import describe
-from p3.worker import dgc
+from p3.plan import choices, combinations
 
 
 def save(store, path, dump_optimizer):
@@ -49,7 +49,7 @@ def load(store, path):
 
 def begin_anew(store):
     """For an optimizer that takes the place of one of its kind: its states begin as MXNet would begin them."""
-    if dgc.is_chosen(store._session.option(store._store, "compression")):
+    if _compression_of(store) == choices.DGC:
         return  # each worker keeps its momentum
     begun = [store._keys[key] for key in store._loaded_states] + store._pushed_keys()
     store._loaded_states = {}
@@ -79,12 +79,13 @@ def _optimizer_of(store, action):
     optimizer = store._optimizer
     if optimizer is None:
         raise MXNetError(f"no optimizer was set on this store, so no states can be {action}; call set_optimizer")
-    if dgc.is_chosen(store._session.option(store._store, "compression")):
-        raise MXNetError(
-            f"with dgc each worker has a momentum of its own, so no file of states can be {action}; kv.snapshot and "
-            "kv.resume keep all of them"
-        )
+    where = f"{store._session.label}: store {store._store}"
+    combinations.require(where, _compression_of(store), choices.STATE_FILES.said(f"to be {action}"))
     return optimizer
+
+
+def _compression_of(store):
+    return choices.of_compression(store._session.option(store._store, "compression"))
 
 
 def _require_same_kind(store, optimizer, saved, path):

@@ -9,7 +9,7 @@ import math
 
 from mxnet.base import MXNetError
 
-from p3.plan import key_plan
+from p3.plan import choices, combinations, key_plan
 
 SYNC, ASYNC, SSP = "p3_sync", "p3_async", "p3_ssp"
 
@@ -46,10 +46,10 @@ class Staleness:
         else:
             self._of_keys.update(dict.fromkeys(keys, rounds))
 
-    def require_none(self, what):
-        """MXNetError, if there is any: `what` cannot be had with it."""
-        if self:
-            raise MXNetError(f"{self._kind}: {what}. Use an optimizer that the servers know, or p3_sync")
+    def require_servers(self, why_not):
+        """ValueError, if there is any, as the servers do not update: `why_not`."""
+        asked = choices.STALE if self else choices.SYNCHRONOUS
+        combinations.require(self._kind, asked, choices.no_optimizer(why_not))
 
     def describe(self):
         """For the log."""

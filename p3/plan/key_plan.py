@@ -66,6 +66,13 @@ class Axes(NamedTuple):
         """Nothing of a gradient may leave before all of it is known, as its norm is."""
         return self.takes_steps and self.codec["clip_norm"] > 0
 
+    @property
+    def adds_up_on_machine(self) -> bool:
+        """Whether the workers of a machine may add up what they have for the servers (P3_LOCAL_AGGREGATION)."""
+        from p3 import _core  # here: the scheduler needs no core, unless gradients are compressed
+
+        return _core.adds_up_on_machine(self)
+
 
 class KeyPlan(NamedTuple):
     """As the core's (include/p3/key_plan.h), which checks every plan it is given: ValueError if it makes no sense."""

@@ -22,6 +22,7 @@ from p3.cluster.messages import columns, sendable
 from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
 from p3.errors import ConfigError, RendezvousError
+from p3.plan import combinations
 from p3.plan.key_plan import KeyPlan
 from p3.server.options import validate
 from p3.server.snapshot_writer import SnapshotWriter
@@ -39,6 +40,9 @@ def apply(core: P3Server, message: dict) -> Optional[dict]:
     ValueError if it makes no sense."""
     if message["kind"] == "define":
         plan = KeyPlan.of(message)
+        problem = combinations.contradiction(plan)
+        if problem:
+            raise ValueError("key %r: %s" % (message["name"], problem))
         if message["predecessor"] == plan.wire_key:
             core.define(plan, str(message["name"]), message["store"])
         else:

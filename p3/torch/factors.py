@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 import torch
 
+from p3.plan import choices, combinations
 from p3.torch import job
 from p3.torch.arrays import as_numpy
 from p3.torch.parameter import Parameter
@@ -102,10 +103,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         if weight.grad is not None:
-            raise ValueError(
-                "%s has a gradient already, to which factors cannot be added: call zero_grad() before each backward(), "
-                "or leave its layer out of p3.torch.factors" % ctx.layer.name
-            )
+            combinations.require("parameter %s" % ctx.layer.name, choices.FACTORS, choices.ADDED_UP)
         dx = dy.matmul(weight) if ctx.needs_input_grad[0] else None
         gradient = torch.empty_like(weight)
         gradient[-1, -1] = torch.nan
@@ -122,11 +120,6 @@ class FactoredParameter(Parameter):
     another one gathers them."""
 
     def __init__(self, session, store, name, tensor, group, update_here, staleness) -> None:
-        if staleness != 0:
-            raise ValueError(
-                "%s: factors are summed in common rounds, and with staleness there are none: leave out one of the two"
-                % name
-            )
         self._layer = tensor._p3_layer
         self._factors_key: Any = None
         super().__init__(session, store, name, tensor, group, update_here, staleness)
@@ -164,7 +157,3 @@ class FactoredParameter(Parameter):
 
     def _skip(self, goes_on=True):
         return self._session.skip(self._round_key(), self._array, self.priority, goes_on=goes_on)
-
-    def _mean_gradient(self, operation):
-        # Of a key that the servers only relay, the sum is made here.
-        return self.landing.mul_(self._rescale) if self._layer.has_factors else super()._mean_gradient(operation)

@@ -71,8 +71,6 @@ def DistributedOptimizer(  # a class to its users
     if compression is not None:
         compression = codecs.complete(compression) if isinstance(compression, dict) else compression
         options.validate("compression", compression)
-    if grad_scaler is not None and not (synchronous or max_grad_norm is not None):
-        raise ValueError("grad_scaler needs synchronous=True: GradScaler must see the mean gradients before the update")
     if isinstance(optimizer, _Distributed):
         optimizer.release()
         optimizer.__class__ = type(optimizer).__bases__[1]

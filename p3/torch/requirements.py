@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from itertools import chain, starmap, zip_longest
+from itertools import chain, islice, starmap, zip_longest
 from typing import Any, Dict, Iterable, List
 
 import torch
 
+from p3.plan import choices, combinations
+from p3.plan.choices import Choice
 from p3.torch.arrays import DTYPES, is_dense
 
 
@@ -36,6 +38,18 @@ def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tenso
             )
         _require_supported(names[tensor], tensor)
     _require_apart(parameters, names)
+
+
+def require_together(session, optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str],
+                     asked: Iterable[Choice]) -> None:  # fmt: skip
+    """ValueError unless what the script has `asked` for goes together, and with this optimizer and its parameters."""
+    tensors = list(_parameters(optimizer))
+    found = {choices.FACTORS: (one for one in tensors if hasattr(one, "_p3_layer")),
+             choices.GPU: (one for one in tensors if one.device.type != "cpu")}  # fmt: skip
+    chosen = [choice.said(names[one]) for choice, those in found.items() for one in islice(those, 1)]
+    if any(isinstance(value, torch.Tensor) for one in optimizer.state.values() for value in one.values()):
+        chosen.append(choices.STEPS_TAKEN)
+    combinations.require("%s: DistributedOptimizer" % session.label, *asked, *chosen)
 
 
 def require_same_parameters(optimizer: torch.optim.Optimizer, known: Iterable[torch.Tensor]) -> None:

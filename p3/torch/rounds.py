@@ -17,6 +17,8 @@ import torch
 from p3.errors import ConfigError
 from p3.frontend import snapshots
 from p3.frontend.order import Order
+from p3.plan import choices, combinations, key_plan
+from p3.plan.choices import Choice
 from p3.settings import Settings
 from p3.torch import job, pending, rules, staging, states
 from p3.torch.arrays import on_host
@@ -26,9 +28,9 @@ from p3.torch.control import Control
 from p3.torch.factors import FactoredParameter
 from p3.torch.forward import Forward, named_parameters
 from p3.torch.parameter import Parameter
-from p3.torch.requirements import require_parameters, require_same_parameters
+from p3.torch.requirements import require_parameters, require_same_parameters, require_together
 from p3.torch.scaling import Scaling
-from p3.worker import dgc, partitions
+from p3.worker import partitions
 from p3.worker.key import Key
 
 log = logging.getLogger("p3.torch")
@@ -46,11 +48,10 @@ class Rounds(job.Held, snapshots.Trainer):
                  staleness: Union[int, float], grad_scaler: Any = None) -> None:  # fmt: skip
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
-        if settings.replaces_workers:
-            raise ConfigError(
-                "P3_ON_WORKER_LOSS=wait: p3.torch cannot replace a lost worker; unset it, and let the job start again "
-                "from a snapshot: p3 run --restarts"
-            )
+        of_job = choices.of_job(takes_snapshots=False, replaces_workers=settings.replaces_workers)
+        refusal = combinations.refusal(choices.TORCH, *of_job)
+        if refusal:
+            raise ConfigError(refusal)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
         self._max_grad_norm = max_grad_norm
         self._is_paused = self._has_begun = False
@@ -61,17 +62,20 @@ class Rounds(job.Held, snapshots.Trainer):
         self._is_synchronized = False  # of a synchronous one: the gradients are the mean ones
         self._was_empty = False  # no worker had any: the step's may be to come, on this worker or another one
         self._scaling = Scaling(session, self, grad_scaler)
+        chosen_rules = self._choose_rules(synchronous, max_grad_norm)
+        self._updates_here = choices.NO_RULE in chosen_rules
         synchronous = synchronous or max_grad_norm is not None
-        self._updates_here = synchronous or not self._servers_know_it()
         self._is_synchronous = synchronous or (self._updates_here and not rules.updates_parameters_alone(self._kind))
-        if staleness != 0:
-            self._require_apart(settings)
         self._staleness = staleness
         self._watches_all = self._is_synchronous or settings.check > 0
-        if dgc.is_chosen(compression):
-            self._require_steps_on_servers()
         names = {tensor: name for name, tensor in named_parameters(models)}
         require_parameters(optimizer, names)
+        asked = [choices.of_compression(compression), choices.of_staleness(key_plan.staleness(staleness)),
+                 *chosen_rules]  # fmt: skip
+        asked += [choices.CHECK] * (settings.check > 0)
+        asked += [choices.NAMED_SCALER] * (grad_scaler is not None)
+        asked += [choices.UNAWAITED] * (not synchronous)
+        require_together(session, optimizer, names, asked)
         self._release_former()
         self._stores = [session.new_store() for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
@@ -145,14 +149,6 @@ class Rounds(job.Held, snapshots.Trainer):
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
         }
 
-    def _require_apart(self, settings: Settings) -> None:
-        if self._updates_here:
-            raise ValueError("staleness needs an optimizer that the servers have, and neither synchronous=True nor "
-                             "max_grad_norm, for which there is no mean gradient to wait for: leave out staleness, or "
-                             "those")  # fmt: skip
-        if settings.check > 0:
-            raise ValueError("P3_CHECK is set, but with staleness the workers' parameters differ; unset it")
-
     def _log_other_mathematics(self, compression: Optional[Dict[str, Any]]) -> None:
         if self._staleness != 0:
             log.warning("staleness %s: each gradient updates the weights at once, so no two runs are alike",
@@ -166,32 +162,16 @@ class Rounds(job.Held, snapshots.Trainer):
                  "than float32, and with dgc those of one dimension, as they are",
                  len(compressed), len(self._parameters), kind)  # fmt: skip
 
-    def _require_steps_on_servers(self) -> None:
-        """ValueError, as long as nothing has been declared, unless dgc can train all of this optimizer."""
-        if self._updates_here:
-            raise ValueError(
-                "dgc needs the update on the servers, by torch.optim.SGD: leave out synchronous and max_grad_norm (the "
-                "compression has a clip_norm), or use another compression"
-            )
-        for group in self._optimizer.param_groups:
-            dgc.require_sgd(rules.describe(self._kind, group))
-            if any(tensor.device.type != "cpu" for tensor in group["params"]):
-                raise ValueError("dgc trains parameters on the CPU only: use another compression")
-        if any(isinstance(value, torch.Tensor) for one in self._optimizer.state.values() for value in one.values()):
-            raise ValueError(
-                "dgc has a momentum on each worker, and cannot take over that of an optimizer which has taken steps: "
-                "resume from a snapshot, or begin with a new optimizer"
-            )
-
-    def _servers_know_it(self) -> bool:
+    def _choose_rules(self, synchronous: bool, max_grad_norm: Optional[float]) -> List[Choice]:
+        """What updates each group on the servers; or why nothing does."""
+        if synchronous or max_grad_norm is not None:
+            return [choices.no_optimizer("synchronous=True" if synchronous else "max_grad_norm is set")]
         try:
-            for group in self._optimizer.param_groups:
-                rules.describe(self._kind, group)
+            return [choices.of_optimizer(rules.describe(self._kind, one)) for one in self._optimizer.param_groups]
         except rules.NotOnServer as error:
             if self._session.rank == 0:
                 log.warning("%s updates on the workers: %s", self._kind.__name__, error)
-            return False
-        return True
+            return [choices.no_optimizer(str(error))]
 
     def _declare(self, names: Dict[torch.Tensor, str], settings: Settings) -> None:
         with_rows = set() if self._is_synchronous else self._sparse
@@ -508,7 +488,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def join(self, after_step: Optional[Callable[[], Any]]) -> None:
         if self._has_closure:
-            raise ValueError("join() cannot follow steps with a closure, which may compute many gradients in one step")
+            combinations.require(self._session.label, choices.JOIN, choices.CLOSURE)
         self._begin()
         self._land()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from p3 import codecs
+from p3.plan import choices, combinations
 from p3.worker.loss_scale import LossScale
 
 
@@ -33,11 +33,7 @@ class Scaling:
         """ValueError if a scaler is in use that what is left out cannot follow."""
         kept = next((one for one in self._rounds.parameters if one.keeps_residual), None)
         if self._scaler is None and kept is not None:
-            raise ValueError(
-                "the compression keeps what it leaves out of the gradient of %s, which has the scale of the loss: pass "
-                "grad_scaler=scaler to DistributedOptimizer, so that both change together; or use %s"
-                % (kept.name, " or ".join(codec.name for codec in codecs.codecs().values() if not codec.residuals))
-            )
+            combinations.require("parameter %s" % kept.name, choices.RESIDUAL, choices.UNNAMED_SCALER)
 
     def before_push(self) -> None:
         if self._scaler is None or self._is_round_open:

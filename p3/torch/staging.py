@@ -31,6 +31,7 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence, Tuple, Typ
 
 import torch
 
+from p3.plan import choices, combinations
 from p3.torch.arrays import DEVICES, as_numpy, flat
 from p3.torch.arrivals import Arrival, Arrivals
 from p3.torch.comparisons import Comparisons
@@ -54,11 +55,7 @@ def kind_of(name: str, tensor: torch.Tensor, has_rows: bool) -> Type[Parameter]:
     if tensor.device.type not in DEVICES:
         return RowParameter if has_rows else Parameter
     if has_rows:
-        raise ValueError(
-            "parameter %s has sparse gradients, and is on %s, where the number of their rows is not known without "
-            "waiting for the device; pass sparse=False to its module, or keep the module on the CPU"
-            % (name, tensor.device)
-        )
+        combinations.require("parameter %s" % name, choices.ROWS, choices.GPU.said(str(tensor.device)))
     return StagedParameter
 
 

@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable
 import torch
 
 from p3.frontend import states as states_of_servers
+from p3.plan import choices, combinations
 from p3.torch import rules
 from p3.torch.arrays import in_memory_order, like
 from p3.torch.parameter import Parameter
@@ -83,10 +84,7 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
 
 def _require_no_momentum(parameter: Parameter, state: Dict[str, Any]) -> None:
     if state:
-        raise ValueError(
-            "the state of %s has a momentum, which dgc keeps on each worker: p3.torch.resume() brings it back from "
-            "a snapshot, and without one leave the optimizer's state out" % parameter.name
-        )
+        combinations.require("parameter %s" % parameter.name, choices.DGC, choices.STATE_FILES.said("with a momentum"))
     if parameter.updates > 0:
         raise ValueError(
             "the state has no momentum of %s, but dgc keeps one on each worker, and cannot begin anew: load an "

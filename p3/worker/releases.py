@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Sequence, Set
 
+from p3.plan import choices, combinations
 from p3.worker.key import Key
 from p3.worker.link import Link
 
@@ -30,11 +31,8 @@ class Releases:
     def release(self, store: int, is_settled: Callable[[], bool]) -> None:
         """See Session.release. `is_settled`: all keys are agreed, and no rows move."""
         session = self._session
-        if self._link.replaces_workers:
-            raise ValueError(
-                "%s: store %d cannot be released where a lost worker is replaced (P3_ON_WORKER_LOSS=wait): its "
-                "successor must find the keys that it had" % (session.label, store)
-            )
+        of_job = choices.of_job(takes_snapshots=False, replaces_workers=self._link.replaces_workers)
+        combinations.require("%s: store %d" % (session.label, store), choices.RELEASE, *of_job)
         if store not in self._asked:  # a second call waits on
             if any(self._is_captured(key) for key in self._keys(store)):
                 session.snapshots.finish()

@@ -12,6 +12,7 @@ import threading
 from typing import Any, Dict, Optional, Set
 
 from p3._core import DTYPES, state_parts
+from p3.plan import choices, combinations
 from p3.plan.key_plan import KeyPlan
 from p3.worker.key import Agreed, Identity, Key, Name
 from p3.worker.link import Link
@@ -49,16 +50,10 @@ class Repartition:
                 "%s: key %r cannot get %r partitions: only rank 0 cuts sparse keys anew, into at most their rows"
                 % (session.label, key.name, partitions)
             )
-        if self._link.replaces_workers:
-            raise ValueError(
-                "%s: rows do not move where a lost worker is replaced (P3_ON_WORKER_LOSS=wait); set P3_PARTITIONS"
-                % session.label
-            )
-        if key.staleness > 0:
-            raise ValueError(
-                "%s: key %r has staleness, so its workers have no round in common after which its rows could move; set "
-                "P3_PARTITIONS before it is declared" % (session.label, key.name)
-            )
+        of_job = choices.of_job(takes_snapshots=False, replaces_workers=self._link.replaces_workers)
+        combinations.require(
+            "%s: key %r" % (session.label, key.name), choices.MOVING, choices.of_staleness(key.staleness), *of_job
+        )
         if self.is_moving(key):
             raise ValueError("%s: key %r is already moving to other partitions" % (session.label, key.name))
         if self.partitions(key) == 0:

@@ -144,14 +144,12 @@ class Session(Control):
         A `sparse` key is one of rows, which its first dimension counts: use init_rows(), pushpull_rows() and their
         like. `dtype` is a name of _core.DTYPES, or a NumPy type. `staleness`: how many rounds the fastest worker may be
         ahead of the slowest, or math.inf; each push of such a key updates it at once, so its store needs an optimizer.
-        ValueError if this worker declared the key with another shape or type, or if the job's settings exclude
-        staleness. Another worker's contradiction fails the job, with an error that names both workers.
+        ValueError if this worker declared the key with another shape or type, or if its store or the job's settings
+        exclude it (p3/plan/combinations.py). Another worker's contradiction fails the job, with an error that names
+        both workers.
         """
         self.check()
-        declared = keys_of_jobs.checked(self.label, store, name, shape, dtype, sparse, staleness)
-        if declared.staleness > 0:
-            self._declarations.require_no_common_state(declared)
-        return self._declare(declared)
+        return self._declare(keys_of_jobs.checked(self.label, store, name, shape, dtype, sparse, staleness))
 
     def _declare(self, declared: Key) -> Key:
         store = declared.store
@@ -160,6 +158,7 @@ class Session(Control):
             if key is not None:
                 keys_of_jobs.require_same(self.label, key, declared)
                 return key
+            self._declarations.require_together(declared)
             key = declared._replace(axes=self._declarations.axes_of(declared))
             key = key._replace(handle=self._declarations.declare_to_core(key))
             self._keys[key.identity] = key
@@ -184,9 +183,8 @@ class Session(Control):
         """
         self.check()
         shape = (factors.rows, factors.width)
-        declared = keys_of_jobs.checked(self.label, store, name, shape, "float32", False, 0)._replace(factors=factors)
-        self._declarations.require_weights_on_servers(declared)
-        return self._declare(declared)
+        declared = keys_of_jobs.checked(self.label, store, name, shape, "float32", False, 0)
+        return self._declare(declared._replace(factors=factors))
 
     def give_momentum(self, store: int) -> None:
         """To the keys whose momentum this worker applies, when the optimizer is known."""
@@ -345,15 +343,10 @@ class Session(Control):
     def begin_push(self, key: Key, order: Optional[int] = None) -> None:
         """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well. `order`: of the key
         among those of its store, if the script says so (see Steps.push)."""
-        if key.staleness > 0 and self._options.wanted(key.store, "optimizer") is None:
-            raise ValueError(
-                "%s: key %r has staleness, so the servers update it at once: set an optimizer that they know before "
-                "its first push" % (self.label, key.name)
-            )
         known = self._keys.get(key.identity)
         if known is None or known.handle != key.handle:
             raise ValueError("%s: key %r is gone: its store %d was released" % (self.label, key.name, key.store))
-        self._options.begin_push(key.store)
+        self._options.begin_push(key, self._declarations.require_to_push)
         self.progress.push(key, order)
 
     # What its parts ask

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
-from p3.plan import planner
+from p3.plan import choices, combinations, planner
 from p3.server.options import validate
-from p3.worker import dgc
+from p3.worker.key import Key
 from p3.worker.link import Link
 from p3.worker.repartition import Repartition
 
@@ -22,6 +22,7 @@ class StoreOptions:
         self._wanted: Dict[Tuple[int, str], dict] = {}  # store and name -> what this worker asked for
         self._agreed: Dict[Tuple[int, str], dict] = {}
         self._pushed: Set[int] = set()  # stores to which this worker has pushed
+        self._pushed_keys: Dict[int, Set[int]] = {}  # by store: the handles of its keys to which it has
         session.handle("option_agreed", self._on_agreed)
 
     def wanted(self, store: int, name: str) -> Optional[dict]:
@@ -34,16 +35,18 @@ class StoreOptions:
         """Those that the store's first key settles, as this worker has not set them."""
         return [option for option in planner.OPTIONS if (store, option) not in self._wanted]
 
-    def begin_push(self, store: int) -> None:
-        """Before the store's first push: whether this worker goes without an optimizer is compared with what others
-        have set, or their rounds would be updated, and ours summed."""
-        if store in self._pushed:
+    def begin_push(self, key: Key, require: Callable[[Key], None]) -> None:
+        """Before a key's first push, `require(key)`: an optimizer is set by now, or never. Before the store's: whether
+        this worker goes without one is compared with what others have set, or their rounds would be updated, and ours
+        summed."""
+        store = key.store
+        if key.handle in self._pushed_keys.get(store, ()):
             return
         with self._session.changed:
-            goes_without = (store, "optimizer") not in self._wanted
-            if goes_without and dgc.is_chosen(self.wanted(store, "compression")):
-                dgc.require_optimizer(self._session.label, store)
+            require(key)
+            goes_without = store not in self._pushed and (store, "optimizer") not in self._wanted
             self._pushed.add(store)
+            self._pushed_keys.setdefault(store, set()).add(key.handle)
         if goes_without:
             self._link.send({"kind": "option", "store": store, "name": "optimizer", "value": {}})
 
@@ -61,8 +64,8 @@ class StoreOptions:
         if before is None:
             aggregates = self._link.settings.local_aggregation and session.local_size > 1
             if name == "compression" and aggregates and session.local_rank == 0:
-                text = "%s: store %d is compressed, so each worker of this machine pushes on its own"
-                log.info(text, session.label, store)
+                text = combinations.yielding(choices.AGGREGATION, choices.of_compression(value))
+                log.info("%s: store %d: %s", session.label, store, text)
             if name == "compression" and session.rank == 0:
                 log.warning("%s: store %d is compressed, %s. That is lossy: training differs from uncompressed",
                             session.label, store, value)  # fmt: skip
@@ -81,10 +84,11 @@ class StoreOptions:
 
     def _require_together(self, store: int, name: str, value: dict) -> None:
         options = {each: self.wanted(store, each) for each in ("compression", "optimizer", "reduction")}
-        try:
-            dgc.require_together({**options, name: value})
-        except ValueError as error:
-            raise ValueError("%s: store %d: %s" % (self._session.label, store, error)) from None
+        options[name] = value
+        chosen = [choices.of_compression(options["compression"]), choices.of_reduction(options["reduction"])]
+        if options["optimizer"] is not None:  # else it may still come, before the first push
+            chosen.append(choices.of_optimizer(options["optimizer"]))
+        combinations.require("%s: store %d" % (self._session.label, store), *chosen)
 
     def _require_still_open(self, store: int, name: str, value: dict) -> None:
         session = self._session
@@ -112,6 +116,7 @@ class StoreOptions:
             for known in [one for one in table if one[0] == store]:
                 del table[known]
         self._pushed.discard(store)
+        self._pushed_keys.pop(store, None)
 
     def _on_agreed(self, message: dict) -> None:
         self._agreed[message["store"], message["name"]] = message["value"]

@@ -95,7 +95,8 @@ void ServerSlice::update() {
   if (sum != nullptr && key.plan.takes_steps()) {
     take_step(static_cast<const float*>(sum));
   } else if (sum != nullptr && its == nullptr) {
-    if (key.plan.averages()) divide_sum(dtype_, sum, key.divisor(round_.present), elements_);
+    const bool divides = key.plan.averages() && !key.plan.is_gathered();  // a part is no gradient: its workers divide
+    if (divides) divide_sum(dtype_, sum, key.divisor(round_.present), elements_);
     publish_sum(sum);
   } else if (sum != nullptr) {
     make_state(*its);

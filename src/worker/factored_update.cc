@@ -7,9 +7,8 @@
 
 namespace p3 {
 
-FactoredUpdate::FactoredUpdate(const FactorShape& shape, int workers, bool average)
+FactoredUpdate::FactoredUpdate(const FactorShape& shape, int workers)
     : shape_(shape),
-      average_(average),
       gathered_(shape.part_elements() * static_cast<size_t>(workers)),
       present_(static_cast<size_t>(workers)),
       sum_(shape) {}
@@ -35,10 +34,11 @@ bool FactoredUpdate::update(float* weight, int rank, const float* own, RoundScal
     present_[worker] = false;
   }
   if (parts.empty()) return false;
-  const int present = static_cast<int>(parts.size());
+  const bool divides = reduction_ != Reduction::kSum;
+  const int divisor = static_cast<int>(reduction_ == Reduction::kMean ? present_.size() : parts.size());
   if (optimizer_ != nullptr && state_.empty())
     optimizer_->start_state(DType::kFloat32, weight, make_state().data(), shape_.elements());
-  if (average_) round.rescale /= present;
+  if (divides) round.rescale /= divisor;
   block_.resize(FactorSum::kBlock * shape_.inputs);
   std::vector<void*> state(state_.size());
   for (size_t first = 0; first < shape_.outputs; first += FactorSum::kBlock) {
@@ -47,7 +47,7 @@ bool FactoredUpdate::update(float* weight, int rank, const float* own, RoundScal
     float* const sum = optimizer_ != nullptr ? block_.data() : weight + offset;
     sum_.rows(parts, first, rows, sum);
     if (optimizer_ == nullptr) {
-      if (average_) divide_sum(DType::kFloat32, sum, present, elements);
+      if (divides) divide_sum(DType::kFloat32, sum, divisor, elements);
       continue;
     }
     for (size_t i = 0; i < state.size(); ++i) state[i] = state_[i].data() + offset;

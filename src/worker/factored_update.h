@@ -9,18 +9,20 @@
 #include <vector>
 
 #include "numeric/factors.h"
+#include "p3/key_plan.h"
 #include "p3/optimizer.h"
 
 namespace p3 {
 
 class FactoredUpdate {
  public:
-  // `average`: the sum is divided by how many workers have a gradient.
-  FactoredUpdate(const FactorShape& shape, int workers, bool average);
+  FactoredUpdate(const FactorShape& shape, int workers);
 
   const FactorShape& shape() const { return shape_; }
   uint32_t workers() const { return static_cast<uint32_t>(present_.size()); }
   bool has_optimizer() const { return optimizer_ != nullptr; }
+  // What becomes of the workers' gradients; before the first update.
+  void set_reduction(Reduction reduction) { reduction_ = reduction; }
   // Before the first update. Without one the sum takes the weight's place.
   void set_optimizer(std::unique_ptr<const Optimizer> optimizer) { optimizer_ = std::move(optimizer); }
 
@@ -40,7 +42,7 @@ class FactoredUpdate {
   std::vector<void*> make_state();
 
   const FactorShape shape_;
-  const bool average_;
+  Reduction reduction_ = Reduction::kSum;
   std::unique_ptr<const Optimizer> optimizer_;
   std::vector<float> gathered_;  // a part of each worker, by rank; its own stays empty, unless it leads others
   std::vector<bool> present_;    // in this round

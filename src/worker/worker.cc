@@ -110,10 +110,10 @@ void Worker::set_momentum(int handle, double momentum, double clip_norm) {
   key.clip_norm = clip_norm;
 }
 
-int Worker::declare_factors(std::string name, const FactorShape& shape, int workers, bool average) {
+int Worker::declare_factors(std::string name, const FactorShape& shape, int workers) {
   if (shape.part_elements() == 0 || workers < 1) impl_->refuse_call("key '" + name + "' has no factors");
   const int handle = impl_->add_key(std::move(name), shape.part_elements(), DType::kFloat32, 0, {});
-  impl_->key(handle).factored = std::make_unique<FactoredUpdate>(shape, workers, average);
+  impl_->key(handle).factored = std::make_unique<FactoredUpdate>(shape, workers);
   return handle;
 }
 
@@ -209,6 +209,7 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
     key.plan = plan;
     key.catches_up = catches_up;
+    if (key.factored != nullptr) key.factored->set_reduction(plan.reduction);
     const bool aggregated = plan.adds_up_on_machine();
     key.by_leader = aggregated && impl_->leader_van_ >= 0;
     if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(key, plan, 1);

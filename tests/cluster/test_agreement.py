@@ -68,9 +68,14 @@ def test_a_gathered_key_has_a_part_of_each_worker():
         job.announce(1, "w", (3, 5))
 
 
-@pytest.mark.parametrize("wrong", [{"shape": (0, 5)}, {"dtype": "float16"}, {"sparse": True}, {"staleness": 1}])
-def test_what_cannot_be_gathered_is_refused(wrong):
-    with pytest.raises(ProtocolError, match="as a key of factors, which it cannot be"):
+@pytest.mark.parametrize("wrong, problem", [
+    ({"shape": (0, 5)}, "the key of factors 'w' without elements"),
+    ({"dtype": "float16"}, r"factors and a type other than float32 \(float16\) exclude each other"),
+    ({"sparse": True}, "factors and rows exclude each other"),
+    ({"staleness": 1}, "staleness and factors exclude each other"),
+])  # fmt: skip
+def test_what_cannot_be_gathered_is_refused(wrong, problem):
+    with pytest.raises(ProtocolError, match=r"worker 0 .* announced .*%s" % problem):
         Job().announce(0, "w", **{"shape": (3, 5), "gathered": True, **wrong})
 
 

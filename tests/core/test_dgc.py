@@ -255,31 +255,6 @@ def test_it_needs_options_that_make_sense():
             job.workers[0].residual_floats(job.key(3))
 
 
-SGD = {"name": "sgd", "momentum": 0.9, "clip_gradient": -1.0, "multi_precision": False}
-TORCH_SGD = {"name": "torch_sgd", "momentum": 0.9, "dampening": 0.0, "nesterov": False, "maximize": False}
-
-
-@pytest.mark.parametrize(
-    "optimizer, message",
-    [
-        (dict(SGD, name="adam"), "dgc is for SGD with momentum alone, not for adam"),
-        (dict(SGD, clip_gradient=1.0), "leave out clip_gradient, and give the compression a clip_norm"),
-        (dict(TORCH_SGD, nesterov=True), "leave out nesterov=True"),
-        (dict(TORCH_SGD, dampening=0.5), "leave out dampening=0.5"),
-        (dict(TORCH_SGD, maximize=True), "leave out maximize=True"),
-    ],
-)
-def test_other_optimizers_are_refused_by_name(optimizer, message):
-    with pytest.raises(ValueError) as caught:
-        dgc.require_sgd(optimizer)
-    assert message in str(caught.value)
-
-
-def test_sgd_of_both_kinds_is_taken():
-    for optimizer in (SGD, TORCH_SGD, dict(SGD, momentum=0.0)):
-        dgc.require_sgd(optimizer)
-
-
 def test_the_norm_of_many_workers_is_that_of_the_option():
     assert dgc.local_clip_norm({"clip_norm": 6.0}, 4) == 3.0
     assert math.isclose(dgc.local_clip_norm({"clip_norm": 1.0}, 3), 3**-0.5)

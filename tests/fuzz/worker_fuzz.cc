@@ -88,7 +88,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool has_factors = apart & 4 && !is_apart;
   std::array<KeyPlan, 2> plans = {plan_of(1, 0, is_apart), plan_of(2, 3, is_apart)};
   if (has_factors)
-    plans[0].parts = 2, plans[0].update = Update::kWorkers;
+    plans[0].parts = 2, plans[0].update = Update::kWorkers,
+    plans[0].reduction = apart & 2 ? Reduction::kAverage : Reduction::kSum;
   else
     plans[0].codec = compression, plans[0].update = takes_steps ? Update::kSteps : Update::kServers;
 
@@ -101,8 +102,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   worker.add_server(0, server.connect(), "the server");
   if (leads || follows) worker.add_local(follows ? 0 : 1, neighbour.connect(), "its neighbour");
   worker.start();
-  const int key = has_factors ? worker.declare_factors("w", {4, 10, 5}, 2, /*average=*/apart & 2)
-                              : worker.declare("w", 60, DType::kFloat32, compression);
+  const int key =
+      has_factors ? worker.declare_factors("w", {4, 10, 5}, 2) : worker.declare("w", 60, DType::kFloat32, compression);
   const int rows = worker.declare_rows("emb", 20, 3, DType::kFloat32);
   worker.agree(key, plans[0]);
   worker.agree(rows, plans[1]);

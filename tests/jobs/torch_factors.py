@@ -103,7 +103,7 @@ def refused():
     assert type(p3.torch.factors(shared)[0]) is nn.Linear  # stays dense
     assert type(p3.torch.factors(nn.Linear(8, 8).double())) is nn.Linear
     model = p3.torch.factors(make_model(), route="factors")
-    expect("there are none: leave out one of the two", lambda: distribute(model, staleness=2))
+    expect("staleness and factors (0.weight) exclude each other", lambda: distribute(model, staleness=2))
 
     # A copy, as for a moving average, computes as a plain layer with its own weight.
     copied = copy.deepcopy(model)
@@ -118,7 +118,7 @@ def refused():
     model = p3.torch.factors(make_model(), route="factors")
     optimizer = distribute(model)
     nn.functional.cross_entropy(model(x), y).backward()
-    expect("to which factors cannot be added", nn.functional.cross_entropy(model(x), y).backward)
+    expect("factors and gradients of several backward passes", nn.functional.cross_entropy(model(x), y).backward)
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(x) + model(x), y).backward()
     expect("times in one step", optimizer.step)

@@ -18,7 +18,8 @@ def test_weights_are_those_of_numpy_to_the_bit_and_plain_keys_those_of_a_plain_s
     assert len(set(re.findall(r"NumPy, (\w{16})", output))) == 2
     # Said once in the log of the job: of each of the two stores that have it.
     assert output.count("is compressed, {") == 2, output
-    assert output.count("key 'd' is of type float64, and not compressed") == 2 and "key 'b' is" not in output, output
+    told = "key 'd': dgc and a type other than float32 (float64) exclude each other: dgc is for dense"
+    assert output.count(told) == 2 and "key 'b'" not in output, output
 
 
 @pytest.mark.parametrize("workers, servers", [(2, 2), (3, 2)])

@@ -136,16 +136,16 @@ def test_alone_a_worker_waits_for_nobody():
 def test_a_push_needs_an_optimizer():
     kv = mx.kv.create("p3_async")
     kv.init("w", mx.nd.ones(2))
-    with pytest.raises(MXNetError, match="key 'w' has staleness, so the servers update it at once: set an optimizer"):
+    with pytest.raises(MXNetError, match=r"key 'w': staleness and sums .*no optimizer is set .*Set an optimizer"):
         kv.push("w", mx.nd.ones(2))
 
 
 def test_workers_cannot_update():
     kv = mx.kv.create("p3_ssp")
     kv.init("w", mx.nd.ones(2))
-    with pytest.raises(MXNetError, match="p3_ssp: LAMB would update the weights on every worker"):
+    with pytest.raises(MXNetError, match=r"p3_ssp: staleness and sums .*\(LAMB runs on the workers: LAMB needs"):
         kv.set_optimizer(mx.optimizer.create("lamb"))
-    with pytest.raises(MXNetError, match="p3_ssp: there are no sums"):
+    with pytest.raises(MXNetError, match=r"p3_ssp: staleness and sums .*\(an updater runs on the workers\)"):
         kv._set_updater(lambda key, gradient, weight: None)
 
 
@@ -191,8 +191,8 @@ def test_deep_gradient_compression_needs_common_rounds():
 @pytest.mark.parametrize(
     "variables, problem",
     [
-        ({"P3_ON_WORKER_LOSS": "wait"}, "P3_ON_WORKER_LOSS=wait is set, but no lost worker could be replaced"),
-        ({"P3_SNAPSHOT_DIR": "snapshots"}, "P3_SNAPSHOT_DIR is set, but no snapshot could be taken"),
+        ({"P3_ON_WORKER_LOSS": "wait"}, "staleness and replacing lost workers (P3_ON_WORKER_LOSS=wait is set)"),
+        ({"P3_SNAPSHOT_DIR": "snapshots"}, "key 'w': staleness and snapshots (P3_SNAPSHOT_DIR is set)"),
     ],
 )
 def test_what_needs_a_common_state_is_refused(tmp_path, variables, problem):

@@ -8,9 +8,11 @@ import pytest
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("workers, servers", [(2, 2), (3, 1)])
-def test_models_train_as_without_and_all_workers_hold_the_same_bits(workers, servers):
-    status, output = jobs.run_p3(workers, servers, jobs.python("torch_factors.py", "like-dense"))
+@pytest.mark.parametrize("workers, servers, aggregates", [(2, 2, "1"), (3, 1, "1"), (3, 2, "0")])
+def test_models_train_as_without_and_all_workers_hold_the_same_bits(workers, servers, aggregates):
+    """Without local aggregation: as if each worker was on a machine of its own."""
+    command = jobs.python("torch_factors.py", "like-dense")
+    status, output = jobs.run_p3(workers, servers, command, P3_LOCAL_AGGREGATION=aggregates)
     assert status == 0, output
     digests = re.findall(r"like dense, digest (\w{16})", output)
     assert len(digests) == 6 * workers, output

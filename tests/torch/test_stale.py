@@ -616,24 +616,24 @@ def test_deep_gradient_compression_is_refused_where_it_cannot_be_right(model):
             p3.torch.DistributedOptimizer(optimizer or sgd(model), model, compression=compression, **options)
 
     parameters = list(model.parameters())
-    refused("dgc needs the update on the servers", synchronous=True)
-    refused("dgc needs the update on the servers", max_grad_norm=1.0)
-    refused("dgc needs the update on the servers", torch.optim.Adamax(parameters))
-    refused("SGD with momentum alone, not for torch_adam", torch.optim.AdamW(parameters))
-    refused("leave out nesterov=True", torch.optim.SGD(parameters, 0.1, 0.9, nesterov=True))
-    refused("leave out dampening=0.5", torch.optim.SGD(parameters, 0.1, 0.9, dampening=0.5))
-    refused("leave out maximize=True", torch.optim.SGD(parameters, 0.1, 0.9, maximize=True))
+    refused(r"dgc and sums handed to the workers \(synchronous=True\)", synchronous=True)
+    refused(r"dgc and sums handed to the workers \(max_grad_norm is set\)", max_grad_norm=1.0)
+    refused(r"dgc and sums handed to the workers \(the servers have no Adamax", torch.optim.Adamax(parameters))
+    refused(r"another optimizer on the servers \(torch_adam\)", torch.optim.AdamW(parameters))
+    refused("SGD with nesterov=True", torch.optim.SGD(parameters, 0.1, 0.9, nesterov=True))
+    refused("SGD with dampening=0.5", torch.optim.SGD(parameters, 0.1, 0.9, dampening=0.5))
+    refused("SGD with maximize=True", torch.optim.SGD(parameters, 0.1, 0.9, maximize=True))
     refused("ratio is 2", compression={"ratio": 2})
     refused("'threshold'", compression={"threshold": 0.5})
     taken = torch.optim.SGD(parameters, 0.1, 0.9)
     model(torch.ones(2, parameters[0].shape[1])).sum().backward()
     taken.step()
     taken.zero_grad()
-    refused("which has taken steps", taken)
+    refused("dgc and an optimizer that has taken steps", taken)
     optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(parameters, 0.1, 0.9), model, compression={"type": "dgc"})
     model(torch.ones(2, parameters[0].shape[1])).sum().backward()
     optimizer.step()
-    with pytest.raises(ValueError, match="which dgc keeps on each worker"):
+    with pytest.raises(ValueError, match="dgc and files of an optimizer's states"):
         optimizer.load_state_dict(taken.state_dict())
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p3.plan.key_plan import KeyPlan, even_slices, slice_elements
+from p3.plan.key_plan import Axes, KeyPlan, even_slices, slice_elements
 from p3.placement import Placement
 from p3.worker.factors import Rule
 from p3.worker.key import FactorShape
@@ -41,8 +41,17 @@ def test_even_slices_are_as_many_as_whole_ones_and_differ_by_their_number_at_mos
 
 def test_a_machines_workers_and_servers_are_known_by_its_name():
     placement = Placement.of(["b", "a", "b"], ["c", "a"], True)
-    assert placement == Placement((0, 1, 0), (2, 1), True) and placement.pushes == 2
-    assert placement._replace(aggregates=False).pushes == 3
+    assert placement == Placement((0, 1, 0), (2, 1), True) and placement.pushes(Axes()) == 2
+    assert placement._replace(aggregates=False).pushes(Axes()) == 3
+
+
+@pytest.mark.parametrize("apart", [Axes(staleness=1), Axes(codec={"type": "fp16"})])
+def test_of_keys_that_do_not_add_up_on_their_machine_each_worker_pushes(apart):
+    placement = Placement((0, 0, 1), (1, 0))
+    assert placement.pushes(apart) == 3 and placement.pushes(Axes()) == 2
+    stale = KeyPlan(0, "float32", 1000, 0, 100, staleness=1)
+    assert placement.cards(stale) == placement._replace(aggregates=False).cards(stale)
+    assert placement.cards(stale) != placement.cards(stale._replace(staleness=0))
 
 
 def jobs():

@@ -116,7 +116,7 @@ def test_a_key_with_staleness_keeps_its_partitions():
         key = session.declare("emb", (9, 2), "float32", sparse=True, staleness=1)
         landing = np.zeros((9, 2), "float32")
         session.init_rows(key, landing, landing).wait(DEADLINE_S)
-        with pytest.raises(ValueError, match="key 'emb' has staleness, so its workers have no round in common"):
+        with pytest.raises(ValueError, match="key 'emb': staleness and other partitions .* no round in common"):
             session.repartition(key, 4)
 
 

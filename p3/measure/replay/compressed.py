@@ -13,7 +13,7 @@ import os
 
 import numpy as np
 
-from p3.plan import key_plan
+from p3.plan import key_plan, planner
 from p3.measure.replay import models
 from p3.measure.replay.dgc_reference import Dgc, take_steps
 from p3.measure.replay.mxnet_replay import Replay
@@ -25,7 +25,7 @@ _POOL = 1_000_003  # random numbers, of which every gradient is a part, or sever
 
 class CompressedReplay(Replay):
     def __init__(self, mx, store: str, model: models.Model, ratio: float, release: str = "layer") -> None:
-        self._ratio = ratio
+        self._ratio, self._option = ratio, {"type": "dgc", "ratio": ratio}
         pool = np.random.RandomState(1).randn(_POOL).astype("float32")
         self._pool, self._pool_array = pool, mx.nd.array(pool)
         super().__init__(mx, store, model, "sgd", release)
@@ -55,7 +55,7 @@ class CompressedReplay(Replay):
     def _expected(self, key: int, elements: int):
         """The first elements of the key's weight, no more than a slice, after all iterations so far."""
         weight, momentum = np.zeros(elements, "float32"), np.zeros(elements, "float32")
-        takes_steps = self._weights[key].ndim > 1
+        takes_steps = planner.axes(self._weights[key].shape, "float32", {"compression": self._option}).takes_steps
         workers = [Dgc(elements, elements, MOMENTUM, ratio=self._ratio) for _ in range(self.num_workers)]
         for iteration in range(self.iterations):
             gradients = [self._gradient(key, iteration, rank, elements) for rank in range(self.num_workers)]
@@ -71,7 +71,7 @@ class CompressedReplay(Replay):
         return self._pool.take(np.arange(elements) + _place(key, iteration, rank), mode="wrap")
 
     def _choose_updates(self, optimizer) -> str:
-        self._kv.set_gradient_compression({"type": "dgc", "ratio": self._ratio})
+        self._kv.set_gradient_compression(self._option)
         self._kv.set_optimizer(self._mx.optimizer.SGD(learning_rate=1.0, momentum=MOMENTUM, wd=0.0, rescale_grad=1.0))
         return "server"
 

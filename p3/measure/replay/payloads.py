@@ -6,6 +6,8 @@ from typing import Any, Dict, NamedTuple, Optional
 
 from p3 import codecs
 from p3.measure.replay import models
+from p3.plan import planner
+from p3.plan.key_plan import Axes
 
 
 class Compression(NamedTuple):
@@ -22,7 +24,7 @@ class Compression(NamedTuple):
 
 def of_push(tensor: models.Tensor, elements: int, compression: Optional[Compression]) -> int:
     """Bytes of a slice of so many elements that one worker pushes."""
-    if compression is None or _leaves_out(compression, tensor):
+    if not _axes(tensor, compression).codec:
         return elements * models.FLOAT32_BYTES
     return codecs.push_bytes(compression.option, elements)
 
@@ -30,11 +32,11 @@ def of_push(tensor: models.Tensor, elements: int, compression: Optional[Compress
 def of_broadcast(tensor: models.Tensor, elements: int, compression: Optional[Compression], workers: int = 1) -> int:
     """Of the slice that comes back from a server that updates. With dgc: if so many workers have chosen their elements
     independently, then in the mean so many of them; it is smallest with one, or if all choose the same."""
-    if compression is None or _leaves_out(compression, tensor):
+    if not _axes(tensor, compression).codec:
         return elements * models.FLOAT32_BYTES
     untouched = (1 - codecs.sent(compression.option, elements) / elements) ** workers
     return codecs.value_bytes(compression.option, round(elements * (1 - untouched)), elements)
 
 
-def _leaves_out(compression: Compression, tensor: models.Tensor) -> bool:
-    return len(tensor.shape) < 2 and not codecs.of(compression.option).is_for_vectors
+def _axes(tensor: models.Tensor, compression: Optional[Compression]) -> Axes:
+    return planner.axes(tensor.shape, "float32", {"compression": compression.option if compression else None})

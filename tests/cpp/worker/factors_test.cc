@@ -32,14 +32,15 @@ KeyPlan plan_for(int workers) {
 // `num_servers` servers; slices of 100 elements. `machines`: of each worker.
 class FactorsJob {
  public:
-  FactorsJob(int num_workers, int num_servers, bool average, const OptimizerSpec* spec)
-      : FactorsJob(machines_of_their_own(num_workers), num_servers, average, spec) {}
-  FactorsJob(const std::vector<int>& machines, int num_servers, bool average, const OptimizerSpec* spec,
+  FactorsJob(int num_workers, int num_servers, Reduction reduction, const OptimizerSpec* spec)
+      : FactorsJob(machines_of_their_own(num_workers), num_servers, reduction, spec) {}
+  FactorsJob(const std::vector<int>& machines, int num_servers, Reduction reduction, const OptimizerSpec* spec,
              bool aggregated = true)
       : weights(machines.size(), first_weight()) {
     const auto num_workers = static_cast<int>(machines.size());
     const Machines places(machines);
-    const KeyPlan plan = plan_for(num_workers);
+    KeyPlan plan = plan_for(num_workers);
+    plan.reduction = reduction;
     for (int rank = 0; rank < num_workers; ++rank)
       workers.push_back(std::make_unique<Worker>(rank, num_servers, node(name_of_worker(static_cast<size_t>(rank)))));
     for (int rank = 0; rank < num_workers; ++rank) {
@@ -67,7 +68,7 @@ class FactorsJob {
     }
     for (auto& worker : workers) {
       worker->start();
-      key = worker->declare_factors("w (factors)", kShape, num_workers, average);
+      key = worker->declare_factors("w (factors)", kShape, num_workers);
       if (spec != nullptr) worker->set_optimizer(key, *spec);
       worker->agree(key, plan);
       worker->init(key, nullptr, weights[0].data(), 0, pending.done());
@@ -127,7 +128,7 @@ void expect_exact_updates(const std::vector<int>& machines) {
   const OptimizerSpec sgd{"sgd", {{"momentum", 0.5}}};
   for (bool aggregated : {false, true})
     for (int num_servers : {1, 3}) {
-      FactorsJob job(machines, num_servers, false, &sgd, aggregated);
+      FactorsJob job(machines, num_servers, Reduction::kSum, &sgd, aggregated);
       std::vector<float> expected = FactorsJob::first_weight(), momentum(kShape.elements());
       for (unsigned round = 1; round <= 4; ++round) {
         std::vector<std::vector<float>> factors;
@@ -151,22 +152,22 @@ TEST(Factors, SoDoWorkersThatShareMachines) {
   for (const auto& machines : kPlacements) expect_exact_updates(machines);
 }
 
-TEST(Factors, WithoutAnOptimizerTheSumOrTheAverageLands) {
+TEST(Factors, WithoutAnOptimizerTheSumOrAnAverageLands) {
   for (const std::vector<int>& machines : {std::vector<int>{0, 1, 2}, {0, 0, 1}, {0, 1, 1}, {0, 0, 0}})
-    for (bool average : {false, true}) {
-      FactorsJob job(machines, 2, average, nullptr);
+    for (const auto& [reduction, divisor] :
+         std::map<Reduction, int>{{Reduction::kSum, 1}, {Reduction::kAverage, 2}, {Reduction::kMean, 3}}) {
+      FactorsJob job(machines, 2, reduction, nullptr);
       const std::vector<std::vector<float>> factors = {whole_numbers(1), {}, whole_numbers(2)};
       ASSERT_EQ(job.round(factors, {}), "");
       std::vector<float> expected = gradient_of(factors);
-      if (average)
-        for (float& value : expected) value /= 2;
+      for (float& value : expected) value /= static_cast<float>(divisor);
       for (const auto& sum : job.weights) EXPECT_EQ(sum, expected);
     }
 }
 
 void expect_that_who_skips_follows(const std::vector<int>& machines) {
   const OptimizerSpec sgd{"sgd", {}};
-  FactorsJob job(machines, 2, false, &sgd);
+  FactorsJob job(machines, 2, Reduction::kSum, &sgd);
   const std::vector<std::vector<float>> factors = {{}, whole_numbers(3), {}};
   ASSERT_EQ(job.round(factors, with_rate(1)), "");
   std::vector<float> expected = FactorsJob::first_weight();
@@ -194,7 +195,7 @@ TEST(Factors, WhoSkipsFollowsTheOthersAndIsToldWhenAllDo) {
 TEST(Factors, OtherNumbersOfARoundFailTheJobByName) {
   const OptimizerSpec sgd{"sgd", {}};
   for (const std::vector<int>& machines : {std::vector<int>{0, 1}, {0, 0}}) {
-    FactorsJob job(machines, 1, false, &sgd);
+    FactorsJob job(machines, 1, Reduction::kSum, &sgd);
     const std::vector<float> factors = whole_numbers(1);
     for (size_t rank = 0; rank < 2; ++rank)
       job.workers[rank]->push(job.key, factors.data(), job.weights[rank].data(), 0, with_rate(rank == 0 ? 0.1 : 0.2),
@@ -208,7 +209,7 @@ TEST(Factors, OtherNumbersOfARoundFailTheJobByName) {
 TEST(Factors, ACardCarriesEachPartOnceToEachOtherWorker) {
   const OptimizerSpec sgd{"sgd", {}};
   constexpr int kWorkers = 4;
-  FactorsJob job(kWorkers, 2, false, &sgd);
+  FactorsJob job(kWorkers, 2, Reduction::kSum, &sgd);
   const auto bytes_of = [&](size_t rank) { return job.workers[rank]->counters().traffic; };
   const Traffic before = bytes_of(2);
   std::vector<std::vector<float>> factors;
@@ -225,7 +226,7 @@ TEST(Factors, ACardCarriesEachPartOnceToEachOtherWorker) {
 // Two workers on one machine, one on another: the parts of the first two leave once, and the third's comes once.
 TEST(Factors, AMachineCarriesEachPartOnce) {
   const OptimizerSpec sgd{"sgd", {}};
-  FactorsJob job({0, 0, 1}, 2, false, &sgd);
+  FactorsJob job({0, 0, 1}, 2, Reduction::kSum, &sgd);
   const auto counted = [&](size_t rank) { return job.workers[rank]->counters(); };
   std::vector<Counters> before;
   for (size_t rank = 0; rank < 3; ++rank) before.push_back(counted(rank));
@@ -256,7 +257,7 @@ struct LeaderOfParts {
     start_as_leader(worker, server, neighbour);
     KeyPlan plan = plan_for(3);
     plan.slice_elements = static_cast<uint32_t>(plan.elements);  // slice i is worker i's
-    key = worker.declare_factors("w", kShape, 3, false);
+    key = worker.declare_factors("w", kShape, 3);
     worker.agree(key, plan);
   }
   static Header push_of_neighbour(uint32_t slice) {
@@ -346,7 +347,7 @@ TEST(MachinesParts, ThatCannotBeAreRefused) {
 }
 
 TEST(Factors, AGatedRoundLeavesWhenAllIsReady) {
-  FactorsJob job(2, 1, false, nullptr);
+  FactorsJob job(2, 1, Reduction::kSum, nullptr);
   const std::vector<float> factors = whole_numbers(5);
   job.workers[0]->push(job.key, factors.data(), job.weights[0].data(), 0, {}, job.pending.done(), /*gated=*/true);
   job.workers[1]->push(job.key, factors.data(), job.weights[1].data(), 0, {}, job.pending.done());
@@ -359,7 +360,7 @@ TEST(Factors, AGatedRoundLeavesWhenAllIsReady) {
 
 TEST(Factors, EachWorkersStateCanBeReadAndReplaced) {
   const OptimizerSpec sgd{"sgd", {{"momentum", 0.5}}};
-  FactorsJob job(2, 1, false, &sgd);
+  FactorsJob job(2, 1, Reduction::kSum, &sgd);
   const std::vector<float> content(kShape.elements(), 4.f);
   for (auto& worker : job.workers) worker->store(job.key, 1, content.data(), job.pending.done());
   ASSERT_EQ(job.pending.wait_for(2), "");
@@ -377,9 +378,9 @@ TEST(Factors, EachWorkersStateCanBeReadAndReplaced) {
 }
 
 TEST(Factors, WrongUseIsRefused) {
-  FactorsJob job(2, 1, false, nullptr);
+  FactorsJob job(2, 1, Reduction::kSum, nullptr);
   const OptimizerSpec sgd{"sgd", {}};
-  EXPECT_THROW(job.workers[0]->declare_factors("empty", {0, 3, 3}, 2, false), Error);
+  EXPECT_THROW(job.workers[0]->declare_factors("empty", {0, 3, 3}, 2), Error);
   const int dense = job.workers[0]->declare("dense", 5, DType::kFloat32);
   EXPECT_THROW(job.workers[0]->set_optimizer(dense, sgd), Error);
   KeyPlan plan;

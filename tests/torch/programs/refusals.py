@@ -151,7 +151,7 @@ REFUSALS = [
             _has("set", "schedule", "scheduler", "load", "distributed_checkpoint"), _synchronous),
     Refusal("setting changed", "servers cannot change .* from step to step.*synchronous=True",
             _has("set", "schedule", "scheduler", "load"), _synchronous),
-    Refusal("no mean", "staleness needs .* neither synchronous=True nor max_grad_norm.*leave out staleness",
+    Refusal("no mean", "staleness and sums handed .*(synchronous=True|max_grad_norm).*set staleness to 0",
             _is_stale_and_synchronous, _common_steps),
     Refusal("scaler", "GradScaler must see the mean gradients.*synchronous=True", _has("scaled"), _synchronous),
     Refusal("forked", "forked from a worker.*use P3 in the parent only", _has("fork")),

@@ -1,0 +1,160 @@
+"""What can be chosen for a key, a store or a job, as far as it matters for what goes together (combinations.py).
+
+A choice is a value of one of the axes of a key's plan (AXES), or a feature of the job, of a front end, or of a script
+that does not go with all of those. Pure values; the core is imported only where a compression has to be looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, List, Mapping, Optional, Union
+
+from p3 import codecs
+from p3.plan.key_plan import KeyPlan
+
+
+@dataclass(frozen=True)
+class Choice:
+    words: str
+    asked_by: str = ""  # in the documentation: how a script or a job asks for it
+    detail: str = dataclasses.field(default="", compare=False)  # what it is in this case
+
+    def said(self, detail: str) -> Choice:
+        """The same, of which an error says more."""
+        return dataclasses.replace(self, detail=detail)
+
+    def __str__(self) -> str:
+        return "%s (%s)" % (self.words, self.detail) if self.detail else self.words
+
+
+# The axes of a key.
+
+SYNCHRONOUS = Choice("common rounds", "`p3_sync`")
+STALE = Choice("staleness", "`p3_ssp`, `p3_async`, `staleness=`")
+
+PLAIN = Choice("gradients as they are")
+ENCODED = Choice("compression", "[any type but dgc](compression.md)")
+DGC = Choice("dgc", '`{"type": "dgc"}`')
+
+DENSE = Choice("dense gradients")
+ROWS = Choice("rows", "[row_sparse gradients](sparse.md), `nn.Embedding(sparse=True)`")
+FACTORS = Choice("factors", "`p3.factors`, `p3.torch.factors`")
+
+SUM = Choice("sums")
+AVERAGE = Choice("averages", '`set_reduction("average")`')
+MEAN = Choice("means over all workers", "PyTorch, where the workers update")
+
+BY_SERVERS = Choice("an update by the servers")
+BY_STEPS = Choice("steps that the workers make")
+BY_WORKERS = Choice("an update by each worker")
+
+SGD = Choice("plain SGD on the servers", "with momentum or without")
+OTHER_RULE = Choice("another optimizer on the servers", "Adam, SGD with Nesterov's momentum ...")
+NO_RULE = Choice(
+    "sums handed to the workers",
+    "no optimizer, one that the servers lack, `update_on_kvstore=False`, `synchronous=True`, `max_grad_norm`",
+)
+
+AXES = {
+    "discipline": (SYNCHRONOUS, STALE),
+    "codec": (PLAIN, ENCODED, DGC),
+    "cut": (DENSE, ROWS, FACTORS),
+    "reduction": (SUM, AVERAGE, MEAN),
+    "update": (BY_SERVERS, BY_STEPS, BY_WORKERS),
+    "rule": (SGD, OTHER_RULE, NO_RULE),
+}
+
+# And what matters beside them: of the key,
+
+NOT_FLOAT32 = Choice("a type other than float32")
+WHOLE_NUMBERS = Choice("a type of whole numbers")
+VECTOR = Choice("a key of one dimension", "a bias, a scale")
+
+# of the job,
+
+SNAPSHOTS = Choice("snapshots", "`P3_SNAPSHOT_DIR`", "P3_SNAPSHOT_DIR is set")
+REPLACED = Choice("replacing lost workers", "`P3_ON_WORKER_LOSS=wait`", "P3_ON_WORKER_LOSS=wait is set")
+AGGREGATION = Choice("local aggregation", "`P3_LOCAL_AGGREGATION=1`", "P3_LOCAL_AGGREGATION")
+CHECK = Choice("P3_CHECK", "in PyTorch")
+
+# of the front end and of the script.
+
+TORCH = Choice("training with p3.torch")
+GPU = Choice("parameters on a GPU", "in PyTorch")
+SCALER = Choice("a loss scaler", "AMP in MXNet")
+NAMED_SCALER = Choice("grad_scaler", "`DistributedOptimizer(grad_scaler=...)`")
+UNAWAITED = Choice("steps that do not wait for the mean gradients", "in PyTorch, without `synchronous=True`")
+UNNAMED_SCALER = Choice("a GradScaler that DistributedOptimizer does not know", "in PyTorch")
+RESIDUAL = Choice("compression that keeps what it leaves out", "[the types](compression.md) with error feedback")
+STATE_FILES = Choice("files of an optimizer's states", "`save_states`, `load_states`")
+STEPS_TAKEN = Choice("an optimizer that has taken steps", "in PyTorch")
+RELEASE = Choice("the release of a store", "`optimizer.release()`")
+MOVING = Choice("other partitions while a job trains", "`Session.repartition`")
+ADDED_UP = Choice("gradients of several backward passes", "`no_sync()`, no `zero_grad()`")
+JOIN = Choice("join()", "`optimizer.join()`")
+CLOSURE = Choice("steps with a closure", "`optimizer.step(closure)`")
+
+
+# What the values of P3's own settings and messages choose
+
+
+def of_staleness(rounds: Union[int, float]) -> Choice:
+    return STALE if rounds > 0 else SYNCHRONOUS
+
+
+def of_compression(compression: Optional[Mapping[str, Any]]) -> Choice:
+    """An option of a store; None or {}: none."""
+    codec = codecs.of(compression)
+    if codec is None:
+        return PLAIN
+    return DGC if codec.makes_steps else ENCODED.said(codec.name)
+
+
+def of_reduction(reduction: Optional[Mapping[str, Any]]) -> Choice:
+    """An option of a store; None or {}: sums."""
+    return {"sum": SUM, "average": AVERAGE, "mean": MEAN}[(reduction or {"type": "sum"})["type"]]
+
+
+def no_optimizer(why: str) -> Choice:
+    """Of a store for which the servers have none."""
+    return NO_RULE.said(why)
+
+
+def of_optimizer(description: Optional[Mapping[str, Any]]) -> Choice:
+    """An option of a store (p3/server/optimizers.py); None or {}: it has none."""
+    if not description:
+        return no_optimizer("no optimizer is set on the servers")
+    name = description["name"]
+    if name not in ("sgd", "torch_sgd"):
+        return OTHER_RULE.said(name)
+    for field, plain in (("nesterov", False), ("dampening", 0), ("maximize", False)):
+        if description.get(field, plain) != plain:
+            return OTHER_RULE.said("SGD with %s=%r" % (field, description[field]))
+    clips = description.get("clip_gradient", -1) >= 0
+    return OTHER_RULE.said("SGD with clip_gradient=%r" % description["clip_gradient"]) if clips else SGD
+
+
+def of_type(dtype: str) -> List[Choice]:
+    if dtype == "float32":
+        return []
+    is_float = dtype.startswith(("float", "bfloat"))
+    return [NOT_FLOAT32.said(dtype), *([] if is_float else [WHOLE_NUMBERS.said(dtype)])]
+
+
+def of_key(dtype: str, sparse: bool, gathered: bool, staleness: Union[int, float]) -> List[Choice]:
+    """Of what a script says of a key itself; the rest follows from its store."""
+    return [of_staleness(staleness), *[ROWS] * sparse, *[FACTORS] * gathered, *of_type(dtype)]
+
+
+def of_job(takes_snapshots: bool, replaces_workers: bool) -> List[Choice]:
+    return [*[SNAPSHOTS] * takes_snapshots, *[REPLACED] * replaces_workers]
+
+
+def of_plan(plan: KeyPlan) -> List[Choice]:
+    is_sparse, is_gathered = plan.row_elements > 0, plan.parts > 0
+    update = dict(servers=BY_SERVERS, steps=BY_STEPS, workers=BY_WORKERS)[plan.update]
+    kind = of_key(plan.dtype, is_sparse, is_gathered, plan.staleness)
+    if not is_sparse and not is_gathered:
+        kind.append(DENSE)
+    return [*kind, of_compression(plan.codec), of_reduction({"type": plan.reduction}), update]

@@ -1,0 +1,212 @@
+"""What goes together: the one table of which choices exclude each other, why, and what to do instead.
+
+    python -m p3.plan.combinations                # prints the tables of docs/strategies.md
+
+Two choices (choices.py) go together unless EXCLUSIONS says that they do not; then one of them gives way by itself, or
+they are refused, with the text that is made here. Whoever refuses asks: front ends, sessions, the scheduler when a key
+is announced, servers when they define it. Pure data and pure functions.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, NamedTuple, Optional, Tuple
+
+from p3.plan.choices import (
+    ADDED_UP, AGGREGATION, AVERAGE, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLOSURE, Choice, DENSE, DGC, ENCODED,
+    FACTORS, GPU, JOIN, MEAN, MOVING, NAMED_SCALER, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED,
+    RESIDUAL, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER, VECTOR,
+    WHOLE_NUMBERS, of_plan,
+)  # fmt: skip
+from p3.plan.key_plan import KeyPlan
+
+
+class Exclusion(NamedTuple):
+    """Of one choice and each of some others."""
+
+    choice: Choice
+    others: Tuple[Choice, ...]
+    why: str
+    instead: str  # what to do, or what is done
+    yields: bool = False  # what comes first gives way by itself; else they are refused
+
+    def text(self, choice: Choice, other: Choice) -> str:
+        return "%s and %s exclude each other: %s. %s" % (choice, other, self.why, self.instead)
+
+
+def _gives_way(choice: Choice, others: Tuple[Choice, ...], why: str, instead: str) -> Exclusion:
+    return Exclusion(choice, others, why, instead, yields=True)
+
+
+_RULES = (SGD, OTHER_RULE)
+_NO_COMMON_STATE = "workers that are rounds apart have no state in common"
+_WEIGHT_ELSEWHERE = "every worker updates the weight from factors, so the servers do not have it"
+_LEAVE_OUT = "leave the layer out of p3.factors or p3.torch.factors"
+_NO_SUCH_PLAN = "no script can ask for it, so nodes of different versions have met"
+_SAME_VERSION = "Run the same version of P3 on all nodes"
+
+EXCLUSIONS: Tuple[Exclusion, ...] = (
+    Exclusion(STALE, (DGC,), "dgc sums what all workers send in a round, and there is no such round",
+              "Use another compression, or set staleness to 0"),
+    Exclusion(STALE, (FACTORS,), "factors are summed in common rounds, and with staleness there are none",
+              "Set staleness to 0, or %s" % _LEAVE_OUT),
+    Exclusion(STALE, (NO_RULE,), "the servers update at each push, so there is no round whose sum a worker could get",
+              "Set an optimizer that the servers know before the first push, in PyTorch without synchronous=True and "
+              "max_grad_norm; or set staleness to 0"),
+    Exclusion(STALE, (SNAPSHOTS,), "%s that a snapshot could be of" % _NO_COMMON_STATE,
+              "Unset P3_SNAPSHOT_DIR, or set staleness to 0"),
+    Exclusion(STALE, (REPLACED,), "%s from which a lost one's successor could go on" % _NO_COMMON_STATE,
+              "Unset P3_ON_WORKER_LOSS, or set staleness to 0"),
+    Exclusion(STALE, (CHECK,), "the workers' parameters differ then",
+              "Unset P3_CHECK, or set staleness to 0"),
+    Exclusion(STALE, (MOVING,), "its workers have no round in common after which rows could move",
+              "Set P3_PARTITIONS, before the key is declared"),
+    _gives_way(AGGREGATION, (STALE,), "the push of each worker is an update of its own",
+               "Each worker of a machine pushes on its own"),
+    Exclusion(DGC, (AVERAGE, MEAN), "what workers send are steps, and the servers subtract their sum",
+              "Use sums, and divide by the number of workers in rescale_grad, or by the joined batch size in "
+              "Trainer.step"),
+    Exclusion(DGC, (OTHER_RULE,), "the workers apply the momentum, and the servers only subtract what they send",
+              "Use SGD without nesterov, dampening, maximize and clip_gradient (dgc has a clip_norm), or another "
+              "compression"),
+    Exclusion(DGC, (NO_RULE,), "what workers send are steps of SGD, which the servers must take",
+              "Set an SGD optimizer before the first push (Trainer: update_on_kvstore=True; PyTorch: torch.optim.SGD "
+              "without synchronous=True and max_grad_norm, dgc has a clip_norm), or use another compression"),
+    Exclusion(DGC, (GPU,), "the workers' momentum is in CPU memory, and so must the gradients be",
+              "Use another compression, or keep the model on the CPU"),
+    Exclusion(DGC, (SCALER,), "a step that overflows is left out, and the servers have taken it by then",
+              "Use another compression, or train without a loss scaler"),
+    Exclusion(DGC, (STATE_FILES,), "each worker has a momentum of its own, which no file of states has room for",
+              "Use snapshots, which keep all of them, and leave the optimizer's state out"),
+    Exclusion(DGC, (STEPS_TAKEN,), "each worker has a momentum of its own, and cannot take over another one",
+              "Resume from a snapshot, or begin with a new optimizer"),
+    _gives_way(DGC, (ROWS, NOT_FLOAT32, VECTOR), "dgc is for dense float32 keys of at least two dimensions",
+               "The gradients travel as they are, and the servers' SGD updates the key"),
+    _gives_way(ENCODED, (ROWS, NOT_FLOAT32), "codecs are for dense float32 keys", "The gradients travel as they are"),
+    _gives_way(DGC, (FACTORS,), "the factors are not the gradient", "The factors travel as they are"),
+    _gives_way(ENCODED, (FACTORS,), "the factors are not the gradient", "The factors travel as they are"),
+    _gives_way(AGGREGATION, (ENCODED, DGC), "what a codec leaves out is one worker's",
+               "Each worker of a machine pushes its compressed gradients on its own"),
+    Exclusion(RESIDUAL, (UNNAMED_SCALER,), "what it leaves out has the scale of the loss, and must change with it",
+              "Pass grad_scaler=scaler to DistributedOptimizer, so that both change together; or use a type that keeps "
+              "nothing (docs/compression.md)"),
+    Exclusion(NAMED_SCALER, (UNAWAITED,), "GradScaler must see the mean gradients before the update",
+              "Pass synchronous=True to DistributedOptimizer, or leave out grad_scaler"),
+    Exclusion(FACTORS, (SNAPSHOTS,), _WEIGHT_ELSEWHERE, "Unset P3_SNAPSHOT_DIR, or %s" % _LEAVE_OUT),
+    Exclusion(FACTORS, (REPLACED,), _WEIGHT_ELSEWHERE, "Unset P3_ON_WORKER_LOSS, or %s" % _LEAVE_OUT),
+    Exclusion(FACTORS, (ADDED_UP,), "factors can be multiplied, but not added to a gradient",
+              "Call zero_grad() before each backward(), or %s" % _LEAVE_OUT),
+    _gives_way(FACTORS, (NOT_FLOAT32, GPU), "the product of all factors is computed by the core, in float32",
+               "The layer stays dense, which the log says"),
+    Exclusion(ROWS, (GPU,), "the number of rows of a sparse gradient is not known without waiting for the device",
+              "Pass sparse=False to its module, or keep the module on the CPU"),
+    Exclusion(WHOLE_NUMBERS, (AVERAGE, MEAN), "only floating point numbers can be averaged",
+              "Put the key into another store"),
+    Exclusion(WHOLE_NUMBERS, _RULES, "an optimizer updates floating point numbers only",
+              "Put the key into a store without an optimizer"),
+    Exclusion(REPLACED, (NO_RULE,), "the workers have the weights, and a lost one has taken them with it",
+              "Let the servers update (update_on_kvstore=True, and an optimizer that they know), or unset "
+              "P3_ON_WORKER_LOSS"),
+    Exclusion(REPLACED, (AGGREGATION,), "what a worker had added up for others would be lost with it",
+              "Leave P3_LOCAL_AGGREGATION unset"),
+    Exclusion(REPLACED, (RELEASE,), "a lost worker's successor must find the keys that it had",
+              "Unset P3_ON_WORKER_LOSS"),
+    Exclusion(REPLACED, (MOVING,), "rows that move would be lost with a worker",
+              "Set P3_PARTITIONS, or unset P3_ON_WORKER_LOSS"),
+    Exclusion(REPLACED, (TORCH,), "torch's optimizers cannot begin behind steps that another process has taken",
+              "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
+    Exclusion(JOIN, (CLOSURE,), "a closure may compute many gradients in one step, and a worker that has joined could "
+              "not tell how many", "Give all workers the same number of steps"),
+    # What the planner never makes. A server that is to define such a key says so.
+    Exclusion(FACTORS, (ROWS,), "factors are dense", _SAME_VERSION),
+    Exclusion(BY_STEPS, (PLAIN, ENCODED), "steps are what dgc sends; %s" % _NO_SUCH_PLAN, _SAME_VERSION),
+    Exclusion(DGC, (BY_SERVERS, BY_WORKERS), "dgc sends steps; %s" % _NO_SUCH_PLAN, _SAME_VERSION),
+    Exclusion(BY_WORKERS, (DENSE, ROWS), "each worker updates what is gathered; %s" % _NO_SUCH_PLAN, _SAME_VERSION),
+    Exclusion(FACTORS, (BY_SERVERS, BY_STEPS), "each worker updates what is gathered; %s" % _NO_SUCH_PLAN,
+              _SAME_VERSION),
+)  # fmt: skip
+
+
+def between(one: Choice, other: Choice) -> Optional[Exclusion]:
+    """What excludes the two from each other; None: they go together."""
+    for exclusion in EXCLUSIONS:
+        if one == exclusion.choice and other in exclusion.others:
+            return exclusion
+        if other == exclusion.choice and one in exclusion.others:
+            return exclusion
+    return None
+
+
+def refusal(*chosen: Choice) -> str:
+    """Why these cannot be had at once, and what to do instead; "" if they can, or if one gives way by itself."""
+    return next((text for exclusion, text in _excluded(chosen) if not exclusion.yields), "")
+
+
+def require(where: str, *chosen: Choice) -> None:
+    """ValueError unless these can be had at once. `where`: who asks for them, and for which key or store."""
+    text = refusal(*chosen)
+    if text:
+        raise ValueError("%s: %s" % (where, text))
+
+
+def yielding(*chosen: Choice) -> str:
+    """Which of these gives way by itself, to which, and what is done then; "" if none does."""
+    return next((text for exclusion, text in _excluded(chosen) if exclusion.yields), "")
+
+
+def _excluded(chosen: Tuple[Choice, ...]) -> Iterator[Tuple[Exclusion, str]]:
+    """In the order of the table."""
+    for exclusion in EXCLUSIONS:
+        if exclusion.choice in chosen:
+            choice = chosen[chosen.index(exclusion.choice)]
+            for other in chosen:
+                if other in exclusion.others:
+                    yield exclusion, exclusion.text(choice, other)
+
+
+def contradiction(plan: KeyPlan) -> str:
+    """As refusal(), of what has been decided: nothing can give way any more."""
+    return next((text for _exclusion, text in _excluded(tuple(of_plan(plan)))), "")
+
+
+# docs/strategies.md
+
+_COLUMNS = (STALE, ENCODED, DGC, FACTORS, ROWS, AVERAGE)
+_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, AGGREGATION, MOVING)
+
+
+def tables() -> str:
+    """Which of the strategies goes with what; and of what does not, why, and what to do."""
+    lines = ["| | %s |" % " | ".join(choice.words for choice in _COLUMNS), "|---" * (len(_COLUMNS) + 1) + "|"]
+    for choice in _BESIDE:
+        lines.append("| %s | %s |" % (_explained(choice), " | ".join(_cell(choice, column) for column in _COLUMNS)))
+    asked = [one for one in EXCLUSIONS if one.instead != _SAME_VERSION]  # a script may ask for these
+    lines += ["", "| this | and this | why not | what to do |", "|---|---|---|---|"]
+    lines += [_row(one) for one in asked if not one.yields]
+    lines += ["", "| this | gives way to | why | what is done |", "|---|---|---|---|"]
+    lines += [_row(one) for one in asked if one.yields]
+    return "\n".join(lines)
+
+
+def _row(one: Exclusion) -> str:
+    return "| %s | %s | %s | %s |" % (_named(one.choice), ", ".join(map(_named, one.others)), one.why, one.instead)
+
+
+def _named(choice: Choice) -> str:
+    return choice.words if choice in _BESIDE else _explained(choice)
+
+
+def _explained(choice: Choice) -> str:
+    return "%s (%s)" % (choice.words, choice.asked_by) if choice.asked_by else choice.words
+
+
+def _cell(choice: Choice, column: Choice) -> str:
+    if choice == column or {choice, column} <= {ENCODED, DGC}:
+        return ""
+    exclusion = between(choice, column)
+    if exclusion is None:
+        return "yes"
+    return "%s gives way" % exclusion.choice.words if exclusion.yields else "**no**"
+
+
+if __name__ == "__main__":
+    print(tables())

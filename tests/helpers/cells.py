@@ -1,0 +1,209 @@
+"""Every cell of discipline x codec x cut x reduction x optimizer, trained through a session against NumPy, to the bit.
+
+What a cell asks for goes together or not as p3/plan/combinations.py says. Gradients are irregular; learning rate and
+momentum are powers of 2. With staleness the workers push in turn, as the order of updates is what decides then.
+"""
+
+import itertools
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import numpy as np
+from compressions import Dgc, half, sender, take_steps
+from core_jobs import bfloat16_bits, of_bfloat16_bits
+
+from p3 import codecs
+from p3.plan import choices
+from p3.plan.choices import Choice
+from p3.worker.key import FactorShape
+
+SLICE_ELEMENTS = 70
+STEPS, STALENESS, LR, MOMENTUM, EPSILON = 3, 10, 0.25, 0.5, 0.5
+FACTORS = FactorShape(2, 6, 50)
+SHAPE = (FACTORS.outputs, FACTORS.inputs)
+DEADLINE_S = 60
+OPTIMIZERS = {
+    "sgd": {"name": "sgd", "momentum": MOMENTUM, "clip_gradient": -1.0, "multi_precision": False},
+    "adagrad": {"name": "adagrad", "epsilon": EPSILON, "clip_gradient": -1.0, "multi_precision": False},
+    "none": None,
+}
+OPTIONS = {"2bit": {"threshold": 0.5}, "dgc": {"ratio": 0.05}}
+CUTS = {"dense": choices.DENSE, "rows": choices.ROWS, "factors": choices.FACTORS}
+
+
+class Cell(NamedTuple):
+    staleness: int
+    codec: Optional[str]
+    cut: str
+    reduction: str
+    optimizer: str
+
+    @property
+    def compression(self) -> Optional[Dict[str, Any]]:
+        return None if self.codec is None else codecs.codecs()[self.codec].complete(**OPTIONS.get(self.codec, {}))
+
+    @property
+    def chosen(self) -> List[Choice]:
+        return [
+            choices.of_staleness(self.staleness),
+            choices.of_compression(self.compression),
+            CUTS[self.cut],
+            choices.of_reduction({"type": self.reduction}),
+            choices.of_optimizer(OPTIMIZERS[self.optimizer]),
+        ]
+
+
+def every_cell() -> List[Cell]:
+    reductions = ("sum", "average", "mean")
+    return [
+        Cell(*one)
+        for one in itertools.product((0, STALENESS), (None, *codecs.codecs()), CUTS, reductions, OPTIMIZERS)
+    ]
+
+
+def declared(session, cell: Cell):
+    """The key of a new store, as the cell asks for. ValueError if it cannot be had."""
+    store = session.new_store()
+    if cell.compression is not None:
+        session.set_option(store, "compression", cell.compression)
+    session.set_option(store, "reduction", {"type": cell.reduction})
+    if OPTIMIZERS[cell.optimizer] is not None:
+        session.set_optimizer(store, OPTIMIZERS[cell.optimizer])
+    if cell.cut == "factors":
+        return session.declare_factors("w", FACTORS, store)
+    return session.declare("w", SHAPE, "float32", store, cell.cut == "rows", cell.staleness)
+
+
+def train(session, cell: Cell):
+    """Trains it for some steps; the axes of its key. AssertionError where the value is not the reference's."""
+    key = declared(session, cell)
+    landing = first_value()
+    init = session.init_rows if cell.cut == "rows" else session.init
+    init(key, landing.copy() if session.rank == 0 and cell.cut != "factors" else None, landing).wait(DEADLINE_S)
+    session.barrier()
+    reference = Reference(cell, key.axes, session.num_workers)
+    take_step = _take_turns if cell.staleness > 0 else _take_common_step
+    for step in range(STEPS):
+        take_step(session, cell, key, step, landing, reference)
+    session.release(key.store)
+    return key.axes
+
+
+def _take_common_step(session, cell, key, step, landing, reference):
+    pushing = [rank for rank in range(session.num_workers) if not _skips(rank, step, session.num_workers)]
+    if session.rank in pushing:
+        operation = push(session, cell, key, step, landing)
+    else:
+        operation = (session.skip_rows if cell.cut == "rows" else session.skip)(key, landing)
+    operation.wait(DEADLINE_S)
+    reference.step(step, pushing)
+    reference.check(landing, (cell, step))
+
+
+def _take_turns(session, cell, key, step, landing, reference):
+    for turn in range(session.num_workers):
+        if turn == session.rank:
+            push(session, cell, key, step, landing).wait(DEADLINE_S)
+        reference.step(step, [turn])
+        if turn == session.rank:
+            reference.check(landing, (cell, step))
+        session.barrier()
+
+
+def push(session, cell: Cell, key, step: int, landing):
+    given = gradient(cell, session.rank, step)
+    if cell.cut == "rows":
+        ids, values = given
+        return session.pushpull_rows(key, ids, values, landing, lr=LR)
+    return session.pushpull(key, given, landing, lr=LR)
+
+
+def gradient(cell: Cell, rank: int, step: int):
+    """What a worker has: an array; of rows, their ids and values; or factors, which are whole numbers."""
+    random = np.random.RandomState(100 * step + rank)
+    if cell.cut == "factors":
+        return random.randint(-3, 4, (FACTORS.rows, FACTORS.width)).astype("float32")
+    if cell.cut == "dense":
+        return random.randn(*SHAPE).astype("float32")
+    ids = np.unique(random.randint(0, SHAPE[0], 3)).astype(np.int64)
+    return ids, random.randn(len(ids), SHAPE[1]).astype("float32")
+
+
+def first_value():
+    return np.arange(np.prod(SHAPE), dtype="float32").reshape(SHAPE) / 8
+
+
+def _skips(rank: int, step: int, num_workers: int) -> bool:
+    """In one step the last worker has no gradient, if there are others; so that averages and means differ."""
+    return num_workers > 1 and step == 1 and rank == num_workers - 1
+
+
+class Reference:
+    """The value of one key on all workers."""
+
+    def __init__(self, cell: Cell, axes, num_workers: int):
+        self._cell, self._axes, self._num_workers = cell, axes, num_workers
+        self._value, self._state = first_value(), np.zeros(SHAPE, "float32")
+        self._held_sums = np.zeros(SHAPE[0], bool)  # of rows: which of them have sums, and no first value
+        self._senders = [self._sender() for _ in range(num_workers)]
+
+    def check(self, landing, where):
+        np.testing.assert_array_equal(landing, self._value, err_msg=str(where))
+
+    def _sender(self):
+        """What a worker sends of a gradient; of what travels as it is, that."""
+        options = {name: value for name, value in self._axes.codec.items() if name != "type"}
+        if self._axes.takes_steps:
+            return Dgc(int(np.prod(SHAPE)), SLICE_ELEMENTS, MOMENTUM, num_workers=self._num_workers, **options)
+        if self._axes.codec:
+            return sender(self._axes.codec["type"], SLICE_ELEMENTS, **options)
+        return lambda flat: flat
+
+    def step(self, step: int, pushing: List[int]):
+        """These workers' gradients of that step, together."""
+        given = [gradient(self._cell, rank, step) for rank in pushing]
+        touched = np.ones(SHAPE[0], bool)
+        if self._cell.cut == "rows":
+            touched = np.isin(np.arange(SHAPE[0]), np.concatenate([ids for ids, _ in given]))
+            given = [_spread(*one) for one in given]
+        elif self._cell.cut == "factors":
+            given = [one[:, : FACTORS.outputs].T @ one[:, FACTORS.outputs :] for one in given]
+        if self._axes.takes_steps:
+            sent = [self._senders[rank](one.ravel(), 1 + step, LR) for rank, one in zip(pushing, given)]
+            self._value = take_steps(self._value.ravel(), sent, LR).reshape(SHAPE)
+            return
+        sent = [self._senders[rank](one.ravel()) for rank, one in zip(pushing, given)]
+        self._take(sum(sent[1:], sent[0]).astype("float32").reshape(SHAPE), self._divisor(len(pushing)), touched)
+
+    def _divisor(self, present: int) -> int:
+        if self._axes.reduction == "sum":
+            return 1
+        return present if self._axes.reduction == "average" and self._cell.staleness == 0 else self._num_workers
+
+    def _take(self, total, divisor: int, touched):
+        old, state = self._value.copy(), self._state
+        if self._cell.optimizer == "none":
+            sums = _as_it_comes_back(total / np.float32(divisor), self._axes.codec)
+            self._value = np.where((touched | self._held_sums)[:, None], sums, old)
+            self._held_sums = touched
+            return
+        if self._cell.optimizer == "sgd":
+            state = np.float32(MOMENTUM) * state - np.float32(LR / divisor) * total
+            new = old + state
+        else:
+            mean = total * np.float32(1 / divisor)
+            state = state + mean * mean
+            new = old + mean / np.sqrt(state + np.float32(EPSILON)) * np.float32(-LR)
+        self._value = np.where(touched[:, None], new, old)
+        self._state = np.where(touched[:, None], state, self._state)
+
+
+def _spread(ids, values):
+    whole = np.zeros(SHAPE, "float32")
+    whole[ids] = values
+    return whole
+
+
+def _as_it_comes_back(total, codec):
+    """Sums that workers apply come back as some codecs have them."""
+    rounded = {"fp16": half, "bf16": lambda values: of_bfloat16_bits(bfloat16_bits(values))}
+    return rounded.get(codec.get("type"), lambda values: values)(total)
