@@ -64,11 +64,11 @@ def compare_files(saved):
         probe.set_states(file.read())
     got = probe.states
     yield "keys in the file", _as_text(got), _as_text(saved.states)
-    for key in sorted(got.keys() & saved.states.keys(), key=str):
+    for key in sorted(got.keys() & saved.states.keys(), key=repr):
         mine, others = _leaves(got[key]), _leaves(saved.states[key])
-        yield "number of states of %s" % key, np.array(len(mine)), np.array(len(others))
+        yield "number of states of %r" % (key,), np.array(len(mine)), np.array(len(others))
         for number, (one, other) in enumerate(zip(mine, others)):
-            yield "state %d of %s" % (number, key), one.asnumpy(), other.asnumpy()
+            yield "state %d of %r" % (number, key), one.asnumpy(), other.asnumpy()
     if saved.optimizer is not None:
         mine, other = probe.optimizer, pickle.loads(saved.optimizer)
         counts = [_as_text(one._index_update_count.items()) for one in (mine, other)]
