@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "p3/rule.h"
-#include "server/partition.h"
-#include "server/slice.h"
-#include "server/stale_partition.h"
-#include "server/stale_slice.h"
+#include "server/discipline/stale/stale_partition.h"
+#include "server/discipline/stale/stale_slice.h"
+#include "server/discipline/sync/partition.h"
+#include "server/discipline/sync/slice.h"
 
 namespace p3 {
 

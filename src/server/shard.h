@@ -17,11 +17,11 @@
 #include "p3/optimizer.h"
 #include "p3/server.h"
 #include "p3/wire.h"
+#include "server/discipline/stale/update_count.h"
+#include "server/discipline/turns.h"
 #include "server/key.h"
 #include "server/presence.h"
 #include "server/task.h"
-#include "server/turns.h"
-#include "server/update_count.h"
 #include "transport/lent_buffers.h"
 #include "wire/failures.h"
 

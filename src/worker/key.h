@@ -17,9 +17,9 @@
 #include "numeric/dgc.h"
 #include "p3/worker.h"
 #include "transport/lent_buffers.h"
-#include "worker/factored_update.h"
-#include "worker/machine_sum.h"
+#include "worker/machine/sum.h"
 #include "worker/transfer.h"
+#include "worker/ways/gathered/factored_update.h"
 
 namespace p3 {
 

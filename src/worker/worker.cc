@@ -7,11 +7,11 @@
 
 #include "numeric/sorted_rows.h"
 #include "p3/trace.h"
-#include "wire/rows.h"
+#include "plan/rows.h"
 #include "worker/capture_transfer.h"
-#include "worker/factors_transfer.h"
-#include "worker/rows_transfer.h"
-#include "worker/slice_transfer.h"
+#include "worker/ways/dense/slice_transfer.h"
+#include "worker/ways/gathered/factors_transfer.h"
+#include "worker/ways/rows/rows_transfer.h"
 #include "worker/worker_impl.h"
 
 namespace p3 {

@@ -4,7 +4,7 @@
 
 #include "p3/trace.h"
 #include "wire/failures.h"
-#include "worker/rows_transfer.h"
+#include "worker/ways/rows/rows_transfer.h"
 
 namespace p3 {
 

@@ -18,7 +18,7 @@
 #include "p3/worker.h"
 #include "transport/transport.h"
 #include "worker/key.h"
-#include "worker/machine_leader.h"
+#include "worker/machine/leader.h"
 #include "worker/updater.h"
 
 namespace p3 {
