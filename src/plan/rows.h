@@ -15,6 +15,7 @@
 #include "p3/rows.h"
 #include "p3/slicing.h"
 #include "p3/wire.h"
+#include "plan/frames.h"
 
 namespace p3 {
 
@@ -97,10 +98,6 @@ struct ReceivedRows {
 // and then the first behind this frame. Returns what is wrong with it, or null. `row_bytes`: 0 if only ids come.
 const char* read_rows(const KeyPlan& plan, const RowRange& range, size_t row_bytes, const void* payload, size_t bytes,
                       uint64_t& next_row, ReceivedRows& rows);
-
-// Whether a frame of a round, a slice or rows, is the sender's last of its slice or partition. `payload`: null if it
-// has none; of rows it begins with a RowsHeader.
-bool ends_round(const Header& header, const void* payload);
 
 // Whether the ids ascend and each comes once.
 bool is_ascending(const int64_t* ids, uint64_t count);

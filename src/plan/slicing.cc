@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "p3/rule.h"
 #include "plan/rows.h"
 
 namespace p3 {
@@ -47,6 +48,23 @@ std::string problem_with(const KeyPlan& plan) {
     return "with staleness the servers update a key, by whole gradients";
   if (plan.averages() && !is_float(plan.dtype)) return std::string("averages cannot be of type ") + name_of(plan.dtype);
   if (plan.averages() && plan.update == Update::kSteps) return "steps are summed and not averaged";
+  return "";
+}
+
+std::string problem_with(const KeyPlan& plan, int workers, bool outlives_workers) {
+  if ((!plan.is_synchronous() || plan.is_gathered()) && outlives_workers)
+    return std::string("it has ") + (plan.is_gathered() ? "factors" : "staleness") +
+           ", and no worker of such a key can be replaced";
+  if (plan.is_gathered() && plan.parts != static_cast<uint32_t>(workers))
+    return "it has " + std::to_string(plan.parts) + " parts, one of each worker, but there are " +
+           std::to_string(workers) + " workers";
+  return "";
+}
+
+// What the workers do of SGD, nobody else must do as well.
+std::string problem_with(const KeyPlan& plan, const Optimizer& optimizer) {
+  if (plan.takes_steps() && !optimizer.rule().is_plain_sgd())
+    return "it has deep gradient compression, which is for SGD with momentum alone";
   return "";
 }
 

@@ -8,7 +8,7 @@
 
 #include "p3/lateness.h"
 #include "p3/thread_annotations.h"
-#include "plan/rows.h"
+#include "plan/frames.h"
 #include "server/receive_queue.h"
 #include "server/registry.h"
 #include "server/shard.h"

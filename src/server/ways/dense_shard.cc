@@ -6,7 +6,7 @@
 namespace p3 {
 
 DenseShard::DenseShard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-    : Shard(its_key, its_index, its_thread, host, slice_at(its_key.plan, its_index).elements) {}
+    : Shard(its_key, its_index, its_thread, host, kSliceFrames, slice_at(its_key.plan, its_index).elements) {}
 
 const char* DenseShard::problem_with_payload(const Header& header, int worker) const {
   const FrameKind kind = header.kind;

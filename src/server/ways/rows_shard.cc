@@ -6,13 +6,18 @@
 
 namespace p3 {
 
-RowsShard::RowsShard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host, int parts)
-    : Shard(its_key, its_index, its_thread, host,
+RowsShard::RowsShard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
+    : Shard(its_key, its_index, its_thread, host, kRowsFrames,
             partition_at(its_key.plan, its_index).count * its_key.plan.row_elements),
       range_(partition_at(key.plan, index)),
       row_bytes_(row_bytes_of(0)),
-      stored_(range_.count * static_cast<uint64_t>(parts), false),
+      stored_(range_.count * first_parts(), false),
       missing_(stored_.size()) {}
+
+uint64_t RowsShard::first_parts() const {
+  const Optimizer* const its = key.is_successor ? optimizer() : nullptr;
+  return its == nullptr ? 1 : static_cast<uint64_t>(1 + its->state_count() + its->needs_master(dtype_));
+}
 
 // --- the receiver thread -------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ namespace p3 {
 
 class RowsShard : public Shard {
  public:
-  // `parts`: how many a first value has; 1: the value alone. A successor's has the optimizer's state as well.
-  RowsShard(const ServerKey& key, uint32_t index, int thread, ShardHost& host, int parts = 1);
+  RowsShard(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
 
   // --- the receiver thread -----------------------------------------------------------------------------------------
   void* place_of(const Header& header, PooledBuffer& buffer) override;
@@ -54,6 +53,9 @@ class RowsShard : public Shard {
   char* row_at(void* array, uint8_t part, int64_t row) const {
     return static_cast<char*>(array) + (static_cast<uint64_t>(row) - range_.first) * row_bytes_of(part);
   }
+
+  // How many a first value has: the value, and of a successor the optimizer's state as well.
+  uint64_t first_parts() const;
 
   // Until none is missing: which rows have been stored, of each part that a first value has.
   std::vector<bool> stored_;

@@ -7,9 +7,7 @@
 namespace p3 {
 
 StalePartition::StalePartition(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-    : RowsShard(its_key, its_index, its_thread, host),
-      unanswered_(workers(), key.plan.staleness),
-      workers_(workers(), Its(range_)) {}
+    : StaleShard(its_key, its_index, its_thread, host), workers_(workers(), Its(range_)) {}
 
 void StalePartition::push(Task& task, Reply& reply) {
   Its& its = workers_[static_cast<size_t>(task.worker)];
@@ -52,10 +50,8 @@ const char* StalePartition::update(const Optimizer* optimizer, Task& task) {
   if (is_before_value(task.worker)) return nullptr;
   if (task.header.scalars.updates == kNoUpdate) return rows.empty() ? nullptr : "of rows, though it has no gradient";
   if (const char* missing = Unanswered::problem_with_gradient(optimizer)) return missing;
-  if (!std::exchange(its.is_counted, true)) {  // all frames of a push are one update
-    its.scalars = updates_.next(*optimizer, task.header.scalars);
-    if (key.plan.averages()) its.scalars.rescale /= static_cast<double>(workers());
-  }
+  if (!std::exchange(its.is_counted, true))  // all frames of a push are one update
+    its.scalars = next_update(*optimizer, task.header.scalars);
   const RoundScalars& scalars = its.scalars;
   if (sum_dtype_ == dtype_) {
     update_rows(*optimizer, rows, scalars, row_bytes_, [&](size_t i) { return received_.row(i); });

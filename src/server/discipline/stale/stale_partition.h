@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "server/discipline/stale/row_set.h"
-#include "server/discipline/stale/unanswered.h"
+#include "server/discipline/stale/stale_shard.h"
 #include "server/ways/rows_shard.h"
 
 namespace p3 {
 
-class StalePartition final : public RowsShard {
+class StalePartition final : public StaleShard<RowsShard> {
  public:
   StalePartition(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
 
@@ -41,7 +41,6 @@ class StalePartition final : public RowsShard {
     bool is_whole = true;  // the next frame begins another
   };
 
-  Unanswered unanswered_;
   std::vector<Its> workers_;  // by rank
 };
 

@@ -8,8 +8,7 @@
 namespace p3 {
 
 StaleSlice::StaleSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-    : DenseShard(its_key, its_index, its_thread, host),
-      unanswered_(workers(), key.plan.staleness),
+    : StaleShard(its_key, its_index, its_thread, host),
       gradient_(1, dtype_, static_cast<uint32_t>(elements_), host.transient) {}
 
 // --- rounds, of each worker its own ----------------------------------------------------------------------------------
@@ -28,8 +27,7 @@ void StaleSlice::push(Task& task, Reply& reply) {
 
 void StaleSlice::update(const Optimizer& optimizer, Task& task) {
   make_state(optimizer);
-  RoundScalars scalars = updates_.next(optimizer, task.header.scalars);
-  if (key.plan.averages()) scalars.rescale /= static_cast<double>(workers());
+  const RoundScalars scalars = next_update(optimizer, task.header.scalars);
   gradient_.add(0, std::move(task.payload), key.plan.codec);
   const PooledBuffer gradient = gradient_.take();
   optimizer.update(dtype_, value_, master_, state_.data(), gradient.data(), elements_, scalars);

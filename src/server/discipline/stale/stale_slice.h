@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "numeric/rank_sum.h"
-#include "server/discipline/stale/unanswered.h"
+#include "server/discipline/stale/stale_shard.h"
 #include "server/ways/dense_shard.h"
 
 namespace p3 {
 
-class StaleSlice final : public DenseShard {
+class StaleSlice final : public StaleShard<DenseShard> {
  public:
   StaleSlice(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
 
@@ -37,8 +37,7 @@ class StaleSlice final : public DenseShard {
   void fetch(Task& task, Reply& reply) override;
   void store(Task& task, Reply& reply) override;
 
-  Unanswered unanswered_;  // of the pushes that have updated the value
-  RankSum gradient_;       // of one worker, as float32 or wider
+  RankSum gradient_;  // of one worker, as float32 or wider
   LentBuffers lent_;
 };
 

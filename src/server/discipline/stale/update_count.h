@@ -12,7 +12,7 @@ namespace p3 {
 
 class UpdateCount {
  public:
-  uint64_t count() const { return count_; }
+  const uint64_t& count() const { return count_; }
 
   // So many updates are in the state that the shard has been given.
   void begin_behind(const Optimizer& optimizer, uint64_t count) {

@@ -4,9 +4,8 @@
 
 namespace p3 {
 
-ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host,
-                                 int parts)
-    : RowsShard(its_key, its_index, its_thread, host, parts),
+ServerPartition::ServerPartition(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
+    : RowsShard(its_key, its_index, its_thread, host),
       total_(host.sum_order == SumOrder::kRank ? key.machines->count() : key.machines->num_workers(), key.plan, range_,
              host.transient, host.sum_order == SumOrder::kRank, host.outlives_workers),
       wants_rows_(workers(), false) {

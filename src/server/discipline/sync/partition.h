@@ -18,8 +18,7 @@ namespace p3 {
 
 class ServerPartition final : public RowsShard {
  public:
-  // `parts` as RowsShard's.
-  ServerPartition(const ServerKey& key, uint32_t index, int thread, ShardHost& host, int parts = 1);
+  ServerPartition(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
 
   // --- where it is summed ------------------------------------------------------------------------------------------
   void lose(int worker, uint32_t incarnation, uint64_t pushed) override;
