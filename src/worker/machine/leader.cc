@@ -5,10 +5,8 @@
 #include <utility>
 
 #include "p3/trace.h"
+#include "plan/frames.h"
 #include "wire/failures.h"
-#include "worker/ways/dense/machine_slices.h"
-#include "worker/ways/gathered/machine_parts.h"
-#include "worker/ways/rows/machine_rows.h"
 
 namespace p3 {
 
@@ -25,15 +23,9 @@ int MachineLeader::place_of(int van) const {
 }
 
 std::shared_ptr<MachineSum> MachineLeader::sum_of(const Key& key, const KeyPlan& plan, uint64_t next_round) {
-  const int workers = static_cast<int>(members_.size()) + 1;
-  if (plan.is_gathered()) {
-    std::vector<int> ranks;
-    ranks.reserve(members_.size() + 1);
-    for (int place = 0; place < workers; ++place) ranks.push_back(rank_of(place));
-    return std::make_shared<MachineParts>(plan, std::move(ranks), next_round, *key.factored, pool_, lent_);
-  }
-  if (plan.has_rows()) return std::make_shared<MachineRows>(plan, workers, next_round, pool_, lent_);
-  return std::make_shared<MachineSlices>(plan, workers, next_round, pool_, lent_);
+  Machine machine{{rank_}, pool_, lent_};
+  for (const Member& member : members_) machine.ranks.push_back(member.rank);
+  return key.way->sum_on(machine, plan, next_round);
 }
 
 // --- pushes --------------------------------------------------------------------------------------------------------

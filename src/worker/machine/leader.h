@@ -2,7 +2,7 @@
 // for all to each server, and passes the answers on.
 //
 // Threads: bring() from any; add_member() before the transport starts; all else the receiver's alone.
-// Memory:  gradients come into buffers of a pool; what leaves the machine, and rows that are passed on, are lent to
+// Memory:  gradients come into buffers of a pool; what leaves the machine, and copies that are passed on, are lent to
 //          their frames (LentBuffers). A member is in one round at a time, so there is never more than one round of
 //          each.
 #pragma once
@@ -15,7 +15,6 @@
 #include "base/buffer_pool.h"
 #include "p3/lateness.h"
 #include "p3/thread_annotations.h"
-#include "plan/rows.h"
 #include "transport/lent_buffers.h"
 #include "transport/priority_queue.h"
 #include "transport/transport.h"

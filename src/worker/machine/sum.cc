@@ -5,14 +5,13 @@
 
 namespace p3 {
 
-MachineSum::MachineSum(const KeyPlan& its_plan, int its_workers, uint64_t next_round, BufferPool& pool,
-                       LentBuffers& lent)
+MachineSum::MachineSum(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round, FrameKind push_kind)
     : plan(its_plan),
-      pool_(pool),
-      lent_(lent),
-      workers_(its_workers),
-      shards_(slice_count(plan),
-              {std::vector<uint64_t>(static_cast<size_t>(its_workers), 0), next_round, {}, {}, {}, false}) {}
+      pool_(machine.pool),
+      lent_(machine.lent),
+      workers_(static_cast<int>(machine.ranks.size())),
+      push_kind_(push_kind),
+      shards_(slice_count(plan), {std::vector<uint64_t>(machine.ranks.size(), 0), next_round, {}, {}, {}, false}) {}
 
 void MachineSum::note_arrival(int place, const Header& push) {
   Shard& shard = shards_[push.slice];
@@ -23,7 +22,7 @@ void MachineSum::note_arrival(int place, const Header& push) {
 
 const char* MachineSum::problem_with(int place, const Header& push) const {
   if (push.key != plan.wire_key) return "of a plan that its key no longer has";
-  if ((push.kind == FrameKind::kPushRows) != plan.has_rows()) return "unexpected";
+  if (push.kind != push_kind_) return "unexpected";
   if (push.slice >= shards_.size()) return "of no slice of its key";
   if (push.of_machine != 0) return "marked as a whole machine's";
   if (static_cast<DType>(push.dtype) != plan.dtype) return "of another element type than agreed";

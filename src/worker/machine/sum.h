@@ -1,6 +1,5 @@
-// One key on the leader of its machine: what the machine's workers push comes in, is summed by their ranks (or
-// gathered: machine_parts.h), and leaves as one push. Workers count by their place on the machine; the leader's is 0. A shard is a slice, or a
-// partition of a key of rows.
+// One key on the leader of its machine: what the machine's workers push comes in, is put together by their ranks, and
+// leaves as one push. Workers count by their place on the machine; the leader's is 0.
 //
 // Threads: the receiver's alone.
 // Memory:  at most one push per worker of shards whose sum is incomplete, and the sums that have not left.
@@ -22,10 +21,17 @@
 
 namespace p3 {
 
+// What all sums of a machine share.
+struct Machine {
+  std::vector<int> ranks;  // of its workers, by place
+  BufferPool& pool;
+  LentBuffers& lent;  // holds what leaves
+};
+
 class MachineSum {
  public:
-  // `next_round`: the first that is to be summed. `lent` holds what leaves.
-  MachineSum(const KeyPlan& plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent);
+  // `next_round`: the first that is to be summed. `push_kind`: of the frames that come.
+  MachineSum(const Machine& machine, const KeyPlan& plan, uint64_t next_round, FrameKind push_kind);
   virtual ~MachineSum() = default;
 
   const KeyPlan plan;
@@ -50,8 +56,6 @@ class MachineSum {
 
   // Whether the machine's push has been made, and not answered: then nobody may push.
   bool is_awaiting(uint32_t shard) const { return shards_[shard].awaiting; }
-  // Of a gathered key: whether it is a worker of this machine whose part the shard belongs to, so that no content comes.
-  virtual bool has_part_of(uint32_t /*shard*/) const { return false; }
   // What becomes of a frame of the answer.
   struct Passed {
     std::vector<std::pair<int, Frame>> frames;  // with the place of whom it is for
@@ -61,8 +65,6 @@ class MachineSum {
   virtual Passed pass_on(const Header& header, const void* payload, Lender& landing) = 0;
   // Of each shard's answer: that borrow the payload from `landing`.
   virtual int frames_from_landing() const { return 0; }
-  // Of the machine's pushes since the last call; counted for keys of rows alone.
-  uint64_t take_pushed_bytes() { return std::exchange(pushed_bytes_, 0); }
 
  protected:
   void answered(uint32_t shard);
@@ -70,14 +72,13 @@ class MachineSum {
   // What is wrong with the encoding or the size of a push, or null.
   virtual const char* problem_with_payload(int place, const Header& push) const = 0;
   // Notes the header of a push, or of the last frame of one. Returns who contradicts it, or -1. `takes_part`: its numbers
-  // count; but of a gathered key that is who has a gradient.
+  // count.
   int note(int place, const Header& push, bool takes_part);
   // The header of the machine's push, which waits for an answer from now on.
   Header take_header(uint32_t shard);
 
   BufferPool& pool_;
   LentBuffers& lent_;
-  uint64_t pushed_bytes_ = 0;
 
  private:
   struct Shard {
@@ -90,6 +91,7 @@ class MachineSum {
   };
 
   const int workers_;
+  const FrameKind push_kind_;
   std::vector<Shard> shards_;
 };
 

@@ -2,13 +2,14 @@
 
 #include <utility>
 
+#include "plan/frames.h"
+
 namespace p3 {
 
-MachineSlices::MachineSlices(const KeyPlan& its_plan, int workers, uint64_t next_round, BufferPool& pool,
-                             LentBuffers& lent)
-    : MachineSum(its_plan, workers, next_round, pool, lent) {
+MachineSlices::MachineSlices(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round)
+    : MachineSum(machine, its_plan, next_round, kSliceFrames.push) {
   for (uint32_t i = 0; i < slice_count(plan); ++i)
-    sums_.emplace_back(workers, plan.dtype, slice_at(plan, i).elements, pool);
+    sums_.emplace_back(workers(), plan.dtype, slice_at(plan, i).elements, pool_);
 }
 
 const char* MachineSlices::problem_with_payload(int, const Header& push) const {

@@ -10,7 +10,7 @@ namespace p3 {
 
 class MachineSlices final : public MachineSum {
  public:
-  MachineSlices(const KeyPlan& plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent);
+  MachineSlices(const Machine& machine, const KeyPlan& plan, uint64_t next_round);
 
   size_t room_bytes(const Header& push) const override { return push.payload_bytes; }
   Outcome add(int place, const Header& push, PooledBuffer payload) override;

@@ -10,10 +10,15 @@
 
 namespace p3 {
 
+std::vector<Operation> SliceTransfer::ask_for_value() {
+  if (kind == Kind::kInit) data_ = nullptr;
+  return {};
+}
+
 std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Encoding encoding = data_ == nullptr ? Encoding::kAbsent : Encoding::kPlain;
-  if (kind == Kind::kPush) encoding = key_.codec.encoding;
-  if (kind == Kind::kPush) change_ = std::exchange(key_.residual_change, {});
+  if (kind == Kind::kPush) encoding = way_.codec.encoding;
+  if (kind == Kind::kPush) change_ = std::exchange(way_.residual.change, {});
   Frame frame;
   frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
@@ -24,7 +29,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   for (uint32_t i = 0; i < count; ++i) {
     frame.header.slice = i;
     const Slice slice = slice_at(plan, i);
-    if (kind == Kind::kPush && key_.takes_steps())
+    if (kind == Kind::kPush && way_.codec.makes_steps())
       size_step(frame.header, slice);
     else if (data_ != nullptr)
       frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type_, slice.elements));
@@ -35,15 +40,16 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
 }
 
 void SliceTransfer::encode(const Header& header, const void* gradient, void* payload) {
-  if (key_.takes_steps()) return encode_step(header, gradient, payload);
+  if (way_.codec.makes_steps()) return encode_step(header, gradient, payload);
   const Slice slice = slice_at(*key_.plan, header.slice);
-  p3::encode(key_.codec, static_cast<const float*>(gradient), residual_of(slice), payload, slice.elements);
+  p3::encode(way_.codec, static_cast<const float*>(gradient), residual_of(slice), payload, slice.elements);
 }
 
 float* SliceTransfer::residual_of(const Slice& slice) const {
-  if (key_.residual.empty()) return nullptr;
-  float* const kept = key_.residual.data() + slice.offset;
-  float* const former = key_.former_residual.empty() ? nullptr : key_.former_residual.data() + slice.offset;
+  Residual& residual = way_.residual;
+  if (residual.kept.empty()) return nullptr;
+  float* const kept = residual.kept.data() + slice.offset;
+  float* const former = residual.former.empty() ? nullptr : residual.former.data() + slice.offset;
   if (change_.undo) std::copy_n(former, slice.elements, kept);
   if (change_.factor != 1) loop(slice.elements, [=, factor = change_.factor](size_t i) { kept[i] *= factor; });
   if (former != nullptr) std::copy_n(kept, slice.elements, former);
@@ -51,7 +57,7 @@ float* SliceTransfer::residual_of(const Slice& slice) const {
 }
 
 size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {
-  return p3::elements_to_send(dgc_of(key_.codec), key_.rounds_before + header.round, slice.elements);
+  return p3::elements_to_send(dgc_of(way_.codec), way_.steps.rounds_before + header.round, slice.elements);
 }
 
 void SliceTransfer::size_step(Header& header, const Slice& slice) const {
@@ -66,12 +72,13 @@ void SliceTransfer::encode_step(const Header& header, const void* gradient, void
   if (!rate_) {
     rate_ = rate_of(header.scalars);
     const auto* whole = reinterpret_cast<const float*>(data_);
-    if (key_.clip_norm > 0) *rate_ *= clipping_of(whole, key_.elements, header.scalars.rescale, key_.clip_norm);
+    if (way_.steps.clip_norm > 0)
+      *rate_ *= clipping_of(whole, key_.declared.elements, header.scalars.rescale, way_.steps.clip_norm);
   }
   const Slice slice = slice_at(*key_.plan, header.slice);
-  float* const u = key_.residual.data() + slice.offset;
-  const DgcStep step{key_.momentum, *rate_, dgc_of(key_.codec).masking, elements_to_send(header, slice)};
-  p3::encode_step(step, static_cast<const float*>(gradient), u, u + key_.elements, payload, slice.elements);
+  float* const u = way_.residual.kept.data() + slice.offset;
+  const DgcStep step{way_.steps.momentum, *rate_, dgc_of(way_.codec).masking, elements_to_send(header, slice)};
+  p3::encode_step(step, static_cast<const float*>(gradient), u, u + key_.declared.elements, payload, slice.elements);
 }
 
 // --- answers -------------------------------------------------------------------------------------------------------
@@ -91,19 +98,20 @@ const char* SliceTransfer::problem_with(const Header& header) const {
 bool SliceTransfer::may_come(Encoding encoding) const {
   if (encoding == Encoding::kPlain) return kind != Kind::kStore;
   if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
-  if (encoding != key_.codec.encoding) return false;
-  return key_.takes_steps() ? is_round() : key_.codec.carries_sums() && (is_round() || key_.catches_up);
+  if (encoding != way_.codec.encoding) return false;
+  return way_.codec.makes_steps() ? is_round() : way_.codec.carries_sums() && (is_round() || key_.catches_up);
 }
 
 // An encoded sum into the end of its place: decode_in_place(). A step elsewhere: it changes the value that is there.
 void* SliceTransfer::place_of(const Header& header) {
   const auto encoding = static_cast<Encoding>(header.encoding);
-  if (encoding == Encoding::kAbsent || (encoding != Encoding::kPlain && key_.takes_steps())) return nullptr;
+  if (encoding == Encoding::kAbsent || (encoding != Encoding::kPlain && way_.codec.makes_steps())) return nullptr;
   const Slice slice = slice_at(*key_.plan, header.slice);
   return landing_ + (slice.offset + slice.elements) * size_of(type_) - header.payload_bytes;
 }
 
 const char* SliceTransfer::land(const Header& header, const void* payload, bool& is_last) {
+  if (!key_.plan->is_synchronous()) way_.progress.note(header);
   const auto encoding = static_cast<Encoding>(header.encoding);
   const Slice slice = slice_at(*key_.plan, header.slice);
   const Codec* const codec = codec_of(encoding);

@@ -6,6 +6,7 @@
 
 #include "worker/key.h"
 #include "worker/transfer.h"
+#include "worker/ways/dense/dense_way.h"
 
 namespace p3 {
 
@@ -13,13 +14,14 @@ class SliceTransfer final : public Transfer {
  public:
   // `data` goes out (null: nothing does), the answer comes into `landing`; both are of the whole key, or of a part of it.
   // `goes_on`: of a skip, as Worker::skip.
-  SliceTransfer(Kind its_kind, Key& key, const void* data, void* landing, uint8_t part = 0, bool goes_on = false)
-      : Transfer(its_kind, key, part),
+  SliceTransfer(Kind its_kind, DenseWay& way, const void* data, void* landing, uint8_t part = 0, bool goes_on = false)
+      : Transfer(its_kind, way.key, part),
+        way_(way),
         data_(static_cast<const char*>(data)),
         landing_(static_cast<char*>(landing)),
         goes_on_(goes_on) {}
 
-  void ask_for_value() override { data_ = nullptr; }
+  std::vector<Operation> ask_for_value() override;
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
   // The slices of one round are apart, and rounds follow each other: nobody else uses this piece of the residual.
   void encode(const Header& header, const void* gradient, void* payload) override;
@@ -39,10 +41,11 @@ class SliceTransfer final : public Transfer {
   float* residual_of(const Slice& slice) const;
   float* place_of_slice(const Slice& slice) const { return reinterpret_cast<float*>(landing_) + slice.offset; }
 
+  DenseWay& way_;
   const char* data_;
   char* const landing_;
   const bool goes_on_;
-  ResidualChange change_;      // of this push
+  Residual::Change change_;    // of this push
   std::optional<float> rate_;  // of the step, from its first slice on; who sends
 };
 

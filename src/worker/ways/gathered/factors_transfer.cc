@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "worker/ways/gathered/factored_update.h"
-
 namespace p3 {
 
 // Each slice has a push of every worker, so that its value comes when this worker waits for it, and not before. Those
@@ -19,7 +17,7 @@ std::vector<Frame> FactorsTransfer::begin(const KeyPlan& plan, Header header) {
   for (uint32_t i = 0; i < slice_count(plan); ++i) {
     Frame frame = absent;
     frame.header.slice = i;
-    if (factors_ == nullptr || worker_of(plan, i) != rank_) {
+    if (factors_ == nullptr || worker_of(plan, i) != way_.rank()) {
       frames.push_back(frame);
       continue;
     }
@@ -27,7 +25,7 @@ std::vector<Frame> FactorsTransfer::begin(const KeyPlan& plan, Header header) {
     frame.header.part = 0;
     frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
     frame.header.payload_bytes = static_cast<uint32_t>(slice.elements * sizeof(float));
-    frame.payload = factors_ + slice.offset - static_cast<uint64_t>(rank_) * plan.elements;
+    frame.payload = factors_ + slice.offset - static_cast<uint64_t>(way_.rank()) * plan.elements;
     own.push_back(frame);
   }
   frames.insert(frames.end(), own.begin(), own.end());
@@ -37,8 +35,8 @@ std::vector<Frame> FactorsTransfer::begin(const KeyPlan& plan, Header header) {
 const char* FactorsTransfer::problem_with(const Header& header) const {
   if (header.kind != FrameKind::kValue || header.part != 0) return "unexpected";
   const auto encoding = static_cast<Encoding>(header.encoding);
-  const bool is_here = key_.sums_here() && key_.machine_sum->has_part_of(header.slice);
-  const bool is_others = is_round() && !is_here && worker_of(*key_.plan, header.slice) != rank_;
+  const int worker = worker_of(*key_.plan, header.slice);
+  const bool is_others = is_round() && worker != way_.rank() && !way_.is_here(worker);
   if (encoding != Encoding::kAbsent && (encoding != Encoding::kPlain || !is_others))
     return "in another encoding than agreed";
   const uint32_t elements = encoding == Encoding::kAbsent ? 0 : slice_at(*key_.plan, header.slice).elements;
@@ -48,22 +46,22 @@ const char* FactorsTransfer::problem_with(const Header& header) const {
 
 void* FactorsTransfer::place_of(const Header& header) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
-  return key_.factored->gathered() + slice_at(*key_.plan, header.slice).offset;
+  return way_.update.gathered() + slice_at(*key_.plan, header.slice).offset;
 }
 
 const char* FactorsTransfer::land(const Header& header, const void*, bool& is_last) {
   is_last = true;
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
-  key_.factored->note(worker_of(*key_.plan, header.slice));
+  way_.update.note(worker_of(*key_.plan, header.slice));
   if (kind == Kind::kSkip) scalars_ = header.scalars;
   return nullptr;
 }
 
 void FactorsTransfer::finish() {
-  if (kind == Kind::kFetch) std::copy_n(key_.factored->state(part_), key_.factored->shape().elements(), weight_);
-  if (kind == Kind::kStore) std::copy_n(factors_, key_.factored->shape().elements(), key_.factored->state(part_));
+  if (kind == Kind::kFetch) std::copy_n(way_.update.state(part_), way_.update.shape().elements(), weight_);
+  if (kind == Kind::kStore) std::copy_n(factors_, way_.update.shape().elements(), way_.update.state(part_));
 }
 
-void FactorsTransfer::compute() { is_updated_ = key_.factored->update(weight_, rank_, factors_, scalars_); }
+void FactorsTransfer::compute() { is_updated_ = way_.update.update(weight_, way_.rank(), factors_, scalars_); }
 
 }  // namespace p3

@@ -6,6 +6,7 @@
 
 #include "worker/key.h"
 #include "worker/transfer.h"
+#include "worker/ways/gathered/gathered_way.h"
 
 namespace p3 {
 
@@ -13,13 +14,14 @@ class FactorsTransfer final : public Transfer {
  public:
   // `factors`: null in kInit, which only tells the servers of this worker, and in kSkip. `weight`: of all its elements.
   // kFetch and kStore are about a `part` of this worker's own state: to `weight`, or from `factors`.
-  FactorsTransfer(Kind its_kind, Key& key, int rank, const void* factors, void* weight, uint8_t part = 0)
-      : Transfer(its_kind, key, part),
-        rank_(rank),
+  FactorsTransfer(Kind its_kind, GatheredWay& way, const void* factors, void* weight, uint8_t part = 0)
+      : Transfer(its_kind, way.key, part),
+        way_(way),
         factors_(static_cast<const float*>(factors)),
         weight_(static_cast<float*>(weight)) {}
 
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
+  bool leaves_whole() const override { return true; }  // its slices are few
   const char* problem_with(const Header& header) const override;
   void* place_of(const Header& header) override;
   const char* land(const Header& header, const void* payload, bool& is_last) override;
@@ -28,7 +30,7 @@ class FactorsTransfer final : public Transfer {
   void compute() override;
 
  private:
-  const int rank_;
+  GatheredWay& way_;
   const float* const factors_;
   float* const weight_;
   RoundScalars scalars_{};  // of the round

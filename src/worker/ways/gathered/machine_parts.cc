@@ -4,16 +4,16 @@
 #include <cstring>
 #include <utility>
 
+#include "plan/frames.h"
+
 namespace p3 {
 
-MachineParts::MachineParts(const KeyPlan& its_plan, std::vector<int> ranks, uint64_t next_round,
-                           FactoredUpdate& factored, BufferPool& pool, LentBuffers& lent)
-    : MachineSum(its_plan, static_cast<int>(ranks.size()), next_round, pool, lent),
-      factored_(factored),
-      shards_(slice_count(plan)) {
+MachineParts::MachineParts(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round,
+                           FactoredUpdate& factored)
+    : MachineSum(machine, its_plan, next_round, kSliceFrames.push), factored_(factored), shards_(slice_count(plan)) {
   for (uint32_t i = 0; i < shards_.size(); ++i) {
-    const auto owner = std::find(ranks.begin(), ranks.end(), worker_of(plan, i));
-    shards_[i].owner = owner == ranks.end() ? -1 : static_cast<int>(owner - ranks.begin());
+    const auto owner = std::find(machine.ranks.begin(), machine.ranks.end(), worker_of(plan, i));
+    shards_[i].owner = owner == machine.ranks.end() ? -1 : static_cast<int>(owner - machine.ranks.begin());
     shards_[i].missing = workers();
   }
 }

@@ -12,13 +12,11 @@ namespace p3 {
 
 class MachineParts final : public MachineSum {
  public:
-  // `ranks`: of the machine's workers, by place. `factored`: the leader's own; outlives it.
-  MachineParts(const KeyPlan& plan, std::vector<int> ranks, uint64_t next_round, FactoredUpdate& factored,
-               BufferPool& pool, LentBuffers& lent);
+  // `factored`: the leader's own; outlives it.
+  MachineParts(const Machine& machine, const KeyPlan& plan, uint64_t next_round, FactoredUpdate& factored);
 
   size_t room_bytes(const Header& push) const override { return push.payload_bytes; }
   Outcome add(int place, const Header& push, PooledBuffer payload) override;
-  bool has_part_of(uint32_t slice) const override { return shards_[slice].owner >= 0; }
   // From where the part lies on the leader, to all but its worker.
   Passed pass_on(const Header& header, const void* part, Lender& landing) override;
   int frames_from_landing() const override { return workers() - 1; }

@@ -4,11 +4,14 @@
 #include <cstring>
 #include <utility>
 
+#include "plan/frames.h"
+
 namespace p3 {
 
-MachineRows::MachineRows(const KeyPlan& its_plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent)
-    : MachineSum(its_plan, workers, next_round, pool, lent) {
-  for (uint32_t i = 0; i < slice_count(plan); ++i) partitions_.emplace_back(workers, plan, partition_at(plan, i), pool);
+MachineRows::MachineRows(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round)
+    : MachineSum(machine, its_plan, next_round, kRowsFrames.push) {
+  for (uint32_t i = 0; i < slice_count(plan); ++i)
+    partitions_.emplace_back(workers(), plan, partition_at(plan, i), pool_);
 }
 
 const char* MachineRows::problem_with_payload(int, const Header& push) const {

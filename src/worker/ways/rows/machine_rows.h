@@ -14,7 +14,7 @@ namespace p3 {
 class MachineRows final : public MachineSum {
  public:
   // Each partition has a slot for each row (RowSum).
-  MachineRows(const KeyPlan& plan, int workers, uint64_t next_round, BufferPool& pool, LentBuffers& lent);
+  MachineRows(const Machine& machine, const KeyPlan& plan, uint64_t next_round);
 
   // Frame by frame. The machine's frames are blocks if the leader's own were.
   Outcome add(int place, const Header& push, PooledBuffer payload) override;
@@ -23,6 +23,8 @@ class MachineRows final : public MachineSum {
   // As copies, because the leader's own may be somewhere else by the time they leave; to those who want rows. The others
   // get an acknowledgement without rows once the last frame is there.
   Passed pass_on(const Header& header, const void* payload, Lender& landing) override;
+  // Of the machine's pushes since the last call.
+  uint64_t take_pushed_bytes() { return std::exchange(pushed_bytes_, 0); }
 
  private:
   struct Partition {
@@ -43,6 +45,7 @@ class MachineRows final : public MachineSum {
   void pass_to(bool wanting, const Frame& frame, Passed& passed);
 
   std::deque<Partition> partitions_;
+  uint64_t pushed_bytes_ = 0;
   RowsHeader acknowledgement_;  // that was last given to the leader
 };
 

@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 #include "p3/dtype.h"
+#include "worker/ways/rows/machine_rows.h"
 
 namespace p3 {
 
-RowsTransfer::RowsTransfer(Kind its_kind, Key& key, const RowsView& rows, void* landing, uint8_t part,
+RowsTransfer::RowsTransfer(Kind its_kind, RowsWay& way, const RowsView& rows, void* landing, uint8_t part,
                            std::shared_ptr<const void> memory, bool goes_on)
-    : Transfer(its_kind, key, part),
+    : Transfer(its_kind, way.key, part),
+      way_(way),
       memory_(std::move(memory)),
       rows_(rows),
       landing_(landing),
@@ -30,7 +31,7 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
   row_bytes_ = plan.row_elements * size_of(type_);
   sorted_rows_.resize(sorted_ids_.size() * row_bytes_);
   parts_.resize(slice_count(plan));
-  const uint32_t next_plan = kind == Kind::kPush ? std::exchange(key_.announced, 0) : 0;
+  const uint32_t next_plan = kind == Kind::kPush ? std::exchange(way_.announced, 0) : 0;
 
   const bool absent = kind == Kind::kInit || (kind == Kind::kSkip && (!goes_on_ || plan.is_synchronous()));
   Frame frame;
@@ -54,7 +55,7 @@ std::vector<Frame> RowsTransfer::begin(const KeyPlan& plan, Header header) {
     }
     // A push is waited for by every partition; of all else, something must be answered.
     if (begin == end && !is_round() && !(asked_.count == 0 && i == 0)) continue;
-    part.pieces = cut_rows(plan, range, asked_.ids, begin, end, key_.counters.as_slices && kind == Kind::kPush);
+    part.pieces = cut_rows(plan, range, asked_.ids, begin, end, way_.counters.as_slices && kind == Kind::kPush);
     for (RowsPiece& piece : part.pieces) {
       piece.header.next_plan = next_plan;
       frame.header.payload_bytes = static_cast<uint32_t>(
@@ -109,6 +110,7 @@ void* RowsTransfer::place_of(const Header& header) {
 }
 
 const char* RowsTransfer::land(const Header& header, const void* payload, bool& is_last) {
+  if (!plan_.is_synchronous()) way_.progress.note(header);
   Part& part = parts_[header.slice];
   if (kind == Kind::kFetch) {
     is_last = ++part.fetched == part.pieces.size();
@@ -141,10 +143,10 @@ void RowsTransfer::finish() {
   for (const Part& part : parts_) changed_.insert(changed_.end(), part.landed.begin(), part.landed.end());
   if (has_sums_ && landing_ != nullptr) {
     std::vector<int64_t> zeroed;
-    std::set_difference(key_.left_over.begin(), key_.left_over.end(), changed_.begin(), changed_.end(),
+    std::set_difference(way_.left_over.begin(), way_.left_over.end(), changed_.begin(), changed_.end(),
                         std::back_inserter(zeroed));
     for (int64_t row : zeroed) std::memset(landing() + static_cast<size_t>(row) * row_bytes_, 0, row_bytes_);
-    key_.left_over = changed_;
+    way_.left_over = changed_;
     const auto middle = static_cast<std::ptrdiff_t>(changed_.size());
     changed_.insert(changed_.end(), zeroed.begin(), zeroed.end());
     std::inplace_merge(changed_.begin(), changed_.begin() + middle, changed_.end());
@@ -157,73 +159,19 @@ void RowsTransfer::finish() {
 }
 
 void RowsTransfer::count() {
+  Transfer::count();
   if (!is_round()) return;
-  KeyCounters& counters = key_.counters;
+  RowsCounters& counters = way_.counters;
   counters.own_rows = rows_.count;
   counters.pushed_rows = counts_.pushed_rows;
   counters.touched_rows = counts_.touched_rows;
-  counters.row_bytes_sent += key_.machine_sum == nullptr ? bytes_sent_ : key_.machine_sum->take_pushed_bytes();
+  auto* const machine = static_cast<MachineRows*>(key_.machine_sum.get());  // of this way's making
+  counters.row_bytes_sent += machine == nullptr ? bytes_sent_ : machine->take_pushed_bytes();
   counters.row_bytes_received += bytes_received_;
-  key_.next_plan = next_plan_;
-  if (key_.pushes > 0 && is_updated())
-    counters.as_slices = bytes_of_routes(*key_.plan, key_.pushes, counts_, landing_ != nullptr).slices_are_cheaper();
-}
-
-// --- several transfers that are one operation ----------------------------------------------------------------------
-
-namespace {
-
-using Ids = std::vector<int64_t>;
-using Kind = Transfer::Kind;
-
-std::shared_ptr<Ids> neighbours(const RowRange& range) {
-  auto ids = std::make_shared<Ids>(range.count);
-  std::iota(ids->begin(), ids->end(), static_cast<int64_t>(range.first));
-  return ids;
-}
-
-}  // namespace
-
-std::vector<Operation> init_rows(Key& key, bool is_rank_0, const void* value, void* landing, int32_t priority,
-                                 Worker::Done done) {
-  const auto all_rows = [&](Kind kind) {
-    const auto ids = neighbours({0, key.rows()});
-    const RowsView rows{ids->data(), ids->size(), kind == Kind::kStore ? value : nullptr};
-    return std::make_shared<RowsTransfer>(kind, key, rows, kind == Kind::kStore ? nullptr : landing, 0, ids);
-  };
-  std::vector<Operation> operations;
-  if (is_rank_0) {
-    operations.push_back({all_rows(Kind::kStore), nullptr, priority});
-    operations.back().scalars.updates = 1;  // so that servers with staleness know it for the beginning of an init
-    operations.back().to_catch_up = init_rows(key, false, nullptr, landing, priority, done);
-    const size_t bytes = landing == nullptr || landing == value ? 0 : key.elements * size_of(key.dtype);
-    done = [=, told = std::move(done)](const Error* error, bool updated) {
-      if (error == nullptr && bytes > 0) std::memcpy(landing, value, bytes);
-      told(error, updated);
-    };
-  }
-  operations.push_back({std::make_shared<RowsTransfer>(Kind::kInit, key, RowsView{}, nullptr), nullptr, priority});
-  if (!is_rank_0 && landing != nullptr) operations.push_back({all_rows(Kind::kFetch), nullptr, priority});
-  operations.back().done = std::move(done);
-  return operations;
-}
-
-std::vector<Operation> move_rows(Key& key, const Successor& successor) {
-  const auto ids = neighbours(successor.share);
-  const auto values =
-      std::make_shared<std::vector<char>>(ids->size() * key.row_elements * size_of(sum_type(key.dtype)));
-  const RowsView rows{ids->data(), ids->size(), values->data()};
-  const auto memory = std::make_shared<std::pair<decltype(ids), decltype(values)>>(ids, values);
-  std::vector<Operation> operations;
-  for (uint8_t part : successor.parts) {
-    operations.push_back(
-        {std::make_shared<RowsTransfer>(Kind::kFetch, key, rows, values->data(), part, memory), nullptr});
-    operations.push_back({std::make_shared<RowsTransfer>(Kind::kStore, key, rows, nullptr, part, memory), nullptr});
-    operations.back().successor = &successor;
-  }
-  operations.push_back({std::make_shared<RowsTransfer>(Kind::kInit, key, RowsView{}, nullptr), nullptr});
-  operations.back().successor = &successor;
-  return operations;
+  way_.next_plan = next_plan_;
+  key_.moves = next_plan_ != 0;
+  if (way_.pushes > 0 && is_updated())
+    counters.as_slices = bytes_of_routes(*key_.plan, way_.pushes, counts_, landing_ != nullptr).slices_are_cheaper();
 }
 
 }  // namespace p3

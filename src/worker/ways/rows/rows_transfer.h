@@ -4,12 +4,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "plan/routing.h"
 #include "plan/rows.h"
 #include "worker/key.h"
+#include "worker/operation.h"
 #include "worker/transfer.h"
+#include "worker/ways/rows/rows_way.h"
 
 namespace p3 {
 
@@ -18,9 +21,12 @@ class RowsTransfer final : public Transfer {
   // `rows` and `landing` as Worker's methods have them; the ids ascend, but for kFetch, which takes any order.
   // kInit asks whether the rows are there. `memory`: what `rows` borrows from, if the caller does not keep it. `goes_on`:
   // of a skip, as Worker::skip.
-  RowsTransfer(Kind its_kind, Key& key, const RowsView& rows, void* landing, uint8_t part = 0,
+  RowsTransfer(Kind its_kind, RowsWay& way, const RowsView& rows, void* landing, uint8_t part = 0,
                std::shared_ptr<const void> memory = nullptr, bool goes_on = false);
 
+  std::vector<Operation> to_catch_up;  // of an init: see ask_for_value()
+
+  std::vector<Operation> ask_for_value() override { return std::exchange(to_catch_up, {}); }
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
   void encode(const Header& header, const void* piece, void* payload) override;
   const char* problem_with(const Header& header) const override;
@@ -42,6 +48,7 @@ class RowsTransfer final : public Transfer {
 
   char* landing() const { return static_cast<char*>(landing_); }
 
+  RowsWay& way_;
   const std::shared_ptr<const void> memory_;
   const RowsView rows_;
   void* const landing_;
@@ -60,13 +67,5 @@ class RowsTransfer final : public Transfer {
   std::vector<int64_t> changed_;
   uint64_t bytes_sent_ = 0, bytes_received_ = 0;
 };
-
-// The first value, in several operations: rank 0's rows go to the servers; all learn that they are there; who lacks them
-// fetches them.
-std::vector<Operation> init_rows(Key& key, bool is_rank_0, const void* value, void* landing, int32_t priority,
-                                 Worker::Done done);
-// A worker's share of a move to another plan: the rows are fetched with the first and stored with the second, part by
-// part; once all workers' are there, the servers answer the init of the second.
-std::vector<Operation> move_rows(Key& key, const Successor& successor);
 
 }  // namespace p3
