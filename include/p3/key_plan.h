@@ -58,13 +58,26 @@ struct KeyPlan {
   bool is_gathered() const { return parts > 0; }
   bool takes_steps() const { return update == Update::kSteps; }
   bool averages() const { return reduction != Reduction::kSum; }
+  // Whether a key that was declared so, by its content, can have it.
+  bool fits(const KeyPlan& declared) const {
+    return elements == declared.elements && dtype == declared.dtype && row_elements == declared.row_elements &&
+           parts == declared.parts && codec == declared.codec;
+  }
+  // Whether a key can go over from it to another plan between two rounds, and to it from that one.
+  bool can_move() const { return has_rows() && is_synchronous(); }
+  bool can_follow(const KeyPlan& former) const { return can_move() && former.can_move() && fits(former); }
   // Whether the workers of a machine may add up what they have for the servers: each codec's residual is one worker's,
   // and so is each clock of staleness.
   bool adds_up_on_machine() const { return codec.encoding == Encoding::kPlain && is_synchronous(); }
 };
 
-// Why no key can have such a plan, in words; empty: one can. What scripts ask for, their session refuses before, and says
-// what to do.
+class Optimizer;
+
+// Why no key can have such a plan, in words; empty: one can. And why none can in a job of so many workers, or if any of them
+// may be replaced; and with that optimizer on its servers. What scripts ask for, their session refuses before, and says what
+// to do.
 std::string problem_with(const KeyPlan& plan);
+std::string problem_with(const KeyPlan& plan, int workers, bool outlives_workers);
+std::string problem_with(const KeyPlan& plan, const Optimizer& optimizer);
 
 }  // namespace p3

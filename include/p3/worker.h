@@ -37,13 +37,14 @@
 namespace p3 {
 
 // Of one key, since start.
-struct KeyCounters {
+struct RoundCounters {
   uint64_t rounds = 0;     // completed
   double completed_s = 0;  // when the last one was, on CLOCK_MONOTONIC
   double waited_s = 0;     // from when the gradient was ready to when the last slice of the value had landed, in total
   double longest_wait_s = 0;  // of one round
-  // Of a key of rows.
-  bool has_rows = false;            // it is one
+};
+struct RowsCounters {
+  bool has_rows = false;            // it is a key of rows; else nothing else of these counts
   bool as_slices = false;           // the route of the next round
   uint64_t own_rows = 0;            // that this worker pushed in the last round completed
   uint64_t pushed_rows = 0;         // that all workers pushed in it, added up
@@ -51,6 +52,7 @@ struct KeyCounters {
   uint64_t row_bytes_sent = 0;      // of gradients, with their ids; of a leader: for its machine
   uint64_t row_bytes_received = 0;  // of the resulting rows
 };
+struct KeyCounters : RoundCounters, RowsCounters {};
 
 // Of a key with staleness: its worker's last round whose answer has landed, and up to which round the pushes of all
 // workers are in that.
@@ -182,9 +184,9 @@ class Worker {
   // For a snapshot: every worker calls it at the same point, of a key of either kind that has a first value. On rank 0 the
   // servers copy the key's value and state as this worker's last round left them (Server::take_captured), and `done`
   // says that all have; until then no other round can complete. On other ranks it is done as soon as its turn comes.
-  // `snapshot`: its round, as the script counts, at most kLastSnapshot. `residual`: residual_floats(), which get what
+  // `snapshot`: its round, as the script counts, at most kLastSnapshot. `kept`: residual_floats(), which get what
   // compression has left out so far; or null, as it must be for keys that keep no residual.
-  void capture(int key, uint64_t snapshot, float* residual, Done done);
+  void capture(int key, uint64_t snapshot, float* kept, Done done);
   bool keeps_residual(int key) const;
   size_t residual_floats(int key) const;  // what restore_residual() takes
   // Resumes with what capture() gave, before the key's first push. Copied at once.

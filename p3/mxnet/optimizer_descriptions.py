@@ -65,7 +65,7 @@ def round_scalars(
 
     Counts the update, so call it exactly once for each round of a key. The bias corrections of Adam and Adamax are in
     lr; `updates` and `schedule` are in p3/optimizer.h. `servers_count`: each worker's push is an update of its own,
-    which only the servers can count; so they make the corrections (src/server/update_count.h).
+    which only the servers can count; so they make the corrections (src/server/discipline/stale/update_count.h).
     """
     algorithm = _algorithm(optimizer)
     optimizer._update_count(index)

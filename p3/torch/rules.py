@@ -82,7 +82,7 @@ def scalars(group: Dict[str, Any], rescale: float, updates: int) -> Tuple[float,
 
 
 def scalars_of_apart(group: Dict[str, Any], rescale: float) -> Tuple[float, float, float, float, float]:
-    """The same with staleness, where the servers count the updates of all workers (src/server/update_count.h)."""
+    """The same with staleness, where the servers count the updates of all workers (`update_count.h` in src/server)."""
     lr, decay = number(group["lr"]), number(group.get("lr_decay", 0.0))
     return lr, number(group["weight_decay"]), rescale, 0.0, decay
 

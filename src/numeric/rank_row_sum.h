@@ -13,7 +13,7 @@
 
 #include "base/buffer_pool.h"
 #include "numeric/row_sum.h"
-#include "wire/rows.h"
+#include "plan/rows.h"
 
 namespace p3 {
 

@@ -13,7 +13,7 @@
 
 #include "base/buffer_pool.h"
 #include "p3/dtype.h"
-#include "wire/rows.h"
+#include "plan/rows.h"
 
 namespace p3 {
 

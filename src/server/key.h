@@ -17,7 +17,7 @@ struct ServerKey {
   const Machines* machines = nullptr;  // the server's
   // Whether the leader of each machine pushes for all its workers, and gets the value for them.
   bool aggregated = false;
-  // Another plan of a key that trains already: its rows and their state come from there, and its rounds go on.
+  // Another plan of a key that trains already: its value and state come from there, and its rounds go on.
   bool is_successor = false;
 
   // By what the sum of so many workers' gradients is divided.

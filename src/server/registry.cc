@@ -5,25 +5,12 @@
 #include <new>
 #include <utility>
 
-#include "p3/rule.h"
-#include "server/partition.h"
-#include "server/slice.h"
-#include "server/stale_partition.h"
-#include "server/stale_slice.h"
+#include "server/discipline/make_shard.h"
 
 namespace p3 {
 
 void Registry::define(const KeyPlan& plan, std::string name, int store) {
   check(plan.codec);
-  if (const std::string problem = problem_with(plan); !problem.empty())
-    host_.refuse_call("key '" + name + "' cannot have its plan: " + problem + ".");
-  if ((!plan.is_synchronous() || plan.is_gathered()) && host_.outlives_workers)
-    host_.refuse_call("key '" + name + "' has " + (plan.is_gathered() ? "factors" : "staleness") +
-                      ", and no worker of such a key can be replaced.");
-  if (plan.is_gathered() && plan.parts != static_cast<uint32_t>(machines_.num_workers()))
-    host_.refuse_call("key '" + name + "' has " + std::to_string(plan.parts) +
-                      " parts, one of each worker, but there are " + std::to_string(machines_.num_workers()) +
-                      " workers.");
   auto entry = std::make_unique<Entry>();
   ServerKey& key = entry->key;
   key.machines = &machines_;
@@ -31,48 +18,41 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
   key.name = std::move(name);
   key.store = store;
   key.aggregated = aggregates_ && plan.adds_up_on_machine();
+  require(key, problem_with(plan));
+  require(key, problem_with(plan, machines_.num_workers(), host_.outlives_workers));
   {
     MutexLock lock(mutex_);
-    check_momentum(key, optimizer_of_store(store));
+    if (const Optimizer* optimizer = optimizer_of_store(store)) require(key, problem_with(plan, *optimizer));
   }
-  add(std::move(entry), 1);
+  add(std::move(entry));
+}
+
+void Registry::require(const ServerKey& key, const std::string& problem) const {
+  if (!problem.empty()) host_.refuse_call("key '" + key.name + "' cannot have its plan: " + problem + ".");
 }
 
 void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
   auto entry = std::make_unique<Entry>();
-  int parts = 1;
   {
     MutexLock lock(mutex_);
     const auto found = keys_.find(predecessor);
-    if (found == keys_.end() || !problem_with(plan).empty() || !plan.has_rows() || !plan.is_synchronous() ||
-        !found->second->key.plan.is_synchronous() || plan.elements != found->second->key.plan.elements ||
-        plan.row_elements != found->second->key.plan.row_elements || plan.dtype != found->second->key.plan.dtype)
+    if (found == keys_.end() || !problem_with(plan).empty() || !plan.can_follow(found->second->key.plan))
       host_.refuse_call("key " + std::to_string(predecessor) + " can have no such successor.");
     entry->key = found->second->key;
-    if (const Optimizer* optimizer = optimizer_of_store(entry->key.store))
-      parts += optimizer->state_count() + optimizer->needs_master(plan.dtype);
   }
   entry->key.plan = plan;
   entry->key.is_successor = true;
-  add(std::move(entry), parts);
+  add(std::move(entry));
 }
 
-std::unique_ptr<Shard> Registry::make_shard(const ServerKey& key, uint32_t index, int thread, int parts) {
-  const bool is_stale = !key.plan.is_synchronous();
-  if (key.plan.has_rows() && is_stale) return std::make_unique<StalePartition>(key, index, thread, host_);
-  if (key.plan.has_rows()) return std::make_unique<ServerPartition>(key, index, thread, host_, parts);
-  if (is_stale) return std::make_unique<StaleSlice>(key, index, thread, host_);
-  return std::make_unique<ServerSlice>(key, index, thread, host_);
-}
-
-void Registry::add(std::unique_ptr<Entry> entry, int parts) {
+void Registry::add(std::unique_ptr<Entry> entry) {
   const KeyPlan plan = entry->key.plan;
   try {
     entry->shards.resize(slice_count(plan));
     for (uint32_t i = 0; i < entry->shards.size(); ++i) {
       if (server_of(plan, i, num_servers_) != rank_) continue;
       const int thread = static_cast<int>(next_thread_++ % static_cast<size_t>(threads_));
-      entry->shards[i] = make_shard(entry->key, i, thread, parts);
+      entry->shards[i] = make_shard(entry->key, i, thread, host_);
     }
   } catch (const std::bad_alloc&) {
     host_.refuse_call("no memory for this server's part of key '" + entry->key.name + "', which has " +
@@ -88,7 +68,7 @@ void Registry::add(std::unique_ptr<Entry> entry, int parts) {
 void Registry::drop(uint32_t wire_key) {
   MutexLock lock(mutex_);
   const auto found = keys_.find(wire_key);
-  if (found == keys_.end() || !found->second->key.plan.has_rows()) return;  // others never have a successor
+  if (found == keys_.end() || !found->second->key.plan.can_move()) return;  // others never have a successor
   for (const auto& shard : found->second->shards)
     if (shard != nullptr) still_lent_.push_back(shard->hand_over_lent());
   keys_.erase(found);
@@ -121,19 +101,13 @@ void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
   if (optimizer_of_store(store) != nullptr)
     host_.refuse_call("store " + std::to_string(store) + " has an optimizer already.");
   for (const auto& [wire_key, entry] : keys_)
-    if (entry->key.store == store) check_momentum(entry->key, optimizer.get());
+    if (entry->key.store == store) require(entry->key, problem_with(entry->key.plan, *optimizer));
   optimizers_[store] = std::move(optimizer);
 }
 
 const Optimizer* Registry::optimizer_of_store(int store) const {
   const auto found = optimizers_.find(store);
   return found == optimizers_.end() ? nullptr : found->second.get();
-}
-
-// What the workers do of SGD, nobody else must do as well.
-void Registry::check_momentum(const ServerKey& key, const Optimizer* optimizer) const {
-  if (key.plan.takes_steps() && optimizer != nullptr && !optimizer->rule().is_plain_sgd())
-    host_.refuse_call("key '" + key.name + "' has deep gradient compression, which is for SGD with momentum alone.");
 }
 
 const Optimizer* Registry::optimizer_of(const ServerKey& key) const {

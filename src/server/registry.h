@@ -75,12 +75,10 @@ class Registry {
     std::vector<std::unique_ptr<Shard>> shards;  // null where another server owns it
   };
 
-  void add(std::unique_ptr<Entry> entry, int parts);
-  std::unique_ptr<Shard> make_shard(const ServerKey& key, uint32_t index, int thread, int parts);
+  void add(std::unique_ptr<Entry> entry);
   // Null: the servers only reduce.
   const Optimizer* optimizer_of_store(int store) const P3_REQUIRES(mutex_);
-  // Of keys whose momentum the workers apply, to what they push.
-  void check_momentum(const ServerKey& key, const Optimizer* optimizer) const;
+  void require(const ServerKey& key, const std::string& problem) const;
 
   const int rank_, num_servers_, threads_;
   const Machines& machines_;

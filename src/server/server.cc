@@ -8,12 +8,12 @@
 
 #include "p3/lateness.h"
 #include "p3/thread_annotations.h"
+#include "plan/frames.h"
 #include "server/receive_queue.h"
 #include "server/registry.h"
 #include "server/shard.h"
 #include "transport/transport.h"
 #include "wire/failures.h"
-#include "wire/rows.h"
 
 namespace p3 {
 namespace {

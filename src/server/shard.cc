@@ -1,7 +1,6 @@
 #include "server/shard.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -10,16 +9,15 @@
 #include "p3/error.h"
 
 namespace p3 {
-namespace {
-constexpr uint64_t kMaxUpdates = uint64_t{1} << 32;
-}
 
-Shard::Shard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host, uint64_t elements)
+Shard::Shard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host, const FrameKinds& frames,
+             uint64_t elements)
     : key(its_key),
       index(its_index),
       thread(its_thread),
       turns(its_key),
       host_(host),
+      frames_(frames),
       elements_(elements),
       dtype_(key.plan.dtype),
       sum_dtype_(sum_type(dtype_)),
@@ -37,14 +35,12 @@ Shard::~Shard() {
 
 const char* Shard::problem_with(const Header& header, int worker) const {
   const FrameKind kind = header.kind;
-  const bool has_rows = key.plan.has_rows();
-  const bool is_about_part = kind == (has_rows ? FrameKind::kFetchRows : FrameKind::kFetch) ||
-                             kind == (has_rows ? FrameKind::kStoreRows : FrameKind::kStore);
-  const bool is_rank_0s = kind == FrameKind::kCapture || kind == FrameKind::kStore;
-  if (kind != push_kind() && kind != FrameKind::kInit && kind != FrameKind::kCapture && !is_about_part)
+  const bool is_about_part = kind == frames_.fetch || kind == frames_.store;
+  const bool is_rank_0s = kind == FrameKind::kCapture || (kind == frames_.store && !frames_.reach_value);
+  if (kind != frames_.push && kind != FrameKind::kInit && kind != FrameKind::kCapture && !is_about_part)
     return "unexpected";
   if (is_rank_0s && worker != 0) return "unexpected";
-  const bool is_about_value = !is_about_part || (has_rows && header.part == 0);
+  const bool is_about_value = !is_about_part || (frames_.reach_value && header.part == 0);
   if (!is_about_value && !has_state(header.part)) return "of a state that its key's optimizer does not have";
   if (static_cast<DType>(header.dtype) != (is_about_value ? dtype_ : sum_dtype_))
     return "of another element type than agreed";
@@ -55,7 +51,7 @@ const char* Shard::problem_with(const Header& header, int worker) const {
 
 bool Shard::has_state(uint8_t part) const {
   const Optimizer* const its = optimizer();
-  if (its == nullptr || key.plan.takes_steps()) return false;
+  if (its == nullptr || key.plan.update != Update::kServers) return false;
   if (part == kMaster) return its->needs_master(key.plan.dtype);
   return part >= 1 && part <= its->state_count();
 }
@@ -86,24 +82,18 @@ Reply Shard::handle(Task& task) {
     resume(reply);
     return reply;
   }
-  switch (task.header.kind) {
-    case FrameKind::kInit:
-      init(task, reply);
-      break;
-    case FrameKind::kFetch:
-    case FrameKind::kFetchRows:
-      fetch(task, reply);
-      break;
-    case FrameKind::kStore:
-    case FrameKind::kStoreRows:
-      reply.problem = note_store(task.header);
-      if (reply.problem == nullptr) store(task, reply);
-      break;
-    case FrameKind::kCapture:
-      capture(task, reply);
-      break;
-    default:
-      push(task, reply);
+  const FrameKind kind = task.header.kind;
+  if (kind == frames_.push) {
+    push(task, reply);
+  } else if (kind == FrameKind::kInit) {
+    init(task, reply);
+  } else if (kind == FrameKind::kCapture) {
+    capture(task, reply);
+  } else if (kind == frames_.fetch) {
+    fetch(task, reply);
+  } else {
+    reply.problem = note_store(task.header);
+    if (reply.problem == nullptr) store(task, reply);
   }
   return reply;
 }
@@ -113,8 +103,7 @@ bool Shard::is_void(const Task& task) const {
   if (task.kind == Task::Kind::kResume) return false;
   const FrameKind kind = task.header.kind;
   if (is_push(kind)) return presence_.is_torn(task.worker, task.incarnation, task.header.round);
-  const bool only_asks = task.kind == Task::Kind::kCatchUp || kind == FrameKind::kFetch ||
-                         kind == FrameKind::kFetchRows || kind == FrameKind::kCapture;
+  const bool only_asks = task.kind == Task::Kind::kCatchUp || kind == frames_.fetch || kind == FrameKind::kCapture;
   return only_asks && is_lost(task);
 }
 
@@ -129,27 +118,14 @@ void Shard::init(Task& task, Reply& reply) {
     if (task.worker == 0 && inits_[0] == 0) drop_state();  // of a value that was loaded
     replace_value(std::move(task.payload));
   }
-  if (task.worker == 0) is_replacing_value_ = false;
+  if (task.worker == 0) value_is_replaced();
   inits_[static_cast<size_t>(task.worker)] = task.nth_init;
   if (!is_lost(task)) waiting_inits_.push_back({task.worker, task.nth_init});
   answer_inits(reply);
 }
 
-// With staleness `updates` says how many are in the state that comes; or, of rows of the value, that they are an init's.
-const char* Shard::note_store(const Header& store) {
-  const double updates = store.scalars.updates;
-  if (key.plan.is_synchronous() || updates == 0) return nullptr;
-  if (!(updates > 0 && updates <= static_cast<double>(kMaxUpdates) && updates == std::floor(updates)))
-    return "of a number of updates that is none";
-  if (store.part == 0)
-    is_replacing_value_ = inits_[0] > 0;
-  else
-    updates_.begin_behind(*optimizer(), static_cast<uint64_t>(updates));
-  return nullptr;
-}
-
 void Shard::send(int worker, Frame frame, Reply& reply) const {
-  if (!key.plan.is_synchronous()) frame.header.scalars.updates = static_cast<double>(updates_.count());
+  if (updates_ != nullptr) frame.header.scalars.updates = static_cast<double>(*updates_);
   reply.frames.push_back({host_.van_of(worker), frame});
 }
 

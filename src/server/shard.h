@@ -1,8 +1,8 @@
-// What one server owns of a key and works on by itself: a slice of a dense key, or a partition of a key of rows. Frames
-// are checked and placed by the receiver; then each is a Task, which handle() turns into what is to be sent.
+// What one server owns of a key and works on by itself. Frames are checked and placed by the receiver; then each is a Task,
+// which handle() turns into what is to be sent.
 //
-// Here is what the two kinds have in common: value and state, who is answered, and who waits for a value. What a round does
-// to it is theirs.
+// Here is what all have in common: value and state, who is answered, and who waits for a value. What a key consists of, its
+// way says (ways/), and what a push does to it, its discipline (discipline/).
 #pragma once
 
 #include <atomic>
@@ -17,11 +17,11 @@
 #include "p3/optimizer.h"
 #include "p3/server.h"
 #include "p3/wire.h"
+#include "plan/frames.h"
+#include "server/discipline/turns.h"
 #include "server/key.h"
 #include "server/presence.h"
 #include "server/task.h"
-#include "server/turns.h"
-#include "server/update_count.h"
 #include "transport/lent_buffers.h"
 #include "wire/failures.h"
 
@@ -56,7 +56,7 @@ class ShardHost {
 class Shard {
  public:
   // `thread`: which of the summing threads handles it, if there are any. `host` outlives it.
-  Shard(const ServerKey& key, uint32_t index, int thread, ShardHost& host, uint64_t elements);
+  Shard(const ServerKey& key, uint32_t index, int thread, ShardHost& host, const FrameKinds& frames, uint64_t elements);
   virtual ~Shard();
 
   const ServerKey& key;
@@ -72,7 +72,7 @@ class Shard {
   // Of what a frame asks for, for its sender alone, at most.
   virtual size_t answer_bytes(const Header& header) const = 0;
   // The push without a gradient that completes a round for a worker that is lost.
-  Header absent_push(uint64_t round) const { return header_of(push_kind(), Encoding::kAbsent, round, 0); }
+  Header absent_push(uint64_t round) const { return header_of(frames_.push, Encoding::kAbsent, round, 0); }
 
   // --- any thread --------------------------------------------------------------------------------------------------
   // The round of the value that was sent last; of a successor at first: that its predecessor sent last.
@@ -103,7 +103,6 @@ class Shard {
 
   // Receiver thread.
   virtual const char* problem_with_payload(const Header& header, int worker) const = 0;
-  FrameKind push_kind() const { return key.plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush; }
   bool has_state(uint8_t part) const;
 
   // Where it is summed. Each answers in `reply`.
@@ -115,6 +114,8 @@ class Shard {
   virtual void fetch(Task& task, Reply& reply) = 0;                             // one part of it
   virtual void store(Task& task, Reply& reply) = 0;                             // another content of one part
   virtual void copy_value(void* to) const { std::memcpy(to, value_, bytes_); }  // for a snapshot
+  virtual const char* note_store(const Header&) { return nullptr; }             // or what is wrong with it
+  virtual void value_is_replaced() {}                                           // by the init of rank 0 that is in now
 
   const Optimizer* optimizer() const { return host_.optimizer_of(key); }
   // Whose inits can be answered now, to `reply`: the n-th of each gets what rank 0's n-th brought, or a later one, once
@@ -136,7 +137,11 @@ class Shard {
   void*& part_at(uint8_t part);
   DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
 
+  // Inits of this worker that came here.
+  uint32_t inits(int worker) const { return inits_[static_cast<size_t>(worker)]; }
+
   ShardHost& host_;
+  const FrameKinds& frames_;  // that are for it, besides those for every shard
   const uint64_t elements_;
   const DType dtype_, sum_dtype_;
   const size_t bytes_;  // of the value
@@ -154,13 +159,7 @@ class Shard {
   } round_;                  // in progress
   int32_t priority_ = 0;     // of the round, as rank 0 pushed it
 
-  // With staleness: of the pushes that have updated it.
-  UpdateCount updates_;
-  // Whether what this worker pushes is older than the value: rank 0 has given the key another one, and the worker's
-  // request for that is still to come.
-  bool is_before_value(int worker) const {
-    return inits_[static_cast<size_t>(worker)] < inits_[0] + (is_replacing_value_ ? 1 : 0);
-  }
+  const uint64_t* updates_ = nullptr;  // that it has had, if each answer is to say so
 
  private:
   // Of a shard that nobody works on. Never while a round of it is incomplete.
@@ -168,9 +167,6 @@ class Shard {
   bool is_void(const Task& task) const;
   void init(Task& task, Reply& reply);
   void capture(const Task& task, Reply& reply) const;
-  const char* note_store(const Header& store);
-
-  bool is_replacing_value_ = false;  // with staleness, of rows: another value of rank 0's is coming in
 
   Presence presence_;
   std::vector<uint32_t> inits_;                          // of each worker, that came here

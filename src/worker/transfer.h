@@ -1,5 +1,4 @@
-// What one operation on a key asks of each of its shards, and how their answers are put together. A shard is a slice of a
-// dense key or a partition of a key of rows.
+// What one operation on a key asks of each of its shards, and how their answers are put together.
 //
 // Threads: begin(), problem_with(), place_of() and count() with the Worker's lock held; encode() by who sends; land() and
 //          finish() on the receiver thread; compute() on the Updater's.
@@ -16,23 +15,27 @@
 namespace p3 {
 
 struct Key;
+struct Operation;
 
 class Transfer : public Encoder {
  public:
   enum class Kind { kInit, kPush, kSkip, kFetch, kStore, kCapture };
 
-  // `part`: of a slice or partition, as Header::part; 0 where it is not about one.
+  // `part`: of a shard, as Header::part; 0 where it is not about one.
   Transfer(Kind its_kind, Key& key, uint8_t part = 0);
 
   const Kind kind;
   bool is_round() const { return kind == Kind::kPush || kind == Kind::kSkip; }
 
-  // Before begin(), of an init: whatever it was given, it asks for the value that the servers have.
-  virtual void ask_for_value() {}
-  // The frames to send under the key's present plan, or under that of the successor it is about; each shard that gets one
-  // is to answer. `header` says what they have in common: wire key, round, priority, scalars.
+  // Before begin(), of a key that catches up: an init asks for the value that the servers have, whatever it was given.
+  // Returns what is to be done instead of this operation and the next, if anything is.
+  virtual std::vector<Operation> ask_for_value();
+  // The frames to send under that plan; each shard that gets one is to answer. `header` says what they have in common:
+  // wire key, round, priority, scalars.
   virtual std::vector<Frame> begin(const KeyPlan& plan, Header header) = 0;
   void encode(const Header&, const void*, void*) override {}  // of frames that name an encoder
+  // Of a gated round: no slice leaves before the whole gradient is ready.
+  virtual bool leaves_whole() const { return false; }
 
   // What is wrong with the header of an answer that is due, or null.
   virtual const char* problem_with(const Header& header) const = 0;
@@ -48,8 +51,8 @@ class Transfer : public Encoder {
   // Whether something is left to do between finish() and count(), which takes so long that it has a thread of its own.
   virtual bool computes() const { return false; }
   virtual void compute() {}
-  // The round is complete: brings the key's counters up to date, and what else depends on it.
-  virtual void count() {}
+  // The operation is complete: brings up to date what the key's way knows of its rounds.
+  virtual void count();
 
   // Whether anything but "the value stays" has landed.
   bool is_updated() const { return is_updated_; }

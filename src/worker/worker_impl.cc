@@ -4,7 +4,6 @@
 
 #include "p3/trace.h"
 #include "wire/failures.h"
-#include "worker/rows_transfer.h"
 
 namespace p3 {
 
@@ -32,14 +31,13 @@ void Worker::Impl::flush() { transport_.send({}); }
 
 void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames) {
   if (key.active || !key.plan || failure_) return;
-  if (key.next_plan != 0 && !begin_to_move(key)) return;
+  if (key.moves && !begin_to_move(key)) return;
   if (key.operations.empty()) return;
   if (key.catches_up) begin_to_catch_up(key);
   const Operation& operation = key.operations.front();
   Transfer& transfer = *operation.transfer;
   key.active = true;
   if (transfer.is_round()) ++key.round;
-  key.least_clock = key.round;
   const KeyPlan& plan = key.plan_in_use();
   Header header;
   header.key = plan.wire_key;
@@ -84,10 +82,10 @@ void Worker::Impl::begin_frame(Key& key, Frame frame, std::vector<Transport::Out
 
 void Worker::Impl::begin_ready(Key& key, std::vector<Transport::Outgoing>& frames) {
   const uint64_t ready = key.operations.front().ready_elements;
+  const bool leaves_whole = !key.unready.empty() && key.transfer().leaves_whole();
   while (!key.unready.empty()) {
     const Slice slice = slice_at(*key.plan, key.unready.front().header.slice);
-    const uint64_t needed = key.factored == nullptr ? slice.offset + slice.elements : key.elements;  // few: all of them
-    if (needed > ready) return;
+    if ((leaves_whole ? key.declared.elements : slice.offset + slice.elements) > ready) return;
     begin_frame(key, key.unready.front(), frames);
     key.unready.pop_front();
     if (key.sums_here()) transport_.ask_for_work();
@@ -152,9 +150,6 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
   {
     MutexLock lock(mutex_);
     key->landed[header.slice] = true;
-    const double updates = header.scalars.updates;
-    if (!key->plan_in_use().is_synchronous() && updates >= 0 && updates < 0x1p53) key->updates = updates;
-    key->least_clock = std::min(key->least_clock, least_clock(header));
     --key->to_land;
   }
   count_down(*key);
@@ -193,11 +188,10 @@ void Worker::Impl::complete(Key& key) {
     Operation& operation = key.operations.front();
     count(key, operation);
     updated = operation.transfer->is_updated();
-    if (operation.transfer->is_round()) key.landed_round = {key.round, key.least_clock};
     done = std::move(operation.done);
     if (operation.transfer->kind == Transfer::Kind::kInit) {
       key.catches_up = key.learns_round = false;
-      if (operation.successor != nullptr) done = adopt(key, *operation.successor);
+      if (operation.plan != nullptr) adopt(key, *operation.plan);
     }
     key.operations.pop_front();
     key.active = false;
@@ -216,7 +210,7 @@ void Worker::Impl::complete(Key& key) {
 void Worker::Impl::count(Key& key, const Operation& operation) {
   ++rounds_;
   operation.transfer->count();
-  if (operation.transfer->is_round() && key.next_plan != 0) ++pending_;  // the move, until its operations are there
+  if (operation.transfer->is_round() && key.moves) ++pending_;  // the move, until its operations are there
   if (operation.transfer->is_round() && key.round > last_round_) last_round_ = key.round;
   if (operation.transfer->kind != Transfer::Kind::kPush) return;
   const auto now = Clock::now();
@@ -253,24 +247,22 @@ bool Worker::Impl::work() {
 // --- a key that goes on from somewhere else, or goes over to another plan ------------------------------------------
 
 void Worker::Impl::begin_to_catch_up(Key& key) {
-  std::vector<Operation> instead = std::move(key.operations.front().to_catch_up);
+  std::vector<Operation> instead = key.transfer().ask_for_value();
   if (!instead.empty()) {
     key.operations.erase(key.operations.begin(), key.operations.begin() + 2);
     pending_ -= 2;
     put_first(key, std::move(instead));
   }
-  if (key.transfer().kind != Transfer::Kind::kInit) return;
-  key.transfer().ask_for_value();
-  key.learns_round = true;
+  key.learns_round = key.transfer().kind == Transfer::Kind::kInit;
 }
 
 bool Worker::Impl::begin_to_move(Key& key) {
-  const auto found = key.successors.find(key.next_plan);
-  if (found == key.successors.end()) return false;
-  if (key.machine_sum != nullptr) key.machine_sum = leader_.sum_of(key, found->second.plan, key.round + 1);
-  put_first(key, p3::move_rows(key, found->second));
+  std::vector<Operation> operations = key.way->begin_to_move();
+  if (operations.empty()) return false;
+  if (key.machine_sum != nullptr) key.machine_sum = leader_.sum_of(key, *operations.back().plan, key.round + 1);
+  put_first(key, std::move(operations));
   --pending_;  // the move itself
-  key.next_plan = 0;
+  key.moves = false;
   return true;
 }
 
@@ -280,12 +272,15 @@ void Worker::Impl::put_first(Key& key, std::vector<Operation> operations) {
                         std::make_move_iterator(operations.end()));
 }
 
-Worker::Done Worker::Impl::adopt(Key& key, const Successor& successor) {
+void Worker::Impl::adopt(Key& key, const KeyPlan& plan) {
   handle_of_wire_key_.erase(key.plan->wire_key);
-  key.plan = successor.plan;
-  Done done = successor.done;
-  key.successors.erase(key.plan->wire_key);
-  return done;
+  key.wire_keys.erase(key.plan->wire_key);
+  key.plan = plan;
+}
+
+void Worker::Impl::add_wire_key(Key& key, int handle, uint32_t wire_key) {
+  handle_of_wire_key_[wire_key] = handle;
+  key.wire_keys.insert(wire_key);
 }
 
 // --- the leader of a machine, and who follows it -------------------------------------------------------------------
@@ -341,7 +336,7 @@ void Worker::Impl::failed(const Error& error) {
       for (Operation& operation : key.operations) pending.push_back(std::move(operation.done));
       key.operations.clear();
       key.unready.clear();
-      pending_ -= std::exchange(key.next_plan, 0) != 0;  // a move that waits for its plan
+      pending_ -= std::exchange(key.moves, false);  // which waits for its plan
       key.active = false;
     }
   }

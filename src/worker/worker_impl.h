@@ -1,5 +1,6 @@
-// Behind Worker: routes frames to keys and keys' frames to vans, holds the lock, and reports. What an operation does to
-// its key's shards is its Transfer's (transfer.h); what is added up for a machine, MachineLeader's.
+// Behind Worker: routes frames to keys and keys' frames to vans, holds the lock, and reports. Which operations a key has,
+// its Way knows (way.h), and what each does to the key's shards, its Transfer; what is added up for a machine is
+// MachineLeader's.
 // Threads: any, unless a member says otherwise.
 #pragma once
 
@@ -18,16 +19,17 @@
 #include "p3/worker.h"
 #include "transport/transport.h"
 #include "worker/key.h"
-#include "worker/machine_leader.h"
+#include "worker/machine/leader.h"
 #include "worker/updater.h"
+#include "worker/way.h"
 
 namespace p3 {
 
-class Worker::Impl final : public Transport::Handler {
+class Worker::Impl final : public Transport::Handler, public WayHost {
   friend class Worker;
 
  public:
-  Impl(int rank, int num_servers, NodeOptions options);
+  Impl(int its_rank, int num_servers, NodeOptions options);
 
   // --- Transport::Handler ------------------------------------------------------------------------------------------
   void* receive_into(int van, const Header& header) override;
@@ -41,29 +43,25 @@ class Worker::Impl final : public Transport::Handler {
   void look(std::chrono::steady_clock::time_point now) override;
   void failed(const Error& error) override;
 
+  // --- WayHost -----------------------------------------------------------------------------------------------------
+  const std::string& label() const override { return transport_.options().label; }
+  void fail(const Error& error) override { transport_.fail(error); }
+
  private:
   using Clock = std::chrono::steady_clock;
 
-  const std::string& label() const { return transport_.options().label; }
   Recorder* recorder() const { return transport_.options().trace.get(); }
-  // Throws Error(kUsage).
-  [[noreturn]] void refuse_call(const std::string& why) const;
-  // The same, if there is none, or it is of the other kind.
+  // Throws Error(kUsage) if there is none.
   Key& key(int handle);
-  Key& dense_key(int handle);
-  Key& key_of_rows(int handle);
-  Key& key_of_factors(int handle);
-  Key& key_for(int handle, const void* landing);  // rows alone can stay on the servers
-  Key& key_with_residual(int handle);
-  void require_idle_residual(const Key& key) const P3_REQUIRES(mutex_);
-  int add_key(std::string&& name, uint64_t elements, DType dtype, uint32_t row_elements, const Compression& codec);
+  Way& way(int handle) { return *key(handle).way; }
+  // The same, if the key has such a way; else it is `otherwise`.
+  template <typename SomeWay>
+  SomeWay& way_of(int handle, const char* otherwise);
+  // Of that content. `arguments`: of its way, behind key and host.
+  template <typename SomeWay, typename... Arguments>
+  int add_key(std::string name, const KeyPlan& declared, Arguments&&... arguments);
   int add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there = kNoPeer, bool is_bounded = false);
   int van_of_server(int server) const;
-  // What fetches or stores a part of a dense key's state, where it is.
-  std::shared_ptr<Transfer> about_part(Transfer::Kind kind, Key& key, const void* content, void* landing,
-                                       uint8_t part) const;
-  // Fails the job if the key has no row of such an id.
-  void check_ids(const Key& key, const int64_t* ids, uint64_t count);
   // One after the other; `done` is only that of the last one.
   void submit(Key& key, std::vector<Operation> operations, Transport::Write write = Transport::Write::kBySender);
   void flush();
@@ -90,14 +88,15 @@ class Worker::Impl final : public Transport::Handler {
   void put_first(Key& key, std::vector<Operation> operations) P3_REQUIRES(mutex_);
   // False if the plan that the key goes over to is not known here yet.
   bool begin_to_move(Key& key) P3_REQUIRES(mutex_);
-  // The last operation of a move is complete. Returns what tells the caller.
-  Done adopt(Key& key, const Successor& successor) P3_REQUIRES(mutex_);
+  // The last operation of a move is complete.
+  void adopt(Key& key, const KeyPlan& plan) P3_REQUIRES(mutex_);
+  // Frames that name that key are about it from here on.
+  void add_wire_key(Key& key, int handle, uint32_t wire_key) P3_REQUIRES(mutex_);
   void* receive_push_into(int van, const Key& key, const Header& header) P3_REQUIRES(mutex_);
   void check_that_nothing_waits_for(int van) const P3_REQUIRES(mutex_);
   // What this worker needs of that peer, if anything.
   std::optional<Awaited> awaited_from(int van) const P3_REQUIRES(mutex_);
 
-  const int rank_;
   const int num_servers_;
   std::vector<int> van_of_server_;
 
@@ -123,5 +122,22 @@ class Worker::Impl final : public Transport::Handler {
   Updater updater_;
   Transport transport_;  // last: its threads use all of the above
 };
+
+template <typename SomeWay>
+SomeWay& Worker::Impl::way_of(int handle, const char* otherwise) {
+  Key& found = key(handle);
+  auto* const its = dynamic_cast<SomeWay*>(found.way.get());
+  if (its == nullptr) refuse_call("key '" + found.name + "' " + otherwise);
+  return *its;
+}
+
+template <typename SomeWay, typename... Arguments>
+int Worker::Impl::add_key(std::string name, const KeyPlan& declared, Arguments&&... arguments) {
+  MutexLock lock(mutex_);
+  Key& added =
+      keys_.try_emplace(declared_, [this](Key& key) { count_down(key); }, std::move(name), declared).first->second;
+  added.way = std::make_unique<SomeWay>(added, *this, std::forward<Arguments>(arguments)...);
+  return declared_++;
+}
 
 }  // namespace p3

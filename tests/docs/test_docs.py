@@ -167,7 +167,7 @@ def _enum(name, header="include/p3/wire.h"):
 
 
 def test_encodings_are_those_of_the_code():
-    in_code = re.findall(r"^  (k\w+) = (\d),", _enum("Encoding") + _enum("IdCoding", "src/wire/rows.h"), re.M)
+    in_code = re.findall(r"^  (k\w+) = (\d),", _enum("Encoding") + _enum("IdCoding", "src/plan/rows.h"), re.M)
     assert re.findall(r"^\| (\d) \| `(k\w+)` \|", PROTOCOL.partition("## Data plane: encodings")[2], re.M) == [
         (number, name) for name, number in in_code
     ]

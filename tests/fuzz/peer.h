@@ -14,7 +14,7 @@
 #include "input.h"
 #include "p3/socket_stream.h"
 #include "p3/wire.h"
-#include "wire/rows.h"
+#include "plan/rows.h"
 #include "wire/top_k.h"
 
 namespace p3 {

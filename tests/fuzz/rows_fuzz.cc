@@ -1,7 +1,7 @@
 // The payload of a frame of rows: what is taken has ids in order and in range, and values inside the payload; and what
 // is written is read back.
 #include "input.h"
-#include "wire/rows.h"
+#include "plan/rows.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace p3;

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "p3/ring_stream.h"
+#include "plan/rows.h"
 #include "server/server_job.h"
 #include "transport/transport.h"
-#include "wire/rows.h"
 
 namespace p3 {
 namespace {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "plan/rows.h"
 #include "server/server_job.h"
-#include "wire/rows.h"
 
 namespace p3 {
 

@@ -11,8 +11,8 @@
 
 #include "base/half.h"
 #include "p3/captured.h"
+#include "plan/rows.h"
 #include "server/server_job.h"
-#include "wire/rows.h"
 
 namespace p3 {
 namespace {

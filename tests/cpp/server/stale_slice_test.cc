@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "p3/server.h"
-#include "server/clocks.h"
+#include "server/discipline/clocks.h"
 #include "server/server_job.h"
 
 namespace p3 {

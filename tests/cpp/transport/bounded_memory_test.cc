@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "p3/worker.h"
+#include "plan/rows.h"
 #include "server/server_job.h"
-#include "wire/rows.h"
 
 namespace p3 {
 namespace {

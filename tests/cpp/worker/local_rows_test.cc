@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire/rows.h"
+#include "plan/rows.h"
 #include "worker/local_job.h"
 
 namespace p3 {

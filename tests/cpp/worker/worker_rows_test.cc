@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire/rows.h"
+#include "plan/rows.h"
 #include "worker/worker_job.h"
 
 namespace p3 {

@@ -1,0 +1,94 @@
+#include "p3/slicing.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "p3/rule.h"
+#include "plan/rows.h"
+
+namespace p3 {
+namespace {
+
+constexpr uint64_t kMaxPayload = std::numeric_limits<uint32_t>::max();
+constexpr uint64_t kMaxSlices = std::numeric_limits<uint32_t>::max();
+constexpr uint64_t kMaxRows = uint64_t{1} << 31;  // so that counts fit into RowsHeader, and products into 64 bits
+
+// Of a key that is summed: of the whole.
+uint64_t slices_of_part(const KeyPlan& plan) {
+  return plan.elements == 0 ? 1 : (plan.elements + plan.slice_elements - 1) / plan.slice_elements;
+}
+
+std::string problem_with_cut(const KeyPlan& plan) {
+  const size_t element_bytes = size_of(sum_type(plan.dtype));
+  if (plan.is_gathered() && (plan.has_rows() || plan.elements == 0 || plan.dtype != DType::kFloat32 ||
+                             slices_of_part(plan) > kMaxSlices / plan.parts))
+    return "it cannot be gathered";
+  if (!plan.has_rows()) return plan.slice_elements * element_bytes <= kMaxPayload ? "" : "its slices are too large";
+  const uint64_t rows = row_count(plan);
+  const bool fits = plan.elements % plan.row_elements == 0 && rows <= kMaxRows && plan.partitions >= 1 &&
+                    plan.partitions <= std::max<uint64_t>(rows, 1) &&
+                    max_rows_payload(plan, element_bytes) <= kMaxPayload;
+  return fits ? "" : "its rows cannot be cut into such partitions";
+}
+
+}  // namespace
+
+std::string problem_with(const KeyPlan& plan) {
+  if (plan.slice_elements == 0 || !is_known(plan.dtype)) return "it cannot be cut into slices";
+  if (std::string problem = problem_with_cut(plan); !problem.empty()) return problem;
+  const bool is_dense = !plan.has_rows() && !plan.is_gathered();
+  const Codec* const codec = plan.codec.codec();
+  if (codec != nullptr && (!is_dense || !codec->is_for(plan.dtype, /*is_vector=*/false)))
+    return std::string(codec->name) + " is not for such keys";
+  if ((plan.update == Update::kSteps) != plan.codec.makes_steps())
+    return "its codec and its update contradict each other";
+  if ((plan.update == Update::kWorkers) != plan.is_gathered()) return "what is gathered, the workers update";
+  if (!plan.is_synchronous() && plan.update != Update::kServers)
+    return "with staleness the servers update a key, by whole gradients";
+  if (plan.averages() && !is_float(plan.dtype)) return std::string("averages cannot be of type ") + name_of(plan.dtype);
+  if (plan.averages() && plan.update == Update::kSteps) return "steps are summed and not averaged";
+  return "";
+}
+
+std::string problem_with(const KeyPlan& plan, int workers, bool outlives_workers) {
+  if ((!plan.is_synchronous() || plan.is_gathered()) && outlives_workers)
+    return std::string("it has ") + (plan.is_gathered() ? "factors" : "staleness") +
+           ", and no worker of such a key can be replaced";
+  if (plan.is_gathered() && plan.parts != static_cast<uint32_t>(workers))
+    return "it has " + std::to_string(plan.parts) + " parts, one of each worker, but there are " +
+           std::to_string(workers) + " workers";
+  return "";
+}
+
+// What the workers do of SGD, nobody else must do as well.
+std::string problem_with(const KeyPlan& plan, const Optimizer& optimizer) {
+  if (plan.takes_steps() && !optimizer.rule().is_plain_sgd())
+    return "it has deep gradient compression, which is for SGD with momentum alone";
+  return "";
+}
+
+uint32_t slice_count(const KeyPlan& plan) {
+  if (plan.has_rows()) return plan.partitions;
+  return static_cast<uint32_t>(slices_of_part(plan) * std::max<uint32_t>(plan.parts, 1));
+}
+
+Slice slice_at(const KeyPlan& plan, uint32_t index) {
+  uint64_t part_begin = 0, number = index;
+  if (plan.is_gathered()) {
+    const uint64_t in_part = slices_of_part(plan);
+    part_begin = index / in_part * plan.elements;
+    number = index % in_part;
+  }
+  const uint64_t offset = number * plan.slice_elements;
+  const uint64_t rest = plan.elements - offset;
+  return {part_begin + offset, static_cast<uint32_t>(std::min<uint64_t>(rest, plan.slice_elements))};
+}
+
+int worker_of(const KeyPlan& plan, uint32_t index) { return static_cast<int>(index / slices_of_part(plan)); }
+
+int server_of(const KeyPlan& plan, uint32_t index, int num_servers) {
+  return static_cast<int>((plan.first_slice + index) % static_cast<uint64_t>(num_servers));
+}
+
+}  // namespace p3

@@ -1,0 +1,226 @@
+#include "server/discipline/sync/slice.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "numeric/dgc.h"
+#include "numeric/sum.h"
+#include "wire/top_k.h"
+
+namespace p3 {
+namespace {
+
+// For the worker whose part of a gathered key it is, or its machine: only that the round is complete.
+Frame without_content(Frame frame) {
+  frame.header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+  frame.header.payload_bytes = 0;
+  return frame;
+}
+
+}  // namespace
+
+ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
+    : DenseShard(its_key, its_index, its_thread, host),
+      pushed_bytes_(encoded_bytes(key.plan.codec.encoding, dtype_, elements_)),
+      outstanding_(key.pushes_of_round()),
+      total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient, key.plan.codec.encoding,
+             host.sum_order == SumOrder::kRank) {
+  const Machines& machines = *key.machines;
+  if (host.sum_order != SumOrder::kRank || key.pushes_of_round() == machines.count()) return;
+  for (int machine = 0; machine < machines.count(); ++machine)
+    machine_.emplace_back(static_cast<int>(machines.workers(machine).size()), dtype_, static_cast<uint32_t>(elements_),
+                          host.transient, key.plan.codec.encoding);
+}
+
+// --- a round -------------------------------------------------------------------------------------------------------
+
+void ServerSlice::push(Task& task, Reply& reply) {
+  if (task.payload) {
+    const auto encoding = static_cast<Encoding>(task.header.encoding);
+    reply.problem = problem_with_encoded(encoding, task.payload.data(), task.header.payload_bytes, elements_);
+    if (reply.problem != nullptr) return;
+  }
+  if (task.payload || (key.plan.is_gathered() && goes_on(task.header)))
+    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
+  if (reply.contradicts >= 0) return;
+  add(task);
+  reply.is_summed = true;
+  if (outstanding_.fetch_sub(1) == 1) resume(reply);
+}
+
+void ServerSlice::add(Task& task) {
+  const int worker = task.worker, machine = key.machines->of(worker);
+  ++round_.pushed;
+  round_.present += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
+  round_.is_filled |= task.is_filled;
+  if (worker == 0) priority_ = task.header.priority;
+  PooledBuffer gradient = std::move(task.payload);
+  Compression sent = key.plan.codec;
+  sent.encoding = static_cast<Encoding>(task.header.encoding);
+  if (host_.sum_order != SumOrder::kRank) return total_.add(0, std::move(gradient), sent);
+  if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, std::move(gradient), sent);
+  RankSum& sum = machine_[static_cast<size_t>(machine)];
+  sum.add(key.machines->place(worker), std::move(gradient), sent);
+  if (sum.complete()) total_.add(machine, sum.take_rounded());
+}
+
+void ServerSlice::resume(Reply& reply) {
+  update();
+  const std::vector<int> workers = receivers();
+  outstanding_ = key.pushes_of_round() + static_cast<int>(workers.size());  // sends
+  ++published;
+  Frame frame = step_ ? step_frame() : value_frame(has_new_value_ ? value_encoding_ : Encoding::kAbsent);
+  reply.published = frame.header;
+  for (int worker : workers) {
+    frame.header.of_machine = key.is_shared(worker);
+    const bool has_it = key.plan.is_gathered() && key.pusher_of(worker_of(key.plan, index)) == worker;
+    send(worker, has_it ? without_content(frame) : frame, reply);
+  }
+  answer_who_catches_up(reply);
+}
+
+// The value becomes update(value, sum), or the sum itself without an optimizer.
+void ServerSlice::update() {
+  drop_replaced();
+  step_.give_back();
+  const Optimizer* const its = optimizer();
+  if (key.plan.takes_steps() && its == nullptr && round_.present > 0)
+    host_.refuse_call("key '" + key.name +
+                      "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
+                      "first push.");
+  published_scalars_ = round_.numbers.scalars;
+  void* sum = total_.take().release();
+  has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
+  if (sum != nullptr && key.plan.takes_steps()) {
+    take_step(static_cast<const float*>(sum));
+  } else if (sum != nullptr && its == nullptr) {
+    const bool divides = key.plan.averages() && !key.plan.is_gathered();  // a part is no gradient: its workers divide
+    if (divides) divide_sum(dtype_, sum, key.divisor(round_.present), elements_);
+    publish_sum(sum);
+  } else if (sum != nullptr) {
+    make_state(*its);
+    if (key.plan.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present);
+    value_encoding_ = Encoding::kPlain;
+    its->update(dtype_, value_, master_, state_.data(), sum, elements_, round_.numbers.scalars);
+  }
+  if (sum != nullptr) host_.transient.give_back(sum, sum_bytes_);
+  round_ = {};
+}
+
+void ServerSlice::publish_sum(void*& sum) {
+  if (key.plan.codec.carries_sums()) {
+    if (!wire_value_) wire_value_ = PooledBuffer(host_.values, pushed_bytes_);
+    encode(key.plan.codec, static_cast<const float*>(sum), nullptr, wire_value_.data(), elements_);
+    value_encoding_ = key.plan.codec.encoding;
+  } else if (sum_dtype_ == dtype_) {
+    std::swap(value_, sum);
+  } else {
+    finish_sum(dtype_, value_, sum, elements_);
+  }
+}
+
+// By what is sent, so that the workers get the same bits.
+void ServerSlice::take_step(const float* sum) {
+  auto* const value = static_cast<float*>(value_);
+  decay_weight(decay_of(published_scalars_), value, elements_);
+  const size_t count = count_nonzero(sum, elements_);
+  if (!is_worth_top_k(count, elements_)) return subtract_nonzero(value, sum, elements_);
+  step_ = PooledBuffer(host_.transient, BufferPool::roomy(top_k_bytes(count, elements_)));
+  encode_nonzero(sum, count, step_.data(), elements_);
+  subtract_top_k(value, step_.data(), elements_);
+}
+
+Frame ServerSlice::step_frame() {
+  Frame frame;
+  frame.header = header_of(FrameKind::kValue, Encoding::kTopK, published, priority_);
+  frame.header.payload_bytes = static_cast<uint32_t>(top_k_bytes(top_k_count(step_.data()), elements_));
+  frame.header.scalars.lr = published_scalars_.lr;
+  frame.header.scalars.wd = published_scalars_.wd;
+  frame.payload = step_.data();
+  frame.context = static_cast<Lender*>(this);
+  return frame;
+}
+
+Frame ServerSlice::value_frame(Encoding encoding) {
+  Frame frame;
+  frame.header = header_of(FrameKind::kValue, encoding, published, priority_);
+  frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
+  if (key.plan.is_gathered()) frame.header.scalars = published_scalars_;
+  frame.payload = lent(value_encoding_ == Encoding::kPlain ? value_ : wire_value_.data());  // of kAbsent none is sent
+  frame.context = static_cast<Lender*>(this);
+  return frame;
+}
+
+// Who waits has not pushed yet, so that `outstanding_` cannot be zero. What was asked for can be asked for again: it counts
+// as kept for who asks.
+void ServerSlice::send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) {
+  if (workers.empty()) return;
+  outstanding_ += static_cast<int>(workers.size());
+  Frame frame = value_frame(key.plan.is_gathered() ? Encoding::kAbsent : value_encoding_);
+  if (asked_for) frame.copied_bytes = frame.header.payload_bytes;
+  for (int worker : workers) send(worker, frame, reply);
+}
+
+void ServerSlice::taken_back() {
+  if (outstanding_.fetch_sub(1) == 1) host_.resume(*this, {published + 1, priority_});
+}
+
+// --- other contents ------------------------------------------------------------------------------------------------
+
+void ServerSlice::replace_value(PooledBuffer value) {
+  make_writable(value_, bytes_);
+  std::memcpy(value_, value.data(), bytes_);
+  value_encoding_ = Encoding::kPlain;
+  if (master_ == nullptr) return;
+  make_writable(master_, sum_bytes_);
+  start_sum(dtype_, master_, value_, elements_);
+}
+
+void ServerSlice::fetch(Task& task, Reply& reply) {
+  Frame frame;
+  frame.header = task.header;
+  frame.header.kind = FrameKind::kPart;
+  frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
+  frame.header.payload_bytes = static_cast<uint32_t>(sum_bytes_);
+  frame.payload = lent(part_at(task.header.part));
+  frame.copied_bytes = frame.header.payload_bytes;
+  frame.context = static_cast<Lender*>(this);
+  ++outstanding_;  // before it can be zero, as in send_value()
+  send(task.worker, frame, reply);
+}
+
+void ServerSlice::store(Task& task, Reply& reply) {
+  void*& state = part_at(task.header.part);
+  make_writable(state, sum_bytes_);
+  std::memcpy(state, task.payload.data(), sum_bytes_);
+  if (!is_lost(task)) acknowledge(task, reply);
+}
+
+// A sum that went out encoded is nowhere else: it is captured as its receivers have it.
+void ServerSlice::copy_value(void* to) const {
+  if (value_encoding_ == Encoding::kPlain) return Shard::copy_value(to);
+  std::memcpy(static_cast<char*>(to) + bytes_ - pushed_bytes_, wire_value_.data(), pushed_bytes_);
+  codec_of(value_encoding_)->decode_in_place(static_cast<float*>(to), elements_);
+}
+
+// Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.
+void ServerSlice::make_writable(void*& array, size_t size) {
+  const int pushes_to_come = key.pushes_of_round() - round_.pushed;
+  if (outstanding_ == pushes_to_come) return drop_replaced();
+  if (std::find(not_lent_.begin(), not_lent_.end(), array) != not_lent_.end()) return;
+  replaced_.emplace_back(host_.values, std::exchange(array, host_.values.take(size)), size);
+  not_lent_.push_back(array);
+}
+
+const void* ServerSlice::lent(const void* array) {
+  not_lent_.erase(std::remove(not_lent_.begin(), not_lent_.end(), array), not_lent_.end());
+  return array;
+}
+
+void ServerSlice::drop_replaced() {
+  not_lent_.clear();
+  replaced_.clear();
+}
+
+}  // namespace p3

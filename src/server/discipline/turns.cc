@@ -1,0 +1,137 @@
+#include "server/discipline/turns.h"
+
+#include <algorithm>
+
+namespace p3 {
+
+Turns::Turns(const ServerKey& key)
+    : key_(key),
+      next_round_(static_cast<size_t>(key.machines->num_workers()), 0),
+      inits_(next_round_.size(), 0),
+      catches_up_(next_round_.size(), false) {
+  if (key.plan.is_synchronous()) return;
+  clocks_.emplace(next_round_.size(), key.plan.staleness);
+  last_push_.resize(next_round_.size());
+}
+
+bool Turns::may_send(const Header& header, int worker) const {
+  const Machines& machines = *key_.machines;
+  if (!is_push(header.kind) || !key_.is_shared(worker)) return header.of_machine == 0;
+  return header.of_machine != 0 && machines.leader_of(worker) == worker &&
+         header.contributors <= machines.workers(machines.of(worker)).size();
+}
+
+bool Turns::in_turn(const Header& header, int worker, uint64_t published) const {
+  const uint64_t next = next_round_[index_of(worker)];
+  if (catches_up(worker)) return header.kind == FrameKind::kInit && header.round == 0;
+  if (header.of_machine != 0)
+    for (int other : key_.machines->workers(key_.machines->of(worker)))
+      if (next_round_[index_of(other)] != next) return false;
+  if (next == 0) {
+    const bool is_value = header.kind == FrameKind::kInit ||
+                          (header.kind == FrameKind::kStoreRows && (header.part == 0 || key_.is_successor));
+    return is_value && (header.round == published || (key_.is_successor && published == 0));
+  }
+  return (clocks_ || next == published + 1) && header.round == (is_push(header.kind) ? next : next - 1);
+}
+
+double Turns::note_push(int worker, const Header& push, Clock::time_point now) {
+  if (clocks_) {
+    ++next_round_[index_of(worker)];
+    clocks_->advance(worker, is_last_step(push));
+    last_push_[index_of(worker)] = now;
+    return 0;
+  }
+  if (pushes_in_ == 0) first_push_ = now;
+  pushes_in_ = (pushes_in_ + 1) % key_.pushes_of_round();
+  if (push.of_machine == 0)
+    ++next_round_[index_of(worker)];
+  else
+    for (int each : key_.machines->workers(key_.machines->of(worker))) ++next_round_[index_of(each)];
+  return seconds_since(first_push_, now);
+}
+
+uint32_t Turns::note_init(int worker, uint64_t published) {
+  uint64_t& next = next_round_[index_of(worker)];
+  if (next == 0) next = published + 1;
+  return ++inits_[index_of(worker)];
+}
+
+std::optional<Awaited> Turns::needs(int worker, uint64_t published) const {
+  if (clocks_) {
+    for (int other = 0; other < key_.machines->num_workers(); ++other)
+      if (const auto round = clocks_->missing(other, worker)) return Awaited{Awaited::What::kPush, key_.name, *round};
+  } else if (last_begun() > std::max<uint64_t>(next_round_[index_of(worker)], 1)) {
+    return Awaited{Awaited::What::kPush, key_.name, published + 1};
+  }
+  for (int other = 0; other < key_.machines->num_workers(); ++other)
+    if ((worker == 0 || key_.leader_of(other) == worker) && inits_[index_of(other)] > inits_[index_of(worker)])
+      return Awaited{Awaited::What::kFirstValue, key_.name};
+  return {};
+}
+
+std::optional<uint64_t> Turns::would_wait_for_push_of(int other, const Header& push) const {
+  return clocks_ ? clocks_->missing(push.round, is_last_step(push), other) : std::optional(push.round);
+}
+
+void Turns::note_late(Clock::time_point now, LateWorkers& late) const {
+  if (clocks_) return note_late_clocks(now, late);
+  if (pushes_in_ == 0) return;
+  const double waited_s = seconds_since(first_push_, now);
+  if (waited_s <= 0) return;
+  const uint64_t next = last_begun();
+  const auto waiting = static_cast<int>(std::count(next_round_.begin(), next_round_.end(), next));
+  for (int worker = 0; worker < key_.machines->num_workers(); ++worker)
+    if (next_round_[index_of(worker)] < next && key_.pushes(worker))
+      late.note({worker, key_.is_shared(worker), key_.name, next - 1, waited_s, waiting});
+}
+
+void Turns::note_late_clocks(Clock::time_point now, LateWorkers& late) const {
+  for (int worker = 0; worker < key_.machines->num_workers(); ++worker) {
+    Late its{worker, false, key_.name, 0, 0, 0};
+    for (int other = 0; other < key_.machines->num_workers(); ++other) {
+      const auto round = clocks_->missing(other, worker);
+      if (!round) continue;
+      its.round = *round;
+      its.waited_s = std::max(its.waited_s, seconds_since(last_push_[index_of(other)], now));
+      ++its.waiting;
+    }
+    if (its.waiting > 0) late.note(its);
+  }
+}
+
+// --- replacing a worker --------------------------------------------------------------------------------------------
+
+std::optional<std::string> Turns::problem_of_losing(int worker) const {
+  if (next_round_[0] == 0) return "worker 0 has not given key '" + key_.name + "' its first value yet";
+  if (worker == 0 && *std::max_element(inits_.begin(), inits_.end()) > inits_[0])
+    return "others wait for its new value of key '" + key_.name + "'";
+  return {};
+}
+
+void Turns::fill_to(int worker, uint64_t round) {
+  fill_to_.resize(next_round_.size());
+  uint64_t& last = fill_to_[index_of(worker)];
+  last = std::max(last, round);
+  uint64_t& next = next_round_[index_of(worker)];
+  next = std::max<uint64_t>(next, 1);  // without its init
+}
+
+std::optional<uint64_t> Turns::to_fill(int worker, uint64_t published) const {
+  const uint64_t next = next_round_[index_of(worker)];
+  if (!fills() || next > fill_to_[index_of(worker)] || next != published + 1) return {};
+  return next;
+}
+
+void Turns::replace(int worker) {
+  if (next_round_[index_of(worker)] == 0) return;  // no first value has come, and nothing after it
+  catches_up_[index_of(worker)] = true;
+  inits_[index_of(worker)] = inits_[0];
+}
+
+uint64_t Turns::take_request(int worker) {
+  catches_up_[index_of(worker)] = false;
+  return std::max(pushed(worker), fills() ? fill_to_[index_of(worker)] : 0);
+}
+
+}  // namespace p3

@@ -1,0 +1,87 @@
+// Whose turn it is at one shard, as frames come in: which round each worker pushes next, who waits for whom, and what is
+// completed for a worker that is lost.
+// Threads: the receiver's, but for pushed() of a worker whose van is closed.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "p3/lateness.h"
+#include "p3/wire.h"
+#include "server/discipline/clocks.h"
+#include "server/key.h"
+#include "wire/failures.h"
+
+namespace p3 {
+
+class Turns {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Turns(const ServerKey& key);
+
+  // Whether the frame is this worker's to send, for itself or for its machine.
+  bool may_send(const Header& header, int worker) const;
+  // A push is for the round after the one that was published last, or without synchronous rounds after this worker's last
+  // one. All else is about the value or state that it left.
+  bool in_turn(const Header& header, int worker, uint64_t published) const;
+
+  // A push of this worker, or of its machine, is in. Returns how long after the first one of the round; 0 without
+  // synchronous rounds.
+  double note_push(int worker, const Header& push, Clock::time_point now);
+  // An init is in. Returns how many of this worker's are.
+  uint32_t note_init(int worker, uint64_t published);
+
+  // What others do that needs this worker too, and that it has not done.
+  std::optional<Awaited> needs(int worker, uint64_t published) const;
+  // The round of `other` that such a push would wait for; none if it would not.
+  std::optional<uint64_t> would_wait_for_push_of(int other, const Header& push) const;
+  // Whether an init of this worker would wait for one of `other`.
+  bool would_wait_for_init_of(int other, int worker) const {
+    return !catches_up(worker) && inits_[index_of(worker)] >= inits_[index_of(other)];
+  }
+  // Tells who has kept others waiting since the first push of the round, or since the first of those that wait for it. For
+  // those who push as one, their leader stands.
+  void note_late(Clock::time_point now, LateWorkers& late) const;
+
+  // --- replacing a worker ------------------------------------------------------------------------------------------
+  // Why nobody can take the place of this worker now, if so: only its process could have told what is missing.
+  std::optional<std::string> problem_of_losing(int worker) const;
+  // The last round that this worker has pushed; 0: none.
+  uint64_t pushed(int worker) const { return std::max<uint64_t>(next_round_[index_of(worker)], 1) - 1; }
+  // Its pushes up to that round are to be completed for it.
+  void fill_to(int worker, uint64_t round);
+  void forget_fill(int worker) {
+    if (fills()) fill_to_[index_of(worker)] = 0;
+  }
+  // The round that is to be completed for this worker now, if one is.
+  std::optional<uint64_t> to_fill(int worker, uint64_t published) const;
+  bool fills() const { return !fill_to_.empty(); }
+  // Another process has this rank: its first frame asks for the value of the last round of its predecessor.
+  void replace(int worker);
+  bool catches_up(int worker) const { return catches_up_[index_of(worker)]; }
+  // That frame is in: the round it waits for.
+  uint64_t take_request(int worker);
+
+ private:
+  static size_t index_of(int worker) { return static_cast<size_t>(worker); }
+  void note_late_clocks(Clock::time_point now, LateWorkers& late) const;
+  uint64_t last_begun() const { return *std::max_element(next_round_.begin(), next_round_.end()); }
+
+  const ServerKey& key_;
+  std::vector<uint64_t> next_round_;  // that each worker pushes next; 0: its first init is still to come
+  std::vector<uint32_t> inits_;       // received from each worker
+  std::vector<bool> catches_up_;      // between replace() and take_request()
+  std::vector<uint64_t> fill_to_;     // by worker; empty: none was ever lost
+  int pushes_in_ = 0;                 // of the round
+  Clock::time_point first_push_;      // of the round
+  // Without synchronous rounds, of what has come: and when the last push of each worker did.
+  std::optional<Clocks> clocks_;
+  std::vector<Clock::time_point> last_push_;
+};
+
+}  // namespace p3

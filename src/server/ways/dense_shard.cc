@@ -1,0 +1,56 @@
+#include "server/ways/dense_shard.h"
+
+#include <cstring>
+#include <utility>
+
+namespace p3 {
+
+DenseShard::DenseShard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
+    : Shard(its_key, its_index, its_thread, host, kSliceFrames, slice_at(its_key.plan, its_index).elements) {}
+
+const char* DenseShard::problem_with_payload(const Header& header, int worker) const {
+  const FrameKind kind = header.kind;
+  const auto encoding = static_cast<Encoding>(header.encoding);
+  const bool is_gathered = key.plan.is_gathered();
+  const bool only_asks = kind == FrameKind::kFetch || kind == FrameKind::kCapture ||
+                         (kind == FrameKind::kInit && (worker != 0 || turns.catches_up(0) || is_gathered));
+  const bool may_ask = kind == FrameKind::kInit && is_loaded_ && encoding == Encoding::kAbsent;
+  const bool as_agreed = kind == FrameKind::kPush
+                             ? encoding == Encoding::kAbsent || encoding == key.plan.codec.encoding ||
+                                   (encoding == Encoding::kPlain && key.plan.takes_steps())
+                             : may_ask || encoding == (only_asks ? Encoding::kAbsent : Encoding::kPlain);
+  if (!as_agreed) return "in another encoding than agreed";
+  if (is_gathered && encoding == Encoding::kPlain && worker != key.pusher_of(worker_of(key.plan, index)))
+    return "another worker's to send";
+  const bool fits = can_have_bytes(encoding, static_cast<DType>(header.dtype), elements_, header.payload_bytes);
+  return fits ? nullptr : "of another size than agreed";
+}
+
+void* DenseShard::place_of(const Header& header, PooledBuffer& buffer) {
+  if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
+  if (header.kind == FrameKind::kInit && !std::exchange(has_first_value_, true)) return value_;
+  const Codec* const codec = codec_of(static_cast<Encoding>(header.encoding));
+  const bool has_any_size = codec != nullptr && codec->bytes(elements_) == 0;
+  buffer = PooledBuffer(host_.transient, has_any_size ? BufferPool::roomy(header.payload_bytes) : header.payload_bytes);
+  return buffer.data();
+}
+
+bool DenseShard::load(uint8_t part, const void* content, size_t bytes) {
+  if (!key.plan.is_synchronous() || key.plan.is_gathered() || bytes != (part == 0 ? bytes_ : sum_bytes_)) return false;
+  if (part == 0) {
+    std::memcpy(value_, content, bytes);
+    has_first_value_ = is_loaded_ = true;
+    return true;
+  }
+  if (part == kMaster ? master_ != nullptr : part != state_.size() + 1) return false;
+  void*& place = part == kMaster ? master_ : state_.emplace_back(nullptr);
+  place = host_.values.take(bytes);
+  std::memcpy(place, content, bytes);
+  return true;
+}
+
+size_t DenseShard::answer_bytes(const Header& header) const {
+  return header.kind == FrameKind::kInit ? bytes_ : header.kind == FrameKind::kFetch ? sum_bytes_ : 0;
+}
+
+}  // namespace p3

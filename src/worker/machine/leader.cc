@@ -1,0 +1,130 @@
+#include "worker/machine/leader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "p3/trace.h"
+#include "plan/frames.h"
+#include "wire/failures.h"
+
+namespace p3 {
+
+void MachineLeader::add_member(int rank, int van) {
+  members_.push_back({rank, van, false, {}});
+  std::sort(members_.begin(), members_.end(),
+            [](const Member& one, const Member& other) { return one.rank < other.rank; });
+}
+
+int MachineLeader::place_of(int van) const {
+  for (size_t i = 0; i < members_.size(); ++i)
+    if (members_[i].van == van) return static_cast<int>(i) + 1;
+  return 0;
+}
+
+std::shared_ptr<MachineSum> MachineLeader::sum_of(const Key& key, const KeyPlan& plan, uint64_t next_round) {
+  Machine machine{{rank_}, pool_, lent_};
+  for (const Member& member : members_) machine.ranks.push_back(member.rank);
+  return key.way->sum_on(machine, plan, next_round);
+}
+
+// --- pushes --------------------------------------------------------------------------------------------------------
+
+void MachineLeader::bring(const Key& key, const Frame& own) {
+  MutexLock lock(mutex_);
+  pushes_.push(urgency_of(own.header), {key.machine_sum, &key, 0, own, {}});
+}
+
+void* MachineLeader::room_for(int van, const Key& key, const Header& push) {
+  const int place = place_of(van);
+  LocalPush& arriving = member(place).arriving;
+  arriving = {key.machine_sum, &key, place, {push}, {}};
+  if (static_cast<Encoding>(push.encoding) != Encoding::kAbsent)
+    arriving.payload = PooledBuffer(pool_, key.machine_sum->room_bytes(push));
+  return arriving.payload.data();
+}
+
+void MachineLeader::received(int van) {
+  LocalPush& push = member(place_of(van)).arriving;
+  const Header& header = push.frame.header;
+  if (ends_round(header, push.payload.data())) push.sum->note_arrival(push.place, header);
+  transport_.hold(van, held_by(push));
+  MutexLock lock(mutex_);
+  pushes_.push(urgency_of(header), std::move(push));
+}
+
+bool MachineLeader::work() {
+  LocalPush push;
+  bool more;
+  {
+    MutexLock lock(mutex_);
+    if (pushes_.empty()) return false;
+    push = pushes_.pop();
+    more = !pushes_.empty();
+  }
+  const uint64_t held = held_by(push);
+  const int van = push.place == 0 ? -1 : member(push.place).van;
+  add(std::move(push));
+  if (van >= 0) transport_.let_go(van, held);
+  return more;
+}
+
+void MachineLeader::add(LocalPush push) {
+  const Header& header = push.frame.header;
+  MachineSum& sum = *push.sum;
+  if (push.place == 0) {
+    check_that_nobody_left(*push.key, header.round);
+    push.payload = copy_of(sum, push.frame);
+    if (ends_round(header, push.payload.data())) sum.note_arrival(0, header);
+  }
+  const MachineSum::Outcome outcome = sum.add(push.place, header, std::move(push.payload));
+  if (outcome.problem != nullptr)
+    throw frame_refused(label(), label_of(push.place), header, outcome.problem, push.key->name);
+  if (outcome.contradicts >= 0)
+    throw scalars_differ(label(), label_of(outcome.contradicts), sum.scalars(header.slice), label_of(push.place),
+                         header.scalars, header.round, push.key->name);
+  trace(transport_.options().trace.get(), TraceKind::kSummed, header, local_peer(rank_of(push.place)));
+  if (outcome.push.empty()) return;
+  const int server = server_of(sum.plan, header.slice, static_cast<int>(van_of_server_.size()));
+  std::vector<Transport::Outgoing> frames;
+  for (const Frame& frame : outcome.push) frames.push_back({van_of_server_[static_cast<size_t>(server)], frame});
+  transport_.send(frames, Transport::Write::kHere);
+}
+
+PooledBuffer MachineLeader::copy_of(const MachineSum& sum, const Frame& own) {
+  if (static_cast<Encoding>(own.header.encoding) == Encoding::kAbsent) return {};
+  PooledBuffer copy(pool_, sum.room_bytes(own.header));
+  if (own.encoder != nullptr)
+    own.encoder->encode(own.header, own.payload, copy.data());
+  else if (own.header.payload_bytes > 0)
+    std::memcpy(copy.data(), own.payload, own.header.payload_bytes);
+  return copy;
+}
+
+void MachineLeader::check_that_nobody_left(const Key& key, uint64_t round) const {
+  for (const Member& member : members_)
+    if (member.left)
+      throw left_too_early(label(), transport_.label(member.van), {Awaited::What::kPush, key.name, round});
+}
+
+void MachineLeader::note_late(const Key& key, std::chrono::steady_clock::time_point now, LateWorkers& late) const {
+  for (int place = 0; place <= static_cast<int>(members_.size()); ++place)
+    if (auto found = key.machine_sum->late(place, now)) {
+      found->worker = rank_of(place);
+      found->key = key.name;
+      late.note(std::move(*found));
+    }
+}
+
+// --- answers -------------------------------------------------------------------------------------------------------
+
+std::optional<Frame> MachineLeader::pass_on(Key& key, const Header& header, const void* payload) {
+  MachineSum::Passed passed = key.machine_sum->pass_on(header, payload, key);
+  std::vector<Transport::Outgoing> frames;
+  frames.reserve(passed.frames.size());
+  for (const auto& [place, frame] : passed.frames) frames.push_back({member(place).van, frame});
+  if (!frames.empty()) transport_.send(frames, Transport::Write::kHere);
+  return passed.own;
+}
+
+}  // namespace p3

@@ -1,0 +1,61 @@
+// A dense key on its worker: each round its gradient leaves in slices, encoded if it is compressed, and their values come
+// back.
+//
+// Memory: what compression leaves out, as many floats as its codec keeps for each element.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "p3/codec.h"
+#include "worker/way.h"
+
+namespace p3 {
+
+// What compression has left out so far. Of steps: u, then v (numeric/dgc.h).
+struct Residual {
+  // What is to be done to it before it is used again: see Worker::change_residual.
+  struct Change {
+    bool undo = false;
+    float factor = 1;
+  };
+
+  std::vector<float> kept;    // while a push is under way, who sends
+  std::vector<float> former;  // before the last push; empty: not kept
+  Change change;
+};
+
+// Of a key that takes steps.
+struct Steps {
+  float momentum = 0;  // set before the first push
+  double clip_norm = 0;
+  uint64_t rounds_before = 0;  // of the job that this one resumes
+};
+
+class DenseWay final : public Way {
+ public:
+  DenseWay(Key& its_key, WayHost& host);
+
+  const Compression& codec;
+  Residual residual;
+  Steps steps;
+
+  std::vector<Operation> init(const void* value, void* landing, int32_t priority, Worker::Done done) override;
+  std::shared_ptr<Transfer> push(const void* gradient, void* landing, bool gated) override;
+  std::shared_ptr<Transfer> skip(void* landing, bool gated, bool goes_on) override;
+  std::shared_ptr<Transfer> fetch(uint8_t part, void* landing) override;
+  std::shared_ptr<Transfer> store(uint8_t part, const void* content) override;
+  // With the residual.
+  std::shared_ptr<Transfer> capture(bool asks, float* kept) override;
+  std::shared_ptr<MachineSum> sum_on(const Machine& machine, const KeyPlan& plan, uint64_t next_round) override;
+
+  // Itself, if its compression leaves anything out.
+  DenseWay& with_residual();
+  void require_no_push() const;  // with the Worker's lock held
+
+ private:
+  void require_landing(const void* landing) const;
+};
+
+}  // namespace p3

@@ -1,0 +1,50 @@
+#include "worker/ways/dense/machine_slices.h"
+
+#include <utility>
+
+#include "plan/frames.h"
+
+namespace p3 {
+
+MachineSlices::MachineSlices(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round)
+    : MachineSum(machine, its_plan, next_round, kSliceFrames.push) {
+  for (uint32_t i = 0; i < slice_count(plan); ++i)
+    sums_.emplace_back(workers(), plan.dtype, slice_at(plan, i).elements, pool_);
+}
+
+const char* MachineSlices::problem_with_payload(int, const Header& push) const {
+  const auto encoding = static_cast<Encoding>(push.encoding);
+  if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) return "in another encoding than agreed";
+  const size_t expected = encoding == Encoding::kAbsent ? 0 : sums_[push.slice].bytes();
+  return push.payload_bytes == expected ? nullptr : "of another size than agreed";
+}
+
+MachineSum::Outcome MachineSlices::add(int place, const Header& push, PooledBuffer payload) {
+  RankSum& sum = sums_[push.slice];
+  Outcome outcome;
+  outcome.contradicts = note(place, push, static_cast<bool>(payload));
+  sum.add(place, std::move(payload));
+  if (outcome.contradicts >= 0 || !sum.complete()) return outcome;
+  const Header header = take_header(push.slice);
+  PooledBuffer total = sum.take_rounded();
+  if (!total)
+    outcome.push.push_back({header});
+  else
+    outcome.push.push_back(lent_.lend(header, std::move(total), sum.bytes(), 1));
+  return outcome;
+}
+
+MachineSum::Passed MachineSlices::pass_on(const Header& header, const void* value, Lender& landing) {
+  answered(header.slice);
+  Frame frame;
+  frame.header = header;
+  frame.header.of_machine = 0;
+  frame.payload = value;
+  Passed passed;
+  passed.own = frame;
+  frame.context = &landing;
+  for (int place = 1; place < workers(); ++place) passed.frames.push_back({place, frame});
+  return passed;
+}
+
+}  // namespace p3

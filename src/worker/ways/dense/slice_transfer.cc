@@ -1,0 +1,130 @@
+#include "worker/ways/dense/slice_transfer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/simd.h"
+#include "numeric/dgc.h"
+#include "p3/codec.h"
+#include "wire/top_k.h"
+
+namespace p3 {
+
+std::vector<Operation> SliceTransfer::ask_for_value() {
+  if (kind == Kind::kInit) data_ = nullptr;
+  return {};
+}
+
+std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
+  Encoding encoding = data_ == nullptr ? Encoding::kAbsent : Encoding::kPlain;
+  if (kind == Kind::kPush) encoding = way_.codec.encoding;
+  if (kind == Kind::kPush) change_ = std::exchange(way_.residual.change, {});
+  Frame frame;
+  frame.header = header_of(header, encoding);
+  if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
+  if (goes_on_ && !plan.is_synchronous()) frame.header.part = 1;
+  const uint32_t count = slice_count(plan);
+  std::vector<Frame> frames;
+  frames.reserve(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    frame.header.slice = i;
+    const Slice slice = slice_at(plan, i);
+    if (kind == Kind::kPush && way_.codec.makes_steps())
+      size_step(frame.header, slice);
+    else if (data_ != nullptr)
+      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type_, slice.elements));
+    if (data_ != nullptr) frame.payload = data_ + slice.offset * size_of(type_);
+    frames.push_back(frame);
+  }
+  return frames;
+}
+
+void SliceTransfer::encode(const Header& header, const void* gradient, void* payload) {
+  if (way_.codec.makes_steps()) return encode_step(header, gradient, payload);
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  p3::encode(way_.codec, static_cast<const float*>(gradient), residual_of(slice), payload, slice.elements);
+}
+
+float* SliceTransfer::residual_of(const Slice& slice) const {
+  Residual& residual = way_.residual;
+  if (residual.kept.empty()) return nullptr;
+  float* const kept = residual.kept.data() + slice.offset;
+  float* const former = residual.former.empty() ? nullptr : residual.former.data() + slice.offset;
+  if (change_.undo) std::copy_n(former, slice.elements, kept);
+  if (change_.factor != 1) loop(slice.elements, [=, factor = change_.factor](size_t i) { kept[i] *= factor; });
+  if (former != nullptr) std::copy_n(kept, slice.elements, former);
+  return kept;
+}
+
+size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {
+  return p3::elements_to_send(dgc_of(way_.codec), way_.steps.rounds_before + header.round, slice.elements);
+}
+
+void SliceTransfer::size_step(Header& header, const Slice& slice) const {
+  const size_t count = elements_to_send(header, slice);
+  const bool is_plain = count == slice.elements;
+  const size_t bytes = is_plain ? count * sizeof(float) : top_k_bytes(count, slice.elements);
+  header.encoding = static_cast<uint8_t>(is_plain ? Encoding::kPlain : Encoding::kTopK);
+  header.payload_bytes = static_cast<uint32_t>(bytes);
+}
+
+void SliceTransfer::encode_step(const Header& header, const void* gradient, void* payload) {
+  if (!rate_) {
+    rate_ = rate_of(header.scalars);
+    const auto* whole = reinterpret_cast<const float*>(data_);
+    if (way_.steps.clip_norm > 0)
+      *rate_ *= clipping_of(whole, key_.declared.elements, header.scalars.rescale, way_.steps.clip_norm);
+  }
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  float* const u = way_.residual.kept.data() + slice.offset;
+  const DgcStep step{way_.steps.momentum, *rate_, dgc_of(way_.codec).masking, elements_to_send(header, slice)};
+  p3::encode_step(step, static_cast<const float*>(gradient), u, u + key_.declared.elements, payload, slice.elements);
+}
+
+// --- answers -------------------------------------------------------------------------------------------------------
+
+const char* SliceTransfer::problem_with(const Header& header) const {
+  const bool about_part = kind == Kind::kFetch || kind == Kind::kStore;
+  const bool right_part = header.part == part_ || (header.part == 1 && may_be_over());
+  if (header.kind != (about_part ? FrameKind::kPart : FrameKind::kValue) || !right_part) return "unexpected";
+  const auto encoding = static_cast<Encoding>(header.encoding);
+  if (!may_come(encoding)) return "in another encoding than agreed";
+  if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
+  if (encoding == Encoding::kAbsent) return nullptr;
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  return can_have_bytes(encoding, type_, slice.elements, header.payload_bytes) ? nullptr : "wrongly sized";
+}
+
+bool SliceTransfer::may_come(Encoding encoding) const {
+  if (encoding == Encoding::kPlain) return kind != Kind::kStore;
+  if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
+  if (encoding != way_.codec.encoding) return false;
+  return way_.codec.makes_steps() ? is_round() : way_.codec.carries_sums() && (is_round() || key_.catches_up);
+}
+
+// An encoded sum into the end of its place: decode_in_place(). A step elsewhere: it changes the value that is there.
+void* SliceTransfer::place_of(const Header& header) {
+  const auto encoding = static_cast<Encoding>(header.encoding);
+  if (encoding == Encoding::kAbsent || (encoding != Encoding::kPlain && way_.codec.makes_steps())) return nullptr;
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  return landing_ + (slice.offset + slice.elements) * size_of(type_) - header.payload_bytes;
+}
+
+const char* SliceTransfer::land(const Header& header, const void* payload, bool& is_last) {
+  if (!key_.plan->is_synchronous()) way_.progress.note(header);
+  const auto encoding = static_cast<Encoding>(header.encoding);
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  const Codec* const codec = codec_of(encoding);
+  if (codec != nullptr && codec->carries_sums()) codec->decode_in_place(place_of_slice(slice), slice.elements);
+  if (codec != nullptr && codec->makes_steps()) {
+    if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements))
+      return problem;
+    decay_weight(decay_of(header.scalars), place_of_slice(slice), slice.elements);
+    subtract_top_k(place_of_slice(slice), payload, slice.elements);
+  }
+  is_updated_ |= encoding != Encoding::kAbsent && header.part == part_;
+  is_last = true;
+  return nullptr;
+}
+
+}  // namespace p3

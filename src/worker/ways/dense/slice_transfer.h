@@ -1,0 +1,52 @@
+// One operation on a dense key on its worker: see transfer.h. A value lands where it belongs as it is received.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "worker/key.h"
+#include "worker/transfer.h"
+#include "worker/ways/dense/dense_way.h"
+
+namespace p3 {
+
+class SliceTransfer final : public Transfer {
+ public:
+  // `data` goes out (null: nothing does), the answer comes into `landing`; both are of the whole key, or of a part of it.
+  // `goes_on`: of a skip, as Worker::skip.
+  SliceTransfer(Kind its_kind, DenseWay& way, const void* data, void* landing, uint8_t part = 0, bool goes_on = false)
+      : Transfer(its_kind, way.key, part),
+        way_(way),
+        data_(static_cast<const char*>(data)),
+        landing_(static_cast<char*>(landing)),
+        goes_on_(goes_on) {}
+
+  std::vector<Operation> ask_for_value() override;
+  std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
+  // The slices of one round are apart, and rounds follow each other: nobody else uses this piece of the residual.
+  void encode(const Header& header, const void* gradient, void* payload) override;
+  const char* problem_with(const Header& header) const override;
+  void* place_of(const Header& header) override;
+  const char* land(const Header& header, const void* payload, bool& is_last) override;
+
+ private:
+  bool may_come(Encoding encoding) const;
+  // Whether the answer may say that all workers have taken their last step, though it brings a value.
+  bool may_be_over() const { return kind == Kind::kSkip && !key_.plan->is_synchronous(); }
+  // Of a key that takes steps: how many elements of the slice leave, and what does.
+  size_t elements_to_send(const Header& header, const Slice& slice) const;
+  void size_step(Header& header, const Slice& slice) const;
+  void encode_step(const Header& header, const void* gradient, void* payload);
+  // What is kept of the slice, as this push is to find it.
+  float* residual_of(const Slice& slice) const;
+  float* place_of_slice(const Slice& slice) const { return reinterpret_cast<float*>(landing_) + slice.offset; }
+
+  DenseWay& way_;
+  const char* data_;
+  char* const landing_;
+  const bool goes_on_;
+  Residual::Change change_;    // of this push
+  std::optional<float> rate_;  // of the step, from its first slice on; who sends
+};
+
+}  // namespace p3
