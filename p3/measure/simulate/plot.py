@@ -14,7 +14,7 @@ from p3.errors import ConfigError
 from p3.measure.bench import results
 from p3.measure.bench.drawing import FORMATS, METADATA, SETTINGS
 from p3.measure.simulate.predict import Prediction
-from p3.measure.simulate.report import LAYERS, sender_text
+from p3.measure.simulate.report import LAYERS
 from p3.measure.simulate.setting import Setting
 
 _COLOURS = ("#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito
@@ -24,7 +24,7 @@ _MARKERS = {"p3_sync": "D", "p3_torch": "s", "ddp_1": "v", "ddp_5": "v", "ddp_25
 def save(
     settings: Sequence[Setting], predictions: Sequence[Prediction], measured: Sequence[str], path: str
 ) -> None:
-    """A line for each scheme, sender and slice size; ConfigError if more than the hosts differs besides."""
+    """A line for each scheme and slice size; ConfigError if more than the hosts differs besides."""
     kind = Path(path).suffix[1:]
     if kind not in FORMATS:
         raise ConfigError(f"--plot {path}: the name must end in .{' or .'.join(FORMATS)}")
@@ -67,7 +67,7 @@ def _label(setting: Setting) -> str:
     if setting.scheme == "layers":
         return f"{LAYERS}, simulated"
     slices = "" if setting.slice_elements == "auto" else f" slices of {setting.slice_elements},"
-    return f"P3, sender {sender_text(setting)},{slices} simulated"
+    return f"P3,{slices} simulated"
 
 
 def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[str, str]) -> None:

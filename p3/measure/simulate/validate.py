@@ -46,20 +46,16 @@ def compare(found: measured.Results, options: argparse.Namespace) -> List[Compar
 
 
 def setting_of(one: measured.Configuration, asked: Dict, options: argparse.Namespace) -> Setting:
-    """`asked`: the options of its bench; `options`: those of the simulation, of which the sender, --congestion and
-    --set count."""
+    """`asked`: the options of its bench; `options`: those of the simulation, of which --congestion and --set count."""
     rates = tuple(one.rates_mbit or (one.rate_mbit,) * one.hosts)
     base = Network(rates, rates)  # with the delay that even an undelayed lab has
-    sender = given.sender_of(options, options.sender[0])
-    if one.store == "p3_slicing":
-        sender = dataclasses.replace(sender, priorities=False)
     return Setting(
         model=models.load(one.model, one.size),
         compute_s=one.compute_s,
         network=given.network(
             options, dataclasses.replace(base, delay_ms=base.delay_ms + one.delay_ms), options.congestion[0]
         ),
-        sender=sender,
+        **{**given.of_p3(options), **({"priorities": False} if one.store == "p3_slicing" else {})},
         scheme="ddp" if one.store.startswith(_DDP) else "p3",
         workers_per_host=max(1, one.workers // one.hosts),
         servers=one.servers,
