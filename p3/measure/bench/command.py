@@ -30,9 +30,6 @@ _MICRO = {
     "trace_cost": "what P3_TRACE costs",
     "selection": "what choosing the largest elements costs, in deep gradient compression",
     "cards": "bytes of gradients and of their factors on network cards, and whether the rule chooses the fewer",
-    "leaders": "whether a machine with several workers needs more processor time per byte for a large model",
-    "windows": "whether windows stay stable while a link stays full",
-    "order": "whether priorities follow forward passes whose order changes from step to step",
 }
 
 

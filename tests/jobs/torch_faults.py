@@ -1,6 +1,6 @@
 """Page faults and memory of a step with PyTorch: what it costs that each step's gradients are fresh memory.
 
-    p3 run -n 2 -s 2 python -m p3.measure.micro.faults [--plain] [--steps 12]
+    p3 run -n 2 -s 2 python tests/jobs/torch_faults.py [--plain] [--steps 12]
 
 Each worker trains a net like VGG, scaled down to 86 MB of weights, and prints the minor page faults of its process in a
 step behind the warm-up (the median), and its peak of resident memory. --plain: torch alone, without P3. Set glibc's

@@ -1,8 +1,6 @@
-"""One worker of `p3 bench windows`: rounds without staleness of any bound, of which many are always under way.
+"""Rounds without staleness of any bound, of which many are always under way: links are full all the time.
 
-    python -m p3.measure.micro.windows_worker
-
-It never ends: the benchmark ends it.
+It never ends: the test ends it.
 """
 
 from __future__ import annotations
