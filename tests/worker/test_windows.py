@@ -13,7 +13,8 @@ import pytest
 from lab_traces import needs_lab, output
 from processes import PYTHONPATH, ROOT
 
-from p3.measure.bench import jobs
+from p3.measure.jobs.job import POLL_S, Job
+from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import lab
 
 LEAST_SENT = 1_000_000  # by then it is no control connection
@@ -40,7 +41,7 @@ def test_windows_do_not_follow_the_queue_that_they_fill(tmp_path, monkeypatch):
     with lab(3, 100.0) as hosts:
         for host in hosts:
             output(host, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/tcp_min_rtt_wlen")
-        with jobs.Job(jobs.STORES["p3_sync"], hosts, command, root=hosts[0], port=9100, folder=tmp_path,
+        with Job(STORES["p3_sync"], hosts, command, root=hosts[0], port=9100, folder=tmp_path,
                       omp_threads=1) as job:  # fmt: skip
             job.start()
             while started is None or samples[-1][0] < WATCHED_S:
@@ -50,7 +51,7 @@ def test_windows_do_not_follow_the_queue_that_they_fill(tmp_path, monkeypatch):
                     started = started or time.monotonic()
                     samples.append((time.monotonic() - started, *map(max, zip(*found))))
                 assert started or time.monotonic() < deadline, job.error("nothing is sent", *job.names())
-                time.sleep(jobs.POLL_S)
+                time.sleep(POLL_S)
     late = [min_rtt_ms for second, _, min_rtt_ms, _ in samples if second > WATCHED_S / 2]
     assert late and max(late) > 2, samples  # forgotten: the queue stands
     assert max(window_bytes for _, window_bytes, _, _ in samples) <= 64 << 10, samples

@@ -19,15 +19,13 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from p3.launch.placement import source_path
-from p3.measure.bench.ssh_host import SshHost
-from p3.measure.replay.payloads import Compression
-from p3.mxnet import hooks
+from p3.measure.jobs.ssh_host import SshHost
+from p3.measure.jobs.stores import Store
 
 STOP_TIMEOUT_S = 15.0  # for servers and scheduler, after the workers
 LAST_WORDS_S = 5.0  # after a failure, for the others to end and say why
@@ -37,71 +35,6 @@ POLL_S = 0.05
 
 class JobError(RuntimeError):
     """The job failed or hung. The text names the store and the process, and ends with what that has printed."""
-
-
-class Store(NamedTuple):
-    name: str  # in options and results
-    kvstore: str  # what mx.kv.create is given; or of torch, p3_torch, p3_torch:STALENESS or ddp:MEGABYTES
-    environment: Mapping[str, str] = {}  # of all its processes
-    compression: Optional[Compression] = None
-    route: Optional[str] = None  # of real fully connected layers, as p3.factors has them
-
-    @property
-    def is_p3(self) -> bool:
-        return self.kvstore.startswith("p3_")
-
-    @property
-    def is_torch(self) -> bool:
-        return self.kvstore.startswith("p3_torch") or self.is_workers_alone
-
-    @property
-    def may_be_apart(self) -> bool:
-        """Whether its workers may be rounds apart, so that there is no n-th step of all."""
-        return hooks.may_be_apart(self.kvstore) or self.kvstore.startswith("p3_torch:")
-
-    @property
-    def is_workers_alone(self) -> bool:
-        """Without servers and scheduler, found at MASTER_ADDR."""
-        return self.kvstore.startswith("ddp:") or self.kvstore == "alone"
-
-    def command(self, role: str, worker: Sequence[str]) -> List[str]:
-        if self.is_p3:
-            return [sys.executable, "-m", "p3", "exec", *worker]
-        if role == "worker":
-            return list(worker)
-        # Importing MXNet in these roles runs the role, and exits when the job ends.
-        return [sys.executable, "-c", "import mxnet"]
-
-
-STORES: Dict[str, Store] = {
-    store.name: store
-    for store in (
-        Store("dist_sync", "dist_sync"),
-        Store("mxnet_p3", "dist_sync", {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}),
-        Store("p3_slicing", "p3_sync", {"P3_PRIORITY": "off"}),
-        Store("p3_sync", "p3_sync"),
-        *(Store(f"p3_dgc_{ratio:g}", "p3_sync", compression=Compression("dgc", ratio)) for ratio in (0.01, 0.001)),
-        *(
-            Store(name, "p3_sync", {"P3_PRIORITY": "caller"}, route=route)
-            for name, route in (("p3_dense", "dense"), ("p3_factors", "factors"), ("p3_rule", "auto"))
-        ),
-        Store("dist_async", "dist_async"),
-        *(Store(f"p3_ssp_{rounds}", "p3_ssp", {"P3_STALENESS": str(rounds)}) for rounds in (1, 4)),
-        Store("p3_async", "p3_async"),
-        *(Store(f"ddp_{size}", f"ddp:{size}", {"GLOO_SOCKET_IFNAME": "eth0"}) for size in (1, 5, 25)),
-        Store("p3_torch", "p3_torch"),
-        *(Store(f"p3_torch_{rounds}", f"p3_torch:{rounds}") for rounds in (1, 4)),
-    )
-}
-
-
-def store_named(name: str) -> Store:
-    """Of STORES; or p3_CODEC, of any codec of gradients."""
-    return STORES.get(name) or Store(name, "p3_sync", compression=Compression(name[len("p3_"):]))
-
-
-# Computes as the others do, and sends nothing: of `p3 bench learn` alone.
-ALONE = Store("alone", "alone")
 
 
 class LocalHost(NamedTuple):

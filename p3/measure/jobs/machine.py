@@ -27,6 +27,13 @@ def machine() -> Dict[str, object]:
     }
 
 
+def in_a_line() -> str:
+    """What a benchmark of the processor alone depends on."""
+    here, installed = machine(), versions()
+    software = f"Python {installed['python']}, NumPy {installed['numpy']}"
+    return f"{here['cpu']}, {platform.system()} {here['kernel']}; {software}"
+
+
 def versions() -> Dict[str, str]:
     from p3 import __version__
 

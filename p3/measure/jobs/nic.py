@@ -1,6 +1,6 @@
 """Bytes in and out of a host's network card, every few milliseconds.
 
-    python -m p3.measure.bench.nic PEER 0.01  prints, at SIGTERM, {"times": [...], "bytes_in": [...], "bytes_out":
+    python -m p3.measure.jobs.nic PEER 0.01  prints, at SIGTERM, {"times": [...], "bytes_in": [...], "bytes_out":
     [...]}
 
 The card is the one by which the host reaches PEER. Times are those of the monotonic clock, which all processes of a

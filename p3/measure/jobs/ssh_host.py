@@ -1,7 +1,7 @@
 """Hosts behind ssh, for the lab's experiments on real machines.
 
 What is started there through `SshHost.supervised` lives as long as its standard input, which is the ssh connection: so
-nothing stays behind when the program that started it ends, however it ends. `python -m p3.measure.bench.ssh_host
+nothing stays behind when the program that started it ends, however it ends. `python -m p3.measure.jobs.ssh_host
 COMMAND ...` is the other end; it reads the job's secret from the first line of its input,
 as `p3 exec --secret-stdin` does.
 """
@@ -31,7 +31,7 @@ class SshHost(NamedTuple):
 
     def supervised(self, argv: Sequence[str], environment: Mapping[str, str]) -> List[str]:
         env = dict(forwarded_environment(os.environ), PYTHONUNBUFFERED="1", **environment)
-        words = [sys.executable, "-m", "p3.measure.bench.ssh_host", *argv]
+        words = [sys.executable, "-m", "p3.measure.jobs.ssh_host", *argv]
         return ssh_command(self.settings, self.name, env, os.getcwd(), words)
 
 

@@ -1,4 +1,4 @@
-"""Accuracies after each epoch, of `p3 bench accuracy`: bands over the seeds, and what a store loses against p3_sync.
+"""Accuracies after each epoch of a training: bands over the seeds, and what a store loses against p3_sync.
 
 A seed is a repeat: the same first weights and batches for every store. An accuracy is the mean over the workers.
 """
@@ -9,8 +9,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from p3.measure.bench import nets
-from p3.measure.bench.results import Configuration, Run, Spread, comparable, spread, store_rank
+from p3.measure.results.records import Configuration, Run
+from p3.measure.results.summaries import Spread, by_configuration, spread
+from p3.measure.trainings import resnets
 
 GOAL = 0.97  # seconds to it are told
 
@@ -19,8 +20,8 @@ PAPER = (
     "ends 0.004 below P3 in the mean."
 )
 HERE = (
-    f"Here: scikit-learn's digits, 8 x 8, {nets.PICTURES - nets.TESTED} to train and {nets.TESTED} to test on; one "
-    "setting, and a seed for each run."
+    f"Here: scikit-learn's digits, 8 x 8, {resnets.PICTURES - resnets.TESTED} to train and {resnets.TESTED} to test "
+    "on; one setting, and a seed for each run."
 )
 
 
@@ -46,14 +47,9 @@ def mean(values: Collection[float]) -> Mean:
 
 
 def bands(runs: Iterable[Run]) -> List[Band]:
-    """Of each configuration that has a right run: settings in the order of first runs, stores in theirs."""
-    groups: Dict[Configuration, List[Run]] = {}
-    for run in runs:
-        if run.accuracies and run.result == "right":
-            groups.setdefault(run.configuration, []).append(run)
-    first = {comparable(key): number for number, key in reversed(list(enumerate(groups)))}
-    ordered = sorted(groups, key=lambda key: (first[comparable(key)], store_rank(key.store)))
-    return [_band(configuration, groups[configuration]) for configuration in ordered]
+    """Of each configuration that has a right run."""
+    known = (run for run in runs if run.accuracies and run.result == "right")
+    return [_band(configuration, of_it) for configuration, of_it in by_configuration(known)]
 
 
 def differences(band: Band, base: Band) -> Optional[Mean]:

@@ -1,4 +1,4 @@
-"""Losses over steps and over seconds, of `p3 bench learn` and `compute`.
+"""Losses over steps and over seconds, of trainings.
 
 A curve is what a run's workers have lost in each step, the mean over all of them: the loss of the joined batch. As one
 batch is harder than the next, a loss is only said to be reached by the mean of the last SMOOTHED_STEPS steps.
@@ -10,7 +10,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
-from p3.measure.bench.results import Configuration, Run, Spread, comparable, spread, store_rank
+from p3.measure.results.records import Configuration, Run
+from p3.measure.results.summaries import Spread, by_configuration, spread
 
 SMOOTHED_STEPS = 10
 # The mathematics of all stores is the same; the order of sums is not, and training amplifies what differs in last bits.
@@ -76,14 +77,9 @@ class Curve:
 
 
 def curves(runs: Iterable[Run]) -> List[Curve]:
-    """Of each configuration that has a right run with losses: settings in the order of first runs, stores in theirs."""
-    groups: Dict[Configuration, List[Run]] = {}
-    for run in runs:
-        if run.losses and run.loss_at_s and run.goal_loss and run.result == "right":
-            groups.setdefault(run.configuration, []).append(run)
-    first = {comparable(key): number for number, key in reversed(list(enumerate(groups)))}
-    ordered = sorted(groups, key=lambda key: (first[comparable(key)], store_rank(key.store)))
-    return [_curve(configuration, groups[configuration]) for configuration in ordered]
+    """Of each configuration that has a right run with losses."""
+    known = (run for run in runs if run.losses and run.loss_at_s and run.goal_loss and run.result == "right")
+    return [_curve(configuration, of_it) for configuration, of_it in by_configuration(known)]
 
 
 def _curve(configuration: Configuration, runs: Sequence[Run]) -> Curve:

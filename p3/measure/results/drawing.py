@@ -9,26 +9,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from p3.measure.bench.results import (
-    IDLE_SHARE, Results, Summary, model_label, setting, store_label, store_rank, summarise,
-)  # fmt: skip
+from p3.measure.jobs.stores import named, rank
+from p3.measure.results.records import Results
+from p3.measure.results.summaries import IDLE_SHARE, Summary, runs_text, setting, summarise
 
 FORMATS = ("png", "svg")
 
-# Of Okabe and Ito, told apart by people who see few colours; markers do so in print.
-_STYLES = {
-    "dist_sync": ("#0072B2", "o"),
-    "mxnet_p3": ("#E69F00", "s"),
-    "p3_slicing": ("#CC79A7", "^"),
-    "p3_sync": ("#009E73", "D"),
-    "p3_dgc_0.01": ("#E69F00", "s"),
-    "p3_dgc_0.001": ("#D55E00", "^"),
-    "ddp_1": ("#56B4E9", "<"),
-    "ddp_5": ("#0072B2", "P"),
-    "ddp_25": ("#D55E00", ">"),
-    "p3_torch": ("#009E73", "D"),
-}
-_OTHER_STYLE = ("#999999", "v")
 BOUND_STYLE = {"color": "black", "linestyle": (0, (5, 2)), "linewidth": 1.3}
 WARNING_COLOUR = "#B00000"
 
@@ -72,10 +58,12 @@ def figure(
     columns: int,
     panel_width: float = PANEL_INCHES[0],
     footer: Sequence[str] = (),
+    remark: str = "",
 ):
-    """A figure and its axes, by row and column. `footer`: what its marks mean, where they are not those of medians."""
+    """A figure and its axes, by row and column. `footer`: what its marks mean, where they are not those of medians;
+    `remark`: and what else they mean."""
     width = max(panel_width * columns, 2 * PANEL_INCHES[0])
-    warnings, footer = _warnings(results, int(width * 16)), _footer(results, footer, int(width * 17))
+    warnings, footer = _warnings(results, int(width * 16)), _footer(results, footer, remark, int(width * 17))
     foot = _FOOT_LINE_INCHES * (len(warnings) + len(footer) + 1)
     height = PANEL_INCHES[1] * rows + _HEAD_INCHES + foot
     made = Figure((width, height), layout="constrained")
@@ -102,17 +90,13 @@ def _warnings(results: Results, columns: int) -> List[str]:
     return [part for line in warnings for part in textwrap.wrap("NOTE: " + line, columns)]
 
 
-def _footer(results: Results, meaning: Sequence[str], columns: int) -> List[str]:
+def _footer(results: Results, meaning: Sequence[str], remark: str, columns: int) -> List[str]:
     """What the marks mean, and what was run where: lines of at most so many characters."""
     summaries = summarise(results.runs)
-    counts = sorted({one.runs for one in summaries})
-    runs = "%d" % counts[0] if len(counts) == 1 else "%d to %d" % (counts[0], counts[-1])
-    medians = "Medians of %s run%s, whiskers from the least to the greatest." % (runs, "" if counts == [1] else "s")
-    lines = list(meaning) or [medians]
+    lines = list(meaning) or ["Medians of %s, whiskers from the least to the greatest." % runs_text(summaries)]
     if any(one.failed for one in summaries):
         lines[0] += " Hollow: some of the runs failed. Cross: all failed, or not run."
-    if any(one.experiment == "slices" and one.slice_elements is None for one in summaries):
-        lines[0] += " Dotted: a store without slices of a set size."
+    lines[0] += remark
     if results.nics:
         lines.append(
             "Idle: share of the intervals of %g ms in which at most %g%% of the rate passed."
@@ -129,7 +113,7 @@ def legend(figure: Figure, summaries: Sequence[Summary]) -> None:
     handles = []
     for store in stores(summaries):
         colour, marker = style(store)
-        handles.append(Line2D([], [], color=colour, marker=marker, linewidth=1.8, label=store_label(store)))
+        handles.append(Line2D([], [], color=colour, marker=marker, linewidth=1.8, label=label(store)))
     if any(one.bound_s for one in summaries):
         handles.append(Line2D([], [], label="bound: no schedule is faster", **BOUND_STYLE))
     height = figure.get_figheight()
@@ -138,12 +122,20 @@ def legend(figure: Figure, summaries: Sequence[Summary]) -> None:
 
 
 def title(one, told: Sequence[str]) -> str:
-    return "%s, %.3g MB\n%s" % (model_label(one.model), one.bytes / 1e6, setting(one, [*told, "release"]))
+    return "%s\n%s" % (setting(one, ["model"]), setting(one, [*told, "release"]))
+
+
+def nothing_right(axes, words: str = "no right run") -> None:
+    axes.text(0.5, 0.5, words, ha="center", transform=axes.transAxes, color=WARNING_COLOUR)
 
 
 def stores(summaries: Sequence[Summary]) -> List[str]:
-    return sorted({one.store for one in summaries}, key=store_rank)
+    return sorted({one.store for one in summaries}, key=rank)
 
 
 def style(store: str) -> Tuple[str, str]:
-    return _STYLES.get(store, _OTHER_STYLE)
+    return named(store).look
+
+
+def label(store: str) -> str:
+    return named(store).label

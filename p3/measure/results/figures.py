@@ -1,199 +1,56 @@
-"""Figures of what `p3 bench` measured: a function for each experiment, from Results to a matplotlib figure.
+"""Figures of what `p3 bench` measured: from a view (views.py) and the Results of one experiment to matplotlib's.
 
 The bound is the goal line in every figure of a replay. A store that failed, or was not run, where others were, is
-marked by a cross. All arithmetic is in results.py.
+marked by a cross. All arithmetic is in summaries.py.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import matplotlib
-from matplotlib.figure import Figure
+from matplotlib import figure as matplotlibs
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from p3.measure.bench import curves, drawing
-from p3.measure.bench.plot_accuracy import accuracy
-from p3.measure.bench.results import (
-    Nic, Results, Summary, comparable, idle_share, model_label, setting, store_label, summarise,
-)  # fmt: skip
 from p3.errors import ConfigError
+from p3.measure.results import drawing
+from p3.measure.results.figures_of_trainings import accuracies, curves
+from p3.measure.results.records import Nic, Results
+from p3.measure.results.summaries import Summary, idle_share, setting, summarise
+from p3.measure.results.views import Axis, Figure, Measure
 
-def save(results: Results, folder: Path, formats: Sequence[str] = drawing.FORMATS) -> List[Path]:
-    """Writes a figure for each experiment that was run; where they are."""
-    experiments = list(dict.fromkeys(run.experiment for run in results.runs))
-    unknown = [name for name in experiments if name not in FIGURES]
-    if unknown:
-        raise ConfigError("there is no figure for the experiment %s, only for %s" % (unknown[0], ", ".join(FIGURES)))
-    written = []
-    for experiment in experiments:
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **drawing.SETTINGS}):
-            figure = FIGURES[experiment](_only(results, experiment))
-            for kind in formats:
-                written.append(folder / ("%s.%s" % (experiment, kind)))
-                figure.savefig(written[-1], format=kind, dpi=150, metadata=drawing.METADATA[kind])
+
+def draw(view: Figure, results: Results) -> matplotlibs.Figure:
+    return _KINDS[view.kind](view, results)
+
+
+def save(view: Figure, results: Results, path: Path, formats: Sequence[str]) -> List[Path]:
+    """As PATH.png and so on; where they are."""
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **drawing.SETTINGS}):
+        made = draw(view, results)
+        written = [path.with_name("%s.%s" % (path.name, kind)) for kind in formats]
+        for kind, place in zip(formats, written):
+            made.savefig(place, format=kind, dpi=150, metadata=drawing.METADATA[kind])
     return written
-
-
-# A figure for each experiment
-
-
-def bandwidth(results: Results) -> Figure:
-    return _lines(results, "Throughput against bandwidth", _RATE, _THROUGHPUT)
-
-
-def scale(results: Results) -> Figure:
-    return _lines(results, "Throughput against the number of hosts", _HOSTS, _BATCHES)
-
-
-def slices(results: Results) -> Figure:
-    return _lines(results, "Throughput against the size of a slice", _SLICE, _THROUGHPUT)
-
-
-def ratio(results: Results) -> Figure:
-    return _lines(results, "Iteration time against the ratio of communication to computation", _RATIO, _TIME)
-
-
-def targets(results: Results) -> Figure:
-    return _bars(results, "Iteration time")
-
-
-def compute(results: Results) -> Figure:
-    return _bars(results, "Iteration time of real training")
-
-
-def learn(results: Results) -> Figure:
-    """A row for each training: each store's loss over seconds, and beside it the CPU seconds of an iteration."""
-    summaries = summarise(results.runs)
-    drawn = curves.curves(run for run in results.runs if run.experiment == "learn")
-    panels = drawing.panels(summaries, lambda one: {})
-    figure, grid = drawing.figure(results, "Loss over seconds of real training", len(panels), 2)
-    for (losses, cpu), (_, members) in zip(grid, panels):
-        losses.set_title(drawing.title(members[0], ("rate", "compute", "delay", "hosts")))
-        here = [one for one in drawn if comparable(one.configuration) == comparable(members[0])]
-        _draw_curves(losses, here)
-        cpu.set_title("CPU seconds of all processes")
-        cpu.set_ylabel("CPU seconds for an iteration")
-        known = [one for one in members if one.cpu_s is not None]
-        for one in known:
-            median, low, high = one.cpu_s
-            place = store_label(one.store)
-            cpu.bar(place, median, 0.7, color=drawing.style(one.store)[0])
-            cpu.errorbar(place, median, [[median - low], [high - median]], fmt="none", ecolor="#333333", capsize=3)
-            cpu.annotate("%.3g" % median, (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-        cpu.tick_params(axis="x", labelrotation=15, labelsize=8)
-        cpu.margins(y=0.12)
-    drawing.legend(figure, summaries)
-    return figure
-
-
-def _draw_curves(axes, drawn: Sequence[curves.Curve]) -> None:
-    for number, one in enumerate(drawn):
-        colour = drawing.style(one.configuration.store)[0]
-        axes.plot(one.at_s, one.losses, color=colour, linewidth=1.5, zorder=3 + number / 10)
-        axes.fill_betweenx(one.losses, one.low_s, one.high_s, color=colour, alpha=0.2, linewidth=0)
-        if one.goal_s:
-            marker = drawing.style(one.configuration.store)[1]
-            axes.plot([one.goal_s.median], [one.goal_loss], color=colour, marker=marker, markersize=7,
-                      zorder=4 + number / 10)
-    for goal_loss in dict.fromkeys(one.goal_loss for one in drawn):
-        axes.axhline(goal_loss, color="#333333", linewidth=0.9, linestyle=":")
-    if not drawn:
-        axes.text(0.5, 0.5, "no right run", ha="center", transform=axes.transAxes, color=drawing.WARNING_COLOUR)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("loss, mean of %d steps" % curves.SMOOTHED_STEPS)
-    axes.set_xlim(left=0)
-
-
-def utilization(results: Results) -> Figure:
-    """A column for each setting, a row for each store: what its first host sent, and below the axis, received."""
-    if not results.nics:
-        raise ConfigError("utilization: the results have no nic line")
-    summaries = summarise(results.runs)
-    right = {(run.configuration, run.repeat) for run in results.runs if run.result == "right"}
-    first = min(nic.host for nic in results.nics)
-    nics = [nic for nic in results.nics if nic.host == first and (nic.configuration, nic.repeat) in right]
-    panels = drawing.panels([*summaries, *nics], lambda one: {})
-    stores = drawing.stores(summaries)
-    figure, grid = drawing.figure(results, "Use of host %d's network card" % first, len(stores), len(panels))
-    for row, store in enumerate(stores):
-        for column, (_, members) in enumerate(panels):
-            axes = grid[row][column]
-            chosen = [one for one in members if one.store == store]
-            summary = next((one for one in chosen if isinstance(one, Summary)), None)
-            sampled = sorted((one for one in chosen if isinstance(one, Nic)), key=lambda one: one.repeat)
-            head = drawing.title(members[0], ("rate", "compute", "delay", "hosts")) + "\n" if row == 0 else ""
-            axes.set_title("%s%s: %s" % (head, store_label(store), _times(summary)))
-            if sampled:
-                _draw_nic(axes, sampled[0])
-            else:
-                axes.text(0.5, 0.5, "failed, or not sampled", ha="center", transform=axes.transAxes,
-                          color=drawing.WARNING_COLOUR)
-            axes.set_ylabel("Gbit/s: sent, received" if column == 0 else "")
-            axes.set_xlabel("seconds" if row == len(stores) - 1 else "")
-    extent = max((abs(value) for row in grid for axes in row for value in axes.get_ylim()), default=1)
-    ends = [axes.get_xlim()[1] for row in grid for axes in row if axes.has_data()]
-    for axes in (axes for row in grid for axes in row):
-        axes.set_ylim(-extent, extent)
-        axes.set_xlim(0, max(ends, default=1))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "%g" % abs(value)))
-    return figure
-
-
-FIGURES: Dict[str, Callable[[Results], Figure]] = {
-    one.__name__: one for one in (bandwidth, utilization, scale, slices, targets, ratio, compute, learn, accuracy)
-}
 
 
 # Lines
 
 
-class _Axis(NamedTuple):
-    """What is on the x axis, and which fields change along it; the others make a panel each."""
-
-    label: str
-    value: Callable[[Summary], Optional[float]]
-    varying: Sequence[str]
-    told: Sequence[str]  # in a panel's title
-    log_base: Optional[int]
-
-
-class _Measure(NamedTuple):
-    """What is on the y axis."""
-
-    label: str
-    value: Callable[[Summary], Optional[float]]
-    spread: Callable[[Summary], Optional[Tuple[float, float]]]
-    bound: Callable[[Summary], Optional[float]]
-
-
-_RATE = _Axis("rate of each network card, Mbit/s", lambda one: one.rate_mbit, ["rate_mbit"],
-              ("compute", "delay", "hosts"), 2)
-_HOSTS = _Axis("hosts", lambda one: one.hosts, ["hosts", "workers", "servers"], ("rate", "compute", "delay"), None)
-_SLICE = _Axis("elements of a slice", lambda one: one.slice_elements, ["slice_elements"],
-               ("rate", "compute", "delay", "hosts"), 10)
-_RATIO = _Axis("seconds of communication for each of computation", lambda one: one.ratio and round(one.ratio, 3),
-               ["compute_s"], ("rate", "delay", "hosts"), None)
-
-_TIME = _Measure("seconds for an iteration", lambda one: one.median_s, lambda one: (one.low_s, one.high_s),
-                 lambda one: one.bound_s)
-_THROUGHPUT = _Measure("iterations per second", lambda one: one.throughput, lambda one: one.throughput_spread,
-                       lambda one: one.bound_throughput)
-_BATCHES = _Measure("batches per second, of all workers", lambda one: one.workers * one.throughput,
-                    lambda one: tuple(one.workers * value for value in one.throughput_spread),
-                    lambda one: one.bound_throughput and one.workers * one.bound_throughput)
-
-
-def _lines(results: Results, title: str, x: _Axis, y: _Measure) -> Figure:
+def _lines(view: Figure, results: Results) -> matplotlibs.Figure:
     """A panel for each model and setting, in it a line for each store and the bound."""
-    summaries = summarise(results.runs)
+    summaries, x, y = summarise(results.runs), view.x, view.y
+    has_dotted = any(x.value(one) is None for one in summaries)
     for one in summaries:
-        if x.value(one) is None and x is not _SLICE:
+        if x.value(one) is None and not x.may_lack:
             raise ConfigError("%s has no place in the figure: no %s" % (one, x.label))
     panels = drawing.panels(summaries, lambda one: dict.fromkeys(x.varying))
     rows = -(-len(panels) // drawing.COLUMNS)
-    figure, grid = drawing.figure(results, title, rows, min(len(panels), drawing.COLUMNS))
+    figure, grid = drawing.figure(
+        results, view.title, rows, min(len(panels), drawing.COLUMNS),
+        remark=" Dotted: a store without slices of a set size." if has_dotted else "",
+    )  # fmt: skip
     flat = [axes for row in grid for axes in row]
     for axes, (_, members) in zip(flat, panels):
         axes.set_title(drawing.title(members[0], x.told))
@@ -208,7 +65,7 @@ def _lines(results: Results, title: str, x: _Axis, y: _Measure) -> Figure:
     return figure
 
 
-def _draw_lines(axes, members: Sequence[Summary], stores: Sequence[str], x: _Axis, y: _Measure) -> None:
+def _draw_lines(axes, members: Sequence[Summary], stores: Sequence[str], x: Axis, y: Measure) -> None:
     places = sorted({x.value(one) for one in members if x.value(one) is not None})
     goal = {place: min((y.bound(one) for one in members if x.value(one) == place and y.bound(one)), default=None)
             for place in places}
@@ -263,7 +120,7 @@ def _less(greater: Sequence[float], smaller: Sequence[float]) -> List[float]:
 # Bars
 
 
-def _bars(results: Results, title: str) -> Figure:
+def _bars(view: Figure, results: Results) -> matplotlibs.Figure:
     """A panel for each rate and computation, in it a group for each model: a bar for each store, and the bound."""
     summaries = summarise(results.runs)
     regimes: Dict[Tuple, List[Summary]] = {}
@@ -272,7 +129,7 @@ def _bars(results: Results, title: str) -> Figure:
     stores = drawing.stores(summaries)
     groups = max(len({one.model for one in members}) for members in regimes.values())
     width_inches = max(drawing.PANEL_INCHES[0], 1.0 + groups * (0.42 * len(stores) + 0.3))
-    figure, grid = drawing.figure(results, title, len(regimes), 1, width_inches)
+    figure, grid = drawing.figure(results, view.title, len(regimes), 1, width_inches)
     for (axes,), members in zip(grid, regimes.values()):
         emulated = members[0].computation == "emulated"
         told = ("rate", "compute", "delay", "hosts", "release") if emulated else ("rate", "hosts")
@@ -284,7 +141,7 @@ def _bars(results: Results, title: str) -> Figure:
 
 
 def _draw_bars(axes, members: Sequence[Summary], stores: Sequence[str]) -> None:
-    models = list(dict.fromkeys((one.model, one.bytes) for one in members))
+    models = {(one.model, one.bytes): setting(one, ["model"]) for one in members}
     width = 0.84 / len(stores)
     for group, model in enumerate(models):
         own = {one.store: one for one in members if (one.model, one.bytes) == model}
@@ -309,7 +166,7 @@ def _draw_bars(axes, members: Sequence[Summary], stores: Sequence[str]) -> None:
         if bounds:
             axes.hlines(min(bounds), group - 0.46, group + 0.46, zorder=4, **_hlines(drawing.BOUND_STYLE))
     axes.set_xticks(range(len(models)))
-    axes.set_xticklabels(["%s, %.3g MB" % (model_label(name), bytes_ / 1e6) for name, bytes_ in models])
+    axes.set_xticklabels(list(models.values()))
     axes.set_xlim(-0.55, len(models) - 0.45)
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
@@ -321,6 +178,40 @@ def _hlines(style: Dict) -> Dict:
 
 
 # Network cards
+
+
+def _cards(_view: Figure, results: Results) -> matplotlibs.Figure:
+    """A column for each setting, a row for each store: what its first host sent, and below the axis, received."""
+    if not results.nics:
+        raise ConfigError("%s: the results have no nic line" % results.runs[0].experiment)
+    summaries = summarise(results.runs)
+    right = {(run.configuration, run.repeat) for run in results.runs if run.result == "right"}
+    first = min(nic.host for nic in results.nics)
+    nics = [nic for nic in results.nics if nic.host == first and (nic.configuration, nic.repeat) in right]
+    panels = drawing.panels([*summaries, *nics], lambda one: {})
+    stores = drawing.stores(summaries)
+    figure, grid = drawing.figure(results, "Use of host %d's network card" % first, len(stores), len(panels))
+    for row, store in enumerate(stores):
+        for column, (_, members) in enumerate(panels):
+            axes = grid[row][column]
+            chosen = [one for one in members if one.store == store]
+            summary = next((one for one in chosen if isinstance(one, Summary)), None)
+            sampled = sorted((one for one in chosen if isinstance(one, Nic)), key=lambda one: one.repeat)
+            head = drawing.title(members[0], ("rate", "compute", "delay", "hosts")) + "\n" if row == 0 else ""
+            axes.set_title("%s%s: %s" % (head, drawing.label(store), _times(summary)))
+            if sampled:
+                _draw_nic(axes, sampled[0])
+            else:
+                drawing.nothing_right(axes, "failed, or not sampled")
+            axes.set_ylabel("Gbit/s: sent, received" if column == 0 else "")
+            axes.set_xlabel("seconds" if row == len(stores) - 1 else "")
+    extent = max((abs(value) for row in grid for axes in row for value in axes.get_ylim()), default=1)
+    ends = [axes.get_xlim()[1] for row in grid for axes in row if axes.has_data()]
+    for axes in (axes for row in grid for axes in row):
+        axes.set_ylim(-extent, extent)
+        axes.set_xlim(0, max(ends, default=1))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "%g" % abs(value)))
+    return figure
 
 
 def _draw_nic(axes, nic: Nic) -> None:
@@ -349,8 +240,4 @@ def _times(summary: Optional[Summary]) -> str:
     return "%.3g s an iteration%s" % (summary.median_s, bound)
 
 
-# For one experiment of several
-
-
-def _only(results: Results, experiment: str) -> Results:
-    return Results(*([one for one in part if one.experiment == experiment] for part in results))
+_KINDS = {"lines": _lines, "bars": _bars, "cards": _cards, "curves": curves, "accuracies": accuracies}

@@ -1,9 +1,10 @@
-"""The results of `p3 bench` as tables: for each setting every store's time, the bound, and how p3_sync stands to both.
+"""The results of `p3 bench` as tables: for each setting every store's time, the bound, and how stores stand to it.
 
-    print(text(tables(results)))          # for a terminal
-    print(markdown(tables(results)))      # for docs/benchmarks.md
+    print(text(made))          # for a terminal
+    print(markdown(made))      # for docs/benchmarks.md
 
-`p3 bench` and `p3 plot` print the same. All arithmetic is in results.py.
+An experiment's entry (p3/measure/bench/experiments.py) says which of these tables it has: each is made of the Results
+of that experiment alone. All arithmetic is in summaries.py.
 """
 
 from __future__ import annotations
@@ -15,18 +16,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from p3.measure.bench import accuracies, curves, train
-from p3.measure.bench.results import (
-    IDLE_SHARE, PAPER_SPEEDUPS, Configuration, Nic, Results, Run, Spread, Summary, comparable, idle_share, model_label,
-    rate, sent_by_a_card, setting, speedup, spread, store_rank, summarise, unique,
+from p3.measure.jobs import stores
+from p3.measure.results import accuracies, curves
+from p3.measure.results.records import Configuration, Nic, Results, unique
+from p3.measure.results.summaries import (
+    IDLE_SHARE, PAPER_SPEEDUPS, Spread, Summary, comparable, idle_share, median_of, model_label, rate, runs_text,
+    sent_by_a_card, setting, speedup, spread, summarise,
 )  # fmt: skip
+from p3.measure.trainings import mxnet_convnet
 
-OURS = "p3_sync"
-BASES = {
-    OURS: ("dist_sync", "mxnet_p3"),
-    "p3_async": ("dist_async", "p3_sync"),
-    "p3_torch": ("ddp_1", "ddp_5", "ddp_25"),
-}
+OURS = stores.OURS
 ERROR_CHARACTERS = 100
 
 
@@ -34,51 +33,6 @@ class Table(NamedTuple):
     title: str
     rows: Sequence[Sequence[str]]  # the first one holds the columns' names
     notes: Sequence[str] = ()
-
-
-class _Row(NamedTuple):
-    """What has a row of its own in an experiment's table; all else is in the table's title."""
-
-    name: str
-    cell: Callable[[Configuration], str]
-    titled: Sequence[str]
-
-
-_MODEL = _Row("model", lambda one: setting(one, ["model"]), ("rate", "compute", "delay", "hosts"))
-_SLICE = _Row("slice", lambda one: setting(one, ["slice"]) or "-", ("model", "rate", "compute", "delay", "hosts"))
-_RATE = _Row("rate", lambda one: rate(one.rate_mbit), ("model", "compute", "delay", "hosts"))
-_ROWS: Dict[str, _Row] = {
-    "bandwidth": _RATE,
-    "compute": _RATE,
-    "scale": _Row("hosts", lambda one: "%d" % one.hosts, ("model", "rate", "compute", "delay")),
-    "slices": _SLICE,
-    "staleness": _Row("rates", lambda one: setting(one, ["rate"]), ("model", "compute", "delay", "hosts")),
-    "paths": _Row("path", lambda one: one.path or "-", ("model", "rate", "compute", "delay", "hosts")),
-    "ratio": _Row("ratio", lambda one: "-" if one.ratio is None else "%.2f" % one.ratio,
-                  ("model", "rate", "delay", "hosts")),
-    "validation": _Row("configuration", lambda one: setting(one, ("model", "rate", "compute", "hosts", "slice")),
-                       ("delay",)),
-}  # fmt: skip
-
-
-def tables(results: Results) -> List[Table]:
-    """Experiments in the order of their first runs."""
-    made = []
-    for experiment in unique(run.experiment for run in results.runs):
-        if experiment in _COUNTED:
-            made += _counted([run for run in results.runs if run.experiment == experiment], results.nics)
-            continue
-        if experiment == "accuracy":
-            made += _accuracies(accuracies.bands(run for run in results.runs if run.experiment == experiment))
-        made += _experiment(experiment, summarise(run for run in results.runs if run.experiment == experiment))
-        if experiment == "learn":
-            made += _seconds_to_goals(curves.curves(run for run in results.runs if run.experiment == experiment))
-        if experiment == "compute":
-            of_it = [run for run in results.runs if run.experiment == experiment]
-            made += _last_losses(of_it) + _ways_to_goals(of_it)
-        if experiment == "bandwidth":
-            made += _best_speedups([one for one in summarise(results.runs) if one.experiment == experiment])
-    return made + _idle_shares([one for one in results.nics if one.experiment == "utilization"])
 
 
 def text(made: Sequence[Table]) -> str:
@@ -106,24 +60,46 @@ def _columns(rows: Sequence[Sequence[str]]) -> List[str]:
 # Times
 
 
-def _experiment(experiment: str, summaries: Sequence[Summary]) -> List[Table]:
-    """A table for each title, with a row for each setting."""
-    row = _ROWS.get(experiment, _MODEL)
+class Row(NamedTuple):
+    """What has a row of its own in a table of times; all else is in the table's title."""
+
+    name: str
+    cell: Callable[[Configuration], str]
+    titled: Sequence[str]
+
+
+MODEL = Row("model", lambda one: setting(one, ["model"]), ("rate", "compute", "delay", "hosts"))
+SLICE = Row("slice", lambda one: setting(one, ["slice"]) or "-", ("model", "rate", "compute", "delay", "hosts"))
+RATE = Row("rate", lambda one: rate(one.rate_mbit), ("model", "compute", "delay", "hosts"))
+RATES = Row("rates", lambda one: setting(one, ["rate"]), ("model", "compute", "delay", "hosts"))
+HOSTS = Row("hosts", lambda one: "%d" % one.hosts, ("model", "rate", "compute", "delay"))
+PATH = Row("path", lambda one: one.path or "-", ("model", "rate", "compute", "delay", "hosts"))
+RATIO = Row("ratio", lambda one: "-" if one.ratio is None else "%.2f" % one.ratio, ("model", "rate", "delay", "hosts"))
+ALL = Row("configuration", lambda one: setting(one, ("model", "rate", "compute", "hosts", "slice")), ("delay",))
+
+
+def times(row: Row, results: Results) -> List[Table]:
+    """A table for each title, with a row for each setting; and another one of CPU seconds, where they are known."""
+    summaries = summarise(results.runs)
     sized = {(comparable(one), one.slice_elements) for one in summaries if one.slice_elements is not None}
     has_several = len(sized) > len({place for place, _ in sized})  # sizes in one setting; by itself P3 takes one
-    told = [*row.titled, "release", *(["slice"] if has_several and row is not _SLICE else [])]
+    told = [*row.titled, "release", *(["slice"] if has_several and row is not SLICE else [])]
     titles: Dict[str, Dict[Configuration, Dict[str, Summary]]] = {}
     for one in summaries:
         for place in _places(one, summaries):
-            title = ": ".join(filter(None, (experiment, setting(place, told))))
+            title = ": ".join(filter(None, (one.experiment, setting(place, told))))
             titles.setdefault(title, {}).setdefault(place, {})[one.store] = one
     made = [Table(title, _times(row, places)) for title, places in titles.items()]
     made[-1] = made[-1]._replace(notes=_notes(summaries))
     return made + [
-        Table(title + ": CPU seconds", _cpu_times(row, places), [_CPU_NOTE])
+        Table(title + ": CPU seconds", _cells(row, places, [(store, partial(_cpu, store)) for store in _shown(places)]),
+              [_CPU_NOTE])
         for title, places in titles.items()
         if any(one.cpu_s is not None for by_store in places.values() for one in by_store.values())
-    ]
+    ]  # fmt: skip
+
+
+_Column = Tuple[str, Callable[[Dict[str, Summary]], str]]  # its name, and a cell of the stores in one place
 
 
 def _places(one: Summary, summaries: Sequence[Summary]) -> List[Configuration]:
@@ -136,35 +112,35 @@ def _places(one: Summary, summaries: Sequence[Summary]) -> List[Configuration]:
     return [replace(comparable(one), slice_elements=size) for size in sizes]
 
 
-def _times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[List[str]]:
-    shown = [one for by_store in places.values() for one in by_store.values()]
-    stores = sorted({one.store for one in shown}, key=store_rank)
-    columns = [(store, partial(_time, store)) for store in stores]
-    if any(one.bound_s for one in shown):
-        columns.append(("bound", _bound))
-    for ours in (store for store in stores if store in BASES):
-        columns += [("over " + base, partial(_over, ours, base)) for base in BASES[ours] if base in stores]
-        if any(one.bound_s for one in shown):
-            columns.append(("above bound", partial(_above, ours)))
+def _shown(places: Dict[Configuration, Dict[str, Summary]]) -> List[str]:
+    return sorted({store for by_store in places.values() for store in by_store}, key=stores.rank)
+
+
+def _cells(row: Row, places: Dict[Configuration, Dict[str, Summary]], columns: Sequence[_Column]) -> List[List[str]]:
     return [
         [row.name, *(name for name, _ in columns)],
         *([row.cell(place), *(cell(by_store) for _, cell in columns)] for place, by_store in places.items()),
     ]
 
 
+def _times(row: Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[List[str]]:
+    shown = _shown(places)
+    has_bound = any(one.bound_s for by_store in places.values() for one in by_store.values())
+    columns: List[_Column] = [(store, partial(_time, store)) for store in shown]
+    columns += [("bound", _bound)] * has_bound
+    for store in shown:
+        over = stores.named(store).over
+        columns += [("over " + base, partial(_over, store, base)) for base in over if base in shown]
+        columns += [("above bound", partial(_above, store))] * (has_bound and bool(over))
+    return _cells(row, places, columns)
+
+
 _CPU_NOTE = "CPU seconds that all processes of the job use for an iteration, on all hosts: median (least..greatest)."
 
 
-def _cpu_times(row: _Row, places: Dict[Configuration, Dict[str, Summary]]) -> List[List[str]]:
-    stores = sorted({store for by_store in places.values() for store in by_store}, key=store_rank)
-    return [
-        [row.name, *stores],
-        *([row.cell(place), *(_cpu(by_store.get(store)) for store in stores)] for place, by_store in places.items()),
-    ]
-
-
-def _cpu(one: Optional[Summary]) -> str:
-    return "-" if one is None or one.cpu_s is None else _spread(one.cpu_s)
+def _cpu(store: str, by_store: Dict[str, Summary]) -> str:
+    one = by_store.get(store)
+    return _or_dash(one and one.cpu_s, _spread)
 
 
 def _bound(by_store: Dict[str, Summary]) -> str:
@@ -201,17 +177,19 @@ def _seconds(value: float) -> str:
     return "%.*f" % (max(0, 2 - math.floor(math.log10(value))), value)
 
 
-def _or_dash(value: Optional[float], form: Callable[[float], str]) -> str:
+def _megabytes(bytes_: float) -> str:
+    return _seconds(bytes_ / 1e6)
+
+
+def _or_dash(value, form: Callable[..., str]) -> str:
     return "-" if value is None else form(value)
 
 
 def _notes(summaries: Sequence[Summary]) -> List[str]:
-    counts = sorted({one.runs for one in summaries})
-    runs = "%d" % counts[0] if len(counts) == 1 else "%d to %d" % (counts[0], counts[-1])
     emulated = any(one.computation == "emulated" for one in summaries)
     notes = [
-        "Seconds for an iteration: median (least..greatest) of %s run%s. %s"
-        % (runs, "" if counts == [1] else "s",
+        "Seconds for an iteration: median (least..greatest) of %s. %s"
+        % (runs_text(summaries),
            "Computation is emulated: a timed wait for each layer." if emulated else "Nothing is emulated.")
     ]  # fmt: skip
     for one in summaries:
@@ -223,126 +201,85 @@ def _notes(summaries: Sequence[Summary]) -> List[str]:
     return notes
 
 
-def _seconds_to_goals(found: Sequence[curves.Curve]) -> List[Table]:
+def best_speedups(results: Results) -> List[Table]:
+    """Of P3 over MXNet's default store, of all settings, beside the paper's."""
+    rows, summaries = [], summarise(results.runs)
+    for model in unique(one.model for one in summaries):
+        ours = [one for one in summaries if (one.model, one.store) == (model, OURS)]
+        found = [(times, one) for one in ours for times in [speedup(one, "dist_sync", summaries)] if times is not None]
+        if found:
+            best, one = max(found, key=lambda pair: pair[0])
+            paper = _or_dash(PAPER_SPEEDUPS.get(model), _gain)
+            rows.append([model_label(model), _gain(best), rate(one.rate_mbit), paper])
+    title = "%s: the best speedup of p3_sync over dist_sync"
+    return _unless_empty(title % _name(results), ["model", "best", "at", "paper's best"], rows)
+
+
+def _gain(times: float) -> str:
+    return "{:+.0%}".format(times - 1)
+
+
+def _name(results: Results) -> str:
+    return results.runs[0].experiment
+
+
+def _unless_empty(title: str, head: List[str], rows: List[List[str]], *notes: str) -> List[Table]:
+    return [Table(title, [head, *rows], notes)] if rows else []
+
+
+# Trainings
+
+
+def seconds_to_goals(results: Results) -> List[Table]:
     """A row for each training, a column for each store, and how many times as fast as the best DDP p3.torch is."""
     places: Dict[Tuple[Configuration, float], Dict[str, curves.Curve]] = {}
-    for one in found:
+    for one in curves.curves(results.runs):
         places.setdefault((comparable(one.configuration), one.goal_loss), {})[one.configuration.store] = one
-    stores = sorted({one.configuration.store for one in found}, key=store_rank)
+    shown = _shown(places)
     rows = []
     for (place, goal_loss), by_store in places.items():
-        name = "%s at %s, to %g" % (model_label(place.model), rate(place.rate_mbit), goal_loss)
         ddp = [one.goal_s.median for store, one in by_store.items() if store.startswith("ddp_") and one.goal_s]
         ours = by_store.get("p3_torch")
         gain = min(ddp) / ours.goal_s.median if ddp and ours and ours.goal_s else None
-        cells = [_goal_time(by_store.get(store)) for store in stores]
+        name = "%s at %s, to %g" % (model_label(place.model), rate(place.rate_mbit), goal_loss)
+        cells = [_or_dash(by_store.get(store), lambda one: _reached(one.goal_s)) for store in shown]
         rows.append([name, *cells, _or_dash(gain, "{:.2f}x".format)])
-    if not rows:
-        return []
     note = (
         "Seconds from the first step's begin until the loss, as the mean of %d steps, is no greater than the goal: "
         "median (least..greatest)." % curves.SMOOTHED_STEPS
     )
-    title = "learn: seconds to a given loss"
-    return [Table(title, [["training", *stores, "over best DDP"], *rows], [note])]
+    head = ["training", *shown, "over best DDP"]
+    return _unless_empty(_name(results) + ": seconds to a given loss", head, rows, note)
 
 
-def _last_losses(runs: Sequence[Run]) -> List[Table]:
+def _reached(goal_s: Optional[Spread]) -> str:
+    return _spread(goal_s) if goal_s else "not reached"
+
+
+def last_losses(results: Results) -> List[Table]:
     """Of trainings to which each store gives as many steps: a row for each rate, a column for each store."""
-    known = [run for run in runs if run.losses and run.result == "right"]
-    stores = sorted({run.store for run in known}, key=store_rank)
+    known = [run for run in results.runs if run.losses and run.result == "right"]
+    shown = sorted({run.store for run in known}, key=stores.rank)
     rows = []
     for place in unique(comparable(run.configuration) for run in known):
         row = [rate(place.rate_mbit)]
-        for store in stores:
+        for store in shown:
             its = [run for run in known if run.store == store and comparable(run.configuration) == place]
-            losses = [statistics.fmean(run.losses[-train.LAST_STEPS:]) for run in its]
-            row.append(_spread(Spread(statistics.median(losses), min(losses), max(losses))) if losses else "-")
+            losses = [statistics.fmean(run.losses[-mxnet_convnet.LAST_STEPS:]) for run in its]
+            row.append(_spread(spread(losses)) if losses else "-")
         rows.append(row)
-    note = "Mean over the workers and the last %d steps: median (least..greatest)." % train.LAST_STEPS
-    return [Table("compute: loss at the end", [["rate", *stores], *rows], [note])] if rows else []
+    note = "Mean over the workers and the last %d steps: median (least..greatest)." % mxnet_convnet.LAST_STEPS
+    return _unless_empty(_name(results) + ": loss at the end", ["rate", *shown], rows, note)
 
 
-def _accuracies(found: Sequence[accuracies.Band]) -> List[Table]:
-    """A table for each net and rate, in it a row for each store."""
-    made = []
-    for place in unique(comparable(one.configuration) for one in found):
-        by_store = {one.configuration.store: one for one in found if comparable(one.configuration) == place}
-        rows = []
-        for store, one in by_store.items():
-            less = accuracies.differences(one, by_store[OURS]) if OURS in by_store and store != OURS else None
-            rows.append([
-                store, "%.4f (%.4f..%.4f)" % accuracies.mean(one.finals.values()),
-                _or_dash(less, lambda mean: "%+.4f (%+.4f..%+.4f)" % mean),
-                _spread(one.goal_s) if one.goal_s else "not reached", _seconds(one.at_s[-1]), "%d" % len(one.finals),
-            ])  # fmt: skip
-        head = ["store", "final accuracy", "against " + OURS, "seconds to %g" % accuracies.GOAL, "all seconds", "seeds"]
-        notes = [
-            "Test accuracy after the last epoch, and seed by seed against p3_sync: mean (least..greatest) over the "
-            "seeds. Seconds of training: medians; tests are not counted.",
-            accuracies.HERE,
-            accuracies.PAPER,
-        ]
-        made.append(Table("accuracy: " + setting(place, ("model", "rate", "delay", "hosts")), [head, *rows], notes))
-    return made
-
-
-# What reduces the bytes on the cards, and beside which store.
-_COUNTED = {"dgc": OURS, "factors": "p3_dense"}
-
-
-def _counted(runs: Sequence[Run], nics: Sequence[Nic]) -> List[Table]:
-    """A table for each setting, in it a row for each store."""
-    summaries, plain = summarise(runs), _COUNTED[runs[0].experiment]
-    made = []
-    for place in unique(comparable(one) for one in summaries):
-        by_store = {one.store: one for one in summaries if comparable(one) == place}
-        rows = []
-        for store, one in by_store.items():
-            right = [run for run in runs if run.configuration == one.configuration and run.result == "right"]
-            counted = _median_of(right, partial(sent_by_a_card, nics=nics))
-            formula, *memory = (
-                _median_of(right, operator.attrgetter(field))
-                for field in ("card_bytes", "worker_peak_bytes", "server_peak_bytes")
-            )
-            rows.append([
-                store, _time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
-                _over(store, plain, by_store), _cpu(one), _or_dash(counted, _megabytes), _or_dash(formula, _megabytes),
-                _or_dash(counted and formula and counted / formula, "{:.3f}".format),
-                *(_or_dash(peak, _megabytes) for peak in memory),
-            ])  # fmt: skip
-        head = ["store", "seconds", "bound", "above bound", "over " + plain, "CPU s",
-                "MB counted", "by formula", "over it", "worker MB", "server MB"]
-        told = ("model", "rate", "compute", "delay", "hosts", "batch", "release")
-        notes = [*_notes(list(by_store.values())), _CARD_NOTE]
-        made.append(Table(f"{runs[0].experiment}: " + setting(place, told), [head, *rows], notes))
-    return made
-
-
-_CARD_NOTE = (
-    "MB that each network card sends in an iteration, and receives, in the mean over the hosts: counted by the kernel, "
-    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone. "
-    "Of memory, the most that a worker and a server have had."
-)
-
-
-def _median_of(runs: Sequence[Run], value: Callable[[Run], Optional[float]]) -> Optional[float]:
-    known = [one for one in map(value, runs) if one is not None]
-    return statistics.median(known) if known else None
-
-
-def _megabytes(bytes_: float) -> str:
-    return _seconds(bytes_ / 1e6)
-
-
-def _ways_to_goals(runs: Sequence[Run]) -> List[Table]:
+def ways_to_goals(results: Results) -> List[Table]:
     """Of trainings that shall reach a loss: a table for each setting, a row for each store."""
-    known = [run for run in runs if run.losses and run.goal_loss and run.result == "right"]
+    known = [run for run in results.runs if run.losses and run.goal_loss and run.result == "right"]
     made = []
     for place, goal_loss in unique((comparable(run.configuration), run.goal_loss) for run in known):
         here = [run for run in known if (comparable(run.configuration), run.goal_loss) == (place, goal_loss)]
         rows = []
-        for store in sorted({run.store for run in here}, key=store_rank):
+        for store in sorted({run.store for run in here}, key=stores.rank):
             its = [run for run in here if run.store == store]
             steps = [curves.steps_to(goal_loss, run.losses) for run in its]
             if None in steps:
@@ -351,7 +288,8 @@ def _ways_to_goals(runs: Sequence[Run]) -> List[Table]:
             seconds = [run.loss_at_s[count - 1] for run, count in zip(its, steps)]
             paces = [count / one for count, one in zip(steps, seconds)]
             rows.append([store, *(_spread(spread(values)) for values in (steps, seconds, paces))])
-        title = "compute: to a loss of %g: %s" % (goal_loss, setting(place, ("model", "rate", "delay", "hosts")))
+        where = setting(place, ("model", "rate", "delay", "hosts"))
+        title = "%s: to a loss of %g: %s" % (_name(results), goal_loss, where)
         made.append(Table(title, [["store", "steps", "seconds", "steps a second"], *rows], [_WAYS_NOTE]))
     return made
 
@@ -362,39 +300,76 @@ _WAYS_NOTE = (
 )
 
 
-def _goal_time(one: Optional[curves.Curve]) -> str:
-    if one is None:
-        return "-"
-    return _spread(one.goal_s) if one.goal_s else "not reached"
-
-
-def _best_speedups(summaries: Sequence[Summary]) -> List[Table]:
-    rows = []
-    for model in unique(one.model for one in summaries):
-        ours = [one for one in summaries if (one.model, one.store) == (model, OURS)]
-        found = [(times, one) for one in ours for times in [speedup(one, "dist_sync", summaries)] if times is not None]
-        if found:
-            times, one = max(found, key=lambda pair: pair[0])
-            paper = _or_dash(PAPER_SPEEDUPS.get(model), _gain)
-            rows.append([model_label(model), _gain(times), rate(one.rate_mbit), paper])
-    title = "bandwidth: the best speedup of p3_sync over dist_sync"
-    return [Table(title, [["model", "best", "at", "paper's best"], *rows])] if rows else []
-
-
-def _gain(times: float) -> str:
-    return "{:+.0%}".format(times - 1)
+def final_accuracies(results: Results) -> List[Table]:
+    """A table for each net and rate, in it a row for each store."""
+    found, made = accuracies.bands(results.runs), []
+    for place in unique(comparable(one.configuration) for one in found):
+        by_store = {one.configuration.store: one for one in found if comparable(one.configuration) == place}
+        rows = []
+        for store, one in by_store.items():
+            less = accuracies.differences(one, by_store[OURS]) if OURS in by_store and store != OURS else None
+            rows.append([
+                store, "%.4f (%.4f..%.4f)" % accuracies.mean(one.finals.values()),
+                _or_dash(less, lambda mean: "%+.4f (%+.4f..%+.4f)" % mean),
+                _reached(one.goal_s), _seconds(one.at_s[-1]), "%d" % len(one.finals),
+            ])  # fmt: skip
+        head = ["store", "final accuracy", "against " + OURS, "seconds to %g" % accuracies.GOAL, "all seconds", "seeds"]
+        notes = [
+            "Test accuracy after the last epoch, and seed by seed against p3_sync: mean (least..greatest) over the "
+            "seeds. Seconds of training: medians; tests are not counted.",
+            accuracies.HERE,
+            accuracies.PAPER,
+        ]
+        title = "%s: %s" % (_name(results), setting(place, ("model", "rate", "delay", "hosts")))
+        made.append(Table(title, [head, *rows], notes))
+    return made
 
 
 # Network cards
 
 
-def _idle_shares(nics: Sequence[Nic]) -> List[Table]:
+def counted(plain: str, results: Results) -> List[Table]:
+    """Of what reduces the bytes on the cards, beside the store `plain`: a table for each setting, a row for each store.
+    """
+    summaries, made = summarise(results.runs), []
+    for place in unique(comparable(one) for one in summaries):
+        by_store = {one.store: one for one in summaries if comparable(one) == place}
+        rows = []
+        for store, one in by_store.items():
+            right = [run for run in results.runs if run.configuration == one.configuration and run.result == "right"]
+            of_cards = median_of(right, partial(sent_by_a_card, nics=results.nics))
+            formula, *memory = (
+                median_of(right, operator.attrgetter(field))
+                for field in ("card_bytes", "worker_peak_bytes", "server_peak_bytes")
+            )
+            rows.append([
+                store, _time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
+                _over(store, plain, by_store), _cpu(store, by_store), _or_dash(of_cards, _megabytes),
+                _or_dash(formula, _megabytes), _or_dash(of_cards and formula and of_cards / formula, "{:.3f}".format),
+                *(_or_dash(peak, _megabytes) for peak in memory),
+            ])  # fmt: skip
+        head = ["store", "seconds", "bound", "above bound", "over " + plain, "CPU s",
+                "MB counted", "by formula", "over it", "worker MB", "server MB"]
+        told = ("model", "rate", "compute", "delay", "hosts", "batch", "release")
+        notes = [*_notes(list(by_store.values())), _CARD_NOTE]
+        made.append(Table("%s: %s" % (_name(results), setting(place, told)), [head, *rows], notes))
+    return made
+
+
+_CARD_NOTE = (
+    "MB that each network card sends in an iteration, and receives, in the mean over the hosts: counted by the kernel, "
+    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone. "
+    "Of memory, the most that a worker and a server have had."
+)
+
+
+def idle_shares(results: Results) -> List[Table]:
     """Of each host's card, median over the repeats."""
     cards: Dict[Tuple[Configuration, int], List[Nic]] = {}
-    for nic in nics:
+    for nic in results.nics:
         cards.setdefault((nic.configuration, nic.host), []).append(nic)
     titles: Dict[str, List[List[str]]] = {}
-    for one, host in sorted(cards, key=lambda card: (store_rank(card[0].store), card[1])):
+    for one, host in sorted(cards, key=lambda card: (stores.rank(card[0].store), card[1])):
         shares = [_idle(cards[one, host], way) for way in ("bytes_out", "bytes_in")]
         title = setting(one, ("model", "rate", "compute", "delay", "hosts", "release"))
         titles.setdefault(title, []).append([one.store, "%d" % host, *shares])
@@ -403,7 +378,7 @@ def _idle_shares(nics: Sequence[Nic]) -> List[Table]:
         for title, rows in titles.items()
     ]
     if made:
-        interval_ms = 1e3 * nics[0].interval_s
+        interval_ms = 1e3 * results.nics[0].interval_s
         note = "Idle: an interval of %g ms in which at most %g%% of the rate passed." % (interval_ms, 100 * IDLE_SHARE)
         made[-1] = made[-1]._replace(notes=[note])
     return made

@@ -9,7 +9,7 @@ from typing import List, Mapping, Optional, Tuple, Union
 
 from p3.plan import key_plan
 from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
-from p3.measure.replay import jitter, models
+from p3.measure.replay import gpu_clock, models
 from p3.measure.replay.bound import Cluster, Overhead
 
 # "layers": the usual way of a parameter server, over the same servers: whole layers, first come, first served.
@@ -183,7 +183,7 @@ def _elements_of_a_part(setting: Setting, tensor: models.Tensor) -> int:
 def _factors(setting: Setting, worker: int) -> List[float]:
     """Those of the replay, so that a simulated job has the lab's jitter."""
     slower, iterations = setting.stragglers.get(worker, 1.0), setting.warmup + setting.iterations
-    return [slower * factor for factor in islice(jitter.factors(setting.jitter, setting.seed, worker), iterations)]
+    return [slower * one for one in islice(gpu_clock.factors(setting.jitter, setting.seed, worker), iterations)]
 
 
 def _segment_bytes(setting: Setting, slices: List[dict]) -> float:

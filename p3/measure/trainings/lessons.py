@@ -11,7 +11,6 @@ versions of these.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Callable, Dict, NamedTuple, Tuple
 
@@ -45,10 +44,6 @@ def model_bytes(name: str, size: float) -> int:
 
 def bytes_of(net: nn.Module) -> int:
     return sum(4 * weights.numel() for weights in net.parameters())
-
-
-def data_digest(data: Data) -> str:
-    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in data)).hexdigest()
 
 
 def _generator(number: int, rank: int) -> torch.Generator:

@@ -1,18 +1,16 @@
 """One worker that trains a small convolutional net with Gluon, nothing emulated; only the name of the store differs.
 
-    python -m p3.measure.bench.train --store p3_sync --iterations 20
+    python -m p3.measure.trainings.mxnet_convnet --store p3_sync --iterations 20
 
 The pictures are ten random patterns under noise, other noise on every worker. An iteration lasts from one loss that can
 be read to the next, so the next forward pass has begun while weights still arrive. With --pause steps are of unlike
-length, as where others use the machine. It writes the lines of replay.py:
+length, as where others use the machine. It writes the lines of p3/measure/workers/lines.py:
 `digest` is of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import math
 import random
 import statistics
@@ -20,8 +18,8 @@ import sys
 import time
 from typing import Iterator, Optional, Sequence
 
-import p3
-from p3.measure.meeting import meet
+from p3.measure.workers.lines import Lines, digest
+from p3.measure.workers.mxnet_store import import_mxnet, meet
 from p3.mxnet import hooks
 
 BATCH = 32
@@ -70,14 +68,10 @@ def has_fallen(losses: Sequence[float]) -> bool:
 
 
 def run(options, out) -> bool:
-    if options.store not in hooks.NAMES:
-        hooks.withdraw()  # the others shall run in an untouched MXNet
-    import mxnet as mx
+    mx = import_mxnet(options.store)
     from mxnet import autograd, gluon
 
-    def write(**fields) -> None:
-        print(json.dumps(fields), file=out, flush=True)
-
+    lines = Lines(out, "real", options.store)
     mx.random.seed(1)  # the same first weights and patterns on every worker
     net = make_net(gluon, options.size)
     net.initialize(mx.init.Xavier())
@@ -89,10 +83,9 @@ def run(options, out) -> bool:
     mx.random.seed(100 + store.rank)
     by_name = net.collect_params()
     parameters = [by_name[name] for name in sorted(by_name)]  # as Trainer numbers them
-    write(
-        kind="header", computation="real", store=options.store, rank=store.rank, workers=store.num_workers,
+    lines.header(
+        {"mxnet": mx.__version__}, rank=store.rank, workers=store.num_workers,
         bytes=4 * sum(math.prod(parameter.shape) for parameter in parameters),
-        versions={"p3": p3.__version__, "mxnet": mx.__version__},
     )  # fmt: skip
     losses, start, pause_s = [], None, pauses(options.pause, store.rank)
     for number in range(-1, options.warmup + options.iterations):
@@ -106,22 +99,18 @@ def run(options, out) -> bool:
         losses.append(loss.mean().asscalar())
         end = time.monotonic()
         if start is not None:  # the first step of all makes keys and graphs
-            write(
-                kind="iteration", iteration=number, warmup=number < options.warmup, start=start, seconds=end - start,
-                loss=float(losses[-1]),
-            )  # fmt: skip
+            lines.iteration(number, number < options.warmup, start, end, loss=float(losses[-1]))
         start = end
     if hooks.may_be_apart(store.type):
         meet(mx, store, [parameter.list_data() for parameter in parameters])
-    digest = hashlib.sha256(b"".join(parameter.data().asnumpy().tobytes() for parameter in parameters)).hexdigest()
     fallen = bool(has_fallen(losses))
-    write(kind="result", computation="real", result="right" if fallen else "wrong", digest=digest)
+    lines.result(fallen, digest=digest(parameter.data().asnumpy() for parameter in parameters))
     print(f"{options.store}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}", file=sys.stderr)
     return fallen
 
 
 def parse(argv: Optional[Sequence[str]], module: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m p3.measure.bench." + module, description="Trains a small net.")
+    parser = argparse.ArgumentParser(prog="python -m p3.measure.trainings." + module, description="Trains a small net.")
     parser.add_argument("--store", required=True, help="e.g. p3_sync or dist_sync; with torch p3_torch or ddp:25")
     parser.add_argument("--size", type=float, default=1.0, help="of the first dense layer (default 1: 12.9 MB)")
     parser.add_argument("--iterations", type=int, default=20, help="that count (default 20)")
@@ -136,7 +125,7 @@ def parse(argv: Optional[Sequence[str]], module: str) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return 0 if run(parse(argv, "train"), sys.stdout) else 1
+    return 0 if run(parse(argv, "mxnet_convnet"), sys.stdout) else 1
 
 
 if __name__ == "__main__":

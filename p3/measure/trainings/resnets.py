@@ -1,5 +1,5 @@
 """What `p3 bench accuracy` trains, as far as it can be told without MXNet: residual nets of 6n + 2 layers, as He et al.
-have them for CIFAR-10, and the sizes of their data (accuracy_train.py)."""
+have them for CIFAR-10, and the sizes of their data (mxnet_resnet.py)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,12 @@
-"""The training of train.py with PyTorch: the same net, pictures and lines; only the name of the store differs.
+"""The training of mxnet_convnet.py with PyTorch: the same net, pictures and lines; only the name of the store differs.
 
-    python -m p3.measure.bench.torch_train --store p3_torch --iterations 20
+    python -m p3.measure.trainings.torch_convnet --store p3_torch --iterations 20
 
-Stores as in p3.measure.replay.torch_replay.
+Stores as in p3/measure/workers/torch_store.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import time
 from typing import Optional, Sequence
@@ -16,9 +14,9 @@ from typing import Optional, Sequence
 import torch
 from torch import nn
 
-import p3
-from p3.measure.bench import train
-from p3.measure.replay import torch_replay
+from p3.measure.trainings import mxnet_convnet as train
+from p3.measure.workers import torch_store
+from p3.measure.workers.lines import Lines, digest
 
 
 def make_net(size: float) -> nn.Module:
@@ -31,19 +29,16 @@ def make_net(size: float) -> nn.Module:
 
 
 def run(options, out) -> bool:
-    def write(**fields) -> None:
-        print(json.dumps(fields), file=out, flush=True)
-
+    lines = Lines(out, "real", options.store)
     torch.manual_seed(1)  # the same first weights and patterns on every worker
     net = make_net(options.size)
     optimizer = torch.optim.SGD(net.parameters(), lr=options.learning_rate, momentum=options.momentum)
     patterns = torch.rand(train.CLASSES, 1, train.SIDE, train.SIDE)
-    rank, workers, net = torch_replay.distribute(options.store, net, optimizer)
+    rank, workers, net = torch_store.distribute(options.store, net, optimizer)
     torch.manual_seed(100 + rank)
-    write(
-        kind="header", computation="real", store=options.store, rank=rank, workers=workers,
+    lines.header(
+        {"torch": torch.__version__}, rank=rank, workers=workers,
         bytes=sum(4 * tensor.numel() for tensor in net.parameters()),
-        versions={"p3": p3.__version__, "torch": torch.__version__},
     )  # fmt: skip
     losses, start, pause_s = [], None, train.pauses(options.pause, rank)
     for number in range(-1, options.warmup + options.iterations):
@@ -57,24 +52,19 @@ def run(options, out) -> bool:
         optimizer.step()
         end = time.monotonic()
         if start is not None:  # the first step of all builds what later ones use
-            write(
-                kind="iteration", iteration=number, warmup=number < options.warmup, start=start, seconds=end - start,
-                loss=losses[-1],
-            )  # fmt: skip
+            lines.iteration(number, number < options.warmup, start, end, loss=losses[-1])
         start = end
-    if torch_replay.is_p3(options.store) and torch_replay.staleness(options.store) > 0:
+    if torch_store.is_p3(options.store) and torch_store.staleness(options.store) > 0:
         optimizer.join()
-    weights = [value.numpy().tobytes() for value in getattr(net, "module", net).state_dict().values()]
-    digest = hashlib.sha256(b"".join(weights)).hexdigest()
     fallen = train.has_fallen(losses)
-    write(kind="result", computation="real", result="right" if fallen else "wrong", digest=digest)
+    lines.result(fallen, digest=digest(torch_store.weights(net)))
     print(f"{options.store}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}", file=sys.stderr)
-    torch_replay.leave(fallen)
+    torch_store.leave(fallen)
     return fallen
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return 0 if run(train.parse(argv, "torch_train"), sys.stdout) else 1
+    return 0 if run(train.parse(argv, "torch_convnet"), sys.stdout) else 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 import lab_results as made
 import pytest
 
-from p3.measure.bench import accuracies, results, tables
+from p3.measure.bench import experiments, report
+from p3.measure.results import accuracies, records
 
 AT_S = [2.0, 4.0, 6.0]
 
@@ -27,7 +28,7 @@ RUNS = [
 
 @pytest.fixture
 def found():
-    return results.of_records([made.settings("accuracy"), *RUNS])
+    return records.of_records([made.settings("accuracy"), *RUNS])
 
 
 def test_bands_are_of_the_right_runs_over_all_seeds(found):
@@ -41,13 +42,13 @@ def test_bands_are_of_the_right_runs_over_all_seeds(found):
 def test_differences_are_between_runs_of_the_same_seed(found):
     plain, sparse = accuracies.bands(found.runs)
     assert accuracies.differences(sparse, plain) == pytest.approx((-0.005, -0.02, 0.01))
-    elsewhere = results.of_records([made.settings("accuracy"), training("dist_sync", 7, (1, 1, 1))])
+    elsewhere = records.of_records([made.settings("accuracy"), training("dist_sync", 7, (1, 1, 1))])
     (other,) = accuracies.bands(elsewhere.runs)
     assert accuracies.differences(other, plain) is None
 
 
 def test_table_tells_means_differences_and_the_papers(found):
-    table = tables.tables(found)[0]
+    table = report.tables(found)[0]
     assert table.title == "accuracy: ResNet-14, 86 MB, 800 Mbit/s, 2 hosts"
     assert table.rows[1:] == [
         ["p3_sync", "0.9800 (0.9700..0.9900)", "-", "6.00 (4.00..12.0)", "6.00", "3"],
@@ -58,14 +59,15 @@ def test_table_tells_means_differences_and_the_papers(found):
 
 def test_accuracies_without_their_moments_are_refused():
     with pytest.raises(ValueError, match="3 accuracies at 2 moments"):
-        results.of_records([made.settings("accuracy"), training("p3_sync", 0, (1, 1, 1), accuracy_at_s=[1.0, 2.0])])
+        records.of_records([made.settings("accuracy"), training("p3_sync", 0, (1, 1, 1), accuracy_at_s=[1.0, 2.0])])
 
 
 def test_figure_draws_medians_over_epochs_and_over_seconds(found):
     pytest.importorskip("matplotlib", reason="p3 plot needs matplotlib: pip install matplotlib")
-    from p3.measure.bench import drawing, plot
+    from p3.measure.results import drawing, figures
 
-    by_epoch, by_seconds = plot.accuracy(found).axes
+    view = experiments.named("accuracy").figure
+    by_epoch, by_seconds = figures.draw(view, found).axes
     orange = drawing.style("p3_dgc_0.01")[0]
     (epochs,) = [line for line in by_epoch.lines if line.get_color() == orange]
     (seconds,) = [line for line in by_seconds.lines if line.get_color() == orange]

@@ -6,8 +6,12 @@ import time
 import lab_results as made
 import pytest
 
-from p3.measure.bench import curves, experiments, jobs, results, runs, tables
-from p3.measure.bench.cpu import JobCpu
+from p3.measure.bench import experiments, measured, report
+from p3.measure.bench.configuration import Configuration
+from p3.measure.jobs.job import Job, LocalHost
+from p3.measure.jobs.stores import STORES
+from p3.measure.jobs.watched import Watched
+from p3.measure.results import curves, records
 
 FALLING = [4.0 - 0.1 * step for step in range(30)]
 SECONDS = [0.5 * (step + 1) for step in range(30)]
@@ -24,7 +28,7 @@ def lesson(store, repeat=0, slower=1.0, **changes):
 
 @pytest.fixture
 def read():
-    return lambda *lines: results.of_records([made.settings("learn"), *lines])
+    return lambda *lines: records.of_records([made.settings("learn"), *lines])
 
 
 def test_loss_is_reached_when_the_mean_of_ten_steps_is():
@@ -62,7 +66,7 @@ def test_curves_are_medians_of_the_right_runs(read):
 
 def test_table_compares_with_the_best_ddp_and_tells_the_cpu(read):
     stores = {"ddp_1": 1.5, "ddp_25": 1.2, "p3_torch": 1.0}
-    _, cpu, goals = tables.tables(read(*(lesson(store, slower=slower) for store, slower in stores.items())))
+    _, cpu, goals = report.tables(read(*(lesson(store, slower=slower) for store, slower in stores.items())))
     assert cpu.title.endswith(": CPU seconds") and cpu.rows[1][1:] == [
         "1.35 (1.35..1.35)", "1.08 (1.08..1.08)", "0.900 (0.900..0.900)",
     ]  # fmt: skip
@@ -71,7 +75,7 @@ def test_table_compares_with_the_best_ddp_and_tells_the_cpu(read):
 
 
 def test_loss_that_was_not_reached_is_told(read):
-    table = tables.tables(read(lesson("ddp_1"), lesson("p3_torch", losses=[3.0] * 30)))[-1]
+    table = report.tables(read(lesson("ddp_1"), lesson("p3_torch", losses=[3.0] * 30)))[-1]
     assert table.rows[1][-2:] == ["not reached", "-"]
 
 
@@ -87,9 +91,9 @@ def test_losses_without_their_moments_are_refused(read):
 
 def test_figure_draws_losses_over_seconds(read):
     pytest.importorskip("matplotlib", reason="p3 plot needs matplotlib: pip install matplotlib")
-    from p3.measure.bench import drawing, plot
+    from p3.measure.results import drawing, figures
 
-    figure = plot.learn(read(lesson("ddp_25", slower=1.2), lesson("p3_torch")))
+    figure = figures.draw(experiments.named("learn").figure, read(lesson("ddp_25", slower=1.2), lesson("p3_torch")))
     losses, cpu = figure.axes
     drawn = {line.get_color(): line for line in losses.lines if len(line.get_xdata()) == len(SECONDS)}
     (blue, green) = (drawn[drawing.style(store)[0]] for store in ("ddp_25", "p3_torch"))
@@ -108,19 +112,19 @@ def lines_of(begin, *steps):
 
 def test_mean_loss_is_known_when_the_slowest_worker_has_read_it():
     workers = [lines_of(100.0, (1.0, 4.0), (2.5, 3.0)), lines_of(7.0, (1.5, 2.0), (2.0, 1.0))]
-    assert runs._curve(workers, False) == {"losses": [3.0, 2.0], "loss_at_s": pytest.approx([1.5, 2.5])}
+    assert measured.curve(workers, False) == {"losses": [3.0, 2.0], "loss_at_s": pytest.approx([1.5, 2.5])}
 
 
 def test_of_workers_that_are_apart_a_step_is_as_many_losses_whoever_has_read_them():
     workers = [lines_of(100.0, (1.0, 4.0), (2.0, 3.0)), lines_of(7.0, (3.0, 2.0), (9.0, 1.0))]
-    assert runs._curve(workers, True) == {"losses": [3.5, 1.5], "loss_at_s": pytest.approx([2.0, 9.0])}
+    assert measured.curve(workers, True) == {"losses": [3.5, 1.5], "loss_at_s": pytest.approx([2.0, 9.0])}
 
 
 def test_ways_to_a_loss_are_told_in_steps_and_seconds():
     trained = [dict(lesson(store, slower=slower), experiment="compute", losses=losses)
                for store, slower, losses in (("p3_sync", 1.0, FALLING), ("p3_ssp_1", 0.5, FALLING),
                                              ("p3_async", 0.5, [3.0] * 30))]  # fmt: skip
-    table = tables.tables(results.of_records([made.settings("compute"), *trained]))[-1]
+    table = report.tables(records.of_records([made.settings("compute"), *trained]))[-1]
     assert table.title.startswith("compute: to a loss of 2: ")
     assert [[cell.partition(" (")[0] for cell in row] for row in table.rows] == [
         ["store", "steps", "seconds", "steps a second"],
@@ -131,11 +135,9 @@ def test_ways_to_a_loss_are_told_in_steps_and_seconds():
 
 
 def test_rate_makes_communication_as_long_as_computation():
-    (one,) = [one for one in experiments.EXPERIMENTS if one.name == "learn"]
-    configuration = experiments.Configuration("learn", "gpt", 1.0, None, None, 0.0, 2, 50000)
+    configuration = Configuration("learn", "gpt", 1.0, None, None, 0.0, 2, 50000, computation="real")
     made = experiments.balanced(configuration, 10_000_000, 0.4)
     assert (made.rate_mbit, made.compute_s) == (200.0, 0.4) and not made.is_emulated
-    assert one.name in experiments.REAL
 
 
 BURNS = """
@@ -149,13 +151,13 @@ print(json.dumps({"begin": begin, "end": time.monotonic(), "used": time.process_
 
 
 def test_cpu_of_a_job_is_that_of_all_its_processes(tmp_path):
-    here = jobs.LocalHost("127.0.0.1")
+    here = LocalHost("127.0.0.1")
     command = [sys.executable, "-c", BURNS]
-    with jobs.Job(jobs.ALONE, [here, here], command, root=here, port=1, folder=tmp_path, omp_threads=1) as job:
+    with Job(STORES["alone"], [here, here], command, root=here, port=1, folder=tmp_path, omp_threads=1) as job:
         job.start()
-        cpu = JobCpu(job)
-        job.wait(60, cpu.sample)
+        watched = Watched(job)
+        job.wait(60, watched.sample)
         burnt = [job.lines("worker %d" % number)[0] for number in range(2)]
     begin, end = min(one["begin"] for one in burnt), max(one["end"] for one in burnt)
-    assert cpu.between(begin, end) == pytest.approx(sum(one["used"] for one in burnt), rel=0.25)
-    assert cpu.between(end, time.monotonic()) < 0.2
+    assert watched.cpu_s(begin, end) == pytest.approx(sum(one["used"] for one in burnt), rel=0.25)
+    assert watched.cpu_s(end, time.monotonic()) < 0.2

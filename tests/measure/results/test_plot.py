@@ -10,7 +10,8 @@ from processes import PYTHONPATH, Process, clean_environment
 pytest.importorskip("matplotlib", reason="p3 plot needs matplotlib: pip install matplotlib")
 
 from p3.errors import ConfigError
-from p3.measure.bench import plot, results
+from p3.measure.bench import experiments, report
+from p3.measure.results import drawing, figures, records
 
 STORES = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
 BLUE, GREEN = "#0072B2", "#009E73"
@@ -39,7 +40,7 @@ def lines_of(experiment):
 
 @pytest.fixture
 def read(tmp_path):
-    return lambda lines: results.read([made.write(tmp_path / "results.jsonl", lines)])
+    return lambda lines: records.read([made.write(tmp_path / "results.jsonl", lines)])
 
 
 @pytest.fixture
@@ -47,22 +48,27 @@ def text_of(read, tmp_path):
     """text_of(lines) -> all words in the figure of the one experiment."""
 
     def text(lines):
-        (path,) = plot.save(read(lines), tmp_path, ["svg"])
+        (path,) = report.save_figures(read(lines), tmp_path, ["svg"])
         elements = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
         return "\n".join("".join(element.itertext()) for element in elements)
 
     return text
 
 
+def draw(results):
+    """The figure of the one experiment."""
+    return figures.draw(experiments.named(results.runs[0].experiment).figure, results)
+
+
 def crosses(axes):
     return [(line.get_color(), line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "x"]
 
 
-@pytest.mark.parametrize("experiment", plot.FIGURES)
+@pytest.mark.parametrize("experiment", report.with_figures())
 def test_figure_tells_stores_bound_emulation_and_what_was_run(text_of, experiment):
     text = text_of(lines_of(experiment))
     for store in STORES:
-        assert results.store_label(store) in text
+        assert drawing.label(store) in text
     real = experiment in ("compute", "learn", "accuracy")
     assert ("real computation" in text) == real
     assert ("computation is emulated" in text) == ("bound" in text) == (not real)
@@ -74,7 +80,7 @@ def test_same_results_give_the_same_files(read, tmp_path):
     contents = []
     for folder in (tmp_path / "once", tmp_path / "again"):
         folder.mkdir()
-        contents.append({path.name: path.read_bytes() for path in plot.save(found, folder)})
+        contents.append({path.name: path.read_bytes() for path in report.save_figures(found, folder, drawing.FORMATS)})
     assert contents[0] == contents[1]
     assert sorted(contents[0]) == ["targets.png", "targets.svg"]
     assert contents[0]["targets.png"].startswith(b"\x89PNG")
@@ -83,7 +89,7 @@ def test_same_results_give_the_same_files(read, tmp_path):
 def test_line_shows_medians_with_their_spread(read):
     runs = [made.run("bandwidth", rate_mbit=rate, seconds=(seconds,), repeat=number)
             for rate in (100, 200) for number, seconds in enumerate((2.0, 4.0, 5.0))]  # fmt: skip
-    (axes,) = plot.bandwidth(read([made.settings("bandwidth"), *runs])).axes
+    (axes,) = draw(read([made.settings("bandwidth"), *runs])).axes
     green = [one for one in axes.lines if one.get_color() == GREEN and one.get_linestyle() == "-"]
     (line,) = [one for one in green if len(one.get_xdata()) == 2]
     assert list(line.get_xdata()) == [100, 200] and list(line.get_ydata()) == [0.25, 0.25]
@@ -93,7 +99,7 @@ def test_line_shows_medians_with_their_spread(read):
 
 def test_scale_counts_the_batches_of_all_workers(read):
     runs = [made.run("scale", hosts=hosts, workers=hosts, servers=hosts, seconds=(2.0,)) for hosts in (2, 8)]
-    (axes,) = plot.scale(read([made.settings("scale"), *runs])).axes
+    (axes,) = draw(read([made.settings("scale"), *runs])).axes
     assert [1, 4] in [list(line.get_ydata()) for line in axes.lines]
 
 
@@ -103,7 +109,7 @@ def test_store_that_failed_or_was_not_run_is_crossed(read, text_of):
         made.failed("bandwidth", "dist_sync", rate_mbit=100), made.run("bandwidth", "dist_sync", rate_mbit=200),
         made.run("bandwidth", "mxnet_p3", rate_mbit=200),
     ]  # fmt: skip
-    (axes,) = plot.bandwidth(read(lines)).axes
+    (axes,) = draw(read(lines)).axes
     assert sorted(crosses(axes)) == [(BLUE, 100), ("#E69F00", 100)]
     assert "Cross: all failed, or not run" in text_of(lines)
 
@@ -119,7 +125,7 @@ def test_bar_of_a_store_that_failed_says_so(text_of):
 
 def test_point_of_which_some_runs_failed_is_hollow(read):
     runs = [made.run("bandwidth"), made.failed("bandwidth", "p3_sync", repeat=1), made.run("bandwidth", "dist_sync")]
-    (axes,) = plot.bandwidth(read([made.settings("bandwidth"), *runs])).axes
+    (axes,) = draw(read([made.settings("bandwidth"), *runs])).axes
     faces = {line.get_color(): line.get_markerfacecolor() for line in axes.lines if line.get_marker() in "oD"}
     assert faces == {BLUE: BLUE, GREEN: "white"}
 
@@ -142,10 +148,10 @@ def test_result_below_the_bound_is_told_in_the_figure(text_of):
 
 
 def test_unknown_experiment_and_missing_card_are_errors(read, tmp_path):
-    with pytest.raises(ConfigError, match="no figure for the experiment guess, only for bandwidth"):
-        plot.save(read([made.settings("guess"), made.run("guess")]), tmp_path)
+    with pytest.raises(ConfigError, match="no figure for the experiment guess, only for targets, bandwidth"):
+        report.save_figures(read([made.settings("guess"), made.run("guess")]), tmp_path, ["svg"])
     with pytest.raises(ConfigError, match="no nic line"):
-        plot.save(read([made.settings("utilization"), made.run("utilization")]), tmp_path)
+        report.save_figures(read([made.settings("utilization"), made.run("utilization")]), tmp_path, ["svg"])
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 import lab_results as made
 import pytest
 
-from p3.measure.bench import results, tables
+from p3.measure.bench import report
+from p3.measure.results import records, tables
 
 
 @pytest.fixture
@@ -12,7 +13,7 @@ def tables_of():
 
     def from_lines(*lines):
         settings = [made.settings(name) for name in dict.fromkeys(line["experiment"] for line in lines)]
-        return tables.tables(results.of_records([*settings, *lines]))
+        return report.tables(records.of_records([*settings, *lines]))
 
     return from_lines
 

@@ -7,8 +7,9 @@ import lab_results as made
 import pytest
 
 from p3 import cli
-from p3.measure.bench import results, validation
+from p3.measure.bench import validation
 from p3.measure.replay import models
+from p3.measure.results import records, summaries
 
 SMALL = ["--models", "vgg19", "--size", "0.005", "--compute", "0.5", "--rate", "40mbit"]
 
@@ -155,6 +156,6 @@ def test_what_does_not_fit_together_is_an_error_that_says_so(options, words, cap
 
 def test_results_of_one_rate_for_each_host_are_told_apart():
     lines = [made.settings("scale"), made.run("scale"), made.run("scale", rates_mbit=[800, 400])]
-    one, other = results.summarise(results.of_records(lines).runs)
+    one, other = summaries.summarise(records.of_records(lines).runs)
     assert one.rates_mbit is None and other.rates_mbit == (800, 400)
-    assert results.setting(other, ["rate"]) == "800 Mbit/s, 400 Mbit/s"
+    assert summaries.setting(other, ["rate"]) == "800 Mbit/s, 400 Mbit/s"

@@ -8,7 +8,7 @@ import sys
 import pytest
 from processes import ROOT
 
-from p3.measure.replay import jitter, models
+from p3.measure.replay import gpu_clock, models
 from p3.measure.simulate import setting as settings
 from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Network, Setting, links
@@ -58,7 +58,7 @@ def test_same_setting_gives_the_same_bits():
 
 def test_jitter_is_that_of_the_replay():
     setting = Setting(model_of((10, 1)), 1.0, links(2, 10.0), jitter=0.3, seed=5, iterations=3, warmup=1)
-    factors = jitter.factors(0.3, 5, 1)
+    factors = gpu_clock.factors(0.3, 5, 1)
     assert settings.job(setting)["factors"][1] == [next(factors) for _ in range(4)]
 
 
