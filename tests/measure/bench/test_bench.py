@@ -143,7 +143,7 @@ def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_co
     bench, monkeypatch, capsys
 ):
     # Fails sooner than MXNet's own would.
-    broken = stores.Store("dist_sync", "p3_sync", environment={"P3_PRIORITY": "none"})
+    broken = stores.STORES["dist_sync"]._replace(kvstore="p3_sync", environment={"P3_PRIORITY": "none"})
     monkeypatch.setitem(stores.STORES, "dist_sync", broken)
     status, _, records = bench("utilization", *EMULATED, "--stores", "dist_sync,p3_sync", "--compute", "0.02")
     assert status == 1
