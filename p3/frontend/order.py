@@ -22,7 +22,7 @@ from p3.worker.key import Name
 from p3.worker.session import Session
 
 # In shares of a pass's pairs: what the last pass's order must have gained, over all passes since the last change, to be
-# announced; and what counts as nothing in each of them. docs/benchmarks.md shows what comes of it (p3 bench order).
+# announced; and what counts as nothing in each of them. tests/frontend/test_routes.py shows what comes of it.
 _PRICE = 0.2
 _SLACK = 0.02
 

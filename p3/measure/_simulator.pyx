@@ -28,12 +28,12 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
         double push_bytes, value_bytes
 
     cdef cppclass Transport:
-        double segment_bytes, packet_payload_bytes, packet_header_bytes, delay_s, ack_bytes, small_queue_bytes
+        double segment_bytes, packet_payload_bytes, packet_header_bytes, delay_s, ack_bytes
         Congestion congestion
 
     cdef cppclass Sender:
-        cbool priorities, yields, pushes_first, least_under_way, inherits
-        double window_bytes, write_bytes, egress_bytes
+        cbool priorities
+        double window_bytes
 
     cdef cppclass Job:
         vector[Host] hosts
@@ -110,16 +110,10 @@ cdef Job _job(dict given) except *:
     job.transport.packet_header_bytes = transport["packet_header_bytes"]
     job.transport.delay_s = transport["delay_s"]
     job.transport.ack_bytes = transport["ack_bytes"]
-    job.transport.small_queue_bytes = transport["small_queue_bytes"]
     cdef int congestion = CONGESTION.index(transport["congestion"])
     job.transport.congestion = <Congestion> congestion
 
-    sender = given["sender"]
-    job.sender.priorities, job.sender.yields = sender["priorities"], sender["yields"]
-    job.sender.window_bytes, job.sender.write_bytes = sender["window_bytes"], sender["write_bytes"]
-    job.sender.egress_bytes = sender["egress_bytes"]
-    job.sender.pushes_first, job.sender.least_under_way = sender["pushes_first"], sender["least_under_way"]
-    job.sender.inherits = sender["inherits"]
+    job.sender.priorities, job.sender.window_bytes = given["priorities"], given["window_bytes"]
     return job
 
 

@@ -6,6 +6,13 @@ import argparse
 from typing import Callable, List, Sequence, Union
 
 
+def parser(name: str, doc: str) -> argparse.ArgumentParser:
+    """Of `p3 bench NAME`, whose --help is its module's docstring."""
+    return argparse.ArgumentParser(
+        prog="p3 bench " + name, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def number(low: float, high: float, kind: Callable = float) -> Callable[[str], float]:
     """From `low` to `high`, both included."""
 
@@ -46,10 +53,7 @@ def names_among(known: Sequence[str]) -> Callable[[str], List[str]]:
     """A list, each at most once."""
 
     def parse(text: str) -> List[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        names = list_of(name_among(lambda: known))(text)
         if len(set(names)) < len(names):
             raise argparse.ArgumentTypeError(f"{text!r} names one twice")
         return names

@@ -9,7 +9,7 @@ partitions that take several frames may overlap with those of more urgent slices
 from __future__ import annotations
 
 import json
-from typing import Iterator
+from typing import Iterable, Iterator
 
 import numpy as np
 
@@ -23,10 +23,15 @@ _MAIN = 0  # thread: waits of a worker, sums and updates of a server; then two f
 
 def write(trace: Trace, path: str) -> int:
     """Returns the number of events. OSError as open() gives it."""
+    return write_events(events(trace), path)
+
+
+def write_events(made: Iterable[dict], path: str) -> int:
+    """The same for events made by others."""
     count = 0
     with open(path, "w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-        for count, event in enumerate(events(trace), 1):
+        for count, event in enumerate(made, 1):
             file.write(("\n" if count == 1 else ",\n") + json.dumps(event))
         file.write("\n]}\n")
     return count
@@ -41,14 +46,14 @@ def events(trace: Trace) -> Iterator[dict]:
             if node in peers:
                 peers[node].add(peer)
     for number, process in enumerate(trace.processes):
-        yield _meta("process_name", number, 0, name=process.label)
-        yield _meta("process_sort_index", number, 0, sort_index=number)
+        yield meta("process_name", number, 0, name=process.label)
+        yield meta("process_sort_index", number, 0, sort_index=number)
         is_worker = process.role == "worker"
-        yield _meta("thread_name", number, _MAIN, name="forward waits" if is_worker else "sums and updates")
+        yield meta("thread_name", number, _MAIN, name="forward waits" if is_worker else "sums and updates")
         for peer in sorted(peers[process.role, process.rank]):
             name = "server %d" % peer if is_worker and peer >= 0 else "worker %d" % max(peer, local_peer(peer))
-            yield _meta("thread_name", number, _to(peer), name="to " + name)
-            yield _meta("thread_name", number, _from(peer), name="from " + name)
+            yield meta("thread_name", number, _to(peer), name="to " + name)
+            yield meta("thread_name", number, _from(peer), name="from " + name)
 
     with_arrows = 2 * len(trace.lives) <= MAX_ARROWS
     for arrow, life in enumerate(trace.lives, 1):
@@ -115,7 +120,8 @@ def _bar(name, category, process, thread, begin, end, **details) -> dict:
             "dur": _us(end - begin), "args": details}  # fmt: skip
 
 
-def _meta(what, process, thread, **args) -> dict:
+def meta(what, process, thread, **args) -> dict:
+    """The name, or the place among others, of a process or thread."""
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
 
 

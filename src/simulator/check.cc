@@ -1,8 +1,8 @@
-#include "simulator/check.h"
-
 #include <cmath>
 #include <stdexcept>
 #include <string>
+
+#include "simulator/job.h"
 
 namespace p3::simulator {
 namespace {
@@ -58,9 +58,8 @@ void check(const Job& job) {
   require(is_positive(transport.segment_bytes) && is_positive(transport.packet_payload_bytes),
           "segments and packets have bytes");
   require(is_not_negative(transport.packet_header_bytes) && is_not_negative(transport.delay_s) &&
-              is_not_negative(transport.ack_bytes) && is_not_negative(transport.small_queue_bytes) &&
-              is_not_negative(job.sender.window_bytes) && is_not_negative(job.sender.write_bytes) &&
-              is_not_negative(job.sender.egress_bytes),
+              is_not_negative(transport.ack_bytes) && is_not_negative(job.sender.window_bytes) &&
+              is_not_negative(job.sender.write_bytes),
           "bytes and delays cannot be negative");
   for (const Host& host : job.hosts)
     for (const LinkSpec& link : {host.up, host.down})

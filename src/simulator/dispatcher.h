@@ -14,16 +14,46 @@
 #include <vector>
 
 #include "simulator/event_queue.h"
-#include "simulator/frames.h"
 #include "simulator/job.h"
 #include "simulator/network.h"
 
 namespace p3::simulator {
 
+// What nodes send each other: a slice's push, or its value.
+struct Frame {
+  uint64_t urgency = 0;  // less is sooner
+  int slice = 0;
+  int round = 0;
+  int machine = 0;  // whose push it is, or to whom the value goes
+  bool is_push = false;
+  double bytes = 0, left = 0;  // in all, and not yet written
+  double begun_at = 0;
+};
+
+// All frames under way. Everything else knows their numbers.
+class Frames {
+ public:
+  int add(const Frame& frame) {
+    if (free_.empty()) {
+      frames_.push_back(frame);
+      return static_cast<int>(frames_.size()) - 1;
+    }
+    const int number = free_.back();
+    free_.pop_back();
+    frames_[static_cast<size_t>(number)] = frame;
+    return number;
+  }
+  void remove(int number) { free_.push_back(number); }
+  Frame& operator[](int number) { return frames_[static_cast<size_t>(number)]; }
+
+ private:
+  std::vector<Frame> frames_;
+  std::vector<int> free_;
+};
+
 class Dispatcher {
  public:
-  Dispatcher(const Sender& rules, double segment_bytes, int hosts, EventQueue& events, Network& network,
-             Frames& frames);
+  Dispatcher(const Sender& rules, int hosts, EventQueue& events, Network& network, Frames& frames);
 
   // Every connection of the network, in turn, before anything is queued.
   void add(int connection, double window_bytes);
@@ -34,8 +64,6 @@ class Dispatcher {
   void pump(int host);
   // Fewer bytes are under way than before.
   void acknowledged(int connection);
-  // kEgressDrained.
-  void drained(int host);
 
  private:
   struct Waiting {
@@ -47,24 +75,20 @@ class Dispatcher {
     return std::tie(one.urgency, one.order) > std::tie(other.urgency, other.order);
   }
 
-  using Place = std::tuple<uint64_t, double, int>;  // urgency, bytes under way (rule 3), connection
+  using Place = std::pair<uint64_t, int>;  // urgency, connection
 
   struct Queue {
     std::vector<Waiting> frames;  // a heap
     int current = -1;             // half written
     double window = 0;
-    double bound = 0;                           // of the socket since it was written to last
-    bool is_full = false;                       // until a third of `bound` is free
-    bool is_ready = false, is_waiting = false;  // and then its places
+    bool is_full = false;   // until a third of the window is free
+    bool is_ready = false;  // and then its place
     Place ready_at;
-    std::pair<uint64_t, int> waiting_at;
   };
 
   struct Host {
-    std::set<Place> ready;                       // connections that have frames and room
-    std::set<std::pair<uint64_t, int>> waiting;  // that have frames: urgency, connection
+    std::set<Place> ready;  // connections that have frames and room
     int written_last = -1;
-    bool wakes = false;
   };
 
   Queue& of(int connection) { return queues_[static_cast<size_t>(connection)]; }
@@ -75,10 +99,8 @@ class Dispatcher {
   void place(int connection);
   int choose(Host& host);
   void write(int connection);
-  bool egress_is_full(int number);
 
   const Sender rules_;
-  const double segment_bytes_;
   EventQueue& events_;
   Network& network_;
   Frames& frames_;

@@ -10,15 +10,13 @@ namespace p3::simulator {
 
 enum class EventKind : uint32_t {
   kStepDone,       // of a worker's computation; what: layer, or its complement in the backward pass
-  kLeftUplink,     // a segment has passed its sender's link; only where small queues wait for that
-  kAtDownlink,     // and arrives at its receiver's
+  kAtDownlink,     // a segment has passed its sender's link and arrives at its receiver's
   kArrived,        // and has passed that
   kAckAtDownlink,  // its acknowledgement
   kAckArrived,
-  kLossNoticed,    // a segment must be sent again
-  kRetry,          // a connection tries again what its host has dropped
-  kPaceReached,    // a connection may send its next segment
-  kEgressDrained,  // a host may write again
+  kLossNoticed,  // a segment must be sent again
+  kRetry,        // a connection tries again what its host has dropped
+  kPaceReached,  // a connection may send its next segment
 };
 
 struct Event {

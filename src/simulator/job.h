@@ -47,20 +47,14 @@ struct Transport {
   double packet_header_bytes = 66;  // of Ethernet, IP and TCP with time stamps
   double delay_s = 0.05e-3;         // one way, besides the queues
   double ack_bytes = 66;            // for each segment, in the queues of the other direction; 0: none
-  double small_queue_bytes = 0;     // of one connection in its host's uplink queue (TCP small queues); 0: no limit
   Congestion congestion = Congestion::kNone;
 };
 
-// What P3's sender does. The defaults are what the data path does.
+// How P3 sends. The defaults are what the data path does.
 struct Sender {
-  bool priorities = true;        // false: frames leave in the order they came
-  double window_bytes = 0;       // written to a connection and not acknowledged; 0: as SocketStream chooses
-  double write_bytes = 0;        // the most that one write adds to a socket that has room; 0: as SocketStream
-  bool yields = false;           // to a quarter of the window while the host has something more urgent to send
-  double egress_bytes = 0;       // rule 1: write only while the host's uplink queue holds less; 0: whatever it holds
-  bool pushes_first = false;     // rule 2: pushes before the broadcasts of the same round, whatever the layer
-  bool least_under_way = false;  // rule 3: among equals, the connection with the fewest bytes under way, not turns
-  bool inherits = false;         // rule 4: a frame half written is as urgent as the best one behind it
+  bool priorities = true;   // false: frames leave in the order they came
+  double window_bytes = 0;  // written to a connection and not acknowledged; 0: as SocketStream chooses
+  double write_bytes = 0;   // the most that one write adds to a socket that has room; 0: as SocketStream chooses
 };
 
 struct Job {
@@ -108,7 +102,10 @@ struct Result {
   uint64_t events = 0;
 };
 
-// Threads: any number at once. Throws std::invalid_argument for a job that makes no sense.
+// Throws std::invalid_argument, whose text says what, for a job that cannot be simulated.
+void check(const Job& job);
+
+// Threads: any number at once. Throws as check() does.
 Result simulate(const Job& job);
 
 // DistributedDataParallel's ring instead of P3: layers' bytes in buckets of at least `bucket_bytes` (the first of at

@@ -39,11 +39,6 @@ class Link {
   double waiting_bytes(double now) const { return std::max(0.0, (empty_at_ - now) * spec_.bytes_per_s); }
   double waiting_s(double now) const { return std::max(0.0, empty_at_ - now); }
 
-  // When no more than `bytes` wait, if nothing else comes.
-  double drained_to(double bytes) const { return empty_at_ - bytes / spec_.bytes_per_s; }
-
-  const LinkSpec& spec() const { return spec_; }
-
   void forget_use() {
     use_ = {};
     queued_s_ = 0;

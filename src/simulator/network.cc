@@ -67,7 +67,6 @@ void Network::write(int connection, int frame, double bytes, bool ends_frame) {
 bool Network::may_send(int connection) {
   Connection& c = of(connection);
   if (c.first_unsent == kNone) return false;
-  if (transport_.small_queue_bytes > 0 && c.in_uplink >= transport_.small_queue_bytes) return false;
   if (c.control == nullptr) return true;
   const double bytes = segment(c.first_unsent).bytes;
   if (c.in_flight > 0 && c.in_flight + bytes > c.control->window()) return false;
@@ -104,16 +103,11 @@ void Network::send(int connection, double retry_s) {
 // False: there is no room for it.
 bool Network::enter_uplink(int number) {
   const Segment& s = segment(number);
-  Connection& c = of(s.connection);
-  const double passed = up(c.from).pass(events_.now(), on_wire(s.bytes));
+  const int host = of(s.connection).from;
+  const double passed = up(host).pass(events_.now(), on_wire(s.bytes));
   if (passed < 0) return false;
-  report(Span::kUp, c.from, up(c.from), s);
-  if (transport_.small_queue_bytes <= 0) {  // nobody asks when it has left
-    events_.at(passed + transport_.delay_s, EventKind::kAtDownlink, s.connection, number);
-    return true;
-  }
-  c.in_uplink += s.bytes;
-  events_.at(passed, EventKind::kLeftUplink, s.connection, number);
+  report(Span::kUp, host, up(host), s);
+  events_.at(passed + transport_.delay_s, EventKind::kAtDownlink, s.connection, number);
   return true;
 }
 
@@ -200,10 +194,6 @@ void Network::on_acknowledgement(int number) {
 void Network::handle(const Event& event) {
   const int number = static_cast<int>(event.what);
   switch (event.kind) {
-    case EventKind::kLeftUplink:
-      of(event.subject).in_uplink -= segment(number).bytes;
-      events_.at(event.time + transport_.delay_s, EventKind::kAtDownlink, event.subject, number);
-      return send(event.subject, kFirstRetry_s);
     case EventKind::kAtDownlink:
       return enter_downlink(number);
     case EventKind::kArrived:

@@ -74,7 +74,6 @@ class Network {
     int from = 0, to = 0;
     double under_way = 0;
     double in_flight = 0;
-    double in_uplink = 0;  // where that is limited
     int first_unsent = kNone, last_unsent = kNone;
     uint64_t written = 0, expected = 0;  // numbers of segments
     std::vector<Early> early;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "simulator/check.h"
 #include "simulator/job.h"
 
 namespace p3::simulator {

@@ -8,15 +8,13 @@
 #include <stdexcept>
 
 #include "p3/socket_stream.h"
-#include "simulator/check.h"
 
 namespace p3::simulator {
 
 Training::Training(const Job& job)
     : job_(job),
       network_(job_, events_, *this),
-      dispatcher_(job_.sender, job_.transport.segment_bytes, static_cast<int>(job_.hosts.size()), events_, network_,
-                  frames_),
+      dispatcher_(job_.sender, static_cast<int>(job_.hosts.size()), events_, network_, frames_),
       slices_of_(job_.layers.size()) {
   const size_t layers = job_.layers.size();
   for (size_t number = 0; number < job_.slices.size(); ++number)
@@ -91,8 +89,6 @@ Result Training::run() {
     const Event event = events_.pop();
     if (event.kind == EventKind::kStepDone)
       step_done(event.subject, static_cast<int>(event.what));
-    else if (event.kind == EventKind::kEgressDrained)
-      dispatcher_.drained(event.subject);
     else
       network_.handle(event);
   }
@@ -170,7 +166,7 @@ void Training::release(int number, int layer) {
       continue;
     }
     leave(connection(to_server_, one.machine, its.server),
-          {urgency(round, its, true), s, round, one.machine, true, its.push_bytes, its.push_bytes, 0});
+          {urgency(round, its), s, round, one.machine, true, its.push_bytes, its.push_bytes, 0});
   }
   dispatcher_.pump(its_machine.host);
 }
@@ -190,7 +186,7 @@ void Training::pushed(int number, int round) {
       here.push_back(m);
     else
       leave(connection(to_machine_, m, its.server),
-            {urgency(round, its, false), number, round, m, false, its.value_bytes, its.value_bytes, 0});
+            {urgency(round, its), number, round, m, false, its.value_bytes, its.value_bytes, 0});
   }
   dispatcher_.pump(home);
   for (int m : here) landed(m, number);
@@ -227,11 +223,10 @@ void Training::passed(Span::Kind link, int host, int frame, double begin, double
   result_.spans.push_back({link, host, -1, frames_[frame].slice, frames_[frame].round, begin, end});
 }
 
-// The round in the upper half; below it whether it is a broadcast, if that counts, and the key.
-uint64_t Training::urgency(int round, const Slice& its, bool is_push) const {
-  const uint64_t goes_later = job_.sender.pushes_first && !is_push ? uint64_t{1} << 31 : 0;
+// The round in the upper half, below it the key.
+uint64_t Training::urgency(int round, const Slice& its) const {
   const uint64_t key = job_.sender.priorities ? static_cast<uint64_t>(its.key) : 0;
-  return static_cast<uint64_t>(round) << 32 | goes_later | key;
+  return static_cast<uint64_t>(round) << 32 | key;
 }
 
 Result simulate(const Job& job) {

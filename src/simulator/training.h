@@ -12,7 +12,6 @@
 
 #include "simulator/dispatcher.h"
 #include "simulator/event_queue.h"
-#include "simulator/frames.h"
 #include "simulator/job.h"
 #include "simulator/network.h"
 
@@ -52,7 +51,7 @@ class Training : private Network::Listener {
   void landed(int machine, int slice);
   void leave(int connection, const Frame& frame);
   void leave_warmup();
-  uint64_t urgency(int round, const Slice& slice, bool is_push) const;
+  uint64_t urgency(int round, const Slice& slice) const;
   double factor(int worker) const;
   bool is_traced(int round) const { return round >= job_.iterations() - job_.traced_iterations; }
 

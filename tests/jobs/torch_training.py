@@ -687,9 +687,9 @@ def main(folder, where, *names):
         content = {"model": model.state_dict(), "optimizer": run.optimizer.state_dict(), "losses": run.losses}
         torch.save(content, os.path.join(folder, "%s-%s-%d.pt" % (name, where, run.rank)))
     if mode == "ddp":
-        from p3.measure.replay import torch_replay
+        from p3.measure.workers import torch_store
 
-        torch_replay.leave(True)
+        torch_store.leave(True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from processes import QUICK_IMPORT, ROOT, Process, clean_environment
 pytest.importorskip("mxnet")
 from lab_traces import needs_lab
 
-from p3.measure.bench import jobs
+from p3.measure.jobs.job import Job
+from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import lab
 
 PAGE = ROOT / "docs" / "mxnet-tests.md"
@@ -45,8 +46,8 @@ def test_mxnets_distributed_tests_pass_on_three_hosts(tmp_path, monkeypatch, scr
     mxnets_own.write(tmp_path, [name for name in mxnets_own.CHANGES if name.startswith(mxnets_own.NIGHTLY)])
     monkeypatch.chdir(tmp_path)
     environment = {"PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(ROOT)])}
-    with lab(HOSTS) as hosts, jobs.Job(
-        jobs.STORES["p3_sync"], hosts, [sys.executable, script, *arguments], root=hosts[0], port=9100, folder=tmp_path,
+    with lab(HOSTS) as hosts, Job(
+        STORES["p3_sync"], hosts, [sys.executable, script, *arguments], root=hosts[0], port=9100, folder=tmp_path,
         omp_threads=1, environment=environment,
     ) as job:  # fmt: skip
         job.start()

@@ -37,7 +37,7 @@ def test_many_connections_fit_into_the_queue_of_a_slow_link(tmp_path):
         drops_before, before = sum(map(dropped, hosts)), [tcp_counters(host) for host in hosts]
         job.turn(rounds=2)
         drops, after = sum(map(dropped, hosts)), [tcp_counters(host) for host in hosts]
-        job.stop()
+        job.leave()
     sent, again = (sum(b[name] - a[name] for a, b in zip(before, after)) for name in ("OutSegs", "RetransSegs"))
     assert sent > SETUP.workers * SETUP.model_bytes / 1448  # it was the job that was counted
     assert drops == drops_before

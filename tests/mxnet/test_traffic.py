@@ -9,7 +9,8 @@ import pytest
 from lab_traces import needs_lab
 from processes import ROOT
 
-from p3.measure.bench import jobs
+from p3.measure.jobs.job import Job
+from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import lab
 
 SCRIPT = ROOT / "tests" / "jobs" / "traffic.py"
@@ -22,8 +23,8 @@ DEADLINE_S = 60
 def cards(tmp_path, hosts, kind, alpha, workers=None, **environment):
     """What each worker has counted, on its host."""
     command = [sys.executable, str(SCRIPT), kind, str(alpha), str(ROUNDS)]
-    with lab(hosts) as made, jobs.Job(
-        jobs.STORES["p3_sync"], made, command, root=made[0], port=9100, folder=tmp_path, omp_threads=1,
+    with lab(hosts) as made, Job(
+        STORES["p3_sync"], made, command, root=made[0], port=9100, folder=tmp_path, omp_threads=1,
         workers=workers, servers=hosts, environment=environment,
     ) as job:  # fmt: skip
         job.start()

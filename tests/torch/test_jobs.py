@@ -45,7 +45,7 @@ def test_the_script_may_have_another_default_device():
 
 
 def test_page_faults_of_a_step_are_counted():
-    status, output = jobs.run([sys.executable, "-m", "p3.measure.micro.faults", "--steps", "1"], timeout_s=100)
+    status, output = jobs.run(jobs.python("torch_faults.py", "--steps", "1"), timeout_s=100)
     assert status == 0, output
     assert json.loads(output.splitlines()[0])["faults"] >= 0
 

@@ -15,7 +15,9 @@ pytest.importorskip("sklearn")
 import torch
 
 from p3 import cli
-from p3.measure.bench import curves, lessons, results
+from p3.measure.results import curves
+from p3.measure.results import records as written
+from p3.measure.trainings import lessons
 
 SIZE, STEPS = 0.02, 14
 
@@ -39,7 +41,7 @@ def losses_on_the_joined_batch(name):
 
 @pytest.mark.parametrize("name", lessons.LESSONS)
 def test_workers_of_p3_follow_one_process_on_the_joined_batch(name):
-    command = [sys.executable, "-m", "p3.measure.bench.learn_train", "--store", "p3_torch", "--model", name,
+    command = [sys.executable, "-m", "p3.measure.trainings.torch_lesson", "--store", "p3_torch", "--model", name,
                "--size", str(SIZE), "--warmup", "0", "--iterations", str(STEPS)]  # fmt: skip
     status, output = plugin_jobs.run_p3(2, 2, command, PYTHONPATH=PYTHONPATH)  # scikit-learn needs SciPy
     assert status == 0, output
@@ -71,7 +73,7 @@ def test_ddp_and_p3_learn_the_same_at_a_rate_that_was_chosen(tmp_path, monkeypat
     for record in records:
         assert record["loss_at_s"] == sorted(record["loss_at_s"]) and record["loss_at_s"][0] > 0
         assert 0 < record["cpu_s"] < os.cpu_count() * max(record["iteration_s"])
-    drawn = curves.curves(results.read([out]).runs)
+    drawn = curves.curves(written.read([out]).runs)
     assert [one.configuration.store for one in drawn] == ["ddp_1", "p3_torch"]
     assert all(one.goal_s and one.goal_s[0] in one.at_s for one in drawn)
     assert "GPT at" in capsys.readouterr().out

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 REPLAY = [sys.executable, "-m", "p3.replay", "--model", "resnet50", "--size", "0.02", "--compute", "0.1",
           "--iterations", "3", "--warmup", "1"]  # fmt: skip
-TRAINING = [sys.executable, "-m", "p3.measure.bench.torch_train", "--size", "0.2", "--iterations", "60",
+TRAINING = [sys.executable, "-m", "p3.measure.trainings.torch_convnet", "--size", "0.2", "--iterations", "60",
             "--warmup", "0"]  # fmt: skip
 
 

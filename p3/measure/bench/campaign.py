@@ -19,12 +19,17 @@ from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Tup
 from p3.errors import ConfigError
 from p3.launch.engines import root_address
 from p3.launch.placement import read_hostfile
-from p3.measure.bench import curves, experiments, jobs, machine, results, runs, tables
-from p3.measure.bench.experiments import Configuration
-from p3.measure.bench.runs import Course, Site
-from p3.measure.bench.ssh_host import SshHost
+from p3.measure.bench import experiments, report, runs
+from p3.measure.bench.configuration import Configuration, Course
+from p3.measure.bench.runs import Site
+from p3.measure.jobs import job as jobs
+from p3.measure.jobs import machine, stores
+from p3.measure.jobs.ssh_host import SshHost
 from p3.measure.lab import transfer
 from p3.measure.lab.hosts import why_unavailable
+from p3.measure.results import records as written
+from p3.measure.results import tables
+from p3.measure.results.curves import Agreement
 from p3.settings import Settings
 
 RATE_CHECK_S = 1.0
@@ -38,30 +43,27 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
         from tqdm import tqdm
     except ImportError:
         raise ConfigError("p3 bench needs tqdm: pip install tqdm") from None
-    experiment = next(one for one in experiments.EXPERIMENTS if one.name == options.experiment)
+    experiment = experiments.named(options.experiment)
     site_of = _sites(options, settings)
     configurations = experiment.configurations(options)
     course = Course(
         options.iterations, options.warmup, options.jitter, options.optimizer, _omp_threads(options),
-        options.timeout, experiment.samples_nics, options.pause,
-        options.learning_rate, options.momentum,
+        options.timeout, options.pause, options.learning_rate, options.momentum,
     )  # fmt: skip
     records = [_settings_record(options, course)]
     total = len(configurations) * len(options.stores) * options.repeats
     with _output(options.out) as write, tqdm(total=total, unit="run", disable=None) as progress, _sigterm_raises():
         write(records[0])
-        agreement = curves.Agreement()
+        agreement = Agreement()
         try:
-            if experiment.name == "learn" and options.rate is None:
+            if experiment.is_balanced and options.rate is None:
                 configurations = [_balanced(one, course, site_of) for one in configurations]
             with contextlib.closing(_turns(configurations, options.stores, options.repeats, site_of)) as turns:
                 for store, configuration, repeat, site in turns:
                     progress.set_description(f"{configuration.title} {store.name}")
                     for record in runs.run(store, configuration, course, site, repeat):
-                        if experiment.name == "learn":
-                            agreement.check(configuration, record)
-                        elif experiment.name == "accuracy":
-                            agreement.check((configuration, repeat, store.compression), record)
+                        if experiment.agreement is not None:
+                            agreement.check(experiment.agreement(configuration, repeat, store), record)
                         write(record)
                         records.append(record)
                         if record["kind"] == "run" and record["result"] != "right":
@@ -74,7 +76,7 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
             status = INTERRUPTED
         else:
             status = 0 if all(record.get("result", "right") == "right" for record in records) else 1
-    print(tables.text(tables.tables(results.of_records(records))) or "no run has ended")
+    print(tables.text(report.tables(written.of_records(records))) or "no run has ended")
     return status
 
 
@@ -92,14 +94,14 @@ def _balanced(configuration: Configuration, course: Course, site_of: Callable) -
 
 
 def _turns(
-    configurations: List[Configuration], stores: List[str], repeats: int, site_of: Callable
-) -> Iterator[Tuple[jobs.Store, Configuration, int, Site]]:
+    configurations: List[Configuration], names: List[str], repeats: int, site_of: Callable
+) -> Iterator[Tuple[stores.Store, Configuration, int, Site]]:
     for repeat in range(repeats):
-        shift = repeat % len(stores)
+        shift = repeat % len(names)
         for configuration in configurations:
             with site_of(configuration) as site:
-                for store in stores[shift:] + stores[:shift]:
-                    yield jobs.store_named(store), configuration, repeat, site
+                for name in names[shift:] + names[:shift]:
+                    yield stores.named(name), configuration, repeat, site
 
 
 # Where: a lab for each configuration, or the hosts of a hostfile for all.

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from typing import List
+from typing import Dict, List
 
 from p3.errors import ConfigError
 from p3.measure.arguments import list_of, names_among, number, slice_size
-from p3.measure.bench import experiments, nets, train
-from p3.measure.bench.results import APART
+from p3.measure.bench import experiments
 from p3.measure.lab.command import delay, rates, told
 from p3.measure.replay import models
+from p3.measure.trainings import resnets
 from p3.settings import Settings
 
 _MICRO = {
@@ -30,9 +30,6 @@ _MICRO = {
     "trace_cost": "what P3_TRACE costs",
     "selection": "what choosing the largest elements costs, in deep gradient compression",
     "cards": "bytes of gradients and of their factors on network cards, and whether the rule chooses the fewer",
-    "leaders": "whether a machine with several workers needs more processor time per byte for a large model",
-    "windows": "whether windows stay stable while a link stays full",
-    "order": "whether priorities follow forward passes whose order changes from step to step",
 }
 
 
@@ -71,124 +68,95 @@ def _add_experiment(names, experiment: experiments.Experiment) -> None:
     defaults = {name: value() if callable(value) else value for name, value in defaults.items()}
     sentence = experiment.help[0].upper() + experiment.help[1:] + "."
     parser = names.add_parser(experiment.name, help=experiment.help, description=sentence)
-    is_emulated = experiment.name not in experiments.REAL
-    is_learn, is_accuracy = experiment.name == "learn", experiment.name == "accuracy"
-    is_open = experiment.name != "validation"  # else its configurations are what they are
-
-    def add(option: str, help: str, **how) -> None:
-        parser.add_argument(option, help=help, **how)
-
-    if experiment.name == "factors":
-        add("--batch", "rows that each worker's layers see (default %(default)s)",
-            type=list_of(number(1, 1 << 20, int)), default="32", metavar="K[,...]")
-        parser.set_defaults(models=["vgg19"], jitter=0.0, optimizer="sgd")
-    elif is_emulated:
-        add("--models", "models, comma-separated (default %(default)s)", type=names_among(models.NAMES))
-        add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
-            type=number(0, 2), metavar="SIGMA", default=0.0)
-        add("--optimizer", "optimizer; none: the stores only sum (default %(default)s)", choices=("none", "sgd"),
-            default="none")
-    else:
-        parser.set_defaults(jitter=0.0, optimizer="sgd")
-    parser.set_defaults(release="layer", pause=0.0, learning_rate=train.LEARNING_RATE,
-                        momentum=train.MOMENTUM)
-    if is_emulated and is_open and experiment.name != "factors":
-        add("--release", "when gradients become ready: each layer's in its turn, or all at the end of the backward "
-            "pass (default layer)", choices=models.RELEASES)
-    if experiment.name == "compute":
-        add("--pause", "mean pause of each worker in each step: steps of varying length (default none)",
-            type=number(0, 1e3), metavar="S", default=0.0)
-        add("--learning-rate", "learning rate of SGD (default %(default)g)", type=number(1e-9, 1e3), metavar="L",
-            default=train.LEARNING_RATE)
-        add("--momentum", "momentum of SGD (default %(default)g)", type=number(0, 0.999), metavar="M",
-            default=train.MOMENTUM)
-        add("--loss", "report the steps and seconds to this loss (default: none)", type=number(1e-9, 1e9), metavar="L")
-    if is_learn:
-        add("--models", "models, comma-separated (default %(default)s)", type=names_among(tuple(experiments.GOALS)))
-        add("--loss", "report the seconds to this loss (default %s)"
-            % ", ".join("%s %g" % one for one in experiments.GOALS.items()), type=number(1e-9, 1e9), metavar="L")
-    if is_emulated and is_open and experiment.name != "ratio":
-        add("--compute", "seconds of emulated computation in an iteration (default%s)" % _told(defaults["compute"]),
-            type=number(0, 1e4), metavar="S")
-    if not is_open:
-        add("--without-held-out", "only configurations that the simulator may be tuned by", action="store_true")
-    if experiment.name == "targets":
-        add("--regimes", "slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default: both)",
-            type=names_among(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES))
-    if experiment.name == "slices":
-        add("--slices", "most elements of a slice (default %(default)s)",
-            type=list_of(number(1, 1 << 28, int)), default=experiments.SLICES, metavar="ELEMENTS[,...]")
-    elif is_open:
-        add("--slice-elements", "most elements of a slice, in P3 (default %(default)s)", type=slice_size, metavar="N")
-    if experiment.name == "ratio":
-        add("--ratios", "the values' time in one direction over the computation's (default %(default)s)",
-            type=list_of(number(0.01, 100)), default=experiments.RATIOS, metavar="R[,...]")
-    mxnets = experiments.ALL + (() if is_accuracy else APART)
-    mxnets += experiments.encoded() if is_emulated else ()
-    mxnets += experiments.COMPRESSED if is_emulated or is_accuracy else ()
-    torchs = () if is_accuracy else experiments.OF_TORCH
-    known = names_among(torchs if is_learn else mxnets + torchs)
-    if experiment.name == "factors":
-        known = names_among(experiments.FACTORED)
-    add("--stores", "stores, comma-separated (default %(default)s)", type=known)
-    megabytes = 80 * defaults["shrink"] if is_emulated else 10 if is_learn else 13
-    if is_accuracy:
-        add("--depth", "layers of the net, 6n + 2 (default %(default)s)", type=int, choices=nets.DEPTHS,
-            default=nets.DEPTHS[1])
-    elif is_open:
-        add("--size", "fraction of a model's parameters (default: some %.0f MB)" % megabytes, type=number(1e-6, 1e3))
-    add("--hosts", "number of hosts, each with one worker and one server (default %(default)s)",
-        type=list_of(number(1, 200, int)), metavar="N" + _more(experiment, "hosts"))
-    told_rate = ": at which communication takes as long as computation" if is_learn else _told(defaults["rate"])
-    if is_open:
-        add("--rate", "rate of each host's link, each way, for example 800mbit (default%s)" % told_rate,
-            type=rates, metavar="R" + _more(experiment, "rate"))
-        add("--rates", "a rate for each host, where they differ", type=rates, metavar="R,R[,...]")
-        add("--hostfile", "real hosts over ssh: nothing is throttled, --rate says how fast they are "
-            "(default: measured)", metavar="FILE")
-    add("--delay", "delay between hosts, one way, for example 0.1ms (default: none)", type=delay, metavar="D")
-    if is_accuracy:
-        add("--epochs", "epochs of a run (default %(default)s)", type=number(2, 10000, int), metavar="N",
-            dest="iterations")
-    else:
-        add("--iterations", "iterations of a run that count (default %(default)s)",
-            type=number(1, 10000, int), metavar="N")
-        # The first iteration waits for nothing, and would be shorter than the bound.
-        add("--warmup", "iterations before them, at least 1 (default %(default)s)",
-            type=number(1, 10000, int), metavar="N")
-    add("--repeats", "runs of each store in each configuration%s (default %%(default)s)"
-        % (", each with a seed of its own" if is_accuracy else ""), type=number(1, 10000, int), metavar="N")
-    add("--timeout", "limit for a run (default: long enough for slow machines)", type=number(1, 1e6), metavar="S")
-    add("--out", "append JSON lines to FILE", metavar="FILE")
+    known = _options(experiment, defaults)
+    for name in experiment.options:
+        parser.add_argument("--" + name.replace("_", "-"), **known[name])
     # With a hostfile, a rate that is not given is measured; so that is known only later.
-    parser.set_defaults(**dict(defaults, rate=None, rates=None, hostfile=None, size=None,
-                               default_rate=defaults["rate"]))
+    unknown = dict.fromkeys(("rate", "rates", "hostfile", "size"))
+    parser.set_defaults(**{**defaults, **unknown, "default_rate": defaults["rate"]})
     parser.set_defaults(experiment=experiment.name, handler=_bench)
 
 
-def _told(default) -> str:
-    return ": the regime's" if default is None else f" {default}"
+def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Dict]:
+    """All that an experiment may have, as argparse takes them; defaults of those that all know are set at once."""
 
+    def option(help: str, type=None, metavar=None, **how) -> Dict:
+        return {"help": help, "type": type, "metavar": metavar, **how}
 
-# Of which options an experiment takes several values.
-_SWEPT = {"hosts": ("scale", "validation", "factors"), "rate": ("bandwidth", "compute")}
+    def flag(help: str) -> Dict:
+        return {"help": help, "action": "store_true"}
 
+    def several(name: str) -> str:
+        return "[,...]" if name in experiment.several else ""
 
-def _more(experiment: experiments.Experiment, option: str) -> str:
-    return "[,...]" if experiment.name in _SWEPT[option] else ""
+    compute = ": the regime's" if defaults["compute"] is None else f" {defaults['compute']}"
+    rate = ": the regime's" if defaults["rate"] is None else f" {defaults['rate']}"
+    if experiment.is_balanced:
+        rate = ": at which communication takes as long as computation"
+    a_number, whole = number(1e-9, 1e9), number(1, 10000, int)
+    return {
+        # What is trained.
+        "models": option("models, comma-separated (default %(default)s)", names_among(experiment.models)),
+        "size": option(f"fraction of a model's parameters (default: some {experiment.megabytes:.0f} MB)",
+                       number(1e-6, 1e3)),
+        "depth": option("layers of the net, 6n + 2 (default %(default)s)", int, choices=resnets.DEPTHS,
+                        default=resnets.DEPTHS[1]),
+        "batch": option("rows that each worker's layers see (default %(default)s)", list_of(number(1, 1 << 20, int)),
+                        "K[,...]", default="32"),
+        "slices": option("most elements of a slice (default %(default)s)", list_of(number(1, 1 << 28, int)),
+                         "ELEMENTS[,...]", default=experiments.SLICES),
+        "slice_elements": option("most elements of a slice, in P3 (default %(default)s)", slice_size, "N"),
+        "without_held_out": flag("only configurations that the simulator may be tuned by"),
+        # How long it computes.
+        "compute": option(f"seconds of emulated computation in an iteration (default{compute})", number(0, 1e4), "S"),
+        "regimes": option("slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default: both)",
+                          names_among(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES)),
+        "ratios": option("the values' time in one direction over the computation's (default %(default)s)",
+                         list_of(number(0.01, 100)), "R[,...]", default=experiments.RATIOS),
+        "jitter": option("spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
+                         number(0, 2), "SIGMA"),
+        "pause": option("mean pause of each worker in each step: steps of varying length (default none)",
+                        number(0, 1e3), "S"),
+        "release": option("when gradients become ready: each layer's in its turn, or all at the end of the backward "
+                          "pass (default layer)", choices=models.RELEASES),
+        # How it learns.
+        "optimizer": option("optimizer; none: the stores only sum (default %(default)s)", choices=("none", "sgd")),
+        "learning_rate": option("learning rate of SGD (default %(default)g)", number(1e-9, 1e3), "L"),
+        "momentum": option("momentum of SGD (default %(default)g)", number(0, 0.999), "M"),
+        "loss": option("report the steps or seconds to this loss (default: %s)" % (
+            ", ".join("%s %g" % one for one in experiments.GOALS.items()) if experiment.is_balanced else "none"
+        ), a_number, "L"),
+        # Where.
+        "hosts": option("number of hosts, each with one worker and one server (default %(default)s)",
+                        list_of(number(1, 200, int)), "N" + several("hosts")),
+        "rate": option(f"rate of each host's link, each way, for example 800mbit (default{rate})", rates,
+                       "R" + several("rate")),
+        "rates": option("a rate for each host, where they differ", rates, "R,R[,...]"),
+        "hostfile": option("real hosts over ssh: nothing is throttled, --rate says how fast they are (default: "
+                           "measured)", metavar="FILE"),
+        "delay": option("delay between hosts, one way, for example 0.1ms (default: none)", delay, "D"),
+        # How often.
+        "stores": option("stores, comma-separated (default %(default)s)", names_among(experiment.stores())),
+        "iterations": option("iterations of a run that count (default %(default)s)", whole, "N"),
+        "epochs": option("epochs of a run (default %(default)s)", number(2, 10000, int), "N", dest="iterations"),
+        # The first iteration waits for nothing, and would be shorter than the bound.
+        "warmup": option("iterations before them, at least 1 (default %(default)s)", whole, "N"),
+        "repeats": option("runs of each store in each configuration (default %(default)s)", whole, "N"),
+        "timeout": option("limit for a run (default: long enough for slow machines)", number(1, 1e6), "S"),
+        "out": option("append JSON lines to FILE", metavar="FILE"),
+    }  # fmt: skip
 
 
 def _bench(options: argparse.Namespace, settings: Settings, _command: List[str]) -> int:
     from p3.measure.bench import campaign
 
     fill_in_rate(options)
-    for name, experiments_ in _SWEPT.items():
-        if len(getattr(options, name) or []) > 1 and options.experiment not in experiments_:
-            raise ConfigError(f"p3 bench {options.experiment} takes one --{name}; several: {', '.join(experiments_)}")
+    for name in ("hosts", "rate"):
+        able = [one.name for one in experiments.EXPERIMENTS if name in one.several]
+        if len(getattr(options, name) or []) > 1 and options.experiment not in able:
+            raise ConfigError(f"p3 bench {options.experiment} takes one --{name}; several: {', '.join(able)}")
     if options.rates:
         _check_rates(options)
-    if options.experiment == "utilization" and options.hosts[0] < 2:
-        raise ConfigError("p3 bench utilization needs at least 2 --hosts: what one sends to itself crosses no card")
     with told():
         return campaign.bench(options, settings)
 

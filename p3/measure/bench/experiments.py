@@ -1,105 +1,77 @@
-"""What each experiment of `p3 bench` compares: its defaults, and its configurations.
+"""The experiments of `p3 bench`: an entry in EXPERIMENTS is all that anybody knows of one.
 
 An experiment is a list of configurations, in each of which all stores are run. What differs from one configuration to
-the next is told by their labels.
+the next is told by their labels. Its entry says which configurations, with which options and defaults, what the workers
+compute, what is measured besides times, and how tables and figures show it.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Callable, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from p3 import codecs
-from p3.errors import ConfigError, NotBuilt
-from p3.measure.bench import nets
+from p3.errors import ConfigError
 from p3.measure.bench import validation as validated
-from p3.measure.bench.paths import PATHS, Path
-from p3.measure.bench.results import APART
+from p3.measure.bench.computations import CONVNET, LESSON, REPLAY, RESNET, Computation
+from p3.measure.bench.configuration import Configuration, rate_text
+from p3.measure.bench.paths import PATHS
+from p3.measure.jobs.stores import OURS, Store, names, of_codecs
 from p3.measure.replay import models
+from p3.measure.results import records, tables, views
+from p3.measure.results.tables import Table, times
+from p3.measure.trainings import mxnet_convnet, resnets
 from p3.plan import key_plan
 
-ALL = ("dist_sync", "mxnet_p3", "p3_slicing", "p3_sync")
-COMPRESSED = ("p3_dgc_0.01", "p3_dgc_0.001")  # by deep gradient compression
-FACTORED = ("p3_dense", "p3_factors", "p3_rule")  # whose fully connected layers are real
-OF_TORCH = ("ddp_1", "ddp_5", "ddp_25", "p3_torch")
-REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 RATIOS = "0.6,1.0,1.4"
 SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
-TRAINED = "convnet"  # the model of `compute`; see train.py
-GOALS = {"gpt": 2.5, "convnet": 0.4}  # of `learn`, see lessons.py: the losses that they shall reach
-REAL = ("compute", "learn", "accuracy")  # what emulates nothing
+REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
+TRAINED = "convnet"  # the model of trainings/mxnet_convnet.py
+GOALS = {"gpt": 2.5, "convnet": 0.4}  # of trainings/lessons.py: the losses that they shall reach
 
 
-def encoded() -> Tuple[str, ...]:
-    """Stores of compressed gradients. None without the core: no job runs then, but `p3 --help` does."""
-    try:
-        return tuple("p3_" + name for name in codecs.of_gradients())
-    except NotBuilt:
-        return ()
+def _replayed() -> Tuple[str, ...]:
+    """All stores that a replay drives."""
+    return names("main", "apart") + of_codecs() + names("dgc", "torch")
 
 
-class Configuration(NamedTuple):
-    """What is the same for all stores that are compared."""
-
-    experiment: str
-    model: str
-    size: float
-    compute_s: Optional[float]  # emulated; or of a real iteration, None where that was not measured
-    rate_mbit: Optional[float]
-    delay_ms: float
-    hosts: int
-    slice_elements: int
-    label: str = ""  # what sets it apart, in words, besides the model
-    goal_loss: Optional[float] = None  # that a training shall reach
-    rates_mbit: Optional[Tuple[float, ...]] = None  # of each host, where they differ; then rate_mbit is the greatest
-    path_name: Optional[str] = None  # of `paths`
-    release: str = "layer"  # when gradients become ready: of models.RELEASES
-    batch: Optional[int] = None  # of real fully connected layers
-
-    @property
-    def path(self) -> Path:
-        return Path() if self.path_name is None else PATHS[self.path_name]
-
-    @property
-    def workers(self) -> int:
-        return self.hosts * self.path.workers_per_host
-
-    @property
-    def is_emulated(self) -> bool:
-        return self.experiment not in REAL
-
-    @property
-    def title(self) -> str:
-        return f"{self.model} {self.label}".strip()
-
-    def identity(self) -> Dict:
-        return {
-            "experiment": self.experiment,
-            "model": self.model,
-            "size": self.size,
-            "computation": "emulated" if self.is_emulated else "real",
-            "compute_s": self.compute_s,
-            "rate_mbit": self.rate_mbit,
-            "rates_mbit": self.rates_mbit and list(self.rates_mbit),
-            "delay_ms": self.delay_ms,
-            "hosts": self.hosts,
-            "workers": self.workers,
-            "servers": self.hosts,
-            "slice_elements": self.slice_elements,
-            "label": self.label,
-            **({} if self.goal_loss is None else {"goal_loss": self.goal_loss}),
-            **({} if self.path_name is None else {"path": self.path_name}),
-            **({} if self.release == "layer" else {"release": self.release}),
-            **({} if self.batch is None else {"batch": self.batch}),
-        }
+# Options, as command.py has them.
+_PLACE = ("hosts", "rate", "rates", "hostfile", "delay")
+_COURSE = ("iterations", "warmup", "repeats", "timeout", "out")
+_REPLAYED = (
+    "models", "jitter", "optimizer", "release", "compute", "slice_elements", "stores", "size", *_PLACE, *_COURSE
+)  # fmt: skip
 
 
 class Experiment(NamedTuple):
     name: str
     help: str
     configurations: Callable[[Namespace], List[Configuration]]
-    defaults: Dict = {}
+    defaults: Mapping[str, object] = {}  # where COMMON_DEFAULTS do not suit; as on the command line, or made when asked
+    options: Sequence[str] = _REPLAYED
+    several: Sequence[str] = ()  # of the options hosts and rate, those that take several values
+    stores: Callable[[], Sequence[str]] = _replayed  # that may be chosen
+    models: Sequence[str] = models.NAMES
+    megabytes: float = 80  # about, of a model whose --size is not given
+    computation: Computation = REPLAY
     samples_nics: bool = False
+    counts_bytes: bool = False  # on the cards, beside the formula, and of memory
+    is_paced: bool = False  # an iteration is each worker's own, in the mean
+    is_balanced: bool = False  # the rate, if none is given, is that at which values take as long as the computation
+    # Runs of one key must lose the same in each step; None: there are no losses, or they may differ.
+    agreement: Optional[Callable[[Configuration, int, Store], Hashable]] = None
+    tables: Sequence[Callable[[records.Results], List[Table]]] = (partial(times, tables.MODEL),)
+    figure: Optional[views.Figure] = None
+    is_held_out: Callable[[records.Configuration], bool] = lambda _one: False  # of what simulates it
+
+
+def named(name: str) -> Experiment:
+    """Of a name that is none of EXPERIMENTS', as results of other versions may have: one without a figure."""
+    unknown = Experiment(name, "", lambda _options: [])
+    return next((one for one in EXPERIMENTS if one.name == name), unknown)
+
+
+# Configurations
 
 
 def targets(options: Namespace) -> List[Configuration]:
@@ -122,6 +94,8 @@ def bandwidth(options: Namespace) -> List[Configuration]:
 
 
 def utilization(options: Namespace) -> List[Configuration]:
+    if options.hosts[0] < 2:
+        raise ConfigError("p3 bench utilization needs at least 2 --hosts: what one sends to itself crosses no card")
     return [_configuration(options, model, label=rate_text(options.rate[0])) for model in options.models]
 
 
@@ -143,8 +117,7 @@ def slices(options: Namespace) -> List[Configuration]:
 
 def ratio(options: Namespace) -> List[Configuration]:
     """Communication is what the values alone take in one direction."""
-    if options.rate[0] is None:
-        raise ConfigError("p3 bench ratio needs a --rate: on one host there is none to measure")
+    _need_rate(options)
     made = []
     for model in options.models:
         communication_s = models.load(model, _size(options, model)).bytes * 8 / (options.rate[0] * 1e6)
@@ -155,8 +128,7 @@ def ratio(options: Namespace) -> List[Configuration]:
 
 def staleness(options: Namespace) -> List[Configuration]:
     """Links alike, and one of half the rate."""
-    if options.rate[0] is None:
-        raise ConfigError("p3 bench staleness needs a --rate: on one host there is none to measure")
+    _need_rate(options)
     rate, hosts = options.rate[0], options.hosts[0]
     unlike = (rate,) * (hosts - 1) + (rate / 2,)
     return [
@@ -173,8 +145,7 @@ def dgc(options: Namespace) -> List[Configuration]:
 
 
 def factors(options: Namespace) -> List[Configuration]:
-    if options.rate[0] is None:
-        raise ConfigError("p3 bench factors needs a --rate: on one host there is none to measure")
+    _need_rate(options)
     return [
         _configuration(options, "vgg19", hosts=count, batch=batch, label=f"{count} hosts, batches of {batch}")
         for count in options.hosts
@@ -188,9 +159,7 @@ def paths(options: Namespace) -> List[Configuration]:
 
 def compute(options: Namespace) -> List[Configuration]:
     return [
-        _configuration(options, TRAINED, rate_mbit=rate, label=rate_text(rate))._replace(
-            compute_s=None, goal_loss=options.loss
-        )
+        _configuration(options, TRAINED, rate_text(rate), compute_s=None, rate_mbit=rate, goal_loss=options.loss)
         for rate in options.rate
     ]
 
@@ -198,19 +167,21 @@ def compute(options: Namespace) -> List[Configuration]:
 def learn(options: Namespace) -> List[Configuration]:
     """Without --rate, it is chosen when the computation has been measured: `balanced`."""
     rate_mbit = options.rate[0] if options.rate else None
+    label = "" if rate_mbit is None else rate_text(rate_mbit)
     return [
         _configuration(
-            options, model, compute_s=None, rate_mbit=rate_mbit, label="" if rate_mbit is None else rate_text(rate_mbit)
-        )._replace(size=options.size or options.shrink, goal_loss=options.loss or GOALS[model])
+            options, model, label, compute_s=None, rate_mbit=rate_mbit, size=options.size or options.shrink,
+            goal_loss=options.loss or GOALS[model],
+        )
         for model in options.models
-    ]
+    ]  # fmt: skip
 
 
 def accuracy(options: Namespace) -> List[Configuration]:
     rate_mbit, workers = options.rate[0], options.hosts[0]
-    if nets.steps_of_an_epoch(workers) == 0:
+    if resnets.steps_of_an_epoch(workers) == 0:
         raise ConfigError(f"p3 bench accuracy has too few pictures for {workers} --hosts: no batch would be full")
-    return [_configuration(options, nets.name(options.depth), compute_s=None, label=rate_text(rate_mbit))]
+    return [_configuration(options, resnets.name(options.depth), compute_s=None, label=rate_text(rate_mbit))]
 
 
 def balanced(configuration: Configuration, bytes_: int, compute_s: float) -> Configuration:
@@ -239,97 +210,6 @@ def validation(options: Namespace) -> List[Configuration]:
     return made
 
 
-# Defaults are written as on the command line, or made when they are asked for.
-EXPERIMENTS: Tuple[Experiment, ...] = (
-    Experiment(
-        "targets", "each model at a slow and a fast rate: speedups over MXNet's stores, distance to the bound", targets,
-        {"stores": "dist_sync,mxnet_p3,p3_sync", "rate": None, "compute": None},
-    ),
-    Experiment(
-        "bandwidth", "throughput against the rate of the network (paper, Fig. 7)", bandwidth,
-        {"rate": "100mbit,200mbit,300mbit,400mbit,600mbit,800mbit,1200mbit"},
-    ),
-    Experiment(
-        "utilization", "bytes in and out of each network card, every 10 ms (Fig. 8 and 9)", utilization,
-        {"repeats": 1}, samples_nics=True,
-    ),
-    # On one machine all hosts share its cores: a fifth of the bytes at a fifth of the rate.
-    Experiment(
-        "scale", "throughput against the number of hosts (Fig. 10)", scale,
-        {"hosts": "2,4,8,16", "rate": "40mbit", "compute": 4.0, "shrink": 0.2},
-    ),
-    Experiment(
-        "slices", "throughput against the size of a slice (Fig. 12)", slices, {"stores": "p3_sync"},
-    ),
-    Experiment(
-        "ratio", "throughput against the ratio of communication to computation", ratio,
-        {"rate": "200mbit", "compute": None},
-    ),
-    Experiment(
-        "paths", "other queues, shapers and congestion controls, TLS, several workers on a host", paths,
-        {"stores": "p3_sync", "hosts": "4", "rate": "200mbit", "compute": 4.0, "models": "vgg19", "iterations": 3,
-         "warmup": 1},
-    ),
-    Experiment(
-        "staleness", "workers that may be rounds apart, beside dist_async: steps of varying length, a slow link",
-        staleness,
-        {"stores": ",".join(("dist_sync", "p3_sync", *APART)), "models": "resnet50", "hosts": "4", "rate": "200mbit",
-         "compute": 4.0, "iterations": 12, "jitter": 0.3, "optimizer": "sgd"},
-    ),
-    Experiment(
-        "dgc", "deep gradient compression on a slow network, and encodings: seconds, and bytes on the cards beside the "
-        "formula",
-        dgc,
-        {"stores": lambda: ",".join(("p3_sync", *encoded(), *COMPRESSED)), "models": "vgg19", "hosts": "4",
-         "rate": "100mbit", "optimizer": "sgd"},
-        samples_nics=True,
-    ),
-    Experiment(
-        "factors", "real fully connected layers: gradients as they are, as sufficient factors, or as the rule says",
-        factors,
-        {"stores": ",".join(FACTORED), "hosts": "2,4,8", "rate": "40mbit", "compute": 2.0, "shrink": 0.2,
-         "optimizer": "sgd", "warmup": 2},
-        samples_nics=True,
-    ),
-    Experiment(
-        "compute", "a real training with Gluon, nothing emulated", compute,
-        {"rate": "100mbit", "compute": None, "iterations": 20, "warmup": 5},
-    ),
-    Experiment(
-        "learn", "seconds to a given loss: a GPT and a convolutional net trained with PyTorch, nothing emulated", learn,
-        {"models": ",".join(GOALS), "stores": ",".join(OF_TORCH), "rate": None, "compute": None, "iterations": 150},
-    ),
-    Experiment(
-        "accuracy", "test accuracy of a real residual net against epochs and seconds, a seed for each repeat (Fig. 11)",
-        accuracy,
-        {"stores": ",".join(("dist_sync", "p3_sync", *COMPRESSED)), "hosts": "4", "rate": "100mbit", "compute": None,
-         "iterations": 30, "warmup": 1, "repeats": 5},
-    ),
-    Experiment(
-        "validation", "many different configurations, each short, for `p3 simulate --validate`", validation,
-        {"stores": "p3_sync", "hosts": "2,3,4,6,8", "rate": None, "compute": None, "iterations": 3, "repeats": 1},
-    ),
-)  # fmt: skip
-
-COMMON_DEFAULTS: Dict = {
-    "models": ",".join(models.NAMES),
-    "stores": ",".join(ALL),
-    "hosts": "2",
-    "rate": "800mbit",
-    "compute": 1.0,
-    "delay": 0.0,
-    "slice_elements": "auto",
-    "iterations": 5,
-    "warmup": 2,
-    "repeats": 3,
-    "shrink": 1.0,
-}
-
-
-def rate_text(rate_mbit: Optional[float]) -> str:
-    return "no limit" if rate_mbit is None else f"{rate_mbit:g} Mbit/s"
-
-
 def _configuration(options: Namespace, model: str, label: str, **differing) -> Configuration:
     """Of the options, but for what differs."""
     fields = {
@@ -346,8 +226,13 @@ def _configuration(options: Namespace, model: str, label: str, **differing) -> C
         fields["rate_mbit"] = max(fields["rates_mbit"])
     return Configuration(
         experiment=options.experiment, model=model, delay_ms=options.delay, label=label,
-        **{"size": _size(options, model), **fields},
+        computation=named(options.experiment).computation.name, **{"size": _size(options, model), **fields},
     )  # fmt: skip
+
+
+def _need_rate(options: Namespace) -> None:
+    if options.rate[0] is None:
+        raise ConfigError(f"p3 bench {options.experiment} needs a --rate: on one host there is none to measure")
 
 
 def _size(options: Namespace, model: str) -> float:
@@ -361,3 +246,144 @@ def _one(given, default):
     if given is None:
         return default
     return given[0] if isinstance(given, list) else given
+
+
+def _but(left_out: str, *instead: str) -> Tuple[str, ...]:
+    """A replay's options."""
+    return tuple(name for name in _REPLAYED if name != left_out) + instead
+
+
+EXPERIMENTS: Tuple[Experiment, ...] = (
+    Experiment(
+        "targets", "each model at a slow and a fast rate: speedups over MXNet's stores, distance to the bound", targets,
+        {"stores": "dist_sync,mxnet_p3,p3_sync", "rate": None, "compute": None},
+        options=("regimes", *_REPLAYED),
+        figure=views.Figure("bars", "Iteration time"),
+    ),
+    Experiment(
+        "bandwidth", "throughput against the rate of the network (paper, Fig. 7)", bandwidth,
+        {"rate": "100mbit,200mbit,300mbit,400mbit,600mbit,800mbit,1200mbit"},
+        several=("rate",),
+        tables=(partial(times, tables.RATE), tables.best_speedups),
+        figure=views.Figure("lines", "Throughput against bandwidth", views.RATE, views.THROUGHPUT),
+    ),
+    Experiment(
+        "utilization", "bytes in and out of each network card, every 10 ms (Fig. 8 and 9)", utilization,
+        {"repeats": 1},
+        samples_nics=True,
+        tables=(partial(times, tables.MODEL), tables.idle_shares),
+        figure=views.Figure("cards"),
+    ),
+    # On one machine all hosts share its cores: a fifth of the bytes at a fifth of the rate.
+    Experiment(
+        "scale", "throughput against the number of hosts (Fig. 10)", scale,
+        {"hosts": "2,4,8,16", "rate": "40mbit", "compute": 4.0, "shrink": 0.2},
+        several=("hosts",), megabytes=16,
+        tables=(partial(times, tables.HOSTS),),
+        figure=views.Figure("lines", "Throughput against the number of hosts", views.HOSTS, views.BATCHES),
+    ),
+    Experiment(
+        "slices", "throughput against the size of a slice (Fig. 12)", slices, {"stores": OURS},
+        options=_but("slice_elements", "slices"),
+        tables=(partial(times, tables.SLICE),),
+        figure=views.Figure("lines", "Throughput against the size of a slice", views.SLICE, views.THROUGHPUT),
+    ),
+    Experiment(
+        "ratio", "throughput against the ratio of communication to computation", ratio,
+        {"rate": "200mbit", "compute": None},
+        options=_but("compute", "ratios"),
+        tables=(partial(times, tables.RATIO),),
+        figure=views.Figure("lines", "Iteration time against the ratio of communication to computation", views.RATIO,
+                            views.TIME),
+    ),
+    Experiment(
+        "paths", "other queues, shapers and congestion controls, TLS, several workers on a host", paths,
+        {"stores": OURS, "hosts": "4", "rate": "200mbit", "compute": 4.0, "models": "vgg19", "iterations": 3,
+         "warmup": 1},
+        tables=(partial(times, tables.PATH),),
+    ),
+    Experiment(
+        "staleness", "workers that may be rounds apart, beside dist_async: steps of varying length, a slow link",
+        staleness,
+        {"stores": ",".join(("dist_sync", OURS, *names("apart"))), "models": "resnet50", "hosts": "4",
+         "rate": "200mbit", "compute": 4.0, "iterations": 12, "jitter": 0.3, "optimizer": "sgd"},
+        is_paced=True,
+        tables=(partial(times, tables.RATES),),
+    ),
+    Experiment(
+        "dgc", "deep gradient compression on a slow network, and encodings: seconds, and bytes on the cards beside the "
+        "formula",
+        dgc,
+        {"stores": lambda: ",".join((OURS, *of_codecs(), *names("dgc"))), "models": "vgg19", "hosts": "4",
+         "rate": "100mbit", "optimizer": "sgd"},
+        samples_nics=True, counts_bytes=True,
+        tables=(partial(tables.counted, OURS),),
+    ),
+    Experiment(
+        "factors", "real fully connected layers: gradients as they are, as sufficient factors, or as the rule says",
+        factors,
+        {"stores": ",".join(names("factored")), "hosts": "2,4,8", "rate": "40mbit", "compute": 2.0, "shrink": 0.2,
+         "models": ["vgg19"], "optimizer": "sgd", "warmup": 2},
+        options=("batch", "compute", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
+        several=("hosts",), stores=lambda: names("factored"), megabytes=16,
+        samples_nics=True, counts_bytes=True,
+        tables=(partial(tables.counted, "p3_dense"),),
+    ),
+    Experiment(
+        "compute", "a real training with Gluon, nothing emulated", compute,
+        {"rate": "100mbit", "compute": None, "iterations": 20, "warmup": 5, "optimizer": "sgd"},
+        options=("pause", "learning_rate", "momentum", "loss", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
+        several=("rate",), stores=lambda: names("main", "apart", "torch"), megabytes=13, computation=CONVNET,
+        tables=(partial(times, tables.RATE), tables.last_losses, tables.ways_to_goals),
+        figure=views.Figure("bars", "Iteration time of real training"),
+    ),
+    Experiment(
+        "learn", "seconds to a given loss: a GPT and a convolutional net trained with PyTorch, nothing emulated", learn,
+        {"models": ",".join(GOALS), "stores": ",".join(names("torch")), "rate": None, "compute": None,
+         "iterations": 150, "optimizer": "sgd"},
+        options=("models", "loss", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
+        stores=lambda: names("torch"), models=tuple(GOALS), megabytes=10, computation=LESSON, is_balanced=True,
+        agreement=lambda configuration, _repeat, _store: configuration,
+        tables=(partial(times, tables.MODEL), tables.seconds_to_goals),
+        figure=views.Figure("curves", "Loss over seconds of real training"),
+    ),
+    Experiment(
+        "accuracy", "test accuracy of a real residual net against epochs and seconds, a seed for each repeat (Fig. 11)",
+        accuracy,
+        {"stores": ",".join(("dist_sync", OURS, *names("dgc"))), "hosts": "4", "rate": "100mbit", "compute": None,
+         "iterations": 30, "warmup": 1, "repeats": 5, "optimizer": "sgd"},
+        options=("depth", "slice_elements", "stores", *_PLACE, "epochs", "repeats", "timeout", "out"),
+        stores=lambda: names("main", "dgc"), computation=RESNET,
+        agreement=lambda configuration, repeat, store: (configuration, repeat, store.compression),
+        tables=(tables.final_accuracies, partial(times, tables.MODEL)),
+        figure=views.Figure("accuracies", "Accuracy with and without lost gradients"),
+    ),
+    Experiment(
+        "validation", "many different configurations, each short, for `p3 simulate --validate`", validation,
+        {"stores": OURS, "hosts": "2,3,4,6,8", "rate": None, "compute": None, "iterations": 3, "repeats": 1},
+        options=("models", "jitter", "optimizer", "without_held_out", "stores", "hosts", "delay", *_COURSE),
+        several=("hosts",),
+        tables=(partial(times, tables.ALL),),
+        is_held_out=validated.is_held_out,
+    ),
+)  # fmt: skip
+
+COMMON_DEFAULTS: Dict = {
+    "models": ",".join(models.NAMES),
+    "stores": ",".join(names("main")),
+    "hosts": "2",
+    "rate": "800mbit",
+    "compute": 1.0,
+    "delay": 0.0,
+    "slice_elements": "auto",
+    "iterations": 5,
+    "warmup": 2,
+    "repeats": 3,
+    "shrink": 1.0,
+    "jitter": 0.0,
+    "optimizer": "none",
+    "release": "layer",
+    "pause": 0.0,
+    "learning_rate": mxnet_convnet.LEARNING_RATE,
+    "momentum": mxnet_convnet.MOMENTUM,
+}

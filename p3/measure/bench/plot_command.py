@@ -33,23 +33,24 @@ def add_parser(commands) -> None:
 
 
 def _plot(options, _settings: Settings, _command: List[str]) -> int:
-    from p3.measure.bench import results, tables
+    from p3.measure.bench import report
+    from p3.measure.results import records, tables
 
     try:
-        from p3.measure.bench import plot
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError("p3 plot needs matplotlib (%s): pip install matplotlib" % error) from None
 
-    found = results.read(options.results)
+    found = records.read(options.results)
     for mixture in found.mixtures():
         logging.getLogger("p3.measure.bench").warning(mixture)
     folder = Path(options.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written = plot.save(found, folder, options.format)
+        written = report.save_figures(found, folder, options.format)
     except OSError as error:
         raise ConfigError("--out %s: %s" % (options.out, error)) from None
-    print((tables.markdown if options.markdown else tables.text)(tables.tables(found)))
+    print((tables.markdown if options.markdown else tables.text)(report.tables(found)))
     print("wrote " + ", ".join(map(str, written)), file=sys.stderr)
     return 0
 

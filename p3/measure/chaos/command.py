@@ -16,12 +16,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import List
 
-from p3.measure.arguments import names_among
+from p3.measure.arguments import names_among, number
 from p3.measure.chaos import matrix
 from p3.errors import ConfigError
 from p3.settings import Settings
 
 INTERRUPTED = 130
+_count = number(1, 1_000_000, int)
 
 
 def add_parser(commands) -> None:
@@ -45,12 +46,6 @@ def add_parser(commands) -> None:
     parser.add_argument("--out", metavar="FILE", help="append JSON lines to FILE")
     parser.add_argument("--markdown", metavar="FILE", help="run nothing: print the tables of what --out has written")
     parser.set_defaults(handler=_chaos)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000000")
-    return int(text)
 
 
 def _chaos(options: argparse.Namespace, _settings: Settings, _command: List[str]) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from p3.launch.placement import source_path
-from p3.measure.bench.jobs import LocalHost
+from p3.measure.jobs.job import LocalHost
 from p3.measure.chaos.lab_ssh import LAB, host_of
 from p3.measure.chaos.matrix import COMES_BACK, NEED_LAB, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
 from p3.measure.chaos.strike import MARK, marked

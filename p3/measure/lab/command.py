@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import Iterator, List, Optional, Sequence
 
 from p3.errors import ConfigError
+from p3.measure.arguments import number
 from p3.measure.lab.shaping import CONGESTION, QUEUE_MS, SHAPERS, Shaping
 from p3.settings import Settings
 
@@ -41,7 +42,8 @@ def add_parser(commands) -> None:
     actions.required = True
 
     up = actions.add_parser("up", help="set up a lab, and check its rates by a short transfer on each link")
-    up.add_argument("--nodes", type=_nodes, metavar="N", help="number of hosts (default 2, or as many as rates)")
+    up.add_argument("--nodes", type=number(1, 200, int), metavar="N",
+                    help="number of hosts (default 2, or as many as rates)")  # fmt: skip
     up.add_argument("--rate", type=rates, default=[None], metavar="R[,R...]",
                     help="of each host's link, each way: one for all or one for each, as 800mbit (default: no limit)")
     up.add_argument("--delay", type=delay, default=0.0, metavar="D", help="one way between hosts, as 0.1ms (none)")
@@ -54,7 +56,7 @@ def add_parser(commands) -> None:
     up.set_defaults(handler=_up)
 
     execute = actions.add_parser("exec", help="run a command on a host")
-    execute.add_argument("node", type=_node, metavar="NODE", help="number of the host, from 0")
+    execute.add_argument("node", type=number(0, 200, int), metavar="NODE", help="number of the host, from 0")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     execute.set_defaults(handler=_exec)
 
@@ -161,18 +163,6 @@ def told() -> Iterator[None]:
         yield
     except (LabError, ValueError) as error:
         raise ConfigError(str(error)) from None
-
-
-def _nodes(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 200:
-        raise argparse.ArgumentTypeError("%r is not a number of hosts from 1 to 200" % text)
-    return int(text)
-
-
-def _node(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError("%r is not the number of a host" % text)
-    return int(text)
 
 
 def rates(text: str) -> List[Optional[float]]:

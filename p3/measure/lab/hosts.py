@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -35,8 +35,7 @@ from p3.measure.lab.network import COMMAND_TIMEOUT_S, LabError, MissingQdisc
 from p3.measure.lab.shaping import Shaping
 from p3.measure.lab.signals import signals_held
 
-__all__ = ["Host", "LabError", "LabStatus", "MissingQdisc", "attach", "down", "lab", "set_rates", "status", "up",
-           "why_unavailable"]
+__all__ = ["Host", "LabError", "LabStatus", "MissingQdisc", "attach", "down", "lab", "status", "up", "why_unavailable"]
 
 # One folder for each lab. It is locked by who sets the lab up or takes it down and, if the lab is temporary, by its
 # owner for life; the kernel frees the lock of a process that was killed.
@@ -183,24 +182,6 @@ def status() -> List[LabStatus]:
     """All labs of this machine."""
     _require()
     return [_status(name) for name in _names()]
-
-
-def set_rates(hosts: Sequence[Host], rate_mbit: Rates) -> List[Host]:
-    """Changes the rates of hosts of one lab, which may be at work, and returns them as they are now."""
-    rates = _each(len(hosts), rate_mbit)
-    described = _read(hosts[0].lab)
-    if described is None:
-        raise LabError(f"there is no lab {hosts[0].lab!r}{_others()}")
-    everyone, links = described
-    for host, rate in zip(hosts, rates):
-        folder, node = _contents(host.lab), host.node
-        if rate is not None:
-            network.limit(folder, node, rate, links.delay_ms > 0, links.shaping)
-        elif everyone[node].rate_mbit is not None:
-            network.unlimit(folder, node, links.delay_ms > 0, links.shaping)
-        everyone[node] = replace(host, rate_mbit=rate)
-    _write(hosts[0].lab, everyone, links)
-    return [everyone[host.node] for host in hosts]
 
 
 def _checked(count: int, rate_mbit: Rates, delay_ms: float, shaping: Shaping) -> Tuple[List[Optional[float]], _Links]:

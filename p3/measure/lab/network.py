@@ -126,23 +126,13 @@ def delay(lab: Path, node: int, delay_ms: float) -> None:
 
 
 def limit(lab: Path, node: int, rate_mbit: float, delayed: bool, shaping: Shaping) -> None:
-    """Sets a host's rate, or changes it: up at its interface or beyond, down at the switch's port behind the delay."""
+    """Sets a host's rate: up at its interface or beyond, down at the switch's port behind the delay."""
     rate, limit_bytes = f"{round(rate_mbit * 1e6)}bit", str(shaping.limit_bytes(rate_mbit))
-    for folder, device, place in _shaped(lab, node, delayed, shaping):
-        _SHAPE[shaping.shaper](folder, device, place, rate, limit_bytes)
-
-
-def unlimit(lab: Path, node: int, delayed: bool, shaping: Shaping) -> None:
-    """Takes the limits of a host that has them away."""
-    for folder, device, place in _shaped(lab, node, delayed, shaping):
-        _tc("del", folder, device, *place)
-
-
-def _shaped(lab: Path, node: int, delayed: bool, shaping: Shaping) -> List[Tuple[Path, str, List[str]]]:
-    """Where a host's link is slow, up and down: folder, device and place there."""
     switch = lab / "switch"
     uplink = (switch, f"up{node}") if shaping.beyond else (lab / str(node), "eth0")
-    return [(*uplink, ["root"]), (switch, f"port{node}", ["parent", "1:1"] if delayed else ["root"])]
+    downlink = (switch, f"port{node}")
+    for (folder, device), place in ((uplink, ["root"]), (downlink, ["parent", "1:1"] if delayed else ["root"])):
+        _SHAPE[shaping.shaper](folder, device, place, rate, limit_bytes)
 
 
 def _tbf(folder: Path, device: str, place: Sequence[str], rate: str, limit_bytes: str) -> None:

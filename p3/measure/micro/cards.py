@@ -17,28 +17,30 @@ slower          by how much the card that is busiest with the rule's choice is b
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
-import json
-import select
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
+import numpy as np
+
+from p3.measure.arguments import number, parser
+from p3.measure.jobs import machine
+from p3.measure.jobs.controlled import ControlledJob
+from p3.measure.jobs.job import JobError
+from p3.measure.jobs.stores import STORES
+from p3.measure.lab.hosts import Host, lab
+from p3.measure.workers.control import Control
+from p3.placement import Placement
 from p3.plan import key_plan
 from p3.plan.key_plan import KeyPlan
-from p3.measure.arguments import number
-from p3.measure.bench import jobs, machine
-from p3.measure.lab.hosts import Host, lab
-from p3.measure.micro.cards_worker import CONTROL_VARIABLE, WAYS
-from p3.placement import Placement
 from p3.worker.factors import Rule
 from p3.worker.key import FactorShape
+from p3.worker.session import Session
 
+WAYS = ("dense", "factors")
 _TIMEOUT_S = 120.0
 _FILES = ["/sys/class/net/eth0/statistics/%s_bytes" % way for way in ("tx", "rx")]
 _SOME = "2/1/2,4/2/4,4/4/4,6/2/3,8/2/8,8/2/2,8/8/4,3/4/4"
@@ -66,27 +68,19 @@ def count(
     environment: Mapping[str, str] = {},
 ) -> Counted:  # fmt: skip
     """One job. JobError if it fails, or takes too long."""
-    command = [sys.executable, "-m", "p3.measure.micro.cards_worker"]
-    command += ["--outputs", str(shape.outputs), "--inputs", str(shape.inputs), "--rows", str(shape.rows)]
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p3-cards-")))
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        listener.bind(str(folder / "control"))
-        listener.listen()
-        job = stack.enter_context(jobs.Job(
-            jobs.STORES["p3_sync"], hosts, command, root=hosts[0], port=port, folder=folder, omp_threads=1,
-            workers=workers, servers=servers, environment={CONTROL_VARIABLE: str(folder / "control"), **environment},
-        ))  # fmt: skip
-        deadline = time.monotonic() + _TIMEOUT_S
+    command = [sys.executable, "-m", "p3.measure.micro.cards", *map(str, (shape.rows, shape.outputs, shape.inputs))]
+    with tempfile.TemporaryDirectory(prefix="p3-cards-") as folder, ControlledJob(
+        STORES["p3_sync"], hosts, command, root=hosts[0], port=port, folder=Path(folder), omp_threads=1,
+        workers=workers, servers=servers, controlled=1, start_timeout_s=_TIMEOUT_S, timeout_s=_TIMEOUT_S,
+        environment=environment,
+    ) as job:  # fmt: skip
         job.start()
-        wait_readable(job, listener, deadline)
-        control = stack.enter_context(listener.accept()[0])
         told, totals = [], []
-        for _ in range(len(WAYS) + 1):
-            told.append(hear(job, control, deadline))
+        for way in (*WAYS, "the end"):
+            told += job.hear(way)
             totals.append([_card(host) for host in hosts])
-            control.sendall(b".")
-        job.wait(max(1.0, deadline - time.monotonic()))
+            job.tell({}, way)
+        job.wait(_TIMEOUT_S)
     of_workers, of_servers, aggregates = told[0]["placement"]
     placement = Placement(tuple(of_workers), tuple(of_servers), aggregates)
     rule = Rule(placement, told[0]["slice_elements"])
@@ -97,22 +91,6 @@ def count(
         for pairs in (zip(before, after) for before, after in zip(totals, totals[1:]))
     ]
     return Counted(placement, dict(zip(WAYS, rounds)), plans)
-
-
-def wait_readable(job: jobs.Job, waited: socket.socket, deadline: float) -> None:
-    while not select.select([waited], [], [], jobs.POLL_S)[0]:
-        job.check()
-        if time.monotonic() > deadline:
-            raise job.error(f"took more than {_TIMEOUT_S:.0f} s", *job.names())
-
-
-def hear(job: jobs.Job, control: socket.socket, deadline: float) -> dict:
-    """What worker 0 says next."""
-    wait_readable(job, control, deadline)
-    said = control.recv(1 << 16)
-    if not said:
-        raise job.error("worker 0 ended too early", *job.names())
-    return json.loads(said)
 
 
 def _card(host: Host) -> Tuple[int, int]:
@@ -135,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             with lab(count_of_hosts) as hosts:
                 found = count(hosts, workers, servers, shape, 9100, environment)
-        except jobs.JobError as error:
+        except JobError as error:
             failed = True
             print(f"FAILED {name}: {error}", file=sys.stderr)
             continue
@@ -171,12 +149,47 @@ def _all() -> Iterator[Tuple[int, int, int]]:
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="p3 bench cards", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--jobs", type=_jobs, default=_SOME, metavar="W/S/H,...", help="(default %(default)s)")
-    parser.add_argument("--all", action="store_const", dest="jobs", const=list(_all()), help="of what is named above")
-    parser.add_argument("--outputs", type=number(1, 1 << 20, int), default=1024, help="of the weight (%(default)s)")
-    parser.add_argument("--inputs", type=number(1, 1 << 20, int), default=1024, help="of the weight (%(default)s)")
-    parser.add_argument("--apart", action="store_true", help="with P3_LOCAL_AGGREGATION=0")
-    return parser.parse_args(arguments)
+    add = (options := parser("cards", __doc__)).add_argument
+    add("--jobs", type=_jobs, default=_SOME, metavar="W/S/H,...", help="(default %(default)s)")
+    add("--all", action="store_const", dest="jobs", const=list(_all()), help="of what is named above")
+    add("--outputs", type=number(1, 1 << 20, int), default=1024, help="of the weight (%(default)s)")
+    add("--inputs", type=number(1, 1 << 20, int), default=1024, help="of the weight (%(default)s)")
+    add("--apart", action="store_true", help="with P3_LOCAL_AGGREGATION=0")
+    return options.parse_args(arguments)
+
+
+# The worker: rounds of a dense key, and of its factors, each when the benchmark has read the cards.
+
+
+def work(rows: int, outputs: int, inputs: int) -> None:
+    shape = FactorShape(rows, outputs, inputs)
+    with Session.open() as session:
+        weight = np.zeros((shape.outputs, shape.inputs), "float32")
+        dense = session.declare("w", weight.shape, "float32")
+        session.init(dense, weight if session.rank == 0 else None, weight).wait(_TIMEOUT_S)
+        factored = session.declare_factors("w (factors)", shape)
+        session.init(factored, None, weight).wait(_TIMEOUT_S)
+        pushed = {"dense": np.ones_like(weight), "factors": np.ones((shape.rows, shape.width), "float32")}
+        let_them_read = _reader(session)
+        for way, key in zip(WAYS, (dense, factored)):
+            let_them_read(placement=session.placement, slice_elements=session.slice_elements)
+            session.barrier()  # for rank 0, which may go on
+            session.pushpull(key, pushed[way], weight).wait(_TIMEOUT_S)
+        let_them_read()
+
+
+def _reader(session: Session) -> Callable[..., None]:
+    """A function that on rank 0 tells the benchmark that all have come so far, and waits until the cards are read."""
+    control = Control() if session.rank == 0 else None
+
+    def let_them_read(**message) -> None:
+        session.barrier()
+        if control is not None:
+            control.say(**message)
+            control.hear()
+
+    return let_them_read
+
+
+if __name__ == "__main__":
+    work(*map(int, sys.argv[1:]))

@@ -6,15 +6,15 @@ The default size is one slice of P3, whose arrays fit in the second- or third-le
 NumPy's update is the shortest expression with out= arguments, not a tuned one. Close other programs first.
 """
 
-import argparse
-import platform
 import statistics
 import time
 from typing import Sequence
 
 import numpy as np
 
+from p3.measure import arguments as given
 from p3.measure._kernels import NativeOptimizer, add_to_sum, finish_sum, start_sum, use_avx2
+from p3.measure.jobs import machine
 
 COMMON = {"clip_gradient": -1.0, "multi_precision": False}
 OPTIMIZERS = {
@@ -122,23 +122,12 @@ def updates(elements, repeat):
         )
 
 
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="p3 bench kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = given.parser("kernels", __doc__)
     parser.add_argument("--elements", type=int, default=50000)
     parser.add_argument("--repeat", type=int, default=30)
     options = parser.parse_args(arguments)
-    print(f"{cpu_name()}, {platform.system()} {platform.release()}; Python {platform.python_version()}, "
-          f"NumPy {np.__version__}; {options.elements} elements, one thread")
+    print(f"{machine.in_a_line()}; {options.elements} elements, one thread")
     print(f"{'GB/s, median (range)':28}{'P3, AVX2':26}{'P3, baseline':26}NumPy")
     sums(options.elements, options.repeat)
     updates(options.elements, options.repeat)

@@ -9,21 +9,31 @@ times; median step times, and the number that was found beside the best of all.
 
 from __future__ import annotations
 
-import argparse
+import json
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from p3.measure.bench import jobs, machine
+import numpy as np
+
+from p3.measure import arguments as given
+from p3.measure.jobs import machine
+from p3.measure.jobs.job import Job, JobError
+from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import lab
+from p3.worker.partitions import Partitions
+from p3.worker.session import Session
+
+TIMEOUT_S = 120
+MOVING_STEPS = 6  # until another number of partitions counts; rows have moved by then, or the run is no result
+ADAM = {"name": "adam", "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "clip_gradient": -1.0, "multi_precision": False}
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="p3 bench partitions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = given.parser("partitions", __doc__)
     parser.add_argument("--hosts", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--rate", type=float, default=100.0, metavar="MBIT", help="of each link (%(default)s)")
     parser.add_argument("--rows", type=int, default=10000, help="default: %(default)s")
@@ -39,16 +49,16 @@ def main(arguments: Sequence[str]) -> int:
         for repeat in range(options.repeats):
             try:
                 report(run(hosts, 9100 + repeat, options))
-            except jobs.JobError as error:
+            except JobError as error:
                 sys.exit(f"partitions: {error}")
     return 0
 
 
 def run(hosts, port: int, options) -> List[dict]:
     sizes = (options.rows, options.length, options.touched, options.steps, options.sweeps)
-    command = [sys.executable, "-m", "p3.measure.micro.partitions_worker", *map(str, sizes), options.partitions]
-    with tempfile.TemporaryDirectory(prefix="p3-partitions-") as folder, jobs.Job(
-        jobs.STORES["p3_sync"], hosts, command, root=hosts[0], port=port, folder=Path(folder), omp_threads=1
+    command = [sys.executable, "-m", "p3.measure.micro.partitions", *map(str, sizes), options.partitions]
+    with tempfile.TemporaryDirectory(prefix="p3-partitions-") as folder, Job(
+        STORES["p3_sync"], hosts, command, root=hosts[0], port=port, folder=Path(folder), omp_threads=1
     ) as job:
         job.start()
         job.wait(600)
@@ -69,3 +79,53 @@ def report(lines: List[dict]) -> None:
     best = min(medians, key=lambda number: medians[number])
     print(f"found {found} in {lines[0]['steps']} steps; best {best}", end="")
     print(f"; {100 * (medians[found] / medians[best] - 1):+.1f}%" if found in medians else "; not among those tried")
+
+
+def work(rows: int, length: int, touched: int, steps: int, sweeps: int, numbers) -> None:
+    """One worker: rounds of one key of rows, while partitions are searched, then with each number. Words of a text are
+    drawn by Zipf's law, the most frequent first, so a few contiguous rows are most of the load. Rank 0 prints JSON
+    lines: what the search has found, and the time of each step of each number."""
+    with Session.open() as session:
+        random = np.random.RandomState(1 + session.rank)
+        key = session.declare("words", (rows, length), "float32", sparse=True)
+        landing = np.zeros((rows, length), "float32")
+        session.init_rows(key, landing if session.rank == 0 else None, landing).wait(TIMEOUT_S)
+        session.set_optimizer(0, ADAM)
+        chance = 1 / np.arange(1, rows + 1)
+        edges = np.cumsum(chance / chance.sum())
+        session.barrier()
+
+        def step() -> float:
+            ids = np.unique(np.searchsorted(edges, random.uniform(size=touched))).clip(0, rows - 1)
+            values = np.ones((len(ids), length), "float32")
+            start = time.monotonic()
+            session.pushpull_rows(key, ids, values, landing, lr=0.001).wait(TIMEOUT_S)
+            return time.monotonic() - start
+
+        def say(**fields) -> None:
+            if session.rank == 0:
+                print(json.dumps(fields), flush=True)
+
+        search = Partitions(session)
+        searched = 0
+        for _ in range(steps):
+            if session.rank == 0 and not search.finished(key):
+                search.pushed(key)
+                searched += 1
+            step()
+        if session.rank == 0:
+            assert search.finished(key), "more steps are needed"
+        say(found=session.partitions(key), steps=searched)
+        for sweep in range(sweeps):
+            for number in numbers[sweep % len(numbers) :] + numbers[: sweep % len(numbers)]:
+                if session.rank == 0 and session.partitions(key) != number:
+                    session.repartition(key, number)
+                for _ in range(MOVING_STEPS):
+                    step()
+                    time.sleep(0.02)  # the agreement, which does not wait for steps
+                times = [step() for _ in range(12)]
+                say(partitions=session.partitions(key), wanted=number, times=times)
+
+
+if __name__ == "__main__":
+    work(*map(int, sys.argv[1:6]), [int(number) for number in sys.argv[6].split(",")])

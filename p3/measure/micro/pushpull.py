@@ -44,12 +44,15 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from p3.measure.bench import machine
+from p3.measure import arguments as given
+from p3.measure.jobs import machine
+from p3.measure.jobs.job import JobError
+from p3.measure.jobs.usage import session_cpu_s
 from p3.measure.lab.hosts import lab
-from p3.measure.micro.pushpull_job import STORES, JobError, PushPullJob, Setup, Turn
+from p3.measure.micro.pushpull_job import PushPullJob, Setup, Turn
 from p3.measure.micro.pushpull_worker import parse_sizes
-from p3.measure.micro.usage import session_cpu_s
 
+STORES = ("dist_sync", "mxnet_p3", "p3_sync", "p3_apart", "p3_checksum", "p3_tls", "raw_tcp")
 FIRST_PORT = 9100  # in namespaces of our own, where nothing else listens
 PORTS_PER_JOB = 100
 WARM_UP_ROUNDS = 1
@@ -112,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
                 attempt(store, take_turn)
         for store in list(alive):
             server_peak[store] = jobs[store].server_peak_bytes()
-            attempt(store, PushPullJob.stop)
+            attempt(store, PushPullJob.leave)
 
     results = {
         store: summary(turns[store], setup, peak, waiting_cpu[store]) for store, peak in server_peak.items()
@@ -127,12 +130,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="p3 bench pushpull", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--stores", default="dist_sync,mxnet_p3,p3_sync,raw_tcp", help="comma-separated (%(default)s)")
+    parser = given.parser("pushpull", __doc__)
+    parser.add_argument("--stores", type=given.names_among(STORES), default="dist_sync,mxnet_p3,p3_sync,raw_tcp",
+                        help="comma-separated (%(default)s)")  # fmt: skip
     parser.add_argument(
-        "--checksum", action="store_const", dest="stores", const="p3_sync,p3_checksum", help="--stores %(const)s"
+        "--checksum", action="store_const", dest="stores", const=["p3_sync", "p3_checksum"],
+        help="--stores p3_sync,p3_checksum",
     )
     parser.add_argument("--keys", default="20x1000000,400x50000", help="COUNTxELEMENTS,... of float32 (%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
@@ -146,10 +149,6 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write environment and results there as well")
     options = parser.parse_args(arguments)
 
-    options.stores = options.stores.split(",")
-    unknown = [store for store in options.stores if store not in STORES]
-    if unknown:
-        parser.error(f"unknown store {unknown[0]!r}; choose from {', '.join(STORES)}")
     try:
         parse_sizes(options.keys)
     except ValueError as error:

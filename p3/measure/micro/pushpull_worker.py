@@ -2,7 +2,7 @@
 
     python -m p3.measure.micro.pushpull_worker STORE SIZES        SIZES as 20x1000000,400x50000
 
-It does what it is asked over the Unix socket named by BENCH_CONTROL, one JSON object per packet:
+It does what it is asked by its benchmark (p3/measure/workers/control.py):
 
     (once it is ready)   -> {"ready": true}
     {"rounds": N}        -> {"seconds": [...], "added_bytes": B}   N rounds, back to back; their peak resident size
@@ -16,40 +16,32 @@ A round pushes and pulls every key once, key 0 most urgent, and lasts from the f
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import sys
 import time
 from typing import Callable, List
 
 import numpy as np
 
+from p3.measure.jobs.usage import own_peak_rss, own_rss, reset_own_peak_rss
 from p3.measure.micro.raw_tcp import RawTcp
-from p3.measure.micro.usage import own_peak_rss, own_rss, reset_own_peak_rss
-from p3.mxnet import hooks
+from p3.measure.workers.control import Control
+from p3.measure.workers.mxnet_store import import_mxnet
 
 
 def main(store: str, sizes: List[int]) -> None:
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    control.connect(os.environ["BENCH_CONTROL"])
+    control = Control()
     worker = (RawWorker if store == "raw_tcp" else StoreWorker)(store, sizes)
-
-    def reply(**fields) -> None:
-        control.send(json.dumps(fields).encode())
-
-    reply(ready=True)
+    control.say(ready=True)
     while True:
-        packet = control.recv(1 << 16)
-        if not packet:
+        request = control.hear()
+        if request is None:
             return worker.close()
-        request = json.loads(packet)
         if "rounds" in request:
             reset_own_peak_rss()
             seconds = [timed(worker.round) for _ in range(request["rounds"])]
-            reply(seconds=seconds, added_bytes=own_peak_rss() - worker.own_bytes)
+            control.say(seconds=seconds, added_bytes=own_peak_rss() - worker.own_bytes)
         else:
-            reply(wrong=worker.wrong_keys())
+            control.say(wrong=worker.wrong_keys())
 
 
 def timed(round_: Callable[[], None]) -> float:
@@ -67,10 +59,7 @@ class StoreWorker:
     """An MXNet KVStore, used as it would be without `update_on_kvstore`: the sum of all workers' arrays comes back."""
 
     def __init__(self, store: str, sizes: List[int]):
-        if store not in hooks.NAMES:
-            hooks.withdraw()  # the others run in an untouched MXNet
-        import mxnet as mx
-
+        mx = import_mxnet(store)
         self._sizes = sizes
         # Ascending from 0: MXNet's P3 stops for ever if keys are initialised in descending order.
         self._values = [mx.nd.array(pattern(key, size)) for key, size in enumerate(sizes)]

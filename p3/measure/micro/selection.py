@@ -9,8 +9,6 @@ elements takes on a link of 100 Mbit/s.
 Close other programs first.
 """
 
-import argparse
-import platform
 import statistics
 import time
 from typing import Sequence
@@ -18,8 +16,9 @@ from typing import Sequence
 import numpy as np
 
 from p3 import codecs
+from p3.measure import arguments as given
 from p3.measure._kernels import encode_step, use_avx2
-from p3.measure.micro.kernels import cpu_name
+from p3.measure.jobs import machine
 
 RATIOS = (1 / 4, 1 / 16, 1 / 64, 1 / 256, 0.01, 0.001)  # four stages of the warm-up, and two ratios
 MOMENTUM = 0.9
@@ -75,17 +74,14 @@ def ms_per_million(elements: int, ratio: float, encode, repeat: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="p3 bench selection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--elements", type=int, default=10000, help="of a slice (default %(default)s)")
-    parser.add_argument("--repeat", type=int, default=20, help="rounds that count (default %(default)s)")
+    parser = given.parser("selection", __doc__)
+    parser.add_argument("--elements", type=given.number(8, 1e9, int), default=10000,
+                        help="of a slice (default %(default)s)")  # fmt: skip
+    parser.add_argument("--repeat", type=given.number(1, 1e9, int), default=20,
+                        help="rounds that count (default %(default)s)")  # fmt: skip
     options = parser.parse_args(arguments)
-    if options.elements < 8 or options.repeat < 1:
-        parser.error("--elements must be at least 8, --repeat at least 1")
     available = use_avx2()
-    print(f"{cpu_name()}, {platform.system()} {platform.release()}; Python {platform.python_version()}, "
-          f"NumPy {np.__version__}; slices of {options.elements} elements, one thread")
+    print(f"{machine.in_a_line()}; slices of {options.elements} elements, one thread")
     print(f"{'ms for a million elements':28}{'P3' if available else 'P3, without AVX2':26}NumPy")
     for ratio in RATIOS:
         ours = ms_per_million(options.elements, ratio, core, options.repeat)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from p3.launch.placement import source_path
+from p3.measure import arguments as given
 
 TENTHS = 10
 SLACK_BYTES = 2 << 20
@@ -90,9 +91,7 @@ def soak(options: argparse.Namespace, sampled: str) -> int:
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="p3 bench soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = given.parser("soak", __doc__)
     parser.add_argument("--slices", type=int, default=1_000_000, help="pushed by all workers (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")

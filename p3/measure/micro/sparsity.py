@@ -20,21 +20,49 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from p3.measure.bench import jobs, machine
+from p3.measure import arguments as given
+from p3.measure.jobs import machine
+from p3.measure.jobs.job import Job, JobError
+from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import lab
-from p3.measure.micro import sparsity_worker as worker
+from p3.measure.workers.lines import Lines
+from p3.measure.workers.mxnet_store import import_mxnet
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+
+STREAMS = 32  # of one worker
+SEGMENT = 64
+SAMPLES = 1024
+SIZE = 128  # of a word's vector, and of the recurrent layer
+DENSE_ELEMENTS = 4 * SIZE * (2 * SIZE + 2)  # of the recurrent layer
+BATCH = STREAMS * SEGMENT
 VARIANTS: Dict[str, Tuple[str, str]] = {  # name -> store, weights
     "p3_rows": ("p3_sync", "rows"),
     "p3_dense": ("p3_sync", "whole"),
     "dist_sync": ("dist_sync", "rows"),
 }
 TRIED_BATCHES = 4  # from which a vocabulary's alpha is told in advance
+
+
+def batches(text_of, workers: int, rank: int):
+    """(words, the words after them), each time x streams, of one worker; without end."""
+    streams = text_of(STREAMS * workers).streams[rank::workers]
+    while True:
+        for start in range(0, streams.shape[1] - SEGMENT, SEGMENT):
+            piece = streams[:, start : start + SEGMENT + 1].T
+            yield piece[:-1], piece[1:]
+
+
+def alpha_of_model(touched_words: int, touched_outputs: int, vocabulary: int) -> float:
+    """The share of the model's elements that a step of one worker touches (Parallax, section 2.2)."""
+    touched = (touched_words + touched_outputs) * SIZE + DENSE_ELEMENTS
+    return touched / (2 * vocabulary * SIZE + DENSE_ELEMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -61,21 +89,21 @@ def main(arguments: Sequence[str]) -> int:
 def run(name: str, alpha: float, vocabulary: int, hosts, port: int, options) -> dict:
     store, weights = VARIANTS[name]
     command = [
-        sys.executable, "-m", "p3.measure.micro.sparsity_worker", store, weights, "--vocabulary", str(vocabulary),
+        sys.executable, "-m", "p3.measure.micro.sparsity", store, weights, "--vocabulary", str(vocabulary),
         "--steps", str(options.steps), "--warmup", str(options.warmup),
     ]  # fmt: skip
     record = {
         "variant": name, "target_alpha": alpha, "vocabulary": vocabulary, "hosts": len(hosts),
         "rate_mbit": options.rate, "commit": machine.commit(), "error": None,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="p3-sparsity-") as folder, jobs.Job(
-        jobs.STORES[store], hosts, command, root=hosts[0], port=port, folder=Path(folder),
+    with tempfile.TemporaryDirectory(prefix="p3-sparsity-") as folder, Job(
+        STORES[store], hosts, command, root=hosts[0], port=port, folder=Path(folder),
         omp_threads=max(1, (os.cpu_count() or 1) // len(hosts)),
     ) as job:  # fmt: skip
         try:
             job.start()
             job.wait(options.timeout)
-        except jobs.JobError as error:
+        except JobError as error:
             return dict(record, error=str(error))
         outputs = [job.lines(f"worker {number}") for number in range(job.num_workers)]
     results = [lines[-1] for lines in outputs]
@@ -96,15 +124,15 @@ def vocabulary_of(alpha: float) -> int:
     """The least vocabulary of which a step touches no more than `alpha` of the model, by bisection."""
     import language_model as example
 
-    source = worker.batches(example.Text, 1, 0)
+    source = batches(example.Text, 1, 0)
     tried = [next(source) for _ in range(TRIED_BATCHES)]
 
     def alpha_with(vocabulary: int) -> float:
         random = np.random.RandomState(1)
         found = []
         for words, following in tried:
-            outputs = np.union1d(following % vocabulary, example.draw(random, vocabulary, worker.SAMPLES))
-            found.append(worker.alpha_of_model(len(np.unique(words % vocabulary)), len(outputs), vocabulary))
+            outputs = np.union1d(following % vocabulary, example.draw(random, vocabulary, SAMPLES))
+            found.append(alpha_of_model(len(np.unique(words % vocabulary)), len(outputs), vocabulary))
         return statistics.mean(found)
 
     low, high = 1, 1 << 24
@@ -159,11 +187,11 @@ def ratio(ours: List[float], others: List[float]) -> str:
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="p3 bench sparsity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--alphas", default="0.01,0.04,0.1,0.3,1", help="of the model (%(default)s)")
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="which, comma-separated (%(default)s)")
+    parser = given.parser("sparsity", __doc__)
+    parser.add_argument("--alphas", type=given.list_of(given.number(1e-9, 1)), default="0.01,0.04,0.1,0.3,1",
+                        help="of the model (%(default)s)")  # fmt: skip
+    parser.add_argument("--variants", type=given.names_among(tuple(VARIANTS)), default=",".join(VARIANTS),
+                        help="which, comma-separated (%(default)s)")  # fmt: skip
     parser.add_argument("--hosts", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--rate", type=float, default=100.0, metavar="MBIT", help="of each link (%(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="timed, of a run (%(default)s)")
@@ -171,12 +199,67 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (%(default)s)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a run (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="each run is appended there")
-    options = parser.parse_args(arguments)
-    options.alphas = [float(alpha) for alpha in options.alphas.split(",")]
-    options.variants = options.variants.split(",")
-    unknown = [name for name in options.variants if name not in VARIANTS]
-    if unknown:
-        parser.error(f"unknown variant {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
-    if not all(0 < alpha <= 1 for alpha in options.alphas):
-        parser.error("an alpha is above 0 and at most 1")
-    return options
+    return parser.parse_args(arguments)
+
+
+def work(options) -> None:
+    """One worker: trains examples/language_model.py's network with a vocabulary padded to a size. A step lasts from one
+    loss that can be read to the next. Words beyond the vocabulary are folded into it."""
+    mx = import_mxnet(options.store)
+    from mxnet import autograd, gluon
+
+    import language_model as example
+
+    lines = Lines(sys.stdout, "real", options.store)
+    store = mx.kv.create(options.store)
+    mx.random.seed(1)
+    random = np.random.RandomState(1 + store.rank)
+    net = example.LanguageModel(options.vocabulary, SIZE, SIZE, sparse=options.weights == "rows")
+    net.initialize(mx.init.Xavier())
+    # MXNet refuses another batch size than the first step's, which with row_sparse weights it takes to be 1.
+    trainer = gluon.Trainer(
+        net.collect_params(), "adam", {"learning_rate": 0.002, "rescale_grad": 1.0}, kvstore=store,
+        update_on_kvstore=True,
+    )  # fmt: skip
+    scale = 1.0 / (BATCH * store.num_workers)
+    losses, alphas, start = [], [], None
+    state = net.lstm.begin_state(STREAMS)
+    source = batches(example.Text, store.num_workers, store.rank)
+    for number in range(-1, options.warmup + options.steps):
+        words, following = (one % options.vocabulary for one in next(source))
+        state = [part.detach() for part in state]
+        with autograd.record():
+            others = example.draw(random, options.vocabulary, SAMPLES)
+            each, state = example.sampled_loss(net, words, following, others, state, options.vocabulary)
+            loss = each.sum() * scale
+        loss.backward()
+        trainer.step(1)
+        losses.append(each.mean().asscalar())
+        end = time.monotonic()
+        if start is not None:
+            lines.iteration(number, number < options.warmup, start, end, loss=float(losses[-1]))
+        start = end
+        outputs = np.union1d(following, others)
+        alphas.append(alpha_of_model(len(np.unique(words)), len(outputs), options.vocabulary))
+    mx.nd.waitall()
+    fallen = bool(losses[-1] < losses[0])
+    elements = 2 * options.vocabulary * SIZE + DENSE_ELEMENTS
+    lines.result(
+        fallen, losses=[float(losses[0]), float(losses[-1])],
+        alpha=float(np.mean(alphas)), bytes=4 * elements, words=BATCH, workers=store.num_workers,
+        stats=store.stats() if hasattr(store, "stats") else None,
+    )  # fmt: skip
+
+
+def _worker() -> None:
+    parser = argparse.ArgumentParser(description="Trains a language model on a KVStore.")
+    parser.add_argument("store", help="what mx.kv.create is given")
+    parser.add_argument("weights", choices=("rows", "whole"), help="of words: row_sparse, or all dense")
+    parser.add_argument("--vocabulary", type=int, required=True)
+    parser.add_argument("--steps", type=int, default=5, help="that count (default 5)")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
+    work(parser.parse_args())
+
+
+if __name__ == "__main__":
+    _worker()

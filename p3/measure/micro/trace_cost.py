@@ -12,7 +12,6 @@ machine makes of nothing: medians of the blocks, with the quartiles. Processor t
 halves; it is the figure to trust where other programs run. Small slices show the cost of a slice more clearly.
 """
 
-import argparse
 import itertools
 import platform
 import statistics
@@ -22,6 +21,7 @@ from typing import Sequence
 
 import numpy as np
 
+from p3.measure import arguments as given
 from p3.settings import Settings
 from p3.worker.session import Session
 
@@ -59,16 +59,13 @@ def block(settings, order, rounds, elements):
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="p3 bench trace_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = given.parser("trace_cost", __doc__)
     parser.add_argument("--elements", type=int, default=5000000, help="float32 in a round (default 5000000)")
     parser.add_argument("--slice-elements", type=int, default=50000, help="of a slice (default 50000)")
-    parser.add_argument("--blocks", type=int, default=12, help="each with new jobs (default 12)")
-    parser.add_argument("--rounds", type=int, default=50, help="of each job in a block (default 50)")
+    parser.add_argument("--blocks", type=given.number(2, 1e6, int), default=12, help="each with new jobs (default 12)")
+    parser.add_argument("--rounds", type=given.number(1, 1e6, int), default=50,
+                        help="of each job in a block (default 50)")  # fmt: skip
     options = parser.parse_args(arguments)
-    if options.blocks < 2 or options.rounds < 1:
-        parser.error("at least 2 blocks of 1 round")
     slices = -(-options.elements // options.slice_elements)
     print("%s, Python %s; %d slices of %d bytes in a round, %d blocks of %d rounds" % (
         platform.platform(), platform.python_version(), slices, 4 * options.slice_elements, options.blocks,

@@ -1,12 +1,4 @@
-"""A replay with deep gradient compression: `python -m p3.replay --dgc 0.001 --optimizer sgd`.
-
-What leaves depends on the values, so gradients are normally distributed, other ones for each worker, key and iteration:
-of these, workers choose their elements independently, which makes what comes back as large as it can be. Real gradients
-have more in common.
-
-At the end each worker compares the first slice of every key, to the bit, with what NumPy makes of all workers'
-gradients; that the rest is the same on all of them is told by a digest.
-"""
+"""Replays with compressed gradients: `python -m p3.replay --dgc 0.001 --optimizer sgd`, or `--compression 2bit`."""
 
 import hashlib
 import os
@@ -20,10 +12,19 @@ from p3.measure.replay.mxnet_replay import Replay
 from p3.settings import Settings
 
 MOMENTUM = 0.9
+_MAGNITUDE = 0.5
 _POOL = 1_000_003  # random numbers, of which every gradient is a part, or several; drawn once, as that takes time
 
 
 class CompressedReplay(Replay):
+    """With deep gradient compression, where what leaves depends on the values: so gradients are normally distributed,
+    other ones for each worker, key and iteration. Of these, workers choose their elements independently, which makes
+    what comes back as large as it can be. Real gradients have more in common.
+
+    At the end each worker compares the first slice of every key, to the bit, with what NumPy makes of all workers'
+    gradients; that the rest is the same on all of them is told by a digest.
+    """
+
     def __init__(self, mx, store: str, model: models.Model, ratio: float, release: str = "layer") -> None:
         self._ratio, self._option = ratio, {"type": "dgc", "ratio": ratio}
         pool = np.random.RandomState(1).randn(_POOL).astype("float32")
@@ -79,3 +80,35 @@ class CompressedReplay(Replay):
 def _place(key: int, iteration: int, rank: int) -> int:
     """Where in the pool a gradient begins."""
     return int(np.random.RandomState([key, iteration, rank]).randint(_POOL))
+
+
+class EncodedReplay(Replay):
+    """With any other codec. Every element is +1/2 or -1/2, with a sign that changes with worker, key and iteration.
+    Every codec of gradients carries these exactly with its standard options, so at the end every weight must be exactly
+    what they add up to.
+    """
+
+    def __init__(self, mx, store: str, model: models.Model, kind: str, release: str = "layer") -> None:
+        self._compression = {"type": kind}
+        super().__init__(mx, store, model, "sgd", release)
+
+    def make_gradients(self, layer: int) -> None:
+        for key in self._keys[layer]:
+            flat, value = self._gradients[key].reshape(-1), _signed(key, self.iterations, self.rank)
+            flat[::2] = value
+            if flat.size > 1:
+                flat[1::2] = -value
+
+    def is_right(self, key: int, values) -> bool:
+        rounds = ((iteration, rank) for iteration in range(self.iterations) for rank in range(self.num_workers))
+        expected = -sum(_signed(key, *one) for one in rounds)
+        return bool((values[::2] == expected).all() and (values[1::2] == -expected).all())
+
+    def _choose_updates(self, optimizer: str) -> str:
+        self._kv.set_gradient_compression(self._compression)
+        return super()._choose_updates(optimizer)
+
+
+def _signed(key: int, iteration: int, rank: int) -> float:
+    """Irregular, so that no round can be taken for another."""
+    return _MAGNITUDE * (1 - 2 * (bin(key * 1_000_003 ^ iteration * 7919 ^ rank * 104_729).count("1") % 2))

@@ -1,6 +1,8 @@
-"""The time of the GPU that a replay stands for."""
+"""The time of the GPU that a replay stands for; and computations of changing length, the same in the simulator."""
 
+import random
 import time
+from typing import Iterator
 
 # A shorter wait is no stall: reading the few weights of a layer that are there already takes up to 50 us after a sleep.
 READY_S = 100e-6
@@ -36,3 +38,10 @@ class Clock:
             return 0.0
         self._due = max(self._due, end)
         return end - start
+
+
+def factors(jitter: float, seed: int, rank: int) -> Iterator[float]:
+    """How much longer or shorter each iteration computes: log-normal with a mean of 1, the same in every run."""
+    generator = random.Random(f"{seed}/{rank}")
+    while True:
+        yield generator.lognormvariate(-jitter * jitter / 2, jitter) if jitter else 1.0

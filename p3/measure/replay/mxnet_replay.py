@@ -4,10 +4,10 @@ import functools
 import time
 from typing import List
 
-from p3.measure.meeting import meet
 from p3.measure.replay import gpu_clock, models
 from p3.measure.replay.gpu_clock import Clock
 from p3.measure.replay.probes import STRIDE, Probed, probe
+from p3.measure.workers.mxnet_store import meet
 from p3.mxnet import hooks
 
 

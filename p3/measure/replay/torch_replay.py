@@ -1,64 +1,19 @@
 """The replay in torch: modules whose forward and backward passes only take time, trained by P3 or by DDP.
 
-Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, and `ddp:25` for DistributedDataParallel on Gloo with buckets of
-25 MB. Each is used as one uses it: an optimizer of torch's, one call of forward, backward and step. DDP gets what its
-documentation advises: gradient_as_bucket_view and static_graph.
+Stores are those of p3/measure/workers/torch_store.py. Each is used as one uses it: an optimizer of torch's, one call of
+forward, backward and step.
 
 With late gradients the weights are inputs of a first layer, whose backward step comes last and has all their gradients.
 """
 
-import os
-import sys
-from typing import List, Tuple
+from typing import List
 
 import torch
 from torch import nn
 
 from p3.measure.replay import models
 from p3.measure.replay.probes import STRIDE, Probed, probe
-
-
-def is_p3(store: str) -> bool:
-    return store.partition(":")[0] == "p3_torch"
-
-
-def staleness(store: str) -> int:
-    """Of one of P3's."""
-    return int(store.partition(":")[2] or 0)
-
-
-def distribute(store: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> Tuple[int, int, nn.Module]:
-    """Joins the store's job; rank, number of workers, and the net to call."""
-    if is_p3(store):
-        import p3.torch
-
-        p3.torch.DistributedOptimizer(optimizer, net, staleness=staleness(store))
-        return p3.torch.rank(), p3.torch.size(), net
-    torch.distributed.init_process_group("gloo")
-    net = nn.parallel.DistributedDataParallel(
-        net, bucket_cap_mb=float(store.partition(":")[2]), gradient_as_bucket_view=True, static_graph=True
-    )
-    return torch.distributed.get_rank(), torch.distributed.get_world_size(), net
-
-
-def wait_for_all(store: str) -> None:
-    """Returns when every worker of the store's job has called it."""
-    if is_p3(store):
-        import p3.torch
-
-        p3.torch.barrier()
-    else:
-        torch.distributed.barrier()
-
-
-def leave(is_right: bool) -> None:
-    """The last call of a worker. One of DDP ends here with its exit status, once all have come: with Gloo's threads and
-    connections, which torch would end now, a process that had trained rightly was seen to fail."""
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0 if is_right else 1)
+from p3.measure.workers.torch_store import distribute, is_p3, leave, staleness
 
 
 class TorchReplay(Probed):

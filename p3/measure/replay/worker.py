@@ -13,13 +13,12 @@ All waiting is done by the training thread, in sleep; as an operation of MXNet's
 from running its own stores' operations. So a machine without GPU behaves as one whose GPU computes.
 
 Gradients are small whole numbers that change with worker, key and iteration; at the end every weight must be exactly
-what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random: compressed.py; with
-`--compression` they are all +1 or -1: encoded.py; with `--factors` fully connected layers are real: factored.py.
+what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random, with
+`--compression` all +1/2 or -1/2: compressed.py; with `--factors` fully connected layers are real: factored.py.
 docs/replay.md describes the output.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -27,22 +26,24 @@ import sys
 import time
 from typing import Optional, Sequence
 
-import p3
 from p3 import codecs
 from p3.measure import arguments
-from p3.measure.replay import jitter, models
-from p3.measure.replay.gpu_clock import Clock
+from p3.measure.replay import gpu_clock, models
+from p3.measure.workers.lines import Lines
+from p3.measure.workers.mxnet_store import import_mxnet
 from p3.mxnet import hooks
 from p3.worker.factors import ROUTES
+
+
+# Of the options, those that the header repeats.
+_TOLD = ("optimizer", "dgc", "compression", "factors", "batch", "release", "jitter", "seed", "iterations", "warmup")
 
 
 def _header(options, model, replay) -> dict:
     import numpy
 
     return {
-        "kind": "header",
-        "computation": "emulated",
-        "store": options.store,
+        "versions": {**replay.versions, "numpy": numpy.__version__, "python": platform.python_version()},
         "store_type": replay.store_type,
         "van": os.environ.get("DMLC_PS_VAN_TYPE", ""),
         "rank": replay.rank,
@@ -50,24 +51,9 @@ def _header(options, model, replay) -> dict:
         "model": model.name,
         "size": model.size,
         "bytes": model.bytes,
-        "optimizer": options.optimizer,
-        "dgc": options.dgc,
-        "compression": options.compression,
-        "factors": options.factors,
-        "batch": options.batch,
         "updates": replay.updates,
         "compute_s": options.compute,
-        "release": options.release,
-        "jitter": options.jitter,
-        "seed": options.seed,
-        "iterations": options.iterations,
-        "warmup": options.warmup,
-        "versions": {
-            "p3": p3.__version__,
-            **replay.versions,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
+        **{name: getattr(options, name) for name in _TOLD},
         "layers": [[layer.name, layer.bytes] for layer in model.layers],
     }
 
@@ -77,16 +63,13 @@ def _replay(options, model: models.Model):
         from p3.measure.replay.torch_replay import TorchReplay
 
         return TorchReplay(options.store, model, options.release)
-    if options.store.lower() not in hooks.NAMES:
-        hooks.withdraw()  # the others shall run in an untouched MXNet
-    import mxnet
-
+    mxnet = import_mxnet(options.store)
     if options.dgc is not None:
         from p3.measure.replay.compressed import CompressedReplay
 
         return CompressedReplay(mxnet, options.store, model, options.dgc, options.release)
     if options.compression is not None:
-        from p3.measure.replay.encoded import EncodedReplay
+        from p3.measure.replay.compressed import EncodedReplay
 
         return EncodedReplay(mxnet, options.store, model, options.compression, options.release)
     if options.factors is not None:
@@ -102,43 +85,26 @@ def run(options, model: models.Model, out) -> bool:
     """Replays, writes JSON lines to `out`, and returns whether the weights are right. `out` opens with the rank."""
     replay = _replay(options, model)
     seconds = []
-    with out(replay.rank) as lines:
-        def write(**fields) -> None:
-            print(json.dumps(fields), file=lines, flush=True)
-
-        write(**_header(options, model, replay))
-        factors = jitter.factors(options.jitter, options.seed, replay.rank)
-        clock, start = Clock(), time.monotonic()
+    with out(replay.rank) as file:
+        lines = Lines(file, "emulated", options.store)
+        lines.header(**_header(options, model, replay))
+        factors = gpu_clock.factors(options.jitter, options.seed, replay.rank)
+        clock, start = gpu_clock.Clock(), time.monotonic()
         for number, factor in zip(range(options.warmup + options.iterations), factors):
             stalls = replay.iterate(model, options.compute * factor, clock)
             end = time.monotonic()
             is_warmup = number < options.warmup
             if not is_warmup:
                 seconds.append(end - start)
-            write(
-                kind="iteration",
-                iteration=number,
-                warmup=is_warmup,
-                factor=factor,
-                start=start,
-                seconds=end - start,
-                stall_s=sum(stalls),
-                stalls=[round(stall, 6) for stall in stalls],
-            )
+            told = [round(stall, 6) for stall in stalls]
+            lines.iteration(number, is_warmup, start, end, factor=factor, stall_s=sum(stalls), stalls=told)
             start = end  # writing counts, as the network goes on meanwhile
         wrong = replay.wrong_keys()
-        verdict = "wrong" if wrong else "right"
-        write(
-            kind="result",
-            computation="emulated",
-            result=verdict,
-            wrong_keys=wrong,
-            digest=replay.digest,
-            median_s=statistics.median(seconds),
-        )
+        lines.result(not wrong, wrong_keys=wrong, digest=replay.digest, median_s=statistics.median(seconds))
     print(
         f"{model.name} ({model.bytes / 1e6:.1f} MB), {options.store}, emulated computation of {options.compute:g} s: "
-        f"median of {len(seconds)} iterations {statistics.median(seconds):.4f} s; weights {verdict}",
+        f"median of {len(seconds)} iterations {statistics.median(seconds):.4f} s; "
+        f"weights {'wrong' if wrong else 'right'}",
         file=sys.stderr,
     )
     replay.leave(not wrong)

@@ -8,39 +8,33 @@ so they are asynchronous ones.
 
 from __future__ import annotations
 
-import json
 from typing import Iterator, List
 
 from p3.measure._simulator import SPANS
 from p3.measure.simulate.predict import Prediction
 from p3.measure.simulate.setting import Setting, job
+from p3.trace.chrome import meta, write_events
 
 _COMPUTES, _WAITS = 0, 1  # threads of a worker
 
 
 def write(setting: Setting, prediction: Prediction, path: str) -> int:
     """Returns the number of events. OSError as open() gives it."""
-    count = 0
-    with open(path, "w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-        for count, event in enumerate(_events(setting, prediction), 1):
-            file.write(("\n" if count == 1 else ",\n") + json.dumps(event))
-        file.write("\n]}\n")
-    return count
+    return write_events(_events(setting, prediction), path)
 
 
 def _events(setting: Setting, prediction: Prediction) -> Iterator[dict]:
     workers, hosts = len(setting.workers), setting.network.hosts
     for worker, host in enumerate(setting.workers):
-        yield _meta("process_name", worker, 0, name=f"worker {worker} on host {host}")
-        yield _meta("process_sort_index", worker, 0, sort_index=2 * host)
-        yield _meta("thread_name", worker, _COMPUTES, name="computation")
-        yield _meta("thread_name", worker, _WAITS, name="forward waits")
+        yield meta("process_name", worker, 0, name=f"worker {worker} on host {host}")
+        yield meta("process_sort_index", worker, 0, sort_index=2 * host)
+        yield meta("thread_name", worker, _COMPUTES, name="computation")
+        yield meta("thread_name", worker, _WAITS, name="forward waits")
     for host in range(hosts):
-        yield _meta("process_name", workers + host, 0, name=f"host {host} sends")
-        yield _meta("process_sort_index", workers + host, 0, sort_index=2 * host + 1)
+        yield meta("process_name", workers + host, 0, name=f"host {host} sends")
+        yield meta("process_sort_index", workers + host, 0, sort_index=2 * host + 1)
     for node, peer in sorted({(span["node"], span["peer"]) for span in prediction.spans if span["peer"] >= 0}):
-        yield _meta("thread_name", workers + node, peer, name=f"to host {peer}")
+        yield meta("thread_name", workers + node, peer, name=f"to host {peer}")
     start = min((span["begin_s"] for span in prediction.spans), default=0.0)
     names = _frame_names(setting)
     for number, span in enumerate(prediction.spans):
@@ -77,7 +71,3 @@ def _frame_names(setting: Setting) -> List[str]:
         counts[one["key"]] = counts.get(one["key"], -1) + 1
         names.append(f"{tensors[one['key']]} [{counts[one['key']]}]")
     return names
-
-
-def _meta(what: str, process: int, thread: int, **args) -> dict:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}

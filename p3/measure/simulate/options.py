@@ -12,13 +12,16 @@ from p3.errors import ConfigError
 from p3.measure.arguments import list_of, names_among, number, slice_size
 from p3.measure.lab.command import delay, rates
 from p3.measure.replay import models
-from p3.measure.simulate.setting import CONGESTION, SCHEMES, SENDERS, Network, Sender, Setting
+from p3.measure.simulate.setting import CONGESTION, SCHEMES, Network, Setting
 
-_SENDER_FIELDS = {field.name: field for field in dataclasses.fields(Sender)}
-_NETWORK_FIELDS = {
-    field.name: field
-    for field in dataclasses.fields(Network)
-    if field.name in ("burst_kib", "queue_ms", "lossless", "small_queue_kib", "ack_bytes", "segment_kib")
+# What --set sets.
+_OF_P3 = ("priorities", "window_kib")
+_OF_NETWORK = ("burst_kib", "queue_ms", "lossless", "ack_bytes", "segment_kib")
+_SETTABLE = {
+    field.name: field.default
+    for kind in (Setting, Network)
+    for field in dataclasses.fields(kind)
+    if field.name in _OF_P3 + _OF_NETWORK
 }
 MOST_HOSTS = 4096
 
@@ -43,10 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--scheme", "p3; layers for whole layers, first come, first served, over the same servers; ddp for "
         "DistributedDataParallel's ring (default %(default)s)", type=names_among(SCHEMES),
         default="p3")
-    add("--sender", "what decides which bytes leave next: " + ", ".join(SENDERS) + " (default %(default)s)",
-        type=names_among(tuple(SENDERS)), default="windows")
-    add("--set", "of sender: %s; of the network: %s" % (", ".join(_SENDER_FIELDS), ", ".join(_NETWORK_FIELDS)),
-        type=_assignment, action="append", default=[], metavar="NAME=VALUE")
+    add("--set", "of P3: %s; of the network: %s" % (", ".join(_OF_P3), ", ".join(_OF_NETWORK)), type=_assignment,
+        action="append", default=[], metavar="NAME=VALUE")
     add("--slice-elements", "of a slice, at most; auto: as P3 chooses (default %(default)s)", type=list_of(slice_size),
         default="auto", metavar="N[,N]")
     add("--servers", "on the hosts in turn (default: one on each)", type=number(1, MOST_HOSTS, int), metavar="N")
@@ -69,14 +70,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def settings(options: argparse.Namespace) -> Iterator[Setting]:
     """In the order of the values given. ConfigError for what does not fit together."""
     swept = (options.models, options.compute, options.release, options.rate, options.delay, options.congestion,
-             options.slice_elements, options.scheme, options.sender, options.hosts)  # fmt: skip
+             options.slice_elements, options.scheme, options.hosts)  # fmt: skip
     if options.down is not None and len(options.down) > 1:
         raise ConfigError("p3 simulate takes one --down")
     loaded = {name: models.load(name, options.size) for name in options.models}
     for combination in itertools.product(*swept):
-        name, compute_s, release, rate, delay_ms, congestion, elements, scheme, sender, hosts = combination
-        if scheme != "p3" and (sender, elements) != (options.sender[0], options.slice_elements[0]):
-            continue  # both are P3's alone
+        name, compute_s, release, rate, delay_ms, congestion, elements, scheme, hosts = combination
+        if scheme != "p3" and elements != options.slice_elements[0]:
+            continue  # they are P3's alone
         if scheme == "ddp" and congestion != options.congestion[0]:
             continue
         down = options.down[0] if options.down else rate
@@ -84,8 +85,8 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
             model=loaded[name],
             compute_s=compute_s,
             network=network(options, Network(_of_hosts(rate, hosts), _of_hosts(down, hosts), delay_ms), congestion),
-            sender=sender_of(options, sender),
             scheme=scheme,
+            **of_p3(options),
             workers_per_host=options.workers_per_host,
             servers=options.servers,
             slice_elements=elements,
@@ -101,16 +102,14 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
         )
 
 
-def sender_of(options: argparse.Namespace, name: str) -> Sender:
-    return dataclasses.replace(SENDERS[name], **_set(options, _SENDER_FIELDS))
+def of_p3(options: argparse.Namespace) -> Dict:
+    """Fields of a Setting that --set names."""
+    return {name: value for name, value in options.set if name in _OF_P3}
 
 
 def network(options: argparse.Namespace, of: Network, congestion: str) -> Network:
-    return dataclasses.replace(of, congestion=congestion, **_set(options, _NETWORK_FIELDS))
-
-
-def _set(options: argparse.Namespace, fields: Dict) -> Dict:
-    return {name: value for name, value in options.set if name in fields}
+    given = {name: value for name, value in options.set if name in _OF_NETWORK}
+    return dataclasses.replace(of, congestion=congestion, **given)
 
 
 def _of_hosts(rate: Tuple[float, ...], hosts: int) -> Tuple[float, ...]:
@@ -153,11 +152,10 @@ def _pair(left: Callable, right: Callable) -> Callable[[str], Tuple]:
 
 
 def _assignment(text: str) -> Tuple[str, object]:
-    known = {**_SENDER_FIELDS, **_NETWORK_FIELDS}
     name, _, value = text.partition("=")
-    if name not in known:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-    if isinstance(known[name].default, bool):
+    if name not in _SETTABLE:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_SETTABLE)}")
+    if isinstance(_SETTABLE[name], bool):
         if value not in ("yes", "no"):
             raise argparse.ArgumentTypeError(f"{text!r}: {name} is yes or no")
         return name, value == "yes"

@@ -11,20 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from p3.errors import ConfigError
-from p3.measure.bench import results
-from p3.measure.bench.drawing import FORMATS, METADATA, SETTINGS
+from p3.measure.jobs import stores
+from p3.measure.results import records, summaries
+from p3.measure.results.drawing import FORMATS, METADATA, SETTINGS
 from p3.measure.simulate.predict import Prediction
-from p3.measure.simulate.report import LAYERS, sender_text
+from p3.measure.simulate.report import LAYERS
 from p3.measure.simulate.setting import Setting
 
-_COLOURS = ("#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")  # of Okabe and Ito
-_MARKERS = {"p3_sync": "D", "p3_torch": "s", "ddp_1": "v", "ddp_5": "v", "ddp_25": "v"}
+_COLOURS = (stores.GREEN, stores.RED, stores.BLUE, stores.PINK, stores.ORANGE, stores.SKY)
 
 
 def save(
     settings: Sequence[Setting], predictions: Sequence[Prediction], measured: Sequence[str], path: str
 ) -> None:
-    """A line for each scheme, sender and slice size; ConfigError if more than the hosts differs besides."""
+    """A line for each scheme and slice size; ConfigError if more than the hosts differs besides."""
     kind = Path(path).suffix[1:]
     if kind not in FORMATS:
         raise ConfigError(f"--plot {path}: the name must end in .{' or .'.join(FORMATS)}")
@@ -67,7 +67,7 @@ def _label(setting: Setting) -> str:
     if setting.scheme == "layers":
         return f"{LAYERS}, simulated"
     slices = "" if setting.slice_elements == "auto" else f" slices of {setting.slice_elements},"
-    return f"P3, sender {sender_text(setting)},{slices} simulated"
+    return f"P3,{slices} simulated"
 
 
 def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[str, str]) -> None:
@@ -75,17 +75,17 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
     if not measured:
         return
     drawn = set()
-    for one in results.summarise(results.read(measured).runs):
-        network = first.network
-        asked = (first.model.name, first.compute_s, network.up_mbit[0], first.release)
+    for one in summaries.summarise(records.read(measured).runs):
+        asked = (first.model.name, first.compute_s, first.network.up_mbit[0], first.release)
         same = (one.model, one.compute_s, one.rate_mbit, one.release or "layer") == asked
-        if not same or not one.median_s or one.store not in _MARKERS or abs(one.size / first.model.size - 1) > 1e-6:
+        store = stores.named(one.store)
+        is_drawn = store.simulated is not None and store.simulated.get("priorities", True)
+        if not (same and is_drawn and one.median_s) or abs(one.size / first.model.size - 1) > 1e-6:
             continue
-        label = f"{results.store_label(one.store)}, measured"
+        label = f"{store.label}, measured"
         axes.errorbar([one.hosts], [one.median_s], [[one.median_s - one.low_s], [one.high_s - one.median_s]],
-                      color=colour_of.get("ddp" if one.store.startswith("ddp") else "p3", "#333333"),
-                      marker=_MARKERS[one.store], markersize=6, capsize=3, linestyle="", zorder=5,
-                      label=None if label in drawn else label)
+                      color=colour_of.get(store.simulated.get("scheme", "p3"), "#333333"), marker=store.look[1],
+                      markersize=6, capsize=3, linestyle="", zorder=5, label=None if label in drawn else label)
         drawn.add(label)
     if not drawn:
         raise ConfigError("no run in %s is of this model, size, computation, rate and release" % ", ".join(measured))
@@ -93,7 +93,7 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
 
 def _finish(axes, first: Setting, places: List[int]) -> None:
     axes.set_title(
-        f"{results.model_label(first.model.name)}, {first.model.bytes / 1e6:.3g} MB, "
+        f"{summaries.model_label(first.model.name)}, {first.model.bytes / 1e6:.3g} MB, "
         f"{first.network.up_mbit[0]:g} Mbit/s, {first.compute_s:g} s of computation"
         + (", gradients at the end" if first.release == "end" else "")
     )

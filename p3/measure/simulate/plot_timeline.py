@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Outline
 
-from p3.measure.bench.drawing import METADATA, SETTINGS
+from p3.measure.results.drawing import METADATA, SETTINGS
 from p3.measure.simulate.setting import Setting
 from p3.measure.simulate.timeline import Bar, Timeline, groups, timelines
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Dict, Iterator, List, Sequence
 
 from p3.measure.simulate.predict import Prediction
-from p3.measure.simulate.setting import SENDERS, Setting
+from p3.measure.simulate.setting import Setting
 
 _SHOWN_LINKS = 16
 LAYERS = "whole layers, first come, first served"
@@ -99,7 +99,6 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "model": setting.model.name,
         "MB": f"{setting.model.bytes / 1e6:.1f}",
         "scheme": setting.scheme,
-        "sender": "" if setting.scheme != "p3" else sender_text(setting),
         "slice": "" if setting.scheme == "layers" else str(setting.elements_of_a_slice),
         "compute, s": f"{setting.compute_s:g}",
         "gradients": "" if setting.release == "layer" else "at the end",
@@ -119,25 +118,12 @@ def _told(rates: Sequence[float]) -> str:
     return ":".join(f"{rate:g}" for rate in rates[:kept])
 
 
-def sender_text(setting: Setting) -> str:
-    """Its name, or how it differs from what P3 does."""
-    named = [name for name, one in SENDERS.items() if one == setting.sender]
-    if named:
-        return named[0]
-    changed = []
-    for field in dataclasses.fields(setting.sender):
-        value = getattr(setting.sender, field.name)
-        if value != field.default:
-            changed.append(field.name + ("" if value is True else "=no" if value is False else f"={value:g}"))
-    return " ".join(changed)
-
-
 def record(setting: Setting, prediction: Prediction) -> Dict:
     """For --out: what was asked, then what is predicted."""
     asked = {
         field.name: getattr(setting, field.name)
         for field in dataclasses.fields(setting)
-        if field.name not in ("model", "network", "sender", "traced_iterations", "traces_links")
+        if field.name not in ("model", "network", "traced_iterations", "traces_links")
     }
     told = {
         field.name: getattr(prediction, field.name)
@@ -153,6 +139,5 @@ def record(setting: Setting, prediction: Prediction) -> Dict:
         **asked,
         "slice_elements": setting.elements_of_a_slice,
         "network": dataclasses.asdict(setting.network),
-        "sender": dataclasses.asdict(setting.sender),
         **told,
     }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from itertools import islice
-from typing import Dict, List, Mapping, Optional, Tuple, Union
+from typing import List, Mapping, Optional, Tuple, Union
 
 from p3.plan import key_plan
 from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
-from p3.measure.replay import jitter, models
+from p3.measure.replay import gpu_clock, models
 from p3.measure.replay.bound import Cluster, Overhead
 
 # "layers": the usual way of a parameter server, over the same servers: whole layers, first come, first served.
@@ -30,29 +30,6 @@ _MOST_SEGMENTS = 2e6
 
 
 @dataclass(frozen=True)
-class Sender:
-    """What decides which bytes leave a host next. The defaults are what P3 does; docs/simulator.md has the others."""
-
-    priorities: bool = True
-    window_kib: float = 0.0  # that a connection may have under way; 0: as P3 chooses
-    write_kib: float = 0.0  # that one write adds at most to a socket that has room; 0: as P3 chooses
-    yields: bool = False  # to a quarter of the window while something more urgent waits on the host
-    egress_kib: float = 0.0  # rule 1: write only while less waits in the host's uplink queue; 0: no limit
-    pushes_first: bool = False  # rule 2
-    least_under_way: bool = False  # rule 3
-    inherits: bool = False  # rule 4
-
-
-# By name: what P3 has done, and what it might do.
-SENDERS: Dict[str, Sender] = {
-    "windows": Sender(),
-    "yielding": Sender(yields=True),  # P3 while less urgent connections made room
-    "whole_segments": Sender(window_kib=32.0, write_kib=64.0, yields=True),  # and before its windows were kept to
-    "short_egress": Sender(egress_kib=16.0, pushes_first=True, least_under_way=True, inherits=True),
-}
-
-
-@dataclass(frozen=True)
 class Network:
     """The links of the lab (p3/measure/lab/network.py), and TCP over them. Of each host, each way, in Mbit/s."""
 
@@ -63,7 +40,6 @@ class Network:
     queue_ms: float = QUEUE_MS  # besides the burst
     lossless: bool = False  # queues of any length
     congestion: str = "cubic"
-    small_queue_kib: float = 0.0  # of one connection in the uplink's queue (TCP small queues); 0: any
     ack_bytes: float = 66.0
     segment_kib: float = 0.0  # that links pass as one; 0: 8, or with many hosts more; then nothing is lost
 
@@ -88,8 +64,9 @@ class Setting:
     model: models.Model
     compute_s: float
     network: Network
-    sender: Sender = Sender()
     scheme: str = "p3"
+    priorities: bool = True  # of P3: no, and frames leave in the order they came
+    window_kib: float = 0.0  # that a connection may have under way; 0: as P3 chooses
     workers_per_host: int = 1
     servers: Optional[int] = None
     slice_elements: Union[int, str] = "auto"
@@ -128,7 +105,7 @@ class Setting:
 def job(setting: Setting) -> dict:
     """As _simulator.pyx takes it. Raises ValueError for what makes no sense."""
     _check(setting)
-    network, sender = setting.network, setting.sender
+    network = setting.network
     slices = _slices(setting)
     segment_bytes = network.segment_kib * 1024 or _segment_bytes(setting, slices)
     if segment_bytes > _FINEST_SEGMENT_BYTES:
@@ -154,19 +131,10 @@ def job(setting: Setting) -> dict:
             "packet_header_bytes": _OVERHEAD.packet_bytes,
             "delay_s": network.delay_ms / 1e3,
             "ack_bytes": network.ack_bytes,
-            "small_queue_bytes": network.small_queue_kib * 1024,
             "congestion": network.congestion,
         },
-        "sender": {
-            "priorities": sender.priorities and setting.scheme != "layers",
-            "window_bytes": sender.window_kib * 1024,
-            "write_bytes": sender.write_kib * 1024,
-            "yields": sender.yields,
-            "egress_bytes": sender.egress_kib * 1024,
-            "pushes_first": sender.pushes_first,
-            "least_under_way": sender.least_under_way,
-            "inherits": sender.inherits,
-        },
+        "priorities": setting.priorities and setting.scheme != "layers",
+        "window_bytes": setting.window_kib * 1024,
     }
 
 
@@ -215,7 +183,7 @@ def _elements_of_a_part(setting: Setting, tensor: models.Tensor) -> int:
 def _factors(setting: Setting, worker: int) -> List[float]:
     """Those of the replay, so that a simulated job has the lab's jitter."""
     slower, iterations = setting.stragglers.get(worker, 1.0), setting.warmup + setting.iterations
-    return [slower * factor for factor in islice(jitter.factors(setting.jitter, setting.seed, worker), iterations)]
+    return [slower * one for one in islice(gpu_clock.factors(setting.jitter, setting.seed, worker), iterations)]
 
 
 def _segment_bytes(setting: Setting, slices: List[dict]) -> float:

@@ -12,20 +12,18 @@ import statistics
 from typing import Dict, Iterator, List, NamedTuple
 
 from p3.errors import ConfigError
-from p3.measure.bench import results as measured
-from p3.measure.bench.validation import is_held_out
+from p3.measure.bench import experiments
+from p3.measure.jobs import stores
 from p3.measure.replay import models
+from p3.measure.results import records, summaries
 from p3.measure.simulate import options as given
 from p3.measure.simulate import report
 from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Network, Setting
 
-_OURS = ("p3_sync", "p3_slicing", "p3_torch")
-_DDP = "ddp_"
-
 
 class Comparison(NamedTuple):
-    summary: measured.Summary
+    summary: summaries.Summary
     predicted_s: float
 
     @property
@@ -33,40 +31,38 @@ class Comparison(NamedTuple):
         """Of the prediction, as a fraction of what was measured."""
         return self.predicted_s / self.summary.median_s - 1
 
+    @property
+    def is_held_out(self) -> bool:
+        return experiments.named(self.summary.experiment).is_held_out(self.summary)
 
-def compare(found: measured.Results, options: argparse.Namespace) -> List[Comparison]:
+
+def compare(found: records.Results, options: argparse.Namespace) -> List[Comparison]:
     """In the order of the runs. What failed, computed for real, or no simulation knows is left out."""
     asked = {one.experiment: one.options for one in found.settings}
     return [
         Comparison(one, predict(setting_of(one, asked[one.experiment], options)).median_s)
-        for one in measured.summarise(found.runs)
+        for one in summaries.summarise(found.runs)
         if one.median_s and one.computation == "emulated" and one.rate_mbit and one.path is None
-        and (one.store in _OURS or one.store.startswith(_DDP))
+        and stores.named(one.store).simulated is not None
     ]  # fmt: skip
 
 
-def setting_of(one: measured.Configuration, asked: Dict, options: argparse.Namespace) -> Setting:
-    """`asked`: the options of its bench; `options`: those of the simulation, of which the sender, --congestion and
-    --set count."""
+def setting_of(one: records.Configuration, asked: Dict, options: argparse.Namespace) -> Setting:
+    """`asked`: the options of its bench; `options`: those of the simulation, of which --congestion and --set count."""
     rates = tuple(one.rates_mbit or (one.rate_mbit,) * one.hosts)
     base = Network(rates, rates)  # with the delay that even an undelayed lab has
-    sender = given.sender_of(options, options.sender[0])
-    if one.store == "p3_slicing":
-        sender = dataclasses.replace(sender, priorities=False)
     return Setting(
         model=models.load(one.model, one.size),
         compute_s=one.compute_s,
         network=given.network(
             options, dataclasses.replace(base, delay_ms=base.delay_ms + one.delay_ms), options.congestion[0]
         ),
-        sender=sender,
-        scheme="ddp" if one.store.startswith(_DDP) else "p3",
+        **{**given.of_p3(options), **stores.named(one.store).simulated},
         workers_per_host=max(1, one.workers // one.hosts),
         servers=one.servers,
         slice_elements=one.slice_elements or models.load(one.model, one.size).bytes,
         release=one.release or "layer",
         jitter=asked.get("jitter") or 0.0,
-        bucket_mb=float(one.store.partition("_")[2]) if one.store.startswith(_DDP) else 25.0,
         iterations=asked.get("iterations") or 5,
         warmup=asked.get("warmup") or 2,
     )
@@ -74,22 +70,22 @@ def setting_of(one: measured.Configuration, asked: Dict, options: argparse.Names
 
 def lines(options: argparse.Namespace) -> Iterator[str]:
     """The table, and below it the mean and the greatest error, of all and of those that were held out."""
-    found = measured.read(options.validate)
+    found = records.read(options.validate)
     comparisons = compare(found, options)
     if not comparisons:
         raise ConfigError("no run in %s can be simulated" % ", ".join(options.validate))
     rows = [["", "store", "measured, s", "predicted, s", "error", "bound, s", "held out"]]
     for one in comparisons:
-        told = measured.setting(one.summary, ("model", "rate", "compute", "delay", "hosts", "slice", "release"))
+        told = summaries.setting(one.summary, ("model", "rate", "compute", "delay", "hosts", "slice", "release"))
         rows.append([
             told, one.summary.store, f"{one.summary.median_s:.3f}", f"{one.predicted_s:.3f}", f"{one.error:+.1%}",
             f"{one.summary.bound_s:.3f}" if one.summary.bound_s else "",
-            "yes" if is_held_out(one.summary) else "",
+            "yes" if one.is_held_out else "",
         ])  # fmt: skip
     yield from report.aligned(rows)
     yield ""
     yield _summed_up("all", comparisons)
-    parts = [[one for one in comparisons if is_held_out(one.summary) == out] for out in (False, True)]
+    parts = [[one for one in comparisons if one.is_held_out == out] for out in (False, True)]
     if all(parts):
         yield _summed_up("looked at", parts[0])
         yield _summed_up("held out", parts[1])

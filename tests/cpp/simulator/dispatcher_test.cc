@@ -18,7 +18,7 @@ class DispatcherTest : public testing::Test, public Network::Listener {
     Job job = small_job(sinks + 1, {1});
     job.transport.segment_bytes = 10;
     network_ = std::make_unique<Network>(job, events_, *this);
-    dispatcher_ = std::make_unique<Dispatcher>(rules_, 10, sinks + 1, events_, *network_, frames_);
+    dispatcher_ = std::make_unique<Dispatcher>(rules_, sinks + 1, events_, *network_, frames_);
     for (int sink = 1; sink <= sinks; ++sink) dispatcher_->add(network_->connect(0, sink), window_bytes);
   }
   void delivered(int, int frame) override {
@@ -42,11 +42,7 @@ class DispatcherTest : public testing::Test, public Network::Listener {
   }
   void run_until(double time) {
     while (!events_.empty()) {
-      const Event event = events_.pop();
-      if (event.kind == EventKind::kEgressDrained)
-        dispatcher_->drained(event.subject);
-      else
-        network_->handle(event);
+      network_->handle(events_.pop());
       if (events_.now() >= time) return;
     }
   }
@@ -105,56 +101,6 @@ TEST_F(DispatcherTest, FullSocketTakesMoreWhenAThirdIsFree) {
   EXPECT_DOUBLE_EQ(network_->under_way(0), 30);
   run_until(0.0305);  // two: half
   EXPECT_DOUBLE_EQ(network_->under_way(0), 40);
-}
-
-TEST_F(DispatcherTest, LessUrgentConnectionYieldsThreeQuartersOfItsWindow) {
-  rules_.yields = true;
-  rules_.write_bytes = 10;
-  start(2, 40);
-  queue(0, 1, 0, 1000);
-  queue(1, 2, 1, 1000);
-  dispatcher_->pump(0);
-  EXPECT_DOUBLE_EQ(network_->under_way(0), 40);
-  EXPECT_DOUBLE_EQ(network_->under_way(1), 10);
-}
-
-TEST_F(DispatcherTest, ShortEgressQueueKeepsTheChoiceUntilTheLink) {
-  rules_.egress_bytes = 10;
-  start(2);
-  queue(0, 5, 0, 30);
-  dispatcher_->pump(0);
-  EXPECT_DOUBLE_EQ(network_->under_way(0), 10) << "one segment, and the queue is as long as it may be";
-  queue(1, 1, 1, 20);
-  EXPECT_EQ(run_out(), (std::vector<int>{1, 0}));
-  EXPECT_NEAR(network_->up(0).use().greatest_queue_s, 0.02, 1e-6) << "less than a segment, and one more";
-}
-
-TEST_F(DispatcherTest, AmongEqualsTheOneWithTheFewestBytesUnderWayIsServed) {
-  rules_.egress_bytes = 10;
-  rules_.least_under_way = true;
-  start(2);
-  Frame other;
-  other.slice = 9;
-  network_->write(0, frames_.add(other), 25, true);
-  queue(0, 1, 0);
-  queue(1, 1, 1);
-  queue(1, 1, 2);
-  const std::vector<int> order = run_out();
-  EXPECT_EQ(order, (std::vector<int>{9, 1, 2, 0}));
-}
-
-TEST_F(DispatcherTest, HalfWrittenFrameIsAsUrgentAsTheBestBehindItOnlyWhereItInherits) {
-  for (const bool inherits : {false, true}) {
-    rules_.egress_bytes = 10;
-    rules_.inherits = inherits;
-    order_.clear();
-    start(2);
-    queue(0, 9, 0, 20);
-    dispatcher_->pump(0);  // its first half
-    queue(0, 1, 1);        // behind the half written frame
-    queue(1, 5, 2);
-    EXPECT_EQ(run_out(), inherits ? (std::vector<int>{0, 1, 2}) : (std::vector<int>{2, 0, 1}));
-  }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ TEST(Link, BytesPassOneAfterTheOther) {
   EXPECT_DOUBLE_EQ(link.pass(1, 500), 1.5);
   EXPECT_DOUBLE_EQ(link.pass(1, 500), 2.0);
   EXPECT_DOUBLE_EQ(link.waiting_bytes(1), 1000);
-  EXPECT_DOUBLE_EQ(link.drained_to(250), 1.75);
+  EXPECT_DOUBLE_EQ(link.waiting_s(1.5), 0.5);
   EXPECT_DOUBLE_EQ(link.pass(3, 500), 3.5);
 }
 

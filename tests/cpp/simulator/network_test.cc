@@ -150,19 +150,6 @@ TEST_F(NetworkTest, LostSegmentThatNothingFollowsIsProbedFor) {
   EXPECT_NEAR(deliveries_.at(0).second, now + 0.1 + 2 * 0.11 + 0.1 + 0.1, 1e-9);
 }
 
-TEST_F(NetworkTest, SmallQueueLetsOtherConnectionsIn) {
-  job_.transport.segment_bytes = 100;
-  job_.transport.small_queue_bytes = 100;
-  Network network(job_, events_, *this);
-  const int one = network.connect(0, 1), other = network.connect(0, 1);
-  network.write(one, 0, 300, true);
-  network.write(other, 1, 100, true);
-  run(network);
-  ASSERT_EQ(deliveries_.size(), 2u);
-  EXPECT_EQ(deliveries_[0].first, 1) << "the second segment of the uplink, not the fourth";
-  EXPECT_NEAR(deliveries_[0].second, 0.3, 1e-12);
-}
-
 TEST_F(NetworkTest, CongestionWindowHoldsSegmentsBack) {
   job_.transport.congestion = Congestion::kCubic;
   job_.transport.packet_payload_bytes = 10;  // so that ten packets are 100 bytes

@@ -87,16 +87,6 @@ TEST(Simulate, LayerThatIsNeededFirstOvertakes) {
   EXPECT_LT(with, without - 1);
 }
 
-TEST(Simulate, PushesBeforeBroadcastsOfTheSameRoundAlone) {
-  // Host 0 pushes slice 1 from 4 to 24 s. The broadcast of slice 0, for which worker 1 waits, comes between or behind.
-  Job job = small_job(2, {100, 20000}, 2);
-  job.sender.egress_bytes = 100;
-  job.transport.segment_bytes = 100;
-  EXPECT_LT(simulate(job).waited_s[1][0], 1);
-  job.sender.pushes_first = true;
-  EXPECT_GT(simulate(job).waited_s[1][0], 24 - 6);
-}
-
 TEST(Simulate, LocalAggregationSendsOneCopyForAHost) {
   Job job = small_job(2, {500}, 2);
   job.workers = {0, 1, 0, 1};
@@ -126,7 +116,6 @@ TEST(Simulate, AllWaitForTheSlowestWorker) {
 TEST(Simulate, WhatIsLostArrivesInTheEnd) {
   Job job = small_job(4, {1000, 1000, 1000, 1000}, 3);
   job.transport.segment_bytes = job.sender.write_bytes = 50;
-  job.sender.egress_bytes = 200;
   for (Host& host : job.hosts) host.up.queue_bytes = host.down.queue_bytes = 400;
   for (const Congestion congestion : {Congestion::kNone, Congestion::kCubic, Congestion::kBbr}) {
     job.transport.congestion = congestion;

@@ -15,12 +15,14 @@ from lab_traces import needs_lab
 from processes import QUICK_IMPORT, PYTHONPATH, ROOT, Process, clean_environment
 
 from p3 import cli
-from p3.measure.bench import campaign, experiments, jobs, nets, nic, runs, train
+from p3.measure.bench import campaign, experiments, limits, measured
 from p3.measure.bench.command import fill_in_rate
+from p3.measure.bench.configuration import Course
 from p3.measure.bench.paths import PATHS, Path
-from p3.measure.bench.results import APART
+from p3.measure.jobs import nic, stores
 from p3.measure.lab import hosts
 from p3.measure.replay import models
+from p3.measure.trainings import mxnet_convnet, resnets
 
 TINY = ["--size", "0.01", "--iterations", "2", "--warmup", "1", "--repeats", "1"]
 EMULATED = [*TINY, "--models", "sockeye", "--rate", "400mbit"]
@@ -63,7 +65,7 @@ def assert_right(record):
 def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(bench, capsys, tmp_path):
     status, settings, records = bench("bandwidth", *EMULATED, "--compute", "0.02", "--hosts", "1")
     assert status == 0, records
-    assert [record["store"] for record in runs_of(records)] == list(experiments.ALL)
+    assert [record["store"] for record in runs_of(records)] == list(stores.names("main"))
     for record in records:
         assert_right(record)
         assert (record["computation"], record["compute_s"], record["rate_mbit"]) == ("emulated", 0.02, 400)
@@ -100,9 +102,9 @@ def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys)
     status, _, records = bench("dgc", *EMULATED, "--compute", "0.1", "--hosts", "2")
     assert status == 0, records
     found = runs_of(records, ["card_bytes", "worker_peak_bytes", "server_peak_bytes"])
-    assert [one["store"] for one in found] == ["p3_sync", *experiments.encoded(), *experiments.COMPRESSED]
-    plain, *encoded = found[: -len(experiments.COMPRESSED)]
-    sparse = found[len(encoded) + 1 :]
+    assert [one["store"] for one in found] == ["p3_sync", *stores.of_codecs(), *stores.names("dgc")]
+    plain, *encoded = found[:-2]
+    sparse = found[-2:]
     for record in found:
         assert_right(record)
         cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
@@ -126,7 +128,7 @@ def test_factors_are_compared_with_dense_gradients_by_what_crosses_the_cards(ben
     assert status == 0, records
     found = runs_of(records, ["card_bytes", "batch", "worker_peak_bytes", "server_peak_bytes"])
     assert [(one["store"], one["batch"]) for one in found] == [
-        (store, batch) for batch in (4, 500) for store in experiments.FACTORED
+        (store, batch) for batch in (4, 500) for store in stores.names("factored")
     ]
     for record in found:
         assert_right(record)
@@ -140,8 +142,9 @@ def test_factors_are_compared_with_dense_gradients_by_what_crosses_the_cards(ben
 def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_concern_of_others(
     bench, monkeypatch, capsys
 ):
-    broken = jobs.Store("dist_sync", "p3_sync", {"P3_PRIORITY": "none"})  # fails sooner than MXNet's own would
-    monkeypatch.setitem(jobs.STORES, "dist_sync", broken)
+    # Fails sooner than MXNet's own would.
+    broken = stores.STORES["dist_sync"]._replace(kvstore="p3_sync", environment={"P3_PRIORITY": "none"})
+    monkeypatch.setitem(stores.STORES, "dist_sync", broken)
     status, _, records = bench("utilization", *EMULATED, "--stores", "dist_sync,p3_sync", "--compute", "0.02")
     assert status == 1
     failed, right, *cards = records
@@ -170,7 +173,7 @@ def test_compute_trains_and_emulates_nothing(bench, capsys):
         assert_right(record)
         assert len(record["losses"]) == 12 and record["losses"][-1] < record["losses"][0]
         assert record["loss_at_s"] == sorted(record["loss_at_s"])
-        assert record["bytes"] == train.model_bytes(0.01)  # of the net that was trained, and of one that fails
+        assert record["bytes"] == mxnet_convnet.model_bytes(0.01)  # of the net that was trained, and of one that fails
         assert record["computation"] == "real" and record["compute_s"] is record["bound_s"] is None
     printed = capsys.readouterr().out
     assert "Nothing is emulated" in printed and "compute: loss at the end" in printed
@@ -187,10 +190,10 @@ def test_accuracy_is_that_of_every_epoch_and_stores_of_the_same_mathematics_begi
     status, _, records = bench("accuracy", *options, "--stores", "dist_sync,p3_sync,p3_dgc_0.001")
     assert status == 0, records
     found = runs_of(records, ["losses", "loss_at_s", "accuracies", "accuracy_at_s"])
-    steps = nets.steps_of_an_epoch(2)
+    steps = resnets.steps_of_an_epoch(2)
     for record in found:
         assert (record["result"], record["error"]) == ("right", None)
-        assert record["bytes"] == nets.model_bytes(8)  # as the net that was trained has them
+        assert record["bytes"] == resnets.model_bytes(8)  # as the net that was trained has them
         assert len(record["losses"]) == steps and len(record["iteration_s"]) == 2 * steps  # without the first epoch
         assert len(record["accuracies"]) == 3 and 0.2 < record["accuracies"][-1] <= 1
         assert record["accuracy_at_s"] == sorted(record["accuracy_at_s"])
@@ -256,14 +259,14 @@ def test_real_hosts_over_ssh(bench, tmp_path, monkeypatch, sshd, capsys):
 
 
 def test_no_secret_is_on_a_command_line_to_another_host(monkeypatch):
-    from p3.measure.bench.ssh_host import SshHost
+    from p3.measure.jobs.ssh_host import SshHost
     from p3.settings import Settings
 
     monkeypatch.setenv("P3_SECRET", "swordfish-swordfish")
     host = SshHost("far", "10.0.0.5", Settings())
     line = " ".join(host.supervised([sys.executable, "-c", "import mxnet"], {"DMLC_ROLE": "server"}))
     assert "swordfish" not in line and "DMLC_ROLE=server" in line
-    assert "{0} -m p3.measure.bench.ssh_host {0} -c".format(sys.executable) in line
+    assert "{0} -m p3.measure.jobs.ssh_host {0} -c".format(sys.executable) in line
 
 
 # Without running anything
@@ -276,8 +279,7 @@ def options_of(*arguments):
 
 
 def configurations(*arguments):
-    (experiment,) = [one for one in experiments.EXPERIMENTS if one.name == arguments[0]]
-    return experiment.configurations(options_of(*arguments))
+    return experiments.named(arguments[0]).configurations(options_of(*arguments))
 
 
 def test_targets_are_all_models_in_both_regimes():
@@ -304,10 +306,10 @@ def test_late_gradients_have_a_bound_of_their_own_and_are_told(tmp_path):
     arguments = ["targets", "--models", "vgg19", "--regimes", "slow"]
     (plain,), (late,) = configurations(*arguments), configurations(*arguments, "--release", "end")
     assert "release" not in plain.identity() and late.identity()["release"] == "end"
-    assert runs.goal(late).seconds > 1.3 * runs.goal(plain).seconds
-    course = runs.Course(1, 1, 0.0, "none", 1, None, False)
-    for store in (jobs.STORES["p3_sync"], jobs.STORES["dist_sync"], jobs.STORES["p3_torch"]):
-        command = runs.worker_command(store, late, course)
+    assert limits.goal(late).seconds > 1.3 * limits.goal(plain).seconds
+    course = Course(1, 1, 0.0, "none", 1, None)
+    for store in ("p3_sync", "dist_sync", "p3_torch"):
+        command = experiments.named("targets").computation.command(stores.STORES[store], late, course, 0)
         assert command[command.index("--release") + 1] == "end"
 
 
@@ -330,7 +332,7 @@ def test_every_experiment_has_configurations():
     for experiment in experiments.EXPERIMENTS:
         made = configurations(experiment.name)
         assert made and len({(one.model, one.label) for one in made}) == len(made)
-    assert options_of("staleness").stores == ["dist_sync", "p3_sync", *APART]
+    assert options_of("staleness").stores == ["dist_sync", "p3_sync", *stores.names("apart")]
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -399,7 +401,7 @@ def lines_of(rank, seconds, stalls, digest, result="right"):
 
 
 def test_iteration_is_as_long_as_its_slowest_workers_and_warm_up_does_not_count():
-    found = runs._summary([lines_of(0, [1.0, 5.0], [0.1, 0.3], "x"), lines_of(1, [2.0, 3.0], [0.2, 0.3], "x")])
+    found = measured.summary([lines_of(0, [1.0, 5.0], [0.1, 0.3], "x"), lines_of(1, [2.0, 3.0], [0.2, 0.3], "x")])
     assert found == {
         "bytes": 40, "iteration_s": [2.0, 5.0], "median_s": 3.5, "stall_s": 0.5, "worst_layer": "b", "result": "right",
     }  # fmt: skip
@@ -407,12 +409,12 @@ def test_iteration_is_as_long_as_its_slowest_workers_and_warm_up_does_not_count(
 
 @pytest.mark.parametrize("digest, result", [("y", "right"), ("x", "wrong")])
 def test_run_is_wrong_if_one_worker_is_or_if_workers_differ(digest, result):
-    found = runs._summary([lines_of(0, [1.0], [0, 0], "x"), lines_of(1, [1.0], [0, 0], digest, result)])
+    found = measured.summary([lines_of(0, [1.0], [0, 0], "x"), lines_of(1, [1.0], [0, 0], digest, result)])
     assert found["result"] == "wrong"
 
 
 def test_workers_that_trained_alone_are_wrong():
-    found = runs._summary([lines_of(0, [1.0], [0, 0], "x")])
+    found = measured.summary([lines_of(0, [1.0], [0, 0], "x")])
     assert found["result"] == "wrong"
 
 
@@ -424,7 +426,7 @@ def test_bytes_of_an_interval_are_between_the_samples_next_to_its_edges():
 
 def test_sampler_of_a_card_has_one_thread():
     """SIGTERM, by which it ends, must not reach one that does not block it, as those of NumPy."""
-    program = "import os, p3.measure.bench.nic; print(len(os.listdir('/proc/self/task')))"
+    program = "import os, p3.measure.jobs.nic; print(len(os.listdir('/proc/self/task')))"
     environment = clean_environment(PYTHONPATH=PYTHONPATH)
     assert subprocess.check_output([sys.executable, "-c", program], env=environment, timeout=60) == b"1\n"
 

@@ -88,8 +88,7 @@ def test_rate_bounds_each_direction(limited, shaping):
     # Not a test of speed: however slow the machine, it cannot be faster than the link.
     rate_mbit, size = 40, 1_000_000
     try:
-        with hosts.lab(2, 10, shaping=shaping) as lab:
-            lab = hosts.set_rates(lab, rate_mbit)
+        with hosts.lab(2, rate_mbit, shaping=shaping) as lab:
             # Lift the other end's limit, so that the one under test has to hold on its own.
             folder = hosts.RUN / lab[0].lab / "lab"
             uplink = (folder / "switch", "up0") if shaping.beyond else (folder / "0", "eth0")

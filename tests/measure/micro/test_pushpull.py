@@ -7,6 +7,7 @@ import sys
 import pytest
 from lab_traces import needs_lab
 
+from p3.measure.jobs.job import JobError
 from p3.measure.lab import hosts
 from p3.measure.micro import pushpull_job as jobs
 from p3.measure.micro import pushpull_worker
@@ -41,29 +42,29 @@ def test_turn_counts_rounds_of_every_worker(job):
     assert [len(seconds) for seconds in turn.round_s] == [3, 3]
     assert turn.moved_bytes == 2 * 2 * 3 * 3000 * 4  # both ways, two workers, three rounds
     job.check_sums()
-    job.stop()
+    job.leave()
 
 
 @needs_lab
 def test_wrong_values_are_told_with_worker_and_keys(job):
     job.command = lambda role, number: [sys.executable, "-c", LIAR] if role == "worker" else ["sleep", "1000"]
     job.start()
-    with pytest.raises(jobs.JobError, match=r"raw_tcp: worker \d has wrong sums in 2 keys: 7, 8"):
+    with pytest.raises(JobError, match=r"raw_tcp: worker \d has wrong sums in 2 keys: 7, 8"):
         job.check_sums()
 
 
 @needs_lab
 def test_failed_process_is_told_with_its_log(job):
     job.command = lambda role, number: [sys.executable, "-c", "import sys; sys.exit('no such store')"]
-    with pytest.raises(jobs.JobError, match=r"(?s)(server|worker) \d ended with status 1.*no such store"):
+    with pytest.raises(JobError, match=r"(?s)(server|worker) \d ended with status 1.*no such store"):
         job.start()
 
 
 @needs_lab
 def test_hanging_process_meets_the_deadline_and_is_killed(job, monkeypatch):
-    monkeypatch.setattr(jobs, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(job, "start_timeout_s", 0.3)
     job.command = lambda role, number: ["sleep", "1000"]
-    with pytest.raises(jobs.JobError, match="did not end in time"):
+    with pytest.raises(JobError, match="did not end in time"):
         job.start()
     processes = list(job._processes.values())
     job.kill()

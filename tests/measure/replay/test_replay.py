@@ -10,9 +10,8 @@ from plugin_jobs import run, run_dist_sync, run_p3
 from p3 import codecs
 from p3.measure.replay import gpu_clock, models, mxnet_replay
 from p3.measure.replay import worker as replay
-from p3.measure.replay.encoded import EncodedReplay
-from p3.measure.replay.gpu_clock import Clock
-from p3.measure.replay.jitter import factors
+from p3.measure.replay.compressed import EncodedReplay
+from p3.measure.replay.gpu_clock import Clock, factors
 
 MXNET_P3 = {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}
 TINY = ["--compute", "0.02", "--iterations", "3", "--warmup", "1"]

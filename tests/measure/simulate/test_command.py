@@ -7,8 +7,9 @@ import lab_results as made
 import pytest
 
 from p3 import cli
-from p3.measure.bench import results, validation
+from p3.measure.bench import validation
 from p3.measure.replay import models
+from p3.measure.results import records, summaries
 
 SMALL = ["--models", "vgg19", "--size", "0.005", "--compute", "0.5", "--rate", "40mbit"]
 
@@ -41,20 +42,20 @@ def test_every_combination_of_lists_and_ranges_has_a_row_and_a_record(simulate, 
     assert len(out.splitlines()) == 2 + len(records) and out.startswith("model vgg19, MB 2.9, scheme p3")
     for one in records:
         assert one["kind"] == "simulation" and one["mean_s"] >= one["bound_s"] - 0.02
-        assert len(one["up"]) == one["hosts"] and one["sender"]["yields"] is False
+        assert len(one["up"]) == one["hosts"] and one["priorities"] is True
 
 
-def test_what_is_not_p3_is_simulated_once_for_all_senders(simulate):
-    out = simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,layers,ddp", "--sender", "windows,short_egress")
+def test_what_is_not_p3_is_simulated_once_for_all_slices(simulate):
+    out = simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,layers,ddp", "--slice-elements", "10000,50000")
     assert Counter(line.split()[0] for line in out.splitlines()[2:]) == {"p3": 4, "layers": 2, "ddp": 2}
 
 
-def test_settings_of_sender_and_network_are_taken_by_name(simulate, tmp_path):
+def test_settings_of_p3_and_network_are_taken_by_name(simulate, tmp_path):
     path = tmp_path / "out.jsonl"
-    simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "egress_kib=16",
-             "--set", "yields=yes", "--set", "queue_ms=5", "--out", str(path))  # fmt: skip
+    simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "window_kib=16",
+             "--set", "priorities=no", "--set", "queue_ms=5", "--out", str(path))  # fmt: skip
     (record,) = map(json.loads, path.read_text().splitlines())
-    assert record["sender"]["egress_kib"] == 16 and record["sender"]["yields"] is True
+    assert record["window_kib"] == 16 and record["priorities"] is False
     assert record["network"]["queue_ms"] == 5
     assert record["network"]["up_mbit"] == [40, 20, 20] and record["network"]["down_mbit"] == [80, 80, 80]
 
@@ -114,7 +115,7 @@ def test_figure_has_the_lines_and_the_points_of_the_same_setting(simulate, tmp_p
     path = tmp_path / "figure.svg"
     simulate(*SMALL, "--hosts", "2,4", "--scheme", "p3,layers,ddp", "--plot", str(path), "--measured", measured)
     text = path.read_text()
-    for words in ("P3, sender windows", "whole layers, first come, first served", "DDP's ring", "bound of P3's slices",
+    for words in ("P3, simulated", "whole layers, first come, first served", "DDP's ring", "bound of P3's slices",
                   "p3_sync, measured"):
         assert words in text
     assert "dist_sync" not in text
@@ -130,7 +131,7 @@ def test_validation_has_enough_configurations_and_half_are_held_out():
 @pytest.mark.parametrize("options, words", [
     (["--hosts", "8-2"], "'8-2' is neither a number of hosts"),
     (["--set", "egress=16"], "'egress' is none of priorities"),
-    (["--set", "yields=1"], "yields is yes or no"),
+    (["--set", "lossless=1"], "lossless is yes or no"),
     (["--models", "alexnet"], "'alexnet' is none of vgg19"),
     (["--straggler", "1"], "'1' has no '='"),
 ])  # fmt: skip
@@ -155,6 +156,6 @@ def test_what_does_not_fit_together_is_an_error_that_says_so(options, words, cap
 
 def test_results_of_one_rate_for_each_host_are_told_apart():
     lines = [made.settings("scale"), made.run("scale"), made.run("scale", rates_mbit=[800, 400])]
-    one, other = results.summarise(results.of_records(lines).runs)
+    one, other = summaries.summarise(records.of_records(lines).runs)
     assert one.rates_mbit is None and other.rates_mbit == (800, 400)
-    assert results.setting(other, ["rate"]) == "800 Mbit/s, 400 Mbit/s"
+    assert summaries.setting(other, ["rate"]) == "800 Mbit/s, 400 Mbit/s"

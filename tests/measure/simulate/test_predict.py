@@ -8,10 +8,10 @@ import sys
 import pytest
 from processes import ROOT
 
-from p3.measure.replay import jitter, models
+from p3.measure.replay import gpu_clock, models
 from p3.measure.simulate import setting as settings
 from p3.measure.simulate.predict import predict
-from p3.measure.simulate.setting import SENDERS, Network, Sender, Setting, links
+from p3.measure.simulate.setting import Network, Setting, links
 
 
 def model_of(*layers):
@@ -32,16 +32,12 @@ def random_setting(seed):
     # A burst may undercut the bound by as much as it holds.
     network = Network(*rates, delay_ms=draw.uniform(0, 2), burst_kib=0, queue_ms=draw.uniform(40, 100),
                       lossless=draw.random() < 0.3, congestion=draw.choice(settings.CONGESTION),
-                      small_queue_kib=draw.choice([0, 16]), segment_kib=draw.choice([2, 4, 8]))
-    sender = Sender(
-        priorities=draw.random() < 0.8, window_kib=draw.choice([0, 16, 100]), yields=draw.random() < 0.5,
-        egress_kib=draw.choice([0, 8, 32]), pushes_first=draw.random() < 0.5, least_under_way=draw.random() < 0.5,
-        inherits=draw.random() < 0.5,
-    )  # fmt: skip
+                      segment_kib=draw.choice([2, 4, 8]))
     return Setting(
-        model, draw.uniform(0, 0.5), network, sender, workers_per_host=draw.randint(1, 2),
-        servers=draw.randint(1, 2 * hosts), slice_elements=draw.choice([3000, 20000, 200000]),
-        local_aggregation=draw.random() < 0.5, iterations=16, warmup=0, release=draw.choice(models.RELEASES),
+        model, draw.uniform(0, 0.5), network, priorities=draw.random() < 0.8, window_kib=draw.choice([0, 16, 100]),
+        workers_per_host=draw.randint(1, 2), servers=draw.randint(1, 2 * hosts),
+        slice_elements=draw.choice([3000, 20000, 200000]), local_aggregation=draw.random() < 0.5, iterations=16,
+        warmup=0, release=draw.choice(models.RELEASES),
     )  # fmt: skip
 
 
@@ -62,7 +58,7 @@ def test_same_setting_gives_the_same_bits():
 
 def test_jitter_is_that_of_the_replay():
     setting = Setting(model_of((10, 1)), 1.0, links(2, 10.0), jitter=0.3, seed=5, iterations=3, warmup=1)
-    factors = jitter.factors(0.3, 5, 1)
+    factors = gpu_clock.factors(0.3, 5, 1)
     assert settings.job(setting)["factors"][1] == [next(factors) for _ in range(4)]
 
 
@@ -133,10 +129,9 @@ def test_ddp_reduces_late_gradients_behind_the_backward_pass():
 
 
 def test_priorities_hide_what_a_queue_in_order_of_arrival_does_not():
-    setting = Setting(models.load("vgg19", 0.03), 1.0, links(2, 140.0), SENDERS["short_egress"])
-    with_ = predict(setting).mean_s
-    without = predict(dataclasses.replace(setting, sender=dataclasses.replace(setting.sender, priorities=False))).mean_s
-    assert with_ < 0.95 * without
+    setting = Setting(models.load("vgg19", 0.03), 1.0, links(2, 140.0))
+    without = predict(dataclasses.replace(setting, priorities=False)).mean_s
+    assert predict(setting).mean_s < 0.95 * without
 
 
 def test_1024_hosts_come_to_an_end():

@@ -1,0 +1,94 @@
+"""What the workers of an experiment compute: the program that each store's run, and what it tells besides times.
+
+What is right is told by the workers themselves: they know what every weight must be (the replay), or say what they have
+(trainings), and then all must have the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Callable, Dict, List, NamedTuple
+
+from p3.errors import ConfigError
+from p3.measure.bench import measured
+from p3.measure.bench.configuration import Configuration, Course
+from p3.measure.jobs.stores import Store
+from p3.measure.replay import models
+from p3.measure.trainings import mxnet_convnet, resnets
+
+
+class Computation(NamedTuple):
+    name: str  # in records: emulated or real
+    command: Callable[[Store, Configuration, Course, int], List[str]]  # of a worker, in that repeat
+    model_bytes: Callable[[Configuration], int]
+    tells: Callable[[measured.Workers, Store], Dict]  # fields of the record, besides those of times
+    steps: Callable[[Configuration], int] = lambda _: 1  # of an iteration of the course
+
+
+def _program(module: str, store: Store, *options) -> List[str]:
+    return [sys.executable, "-m", module, "--store", store.kvstore, *map(str, options)]
+
+
+def _common(configuration: Configuration, course: Course) -> List[str]:
+    return ["--size", repr(configuration.size), "--iterations", str(course.iterations), "--warmup", str(course.warmup)]
+
+
+def _compression(store: Store) -> List[str]:
+    if store.compression is None:
+        return []
+    kind, ratio = store.compression
+    return ["--compression", kind] if ratio is None else ["--dgc", repr(ratio)]
+
+
+def _curve(workers: measured.Workers, store: Store) -> Dict:
+    return measured.curve(workers, store.may_be_apart)
+
+
+def _replay(store: Store, configuration: Configuration, course: Course, _repeat: int) -> List[str]:
+    return _program(
+        "p3.replay", store, *_common(configuration, course), "--model", configuration.model,
+        "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
+        "--release", configuration.release, *_compression(store),
+        *([] if store.route is None else ["--factors", store.route, "--batch", configuration.batch]),
+    )  # fmt: skip
+
+
+def _convnet(store: Store, configuration: Configuration, course: Course, _repeat: int) -> List[str]:
+    return _program(
+        "p3.measure.trainings." + ("torch_convnet" if store.is_torch else "mxnet_convnet"), store,
+        *_common(configuration, course), "--pause", repr(course.pause_s),
+        "--learning-rate", repr(course.learning_rate), "--momentum", repr(course.momentum),
+    )  # fmt: skip
+
+
+def _lesson(store: Store, configuration: Configuration, course: Course, _repeat: int) -> List[str]:
+    common = _common(configuration, course)
+    return _program("p3.measure.trainings.torch_lesson", store, *common, "--model", configuration.model)
+
+
+def _lesson_bytes(configuration: Configuration) -> int:
+    try:
+        from p3.measure.trainings import lessons
+    except ImportError as error:
+        raise ConfigError(
+            f"p3 bench {configuration.experiment} needs PyTorch ({error}): pip install 'p3-training[torch]'"
+        ) from None
+    return lessons.model_bytes(configuration.model, configuration.size)
+
+
+def _resnet(store: Store, configuration: Configuration, course: Course, repeat: int) -> List[str]:
+    return _program(
+        "p3.measure.trainings.mxnet_resnet", store, *_compression(store),
+        "--depth", resnets.depth_of(configuration.model), "--epochs", course.iterations, "--seed", repeat,
+    )  # fmt: skip
+
+
+REPLAY = Computation(
+    "emulated", _replay, lambda one: models.load(one.model, one.size).bytes, lambda workers, store: {}
+)  # fmt: skip
+CONVNET = Computation("real", _convnet, lambda one: mxnet_convnet.model_bytes(one.size), _curve)
+LESSON = Computation("real", _lesson, _lesson_bytes, _curve)
+RESNET = Computation(
+    "real", _resnet, lambda one: resnets.model_bytes(resnets.depth_of(one.model)),
+    lambda workers, store: measured.accuracies(workers), lambda one: resnets.steps_of_an_epoch(one.workers),
+)  # fmt: skip

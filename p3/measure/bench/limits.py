@@ -1,0 +1,53 @@
+"""What no store can beat in a configuration, and what its frames take on the network cards, by formula."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from p3.measure.bench.configuration import Configuration
+from p3.measure.jobs.stores import Store
+from p3.measure.replay import bound, models
+from p3.measure.replay.payloads import Compression
+
+
+def goal(configuration: Configuration, compression: Optional[Compression] = None) -> Optional[bound.Bound]:
+    """No store can be faster that compresses gradients in that way. None where that cannot be computed."""
+    if not configuration.is_emulated or configuration.batch is not None or configuration.rate_mbit is None:
+        return None
+    return bound.bound(
+        models.load(configuration.model, configuration.size),
+        configuration.compute_s,
+        _cluster(configuration),
+        configuration.slice_elements,
+        delay_s=configuration.delay_ms / 1e3,
+        release=configuration.release,
+        compression=compression,
+    )
+
+
+def why_unknown(configuration: Configuration) -> str:
+    if not configuration.is_emulated or configuration.batch is not None:
+        return "unknown: the computation is real, and its layers' times are not measured"
+    return "unknown: no rate is given"
+
+
+def card_bytes(store: Store, configuration: Configuration) -> float:
+    """That each card sends in an iteration, in the mean over the hosts."""
+    model = models.load(configuration.model, configuration.size)
+    cluster, elements = _cluster(configuration), configuration.slice_elements
+    if store.route is None:
+        return bound.card_bytes(model, cluster, elements, compression=store.compression)
+    from p3.measure.replay import factored
+
+    def dense_bytes(part: models.Model) -> float:
+        return bound.card_bytes(part, cluster, elements)
+
+    hosts, batch = configuration.hosts, configuration.batch
+    return factored.sent_by_a_card(model, hosts, elements, batch, store.route, dense_bytes)
+
+
+def _cluster(configuration: Configuration) -> bound.Cluster:
+    cluster = bound.one_of_each(configuration.hosts, configuration.rate_mbit)
+    if configuration.rates_mbit:
+        cluster = cluster._replace(up_mbit=configuration.rates_mbit, down_mbit=configuration.rates_mbit)
+    return cluster

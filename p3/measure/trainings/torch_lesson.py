@@ -1,0 +1,79 @@
+"""One worker of `p3 bench learn`: trains a lesson with PyTorch, nothing emulated; only the name of the store differs.
+
+    python -m p3.measure.trainings.torch_lesson --store p3_torch --model gpt --iterations 150
+
+Stores are those of p3/measure/workers/torch_store.py, and `alone`: rank RANK of WORLD_SIZE, which talks to nobody. It
+writes the lines of p3/measure/workers/lines.py, and in each iteration's the loss of this worker's own batch. An
+iteration lasts from one loss that has been read to the next; the first begins when all workers have come. `digest` is
+of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from typing import Optional, Sequence
+
+import torch
+
+from p3.measure.trainings.lessons import LESSONS, bytes_of
+from p3.measure.workers import torch_store
+from p3.measure.workers.lines import Lines, digest
+
+ALONE = "alone"  # a store that computes as the others do, and sends nothing
+
+
+def run(options, out) -> bool:
+    lines = Lines(out, "real", options.store)
+    lesson = LESSONS[options.model]
+    data = lesson.data()
+    torch.manual_seed(1)  # the same first weights on every worker
+    net = lesson.make_net(options.size)
+    optimizer = lesson.make_optimizer(net)
+    if options.store == ALONE:
+        rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    else:
+        rank, workers, net = torch_store.distribute(options.store, net, optimizer)
+        torch_store.wait_for_all(options.store)
+    lines.header(
+        {"torch": torch.__version__}, rank=rank, workers=workers, model=options.model, bytes=bytes_of(net),
+        data=digest(part.numpy() for part in data),
+    )  # fmt: skip
+    losses, start = [], time.monotonic()
+    for number in range(options.warmup + options.iterations):
+        inputs, targets = lesson.batch(data, number, rank)
+        optimizer.zero_grad()
+        loss = lesson.loss(net, inputs, targets)
+        losses.append(loss.item())
+        end = time.monotonic()
+        lines.iteration(number, number < options.warmup, start, end, loss=losses[-1])
+        start = end
+        loss.backward()
+        optimizer.step()
+    few = max(1, len(losses) // 10)
+    first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
+    right = last < first or options.store == ALONE  # so few steps may not have learnt
+    lines.result(right, digest=digest(torch_store.weights(net)))
+    print(f"{options.store}: the loss went from {first:.3f} to {last:.3f}", file=sys.stderr)
+    torch_store.leave(right)
+    return right
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m p3.measure.trainings.torch_lesson", description="Trains a lesson.")
+    parser.add_argument("--store", required=True, help="p3_torch, or ddp:25 for buckets of 25 MB, or alone")
+    parser.add_argument("--model", required=True, choices=tuple(LESSONS))
+    parser.add_argument("--size", type=float, default=1.0, help="about the fraction of the parameters (default 1)")
+    parser.add_argument("--iterations", type=int, default=150, help="that count (default 150)")
+    parser.add_argument("--warmup", type=int, default=2, help="iterations before them (default 2)")
+    options = parser.parse_args(argv)
+    if options.iterations < 1 or options.warmup < 0:
+        parser.error("--iterations must be at least 1, --warmup at least 0")
+    return 0 if run(options, sys.stdout) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

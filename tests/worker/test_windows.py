@@ -1,0 +1,66 @@
+"""Windows stay as they are where the link's queue never drains, though the kernel forgets how short the path is.
+
+A connection's window is its send buffer: what the link carries in a round trip, and a little more. The kernel forgets
+the least round trip after net.ipv4.tcp_min_rtt_wlen, 300 s; here after 1 s. What it then takes for the least one holds
+the queue that the windows fill.
+"""
+
+import re
+import sys
+import time
+
+import pytest
+from lab_traces import needs_lab, output
+from processes import PYTHONPATH, ROOT
+
+from p3.measure.jobs.job import POLL_S, Job
+from p3.measure.jobs.stores import STORES
+from p3.measure.lab.hosts import lab
+
+LEAST_SENT = 1_000_000  # by then it is no control connection
+WATCHED_S = 6.0
+STARTS_IN_S = 60.0
+
+
+def connections(text):
+    """(send buffer, least round trip, round trip) of those that have sent much, as ss -tinmOH prints them."""
+    found = []
+    for line in text.splitlines():
+        fields = dict(re.findall(r"\b(bytes_sent|minrtt|rtt):([\d.]+)", line))
+        buffer = re.search(r"skmem:\(.*?,tb(\d+)", line)
+        if buffer and int(fields.get("bytes_sent", 0)) >= LEAST_SENT:
+            found.append((int(buffer.group(1)), float(fields["minrtt"]), float(fields["rtt"])))
+    return found
+
+
+@needs_lab
+def test_windows_do_not_follow_the_queue_that_they_fill(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    command = [sys.executable, str(ROOT / "tests" / "jobs" / "full_links.py")]
+    samples, started, deadline = [], None, time.monotonic() + STARTS_IN_S
+    with lab(3, 100.0) as hosts:
+        for host in hosts:
+            output(host, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/tcp_min_rtt_wlen")
+        with Job(STORES["p3_sync"], hosts, command, root=hosts[0], port=9100, folder=tmp_path,
+                      omp_threads=1) as job:  # fmt: skip
+            job.start()
+            while started is None or samples[-1][0] < WATCHED_S:
+                job.check()
+                found = [one for host in hosts for one in connections(output(host, "ss", "-tinmOH"))]
+                if found:
+                    started = started or time.monotonic()
+                    samples.append((time.monotonic() - started, *map(max, zip(*found))))
+                assert started or time.monotonic() < deadline, job.error("nothing is sent", *job.names())
+                time.sleep(POLL_S)
+    late = [min_rtt_ms for second, _, min_rtt_ms, _ in samples if second > WATCHED_S / 2]
+    assert late and max(late) > 2, samples  # forgotten: the queue stands
+    assert max(window_bytes for _, window_bytes, _, _ in samples) <= 64 << 10, samples
+
+
+def test_what_ss_says_is_read():
+    text = (
+        "ESTAB 0 0 10.0.0.1:9 10.0.0.2:9 skmem:(r0,rb131072,t0,tb65536,f0,w4,o0,bl0,d0) cubic rtt:9.7/1.2 cwnd:10 "
+        "bytes_sent:2000000 bytes_acked:1 minrtt:0.5\n"
+        "ESTAB 0 0 10.0.0.1:8 10.0.0.2:8 skmem:(r0,rb131072,t0,tb87040,f0,w4,o0,bl0,d0) rtt:1/1 bytes_sent:20 minrtt:1"
+    )
+    assert connections(text) == [(65536, pytest.approx(0.5), pytest.approx(9.7))]
