@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional, Sequence
 
 from p3.worker.key import Key
-from p3.worker.resumed import Resumed
+from p3.worker.snapshots.resumed import Resumed
 from p3.worker.session import Session
 
 _trainers: List[weakref.ref] = []  # in the order in which they were made

@@ -21,7 +21,7 @@ from p3.mxnet import _mxnet
 from p3.mxnet.arguments import checked
 from p3.mxnet.factored_layers import layer_of
 from p3.mxnet.priorities import Priority
-from p3.worker.pieces import pieces
+from p3.frontend.pieces import pieces
 
 log = logging.getLogger("p3")
 

@@ -47,9 +47,9 @@ from p3.mxnet.priorities import Priorities
 from p3.mxnet.row_keys import pull_rows
 from p3.mxnet.staleness import Staleness
 from p3.settings import Settings
-from p3.worker import partitions
+from p3.frontend import partitions
 from p3.worker import session as sessions
-from p3.worker.loss_scale import LossScale
+from p3.frontend.loss_scale import LossScale
 
 log = logging.getLogger("p3")
 

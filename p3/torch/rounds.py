@@ -28,7 +28,8 @@ from p3.torch.forward import Forward, named_parameters
 from p3.torch.parameter import Parameter
 from p3.torch.requirements import require_parameters, require_same_parameters
 from p3.torch.scaling import Scaling
-from p3.worker import dgc, partitions
+from p3.frontend import partitions
+from p3.worker import dgc
 from p3.worker.key import Key
 
 log = logging.getLogger("p3.torch")

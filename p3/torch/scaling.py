@@ -1,4 +1,4 @@
-"""A GradScaler beside compression that keeps what it leaves out (p3/worker/loss_scale.py).
+"""A GradScaler beside compression that keeps what it leaves out (p3/frontend/loss_scale.py).
 
 The scaler tells no one that it leaves a step out: it does not call step(). So that is known when the next gradient
 comes, or a snapshot is taken.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from p3 import codecs
-from p3.worker.loss_scale import LossScale
+from p3.frontend.loss_scale import LossScale
 
 
 class Scaling:

@@ -36,7 +36,7 @@ from p3.torch.arrivals import Arrival, Arrivals
 from p3.torch.comparisons import Comparisons
 from p3.torch.parameter import Parameter, RowParameter
 from p3.worker.key import Key
-from p3.worker.pieces import pieces
+from p3.frontend.pieces import pieces
 from p3.worker.session import Session
 
 # Pieces queued on the device that are not known to have been copied. More than about 1000 operations may make a call of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Callable, Dict, Sequence, Set
 
 from p3.worker.key import Key
-from p3.worker.link import Link
+from p3.worker.links.link import Link
 
 
 class Releases:

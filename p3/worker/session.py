@@ -32,12 +32,12 @@ from p3.worker import open_sessions
 from p3.worker.control import Control
 from p3.worker.declarations import Declarations
 from p3.worker.key import Agreed, FactorShape, Identity, Key, Name
-from p3.worker.link import Link
-from p3.worker.progress import Progress
+from p3.worker.links.link import Link
+from p3.worker.replacement.progress import Progress
 from p3.worker.releases import Releases
 from p3.worker.repartition import Repartition
-from p3.worker.resumed import Resumed
-from p3.worker.session_snapshots import ON_SERVERS, Ended, Snapshots
+from p3.worker.snapshots.resumed import Resumed
+from p3.worker.snapshots.snapshots import ON_SERVERS, Ended, Snapshots
 from p3.worker.store_options import StoreOptions
 
 log = logging.getLogger("p3")
@@ -94,13 +94,13 @@ class Session(Control):
             if in_job(os.environ):
                 settings.require("role")
         if settings.role is None:
-            from p3.worker.embedded_link import EmbeddedLink as LinkOfJob
+            from p3.worker.links.embedded import EmbeddedLink as LinkOfJob
 
             warning = warning_if_alone(ADAPTERS, os.environ)
             if warning is not None:
                 log.warning(warning)
         else:
-            from p3.worker.cluster_link import ClusterLink as LinkOfJob
+            from p3.worker.links.cluster import ClusterLink as LinkOfJob
         session = cls(LinkOfJob(settings))
         open_sessions.add(session)
         return session

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from p3.plan import planner
 from p3.server.options import validate
 from p3.worker import dgc
-from p3.worker.link import Link
+from p3.worker.links.link import Link
 from p3.worker.repartition import Repartition
 
 log = logging.getLogger("p3")

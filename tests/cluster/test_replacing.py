@@ -22,7 +22,7 @@ from p3.launch.placement import Host, Task
 from p3.launch.run import Launcher
 from p3.settings import Settings
 from p3.snapshots import files
-from p3.worker.steps import Steps
+from p3.worker.replacement.steps import Steps
 
 sys.path.insert(0, str(SCRIPTS))
 import replaced_steps

@@ -8,7 +8,7 @@ import plugin_jobs as jobs
 import pytest
 
 from p3.snapshots import files, tree
-from p3.worker.resumed import Resumed, part_rank, takes_over_from
+from p3.worker.snapshots.resumed import Resumed, part_rank, takes_over_from
 
 NUMBERS = [(before, now) for before in range(1, 8) for now in range(1, 8)]
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from p3.settings import Settings
-from p3.worker import partitions
-from p3.worker.partitions import PartitionSearch, fit, minimum_of
+from p3.frontend import partitions
+from p3.frontend.partitions import PartitionSearch, fit, minimum_of
 from p3.worker.session import Session
 
 

@@ -36,7 +36,7 @@ from p3.measure.bench import jobs, machine
 from p3.measure.lab.hosts import Host, lab
 from p3.measure.micro.cards_worker import CONTROL_VARIABLE, WAYS
 from p3.placement import Placement
-from p3.worker.factors import Rule
+from p3.frontend.factors import Rule
 from p3.worker.key import FactorShape
 
 _TIMEOUT_S = 120.0

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from p3.worker.partitions import Partitions
+from p3.frontend.partitions import Partitions
 from p3.worker.session import Session
 
 TIMEOUT_S = 120

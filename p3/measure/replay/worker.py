@@ -33,7 +33,7 @@ from p3.measure import arguments
 from p3.measure.replay import jitter, models
 from p3.measure.replay.gpu_clock import Clock
 from p3.mxnet import hooks
-from p3.worker.factors import ROUTES
+from p3.frontend.factors import ROUTES
 
 
 def _header(options, model, replay) -> dict:

@@ -1,4 +1,4 @@
-"""What a worker gets of a snapshot whose job had another number of workers. Pure; session_snapshots.py reads the files.
+"""What a worker gets of a snapshot whose job had another number of workers. Pure; snapshots.py reads the files.
 
 What all workers have in common does not depend on their number: weights, the optimizer, the step. Of what was a
 worker's own, a rank that the job had, and has, goes on with its own part. One that is new begins with worker 0's, as

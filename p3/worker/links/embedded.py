@@ -20,7 +20,7 @@ from p3.server.process import DROP_AGAIN_S, apply, drop_store
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
-from p3.worker.link import Link
+from p3.worker.links.link import Link
 
 _WORKER = Node("worker", 0, "this process")
 _SERVER = Node("server", 0, "this process")

@@ -29,7 +29,7 @@ from p3.launch.execute import SAME_SIGNAL_S
 from p3.snapshots import files, tree
 from p3.snapshots.pace import Pace
 from p3.worker.key import Identity
-from p3.worker.resumed import Resumed, part_rank, takes_over_from, what_changes
+from p3.worker.snapshots.resumed import Resumed, part_rank, takes_over_from, what_changes
 
 log = logging.getLogger("p3.snapshots")
 

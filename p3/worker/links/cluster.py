@@ -17,7 +17,7 @@ from p3.cluster.stragglers import report_late
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
-from p3.worker.link import Link
+from p3.worker.links.link import Link
 
 _CLOSE_TIMEOUT_S = 5.0
 

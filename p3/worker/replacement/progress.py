@@ -11,8 +11,8 @@ from typing import Dict, Optional
 
 from p3.cluster.messages import columns
 from p3.worker.key import Agreed, Identity, Key
-from p3.worker.link import Link
-from p3.worker.steps import Steps
+from p3.worker.links.link import Link
+from p3.worker.replacement.steps import Steps
 
 
 class Progress:
