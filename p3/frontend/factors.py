@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 from typing import Optional
 
-from p3.plan.key_plan import KeyPlan, even_slices
 from p3.placement import Placement
+from p3.plan.key_plan import KeyPlan, even_slices
 from p3.worker.key import FactorShape, Key
 
 log = logging.getLogger("p3")

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional, Sequence
 
 from p3.worker.key import Key
-from p3.worker.snapshots.resumed import Resumed
 from p3.worker.session import Session
+from p3.worker.snapshots.resumed import Resumed
 
 _trainers: List[weakref.ref] = []  # in the order in which they were made
 _made = 0  # so many that follow no other: their places in a snapshot

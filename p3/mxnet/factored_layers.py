@@ -16,8 +16,8 @@ import math
 
 import mxnet as mx
 from p3._core import DTYPES
-from p3.worker import session as sessions
 from p3.frontend.factors import FactoredLayer, checked
+from p3.worker import session as sessions
 
 log = logging.getLogger("p3")
 

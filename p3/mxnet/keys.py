@@ -17,11 +17,11 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from p3._core import DTYPES
+from p3.frontend.pieces import pieces
 from p3.mxnet import _mxnet
 from p3.mxnet.arguments import checked
 from p3.mxnet.factored_layers import layer_of
 from p3.mxnet.priorities import Priority
-from p3.frontend.pieces import pieces
 
 log = logging.getLogger("p3")
 

@@ -13,10 +13,10 @@ from typing import Any, Optional
 
 import torch
 
-from p3.torch import job
-from p3.torch.arrays import as_numpy
-from p3.torch.parameter import Parameter
 from p3.frontend.factors import FactoredLayer, checked
+from p3.torch.parameters.arrays import as_numpy
+from p3.torch.parameters.parameter import Parameter
+from p3.torch.start import job
 
 log = logging.getLogger("p3.torch")
 

@@ -23,7 +23,7 @@ import torch
 from p3 import codecs
 from p3.server import options
 from p3.torch.requirements import require_model, require_norm
-from p3.torch.rounds import Rounds
+from p3.torch.rounds.rounds import Rounds
 
 
 def DistributedOptimizer(  # a class to its users

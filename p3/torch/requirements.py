@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List
 
 import torch
 
-from p3.torch.arrays import DTYPES, is_dense
+from p3.torch.parameters.arrays import DTYPES, is_dense
 
 
 def require_model(model: Any) -> None:

@@ -33,9 +33,9 @@ from p3.worker.control import Control
 from p3.worker.declarations import Declarations
 from p3.worker.key import Agreed, FactorShape, Identity, Key, Name
 from p3.worker.links.link import Link
-from p3.worker.replacement.progress import Progress
 from p3.worker.releases import Releases
 from p3.worker.repartition import Repartition
+from p3.worker.replacement.progress import Progress
 from p3.worker.snapshots.resumed import Resumed
 from p3.worker.snapshots.snapshots import ON_SERVERS, Ended, Snapshots
 from p3.worker.store_options import StoreOptions

@@ -12,7 +12,7 @@ from torch import nn
 
 import p3.torch
 from p3.frontend import waiting
-from p3.torch import job
+from p3.torch.start import job
 
 
 class Net(nn.Module):

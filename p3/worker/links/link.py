@@ -8,8 +8,8 @@ from typing import Callable, Optional
 
 from p3._core import P3Worker
 from p3.cluster.node import Node
-from p3.plan.key_plan import KeyPlan
 from p3.placement import Placement
+from p3.plan.key_plan import KeyPlan
 from p3.settings import Settings
 from p3.trace.recording import Recording
 from p3.worker.key import Key

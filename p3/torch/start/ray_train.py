@@ -18,7 +18,7 @@ from p3.errors import ConfigError, RendezvousError
 from p3.launch.ray.meeting import Meeting
 from p3.launch.ray.seal import KeyPair
 from p3.settings import Settings
-from p3.torch import torchrun
+from p3.torch.start import torchrun
 from p3.worker.session import Session
 
 _TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")

@@ -12,7 +12,7 @@ from typing import Any, List, Sequence, Tuple
 import numpy as np
 import torch
 
-from p3.torch.forward import named_parameters
+from p3.torch.rounds.forward import named_parameters
 from p3.worker.key import Key
 from p3.worker.session import Session
 

@@ -15,20 +15,22 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Opti
 import torch
 
 from p3.errors import ConfigError
-from p3.frontend import snapshots
+from p3.frontend import partitions, snapshots
 from p3.frontend.order import Order
 from p3.settings import Settings
-from p3.torch import job, pending, rules, staging, states
-from p3.torch.arrays import on_host
-from p3.torch.check import Check
-from p3.torch.comparisons import Comparisons
-from p3.torch.control import Control
+from p3.torch import rules, states
+from p3.torch.device import staging
+from p3.torch.device.comparisons import Comparisons
 from p3.torch.factors import FactoredParameter
-from p3.torch.forward import Forward, named_parameters
-from p3.torch.parameter import Parameter
+from p3.torch.parameters import pending
+from p3.torch.parameters.arrays import on_host
+from p3.torch.parameters.parameter import Parameter
 from p3.torch.requirements import require_parameters, require_same_parameters
-from p3.torch.scaling import Scaling
-from p3.frontend import partitions
+from p3.torch.rounds.check import Check
+from p3.torch.rounds.control import Control
+from p3.torch.rounds.forward import Forward, named_parameters
+from p3.torch.rounds.scaling import Scaling
+from p3.torch.start import job
 from p3.worker import dgc
 from p3.worker.key import Key
 

@@ -15,8 +15,11 @@ import torch
 
 from p3._core import NO_SCALARS
 from p3.frontend.rounds import KeyRounds, Round
-from p3.torch import pending, rules
-from p3.torch.arrays import DTYPES, bits, flat, in_memory_order, integers, like, other_holders, shape_in_memory
+from p3.torch import rules
+from p3.torch.parameters import pending
+from p3.torch.parameters.arrays import (
+    DTYPES, bits, flat, in_memory_order, integers, like, other_holders, shape_in_memory,
+)  # fmt: skip
 
 # Each push wakes the sender, which may take the training thread's core. Most parameters are as small as a bias.
 _SMALL_BYTES = 16 << 10

@@ -6,7 +6,7 @@ import os
 import pickle
 from typing import NoReturn
 
-from p3.torch import ray_train, torchrun
+from p3.torch.start import ray_train, torchrun
 from p3.worker import open_sessions
 from p3.worker.session import Session
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from p3.frontend import waiting
-from p3.torch.arrays import on_host
-from p3.torch.parameter import Parameter
+from p3.torch.parameters.arrays import on_host
+from p3.torch.parameters.parameter import Parameter
 from p3.worker.session import Session
 
 

@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 
 from p3.frontend.order import Order
-from p3.torch import job
-from p3.torch.parameter import Parameter
+from p3.torch.parameters.parameter import Parameter
+from p3.torch.start import job
 
 log = logging.getLogger("p3.torch")
 

@@ -14,9 +14,9 @@ import torch
 
 from p3.frontend import steps, waiting
 from p3.torch import rules
-from p3.torch.arrays import as_bytes
-from p3.torch.forward import named_buffers
-from p3.torch.frozen import Frozen
+from p3.torch.parameters.arrays import as_bytes
+from p3.torch.rounds.forward import named_buffers
+from p3.torch.rounds.frozen import Frozen
 from p3.worker.session import Session
 
 

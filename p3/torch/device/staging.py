@@ -31,12 +31,12 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence, Tuple, Typ
 
 import torch
 
-from p3.torch.arrays import DEVICES, as_numpy, flat
-from p3.torch.arrivals import Arrival, Arrivals
-from p3.torch.comparisons import Comparisons
-from p3.torch.parameter import Parameter, RowParameter
-from p3.worker.key import Key
 from p3.frontend.pieces import pieces
+from p3.torch.device.arrivals import Arrival, Arrivals
+from p3.torch.device.comparisons import Comparisons
+from p3.torch.parameters.arrays import DEVICES, as_numpy, flat
+from p3.torch.parameters.parameter import Parameter, RowParameter
+from p3.worker.key import Key
 from p3.worker.session import Session
 
 # Pieces queued on the device that are not known to have been copied. More than about 1000 operations may make a call of
