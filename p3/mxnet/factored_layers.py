@@ -3,7 +3,7 @@
 A layer's own operator takes the place of MXNet's. Where its gradient shall leave as factors, it writes them where MXNet
 would have the gradient of the weight: the first rows x (outputs + inputs) elements of that array. So the product that
 makes a gradient of them is spared here, and everything between here and the store stays as it is: Trainer, engine,
-priorities. The store takes the key's rounds as those of factors (factored_keys.py).
+priorities. The store takes the key's rounds as those of factors (keys/factored.py).
 
 Which it shall be is decided by the batch of the first recorded forward pass.
 

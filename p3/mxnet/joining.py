@@ -13,9 +13,9 @@ from mxnet.base import MXNetError
 
 from p3._core import Completions
 from p3.frontend import waiting
-from p3.mxnet import key_beginnings
-from p3.mxnet.keys import DenseKey
-from p3.mxnet.row_keys import ServerRowKey
+from p3.mxnet.keys import beginnings
+from p3.mxnet.keys.dense import DenseKey
+from p3.mxnet.keys.rows import ServerRowKey
 
 _NEEDS_UPDATE = (
     "join: this store hands its sums to the script, which must apply those of the others' steps as well: call "
@@ -52,7 +52,7 @@ def join(store, held, update):
     stores = {one._store: one for one in held}
     for one in held:
         for entry in list(one._keys.values()):  # this worker may have no step of its own before it joins
-            key_beginnings.restore(one, entry)
+            beginnings.restore(one, entry)
     if session.progress.join():
         for number, keys in enumerate(session.keys_of_stores):
             if number not in stores:

@@ -8,7 +8,7 @@ reads, so every call returns at once, and a layer's weight is readable as soon a
 Not straight into the weight: MXNet may hold it in a blocked oneDNN layout, and a raw write would scramble it.
 
 Of a key with row_sparse gradients only the touched rows travel, and a pull into a dense array changes only rows that
-rounds have changed since the pull before (p3/mxnet/row_keys.py).
+rounds have changed since the pull before (p3/mxnet/keys/rows.py).
 
 The servers update the weights, if they know the optimizer; else the sum lands and is updated here: in a weight that the
 store keeps (`set_optimizer` with an optimizer that the servers lack), or by the caller, to whom the sum is copied.
@@ -39,17 +39,19 @@ from mxnet.base import MXNetError
 
 from p3 import codecs
 from p3._core import NO_SCALARS, P3Error
-from p3.mxnet import _mxnet, hooks, joining, key_beginnings, saved_states, staleness, store_snapshots
+from p3.frontend import partitions
+from p3.frontend.loss_scale import LossScale
+from p3.mxnet import _mxnet, hooks, joining, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
-from p3.mxnet.keys import is_sparse
-from p3.mxnet.optimizer_descriptions import NotOnServer, describe, round_scalars
+from p3.mxnet.keys import beginnings
+from p3.mxnet.keys.dense import is_sparse
+from p3.mxnet.keys.rows import pull_rows
+from p3.mxnet.optimizers import saved_states
+from p3.mxnet.optimizers.descriptions import NotOnServer, describe, round_scalars
 from p3.mxnet.priorities import Priorities
-from p3.mxnet.row_keys import pull_rows
 from p3.mxnet.staleness import Staleness
 from p3.settings import Settings
-from p3.frontend import partitions
 from p3.worker import session as sessions
-from p3.frontend.loss_scale import LossScale
 
 log = logging.getLogger("p3")
 
@@ -189,13 +191,13 @@ class P3KVStore(mx.kvstore.KVStore):
         Blocks nothing, and is no barrier.
         """
         for one_key, values in grouped(key, value):
-            key_beginnings.init(self, one_key, values)
+            beginnings.init(self, one_key, values)
 
     @_call
     def broadcast(self, key, value, out, priority=0):
         """init, and the first value (of rank 0) copied to `out`."""
         for one_key, values, outs in grouped(key, value, out):
-            entry = key_beginnings.init(self, one_key, values, outs)
+            entry = beginnings.init(self, one_key, values, outs)
             entry.require_outs(outs)
             self._copy_out(entry, outs)
 
@@ -475,7 +477,7 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _push(self, entry, values, outs, priority):
         if not entry.pushed:
-            entry = key_beginnings.before_first_push(self, entry, values)
+            entry = beginnings.before_first_push(self, entry, values)
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)
         scalars = NO_SCALARS

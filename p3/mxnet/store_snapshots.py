@@ -17,7 +17,7 @@ from mxnet.base import MXNetError
 
 from p3._core import Completions
 from p3.frontend import waiting
-from p3.mxnet.optimizer_descriptions import begin_behind
+from p3.mxnet.optimizers.descriptions import begin_behind
 from p3.snapshots import tree
 
 

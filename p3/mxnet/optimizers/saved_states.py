@@ -11,8 +11,8 @@ from mxnet.base import MXNetError
 
 from p3._core import DTYPES, MASTER, state_parts
 from p3.frontend.states import fetch, give, has_a_say
-from p3.mxnet import optimizer_states
-from p3.mxnet.optimizer_descriptions import describe
+from p3.mxnet.optimizers import states as optimizer_states
+from p3.mxnet.optimizers.descriptions import describe
 from p3.worker import dgc
 
 

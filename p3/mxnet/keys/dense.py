@@ -1,6 +1,6 @@
 """The keys of a store: what each kind does for `init`, `push` and `pull`. Here what they share, and dense keys.
 
-A DenseKey sends its whole gradient, cut into slices. Keys that send rows only are in row_keys.py; they have the same
+A DenseKey sends its whole gradient, cut into slices. Keys that send rows only are in rows.py; they have the same
 methods, so that kvstore.py need not tell them apart.
 
 Every method returns at once: it queues work in MXNet's engine.

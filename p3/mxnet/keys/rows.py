@@ -6,7 +6,7 @@ touched. The first copy to an array is a whole one.
 
 ServerRowKey: the weight is row_sparse and lives on the servers; workers read the rows that they ask for.
 
-Known at init if the value is row_sparse, or if the Parameter's gradient is; else at the first push (key_beginnings.py).
+Known at init if the value is row_sparse, or if the Parameter's gradient is; else at the first push (beginnings.py).
 """
 
 import mxnet as mx
@@ -16,7 +16,7 @@ from mxnet.base import MXNetError
 from p3._core import NO_SCALARS
 from p3.mxnet import _mxnet
 from p3.mxnet.arguments import checked
-from p3.mxnet.keys import Key, is_sparse, new_landing, to_dense
+from p3.mxnet.keys.dense import Key, is_sparse, new_landing, to_dense
 
 
 class _KeyOfRows(Key):

@@ -3,7 +3,7 @@
 import mxnet as mx
 
 from p3.mxnet.factored_layers import factors_in
-from p3.mxnet.keys import DenseKey, classic
+from p3.mxnet.keys.dense import DenseKey, classic
 
 
 class FactoredKey(DenseKey):

@@ -8,12 +8,13 @@ import logging
 
 from mxnet.base import MXNetError
 
-from p3.mxnet import saved_states, store_snapshots
+from p3.mxnet import store_snapshots
 from p3.mxnet.arguments import checked
-from p3.mxnet.factored_keys import FactoredKey
-from p3.mxnet.keys import DenseKey, is_sparse
-from p3.mxnet.optimizer_descriptions import updates_rows_alone
-from p3.mxnet.row_keys import RowKey, ServerRowKey
+from p3.mxnet.keys.dense import DenseKey, is_sparse
+from p3.mxnet.keys.factored import FactoredKey
+from p3.mxnet.keys.rows import RowKey, ServerRowKey
+from p3.mxnet.optimizers import saved_states
+from p3.mxnet.optimizers.descriptions import updates_rows_alone
 
 log = logging.getLogger("p3")
 
