@@ -27,7 +27,7 @@ class DroppedStore:
     """Stands for a store that this worker's script has dropped. What others may still push lands and is forgotten."""
 
     def __init__(self, engine, keys):
-        """`keys`: the store's, of Session.keys_of_stores. Memory that nothing lands in stays untouched."""
+        """`keys`: the store's, of Session.stores.keys_by_name. Memory that nothing lands in stays untouched."""
         self._keys = {id: (ServerRowKey if key.sparse else DenseKey)(engine, id, key) for id, key in keys.items()}
 
     def _hands_out_sums(self):
@@ -54,7 +54,7 @@ def join(store, held, update):
         for entry in list(one._keys.values()):  # this worker may have no step of its own before it joins
             beginnings.restore(one, entry)
     if session.progress.join():
-        for number, keys in enumerate(session.keys_of_stores):
+        for number, keys in enumerate(session.stores.keys_by_name):
             if number not in stores:
                 stores[number] = DroppedStore(store._engine, keys)
         _serve_others(session, [stores[number] for number in sorted(stores)], update)

@@ -64,7 +64,7 @@ def take(stores, round, state, trainers):
             own["stores"][store._store]["residuals"][entry.id] = np.frombuffer(residual, "float32")
 
     def describe():
-        return [session.describe_key(entry.declared, entry.id) for _, entry in entries]
+        return [session.keys.describe(entry.declared, entry.id) for _, entry in entries]
 
     session.snapshots.write(round, describe, lambda: _wait(session, completions, len(entries)), own)
 
@@ -130,7 +130,7 @@ def restore_trainers(store, trainers):
 def fetch_weights(store, trainers):
     """In a process that has taken a lost worker's place: gives each Trainer its keys, with the job's weights."""
     for trainer in trainers:
-        _give_keys(store, trainer, store._session.agreed_shape)
+        _give_keys(store, trainer, store._session.keys.agreed_shape)
     numbers = store._session.past["numbers"]
     for trainer, its in zip(trainers, [] if numbers is None else numbers["trainers"]):
         _restore_plain(trainer, its["scale"])
@@ -198,7 +198,7 @@ def restore_key(store, entry):
     states = session.snapshots.states(entry.declared, entry.id, optimizer)
     if states:
         entry.wait()
-        session.wait([session.store_state(entry.declared, part, content) for part, content in states.items()])
+        session.wait([session.store(entry.declared, content, part) for part, content in states.items()])
     session.snapshots.restore_residual(
         entry.declared, lambda part: part["stores"][store._store]["residuals"].get(entry.id)
     )
@@ -226,7 +226,7 @@ def count_updates(store):
     if past["numbers"] is None:
         for entry in store._keys.values():
             if entry.id not in optimizer._index_update_count:
-                begin_behind(optimizer, entry.id, store._session.updates_behind(entry.declared))
+                begin_behind(optimizer, entry.id, store._session.keys.updates_behind(entry.declared))
 
 
 def _sendable(numbers):

@@ -77,7 +77,7 @@ class StoreOptions:
             "for the %s of store %d: worker 0 has not set it, or a server does not answer" % (name, store),
         )
         if name == "optimizer" and before is None:
-            session.give_momentum(store)
+            session.keys.give_momentum(store)
 
     def _require_together(self, store: int, name: str, value: dict) -> None:
         options = {each: self.wanted(store, each) for each in ("compression", "optimizer", "reduction")}
@@ -88,7 +88,7 @@ class StoreOptions:
 
     def _require_still_open(self, store: int, name: str, value: dict) -> None:
         session = self._session
-        if name in planner.OPTIONS and session.has_keys(store):
+        if name in planner.OPTIONS and session.keys.of(store):
             raise ValueError(
                 "%s: store %d has keys already; its %s %s must be set before the first init"
                 % (session.label, store, name, value)

@@ -683,15 +683,15 @@ def test_the_step_that_was_cut_short_is_not_taken_for_the_last_by_those_who_have
         for key, landing in zip(keys, landings):
             session.init(key, landing.copy() if session.rank == 0 else None, landing).wait(20)
         keys.append(session.declare("rows", (5, 2), "float32", sparse=True))
-        session.init_rows(keys[2], landings[2].copy() if session.rank == 0 else None, landings[2]).wait(20)
+        session.init(keys[2], landings[2].copy() if session.rank == 0 else None, landings[2]).wait(20)
         def step(number):
             session.pushpull(keys[0], -np.ones_like(landings[0]), landings[0], lr=1.0).wait(20)
             if number == 10 and session.rejoined_at is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             session.pushpull(keys[1], -np.ones_like(landings[1]), landings[1], lr=1.0).wait(20)
-            session.pushpull_rows(keys[2], np.arange(2), -np.ones((2, 2), np.float32), landings[2], lr=1.0).wait(20)
+            session.pushpull(keys[2], (np.arange(2), -np.ones((2, 2), np.float32)), landings[2], lr=1.0).wait(20)
         def skip(which):
-            return (session.skip_rows if keys[which].sparse else session.skip)(keys[which], landings[which])
+            return session.skip(keys[which], landings[which])
         for number in range(session.rejoined_at or 0, 3 if session.rank == 0 else 20):
             step(number)
         skips = {which: skip(which) for which in range(3)}

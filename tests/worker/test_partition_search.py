@@ -89,7 +89,7 @@ def test_front_ends_tell_of_every_push_and_only_keys_of_rows_are_searched(settin
     with Session.open(Settings(partitions=setting)) as session:
         dense = session.declare("dense", (4, 2), "float32")
         rows = session.declare("rows", (9, 2), "float32", sparse=True)
-        session.agreed(rows)
+        session.keys.wait_for(rows)
         partitions.note_push(session, dense)
         assert session not in partitions._searches
         partitions.note_push(session, rows)

@@ -70,7 +70,7 @@ def _first_kind(store, key, value, parameter):
     sparse_weight = is_sparse(value)
     if store._session.rejoined_at is not None:  # the others may have gone over to another kind in _settled()
         for kind in (_suitable_kind(store, sparse_weight, True, value.dtype), DenseKey):
-            if store._session.agreed_shape(store._store, _name_as(kind, key)) is not None:
+            if store._session.keys.agreed_shape(store._store, _name_as(kind, key)) is not None:
                 return kind, _name_as(kind, key)
     sparse_gradient = getattr(parameter, "_grad_stype", "default") == "row_sparse"
     return _suitable_kind(store, sparse_weight, sparse_gradient, value.dtype), key
@@ -114,7 +114,7 @@ def _factored(store, entry, gradients):
     factored = FactoredKey(store._engine, declared, entry, layer)
     store._priorities.replace(entry, factored)
     store._keys[entry.id] = factored
-    store._session.keys_of_stores[store._store][entry.id] = declared
+    store._session.stores.keys_by_name[store._store][entry.id] = declared
     saved_states.give_loaded(store, entry.id)
     store._after_operation()
     return factored
@@ -133,7 +133,7 @@ def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
     declared = store._session.declare(name, shape, dtype, store._store, kind is not DenseKey, rounds)
     entry = store._keys[key] = kind(store._engine, key, declared, sparse_weight, landing)
     entry.leaves_whole = declared.axes.leaves_whole
-    store._session.keys_of_stores[store._store][key] = declared
+    store._session.stores.keys_by_name[store._store][key] = declared
     return entry
 
 

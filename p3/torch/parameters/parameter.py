@@ -350,9 +350,6 @@ class RowParameter(Parameter):
         tensor = self.tensor
         return session.declare(name, tensor.shape, DTYPES[tensor.dtype], store, True, staleness)
 
-    def _init(self, value):
-        return self._session.init_rows(self.key, value, self._array, self.priority)
-
     def _push(self, gradient, _more):
         if gradient.layout != torch.sparse_coo:
             raise ValueError(
@@ -362,15 +359,12 @@ class RowParameter(Parameter):
         gradient = gradient.coalesce()
         ids = gradient.indices()[0].numpy()
         values = in_memory_order(gradient.values().contiguous())
-        return self._session.pushpull_rows(self.key, ids, values, self._array, self.priority, *self._sent)
+        return self._session.pushpull(self.key, (ids, values), self._array, self.priority, *self._sent)
 
     def zero_gradient(self) -> torch.Tensor:
         no_rows = self.landing[:0]
         rows = torch.empty((1, 0), dtype=torch.int64, device="cpu")
         return _sparse(rows, no_rows, self.landing.shape)
-
-    def _skip(self, goes_on=True):
-        return self._session.skip_rows(self.key, self._array, self.priority, goes_on)
 
     def _take_value(self, operation) -> bool:
         super()._take_value(operation)

@@ -10,7 +10,8 @@ from collections import Counter
 from typing import Dict, Optional
 
 from p3.cluster.messages import columns
-from p3.worker.key import Agreed, Identity, Key
+from p3.worker.key import Identity, Key
+from p3.worker.keys import Keys
 from p3.worker.links.link import Link
 from p3.worker.replacement.steps import Steps
 
@@ -18,9 +19,8 @@ from p3.worker.replacement.steps import Steps
 class Progress:
     """Of one session, whose lock guards it. Threads: any."""
 
-    def __init__(self, session, link: Link, agreed: Dict[Identity, Agreed]) -> None:
-        """`agreed`: the session's, of all keys."""
-        self._session, self._send, self._agreed = session, link.send, agreed
+    def __init__(self, session, link: Link, keys: Keys) -> None:
+        self._session, self._send, self._agreed = session, link.send, keys.agreed
         past = link.rejoined or {"barriers": 0, "in_join": False}
         # What the predecessor has entered, and this script may come to again.
         self._barriers_behind: int = past["barriers"]
@@ -33,7 +33,7 @@ class Progress:
         self._steps: Optional[Steps] = None
         if link.replaces_workers:
             numbers = lambda: session.describe_optimizers()  # noqa: E731  it may be set at any time
-            self._steps = Steps(numbers, session.completed_pushes, agreed.__contains__)
+            self._steps = Steps(numbers, keys.completed_pushes, keys.agreed.__contains__)
             if link.rejoined:
                 self._steps.begin_behind(past["step"], past["joins"], past["marked"], past["numbers"])
             session.handle("missing", self._on_missing)

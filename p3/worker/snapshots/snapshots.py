@@ -141,7 +141,7 @@ class Snapshots:
                 residual = np.zeros(session.core.residual_floats(key.handle), "float32")
             operations.append(session.core.capture(key.handle, round, residual))
             own["residuals"].append([key.store, key.name, residual])
-        describe = lambda: [session.describe_key(key, key.name) for key in keys]  # noqa: E731
+        describe = lambda: [session.keys.describe(key, key.name) for key in keys]  # noqa: E731
         self.write(round, describe, lambda: session.wait(operations), own)
 
     def write(self, round: int, describe: Callable[[], List[dict]], copied: Callable[[], None], own: Any) -> None:
@@ -433,7 +433,7 @@ class Snapshots:
     def _is_loaded(self, key) -> bool:
         if self._identity_then(key, key.name) != key.identity:
             return False  # servers go by the numbers that stores have now
-        agreed = self._session.agreed(key)  # which is told after that
+        agreed = self._session.keys.wait_for(key)  # which is told after that
         return agreed.plan.wire_key in self._loaded
 
     def leave_to_servers(self, key) -> None:
@@ -468,7 +468,7 @@ class Snapshots:
         """See Session.restore."""
         session = self._session
         states = self.states(key, key.name, session.option(key.store, "optimizer"))
-        session.wait([session.store_state(key, part, content) for part, content in states.items()])
+        session.wait([session.store(key, content, part) for part, content in states.items()])
 
         def of_key(own: Any) -> Optional[Any]:
             identity = self._identity_then(key, key.name)
