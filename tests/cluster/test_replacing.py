@@ -19,7 +19,7 @@ from p3.cluster.node import Node
 from p3.errors import ConfigError, ProtocolError, RendezvousError
 from p3.launch.engines import Hosts
 from p3.launch.placement import Host, Task
-from p3.launch.run import Launcher
+from p3.launch.launcher import Launcher
 from p3.settings import Settings
 from p3.snapshots import files
 from p3.worker.replacement.steps import Steps
