@@ -13,7 +13,6 @@ from mxnet.base import MXNetError
 
 from p3._core import Completions
 from p3.frontend import waiting
-from p3.mxnet.keys import beginnings
 from p3.mxnet.keys.dense import DenseKey
 from p3.mxnet.keys.rows import ServerRowKey
 
@@ -52,7 +51,7 @@ def join(store, held, update):
     stores = {one._store: one for one in held}
     for one in held:
         for entry in list(one._keys.values()):  # this worker may have no step of its own before it joins
-            beginnings.restore(one, entry)
+            one._resuming.restore(entry)
     if session.progress.join():
         for number, keys in enumerate(session.stores.keys_by_name):
             if number not in stores:

@@ -43,11 +43,11 @@ from p3.frontend import partitions
 from p3.frontend.loss_scale import LossScale
 from p3.mxnet import _mxnet, hooks, joining, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
+from p3.mxnet.arrays import is_sparse
 from p3.mxnet.keys import beginnings
-from p3.mxnet.keys.dense import is_sparse
 from p3.mxnet.keys.rows import pull_rows
-from p3.mxnet.optimizers import saved_states
 from p3.mxnet.optimizers.descriptions import NotOnServer, describe, round_scalars
+from p3.mxnet.optimizers.saved_states import SavedStates
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.staleness import Staleness
 from p3.settings import Settings
@@ -107,8 +107,8 @@ class P3KVStore(mx.kvstore.KVStore):
         self._outdated = set()  # keys that take a new value at their next init
         self._priorities = Priorities(session, self._store, settings.priority)
         self._loss_scale = LossScale(session)
-        self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind
-        self._resuming = set()  # keys that take back what a snapshot has of them before their first push
+        self._saved_states = SavedStates(self)
+        self._resuming = store_snapshots.Resuming(self)
         _stores.add(self)
 
     def __del__(self):
@@ -294,7 +294,7 @@ class P3KVStore(mx.kvstore.KVStore):
         """
         trainers = as_trainers(trainer)
         resumed = self._session.resume()
-        if self._session.snapshots.own is not None:
+        if self._session.saved.own is not None:
             for store in _all_stores(self._session):
                 store_snapshots.restore_optimizer(store)
             store_snapshots.restore_trainers(self, trainers)
@@ -369,7 +369,7 @@ class P3KVStore(mx.kvstore.KVStore):
             if is_set:
                 return
             self._servers_update, self._updater = True, mx.optimizer.get_updater(optimizer)
-            saved_states.begin_anew(self)
+            self._saved_states.begin_anew()
             store_snapshots.restore_optimizer(self)
         self._priorities.know_parameters(getattr(optimizer, "param_dict", None) or {})
 
@@ -397,7 +397,7 @@ class P3KVStore(mx.kvstore.KVStore):
         Atomic: `fname` is the old file or the whole new one. Any worker may call it, alone. With dump_optimizer the
         file also holds the optimizer (learning rate, number of updates).
         """
-        saved_states.save(self, fname, dump_optimizer)
+        self._saved_states.save(fname, dump_optimizer)
 
     @_call
     def load_optimizer_states(self, fname):
@@ -408,7 +408,7 @@ class P3KVStore(mx.kvstore.KVStore):
         another model or optimizer; then everything is as before. MXNet's format is a pickle: load only files that you
         trust.
         """
-        saved_states.load(self, fname)
+        self._saved_states.load(fname)
 
     @property
     def _optimizer(self):

@@ -78,7 +78,7 @@ class Keys:
         return self._session.core.key_counters(self._declared[identity].handle)["rounds"]
 
     def describe(self, key: Key, id: Name) -> dict:
-        """A captured key as a snapshot describes it (p3.snapshots.files.Snapshot); `id`: what the script calls it."""
+        """A captured key as a snapshot describes it (p3.snapshots.reading.Snapshot); `id`: what the script calls it."""
         return {
             "store": key.store,
             "id": id,

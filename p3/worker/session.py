@@ -35,8 +35,10 @@ from p3.worker.orders import Orders
 from p3.worker.questions import Barriers, ServerCounters
 from p3.worker.repartition import Repartition
 from p3.worker.replacement.progress import Progress
+from p3.worker.snapshots.demand import Ended
 from p3.worker.snapshots.resumed import Resumed
-from p3.worker.snapshots.snapshots import ON_SERVERS, Ended, Snapshots
+from p3.worker.snapshots.saved import ON_SERVERS, Saved
+from p3.worker.snapshots.snapshots import Snapshots
 from p3.worker.store_options import StoreOptions
 from p3.worker.stores import Stores
 
@@ -60,8 +62,9 @@ class Session(Control):
         self._repartition = Repartition(self, link)
         self._options = StoreOptions(self, link, self._repartition)
         self.keys = Keys(self, link, self._options, self._repartition)
-        self.snapshots = Snapshots(self, link)
-        parts = (self.keys, self.orders, self._options, self._repartition, self.snapshots)
+        self.saved = Saved(self, link)
+        self.snapshots = Snapshots(self, link, self.saved)
+        parts = (self.keys, self.orders, self._options, self._repartition, self.saved)
         self.stores = Stores(self, link, self.keys, [part.forget for part in parts])
         self.progress = Progress(self, link, self.keys)  # told of its steps by a store that goes past this class
         self._barriers = Barriers(self, link, self.progress)
@@ -158,7 +161,7 @@ class Session(Control):
         """
         self.check()
         if value is ON_SERVERS:
-            self.snapshots.leave_to_servers(key)
+            self.saved.leave_to_servers(key)
             value = None
         init = self.core.init_rows if key.sparse else self.core.init
         return init(key.handle, value, landing, priority)
@@ -347,21 +350,22 @@ class Session(Control):
         brings only the rest. Then all keys are given first_value() instead, and are declared before the first of them.
         """
         self.check()
-        if self.keys and not self.snapshots.chosen:
+        if self.keys and not self.saved.is_chosen:
             raise ValueError("%s: resume() comes before the first key" % self.label)
-        resumed = self.snapshots.resume(servers_load)
+        resumed = self.saved.resume(servers_load)
         if self.rejoined_at is None and resumed.round > 0:
+            self.snapshots.last_round = max(self.snapshots.last_round, resumed.round)
             self.progress.begin_behind(resumed.round)
         return resumed
 
     def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
         """What the snapshot has as the key's value; None if it does not know the key, and on all but rank 0."""
-        return self.snapshots.value(key, key.name if id is None else id)
+        return self.saved.value(key, key.name if id is None else id)
 
     def first_value(self, key: Key) -> Optional[Any]:
         """As resumed_value(), for init(); or what stands for it, if all servers have the key from the snapshot already.
         Waits until the key is agreed."""
-        return self.snapshots.first_value(key)
+        return self.saved.first_value(key)
 
     def restore(self, key: Key, takes_mean: bool = False) -> None:
         """The rest of what the snapshot has of a key: the optimizer's state on rank 0, residuals. Waits for servers.
@@ -369,7 +373,7 @@ class Session(Control):
         `takes_mean`: the caller divides sums by the number of workers. Then residuals change with that number, so that
         the weights get what they were still owed.
         """
-        self.snapshots.restore(key, takes_mean)
+        self.saved.restore(key, takes_mean)
 
     # Counters
 

@@ -21,7 +21,7 @@ from p3.launch.engines import Hosts
 from p3.launch.placement import Host, Task
 from p3.launch.launcher import Launcher
 from p3.settings import Settings
-from p3.snapshots import files
+from p3.snapshots import reading
 from p3.worker.replacement.steps import Steps
 
 sys.path.insert(0, str(SCRIPTS))
@@ -424,7 +424,7 @@ def test_snapshots_encryption_and_checksums_go_on_with_a_replaced_worker(process
     assert finished.code == 0, finished
     assert_sums_are_exact(job, 3, 150)
     assert not any("is given up" in line for line in job.said)  # after P3_WAIT_TIMEOUT_S
-    last = files.newest_valid(str(tmp_path))
+    last = reading.newest_valid(str(tmp_path))
     assert last.round == 150
     for key in ("a", "b", "c"):
         value = last.array(0, key)
@@ -581,7 +581,7 @@ def test_two_stores_and_keys_that_rest_go_on_in_step(processes, tmp_path, epoch,
     job = StepsOfTwoStores(processes, tmp_path, workers, epoch, marks, seed, **variables)
     job.assert_all_is_right()
     if snapshots:
-        assert files.newest_valid(variables["P3_SNAPSHOT_DIR"]).round == job.STEPS
+        assert reading.newest_valid(variables["P3_SNAPSHOT_DIR"]).round == job.STEPS
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from mxnet.base import MXNetError
 
 from p3.mxnet import store_snapshots
 from p3.mxnet.arguments import checked
-from p3.mxnet.keys.dense import DenseKey, is_sparse
+from p3.mxnet.arrays import is_sparse
+from p3.mxnet.keys.dense import DenseKey
 from p3.mxnet.keys.factored import FactoredKey
 from p3.mxnet.keys.rows import RowKey, ServerRowKey
-from p3.mxnet.optimizers import saved_states
 from p3.mxnet.optimizers.descriptions import updates_rows_alone
 
 log = logging.getLogger("p3")
@@ -35,10 +35,9 @@ def init(store, key, values, outs=()):
         kind, name = _first_kind(store, key, value, store._priorities.parameter_of(key, arrays))
         entry = _declare(store, kind, key, name, value.shape, value.dtype, is_sparse(value))
         store._priorities.add(entry, arrays)
-        resumed = store_snapshots.value_of(store, entry, arrays)
+        resumed = store._resuming.first_value(entry, arrays)
         if resumed is not None:
             value = resumed
-        store._resuming.add(key)
     _give_first_value(store, entry, value)
     return entry
 
@@ -54,15 +53,8 @@ def before_first_push(store, entry, gradients):
             )
         store_snapshots.count_updates(store)
     entry = _factored(store, entry, gradients) or _settled(store, entry, is_sparse(gradients[0]))
-    restore(store, entry)
+    store._resuming.restore(entry)
     return entry
-
-
-def restore(store, entry):
-    """Before this worker's first round of the key: what a snapshot has of it."""
-    if entry.id in store._resuming:
-        store._resuming.remove(entry.id)
-        store_snapshots.restore_key(store, entry)
 
 
 def _first_kind(store, key, value, parameter):
@@ -97,7 +89,7 @@ def _settled(store, entry, sparse_gradient):
     store._priorities.replace(entry, settled)
     _give_first_value(store, settled, entry.value(entry.priority) if store.rank == 0 else None)
     settled.outs = entry.outs
-    saved_states.give_loaded(store, entry.id)
+    store._saved_states.give_loaded(entry.id)
     return settled
 
 
@@ -115,7 +107,7 @@ def _factored(store, entry, gradients):
     store._priorities.replace(entry, factored)
     store._keys[entry.id] = factored
     store._session.stores.keys_by_name[store._store][entry.id] = declared
-    saved_states.give_loaded(store, entry.id)
+    store._saved_states.give_loaded(entry.id)
     store._after_operation()
     return factored
 

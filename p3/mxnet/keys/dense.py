@@ -13,13 +13,13 @@ import struct
 import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, MXNetError, check_call
-from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from p3._core import DTYPES
 from p3.frontend.pieces import pieces
 from p3.mxnet import _mxnet
 from p3.mxnet.arguments import checked
+from p3.mxnet.arrays import classic, is_sparse, to_dense
 from p3.mxnet.factored_layers import layer_of
 from p3.mxnet.priorities import Priority
 
@@ -187,16 +187,3 @@ def new_landing(declared):
 
 def _packed(shape):
     return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
-
-
-def is_sparse(array):
-    return type(array) is not NDArray and array.stype != "default"
-
-
-def to_dense(array):
-    return array.tostype("default") if is_sparse(array) else array
-
-
-def classic(array):
-    """MXNet's legacy operators take its NumPy-like arrays only under their classic type; the memory is the same."""
-    return array if type(array) is NDArray or is_sparse(array) else array.as_nd_ndarray()

@@ -2,8 +2,9 @@
 
 import mxnet as mx
 
+from p3.mxnet.arrays import classic
 from p3.mxnet.factored_layers import factors_in
-from p3.mxnet.keys.dense import DenseKey, classic
+from p3.mxnet.keys.dense import DenseKey
 
 
 class FactoredKey(DenseKey):

@@ -5,6 +5,7 @@ and no round completes without this worker.
 """
 
 import copy
+import weakref
 
 import numpy as np
 from mxnet.base import MXNetError
@@ -16,63 +17,71 @@ from p3.mxnet.optimizers.descriptions import describe
 from p3.worker import dgc
 
 
-def save(store, path, dump_optimizer):
-    optimizer = _optimizer_of(store, "saved")
-    states = _fetch(store, optimizer) if store._servers_update else store._updater.states
-    if dump_optimizer:
-        optimizer = _with_servers_counts(store, optimizer)
-    optimizer_states.write(path, states, optimizer if dump_optimizer else None)
+class SavedStates:
+    """Of one store, which has it. Threads: the store's caller, one at a time."""
 
+    def __init__(self, store):
+        self._store = weakref.proxy(store)
+        self._loaded = {}  # of keys not pushed yet, in case they become of another kind
 
-def load(store, path):
-    optimizer, keys = _optimizer_of(store, "loaded"), store._keys
-    states, saved_optimizer = optimizer_states.read(path)
-    if saved_optimizer is not None:
-        _require_same_kind(store, optimizer, saved_optimizer, path)
-    unknown = sorted(map(repr, states.keys() - keys.keys()))
-    if unknown:
-        raise MXNetError(f"{path} holds the state of another model: this store has no key {', '.join(unknown)}")
-    arrays = {key: optimizer_states.from_mxnet(optimizer, key, keys[key].template, states[key]) for key in states}
-    store._resuming.clear()  # the file's word comes later than the snapshot's
-    if not store._servers_update:
-        store._updater.states, store._updater.states_synced = states, dict.fromkeys(states, False)
-    else:
-        for entry in store._pushed_keys():
-            if entry.id not in arrays:  # as MXNet would begin it
-                arrays[entry.id] = _fresh(optimizer, entry)
-        _give_between_barriers(store, arrays, saved_optimizer)
-        store._loaded_states = {key: arrays[key] for key in arrays if not keys[key].pushed}
-    if saved_optimizer is not None:
-        saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
-        store._updater.optimizer = saved_optimizer
+    def save(self, path, dump_optimizer):
+        store = self._store
+        optimizer = _optimizer_of(store, "saved")
+        states = _fetch(store, optimizer) if store._servers_update else store._updater.states
+        if dump_optimizer:
+            optimizer = _with_servers_counts(store, optimizer)
+        optimizer_states.write(path, states, optimizer if dump_optimizer else None)
 
+    def load(self, path):
+        store = self._store
+        optimizer, keys = _optimizer_of(store, "loaded"), store._keys
+        states, saved_optimizer = optimizer_states.read(path)
+        if saved_optimizer is not None:
+            _require_same_kind(store, optimizer, saved_optimizer, path)
+        unknown = sorted(map(repr, states.keys() - keys.keys()))
+        if unknown:
+            raise MXNetError(f"{path} holds the state of another model: this store has no key {', '.join(unknown)}")
+        arrays = {key: optimizer_states.from_mxnet(optimizer, key, keys[key].template, states[key]) for key in states}
+        store._resuming.forget()  # the file's word comes later than the snapshot's
+        if not store._servers_update:
+            store._updater.states, store._updater.states_synced = states, dict.fromkeys(states, False)
+        else:
+            for entry in store._pushed_keys():
+                if entry.id not in arrays:  # as MXNet would begin it
+                    arrays[entry.id] = _fresh(optimizer, entry)
+            self._give_between_barriers(arrays, saved_optimizer)
+            self._loaded = {key: arrays[key] for key in arrays if not keys[key].pushed}
+        if saved_optimizer is not None:
+            saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
+            store._updater.optimizer = saved_optimizer
 
-def begin_anew(store):
-    """For an optimizer that takes the place of one of its kind: its states begin as MXNet would begin them."""
-    if dgc.is_chosen(store._session.option(store._store, "compression")):
-        return  # each worker keeps its momentum
-    begun = [store._keys[key] for key in store._loaded_states] + store._pushed_keys()
-    store._loaded_states = {}
-    if begun:
-        _give_between_barriers(store, {entry.id: _fresh(store._optimizer, entry) for entry in begun}, None)
+    def begin_anew(self):
+        """For an optimizer that takes the place of one of its kind: its states begin as MXNet would begin them."""
+        store = self._store
+        if dgc.is_chosen(store._session.option(store._store, "compression")):
+            return  # each worker keeps its momentum
+        begun = [store._keys[key] for key in self._loaded] + store._pushed_keys()
+        self._loaded = {}
+        if begun:
+            self._give_between_barriers({entry.id: _fresh(store._optimizer, entry) for entry in begun}, None)
+
+    def give_loaded(self, key):
+        """Of a key that has just become of another kind: what was loaded before."""
+        store = self._store
+        if key in self._loaded:
+            _give(store, {key: self._loaded.pop(key)}, store._optimizer)
+
+    def _give_between_barriers(self, states, counted_by):
+        """Rank 0's word is the servers': what any worker saves before its call is what was there, after it the new."""
+        store = self._store
+        store._session.barrier()
+        _give(store, states, counted_by)
+        store._session.barrier()
 
 
 def _fresh(optimizer, entry):
     arrays, master = optimizer_states.fresh(optimizer, entry.id, entry.template)
     return arrays, None if entry.landing is None else master  # the weight is on the servers, and its master copy there
-
-
-def _give_between_barriers(store, states, counted_by):
-    """Rank 0's word is the servers': what any worker saves before its call is what was there, and after it the new."""
-    store._session.barrier()
-    _give(store, states, counted_by)
-    store._session.barrier()
-
-
-def give_loaded(store, key):
-    """Of a key that has just become of another kind: what was loaded before."""
-    if key in store._loaded_states:
-        _give(store, {key: store._loaded_states.pop(key)}, store._optimizer)
 
 
 def _optimizer_of(store, action):
