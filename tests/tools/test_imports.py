@@ -1,7 +1,7 @@
 """Which module of P3 imports which: none imports itself by way of others, and no room does.
 
-Imports inside functions count, those for type checkers alone do not. A room is a folder of p3/; the modules beside the
-folders belong to none, as they are the ground and the roof of all.
+Imports inside functions count, those for type checkers alone do not. A room is a folder of p3/, or one within such a
+room; the modules beside the folders belong to none, as they are the ground and the roof of all.
 """
 
 import ast
@@ -56,15 +56,21 @@ def circle(graph):
     return path[path.index(path[-1]) :] if path else []
 
 
-def room_of(module):
-    return ".".join(module.split(".")[:2]) if module.count(".") > 1 or Path(ROOT, *module.split(".")).is_dir() else ""
+def room_of(module, around):
+    """The folder in `around` that the module is in; "" if it is in none."""
+    parts, above = module.split("."), around.split(".")
+    if parts[: len(above)] != above or len(parts) == len(above):
+        return ""
+    room = parts[: len(above) + 1]
+    return ".".join(room) if Path(ROOT, *room).is_dir() else ""
 
 
-def between_rooms(graph):
-    between = {room_of(module): set() for module in graph}
+def between_rooms(graph, around="p3"):
+    between = {room_of(module, around): set() for module in graph}
     for module, others in graph.items():
-        between[room_of(module)] |= {room_of(name) for name in others} - {room_of(module), "", "p3"}
-    return {room: others for room, others in between.items() if room not in ("", "p3")}
+        between[room_of(module, around)] |= {room_of(name, around) for name in others} - {room_of(module, around), ""}
+    between.pop("")
+    return between
 
 
 def test_a_circle_is_found():
@@ -82,3 +88,11 @@ def test_no_room_imports_itself_by_way_of_others():
     rooms = between_rooms(imports())
     assert "p3.cluster" in rooms["p3.launch"], "no imports between rooms are seen"
     assert circle(rooms) == []
+
+
+def test_nor_does_a_room_within_one_of_those_that_train():
+    graph = imports()
+    of_training = between_rooms(graph).keys() - {"p3.measure"}
+    within = {around: between_rooms(graph, around) for around in of_training}
+    assert "p3.torch.parameters" in within["p3.torch"]["p3.torch.device"], "no imports between them are seen"
+    assert {around: circle(rooms) for around, rooms in within.items()} == dict.fromkeys(within, [])

@@ -1,24 +1,24 @@
 """The rounds of one distributed optimizer: what stands between it and the job. optimizer.py is its face.
 
 In each step every parameter has one round: its gradient goes out when it is complete, or the round is skipped; the new
-value, or the sum, comes back and is taken over when the forward pass needs it (parameter.py).
+value, or the sum, comes back and is taken over when the forward pass needs it (parameter.py). Here is what all have in
+common, with an update on the workers; overlapping.py and synchronous.py have the two ways to take a step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Set, Union
+from abc import abstractmethod
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Union
 
 import torch
 
-from p3.errors import ConfigError
 from p3.frontend import partitions, snapshots
 from p3.frontend.order import Order
 from p3.settings import Settings
-from p3.torch import rules, states
+from p3.torch import rules
 from p3.torch.device import staging
 from p3.torch.device.comparisons import Comparisons
 from p3.torch.factors import FactoredParameter
@@ -29,48 +29,32 @@ from p3.torch.requirements import require_parameters, require_same_parameters
 from p3.torch.rounds.check import Check
 from p3.torch.rounds.control import Control
 from p3.torch.rounds.forward import Forward, named_parameters
-from p3.torch.rounds.scaling import Scaling
+from p3.torch.rounds.released import Released
+from p3.torch.rounds.watch import Watch
+from p3.torch.rounds.zero_grad import ZeroGrad
 from p3.torch.start import job
 from p3.worker import dgc
 from p3.worker.key import Key
 
 log = logging.getLogger("p3.torch")
 
-# Steps in which all changes of weights and gradients are looked for that torch does not count; then one parameter is
-# looked at in each step, and each at most once in so many steps.
-_WATCHED_STEPS, _WATCHED_AGAIN = 3, 64
-
-
 class Rounds(job.Held, snapshots.Trainer):
     """What stands between one optimizer and the job."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
-                 max_grad_norm: Optional[float], compression: Optional[Dict[str, Any]],
-                 staleness: Union[int, float], grad_scaler: Any = None) -> None:  # fmt: skip
+    _updates_here = True  # the workers update, from the mean gradients
+    _guards = True  # nobody else may write to parameters
+    _watches_all = False  # all changes that torch does not count are found, in every step
+
+    def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
+                 compression: Optional[Dict[str, Any]], staleness: Union[int, float]) -> None:  # fmt: skip
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
-        if settings.replaces_workers:
-            raise ConfigError(
-                "P3_ON_WORKER_LOSS=wait: p3.torch cannot replace a lost worker; unset it, and let the job start again "
-                "from a snapshot: p3 run --restarts"
-            )
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
-        self._max_grad_norm = max_grad_norm
         self._is_paused = self._has_begun = False
-        self._steps = 0
-        self._watched: List[Parameter] = []  # of those, in this step
         self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
-        self._has_closure = False  # of a synchronous one: a step may have many rounds
-        self._is_synchronized = False  # of a synchronous one: the gradients are the mean ones
-        self._was_empty = False  # no worker had any: the step's may be to come, on this worker or another one
-        self._scaling = Scaling(session, self, grad_scaler)
-        synchronous = synchronous or max_grad_norm is not None
-        self._updates_here = synchronous or not self._servers_know_it()
-        self._is_synchronous = synchronous or (self._updates_here and not rules.updates_parameters_alone(self._kind))
         if staleness != 0:
             self._require_apart(settings)
         self._staleness = staleness
-        self._watches_all = self._is_synchronous or settings.check > 0
         if dgc.is_chosen(compression):
             self._require_steps_on_servers()
         names = {tensor: name for name, tensor in named_parameters(models)}
@@ -84,26 +68,82 @@ class Rounds(job.Held, snapshots.Trainer):
         if compression is not None:
             for store in self._stores:
                 session.set_option(store, "compression", compression)
-        if self._updates_here:  # the mean is what may be rounded to half precision on its way back, not the sum
-            for store in self._stores:
-                session.set_option(store, "reduction", {"type": "mean"})
+        self._choose_reduction()
         self._declare(names, settings)
+        self._watch = Watch(self._parameters, self._watches_all or settings.check > 0)
         if session.rank == 0:
             self._log_other_mathematics(compression)
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
-        # What the servers' state has to become before the next round.
-        self._loaded: Optional[states.States] = None if self._updates_here else states.taken(optimizer)
         self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
         self._forward = Forward(models, self._parameters, self._order)
         for model in models:
             self._undo += [
                 model._register_load_state_dict_pre_hook(self._before_loading, with_module=True).remove,
                 model.register_load_state_dict_post_hook(self._on_loaded).remove,
-                _ZeroGrad(model, self).undo,
+                ZeroGrad(model, self).undo,
             ]
         self._unreleased = [*self._stores, self._control.store, *self._check.stores]
         self._start(snapshots.add(session, self, self._stores))
+
+    # What the ways to take a step differ in
+
+    @abstractmethod
+    def _step(self, closure: Optional[Callable]) -> Any:
+        """Ends the step, and has it updated."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """See optimizer.py."""
+
+    def require_mean_gradients(self) -> bool:
+        """False, or ValueError unless the gradients are the mean ones, and what is left out can follow the scaler."""
+        raise ValueError(
+            "GradScaler must see the mean gradients: pass synchronous=True to DistributedOptimizer, and call "
+            "optimizer.synchronize() before scaler.unscale_() and scaler.step()"
+        )
+
+    @abstractmethod
+    def _follow(self) -> None:
+        """In join(): takes over what a step of the others has made."""
+
+    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
+        """The mean gradient of a parameter has landed."""
+
+    def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
+        """Whether only the rows of its gradients travel."""
+        return False
+
+    def _require_own_gradient(self, parameter: Parameter) -> None:
+        """Of one that leaves at the end of the step."""
+
+    def _before_push(self) -> None:
+        """Of any gradient."""
+
+    def _loss_scale(self) -> Optional[float]:
+        """Of what compression has left out, for a snapshot."""
+        return None
+
+    # What depends on who updates
+
+    def _choose_reduction(self) -> None:
+        for store in self._stores:  # the mean is what may be rounded to half precision on its way back, not the sum
+            self._session.set_option(store, "reduction", {"type": "mean"})
+
+    def _describe(self) -> List[Optional[Dict[str, Any]]]:
+        """How the servers update each group."""
+        return [None] * len(self._optimizer.param_groups)
+
+    def _give_loaded(self) -> None:
+        """States that were loaded."""
+
+    def _own_weights(self) -> Dict[str, Any]:
+        """What a snapshot cannot have from the servers. Waits for the step under way."""
+        self._land()
+        return {one.name: on_host(one.tensor) for one in self._parameters.values()}
+
+    def _bring_states_back(self) -> None:
+        """The optimizer's, when the training ends."""
 
     @property
     def parameters(self) -> Iterable[Parameter]:
@@ -112,8 +152,6 @@ class Rounds(job.Held, snapshots.Trainer):
     def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
         """First values for all; `resumed`: what own_state() gave for the snapshot that the job has resumed from."""
         if resumed is not None:
-            self._scaling.resume(resumed.get("loss_scale"))
-            self._loaded = None
             torch.optim.Optimizer.load_state_dict(self._optimizer, resumed["optimizer"])
             self._relink_groups()
         for parameter in self._parameters.values():
@@ -135,15 +173,12 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def own_state(self) -> Dict[str, Any]:
         """Where the workers update, it waits for the step under way."""
-        if self._updates_here:
-            self._land()
-        self._scaling.settle()
-        parameters = self._parameters.values()
+        weights, loss_scale = self._own_weights(), self._loss_scale()
         return {
-            "loss_scale": self._scaling.scale,
+            "loss_scale": loss_scale,
             "stores": list(self._stores),
-            "updates": {one.name: one.updates_by_now() for one in parameters},
-            "weights": {one.name: on_host(one.tensor) for one in parameters if self._updates_here},
+            "updates": {one.name: one.updates_by_now() for one in self._parameters.values()},
+            "weights": weights,
             "buffers": self._control.values(),
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
         }
@@ -186,58 +221,27 @@ class Rounds(job.Held, snapshots.Trainer):
                 "resume from a snapshot, or begin with a new optimizer"
             )
 
-    def _servers_know_it(self) -> bool:
-        try:
-            for group in self._optimizer.param_groups:
-                rules.describe(self._kind, group)
-        except rules.NotOnServer as error:
-            if self._session.rank == 0:
-                log.warning("%s updates on the workers: %s", self._kind.__name__, error)
-            return False
-        return True
-
     def _declare(self, names: Dict[torch.Tensor, str], settings: Settings) -> None:
-        with_rows = set() if self._is_synchronous else self._sparse
         by_index = settings.priority != "off"
         for store, group in zip(self._stores, self._optimizer.param_groups):
             for tensor in group["params"]:
-                rows = tensor in with_rows and (
-                    self._updates_here or rules.updates_rows_alone(rules.describe(self._kind, group), group)
-                )
-                update_here = self._update_one if self._updates_here else None
-                kind = staging.kind_of(names[tensor], tensor, rows)
+                kind = staging.kind_of(names[tensor], tensor, self._has_rows(tensor, group))
                 if hasattr(tensor, "_p3_layer"):
                     kind = FactoredParameter
-                parameter = kind(self._session, store, names[tensor], tensor, group, update_here, self._staleness)
+                parameter = kind(self._session, store, names[tensor], tensor, group, self._update_one, self._staleness)
                 parameter.comparisons = self._comparisons
-                parameter.is_guarded = not self._is_synchronous
+                parameter.is_guarded = self._guards
                 parameter.priority = -len(self._parameters) if by_index else 0  # until a forward pass gives others
-                parameter.is_watched = self._watches_all
                 self._parameters[tensor] = parameter
-                self._watch(parameter)
-        self._on_host = [one for tensor, one in self._parameters.items() if tensor.device.type == "cpu"]
-        self._choose_watched()
+                self._add_hook(parameter)
 
-    def _watch(self, parameter: Parameter) -> None:
+    def _add_hook(self, parameter: Parameter) -> None:
         tensor, needed = parameter.tensor, parameter.tensor.requires_grad
         tensor._p3_parameter = parameter.name
         tensor.requires_grad_(True)  # a frozen one can be thawed later, and takes a hook only so
         hook = tensor.register_post_accumulate_grad_hook(lambda _tensor: self._on_gradient(parameter))
         self._undo.append(hook.remove)
         tensor.requires_grad_(needed)
-
-    def _choose_watched(self) -> None:
-        """For what the next step does. Where a comparison waits for a device, it is left out."""
-        if self._watches_all:
-            return
-        for parameter in self._watched:
-            parameter.is_watched = False
-        self._watched = self._on_host
-        if self._steps >= _WATCHED_STEPS:
-            turn = self._steps % max(len(self._on_host), _WATCHED_AGAIN)
-            self._watched = self._on_host[turn : turn + 1]
-        for parameter in self._watched:
-            parameter.is_watched = True
 
     def _is_ours(self, model: torch.nn.Module) -> bool:
         return any(model is one for one in self._models)  # no copy
@@ -286,7 +290,6 @@ class Rounds(job.Held, snapshots.Trainer):
             self._is_paused = was
 
     def _on_gradient(self, parameter: Parameter) -> None:
-        self._is_synchronized = False  # also where GradScaler has left out a step
         if parameter.is_pending and not parameter.is_new:
             raise RuntimeError(
                 "%s was used before its new value had been waited for, by a function in C++ (an extension, or one of "
@@ -310,7 +313,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _push(self, parameter: Parameter, more: bool = False) -> None:
         partitions.note_push(self._session, parameter.key)
-        self._scaling.before_push()
+        self._before_push()
         parameter.push(more)
 
     # Steps
@@ -318,19 +321,7 @@ class Rounds(job.Held, snapshots.Trainer):
     def step(self, closure: Optional[Callable]) -> Any:
         if closure is None and self._only_makes_states():
             return self._make_states()
-        if self._is_synchronous:
-            return self._step_synchronously(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._complete_round()
-        for parameter in self._parameters.values():
-            parameter.end_step()
-            parameter.tensor.grad = None  # it belongs to P3 until it has left
-            parameter.leave_pending()
-        self._end_step()
-        return loss
+        return self._step(closure)
 
     def _only_makes_states(self) -> bool:
         """Whether the step trains nothing: torch.distributed.checkpoint takes one so that the optimizer has its states,
@@ -343,12 +334,15 @@ class Rounds(job.Held, snapshots.Trainer):
         return bool(gradients) and not any(gradient.any() for gradient in gradients)
 
     def _make_states(self) -> None:
-        if not self._updates_here:
-            return  # state_dict() has them from the servers
         self._land()
         self._update()
         for parameter in self._parameters.values():
             parameter.note_written()
+
+    def _update(self, closure: Optional[Callable] = None) -> Any:
+        """The optimizer's own step; its hooks have run around ours."""
+        step = self._kind.step
+        return getattr(step, "__wrapped__", step)(self._optimizer, *(() if closure is None else (closure,)))
 
     def _complete_round(self) -> None:
         """Each parameter that has no round in this step gets one: with its gradient, if there is one."""
@@ -362,15 +356,13 @@ class Rounds(job.Held, snapshots.Trainer):
             if parameter.tensor.grad is None:
                 parameter.skip()
                 continue
-            if not self._is_synchronous:
-                parameter.require_gradient_of_backward()
+            self._require_own_gradient(parameter)
             parameter.expected_fires = parameter.expected_fires or parameter.fires
             self._push(parameter)
 
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         """`zero_grad()` of torch's, and what it means to the gradients of `parameters` that have left; None: of all."""
-        self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         with pending.untouched():
             zero_grad(set_to_none)
         for parameter in self._parameters.values() if parameters is None else parameters:
@@ -383,8 +375,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _begin(self) -> None:
         require_same_parameters(self._optimizer, self._parameters)
-        groups = self._optimizer.param_groups
-        descriptions = [None if self._updates_here else rules.describe(self._kind, group) for group in groups]
+        descriptions = self._describe()
         if self._has_begun:
             if descriptions != self._descriptions:
                 raise ValueError(
@@ -408,120 +399,21 @@ class Rounds(job.Held, snapshots.Trainer):
             for tensor in group["params"]:
                 self._parameters[tensor].group, self._parameters[tensor].description = group, description
 
-    def _give_loaded(self) -> None:
-        if self._loaded is not None:
-            states.give(self._session, self._parameters.values(), self._loaded)
-            if self._staleness > 0:  # a push of another worker would update without, and be lost to it
-                self._control.wait_for_rank_0()
-        self._loaded = None
-
     def _end_step(self) -> None:
-        self._steps += 1
-        self._choose_watched()
+        self._watch.end_step()
         self._control.count_step(self._optimizer.param_groups)
         self._check.after_step(self._land)
         self._comparisons.end_step()
         rules.forget_numbers()
 
-    def synchronize(self) -> None:
-        if not self._is_synchronous:
-            self._land()
-            for parameter in self._on_host:
-                parameter.watch()  # now the script may write to it
-            return
-        if self._is_synchronized and not self._was_empty:
-            return
-        self._complete_round()
-        self._was_empty = not self._take_mean_gradients()
-        self._is_synchronized = True
-        self._scaling.end_round()
-
-    def require_mean_gradients(self) -> bool:
-        """False, or ValueError unless the gradients are the mean ones, and what is left out can follow the scaler."""
-        if not self._is_synchronized:
-            raise ValueError(
-                "GradScaler must see the mean gradients: pass synchronous=True to DistributedOptimizer, and call "
-                "optimizer.synchronize() before scaler.unscale_() and scaler.step()"
-            )
-        self._scaling.require_known()
-        return False
-
-    def _take_mean_gradients(self) -> bool:
-        """Whether any worker had a gradient, which all of them learn."""
-        is_any_updated = False
-        for tensor, parameter in self._parameters.items():
-            is_updated = parameter.land()
-            parameter.release_gradient("synchronize(): call that before scaler.unscale_(), clipping and other changes")
-            if not is_updated:
-                continue
-            is_any_updated = True
-            if tensor in self._sparse and (tensor.grad is None or tensor.grad.layout != torch.strided):
-                tensor.grad = parameter.landing.to_sparse(1)
-                continue
-            if tensor.grad is None:
-                tensor.grad = torch.empty_like(tensor, requires_grad=False)
-            with torch.no_grad():
-                tensor.grad.copy_(parameter.landing)
-        return is_any_updated
-
-    def _step_synchronously(self, closure: Optional[Callable]) -> Any:
-        if closure is not None:
-            self._has_closure = True
-            closure = functools.partial(self._mean_loss, closure)
-        else:
-            self.synchronize()
-            self._clip()
-        loss = self._update(closure)
-        self._scaling.sums_are_used()
-        self._is_synchronized = False
-        self._end_step()
-        return loss
-
-    def _mean_loss(self, closure: Callable) -> Any:
-        """Of a closure that the optimizer calls, perhaps often: all workers see one loss, and the mean gradients."""
-        loss = closure()
-        self._is_synchronized = False
-        self.synchronize()
-        self._clip()
-        return self._control.mean(loss)
-
-    def _clip(self) -> None:
-        if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(self._parameters), self._max_grad_norm)
-
-    def _update(self, closure: Optional[Callable] = None) -> Any:
-        """The optimizer's own step; its hooks have run around ours."""
-        step = self._kind.step
-        return getattr(step, "__wrapped__", step)(self._optimizer, *(() if closure is None else (closure,)))
-
-    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
-        """The optimizer's own step for one parameter; of a synchronous one the gradient is all that is wanted."""
-        if self._is_synchronous:
-            return
-        optimizer, tensor = self._optimizer, parameter.tensor
-        groups, kept = optimizer.param_groups, tensor.grad
-        try:
-            optimizer.param_groups, tensor.grad = [dict(group, params=[tensor])], gradient
-            with torch.autocast(tensor.device.type, enabled=False):  # the forward pass may have it on
-                self._update()
-        finally:
-            optimizer.param_groups, tensor.grad = groups, kept
-
     # Uneven data
 
     def join(self, after_step: Optional[Callable[[], Any]]) -> None:
-        if self._has_closure:
-            raise ValueError("join() cannot follow steps with a closure, which may compute many gradients in one step")
         self._begin()
         self._land()
 
         def follow() -> None:
-            if self._is_synchronous:
-                self._take_mean_gradients()
-                self._clip()
-                self._update()
-            else:
-                self._land()
+            self._follow()
             self._check.after_step(self._land)
             if after_step is not None:
                 after_step()
@@ -546,8 +438,7 @@ class Rounds(job.Held, snapshots.Trainer):
         for parameter in self._parameters.values():
             parameter.take_last()
         self._land()
-        if not self._updates_here:
-            self._optimizer.state.update(self._states())
+        self._bring_states_back()
         self._comparisons.finish()
         self._control.steps.finish()
         while self._unreleased:  # all that are left, if a call before has not come to its end
@@ -572,90 +463,14 @@ class Rounds(job.Held, snapshots.Trainer):
 
     # state_dict
 
-    def _states(self) -> states.States:
-        """Those that the servers keep. Waits for them."""
-        return states.fetch(self._session, self._parameters.values()) if self._has_begun else self._loaded or {}
-
+    @abstractmethod
     def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """`state_dict()`, while the optimizer has the states that the servers keep. Waits for the device as well."""
-        self._comparisons.finish()
-        if self._is_synchronous:
-            return state_dict()
-        self._land()
-        if self._updates_here:
-            return state_dict()
-        optimizer = self._optimizer
-        optimizer.state.update(self._states())
-        try:
-            return state_dict()
-        finally:
-            optimizer.state.clear()
+        """`state_dict()`, while the optimizer has all its states. Waits for the device as well."""
 
     def load(self, load_state_dict: Callable[[Dict[str, Any]], None], content: Dict[str, Any]) -> None:
         self._land()
         load_state_dict(content)
         self._relink_groups()
-        if self._updates_here:
-            return
-        self._loaded = states.taken(self._optimizer)
-        if self._has_begun:
-            self._begin()  # the same settings
-            self._give_loaded()
-
-
-class Released:
-    """In the place of an optimizer's Rounds that are over. What needs no job is torch's own again."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def release(self) -> None:
-        pass
-
-    def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool) -> None:
-        zero_grad(set_to_none)
-
-    def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        return state_dict()
-
-    def load(self, load_state_dict: Callable[[Dict[str, Any]], None], content: Dict[str, Any]) -> None:
-        load_state_dict(content)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError(
-            "this optimizer was released: %s"
-            % (self._why or "give it to DistributedOptimizer again, or load its state_dict() into a plain one")
-        )
-
-
-class _ZeroGrad(job.Held):
-    """zero_grad() of a model, in the place of what was there; a copy of the model has its own again."""
-
-    def __init__(self, model: torch.nn.Module, rounds: Rounds) -> None:
-        self._model, self._zero_grad, self._rounds = model, model.zero_grad, rounds
-        self._parameters = rounds.parameters_of(model)
-        self._is_first = "zero_grad" not in vars(model)
-        model.zero_grad = self
-
-    def undo(self) -> None:
-        """Also from below another optimizer's."""
-        above, one = None, vars(self._model).get("zero_grad")
-        while one is not self and isinstance(one, _ZeroGrad):
-            above, one = one, one._zero_grad
-        if one is not self:
-            return  # the script has its own there by now
-        if above is not None:
-            above._zero_grad, above._is_first = self._zero_grad, self._is_first
-        elif self._is_first:
-            del self._model.zero_grad
-        else:
-            self._model.zero_grad = self._zero_grad
-
-    def __call__(self, set_to_none: bool = True) -> None:
-        self._rounds.zero_grad(self._zero_grad, set_to_none, self._parameters)
-
-    def __deepcopy__(self, memo: dict) -> Callable[[bool], None]:
-        return functools.partial(type(self._model).zero_grad, memo[id(self._model)])
 
 
 def _with_sparse_gradients(models: Sequence[torch.nn.Module]) -> Set[torch.Tensor]:
