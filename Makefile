@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A distributed job's variables in the caller's shell must not leak into the tests.
 unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER PYTHONPATH
 
-SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find src -name "*.h" -o -name "*.cc") $(wildcard include/p3/*.h p3/*.pyx p3/*.pxd p3/*.pxi p3/measure/*.pyx p3/mxnet/*.pyx p3/mxnet/*.h p3/mxnet/*.cc)
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find src -name "*.h" -o -name "*.cc") $(wildcard include/p3/*.h p3/*.pyx p3/*.pxd p3/*.pxi p3/measure/*.pyx p3/mxnet/*.pyx p3/mxnet/*/*.h p3/mxnet/*/*.cc)
 
 # Where P3 itself is tested, warnings are errors; a user's compiler may know newer ones (tools/configure).
 test test-cpp sanitize sanitize-address sanitize-thread sanitize-short fuzz lint: export WERROR := 1

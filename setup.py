@@ -71,7 +71,7 @@ def extension(name: str, *libraries: str) -> Extension:
         extra_link_args=["-pthread", "-Wl,-rpath," + to_package],
         libraries=["dl"],
         depends=[*glob("include/p3/*.h"), *glob("src/binding/*.h"), *glob("src/simulator/*.h"),
-                 *glob(os.path.dirname(source) + "/*.h")],
+                 *glob(os.path.dirname(source) + "/*/*.h")],
     )
 
 

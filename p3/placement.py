@@ -1,5 +1,5 @@
 """Which machine each node of a job is on, and what crosses the machines' network cards in a round of a key: the formula
-that the rule of factors (p3/worker/factors.py), benchmarks and tests share.
+that the rule of factors (p3/frontend/factors.py), benchmarks and tests share.
 
 What processes of one machine say to each other crosses no card. The slices of the whole job, not of each key, go round
 robin over the servers, so each server is taken to own the same share of every key: that is exact in the mean over where

@@ -2,11 +2,11 @@
 
 The servers are told that the worker is `lost`. Each closes its connection and says `lost_at`: up to which round of each
 key it has pushes of it. The other workers run the same program, so they know what it was about to do: the scheduler
-asks them (`missing`), and they say where they stand (`place`, p3/worker/steps.py). As long as they are in the step that
-was cut short, the servers `fill` what the lost worker would have pushed in it, as if it had nothing to add. As soon as
-one of them is behind that step and what follows it, all is known: the number of the step, which rounds of which keys
-are behind the job then, and the numbers of the optimizers. When the servers have `filled` up to there, another process
-may join as that rank: it gets the values after those rounds, and goes on with the next step.
+asks them (`missing`), and they say where they stand (`place`, p3/worker/replacement/steps.py). As long as they are in
+the step that was cut short, the servers `fill` what the lost worker would have pushed in it, as if it had nothing to
+add. As soon as one of them is behind that step and what follows it, all is known: the number of the step, which rounds
+of which keys are behind the job then, and the numbers of the optimizers. When the servers have `filled` up to there,
+another process may join as that rank: it gets the values after those rounds, and goes on with the next step.
 
 If nobody is left who could tell, as all are lost, or there is but one worker, the counts of rounds must do: infer().
 """

@@ -178,7 +178,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "resume": {"round": _int},  # worker 0's choice of a snapshot, 0: none; also from the scheduler to all workers
     # It has called join() behind that step, and takes no part in snapshots behind that round; also to all workers.
     "joined": {"worker": _int, "step": _int, "round": _int},
-    "place": {  # where a worker stands, as to a lost one (p3/worker/steps.py)
+    "place": {  # where a worker stands, as to a lost one (p3/worker/replacement/steps.py)
         "rank": _int,  # of the lost one
         "attempt": _int,
         "state": _one_of("in", "skipping", "joined", "behind"),

@@ -7,4 +7,8 @@
     snapshots   of trainers, as an optimizer or a model's weights, which they say of themselves
     weights     all of these for a framework whose steps are functions of NumPy arrays
     waiting     how a script waits for its job
+    factors     which fully connected layers send their gradients as factors
+    loss_scale  what compression has left out of gradients whose loss is scaled
+    partitions  into how many the rows of a sparse key are cut: the search while a job trains
+    pieces      how a gradient that comes from a device is cut
 """

@@ -96,12 +96,12 @@ class Order:
         if new:
             self._known.update(new)
             self._first = self._first + new
-        announced = self._session.order(self._store) if self._session.rank > 0 else []
+        announced = self._session.orders.of(self._store) if self._session.rank > 0 else []
         if announced:
             self.names = announced
         elif new or self._is_worth_a_change():
             self.names, self._gain = self._last, 0.0
-            self._session.announce_order(self._store, self.names)  # if this is rank 0
+            self._session.orders.announce(self._store, self.names)  # if this is rank 0
         if self.names == before:
             return False
         self._places = {name: place for place, name in enumerate(self.names)}

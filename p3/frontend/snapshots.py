@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional, Sequence
 
 from p3.worker.key import Key
-from p3.worker.resumed import Resumed
 from p3.worker.session import Session
+from p3.worker.snapshots.resumed import Resumed
 
 _trainers: List[weakref.ref] = []  # in the order in which they were made
 _made = 0  # so many that follow no other: their places in a snapshot
@@ -68,9 +68,9 @@ def add(session: Session, trainer: Trainer, stores: Sequence[int]) -> Optional[D
     own = _own_of(session, trainer)
     for number, store in enumerate(stores):
         if own is None:
-            session.snapshots.forget(store)
+            session.saved.forget(store)
         else:
-            session.snapshots.continue_store(store, own["stores"][number])
+            session.saved.continue_store(store, own["stores"][number])
     return own
 
 
@@ -81,9 +81,9 @@ def _own_of(session: Session, trainer: Trainer) -> Optional[Dict[str, Any]]:
         _released -= 1
         return None
     number, _made = _made, _made + 1
-    if session.snapshots.own is None:
+    if session.saved.own is None:
         return None
-    saved = session.snapshots.own["state"]["optimizers"]
+    saved = session.saved.own["state"]["optimizers"]
     if number >= len(saved):
         raise ValueError("resume: the snapshot was taken with %d distributed optimizers, and this job makes more"
                          % len(saved))  # fmt: skip

@@ -12,7 +12,7 @@ Part = Tuple[Key, int, Any]  # a key, which part of its state, and an array of i
 
 def fetch(session: Session, parts: Iterable[Part]) -> None:
     """Fills the arrays, as after this worker's last rounds of the keys. Waits for it; any worker may call it alone."""
-    session.wait([session.fetch_state(key, part, array) for key, part, array in parts])
+    session.wait([session.fetch(key, array, part) for key, part, array in parts])
 
 
 def has_a_say(session: Session, key: Key) -> bool:
@@ -27,5 +27,5 @@ def give(session: Session, parts: Iterable[Tuple[Key, int, Any, int]]) -> None:
     """
     operations = []
     for key, part, array, updates in parts:
-        operations.append(session.store_state(key, part, array, updates if key.staleness > 0 else 0))
+        operations.append(session.store(key, array, part, updates=updates if key.staleness > 0 else 0))
     session.wait(operations)

@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""P3's rounds as operations of MXNet's dependency engine: engine.h and rows.h, which describe them, for Python.
+"""P3's rounds as operations of MXNet's dependency engine, for Python: engine/engine.h and rows.h describe them.
 
 Handles are addresses: NDArray.handle.value; 0 is null. Nothing here waits. Like _core.pyx, this file converts and
 releases the GIL; it decides nothing. A `priority` is a p3.mxnet.priorities.Priority, and `completions` gets `token` when
@@ -16,7 +16,7 @@ from libcpp.vector cimport vector
 from p3._core cimport Completions, CoreArray, Done, P3Worker, RoundScalars, Worker, round_scalars
 
 
-cdef extern from "api.h" namespace "p3" nogil:
+cdef extern from "engine/api.h" namespace "p3" nogil:
     cdef cppclass MXNetApi:
         @staticmethod
         const MXNetApi* find(const string& library) except +
@@ -26,7 +26,7 @@ cdef extern from "api.h" namespace "p3" nogil:
         void copy(void* source, void* destination) except +
 
 
-cdef extern from "engine.h" namespace "p3" nogil:
+cdef extern from "engine/engine.h" namespace "p3" nogil:
     cdef cppclass Priority:
         int32_t in_queues
         int in_engine
@@ -43,7 +43,7 @@ cdef extern from "engine.h" namespace "p3" nogil:
         void gather(vector[int64_t] ids, void* source, void* destination, uint64_t row_bytes, Priority) except +
 
 
-cdef extern from "rows.h" namespace "p3" nogil:
+cdef extern from "engine/rows.h" namespace "p3" nogil:
     cdef cppclass CMXNetRowsKey "p3::MXNetRowsKey"(CMXNetKey):
         CMXNetRowsKey(const MXNetApi*, Worker*, int handle, string name, void* landing, uint64_t rows,
                       uint64_t row_bytes, cbool lands) except +

@@ -1,9 +1,9 @@
-"""p3.factors(net): fully connected layers whose gradients leave as factors (p3/worker/factors.py).
+"""p3.factors(net): fully connected layers whose gradients leave as factors (p3/frontend/factors.py).
 
 A layer's own operator takes the place of MXNet's. Where its gradient shall leave as factors, it writes them where MXNet
 would have the gradient of the weight: the first rows x (outputs + inputs) elements of that array. So the product that
 makes a gradient of them is spared here, and everything between here and the store stays as it is: Trainer, engine,
-priorities. The store takes the key's rounds as those of factors (factored_keys.py).
+priorities. The store takes the key's rounds as those of factors (keys/factored.py).
 
 Which it shall be is decided by the batch of the first recorded forward pass.
 
@@ -16,8 +16,8 @@ import math
 
 import mxnet as mx
 from p3._core import DTYPES
+from p3.frontend.factors import FactoredLayer, checked
 from p3.worker import session as sessions
-from p3.worker.factors import FactoredLayer, checked
 
 log = logging.getLogger("p3")
 

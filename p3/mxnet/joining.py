@@ -13,9 +13,8 @@ from mxnet.base import MXNetError
 
 from p3._core import Completions
 from p3.frontend import waiting
-from p3.mxnet import key_beginnings
-from p3.mxnet.keys import DenseKey
-from p3.mxnet.row_keys import ServerRowKey
+from p3.mxnet.keys.dense import DenseKey
+from p3.mxnet.keys.rows import ServerRowKey
 
 _NEEDS_UPDATE = (
     "join: this store hands its sums to the script, which must apply those of the others' steps as well: call "
@@ -27,7 +26,7 @@ class DroppedStore:
     """Stands for a store that this worker's script has dropped. What others may still push lands and is forgotten."""
 
     def __init__(self, engine, keys):
-        """`keys`: the store's, of Session.keys_of_stores. Memory that nothing lands in stays untouched."""
+        """`keys`: the store's, of Session.stores.keys_by_name. Memory that nothing lands in stays untouched."""
         self._keys = {id: (ServerRowKey if key.sparse else DenseKey)(engine, id, key) for id, key in keys.items()}
 
     def _hands_out_sums(self):
@@ -52,9 +51,9 @@ def join(store, held, update):
     stores = {one._store: one for one in held}
     for one in held:
         for entry in list(one._keys.values()):  # this worker may have no step of its own before it joins
-            key_beginnings.restore(one, entry)
+            one._resuming.restore(entry)
     if session.progress.join():
-        for number, keys in enumerate(session.keys_of_stores):
+        for number, keys in enumerate(session.stores.keys_by_name):
             if number not in stores:
                 stores[number] = DroppedStore(store._engine, keys)
         _serve_others(session, [stores[number] for number in sorted(stores)], update)

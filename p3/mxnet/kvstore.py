@@ -8,7 +8,7 @@ reads, so every call returns at once, and a layer's weight is readable as soon a
 Not straight into the weight: MXNet may hold it in a blocked oneDNN layout, and a raw write would scramble it.
 
 Of a key with row_sparse gradients only the touched rows travel, and a pull into a dense array changes only rows that
-rounds have changed since the pull before (p3/mxnet/row_keys.py).
+rounds have changed since the pull before (p3/mxnet/keys/rows.py).
 
 The servers update the weights, if they know the optimizer; else the sum lands and is updated here: in a weight that the
 store keeps (`set_optimizer` with an optimizer that the servers lack), or by the caller, to whom the sum is copied.
@@ -39,17 +39,19 @@ from mxnet.base import MXNetError
 
 from p3 import codecs
 from p3._core import NO_SCALARS, P3Error
-from p3.mxnet import _mxnet, hooks, joining, key_beginnings, saved_states, staleness, store_snapshots
+from p3.frontend import partitions
+from p3.frontend.loss_scale import LossScale
+from p3.mxnet import _mxnet, hooks, joining, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
-from p3.mxnet.keys import is_sparse
-from p3.mxnet.optimizer_descriptions import NotOnServer, describe, round_scalars
+from p3.mxnet.arrays import is_sparse
+from p3.mxnet.keys import beginnings
+from p3.mxnet.keys.rows import pull_rows
+from p3.mxnet.optimizers.descriptions import NotOnServer, describe, round_scalars
+from p3.mxnet.optimizers.saved_states import SavedStates
 from p3.mxnet.priorities import Priorities
-from p3.mxnet.row_keys import pull_rows
 from p3.mxnet.staleness import Staleness
 from p3.settings import Settings
-from p3.worker import partitions
 from p3.worker import session as sessions
-from p3.worker.loss_scale import LossScale
 
 log = logging.getLogger("p3")
 
@@ -105,8 +107,8 @@ class P3KVStore(mx.kvstore.KVStore):
         self._outdated = set()  # keys that take a new value at their next init
         self._priorities = Priorities(session, self._store, settings.priority)
         self._loss_scale = LossScale(session)
-        self._loaded_states = {}  # of keys not pushed yet, in case they become of another kind
-        self._resuming = set()  # keys that take back what a snapshot has of them before their first push
+        self._saved_states = SavedStates(self)
+        self._resuming = store_snapshots.Resuming(self)
         _stores.add(self)
 
     def __del__(self):
@@ -189,13 +191,13 @@ class P3KVStore(mx.kvstore.KVStore):
         Blocks nothing, and is no barrier.
         """
         for one_key, values in grouped(key, value):
-            key_beginnings.init(self, one_key, values)
+            beginnings.init(self, one_key, values)
 
     @_call
     def broadcast(self, key, value, out, priority=0):
         """init, and the first value (of rank 0) copied to `out`."""
         for one_key, values, outs in grouped(key, value, out):
-            entry = key_beginnings.init(self, one_key, values, outs)
+            entry = beginnings.init(self, one_key, values, outs)
             entry.require_outs(outs)
             self._copy_out(entry, outs)
 
@@ -292,7 +294,7 @@ class P3KVStore(mx.kvstore.KVStore):
         """
         trainers = as_trainers(trainer)
         resumed = self._session.resume()
-        if self._session.snapshots.own is not None:
+        if self._session.saved.own is not None:
             for store in _all_stores(self._session):
                 store_snapshots.restore_optimizer(store)
             store_snapshots.restore_trainers(self, trainers)
@@ -367,7 +369,7 @@ class P3KVStore(mx.kvstore.KVStore):
             if is_set:
                 return
             self._servers_update, self._updater = True, mx.optimizer.get_updater(optimizer)
-            saved_states.begin_anew(self)
+            self._saved_states.begin_anew()
             store_snapshots.restore_optimizer(self)
         self._priorities.know_parameters(getattr(optimizer, "param_dict", None) or {})
 
@@ -395,7 +397,7 @@ class P3KVStore(mx.kvstore.KVStore):
         Atomic: `fname` is the old file or the whole new one. Any worker may call it, alone. With dump_optimizer the
         file also holds the optimizer (learning rate, number of updates).
         """
-        saved_states.save(self, fname, dump_optimizer)
+        self._saved_states.save(fname, dump_optimizer)
 
     @_call
     def load_optimizer_states(self, fname):
@@ -406,7 +408,7 @@ class P3KVStore(mx.kvstore.KVStore):
         another model or optimizer; then everything is as before. MXNet's format is a pickle: load only files that you
         trust.
         """
-        saved_states.load(self, fname)
+        self._saved_states.load(fname)
 
     @property
     def _optimizer(self):
@@ -475,7 +477,7 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _push(self, entry, values, outs, priority):
         if not entry.pushed:
-            entry = key_beginnings.before_first_push(self, entry, values)
+            entry = beginnings.before_first_push(self, entry, values)
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)
         scalars = NO_SCALARS

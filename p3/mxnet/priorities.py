@@ -117,7 +117,7 @@ class Priorities:
 
     def _look(self):
         """Follows what the step's forward pass has used, at its first push, and at others if more is known by then."""
-        seen = (forward_order.uses, self._session.order_version)
+        seen = (forward_order.uses, self._session.orders.version)
         if seen == self._seen:
             return
         self._seen = seen

@@ -5,11 +5,12 @@ worker writes into its own part: the numbers of its optimizers (rounds counted, 
 has left out so far, and where the workers update, weights and states. Arrays are copied by MXNet's engine, behind what
 it has yet to write to them.
 
-A key takes its value back at its first init (value_of), and the rest before its first push (restore_key); an optimizer,
-when the store gets it (restore_optimizer).
+A key takes its value back at its first init, and the rest before its first push (Resuming); an optimizer, when the
+store gets it (restore_optimizer).
 """
 
 import math
+import weakref
 
 import mxnet as mx
 import numpy as np
@@ -17,7 +18,7 @@ from mxnet.base import MXNetError
 
 from p3._core import Completions
 from p3.frontend import waiting
-from p3.mxnet.optimizer_descriptions import begin_behind
+from p3.mxnet.optimizers.descriptions import begin_behind
 from p3.snapshots import tree
 
 
@@ -64,7 +65,7 @@ def take(stores, round, state, trainers):
             own["stores"][store._store]["residuals"][entry.id] = np.frombuffer(residual, "float32")
 
     def describe():
-        return [session.describe_key(entry.declared, entry.id) for _, entry in entries]
+        return [session.keys.describe(entry.declared, entry.id) for _, entry in entries]
 
     session.snapshots.write(round, describe, lambda: _wait(session, completions, len(entries)), own)
 
@@ -101,13 +102,13 @@ def _own_of_trainer(trainer):
 def restore_trainers(store, trainers):
     """Gives each Trainer its keys, and with them the snapshot's weights, and what it had itself."""
     session = store._session
-    saved = session.snapshots.own["trainers"]
+    saved = session.saved.own["trainers"]
     if len(saved) != len(trainers):
         raise ValueError(
             "resume: %d Trainers are given, but the snapshot was taken with %d; give both the same, in one order"
             % (len(trainers), len(saved))
         )
-    source = session.snapshots.source
+    source = session.saved.source
     for trainer, own in zip(trainers, saved):
         _give_keys(store, trainer, lambda of_store, number: (source.key(of_store, number) or {}).get("shape"))
         for number, arrays in own["arrays"].items():
@@ -130,7 +131,7 @@ def restore_trainers(store, trainers):
 def fetch_weights(store, trainers):
     """In a process that has taken a lost worker's place: gives each Trainer its keys, with the job's weights."""
     for trainer in trainers:
-        _give_keys(store, trainer, store._session.agreed_shape)
+        _give_keys(store, trainer, store._session.keys.agreed_shape)
     numbers = store._session.past["numbers"]
     for trainer, its in zip(trainers, [] if numbers is None else numbers["trainers"]):
         _restore_plain(trainer, its["scale"])
@@ -168,40 +169,54 @@ def restore_optimizer(store):
             _restore_numbers(store._optimizer, dict(its, counts=counts))
 
 
-def value_of(store, entry, arrays):
-    """What the snapshot has as the first value of a new key; None if it has none.
+class Resuming:
+    """What the keys of a store, which has it, take back of a snapshot. Threads: the store's caller, one at a time."""
 
-    `arrays`: the script's own of this key, which must be given the value before anything is computed with them.
-    """
-    own = _saved(store)
-    is_known = own is not None and store._session.snapshots.source.key(store._store, entry.id) is not None
-    if (is_known or store._session.rejoined_at is not None) and any(array._fresh_grad for array in arrays):
-        raise MXNetError(
-            f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the Trainer "
-            "to resume, before the first step: kv.resume(trainer=trainer)"
+    def __init__(self, store):
+        self._store = weakref.proxy(store)
+        self._keys = set()  # that have begun, and not taken all
+
+    def forget(self):
+        """What a snapshot has of states and residuals: a file has come after it."""
+        self._keys.clear()
+
+    def first_value(self, entry, arrays):
+        """What the snapshot has as the first value of a new key; None if it has none.
+
+        `arrays`: the script's own of this key, which must be given the value before anything is computed with them.
+        """
+        store = self._store
+        own = _saved(store)
+        is_known = own is not None and store._session.saved.source.key(store._store, entry.id) is not None
+        if (is_known or store._session.rejoined_at is not None) and any(array._fresh_grad for array in arrays):
+            raise MXNetError(
+                f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the "
+                "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
+            )
+        self._keys.add(entry.id)
+        if not is_known:
+            return None
+        if entry.id in own["weights"]:
+            return own["weights"][entry.id]
+        value = store._session.resumed_value(entry.declared, entry.id)
+        return None if value is None else _to_mxnet(value)
+
+    def restore(self, entry):
+        """Before this worker's first round of a key, once: the optimizer's state on the servers, and what compression
+        has left out here."""
+        store, is_due = self._store, entry.id in self._keys
+        self._keys.discard(entry.id)
+        if not is_due or _saved(store) is None:
+            return
+        session = store._session
+        optimizer = session.option(store._store, "optimizer")
+        states = session.saved.states(entry.declared, entry.id, optimizer)
+        if states:
+            entry.wait()
+            session.wait([session.store(entry.declared, content, part) for part, content in states.items()])
+        session.saved.restore_residual(
+            entry.declared, lambda part: part["stores"][store._store]["residuals"].get(entry.id)
         )
-    if not is_known:
-        return None
-    if entry.id in own["weights"]:
-        return own["weights"][entry.id]
-    value = store._session.resumed_value(entry.declared, entry.id)
-    return None if value is None else _to_mxnet(value)
-
-
-def restore_key(store, entry):
-    """Before a key's first push: the optimizer's state on the servers, and what compression has left out here."""
-    own = _saved(store)
-    if own is None:
-        return
-    session = store._session
-    optimizer = session.option(store._store, "optimizer")
-    states = session.snapshots.states(entry.declared, entry.id, optimizer)
-    if states:
-        entry.wait()
-        session.wait([session.store_state(entry.declared, part, content) for part, content in states.items()])
-    session.snapshots.restore_residual(
-        entry.declared, lambda part: part["stores"][store._store]["residuals"].get(entry.id)
-    )
 
 
 def numbers_of(session, stores):
@@ -226,7 +241,7 @@ def count_updates(store):
     if past["numbers"] is None:
         for entry in store._keys.values():
             if entry.id not in optimizer._index_update_count:
-                begin_behind(optimizer, entry.id, store._session.updates_behind(entry.declared))
+                begin_behind(optimizer, entry.id, store._session.keys.updates_behind(entry.declared))
 
 
 def _sendable(numbers):
@@ -239,7 +254,7 @@ def _finite(numbers):
 
 
 def _saved(store):
-    own = store._session.snapshots.own
+    own = store._session.saved.own
     return None if own is None else own["stores"].get(store._store)
 
 

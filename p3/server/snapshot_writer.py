@@ -15,7 +15,8 @@ from p3._core import P3Server
 from p3.cluster.messages import sendable
 from p3.plan.key_plan import KeyPlan
 from p3.settings import Settings
-from p3.snapshots.files import PartReader, Refused, problem_with_share, why, write_part
+from p3.snapshots.files import why, write_part
+from p3.snapshots.reading import PartReader, Refused, problem_with_share
 from p3.snapshots.pace import Pace
 
 log = logging.getLogger("p3.snapshots")

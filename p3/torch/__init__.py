@@ -22,10 +22,10 @@ except RuntimeError:
     text = "torch %s was built for another NumPy than the one installed. Run: pip install 'numpy<2'" % torch.__version__
     raise ImportError(text, name="numpy") from None
 
-from p3.torch.optimizer import DistributedOptimizer
 from p3.torch.factors import factors
+from p3.torch.optimizer import DistributedOptimizer
 from p3.torch.snapshots import resume, snapshot
-from p3.torch import job as _job
+from p3.torch.start import job as _job
 
 __all__ = [
     "DistributedOptimizer", "barrier", "factors", "local_rank", "local_size", "rank", "resume", "size", "snapshot",

@@ -1,4 +1,4 @@
-"""p3.torch.factors(model): nn.Linear layers whose gradients leave as factors (p3/worker/factors.py).
+"""p3.torch.factors(model): nn.Linear layers whose gradients leave as factors (p3/frontend/factors.py).
 
 The layer's own product takes the place of torch's, and hands out its factors as the first elements of an array of the
 gradient's shape, so that autograd, hooks and rounds stay as they are. FactoredParameter takes them from there.
@@ -13,11 +13,11 @@ from typing import Any, Optional
 
 import torch
 
+from p3.frontend.factors import FactoredLayer, checked
 from p3.plan import choices, combinations
-from p3.torch import job
-from p3.torch.arrays import as_numpy
-from p3.torch.parameter import Parameter
-from p3.worker.factors import FactoredLayer, checked
+from p3.torch.parameters.arrays import as_numpy
+from p3.torch.parameters.parameter import Parameter
+from p3.torch.start import job
 
 log = logging.getLogger("p3.torch")
 

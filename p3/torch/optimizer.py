@@ -23,7 +23,8 @@ import torch
 from p3 import codecs
 from p3.server import options
 from p3.torch.requirements import require_model, require_norm
-from p3.torch.rounds import Rounds
+from p3.torch.rounds.choice import rounds_of
+from p3.torch.rounds.rounds import Rounds
 
 
 def DistributedOptimizer(  # a class to its users
@@ -74,7 +75,7 @@ def DistributedOptimizer(  # a class to its users
     if isinstance(optimizer, _Distributed):
         optimizer.release()
         optimizer.__class__ = type(optimizer).__bases__[1]
-    optimizer._p3 = Rounds(optimizer, models, synchronous, max_grad_norm, compression, staleness, grad_scaler)
+    optimizer._p3 = rounds_of(optimizer, models, synchronous, max_grad_norm, compression, staleness, grad_scaler)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._patch_step_function()

@@ -10,7 +10,7 @@ import torch
 
 from p3.plan import choices, combinations
 from p3.plan.choices import Choice
-from p3.torch.arrays import DTYPES, is_dense
+from p3.torch.parameters.arrays import DTYPES, is_dense
 
 
 def require_model(model: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Dict, NamedTuple, Tuple
 import torch
 
 from p3._core import state_names
-from p3.torch.arrays import DEVICES
+from p3.torch.parameters.arrays import DEVICES
 
 # Each updates every parameter by itself, so a parameter can be updated just before its module needs it.
 _LAZY = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",

@@ -12,9 +12,9 @@ import torch
 
 from p3.frontend import snapshots
 from p3.snapshots import tree
-from p3.torch import job
-from p3.torch.arrays import as_numpy
-from p3.worker.resumed import Resumed
+from p3.torch.parameters.arrays import as_numpy
+from p3.torch.start import job
+from p3.worker.snapshots.resumed import Resumed
 
 
 def _type_name(tensor: torch.Tensor) -> str:

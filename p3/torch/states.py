@@ -9,8 +9,8 @@ import torch
 from p3.frontend import states as states_of_servers
 from p3.plan import choices, combinations
 from p3.torch import rules
-from p3.torch.arrays import in_memory_order, like
-from p3.torch.parameter import Parameter
+from p3.torch.parameters.arrays import in_memory_order, like
+from p3.torch.parameters.parameter import Parameter
 from p3.worker.session import Session
 
 States = Dict[torch.Tensor, Dict[str, Any]]  # as torch.optim.Optimizer.state

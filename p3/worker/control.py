@@ -12,7 +12,7 @@ from p3.cluster.messages import sendable
 from p3.plan.key_plan import slice_elements
 from p3.snapshots.pace import Pace
 from p3.worker import open_sessions
-from p3.worker.link import Link
+from p3.worker.links.link import Link
 
 _QUIET_BYTES = 4096  # on each connection: heartbeats are far less
 

@@ -12,7 +12,7 @@ from p3.plan.choices import Choice
 from p3.plan.key_plan import Axes
 from p3.worker import dgc
 from p3.worker.key import Key
-from p3.worker.link import Link
+from p3.worker.links.link import Link
 from p3.worker.store_options import StoreOptions
 
 log = logging.getLogger("p3")

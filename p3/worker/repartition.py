@@ -15,7 +15,7 @@ from p3._core import DTYPES, state_parts
 from p3.plan import choices, combinations
 from p3.plan.key_plan import KeyPlan
 from p3.worker.key import Agreed, Identity, Key, Name
-from p3.worker.link import Link
+from p3.worker.links.link import Link
 
 _MOVE_POLL_S = 1.0  # how soon the end of the session is noticed; that of the move, at once
 

@@ -16,10 +16,9 @@ with the node that reported it. Before the job runs: ConfigError, RendezvousErro
 from __future__ import annotations
 
 import contextlib
-import heapq
 import logging
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -27,18 +26,21 @@ from p3._core import Completions, P3Error
 from p3.launch.launchers.adapters import ADAPTERS
 from p3.launch.launchers.place import warning_if_alone
 from p3.settings import Settings, in_job
-from p3.worker import key as keys_of_jobs
 from p3.worker import open_sessions
 from p3.worker.control import Control
-from p3.worker.declarations import Declarations
-from p3.worker.key import Agreed, FactorShape, Identity, Key, Name
-from p3.worker.link import Link
-from p3.worker.progress import Progress
-from p3.worker.releases import Releases
+from p3.worker.key import FactorShape, Key, Name, checked
+from p3.worker.keys import Keys
+from p3.worker.links.link import Link
+from p3.worker.orders import Orders
+from p3.worker.questions import Barriers, ServerCounters
 from p3.worker.repartition import Repartition
-from p3.worker.resumed import Resumed
-from p3.worker.session_snapshots import ON_SERVERS, Ended, Snapshots
+from p3.worker.replacement.progress import Progress
+from p3.worker.snapshots.demand import Ended
+from p3.worker.snapshots.resumed import Resumed
+from p3.worker.snapshots.saved import ON_SERVERS, Saved
+from p3.worker.snapshots.snapshots import Snapshots
 from p3.worker.store_options import StoreOptions
+from p3.worker.stores import Stores
 
 log = logging.getLogger("p3")
 
@@ -54,31 +56,19 @@ class Session(Control):
         self.rejoined_at: Optional[int] = None if self.past is None else self.past["step"]
         self.trainers: List[Callable] = []  # references to those that the script has told of
         self.describe_optimizers: Callable[[], Optional[dict]] = lambda: None  # as JSON can carry it, for a successor
-        # Of each store that was made, what the script calls a key -> the Key that stands for it; whoever makes the
-        # store notes them. They stay when the script drops the store: see joining.py.
-        self.keys_of_stores: List[Dict[Name, Key]] = []
-        self._keys: Dict[Identity, Key] = {}
-        self._agreed: Dict[Identity, Agreed] = {}  # also of keys not yet declared here
-        self._orders: Dict[int, List[Name]] = {}
-        self.order_version = 0  # grows with every order that arrives, of any store
         self._caught_up = self.past is None  # all of the past has been told
-        self._free_stores: List[int] = []  # numbers of stores that were released; a heap
-        self._releases = Releases(self, link, self._keys_of, self._forget)
+        self.handle("caught_up", self._on_caught_up)
+        self.orders = Orders(self, link)
         self._repartition = Repartition(self, link)
         self._options = StoreOptions(self, link, self._repartition)
-        self._declarations = Declarations(self, link, self._options)
-        self.snapshots = Snapshots(self, link)
-        self.progress = Progress(self, link, self._agreed)  # told of its steps by a store that goes past this class
-        past = self.past or {"barriers": 0, "lost": 0}
-        self._barriers = self._barriers_done = past["barriers"]
-        self._counts = past["lost"] << 32  # other numbers than those of a predecessor
-        self._counters: Dict[int, Optional[List[dict]]] = {}  # of each count under way: what the servers said
-        self.handle("barrier_done", self._on_barrier_done)
-        self.handle("counters", self._on_counters)
-        self.handle("agreed", self._on_agreed)
-        self.handle("repartitioned", self._on_repartitioned)
-        self.handle("order", self._on_order)
-        self.handle("caught_up", self._on_caught_up)
+        self.keys = Keys(self, link, self._options, self._repartition)
+        self.saved = Saved(self, link)
+        self.snapshots = Snapshots(self, link, self.saved)
+        parts = (self.keys, self.orders, self._options, self._repartition, self.saved)
+        self.stores = Stores(self, link, self.keys, [part.forget for part in parts])
+        self.progress = Progress(self, link, self.keys)  # told of its steps by a store that goes past this class
+        self._barriers = Barriers(self, link, self.progress)
+        self._server_counters = ServerCounters(self, link)
         self._start()
         self.wait_until(lambda: self._caught_up, "to be told what has been agreed")
 
@@ -94,13 +84,13 @@ class Session(Control):
             if in_job(os.environ):
                 settings.require("role")
         if settings.role is None:
-            from p3.worker.embedded_link import EmbeddedLink as LinkOfJob
+            from p3.worker.links.embedded import EmbeddedLink as LinkOfJob
 
             warning = warning_if_alone(ADAPTERS, os.environ)
             if warning is not None:
                 log.warning(warning)
         else:
-            from p3.worker.cluster_link import ClusterLink as LinkOfJob
+            from p3.worker.links.cluster import ClusterLink as LinkOfJob
         session = cls(LinkOfJob(settings))
         open_sessions.add(session)
         return session
@@ -118,11 +108,7 @@ class Session(Control):
     def new_store(self) -> int:
         """The number of one more store in this process: 0, 1, 2 ..., the lowest that is free. Workers must create and
         release their stores in one order."""
-        with self.changed:
-            if self._free_stores:
-                return heapq.heappop(self._free_stores)
-            self.keys_of_stores.append({})
-            return len(self.keys_of_stores) - 1
+        return self.stores.new()
 
     def release(self, store: int) -> None:
         """All that the job keeps of a store goes: keys with values and optimizer's state, on the servers and here, its
@@ -133,7 +119,7 @@ class Session(Control):
         replaced. It waits for a snapshot that is being written, and no later one has the store.
         """
         self.check()
-        self._releases.release(store, lambda: self._is_settled(store))
+        self.stores.release(store)
 
     def declare(
         self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0, sparse: bool = False,
@@ -141,37 +127,14 @@ class Session(Control):
     ) -> Key:  # fmt: skip
         """Makes a key known and starts its agreement; returns at once. The same key again returns the same Key.
 
-        A `sparse` key is one of rows, which its first dimension counts: use init_rows(), pushpull_rows() and their
-        like. `dtype` is a name of _core.DTYPES, or a NumPy type. `staleness`: how many rounds the fastest worker may be
-        ahead of the slowest, or math.inf; each push of such a key updates it at once, so its store needs an optimizer.
-        ValueError if this worker declared the key with another shape or type, or if its store or the job's settings
-        exclude it (p3/plan/combinations.py). Another worker's contradiction fails the job, with an error that names
-        both workers.
+        A `sparse` key is one of rows, which its first dimension counts: see pushpull(). `dtype` is a name of
+        _core.DTYPES, or a NumPy type. `staleness`: how many rounds the fastest worker may be ahead of the slowest, or
+        math.inf; each push of such a key updates it at once, so its store needs an optimizer. ValueError if this worker
+        declared the key with another shape or type, or if its store or the job's settings exclude it
+        (p3/plan/combinations.py). Another worker's contradiction fails the job, with an error that names both workers.
         """
         self.check()
-        return self._declare(keys_of_jobs.checked(self.label, store, name, shape, dtype, sparse, staleness))
-
-    def _declare(self, declared: Key) -> Key:
-        store = declared.store
-        with self.changed:
-            key = self._keys.get(declared.identity)
-            if key is not None:
-                keys_of_jobs.require_same(self.label, key, declared)
-                return key
-            self._declarations.require_together(declared)
-            key = declared._replace(axes=self._declarations.axes_of(declared))
-            key = key._replace(handle=self._declarations.declare_to_core(key))
-            self._keys[key.identity] = key
-            agreed = self._agreed.get(key.identity)
-            defaults = self._options.defaults(store)
-        # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
-        announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype}
-        announced.update(sparse=key.sparse, staleness=key.staleness, gathered=key.factors is not None)
-        announced.update(kind="announce", defaults=defaults)
-        self._link.send(announced)
-        if agreed is not None:
-            self._agree(key, agreed)
-        return key
+        return self.keys.declare(checked(self.label, store, name, shape, dtype, sparse, staleness))
 
     def declare_factors(self, name: Name, factors: FactorShape, store: int = 0) -> Key:
         """A key whose rounds gather the workers' factors of a float32 weight, which each worker then updates itself.
@@ -183,29 +146,28 @@ class Session(Control):
         """
         self.check()
         shape = (factors.rows, factors.width)
-        declared = keys_of_jobs.checked(self.label, store, name, shape, "float32", False, 0)
-        return self._declare(declared._replace(factors=factors))
+        declared = checked(self.label, store, name, shape, "float32", False, 0)
+        return self.keys.declare(declared._replace(factors=factors))
 
-    def give_momentum(self, store: int) -> None:
-        """To the keys whose momentum this worker applies, when the optimizer is known."""
-        for key in self._keys_of(store):
-            self._declarations.give_momentum(key)
+    # Values: each of these returns an Operation at once
 
-    def init(self, key: Key, value: Optional[Any], landing: Any, priority: int = 0):
+    def init(self, key: Key, value: Optional[Any], landing: Optional[Any], priority: int = 0):
         """The key's first value: `value` on rank 0, None elsewhere. The Operation is done when `landing` holds it.
 
         Arrays are C-ordered buffers of the key's shape and type; they belong to the core until the operation is done.
         Called again, by every worker at the same point, it gives the key a new value; an optimizer keeps its state.
-        `value` may be what first_value() gave.
+        `value` may be what first_value() gave. `landing` None, here and below, of a key of rows: this worker keeps no
+        copy of the value, and fetches the rows that it wants.
         """
         self.check()
         if value is ON_SERVERS:
-            self.snapshots.leave_to_servers(key)
+            self.saved.leave_to_servers(key)
             value = None
-        return self.core.init(key.handle, value, landing, priority)
+        init = self.core.init_rows if key.sparse else self.core.init
+        return init(key.handle, value, landing, priority)
 
     def pushpull(
-        self, key: Key, gradient: Any, landing: Any, priority: int = 0,
+        self, key: Key, gradient: Any, landing: Optional[Any], priority: int = 0,
         lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0, updates: float = 0.0, schedule: float = 1.0,
         *, gated: bool = False, more: bool = False, tell: Optional[Tuple[Completions, int]] = None,
     ):  # fmt: skip
@@ -217,10 +179,21 @@ class Session(Control):
         soon, and a small gradient may wait for them; call flush() before waiting. `tell`: who announces it when it is
         done, and by which token (p3._core.Completions). Of a key that takes steps `landing`
         must hold the key's last value; one that leaves whole cannot be gated (p3/plan/key_plan.py).
+
+        Of a key of rows `gradient` is zero but for some rows: a pair of their ids (int64) and their values. Ids may
+        come in any order; what comes for one id more than once is added up. No rows at all are fine. The optimizer
+        updates the rows that any worker touched, and no others: those are written to `landing`, an array of the whole
+        key, and listed by the Operation's `changed` when it is done. Without an optimizer they become the sums, and the
+        rows that held sums of the round before become zero. An id that the key does not have fails the job.
         """
         self.check()
+        if key.sparse:
+            self._require_at_once(key, gated or more, tell)
         self.begin_push(key)
         scalars = (lr, wd, rescale, updates, schedule)
+        if key.sparse:
+            ids, values = gradient
+            return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
         return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more, tell)
 
     def flush(self) -> None:
@@ -232,7 +205,7 @@ class Session(Control):
         self.core.ready(key.handle, elements)
 
     def skip(
-        self, key: Key, landing: Any, priority: int = 0, gated: bool = False, goes_on: bool = False,
+        self, key: Key, landing: Optional[Any], priority: int = 0, gated: bool = False, goes_on: bool = False,
         tell: Optional[Tuple[Completions, int]] = None,
     ):  # fmt: skip
         """One round without a gradient of this worker, which has taken its last step while others go on.
@@ -242,27 +215,37 @@ class Session(Control):
         gradient for this round alone; see include/p3/worker.h for what that means with staleness.
         """
         self.check()
+        if key.sparse:
+            self._require_at_once(key, gated, tell)
         self.progress.skip(key)
+        if key.sparse:
+            return self.core.skip_rows(key.handle, landing, priority, goes_on)
         return self.core.skip(key.handle, landing, priority, gated, goes_on, tell)
 
-    def fetch_state(self, key: Key, part: int, landing: Any):
-        """Copies one array of the optimizer's state on the servers to `landing`: 1, 2 ... or _core.MASTER.
+    def fetch(self, key: Key, landing: Any, part: int = 0, ids: Optional[Any] = None, priority: int = 0):
+        """Copies an array of the optimizer's state on the servers to `landing`, by its `part` 1, 2 ... or _core.MASTER;
+        or of a key of rows the value, 0.
 
-        As after this worker's last round of the key. The array has the key's shape, and its type (float32 for
-        half precision).
+        As after this worker's last round of the key. The array has the key's shape, and its type (of a state float32
+        for half precision); or of a key of rows those rows alone, in the order of `ids` (int64), which may repeat.
         """
-        if key.sparse:
-            return self.fetch_rows(key, _all_rows(key), landing, part)
         self.check()
+        if key.sparse or ids is not None:
+            return self.core.fetch_rows(key.handle, part, _all_rows(key) if ids is None else ids, landing, priority)
         return self.core.fetch(key.handle, part, landing)
 
-    def store_state(self, key: Key, part: int, content: Any, updates: int = 0):
-        """Gives that array another content, on rank 0, before its next round of the key. With staleness: `updates` are
-        in it; 0: as many as the servers have counted."""
-        if key.sparse:
-            return self.store_rows(key, _all_rows(key), content, part, updates)
+    def store(self, key: Key, content: Any, part: int = 0, ids: Optional[Any] = None, updates: int = 0):
+        """Gives an array of fetch() another content, on rank 0, before its next round of the key; or of a key of rows
+        any worker those rows, between rounds: `ids` (int64) ascend, each once. With staleness: `updates` are in it; 0:
+        as many as the servers have counted."""
         self.check()
+        if key.sparse or ids is not None:
+            return self.core.store_rows(key.handle, part, _all_rows(key) if ids is None else ids, content, updates)
         return self.core.store(key.handle, part, content, updates)
+
+    def _require_at_once(self, key: Key, waits: bool, tell: Any) -> None:
+        if waits or tell is not None:
+            raise ValueError("%s: key %r is of rows, which leave at once, and nobody is told" % (self.label, key.name))
 
     def updates(self, key: Key) -> int:
         """Of a key with staleness: how many updates it had had in what the servers answered this worker last."""
@@ -272,49 +255,6 @@ class Session(Control):
         """Of a key with staleness: this worker's last round whose answer has landed, 0 before the first; and up to
         which round the pushes of all workers are in that."""
         return self.core.landed_round(key.handle)
-
-    # Keys of rows, declared as sparse
-
-    def init_rows(self, key: Key, value: Optional[Any], landing: Optional[Any], priority: int = 0):
-        """As init(). `landing` None: this worker keeps no copy of the value, and fetches the rows that it wants."""
-        self.check()
-        return self.core.init_rows(key.handle, value, landing, priority)
-
-    def pushpull_rows(
-        self, key: Key, ids: Any, values: Any, landing: Optional[Any], priority: int = 0,
-        lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0, updates: float = 0.0, schedule: float = 1.0,
-    ):  # fmt: skip
-        """One round, as pushpull(), of a gradient that is zero but for some rows: `ids` (int64) and their `values`.
-
-        Ids may come in any order; what comes for one id more than once is added up. No rows at all are fine. The
-        optimizer updates the rows that any worker touched, and no others: those are written to `landing`, an array of
-        the whole key, and listed by the Operation's `changed` when it is done. Without an optimizer they become the
-        sums, and the rows that held sums of the round before become zero. `landing` None: the rows stay on the servers.
-        An id that the key does not have fails the job.
-        """
-        self.check()
-        self.begin_push(key)
-        scalars = (lr, wd, rescale, updates, schedule)
-        return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
-
-    def skip_rows(self, key: Key, landing: Optional[Any], priority: int = 0, goes_on: bool = False):
-        """As skip(); what is gated is dense."""
-        self.check()
-        self.progress.skip(key)
-        return self.core.skip_rows(key.handle, landing, priority, goes_on)
-
-    def fetch_rows(self, key: Key, ids: Any, landing: Any, part: int = 0, priority: int = 0):
-        """Copies rows of the value, or of a part of the optimizer's state, to `landing`, in the order of `ids` (int64).
-
-        As after this worker's last round of the key; parts as in fetch_state(). Ids may repeat.
-        """
-        self.check()
-        return self.core.fetch_rows(key.handle, part, ids, landing, priority)
-
-    def store_rows(self, key: Key, ids: Any, content: Any, part: int = 0, updates: int = 0):
-        """Gives those rows another content, between rounds. `ids` (int64) ascend, each once; `updates` as above."""
-        self.check()
-        return self.core.store_rows(key.handle, part, ids, content, updates)
 
     @property
     def searches_partitions(self) -> bool:
@@ -343,45 +283,9 @@ class Session(Control):
     def begin_push(self, key: Key, order: Optional[int] = None) -> None:
         """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well. `order`: of the key
         among those of its store, if the script says so (see Steps.push)."""
-        known = self._keys.get(key.identity)
-        if known is None or known.handle != key.handle:
-            raise ValueError("%s: key %r is gone: its store %d was released" % (self.label, key.name, key.store))
-        self._options.begin_push(key, self._declarations.require_to_push)
+        self.keys.require_present(key)
+        self._options.begin_push(key, self.keys.require_to_push)
         self.progress.push(key, order)
-
-    # What its parts ask
-
-    def completed_pushes(self, identity: Identity) -> int:
-        return self.core.key_counters(self._keys[identity].handle)["rounds"]
-
-    def has_keys(self, store: int) -> bool:
-        return any(key.store == store for key in self._keys.values())
-
-    def _keys_of(self, store: int) -> List[Key]:
-        with self.changed:
-            return [key for key in self._keys.values() if key.store == store]
-
-    def _is_settled(self, store: int) -> bool:
-        keys = self._keys_of(store)
-        known = [self._agreed.get(key.identity) for key in keys]
-        rows_rest = all(self.core.is_idle(key.handle) for key in keys if key.sparse)  # they move behind a round
-        are_agreed = all(one is not None and one.is_applied for one in known)
-        return rows_rest and are_agreed and self._repartition.is_over(store)
-
-    def _forget(self, store: int) -> None:
-        """It is gone everywhere. With the lock held."""
-        for key in self._keys_of(store):
-            self.core.release(key.handle)
-            del self._keys[key.identity]
-        for identity in [one for one in self._agreed if one[0] == store]:
-            del self._agreed[identity]
-        self._orders.pop(store, None)
-        self._options.forget(store)
-        self._repartition.forget(store)
-        self.snapshots.forget(store)
-        if store < len(self.keys_of_stores):  # its number is one of new_store()
-            self.keys_of_stores[store] = {}
-            heapq.heappush(self._free_stores, store)
 
     # What all workers agree on
 
@@ -404,17 +308,6 @@ class Session(Control):
         value = self._options.wanted(store, name)
         return None if value is None else dict(value)
 
-    def announce_order(self, store: int, names: Sequence[Name]) -> None:
-        """Rank 0 tells all workers in which order the forward pass uses the keys. Elsewhere it does nothing."""
-        self.check()
-        if self.rank == 0:
-            self._link.send({"kind": "order", "store": store, "names": list(names)})
-
-    def order(self, store: int) -> List[Name]:
-        """The order last announced for the store; empty if there is none yet."""
-        with self.changed:
-            return list(self._orders.get(store, ()))
-
     def barrier(self) -> None:
         """Returns when every worker has called it as often as this one. TimeoutError after P3_WAIT_TIMEOUT_S.
 
@@ -422,13 +315,7 @@ class Session(Control):
         return at once.
         """
         self.check()
-        if not self.progress.barrier():
-            return
-        with self.changed:
-            self._barriers += 1
-            number = self._barriers
-        self._link.send({"kind": "barrier", "number": number})
-        self.wait_until(lambda: self._barriers_done >= number, "in barrier %d for other workers" % number)
+        self._barriers.enter()
 
     # Snapshots
 
@@ -458,26 +345,22 @@ class Session(Control):
         brings only the rest. Then all keys are given first_value() instead, and are declared before the first of them.
         """
         self.check()
-        if self._keys and not self.snapshots.chosen:
+        if self.keys and not self.saved.is_chosen:
             raise ValueError("%s: resume() comes before the first key" % self.label)
-        resumed = self.snapshots.resume(servers_load)
+        resumed = self.saved.resume(servers_load)
         if self.rejoined_at is None and resumed.round > 0:
+            self.snapshots.last_round = max(self.snapshots.last_round, resumed.round)
             self.progress.begin_behind(resumed.round)
         return resumed
 
     def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
         """What the snapshot has as the key's value; None if it does not know the key, and on all but rank 0."""
-        return self.snapshots.value(key, key.name if id is None else id)
+        return self.saved.value(key, key.name if id is None else id)
 
     def first_value(self, key: Key) -> Optional[Any]:
         """As resumed_value(), for init(); or what stands for it, if all servers have the key from the snapshot already.
         Waits until the key is agreed."""
-        return self.snapshots.first_value(key)
-
-    def agreed(self, key: Key) -> Agreed:
-        """Waits for it."""
-        self.wait_until(lambda: key.identity in self._agreed, "for key %r to be agreed" % (key.name,))
-        return self._agreed[key.identity]
+        return self.saved.first_value(key)
 
     def restore(self, key: Key, takes_mean: bool = False) -> None:
         """The rest of what the snapshot has of a key: the optimizer's state on rank 0, residuals. Waits for servers.
@@ -485,34 +368,7 @@ class Session(Control):
         `takes_mean`: the caller divides sums by the number of workers. Then residuals change with that number, so that
         the weights get what they were still owed.
         """
-        self.snapshots.restore(key, takes_mean)
-
-    def agreed_shape(self, store: int, name: Name) -> Optional[Tuple[int, ...]]:
-        """Of a key that the job has; None if it has none by now."""
-        with self.changed:
-            agreed = self._agreed.get((store, name))
-            return None if agreed is None else agreed.shape
-
-    def updates_behind(self, key: Key) -> int:
-        """In a process that has taken a lost one's place: how often the key has been updated, if all workers had it
-        from the beginning. Rounds that all skipped are none."""
-        with self.changed:
-            agreed = self._agreed.get(key.identity)
-            rounds = agreed.catch_up or 0 if agreed is not None else 0
-        updates = rounds - self.past["joins"]
-        return updates + self.past["resumed"] if updates > 0 else 0
-
-    def describe_key(self, key: Key, id: Name) -> dict:
-        """A captured key as a snapshot describes it (p3.snapshots.files.Snapshot); `id`: what the script calls it."""
-        optimizer = self._options.agreed(key.store, "optimizer")
-        return {
-            "store": key.store,
-            "id": id,
-            "shape": list(key.shape),
-            "dtype": key.dtype,
-            "optimizer": optimizer,
-            "plan": self.core.captured_plan(key.handle).kept(),
-        }
+        self.saved.restore(key, takes_mean)
 
     # Counters
 
@@ -539,17 +395,7 @@ class Session(Control):
         Asks over the control connections, so training goes on undisturbed. TimeoutError after P3_WAIT_TIMEOUT_S.
         """
         self.check()
-        with self.changed:
-            self._counts += 1
-            number = self._counts
-            self._counters[number] = None
-        try:
-            self._link.send({"kind": "count", "number": number})
-            self.wait_until(lambda: self._counters[number] is not None, "for the counters of the servers")
-            return self._counters[number]
-        finally:
-            with self.changed:
-                del self._counters[number]
+        return self._server_counters.ask()
 
     def close(self) -> None:
         with contextlib.suppress(P3Error):
@@ -558,55 +404,8 @@ class Session(Control):
             self.progress.leave()
         super().close()
 
-    # Messages, with the lock held; what is returned is done without it
-
-    def _on_agreed(self, message: dict) -> Optional[Callable[[], None]]:
-        identity = message["store"], message["name"]
-        agreed = self._agreed[identity] = Agreed(message)
-        key = self._keys.get(identity)
-        self.progress.on_agreed(identity, agreed.catch_up)
-        return None if key is None else lambda: self._agree(key, agreed)
-
-    def _on_repartitioned(self, message: dict) -> Optional[Callable[[], None]]:
-        agreed = self._agreed[message["store"], message["name"]]
-        if agreed.is_applied:
-            return lambda: self._move(message)
-        agreed.successor = message  # this worker has not declared the key yet
-        return None
-
-    def _on_barrier_done(self, message: dict) -> None:
-        self._barriers_done = max(self._barriers_done, message["number"])
-
-    def _on_counters(self, message: dict) -> None:
-        if message["number"] in self._counters:  # else nobody waits any more
-            self._counters[message["number"]] = message["servers"]
-
-    def _on_order(self, message: dict) -> None:
-        self._orders[message["store"]] = message["names"]
-        self.order_version += 1
-
     def _on_caught_up(self, _message: dict) -> None:
         self._caught_up = True
-
-    def _agree(self, key: Key, agreed: Agreed) -> None:
-        """Gives the core the job's plan, once; never a plan that contradicts what was declared here."""
-        with self.changed:
-            if agreed.is_applied or not agreed.fits(key):
-                return
-            agreed.is_applied = True
-            plan = agreed.plan  # a move changes it
-            self._repartition.agreed(key, plan)
-        self.core.agree(key.handle, plan, agreed.catch_up is not None)
-        self._link.note_key(key, plan)
-        if agreed.successor is not None:
-            self._move(agreed.successor)
-
-    def _move(self, message: dict) -> None:
-        identity = message["store"], message["name"]
-        with self.changed:
-            key, agreed = self._keys[identity], self._agreed[identity]
-        optimizer = self._options.agreed(key.store, "optimizer")
-        self._repartition.move(key, agreed, agreed.plan.successor(message), optimizer)
 
 
 def _all_rows(key: Key) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 from p3.plan import choices, combinations, planner
 from p3.server.options import validate
 from p3.worker.key import Key
-from p3.worker.link import Link
+from p3.worker.links.link import Link
 from p3.worker.repartition import Repartition
 
 log = logging.getLogger("p3")
@@ -80,7 +80,7 @@ class StoreOptions:
             "for the %s of store %d: worker 0 has not set it, or a server does not answer" % (name, store),
         )
         if name == "optimizer" and before is None:
-            session.give_momentum(store)
+            session.keys.give_momentum(store)
 
     def _require_together(self, store: int, name: str, value: dict) -> None:
         options = {each: self.wanted(store, each) for each in ("compression", "optimizer", "reduction")}
@@ -92,7 +92,7 @@ class StoreOptions:
 
     def _require_still_open(self, store: int, name: str, value: dict) -> None:
         session = self._session
-        if name in planner.OPTIONS and session.has_keys(store):
+        if name in planner.OPTIONS and session.keys.of(store):
             raise ValueError(
                 "%s: store %d has keys already; its %s %s must be set before the first init"
                 % (session.label, store, name, value)

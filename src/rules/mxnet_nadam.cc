@@ -18,7 +18,7 @@ struct NadamNumbers final : Hyperparameters {
     fields.per_round("schedule");
   }
 
-  // The workers multiply these, each of its own, into RoundScalars::schedule (p3/mxnet/optimizer_descriptions.py).
+  // The workers multiply these, each of its own, into RoundScalars::schedule (p3/mxnet/optimizers/descriptions.py).
   double momentum_at(double update) const { return beta1 * (1 - 0.5 * std::pow(0.96, update * schedule_decay)); }
 
   RoundScalars counted(RoundScalars pushed, double& schedule) const override {

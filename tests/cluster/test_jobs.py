@@ -131,7 +131,7 @@ def test_a_key_too_large_for_the_server_is_named_on_every_process(make_cluster, 
 
 
 def test_a_control_message_that_a_worker_cannot_follow_ends_the_job(make_cluster):
-    broken = TRAIN.replace("landing = np", "session._agree = lambda *_: [].pop(); landing = np", 1)
+    broken = TRAIN.replace("landing = np", "session.keys.apply = lambda *_: [].pop(); landing = np", 1)
     # The key is agreed on once worker 1 has declared it; else its own declare() might be what cannot follow.
     broken = broken.replace("session.init(", "session.barrier(); session.init(", 1)
     waiting = TRAIN.replace("key = session", "session.barrier(); key = session", 1)

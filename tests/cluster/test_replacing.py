@@ -19,10 +19,10 @@ from p3.cluster.node import Node
 from p3.errors import ConfigError, ProtocolError, RendezvousError
 from p3.launch.engines import Hosts
 from p3.launch.placement import Host, Task
-from p3.launch.run import Launcher
+from p3.launch.launcher import Launcher
 from p3.settings import Settings
-from p3.snapshots import files
-from p3.worker.steps import Steps
+from p3.snapshots import reading
+from p3.worker.replacement.steps import Steps
 
 sys.path.insert(0, str(SCRIPTS))
 import replaced_steps
@@ -424,7 +424,7 @@ def test_snapshots_encryption_and_checksums_go_on_with_a_replaced_worker(process
     assert finished.code == 0, finished
     assert_sums_are_exact(job, 3, 150)
     assert not any("is given up" in line for line in job.said)  # after P3_WAIT_TIMEOUT_S
-    last = files.newest_valid(str(tmp_path))
+    last = reading.newest_valid(str(tmp_path))
     assert last.round == 150
     for key in ("a", "b", "c"):
         value = last.array(0, key)
@@ -581,7 +581,7 @@ def test_two_stores_and_keys_that_rest_go_on_in_step(processes, tmp_path, epoch,
     job = StepsOfTwoStores(processes, tmp_path, workers, epoch, marks, seed, **variables)
     job.assert_all_is_right()
     if snapshots:
-        assert files.newest_valid(variables["P3_SNAPSHOT_DIR"]).round == job.STEPS
+        assert reading.newest_valid(variables["P3_SNAPSHOT_DIR"]).round == job.STEPS
 
 
 @pytest.mark.parametrize(
@@ -683,15 +683,15 @@ def test_the_step_that_was_cut_short_is_not_taken_for_the_last_by_those_who_have
         for key, landing in zip(keys, landings):
             session.init(key, landing.copy() if session.rank == 0 else None, landing).wait(20)
         keys.append(session.declare("rows", (5, 2), "float32", sparse=True))
-        session.init_rows(keys[2], landings[2].copy() if session.rank == 0 else None, landings[2]).wait(20)
+        session.init(keys[2], landings[2].copy() if session.rank == 0 else None, landings[2]).wait(20)
         def step(number):
             session.pushpull(keys[0], -np.ones_like(landings[0]), landings[0], lr=1.0).wait(20)
             if number == 10 and session.rejoined_at is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             session.pushpull(keys[1], -np.ones_like(landings[1]), landings[1], lr=1.0).wait(20)
-            session.pushpull_rows(keys[2], np.arange(2), -np.ones((2, 2), np.float32), landings[2], lr=1.0).wait(20)
+            session.pushpull(keys[2], (np.arange(2), -np.ones((2, 2), np.float32)), landings[2], lr=1.0).wait(20)
         def skip(which):
-            return (session.skip_rows if keys[which].sparse else session.skip)(keys[which], landings[which])
+            return session.skip(keys[which], landings[which])
         for number in range(session.rejoined_at or 0, 3 if session.rank == 0 else 20):
             step(number)
         skips = {which: skip(which) for which in range(3)}

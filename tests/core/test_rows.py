@@ -282,22 +282,22 @@ def test_an_embedded_session_has_keys_of_rows(session):
     assert session.declare("emb", (10, 2, 3), "float32", sparse=True) is key
     value = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
     landing = np.zeros_like(value)
-    session.init_rows(key, value, landing).wait(30)
+    session.init(key, value, landing).wait(30)
     np.testing.assert_array_equal(landing, value)
     session.core.choose_route(key.handle, 0, True)
-    operation = session.pushpull_rows(key, rows_of([9, 0, 9]), np.ones((3, 2, 3), np.float32), landing, lr=0.5)
+    operation = session.pushpull(key, (rows_of([9, 0, 9]), np.ones((3, 2, 3), np.float32)), landing, lr=0.5)
     operation.wait(30)
     assert operation.changed.tolist() == [0, 9]
     assert (landing != value).any(axis=(1, 2)).tolist() == [True] + [False] * 8 + [True]
     rows = np.zeros((2, 2, 3), np.float32)
-    session.fetch_rows(key, rows_of([9, 8]), rows).wait(30)
+    session.fetch(key, rows, ids=rows_of([9, 8])).wait(30)
     np.testing.assert_array_equal(rows, landing[[9, 8]])
-    session.fetch_rows(key, rows_of([9, 8]), rows, part=1).wait(30)
+    session.fetch(key, rows, part=1, ids=rows_of([9, 8])).wait(30)
     assert np.allclose(rows[0], 0.1 * 2) and (rows[1] == 0).all()
-    session.store_rows(key, rows_of([8]), np.full((1, 2, 3), 5, np.float32)).wait(30)
-    session.fetch_rows(key, rows_of([9, 8]), rows).wait(30)
+    session.store(key, np.full((1, 2, 3), 5, np.float32), ids=rows_of([8])).wait(30)
+    session.fetch(key, rows, ids=rows_of([9, 8])).wait(30)
     assert (rows[1] == 5).all()
-    operation = session.skip_rows(key, landing)
+    operation = session.skip(key, landing)
     operation.wait(30)
     assert not operation.updated
     counters = session.key_counters(key)
@@ -331,7 +331,7 @@ def test_rows_are_synchronised_in_a_real_job(run_job, partitions):
             key = session.declare("emb", (1000, 40), "float32", sparse=True)
             first = np.random.RandomState(1).randn(1000, 40).astype(np.float32)
             landing, dense_landing = np.zeros_like(first), np.zeros(300, np.float32)
-            waiting = [session.init_rows(key, first if rank == 0 else None, landing, -1),
+            waiting = [session.init(key, first if rank == 0 else None, landing, -1),
                        session.init(dense, np.zeros(300, np.float32) if rank == 0 else None, dense_landing)]
             session.wait(waiting)
             assert (landing == first).all()
@@ -343,7 +343,7 @@ def test_rows_are_synchronised_in_a_real_job(run_job, partitions):
                     random = np.random.RandomState(100 * turn + other)
                     ids = random.randint(0, 1000, 0 if turn == 2 else 50 + other)
                     pushed.append((ids, random.randn(len(ids), 40).astype(np.float32)))
-                session.wait([session.pushpull_rows(key, *pushed[rank], landing, priority=-1, lr=0.5),
+                session.wait([session.pushpull(key, pushed[rank], landing, priority=-1, lr=0.5),
                               session.pushpull(dense, np.ones(300, np.float32), dense_landing, lr=1.0)])
                 totals = {}
                 for ids, values in pushed:
@@ -359,7 +359,7 @@ def test_rows_are_synchronised_in_a_real_job(run_job, partitions):
             assert (dense_landing == -6 * n).all()
             wanted = np.array([999, 3, 3, 500])
             rows = np.zeros((4, 40), np.float32)
-            session.fetch_rows(key, wanted, rows).wait(30)
+            session.fetch(key, rows, ids=wanted).wait(30)
             assert (rows == expected[wanted]).all()
             print("fine")
         """,
@@ -379,8 +379,8 @@ def test_a_row_that_is_not_there_is_told_on_every_worker(make_cluster):
         session = Session.open()
         key = session.declare("emb", (8, 2), "float32", sparse=True)
         value, landing = np.zeros((8, 2), np.float32), np.zeros((8, 2), np.float32)
-        session.init_rows(key, value if session.rank == 0 else None, landing).wait(30)
-        session.pushpull_rows(key, np.array([7 + session.rank]), value[:1], landing).wait(30)
+        session.init(key, value if session.rank == 0 else None, landing).wait(30)
+        session.pushpull(key, (np.array([7 + session.rank]), value[:1]), landing).wait(30)
         """
     cluster = make_cluster(2, 1)
     nodes = [cluster.start(role) for role in ("scheduler", "server")]

@@ -30,8 +30,7 @@ class Lion:
 def _begin(session, sparse, weight, resumed=False):
     key = session.declare("w", weight.shape, weight.dtype, sparse=sparse)
     landing = np.zeros_like(weight)
-    init = session.init_rows if sparse else session.init
-    init(key, session.resumed_value(key) if resumed else weight, landing).wait(30)
+    session.init(key, session.resumed_value(key) if resumed else weight, landing).wait(30)
     if resumed:
         session.restore(key)
     return key, landing
@@ -49,7 +48,7 @@ def _train(session, key, landing, sparse, rounds, lr=0.05, wd=0.1, rescale=0.5):
     for rows, gradients in rounds:
         scalars = {"lr": lr, "wd": wd, "rescale": rescale}
         if sparse:
-            session.pushpull_rows(key, rows, gradients[rows], landing, **scalars).wait(30)
+            session.pushpull(key, (rows, gradients[rows]), landing, **scalars).wait(30)
         else:
             session.pushpull(key, gradients, landing, **scalars).wait(30)
 
@@ -69,9 +68,9 @@ def test_lion_is_that_of_numpy_to_the_bit(sparse, dtype):
             assert landing.tobytes() == numpys.weight.tobytes()
         state = np.zeros_like(weight)
         if sparse:
-            session.fetch_rows(key, np.arange(ROWS), state, part=1).wait(30)
+            session.fetch(key, state, part=1, ids=np.arange(ROWS)).wait(30)
         else:
-            session.fetch_state(key, 1, state).wait(30)
+            session.fetch(key, state, 1).wait(30)
         assert state.tobytes() == numpys.momentum.tobytes()
 
 

@@ -66,9 +66,9 @@ def test_merged_orders_have_all_keys_once_and_foresee_what_was_used():
 
 
 def test_an_order_that_stays_is_announced_once(session, order):
-    before = session.order_version
+    before = session.orders.version
     assert [order.follow(list("abcd")) for _ in range(50)] == [True] + [False] * 49
-    assert session.order_version == before + 1 and session.order(order._store) == list("abcd")
+    assert session.orders.version == before + 1 and session.orders.of(order._store) == list("abcd")
     assert order.stats() == {"orders": 1, "passes": 49, "first": 1.0, "followed": 1.0}
 
 

@@ -77,8 +77,8 @@ def train(session, cell: Cell):
     """Trains it for some steps; the axes of its key. AssertionError where the value is not the reference's."""
     key = declared(session, cell)
     landing = first_value()
-    init = session.init_rows if cell.cut == "rows" else session.init
-    init(key, landing.copy() if session.rank == 0 and cell.cut != "factors" else None, landing).wait(DEADLINE_S)
+    value = landing.copy() if session.rank == 0 and cell.cut != "factors" else None
+    session.init(key, value, landing).wait(DEADLINE_S)
     session.barrier()
     reference = Reference(cell, key.axes, session.num_workers)
     take_step = _take_turns if cell.staleness > 0 else _take_common_step
@@ -93,7 +93,7 @@ def _take_common_step(session, cell, key, step, landing, reference):
     if session.rank in pushing:
         operation = push(session, cell, key, step, landing)
     else:
-        operation = (session.skip_rows if cell.cut == "rows" else session.skip)(key, landing)
+        operation = session.skip(key, landing)
     operation.wait(DEADLINE_S)
     reference.step(step, pushing)
     reference.check(landing, (cell, step))
@@ -110,11 +110,7 @@ def _take_turns(session, cell, key, step, landing, reference):
 
 
 def push(session, cell: Cell, key, step: int, landing):
-    given = gradient(cell, session.rank, step)
-    if cell.cut == "rows":
-        ids, values = given
-        return session.pushpull_rows(key, ids, values, landing, lr=LR)
-    return session.pushpull(key, given, landing, lr=LR)
+    return session.pushpull(key, gradient(cell, session.rank, step), landing, lr=LR)
 
 
 def gradient(cell: Cell, rank: int, step: int):

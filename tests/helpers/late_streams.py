@@ -9,7 +9,7 @@ import random
 import threading
 import time
 
-from p3.torch import staging
+from p3.torch.device import staging
 
 DEADLINE_S = 30
 

@@ -3,7 +3,7 @@
 import mxnet as mx
 import numpy as np
 from p3.measure._kernels import NativeOptimizer
-from p3.mxnet.optimizer_descriptions import describe, round_scalars
+from p3.mxnet.optimizers.descriptions import describe, round_scalars
 
 FLOAT16_CODE = 2
 

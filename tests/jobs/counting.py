@@ -29,9 +29,9 @@ def main():
         dense = session.declare("w", (7, 3), "float32")
         rows = session.declare("r", (9, 2), "float32", sparse=True)
         keys, landings = [dense, rows], [np.empty(key.shape, key.dtype) for key in (dense, rows)]
-        for key, landing, init in zip(keys, landings, (session.init, session.init_rows)):
+        for key, landing in zip(keys, landings):
             value = session.resumed_value(key) if resumed.round else np.ones(key.shape, key.dtype)
-            init(key, value if session.rank == 0 else None, landing).wait(60)
+            session.init(key, value if session.rank == 0 else None, landing).wait(60)
         session.set_optimizer(0, SGD)
         for key in keys:
             session.restore(key)
@@ -44,7 +44,7 @@ def main():
             ids = random.choice(9, 4, replace=False).astype("int64")
             under_way = [
                 session.pushpull(dense, gradient, landings[0], lr=0.1),
-                session.pushpull_rows(rows, ids, gradient[:4, :2].copy(), landings[1], lr=0.1),
+                session.pushpull(rows, (ids, gradient[:4, :2].copy()), landings[1], lr=0.1),
             ]
             session.snapshot(step + 1, keys, {"sums": landings[0].sum(), "rank": session.rank})
             session.wait(under_way)

@@ -44,7 +44,7 @@ def train_exactly(session):
         assert (weight == expected).all(), step
     check_bytes(session, before)
     state = np.empty_like(weight)
-    session.fetch_state(key, 1, state).wait(30)
+    session.fetch(key, state, 1).wait(30)
     assert (state == momentum).all()
     session.barrier()
     print("exact, digest", hashlib.sha256(weight.tobytes()).hexdigest()[:16], flush=True)

@@ -25,8 +25,7 @@ session = Session.open()
 sparse = sys.argv[2] == "rows"
 key = session.declare("w", ROWS, "float32", sparse=sparse)
 landing = np.zeros(ROWS, "float32")
-init = session.init_rows if sparse else session.init
-init(key, landing if session.rank == 0 else None, landing).wait(60)
+session.init(key, landing if session.rank == 0 else None, landing).wait(60)
 last = session.declare("last", (10,), "float32")
 landed = np.zeros(10, "float32")
 session.init(last, landed if session.rank == 0 else None, landed).wait(60)
@@ -34,7 +33,7 @@ session.init(last, landed if session.rank == 0 else None, landed).wait(60)
 
 def start_round():
     if sparse:
-        return session.pushpull_rows(key, np.arange(ROWS[0]), gradient, landing)
+        return session.pushpull(key, (np.arange(ROWS[0]), gradient), landing)
     return session.pushpull(key, gradient, landing)
 
 

@@ -17,14 +17,14 @@ def session_rounds(keeps_value):
     key = session.declare("table", (ROWS, COLUMNS), "float32", sparse=True)
     value = np.zeros((ROWS, COLUMNS), "float32")
     landing = value if keeps_value else None
-    session.init_rows(key, value if session.rank == 0 else None, landing).wait(60)
+    session.init(key, value if session.rank == 0 else None, landing).wait(60)
     session.set_optimizer(0, {"name": "sgd", "momentum": 0.9, "clip_gradient": -1.0, "multi_precision": False})
     ids = np.arange(session.rank, ROWS, 3)
     gradient = np.ones((len(ids), COLUMNS), "float32")
     for partitions in itertools.cycle([1, 40, 3, 7]):
-        session.pushpull_rows(key, ids, gradient, landing).wait(60)
+        session.pushpull(key, (ids, gradient), landing).wait(60)
         if not keeps_value:
-            session.fetch_rows(key, ids, gradient).wait(60)
+            session.fetch(key, gradient, ids=ids).wait(60)
         if session.rank == 0 and not session.is_moving(key):
             session.repartition(key, partitions)
         yield

@@ -25,10 +25,9 @@ def main(steps):
         landings = {name: np.zeros(key.shape, key.dtype) for name, key in keys.items()}
         for name, key in keys.items():
             value = np.random.RandomState(len(name)).rand(*key.shape).astype(key.dtype)
-            init = session.init_rows if key.sparse else session.init
             if resumed.round:
                 value = session.first_value(key)
-            session.wait([init(key, value if session.rank == 0 else None, landings[name])])
+            session.wait([session.init(key, value if session.rank == 0 else None, landings[name])])
         session.set_optimizer(0, ADAM)
         for key in keys.values():
             session.restore(key)
@@ -39,7 +38,7 @@ def main(steps):
             for name, key in keys.items():
                 if key.sparse:
                     rows = chance.permutation(50)[:2], chance.rand(2, 3).astype("float32")
-                    session.wait([session.pushpull_rows(key, *rows, landings[name], **numbers)])
+                    session.wait([session.pushpull(key, rows, landings[name], **numbers)])
                 else:
                     gradient = chance.rand(*key.shape).astype(key.dtype)
                     session.wait([session.pushpull(key, gradient, landings[name], **numbers)])
@@ -48,7 +47,7 @@ def main(steps):
         for name, parts in (("large", (1, 2)), ("half", (1, 2, MASTER))):
             state = np.zeros(keys[name].shape, "float32")
             for part in parts:
-                session.wait([session.fetch_state(keys[name], part, state)])
+                session.wait([session.fetch(keys[name], state, part)])
                 digest = zlib.crc32(state.tobytes(), digest)
         session.snapshots.finish()
         session.barrier()

@@ -19,13 +19,13 @@ def main(steps):
         optimizer.zero_grad()
         loss = model(torch.rand(4, 1000)).square().mean()
         if sent is None:  # the states leave before the first push
-            sent = p3.torch.job.current().counters()["bytes_sent"]
+            sent = p3.torch.start.job.current().counters()["bytes_sent"]
         loss.backward()
         optimizer.step()
         p3.torch.snapshot(step + 1)
     weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
-    p3.torch.job.current().snapshots.finish()
-    p3.torch.job.current().barrier()
+    p3.torch.start.job.current().snapshots.finish()
+    p3.torch.start.job.current().barrier()
     print("from %d: %08x after %d bytes" % (begun, zlib.crc32(weights), sent), flush=True)
 
 

@@ -28,9 +28,9 @@ def repartition(key, partitions):
         return
     if leads:
         session.wait_until(lambda: not session.is_moving(key) and session.partitions(key), "for the last move")
-        before = session._agreed[key.store, key.name].plan.wire_key
+        before = session.keys.agreed[key.store, key.name].plan.wire_key
         session.repartition(key, partitions)
-        agreed = lambda: session._agreed[key.store, key.name].plan.wire_key != before  # noqa: E731
+        agreed = lambda: session.keys.agreed[key.store, key.name].plan.wire_key != before  # noqa: E731
         session.wait_until(agreed, "for the plan")
 
 
@@ -40,17 +40,17 @@ class Table:
         self.weight = values(-1)
 
     def init(self, number):
-        return session.init_rows(self.key, values(number) if leads else None, self.weight)
+        return session.init(self.key, values(number) if leads else None, self.weight)
 
     def push(self, rows=every_row):
-        return session.pushpull_rows(self.key, rows, values(1 + session.rank)[: len(rows)], self.weight, lr=0.1)
+        return session.pushpull(self.key, (rows, values(1 + session.rank)[: len(rows)]), self.weight, lr=0.1)
 
     def skip(self):
-        return session.skip_rows(self.key, self.weight)
+        return session.skip(self.key, self.weight)
 
     def state(self):
         momentum = values(0)
-        session.fetch_rows(self.key, every_row, momentum, part=1).wait(WAIT_S)
+        session.fetch(self.key, momentum, part=1, ids=every_row).wait(WAIT_S)
         return momentum
 
     def show(self, what):
@@ -83,7 +83,7 @@ table.show("init")
 repartition(table.key, 1)
 table.push()
 if leads:
-    session.store_rows(table.key, every_row, values(0.5), part=1)
+    session.store(table.key, values(0.5), part=1, ids=every_row)
 table.push().wait(WAIT_S)
 table.show("state")
 

@@ -51,7 +51,7 @@ def with_torch():
         model(torch.from_numpy(samples(number, p3.torch.rank()))).square().mean().backward()
         optimizer.step()
 
-    return round, step, p3.torch.snapshot, lambda: model.state_dict()["weight"].numpy(), p3.torch.job.current()
+    return round, step, p3.torch.snapshot, lambda: model.state_dict()["weight"].numpy(), p3.torch.start.job.current()
 
 
 def with_mxnet():

@@ -39,7 +39,7 @@ def alone(workers):
 
 def train(config):
     import p3.torch
-    from p3.torch.job import current
+    from p3.torch.start.job import current
 
     first, _ = p3.torch.resume()
     model, optimizer = make()

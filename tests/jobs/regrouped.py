@@ -65,8 +65,7 @@ def main():
         for key in keys:
             landings.append(np.empty(key.shape, key.dtype))
             value = session.resumed_value(key) if resumed.round else np.ones(key.shape, key.dtype)
-            init = session.init_rows if key.sparse else session.init
-            init(key, value if rank == 0 else None, landings[-1]).wait(60)
+            session.init(key, value if rank == 0 else None, landings[-1]).wait(60)
             session.restore(key)
         if steps == 0:
             session.snapshot(resumed.round + 1, keys)
@@ -75,7 +74,7 @@ def main():
             for key, landing in zip(keys, landings):
                 gradient = share(step, rank, workers, (len(ROWS), 2) if key.sparse else SHAPE)
                 if key.sparse:
-                    under_way.append(session.pushpull_rows(key, ROWS, gradient, landing, lr=0.125))
+                    under_way.append(session.pushpull(key, (ROWS, gradient), landing, lr=0.125))
                 else:
                     under_way.append(session.pushpull(key, gradient, landing, lr=0.125))
             session.snapshot(step + 1, keys, {"rank": rank, "of": workers})

@@ -7,7 +7,7 @@ import torch
 
 torch.set_default_device("meta")
 import p3.torch  # noqa: E402
-from p3.torch import arrays  # noqa: E402
+from p3.torch.parameters import arrays  # noqa: E402
 from torch import nn  # noqa: E402
 
 

@@ -11,7 +11,8 @@ from torch import nn
 
 import p3.torch
 import this_job
-from p3.torch import frozen, job
+from p3.torch.rounds import frozen
+from p3.torch.start import job
 
 PIECE = 1 << 20
 BASE = 48 << 20  # bytes of the largest weights

@@ -13,7 +13,10 @@ from torch import nn
 import p3.torch
 import this_job
 from p3 import codecs
-from p3.torch import arrays, job, staging, states
+from p3.torch import states
+from p3.torch.device import staging
+from p3.torch.parameters import arrays
+from p3.torch.start import job
 
 
 def frozen_server(port):
@@ -485,7 +488,7 @@ def resumed(folder, kind, steps, die_at):
             marker = os.path.join(folder, "died")
             if not os.path.exists(marker):
                 open(marker, "w").close()
-                p3.torch.job.current().snapshots.finish()
+                p3.torch.start.job.current().snapshots.finish()
                 os.kill(os.getpid(), signal.SIGKILL)
     content = {**model.state_dict(), **optimizer.state_dict()["state"].get(0, {})}
     digest = 0
@@ -552,13 +555,13 @@ def untouched():
     optimizer = p3.torch.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model)
     model.way = [p3.torch.rank()]
     for step in range(3):
-        counters = p3.torch.job.current().counters()
+        counters = p3.torch.start.job.current().counters()
         optimizer.zero_grad()
         model(torch.ones(2, 300)).square().sum().backward()
         optimizer.step()
         optimizer.synchronize()
         sent, received = (
-            p3.torch.job.current().counters()[name] - counters[name] for name in ("bytes_sent", "bytes_received")
+            p3.torch.start.job.current().counters()[name] - counters[name] for name in ("bytes_sent", "bytes_received")
         )
         layer_bytes = 300 * 301 * 4
         assert layer_bytes < sent < 1.02 * layer_bytes and 2 * layer_bytes < received < 2.02 * layer_bytes, (
@@ -621,7 +624,7 @@ def overlapped():
     optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     _one_step(model, optimizer)
     loss = model(torch.ones(2, 400)).sum()
-    session, out = p3.torch.job.current(), staging._of(model.weight.device)._out
+    session, out = p3.torch.start.job.current(), staging._of(model.weight.device)._out
     before = session.counters()["slices_sent"]
 
     def wait_until_left(slices):

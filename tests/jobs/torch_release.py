@@ -12,7 +12,7 @@ from torch import nn
 
 import p3.torch
 from p3.frontend import waiting
-from p3.torch import job
+from p3.torch.start import job
 
 
 class Net(nn.Module):
@@ -137,7 +137,7 @@ def kinds():
         train(model, optimizer)
         if has_rows and not options:
             session = job.current()
-            key = next(one for one in session._keys.values() if one.sparse)
+            key = next(one for one in session.keys._declared.values() if one.sparse)
             if rank == 0:
                 session.repartition(key, 5)
             p3.torch.barrier()

@@ -671,7 +671,8 @@ def start(mode, device, name):
 def main(folder, where, *names):
     mode, _, device = where.partition("-")
     if device in ("staged", "late"):
-        from p3.torch import arrays, staging
+        from p3.torch.device import staging
+        from p3.torch.parameters import arrays
 
         arrays.DEVICES.add("cpu")
     if device == "late":

@@ -35,7 +35,7 @@ def main(kind, alpha, rounds):
         if kind == "dense":
             session.init(key, first if session.rank == 0 else None, landing).wait(TIMEOUT_S)
         else:
-            session.init_rows(key, first if session.rank == 0 else None, landing).wait(TIMEOUT_S)
+            session.init(key, first if session.rank == 0 else None, landing).wait(TIMEOUT_S)
         session.set_optimizer(0, {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision": False})
         session.barrier()
         before, pushed, union = card_bytes(), 0, 0
@@ -47,9 +47,9 @@ def main(kind, alpha, rounds):
             if kind == "dense":
                 session.pushpull(key, np.ones((ROWS, LENGTH), "float32"), landing, lr=1.0).wait(TIMEOUT_S)
             else:
-                session.pushpull_rows(key, mine, values, landing, lr=1.0).wait(TIMEOUT_S)
+                session.pushpull(key, (mine, values), landing, lr=1.0).wait(TIMEOUT_S)
             if kind == "rows":
-                session.fetch_rows(key, mine, values).wait(TIMEOUT_S)
+                session.fetch(key, values, ids=mine).wait(TIMEOUT_S)
             pushed += len(mine)
             union += len(np.unique(np.concatenate(everyone)))
         session.barrier()

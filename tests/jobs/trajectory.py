@@ -133,7 +133,7 @@ def main(directory, store_type, *names):
 
     store_type, _, staged = store_type.partition("-")
     if staged:
-        from p3.mxnet import keys
+        from p3.mxnet.keys import dense as keys
 
         keys.is_on_device = lambda _engine, _array: True
     for name in names:

@@ -244,7 +244,7 @@ def test_other_ranks_follow_rank_0_as_soon_as_its_order_arrives():
     keys = keys_for(priorities, layers)
     assert [priorities.of_round(key, 0, [])[0] for key in keys] == [0, -1]
     session.arrived = [keys[1].id, keys[0].id]
-    session.order_version += 1
+    session.orders.version += 1
     assert [priorities.of_round(key, 0, [])[0] for key in keys] == [-1, 0]
     assert session.announced == []
 

@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet.base import MXNetError
 from optimizer_cases import OPTIMIZERS, Native, Reference, runnable
 
-from p3.mxnet.optimizer_states import from_mxnet, read, to_mxnet, write
+from p3.mxnet.optimizers.states import from_mxnet, read, to_mxnet, write
 
 SHAPE = (3, 5)
 KEY = 7

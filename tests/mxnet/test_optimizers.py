@@ -15,7 +15,7 @@ if importlib.util.find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed: pip install mxnet==1.9.1", allow_module_level=True)
 import mxnet as mx
 from optimizer_cases import OPTIMIZERS, Native, Reference
-from p3.mxnet.optimizer_descriptions import NotOnServer, describe
+from p3.mxnet.optimizers.descriptions import NotOnServer, describe
 
 STEPS = 50
 VARIANTS = {

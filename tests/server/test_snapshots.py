@@ -14,7 +14,7 @@ from core_jobs import ADAM, DEADLINE_S, LR, Job, bfloat16_bits, wait_all
 
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
-from p3.snapshots import files
+from p3.snapshots import reading
 
 
 def settings_with(directory):
@@ -96,7 +96,7 @@ def test_a_job_whose_disk_is_full_goes_on_and_takes_snapshots_again_when_there_i
         finished = run_job(SNAPSHOT, 2, 2, env=env, arguments=["filled"])
         assert finished.code == 0, finished
         found = [path.name for path in mounted.iterdir()]
-        assert found == ["round-000000000006"] and files.newest_valid(str(mounted)).round == 6
+        assert found == ["round-000000000006"] and reading.newest_valid(str(mounted)).round == 6
     finally:
         subprocess.run(["umount", str(mounted)], check=True)
     error = r"server \d \(\S+\): writing to \S+/round-0{11}4.part/\S+ failed: No space left on device \(errno 28\)"

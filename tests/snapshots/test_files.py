@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from p3.snapshots import files, tree
+from p3.snapshots import files, reading, tree
 
 VALUE = np.arange(10, dtype="float16").reshape(2, 5)
 MASTER = np.arange(10, dtype="float32") / 3
@@ -61,7 +61,7 @@ def refused(caplog):
 
 def test_values_come_back_from_whatever_server_and_partition_they_were_on(directory):
     take(directory, 7)
-    snapshot = files.newest_valid(directory)
+    snapshot = reading.newest_valid(directory)
     assert (snapshot.round, snapshot.workers) == (7, 2)
     for value, wanted in (
         (snapshot.array(0, "w"), VALUE),
@@ -78,7 +78,7 @@ def test_values_come_back_from_whatever_server_and_partition_they_were_on(direct
 def test_bfloat16_comes_back_as_its_bits(directory):
     bits = np.arange(0x3F80, 0x3F8A, dtype="uint16").reshape(2, 5)
     take(directory, 7, keys=[dict(KEYS[0], dtype="bfloat16"), KEYS[1]], value=bits, dtype="bfloat16")
-    snapshot = files.newest_valid(directory)
+    snapshot = reading.newest_valid(directory)
     assert snapshot.array(0, "w").dtype == np.uint16
     np.testing.assert_array_equal(snapshot.array(0, "w"), bits)
     np.testing.assert_array_equal(snapshot.array(0, "w", 255), MASTER.reshape(2, 5))
@@ -91,9 +91,9 @@ def test_parts_are_files_of_the_safetensors_format(directory):
 
 
 def test_an_empty_directory_or_none_has_no_snapshot(directory):
-    assert files.newest_valid(directory) is None
+    assert reading.newest_valid(directory) is None
     os.makedirs(directory)
-    assert files.newest_valid(directory) is None
+    assert reading.newest_valid(directory) is None
 
 
 def test_only_the_newest_are_kept_and_leftovers_go(directory):
@@ -149,7 +149,7 @@ def test_a_crash_at_any_call_to_the_disk_leaves_a_whole_snapshot(directory, monk
         is_whole = crash_at(point, lambda: take(directory, 3, keep=1))
         crash_at(point % 7, lambda: files.recover(directory))
         files.recover(directory)
-        found = files.newest_valid(directory)
+        found = reading.newest_valid(directory)
         assert found is not None, point
         is_new = found.round == 3 and not (found.array(0, "w") - VALUE).any()
         np.testing.assert_array_equal(found.array(0, "w"), VALUE if is_new else VALUE + 1)
@@ -178,7 +178,7 @@ def test_a_damaged_part_is_refused_and_the_snapshot_before_is_taken(directory, c
     take(directory, 1)
     folder = take(directory, 2)
     damage(os.path.join(folder, part + ".safetensors"))
-    assert files.newest_valid(directory).round == 1
+    assert reading.newest_valid(directory).round == 1
     (text,) = refused(caplog)
     assert part in text and reason in text
 
@@ -187,7 +187,7 @@ def test_a_damaged_part_is_refused_and_the_snapshot_before_is_taken(directory, c
 def test_a_damaged_manifest_is_refused(directory, caplog, damage):
     take(directory, 1)
     damage(os.path.join(take(directory, 2), files.MANIFEST))
-    assert files.newest_valid(directory).round == 1
+    assert reading.newest_valid(directory).round == 1
     assert "manifest" in refused(caplog)[0]
 
 
@@ -200,7 +200,7 @@ def test_every_altered_byte_of_a_manifest_is_noticed(directory):
         with open(path, "wb") as file:
             file.write(altered)
         if json_of(altered) != json_of(whole):  # white space may be another
-            assert files.newest_valid(directory) is None, (place, altered[place : place + 20])
+            assert reading.newest_valid(directory) is None, (place, altered[place : place + 20])
 
 
 def json_of(text):
@@ -216,7 +216,7 @@ def test_swapped_parts_and_a_renamed_snapshot_are_refused(directory, caplog):
     os.rename(os.path.join(folder, "worker-1.safetensors"), os.path.join(folder, "worker-0.safetensors"))
     os.rename(os.path.join(folder, "x"), os.path.join(folder, "worker-1.safetensors"))
     os.rename(take(directory, 2), os.path.join(directory, "round-%012d" % 3))
-    assert files.newest_valid(directory) is None
+    assert reading.newest_valid(directory) is None
     assert "of round 2" in refused(caplog)[0] and "worker-0" in refused(caplog)[1]
 
 
@@ -233,7 +233,7 @@ def test_swapped_parts_and_a_renamed_snapshot_are_refused(directory, caplog):
 )
 def test_tensors_that_do_not_fit_the_manifest_are_refused(directory, caplog, change):
     take(directory, 1, keys=[dict(KEYS[0], **change), KEYS[1]])
-    assert files.newest_valid(directory) is None
+    assert reading.newest_valid(directory) is None
     assert len(refused(caplog)) == 1
 
 
@@ -244,10 +244,10 @@ def test_a_part_with_a_name_that_leads_elsewhere_is_refused(directory, caplog):
         manifest = json.load(file)
     manifest["parts"]["../worker-9"] = {"bytes": 0, "sha256": ""}
     del manifest["sha256"]
-    manifest["sha256"] = files._digest(manifest)
+    manifest["sha256"] = files.digest_of(manifest)
     with open(path, "w") as file:
         json.dump(manifest, file)
-    assert files.newest_valid(directory) is None
+    assert reading.newest_valid(directory) is None
     assert "not part of a snapshot" in refused(caplog)[0]
 
 
@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_no_half_written_part(directory, monkeypatch):
     assert caught.value.filename.endswith("server-0.safetensors")
     monkeypatch.undo()
     assert os.listdir(os.path.join(directory, "round-%012d.part" % 2)) == []
-    assert files.newest_valid(directory).round == 1
+    assert reading.newest_valid(directory).round == 1
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount a small tmpfs")
@@ -280,7 +280,7 @@ def test_a_disk_that_fills_up_leaves_the_snapshot_before(tmp_path):
         with pytest.raises(OSError, match="No space left"):
             files.write_part(directory, 2, "server-0", [("0.0.0", "float32", [1 << 17], np.zeros(1 << 17, "float32"))])
         assert os.listdir(os.path.join(directory, "round-%012d.part" % 2)) == []
-        assert files.newest_valid(directory).round == 1
+        assert reading.newest_valid(directory).round == 1
     finally:
         subprocess.run(["umount", str(mounted)], check=True)
 

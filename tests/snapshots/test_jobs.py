@@ -17,7 +17,7 @@ from p3.cluster.agreement import Agreement, joined_message
 from p3.cluster.node import Node
 from p3.errors import ProtocolError
 from p3.settings import Settings
-from p3.snapshots import files
+from p3.snapshots import files, reading
 from p3.worker.session import Session
 
 WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(2)]
@@ -217,7 +217,7 @@ def test_only_every_nth_round_is_taken_and_the_newest_are_kept(open_session, tmp
         step(session, key, round)
     session.close()
     assert files.rounds(str(tmp_path)) == [9, 6]
-    np.testing.assert_array_equal(files.newest_valid(str(tmp_path)).array(0, "w"), np.full(5, 9, "float32"))
+    np.testing.assert_array_equal(reading.newest_valid(str(tmp_path)).array(0, "w"), np.full(5, 9, "float32"))
 
 
 def test_without_a_directory_nothing_is_taken_and_nothing_resumed():
@@ -402,7 +402,7 @@ def test_who_joins_early_holds_up_no_snapshots_and_who_joins_behind_a_step_takes
     env = {"PYTHONPATH": os.pathsep.join([jobs.QUICK_IMPORT, str(ROOT)]), "P3_WAIT_TIMEOUT_S": "30"}
     finished = run_job(script, 2, 1, env=env, options=snapshots_in(tmp_path, 1))
     assert finished.code == 0, finished
-    assert files.newest_valid(str(tmp_path)).round == 8  # of the step behind which all joined
+    assert reading.newest_valid(str(tmp_path)).round == 8  # of the step behind which all joined
     assert finished.out.count("sum [2. 2. 2.]") == 2
     assert "given up" not in finished.out + finished.err  # by time
 

@@ -7,8 +7,8 @@ import numpy as np
 import plugin_jobs as jobs
 import pytest
 
-from p3.snapshots import files, tree
-from p3.worker.resumed import Resumed, part_rank, takes_over_from
+from p3.snapshots import reading, tree
+from p3.worker.snapshots.resumed import Resumed, part_rank, takes_over_from
 
 NUMBERS = [(before, now) for before in range(1, 8) for now in range(1, 8)]
 
@@ -84,7 +84,7 @@ KINDS = ("2bit", "2bit-average", "1bit", "int8", "dgc")
 
 def left_out(directory, round):
     """What compression has left out of key "w", by kind and rank."""
-    snapshot = files.Snapshot(str(directory), round).verify()
+    snapshot = reading.Snapshot(str(directory), round).verify()
     found = [[] for _ in KINDS]
     for rank in range(snapshot.workers):
         for store, name, residual in tree.decode(*snapshot.worker(rank))["residuals"]:
@@ -155,5 +155,5 @@ def test_what_compression_has_left_out_of_a_gluon_training_goes_to_the_worker_th
     for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
         assert status == 0, output
     for round, wanted in ((1, [0.125, 0.25]), (2, [0.375])):
-        parts = [tree.decode(*files.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
+        parts = [tree.decode(*reading.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
         assert [set(part["stores"][0]["residuals"]["w"]) for part in parts] == [{left_out} for left_out in wanted]

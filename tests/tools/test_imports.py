@@ -1,7 +1,7 @@
 """Which module of P3 imports which: none imports itself by way of others, and no room does.
 
-Imports inside functions count, those for type checkers alone do not. A room is a folder of p3/, and of p3/measure/,
-which is a house of its own; the modules beside the folders belong to none, as they are the ground and the roof of all.
+Imports inside functions count, those for type checkers alone do not. A room is a folder of p3/, or one within such a
+room; the modules beside the folders belong to none, as they are the ground and the roof of all.
 """
 
 import ast
@@ -56,20 +56,21 @@ def circle(graph):
     return path[path.index(path[-1]) :] if path else []
 
 
-def room_of(module, house="p3"):
-    """Of a module in one of the house's rooms; empty for all others."""
-    if not module.startswith(house + "."):
+def room_of(module, around):
+    """The folder in `around` that the module is in; "" if it is in none."""
+    parts, above = module.split("."), around.split(".")
+    if parts[: len(above)] != above or len(parts) == len(above):
         return ""
-    parts = module.split(".")[: house.count(".") + 2]
-    return ".".join(parts) if Path(ROOT, *parts).is_dir() else ""
+    room = parts[: len(above) + 1]
+    return ".".join(room) if Path(ROOT, *room).is_dir() else ""
 
 
-def between_rooms(graph, house="p3"):
-    between = {room_of(module, house): set() for module in graph}
+def between_rooms(graph, around="p3"):
+    between = {room_of(module, around): set() for module in graph}
     for module, others in graph.items():
-        room = room_of(module, house)
-        between[room] |= {room_of(name, house) for name in others} - {room, ""}
-    return {room: others for room, others in between.items() if room}
+        between[room_of(module, around)] |= {room_of(name, around) for name in others} - {room_of(module, around), ""}
+    between.pop("")
+    return between
 
 
 def test_a_circle_is_found():
@@ -89,7 +90,9 @@ def test_no_room_imports_itself_by_way_of_others():
     assert circle(rooms) == []
 
 
-def test_no_room_of_what_measures_imports_itself_by_way_of_others():
-    rooms = between_rooms(imports(), "p3.measure")
-    assert "p3.measure.jobs" in rooms["p3.measure.bench"], "no imports between rooms are seen"
-    assert circle(rooms) == []
+def test_nor_does_a_room_within_one_of_those_that_train():
+    graph = imports()
+    of_training = between_rooms(graph).keys() - {"p3.measure"}
+    within = {around: between_rooms(graph, around) for around in of_training}
+    assert "p3.torch.parameters" in within["p3.torch"]["p3.torch.device"], "no imports between them are seen"
+    assert {around: circle(rooms) for around, rooms in within.items()} == dict.fromkeys(within, [])

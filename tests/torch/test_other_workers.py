@@ -13,7 +13,7 @@ from processes import HELPERS, ROOT, SECRET, Process, clean_environment
 from p3.errors import RendezvousError
 from p3.launch.launchers.place import Place
 from p3.settings import Settings
-from p3.snapshots import files, tree
+from p3.snapshots import reading, tree
 
 distributed = pytest.importorskip("torch.distributed")
 import p3.torch  # noqa: E402, F401  which knows the arrays of its snapshots
@@ -59,7 +59,7 @@ def test_what_compression_has_left_out_is_owed_to_the_mean_of_fewer_workers(tmp_
     for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
         assert status == 0, output
     for round, wanted in ((1, [0.125, 0.25]), (2, [(0.125 + 0.25) / 2])):
-        parts = [tree.decode(*files.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
+        parts = [tree.decode(*reading.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
         residuals = [set(left_out) for part in parts for _, _, left_out in part["residuals"] if left_out is not None]
         assert residuals == [{left_out} for left_out in wanted]
 

@@ -19,7 +19,8 @@ import p3.torch  # noqa: E402
 from processes import QUICK_IMPORT, ROOT  # noqa: E402
 import late_streams  # noqa: E402
 import torch_training  # noqa: E402
-from p3.torch import arrays, staging  # noqa: E402
+from p3.torch.device import staging  # noqa: E402
+from p3.torch.parameters import arrays  # noqa: E402
 from p3.trace import lives  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -185,7 +186,7 @@ def test_the_copies_of_all_gradients_are_queued_before_the_first_is_done(late):
     model, optimizer = linear_of()
     step(model, optimizer)
     model(torch.ones(1, 4))
-    out, session = late()._out, p3.torch.job.current()
+    out, session = late()._out, p3.torch.start.job.current()
     sent, queued = session.counters()["slices_sent"], out.queued
     with held(out):
         step(model, optimizer)
@@ -230,7 +231,7 @@ def test_host_arrays_lie_in_slabs(staged):
 
 
 def test_a_round_begins_when_the_value_before_has_left_the_host_array(late, monkeypatch):
-    session = p3.torch.job.current()
+    session = p3.torch.start.job.current()
     model, optimizer = linear_of()
     step(model, optimizer)
     optimizer.synchronize()

@@ -114,7 +114,7 @@ def test_a_layer_whose_weight_is_used_from_outside_now_and_then(ways):
 
 
 def test_a_parameter_that_a_step_has_not_touched_sends_nothing(ways):
-    from p3.torch import job
+    from p3.torch.start import job
 
     def bytes_of(way):
         ways.optimizer.synchronize()

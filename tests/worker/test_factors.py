@@ -9,7 +9,7 @@ from processes import ROOT
 
 from p3.plan.key_plan import slice_elements
 from p3.placement import Placement
-from p3.worker.factors import MARGIN, Rule, checked
+from p3.frontend.factors import MARGIN, Rule, checked
 from p3.worker.key import FactorShape
 
 

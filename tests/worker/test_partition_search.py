@@ -5,8 +5,8 @@ import random
 import pytest
 
 from p3.settings import Settings
-from p3.worker import partitions
-from p3.worker.partitions import PartitionSearch, fit, minimum_of
+from p3.frontend import partitions
+from p3.frontend.partitions import PartitionSearch, fit, minimum_of
 from p3.worker.session import Session
 
 
@@ -89,7 +89,7 @@ def test_front_ends_tell_of_every_push_and_only_keys_of_rows_are_searched(settin
     with Session.open(Settings(partitions=setting)) as session:
         dense = session.declare("dense", (4, 2), "float32")
         rows = session.declare("rows", (9, 2), "float32", sparse=True)
-        session.agreed(rows)
+        session.keys.wait_for(rows)
         partitions.note_push(session, dense)
         assert session not in partitions._searches
         partitions.note_push(session, rows)

@@ -3,7 +3,7 @@
 import math
 import random
 
-from p3.worker.pieces import pieces
+from p3.frontend.pieces import pieces
 
 
 def test_pieces_cover_the_array_once_and_double():

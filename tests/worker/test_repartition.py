@@ -88,13 +88,13 @@ def test_a_session_cuts_its_key_anew():
     with Session.open() as session:
         key = session.declare("emb", (9, 2), "float32", sparse=True)
         landing = np.zeros((9, 2), "float32")
-        session.init_rows(key, np.zeros((9, 2), "float32"), landing).wait(DEADLINE_S)
+        session.init(key, np.zeros((9, 2), "float32"), landing).wait(DEADLINE_S)
         session.set_optimizer(0, MOMENTUM)
         assert session.partitions(key) == 1
 
         def step():
             ids = rows_of([2, 8])
-            session.pushpull_rows(key, ids, np.ones((2, 2), "float32"), landing, lr=0.5).wait(DEADLINE_S)
+            session.pushpull(key, (ids, np.ones((2, 2), "float32")), landing, lr=0.5).wait(DEADLINE_S)
 
         step()
         session.repartition(key, 4)
@@ -115,7 +115,7 @@ def test_a_key_with_staleness_keeps_its_partitions():
     with Session.open() as session:
         key = session.declare("emb", (9, 2), "float32", sparse=True, staleness=1)
         landing = np.zeros((9, 2), "float32")
-        session.init_rows(key, landing, landing).wait(DEADLINE_S)
+        session.init(key, landing, landing).wait(DEADLINE_S)
         with pytest.raises(ValueError, match="key 'emb': staleness and other partitions .* no round in common"):
             session.repartition(key, 4)
 
@@ -126,7 +126,7 @@ def test_an_optimizer_that_comes_while_rows_move_is_refused():
         landing = np.zeros((9, 2), "float32")
         with pytest.raises(ValueError, match="key 'new' is not agreed yet"):
             session.repartition(key._replace(name="new"), 4)
-        session.init_rows(key, landing, landing).wait(DEADLINE_S)
+        session.init(key, landing, landing).wait(DEADLINE_S)
         session.repartition(key, 4)
         with pytest.raises(ValueError, match="rows of key 'emb' of store 0 are moving to other"):
             session.set_optimizer(0, SGD)

@@ -151,8 +151,8 @@ def test_the_first_push_settles_the_optimizer(session, sparse):
     key, landing = session.declare("w", (1,), "float32", store=1, sparse=sparse), np.zeros(1, np.float32)
     gradient = np.ones(1, np.float32)
     if sparse:
-        session.init_rows(key, gradient, landing).wait(30)
-        session.pushpull_rows(key, np.zeros(1, np.int64), gradient, landing).wait(30)
+        session.init(key, gradient, landing).wait(30)
+        session.pushpull(key, (np.zeros(1, np.int64), gradient), landing).wait(30)
     else:
         session.init(key, gradient, landing).wait(30)
         session.pushpull(key, gradient, landing).wait(30)
@@ -193,15 +193,15 @@ def test_a_released_store_leaves_nothing_and_its_number_is_the_next_stores(sessi
         key = session.declare("w", (3 + life,), "float32", first)
         rows = session.declare("rows", (4, 2), "float32", first, sparse=True)
         landing, of_rows = np.ones(3 + life, np.float32), np.ones((4, 2), np.float32)
-        session.wait([session.init(key, landing, landing), session.init_rows(rows, of_rows, of_rows)])
+        session.wait([session.init(key, landing, landing), session.init(rows, of_rows, of_rows)])
         session.wait([session.pushpull(key, landing.copy(), landing, lr=0.5)])
         assert landing.tolist() == [0.5] * (3 + life)
-        session.announce_order(first, ["w"])
+        session.orders.announce(first, ["w"])
         session.repartition(rows, 3)  # no round will begin it
         assert [counters["keys"] for counters in session.server_counters()] == [4]
         session.release(first)
         assert [(counters["keys"], counters["value_bytes"]) for counters in session.server_counters()] == [(1, 8)]
-        assert session.order(first) == [] and session.option(first, "optimizer") is None
+        assert session.orders.of(first) == [] and session.option(first, "optimizer") is None
         with pytest.raises(ValueError, match="key 'w' is gone: its store 0 was released"):
             session.pushpull(key, landing, landing)
         with pytest.raises(ValueError, match="there is no key with handle"):
@@ -225,10 +225,10 @@ def test_a_store_with_an_operation_under_way_is_not_released(session):
 
 
 def test_an_order_arrives_with_a_new_version(session):
-    before = session.order_version
-    session.announce_order(3, ["b", 1, "a"])
-    assert session.order_version > before
-    assert (session.order(3), session.order(0)) == (["b", 1, "a"], [])
+    before = session.orders.version
+    session.orders.announce(3, ["b", 1, "a"])
+    assert session.orders.version > before
+    assert (session.orders.of(3), session.orders.of(0)) == (["b", 1, "a"], [])
 
 
 def test_a_barrier_of_one_opens(session):
@@ -256,7 +256,7 @@ def test_after_a_failure_every_call_raises_the_first_error():
         lambda: session.pushpull(key, landing, landing.copy()),
         lambda: session.set_optimizer(0, SGD),
         session.server_counters,
-        lambda: session.announce_order(0, []),
+        lambda: session.orders.announce(0, []),
     ):
         with pytest.raises(P3Error, match=r"^worker 0 \(this process\): the disk is full$"):
             call()
@@ -297,9 +297,9 @@ def test_a_forked_child_gets_an_error_and_the_parent_goes_on(session):
         "skip": lambda: session.skip(key, landing),
         "flush": session.flush,
         "ready": lambda: session.ready(key, 2),
-        "fetch_state": lambda: session.fetch_state(key, 1, landing),
-        "store_state": lambda: session.store_state(key, 1, landing),
-        "fetch_rows": lambda: session.fetch_rows(key, ids, row),
+        "fetch": lambda: session.fetch(key, landing, 1),
+        "store": lambda: session.store(key, landing, 1),
+        "fetch of rows": lambda: session.fetch(key, row, ids=ids),
         "snapshot": lambda: session.snapshot(1, [key]),
         "counters": session.counters,
         "key_counters": lambda: session.key_counters(key),
@@ -390,9 +390,9 @@ def test_workers_meet_and_sum_in_a_real_job(run_job):
                     operation.wait(30)
                 for i, name in enumerate(names):
                     assert (landings[name] == n * (10.0 * i + turn) + sum(range(n))).all(), (name, landings[name])
-            session.announce_order(0, ["conv", 7] if rank == 0 else ["not mine"])
+            session.orders.announce(0, ["conv", 7] if rank == 0 else ["not mine"])
             session.barrier()
-            assert session.order(0) == ["conv", 7], session.order(0)
+            assert session.orders.of(0) == ["conv", 7], session.orders.of(0)
             # Several threads may call at once.
             threads = [threading.Thread(target=session.declare, args=(i, (i,), "int32")) for i in range(100, 120)]
             for thread in threads: thread.start()

@@ -24,7 +24,7 @@ from p3.measure.jobs import machine
 from p3.measure.jobs.job import Job, JobError
 from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import lab
-from p3.worker.partitions import Partitions
+from p3.frontend.partitions import Partitions
 from p3.worker.session import Session
 
 TIMEOUT_S = 120
@@ -89,7 +89,7 @@ def work(rows: int, length: int, touched: int, steps: int, sweeps: int, numbers)
         random = np.random.RandomState(1 + session.rank)
         key = session.declare("words", (rows, length), "float32", sparse=True)
         landing = np.zeros((rows, length), "float32")
-        session.init_rows(key, landing if session.rank == 0 else None, landing).wait(TIMEOUT_S)
+        session.init(key, landing if session.rank == 0 else None, landing).wait(TIMEOUT_S)
         session.set_optimizer(0, ADAM)
         chance = 1 / np.arange(1, rows + 1)
         edges = np.cumsum(chance / chance.sum())
@@ -99,7 +99,7 @@ def work(rows: int, length: int, touched: int, steps: int, sweeps: int, numbers)
             ids = np.unique(np.searchsorted(edges, random.uniform(size=touched))).clip(0, rows - 1)
             values = np.ones((len(ids), length), "float32")
             start = time.monotonic()
-            session.pushpull_rows(key, ids, values, landing, lr=0.001).wait(TIMEOUT_S)
+            session.pushpull(key, (ids, values), landing, lr=0.001).wait(TIMEOUT_S)
             return time.monotonic() - start
 
         def say(**fields) -> None:

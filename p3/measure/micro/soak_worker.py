@@ -31,7 +31,7 @@ def main(slices: int, delay_ms: float, seed: int, reconnects: int) -> None:
         rows = session.declare("rows", ROWS, "float32", sparse=True)
         row_landing = np.zeros(ROWS, np.float32)
         first = [session.init(key, np.zeros_like(landing), landing) for key, landing in zip(keys, landings)]
-        first.append(session.init_rows(rows, np.zeros_like(row_landing), row_landing))
+        first.append(session.init(rows, np.zeros_like(row_landing), row_landing))
         session.wait(first)
 
         # By each worker; rows, in whose frames the number depends on what was touched, are not counted.
@@ -45,7 +45,7 @@ def main(slices: int, delay_ms: float, seed: int, reconnects: int) -> None:
 
         def push(round_: int, key):
             if key == "rows":
-                return session.pushpull_rows(rows, *row_gradient(round_, session.rank), row_landing)
+                return session.pushpull(rows, row_gradient(round_, session.rank), row_landing)
             values = gradient(round_, key, session.rank, SIZES[key])
             return session.pushpull(keys[key], values, landings[key], priority=-key)
 

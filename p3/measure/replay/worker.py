@@ -32,7 +32,7 @@ from p3.measure.replay import gpu_clock, models
 from p3.measure.workers.lines import Lines
 from p3.measure.workers.mxnet_store import import_mxnet
 from p3.mxnet import hooks
-from p3.worker.factors import ROUTES
+from p3.frontend.factors import ROUTES
 
 
 # Of the options, those that the header repeats.

@@ -1,0 +1,387 @@
+"""One start of a job: starts its processes, shows their output, and ends all of them when one fails.
+
+The launcher binds the scheduler's port itself and lets the scheduler inherit the socket, so the port cannot be taken
+in between. The scheduler reports what becomes of the job through a pipe. Every process leads a group of its own, which
+is ended as a whole; local processes also die with the launcher (see execute.py), remote ones with their ssh or their
+Ray actor. Where and how they are started is an engine's (engines.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import secrets
+import signal
+import time
+from typing import Awaitable, Dict, List, Optional, Sequence, Set
+
+from p3.cluster.connections import descriptors
+from p3.cluster.node import listen_as_root
+from p3.errors import ConfigError
+from p3.launch.engines import Engine, Process, start_here
+from p3.launch.execute import SAME_SIGNAL_S, signal_name
+from p3.launch.output import Output
+from p3.launch.placement import Host, Task, moved
+from p3.launch.restarts import Budget, Cooling
+from p3.launch.running import DRAIN_S, Running, all_ended, signal_all
+from p3.settings import Settings
+
+log = logging.getLogger("p3.run")
+
+NEVER_JOINED = (
+    "all workers ended without ever joining the job, so each trained alone. With PyTorch, wrap the optimizer: "
+    "p3.torch.DistributedOptimizer(optimizer, model). With MXNet, create the store, kv = mx.kv.create('p3_sync'), and "
+    "give the object, not the string, to gluon.Trainer(..., kvstore=kv)."
+)
+
+_LAST_WORDS_S = 5.0  # after a failure, for the others to end with an error of their own
+_TIMED_OUT = 124  # exit code, as timeout(1) has it
+
+
+class Launcher:
+    def __init__(
+        self, settings: Settings, engine: Engine, num_workers: int, num_servers: int, worker_restarts: int = 0,
+        began_before: bool = False, grace_s: float = 0, pause_s: float = 1.0,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._engine = engine
+        self._num_workers, self._num_servers = num_workers, num_servers
+        # For all processes; signals are this one's.
+        self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers), "P3_SIGNALS": "0"}
+        self._command: Sequence[str] = ()
+        self._status: Optional[asyncio.Task] = None  # reads what the scheduler says of the job
+        self._secret = secrets.token_hex(32)
+        self._output = Output()
+        self._running: List[Running] = []
+        self._ever: List[Running] = []  # with those that others have replaced
+        # Of workers that are started anew, by rank.
+        self._budgets = {rank: Budget(worker_restarts) for rank in range(num_workers)}
+        self._pause_s, self._cooling = pause_s, Cooling(pause_s)
+        self._workers: Dict[int, Task] = {}  # where each is now, or was last
+        self._joining: Set[int] = set()  # started anew, and not in its place yet
+        self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
+        self._in_place_since: Dict[int, float] = {}
+        self._waiting: Set[asyncio.Task] = set()  # each to start one when its pause is over
+        self.began_at: Optional[float] = None  # all were connected
+        self._job_failure: Optional[str] = None  # in the scheduler's words
+        self._began_before = began_before
+        self._grace_s = grace_s  # that SIGTERM leaves a job to take a snapshot
+        self._signalled_at: Dict[int, float] = {}  # by which signals we were asked to end, and when first
+        self._asked_to_end = False  # by SIGTERM, with a snapshot
+        self._saved: Optional[int] = None  # the round of the job's last snapshot
+        self.may_restart = False  # the job began, now or before, and then failed by itself
+        self.failed_on: Set[Host] = set()  # hosts that let no start of this job begin
+
+    async def run(self, command: Sequence[str], timeout_s: Optional[float], deadline: Optional[float]) -> int:
+        """Runs the job to its end; the exit code of `p3 run`. `deadline`: when the time-out of all starts is over."""
+        interrupted = asyncio.get_running_loop().create_future()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it for SIGHUP
+                asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._demand_snapshot, signal.SIGUSR1)
+        job = asyncio.ensure_future(self._run(command))
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            await asyncio.wait({job, interrupted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not job.done():
+                job.cancel()
+                await asyncio.wait({job})
+        finally:
+            await self._end_all()
+            await self._engine.release()
+            if self._status is not None:
+                await asyncio.wait({self._status}, timeout=DRAIN_S)
+                self._status.cancel()
+        goes_on = interrupted if job.done() and not job.cancelled() else None
+        try:
+            read_out = asyncio.gather(*(running.read_out() for running in self._ever))
+            await _until_written(read_out, goes_on, deadline)
+            code = self._conclude(job, interrupted, timeout_s)
+            await _until_written(self._output.written(), goes_on, deadline)
+        finally:
+            self._output.close()
+        return code
+
+    def _conclude(self, job: asyncio.Future, interrupted: asyncio.Future, timeout_s: Optional[float]) -> int:
+        """Says how it ended; the exit code."""
+        if self._asked_to_end and (job.cancelled() or self._ended_as_asked(job.result())):
+            saved = "its last snapshot is of round %d" % self._saved if self._saved else "no snapshot was taken"
+            self._say("interrupted by SIGTERM; all processes have been stopped, and %s" % saved)
+            return 128 + signal.SIGTERM
+        if not job.cancelled():
+            return self._judge(job.result())
+        if interrupted.done():
+            self._say("interrupted by %s; all processes have been stopped" % signal_name(interrupted.result()))
+            return 128 + interrupted.result()
+        self._say("the job was still running after --timeout %g s; all processes have been stopped" % timeout_s)
+        return _TIMED_OUT
+
+    def _say(self, text: str) -> None:
+        self._output.say("p3 run: " + text)
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.began_at is not None
+
+    # Starting
+
+    async def _run(self, command: Sequence[str]) -> Optional[Running]:
+        """To the job's end: the process that failed, if one did."""
+        tasks = await self._engine.place(self._num_workers, self._num_servers)
+        self._command = command
+        count = descriptors.PER_PROCESS * (len(tasks) + 1)
+        descriptors.provide(count, "p3 run", "%d processes" % (len(tasks) + 1))
+        listener = listen_as_root(self._engine.root, self._settings.root_port)
+        status_read, status_write = os.pipe()
+        self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]))
+        scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
+        inherited = {"listen_fd": listener.fileno(), "status_fd": status_write}
+        try:
+            self._add(scheduler, await start_here(scheduler, self._job, self._secret, [], **inherited))
+        finally:
+            listener.close()
+            os.close(status_write)
+            self._status = asyncio.ensure_future(self._read_status(status_read))
+        self._workers = {task.rank: task for task in tasks if task.role == "worker"}
+        for task in tasks:
+            await self._start(task)
+        return await self._wait_for_the_end()
+
+    async def _start(self, task: Task) -> Running:
+        command = self._command if task.role == "worker" else []
+        return self._add(task, await self._engine.start(task, self._job, self._secret, command))
+
+    def _add(self, task: Task, process: Process) -> Running:
+        running = Running(task, process, self._output)
+        self._running.append(running)
+        self._ever.append(running)
+        return running
+
+    async def _read_status(self, descriptor: int) -> None:
+        """What the scheduler says of the job: one JSON object a line."""
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(descriptor, "rb", 0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        try:
+            while line := await reader.readline():
+                self._take_note(json.loads(line))
+        finally:
+            transport.close()
+
+    def _take_note(self, status: dict) -> None:
+        state = status["state"]
+        if state == "running":
+            self.began_at = time.monotonic()
+            self._in_place_since = dict.fromkeys(self._workers, self.began_at)
+        elif state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
+            self._end_lost(status["rank"])
+        elif state == "left":
+            self._left.add(status["rank"])
+            if status["rank"] in self._joining:  # it was lost behind its goodbye, of which we hear later
+                self._end_lost(status["rank"])
+        elif state == "saved":
+            self._saved = status["round"]
+        elif state == "taken":
+            self._joining.discard(status["rank"])
+            self._in_place_since[status["rank"]] = time.monotonic()
+            self._cooling.did_well(self._workers[status["rank"]].host)
+        elif state == "failed" and self._job_failure is None:
+            self._job_failure = status["text"]
+
+    # Ending
+
+    async def _wait_for_the_end(self) -> Optional[Running]:
+        """Returns the process that failed, the likeliest cause if there are several; None if none did."""
+        ending = {asyncio.ensure_future(running.ended()) for running in self._running}
+        workers_left = self._num_workers
+        timeout_s: Optional[float] = None
+        while ending:
+            done, ending = await asyncio.wait(ending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in done if self._may_restart(task.result())]:
+                done.remove(task)
+                self._running.remove(task.result())
+                ending.add(asyncio.ensure_future(self._restart(task.result())))
+            if not done and timeout_s is None:
+                continue
+            failed = [task.result() for task in done if task.result().process.returncode != 0]
+            if failed:
+                if not self._has_begun:
+                    at_fault = failed + [running for running in self._running if not running.process.has_begun]
+                    self.failed_on = {running.task.host for running in at_fault if not running.task.host.is_local}
+                # The scheduler tells the others, which then end with errors of their own.
+                self._start_no_more()
+                if ending and (self._has_begun or self._job_failure is not None):
+                    await asyncio.wait(ending, timeout=_LAST_WORDS_S)
+                return min((r for r in self._running if r.process.returncode), key=self._unlikelihood)
+            if not done:  # servers and scheduler outlive the workers
+                return None
+            workers_left -= sum(task.result().task.role == "worker" for task in done)
+            if workers_left == 0:
+                if not self._has_begun:
+                    return None
+                timeout_s = self._settings.timeout_s + _LAST_WORDS_S
+        return None
+
+    # A lost worker
+
+    def _end_lost(self, rank: int) -> None:
+        """The job goes on without this process, which may be frozen or cut off."""
+        for running in self._running:
+            if (running.task.role, running.task.rank) == ("worker", rank) and running.process.returncode is None:
+                running.process.signal(signal.SIGKILL)
+
+    def _may_restart(self, ended: Running) -> bool:
+        return (
+            ended.task.role == "worker"
+            and ended.process.returncode != 0
+            and self._has_begun
+            and self._job_failure is None
+            and ended.task.rank not in self._left
+            and (ended.task.rank in self._joining or self._pay_for(ended.task.rank))
+        )
+
+    def _pay_for(self, rank: int) -> bool:
+        """Whether a worker that was lost in its place may come back."""
+        return self._budgets[rank].spend(time.monotonic() - self._in_place_since[rank])
+
+    async def _restart(self, ended: Running) -> Running:
+        """Until the end of a start of a lost worker's that has reached its host. How long others wait for it, whatever
+        becomes of its starts, the scheduler limits: those that do not join cost no restart, but time. Of a worker that
+        turns out to have said goodbye: `ended` itself."""
+        rank, host, budget = ended.task.rank, ended.task.host, self._budgets[ended.task.rank]
+        ended.process.signal(signal.SIGKILL)  # what it left behind in its group
+        pause_s = 0.0
+        if rank in self._joining:
+            self._cooling.failed(host, time.monotonic())
+            self._say("%s (it had not joined the job yet); it will be retried" % ended.obituary())
+        else:
+            self._joining.add(rank)
+            pause_s = budget.pause_s(self._pause_s)
+            when = " in %g s" % pause_s if pause_s else ""
+            self._say("%s; restarting it%s (%d more restarts allowed)" % (ended.obituary(), when, budget.left))
+        self._waiting.add(asyncio.current_task())
+        try:
+            await asyncio.sleep(pause_s)
+            started = await self._start_where_it_can(rank)
+        finally:
+            self._waiting.discard(asyncio.current_task())
+        asyncio.get_running_loop().call_later(self._settings.timeout_s, _end_if_not_begun, started)
+        if rank in self._left:
+            started.process.signal(signal.SIGKILL)
+        await started.ended()
+        if rank in self._joining and rank in self._left:  # how the worker itself ended is what counts
+            self._running[self._running.index(started)] = started = ended
+        return started
+
+    async def _start_where_it_can(self, rank: int) -> Running:
+        while True:
+            own, workers = self._workers[rank], list(self._workers.values())
+            host, wait_s = self._cooling.choose(own.host, self._engine.elsewhere(own, workers), time.monotonic())
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+                continue
+            if host != own.host:
+                self._say("starting %s on %s instead of %s" % (own.name, host.name, own.host.name))
+                self._workers[rank] = moved(own, host, workers)
+            try:
+                return await self._start(self._workers[rank])
+            except ConfigError as error:
+                self._say("%s; it will be retried" % error)
+                self._cooling.failed(host, time.monotonic())
+
+    def _start_no_more(self) -> None:
+        for waiting in self._waiting:
+            waiting.cancel()
+
+    async def _end_all(self) -> None:
+        self._start_no_more()
+        alive = [running for running in self._running if running.process.returncode is None]
+        workers = [running for running in alive if running.task.role == "worker"]
+        others = [running for running in alive if running.task.role != "worker"]
+        # Workers first, and what the others say of that is not shown: that each lost the others is our doing.
+        for running in others:
+            for source in running.sources:
+                source.mute()
+        for group in (workers, others):
+            signal_all(group, signal.SIGTERM)
+            signal_all(group, signal.SIGCONT)  # one that is stopped can end, too
+            await all_ended(group)
+            signal_all(group, signal.SIGKILL)
+        signal_all(self._running, signal.SIGKILL)  # also what a process left behind in its group
+        await all_ended(alive)
+
+    def _demand_snapshot(self, number: int) -> bool:
+        """Has the scheduler ask the job for one: SIGUSR1, to go on, or SIGUSR2, to end. False if it cannot take any."""
+        takes_them = self._has_begun and self._settings.snapshot_dir is not None
+        if takes_them:
+            self._running[0].process.signal(number)
+        return takes_them
+
+    def _interrupt(self, interrupted: asyncio.Future, number: int) -> None:
+        now, before = time.monotonic(), self._signalled_at.get(number)
+        self._signalled_at.setdefault(number, now)
+        if before is not None and now < before + SAME_SIGNAL_S:
+            log.info("%s again: ignored, as a launcher may send the same signal twice", signal_name(number))
+            return
+        is_first = not interrupted.done() and not self._asked_to_end
+        if is_first and number == signal.SIGTERM and self._grace_s > 0:
+            self._asked_to_end = self._demand_snapshot(signal.SIGUSR2)
+            if self._asked_to_end:
+                self._say("SIGTERM: the job ends when it has taken a snapshot, within %g s" % self._grace_s)
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._grace_s, lambda: interrupted.done() or interrupted.set_result(number))
+                return
+        if not interrupted.done():
+            interrupted.set_result(number)
+        else:  # asked twice: no more grace
+            signal_all(self._running, signal.SIGKILL)
+
+    @staticmethod
+    def _ended_as_asked(failed: Optional[Running]) -> bool:
+        return failed is not None and failed.process.returncode == 128 + signal.SIGTERM
+
+    def _judge(self, failed: Optional[Running]) -> int:
+        if failed is None and self._job_failure is None:
+            if not self._has_begun:
+                self._say(NEVER_JOINED)
+            return 0
+        if failed is not None and not self._echoes(failed):
+            self._say(failed.obituary())
+        if self._job_failure is not None:
+            self._say("the job failed: " + self._job_failure)
+        self.may_restart = self._has_begun or self._began_before
+        code = failed.process.returncode if failed is not None else 1
+        return code if code >= 0 else 128 - code
+
+    def _unlikelihood(self, failed: Running) -> tuple:
+        """Sorts the likeliest cause first: 1 is the code of an exception, mostly of one that happened elsewhere."""
+        order = ("worker", "server", "scheduler").index(failed.task.role)
+        return (self._echoes(failed), failed.process.returncode == 1, order)
+
+    def _echoes(self, failed: Running) -> bool:
+        """Whether it ended of the job's failure, or reported it as its own, and so has nothing to add to it."""
+        if self._job_failure is None or failed.process.returncode != 1:
+            return False
+        last = re.sub(r"^(\w+\.)+(?=\w*:)", "", failed.errors.last_line)  # the module of an exception's type
+        return failed.task.role != "worker" or self._job_failure in last or (last != "" and last in self._job_failure)
+
+
+async def _until_written(done: Awaitable, interrupted: Optional[asyncio.Future], deadline: Optional[float]) -> None:
+    """Waits for what needs somebody to read our output: until the deadline, or an interrupt; if there was one already,
+    a little."""
+    task = asyncio.ensure_future(done)
+    if interrupted is not None:
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        await asyncio.wait({task, interrupted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({task}, timeout=DRAIN_S)
+    task.cancel()
+
+
+def _end_if_not_begun(running: Running) -> None:
+    if running.process.returncode is None and not running.process.has_begun:
+        running.process.signal(signal.SIGKILL)

@@ -1,0 +1,136 @@
+"""How a store's keys begin: the kind that suits each, and what a snapshot or the job has of it already.
+
+The kind is known at init if the value is row_sparse, or if the Parameter's gradient is; else at the first push, before
+which a key may be declared anew, as another kind. Every worker does so.
+"""
+
+import logging
+
+from mxnet.base import MXNetError
+
+from p3.mxnet import store_snapshots
+from p3.mxnet.arguments import checked
+from p3.mxnet.arrays import is_sparse
+from p3.mxnet.keys.dense import DenseKey
+from p3.mxnet.keys.factored import FactoredKey
+from p3.mxnet.keys.rows import RowKey, ServerRowKey
+from p3.mxnet.optimizers.descriptions import updates_rows_alone
+from p3.plan import choices, combinations
+
+log = logging.getLogger("p3")
+
+
+def init(store, key, values, outs=()):
+    """The store's key of that id, with rank 0's first value under way; `values` and `outs` are the call's."""
+    if len(values) > 1:
+        raise MXNetError(f"key {key!r} takes one first value, not {len(values)}")
+    value = checked(values[0], key)
+    entry = store._keys.get(key)
+    if entry is not None:
+        entry.require_shape(value, "initialised again with", and_type=True)
+        if key not in store._outdated:
+            return entry
+        store._outdated.remove(key)
+    else:
+        arrays = (*values, *outs)
+        kind, name = _first_kind(store, key, value, store._priorities.parameter_of(key, arrays))
+        entry = _declare(store, kind, key, name, value.shape, value.dtype, is_sparse(value))
+        store._priorities.add(entry, arrays)
+        resumed = store._resuming.first_value(entry, arrays)
+        if resumed is not None:
+            value = resumed
+    _give_first_value(store, entry, value)
+    return entry
+
+
+def before_first_push(store, entry, gradients):
+    """The key, or the one that takes its place now that the storage of its gradients and the optimizer are known."""
+    if store._session.rejoined_at is not None:
+        if not store._servers_update:
+            lost = choices.REPLACED.said("this worker has taken the place of a lost one")
+            updated_here = choices.no_optimizer("the workers update the weights")
+            combinations.require(f"{store._session.label}: key {entry.id!r}", lost, updated_here)
+        store_snapshots.count_updates(store)
+    entry = _factored(store, entry, gradients) or _settled(store, entry, is_sparse(gradients[0]))
+    store._resuming.restore(entry)
+    return entry
+
+
+def _first_kind(store, key, value, parameter):
+    """Of a new key, and what the job calls it."""
+    sparse_weight = is_sparse(value)
+    if store._session.rejoined_at is not None:  # the others may have gone over to another kind in _settled()
+        for kind in (_suitable_kind(store, sparse_weight, True, value.dtype), DenseKey):
+            if store._session.keys.agreed_shape(store._store, _name_as(kind, key)) is not None:
+                return kind, _name_as(kind, key)
+    sparse_gradient = getattr(parameter, "_grad_stype", "default") == "row_sparse"
+    return _suitable_kind(store, sparse_weight, sparse_gradient, value.dtype), key
+
+
+def _suitable_kind(store, sparse_weight, sparse_gradient, dtype):
+    """Which kind of key suits the arrays and, as far as it is known, the optimizer."""
+    if not sparse_weight and not sparse_gradient:
+        return DenseKey
+    if store._optimizer is not None and not updates_rows_alone(store._optimizer, dtype):
+        return DenseKey
+    return ServerRowKey if sparse_weight and not store._updates_here else RowKey
+
+
+def _settled(store, entry, sparse_gradient):
+    """`entry`; or if another kind suits it, the key declared anew as that, with the value that it has."""
+    kind = _suitable_kind(store, entry.sparse_weight, sparse_gradient, entry.dtype)
+    if kind is ServerRowKey and not store._servers_update:
+        kind = RowKey  # sums go to the workers
+    if type(entry) is kind or (kind is DenseKey and not sparse_gradient):
+        return entry
+    name, shape, dtype = _name_as(kind, entry.id), entry.shape, entry.dtype
+    settled = _declare(store, kind, entry.id, name, shape, dtype, entry.sparse_weight, entry.landing)
+    store._priorities.replace(entry, settled)
+    _give_first_value(store, settled, entry.value(entry.priority) if store.rank == 0 else None)
+    settled.outs = entry.outs
+    store._saved_states.give_loaded(entry.id)
+    return settled
+
+
+def _factored(store, entry, gradients):
+    """The key of the weight's factors, if that is what its gradient arrays hold."""
+    layer = getattr(entry.parameter or store._priorities.parameter_of(entry.id, gradients), "_p3_layer", None)
+    if layer is None or layer.shape is None:
+        return None
+    of_key = choices.of_staleness(entry.declared.staleness)
+    combinations.require(f"{store._session.label}: key {entry.id!r}", of_key, choices.FACTORS)
+    declared = layer.declare(entry.declared)
+    if not layer.has_factors:
+        return None
+    factored = FactoredKey(store._engine, declared, entry, layer)
+    store._priorities.replace(entry, factored)
+    store._keys[entry.id] = factored
+    store._session.stores.keys_by_name[store._store][entry.id] = declared
+    store._saved_states.give_loaded(entry.id)
+    store._after_operation()
+    return factored
+
+
+def _name_as(kind, key):
+    """Of a key that was declared anew, as another kind; 3 and "3" are two keys."""
+    is_digits = isinstance(key, str) and key.lstrip("-").isdecimal()
+    return f"{key!r} ({kind.route})" if is_digits else f"{key} ({kind.route})"
+
+
+def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
+    rounds = store._staleness.of(key)
+    if not store._keys and store.rank == 0 and store._staleness:
+        log.warning(store._staleness.describe())
+    declared = store._session.declare(name, shape, dtype, store._store, kind is not DenseKey, rounds)
+    entry = store._keys[key] = kind(store._engine, key, declared, sparse_weight, landing)
+    entry.leaves_whole = declared.axes.leaves_whole
+    store._session.stores.keys_by_name[store._store][key] = declared
+    return entry
+
+
+def _give_first_value(store, entry, value):
+    entry.priority = store._priorities.at_init(entry)
+    entry.init(value if store.rank == 0 else None, entry.priority)
+    if store._updates_here:
+        entry.keep_weight()
+    store._after_operation()

@@ -1,0 +1,165 @@
+"""The optimizer's states of a store: saved to a file and loaded, whether the servers hold them or this worker.
+
+Waits for the network, at most P3_WAIT_TIMEOUT_S. What is fetched is consistent: a key's state changes only in a round,
+and no round completes without this worker.
+"""
+
+import copy
+import weakref
+
+import numpy as np
+from mxnet.base import MXNetError
+
+from p3._core import DTYPES, MASTER, state_parts
+from p3.frontend.states import fetch, give, has_a_say
+from p3.mxnet.optimizers import states as optimizer_states
+from p3.mxnet.optimizers.descriptions import describe
+from p3.plan import choices, combinations
+
+
+class SavedStates:
+    """Of one store, which has it. Threads: the store's caller, one at a time."""
+
+    def __init__(self, store):
+        self._store = weakref.proxy(store)
+        self._loaded = {}  # of keys not pushed yet, in case they become of another kind
+
+    def save(self, path, dump_optimizer):
+        store = self._store
+        optimizer = _optimizer_of(store, "saved")
+        states = _fetch(store, optimizer) if store._servers_update else store._updater.states
+        if dump_optimizer:
+            optimizer = _with_servers_counts(store, optimizer)
+        optimizer_states.write(path, states, optimizer if dump_optimizer else None)
+
+    def load(self, path):
+        store = self._store
+        optimizer, keys = _optimizer_of(store, "loaded"), store._keys
+        states, saved_optimizer = optimizer_states.read(path)
+        if saved_optimizer is not None:
+            _require_same_kind(store, optimizer, saved_optimizer, path)
+        unknown = sorted(map(repr, states.keys() - keys.keys()))
+        if unknown:
+            raise MXNetError(f"{path} holds the state of another model: this store has no key {', '.join(unknown)}")
+        arrays = {key: optimizer_states.from_mxnet(optimizer, key, keys[key].template, states[key]) for key in states}
+        store._resuming.forget()  # the file's word comes later than the snapshot's
+        if not store._servers_update:
+            store._updater.states, store._updater.states_synced = states, dict.fromkeys(states, False)
+        else:
+            for entry in store._pushed_keys():
+                if entry.id not in arrays:  # as MXNet would begin it
+                    arrays[entry.id] = _fresh(optimizer, entry)
+            self._give_between_barriers(arrays, saved_optimizer)
+            self._loaded = {key: arrays[key] for key in arrays if not keys[key].pushed}
+        if saved_optimizer is not None:
+            saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
+            store._updater.optimizer = saved_optimizer
+
+    def begin_anew(self):
+        """For an optimizer that takes the place of one of its kind: its states begin as MXNet would begin them."""
+        store = self._store
+        if _compression_of(store) == choices.DGC:
+            return  # each worker keeps its momentum
+        begun = [store._keys[key] for key in self._loaded] + store._pushed_keys()
+        self._loaded = {}
+        if begun:
+            self._give_between_barriers({entry.id: _fresh(store._optimizer, entry) for entry in begun}, None)
+
+    def give_loaded(self, key):
+        """Of a key that has just become of another kind: what was loaded before."""
+        store = self._store
+        if key in self._loaded:
+            _give(store, {key: self._loaded.pop(key)}, store._optimizer)
+
+    def _give_between_barriers(self, states, counted_by):
+        """Rank 0's word is the servers': what any worker saves before its call is what was there, after it the new."""
+        store = self._store
+        store._session.barrier()
+        _give(store, states, counted_by)
+        store._session.barrier()
+
+
+def _fresh(optimizer, entry):
+    arrays, master = optimizer_states.fresh(optimizer, entry.id, entry.template)
+    return arrays, None if entry.landing is None else master  # the weight is on the servers, and its master copy there
+
+
+def _optimizer_of(store, action):
+    optimizer = store._optimizer
+    if optimizer is None:
+        raise MXNetError(f"no optimizer was set on this store, so no states can be {action}; call set_optimizer")
+    where = f"{store._session.label}: store {store._store}"
+    combinations.require(where, _compression_of(store), choices.STATE_FILES.said(f"to be {action}"))
+    return optimizer
+
+
+def _compression_of(store):
+    return choices.of_compression(store._session.option(store._store, "compression"))
+
+
+def _require_same_kind(store, optimizer, saved, path):
+    kind, saved_kind = type(optimizer).__name__, type(saved).__name__
+    same = type(saved) is type(optimizer)
+    if same and store._servers_update:
+        kind, saved_kind = describe(optimizer), describe(saved)
+        same = kind == saved_kind
+    if not same:
+        raise MXNetError(f"{path} holds the state of {saved_kind}, but this store's optimizer is {kind}")
+
+
+def _fetch(store, optimizer):
+    """{key: state as MXNet's Updater would hold it} of the keys that were pushed."""
+    description, fetched = describe(optimizer), {}
+
+    def parts():
+        for entry in store._pushed_keys():
+            key = entry.declared
+            dtype = "float32" if key.dtype == "float16" else key.dtype
+            entry.wait()
+            arrays = fetched[entry] = {}
+            for part in state_parts(description, DTYPES[key.dtype]):
+                if part > 0:
+                    arrays[part] = np.empty(key.landing_shape, dtype)
+                    yield key, part, arrays[part]
+
+    fetch(store._session, parts())
+    made = {}
+    for entry, arrays in fetched.items():
+        master = arrays.pop(MASTER, None)
+        made[entry.id] = optimizer_states.to_mxnet(optimizer, entry.id, entry.template, list(arrays.values()), master)
+    return made
+
+
+def _with_servers_counts(store, optimizer):
+    """A copy that has counted what the servers have, of keys with staleness: all workers' pushes."""
+    counts = {
+        entry.id: store._session.updates(entry.declared)
+        for entry in store._pushed_keys() if entry.declared.staleness > 0
+    }  # fmt: skip
+    if counts:
+        optimizer = copy.copy(optimizer)
+        optimizer._index_update_count = {**optimizer._index_update_count, **counts}
+    return optimizer
+
+
+def _give(store, given, counted_by):
+    """Makes rank 0's states the servers', of {key: (arrays, master) as optimizer_states.from_mxnet makes them}.
+
+    Of keys that each worker updates, this worker takes its own. `counted_by`: the optimizer that has counted the
+    updates in them, which the servers do with staleness; or None.
+    """
+    counts = getattr(counted_by, "_index_update_count", {})
+
+    def parts():
+        for name, (arrays, master) in given.items():
+            entry = store._keys[name]
+            if not has_a_say(store._session, entry.declared):
+                continue
+            entry.wait()
+            contents = dict(enumerate(arrays, 1))
+            if master is not None:
+                contents[MASTER] = master
+            for part, content in contents.items():
+                yield entry.declared, part, np.ascontiguousarray(content), counts.get(name, 0)
+
+    give(store._session, parts())

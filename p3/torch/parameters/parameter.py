@@ -1,0 +1,398 @@
+"""One parameter of the job: its key, its rounds (p3/frontend/rounds.py), and how a new value gets into its tensor.
+
+A round's result lands in a buffer of its own, as it may come while backward still reads the old weight.
+
+With staleness a step need not wait for the round before, whose gradient may then still have to leave while the step
+computes the next: when a round lands, its gradient must be as it was pushed (_Gradient), or what has left is not what
+the script meant.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple, Union
+
+import torch
+
+from p3._core import NO_SCALARS
+from p3.frontend.rounds import KeyRounds, Round
+from p3.torch import rules
+from p3.torch.parameters import pending
+from p3.torch.parameters.arrays import (
+    DTYPES, bits, flat, in_memory_order, integers, like, other_holders, shape_in_memory,
+)  # fmt: skip
+
+# Each push wakes the sender, which may take the training thread's core. Most parameters are as small as a bias.
+_SMALL_BYTES = 16 << 10
+
+
+class _Gradient:
+    """One that is being added up, or was pushed, as it was then."""
+
+    def __init__(self, tensor: torch.Tensor, is_watched: bool = False) -> None:
+        self.tensor = tensor
+        self.version = tensor._version
+        self.bits = bits(tensor) if is_watched else None  # None: nobody looks
+
+    def is_unwritten(self) -> bool:
+        is_same = self.tensor._version == self.version
+        return is_same and (self.bits is None or bool(self.bits == bits(self.tensor)))
+
+
+class Parameter(KeyRounds):
+    """Threads: those of the script, one at a time; autograd's hooks count as such."""
+
+    def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
+                 update_here: Optional[Callable], staleness: Union[int, float] = 0) -> None:  # fmt: skip
+        """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do."""
+        landing = torch.empty_like(tensor, requires_grad=False)
+        self.tensor, self.group = tensor, group
+        super().__init__(session, self._declare(session, store, name, staleness), landing, self._array_of(landing))
+        self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
+        self.is_guarded = True  # nobody else may write to the tensor
+        self.is_watched = False  # a change of it, or of its gradient under way, that torch does not count is found, too
+        self.has_zero_gradient = False  # in torch, though its last gradient has left
+        self.must_copy = self.takes_steps  # the landing array has to hold what landed last
+        self._has_left = False  # the gradient of the last step
+        self.fires, self.expected_fires = 0, 0  # of the gradient's hook, in one step; 0: not known yet
+        self._update_here = update_here
+        self._gradient: Optional[_Gradient] = None  # of the current step
+        self._sent: Any = None  # the scalars
+        self._group_then: Dict[str, Any] = {}  # as step() found it
+        self._version = -1  # of the tensor, when P3 wrote it last; -1: anybody may write
+        self._address: Optional[int] = None  # of its memory then; None: it may be any
+        self._memory: Optional[torch.Tensor] = None  # that memory, which a tensor that moves leaves behind
+        self._bits: Optional[torch.Tensor] = None  # of its elements then; None: nobody looks
+        self._is_given_away = False  # others have the memory, who may write without torch's counting it
+        self._array_of_tensor: Any = None  # the same of its memory, if that was the landing before
+        self._is_small = tensor.numel() * tensor.element_size() <= _SMALL_BYTES
+        self._may_swap = self._has_own_memory()
+
+    def _has_own_memory(self) -> bool:
+        """Whether it is this parameter's alone, so that nobody notices if it changes places with the landing."""
+        is_whole = self.tensor.untyped_storage().nbytes() == self.tensor.numel() * self.tensor.element_size()
+        return is_whole and not (self.tensor.device.type == "cpu" and self.tensor.is_shared())
+
+    def _array_of(self, landing: torch.Tensor) -> Any:
+        """Where the core writes new values: an array in CPU memory, of the tensor's elements in the order of memory."""
+        return in_memory_order(landing)
+
+    def _new_landing(self) -> Tuple[torch.Tensor, Any]:
+        landing = torch.empty_like(self.landing)
+        return landing, self._array_of(landing)
+
+    def _declare(self, session, store: int, name: str, staleness: Union[int, float]):
+        shape, dtype = shape_in_memory(self.tensor), DTYPES[self.tensor.dtype]
+        return session.declare(name, shape, dtype, store, staleness=staleness)
+
+    def leave(self) -> None:
+        """The tensor is the script's again."""
+        del self.tensor._p3_parameter
+
+    def end_without_result(self) -> None:
+        super().end_without_result()
+        pending.end(self.tensor)
+        self._sent = None
+        self.forget_gradient()
+
+    # The first value
+
+    def init(self, value: Optional[Any] = None) -> None:
+        """Gives the key rank 0's value: `value` if there is one, else the tensor's. On every worker, when no round of
+        it is under way. Waits for none."""
+        self._require_same_layout()
+        self._version, self._address, self._memory, self._bits = -1, None, None, None
+        if value is None and self._session.rank == 0:
+            value = in_memory_order(self.tensor.detach().to("cpu", copy=True))
+        self._under_way = Round(self._init(value), self._take_value)
+
+    def _init(self, value):
+        return self._session.init(self.key, value, self._array, self.priority)
+
+    # A round
+
+    def count_gradient(self) -> bool:
+        """A gradient was accumulated. Whether it is complete, as far as earlier steps tell."""
+        before, now = self._gradient, self.tensor.grad
+        goes_on = before is not None and now is before.tensor and now._version == before.version + 1
+        self.fires = self.fires + 1 if goes_on else 1
+        is_complete = self.fires == self.expected_fires
+        waits_for_step = self.is_guarded and not is_complete
+        self._gradient = _Gradient(now, waits_for_step and (self.is_watched or not self.expected_fires))
+        return is_complete
+
+    def require_gradient_of_backward(self) -> None:
+        """ValueError if a gradient that waits for step() was changed since backward(): other workers' are not in it."""
+        if self._gradient is None:
+            return
+        problem = (
+            "the gradient of %s was changed between backward() and step(), when it was this worker's alone. To "
+            "clip it, pass max_grad_norm; for other changes pass synchronous=True and call optimizer.synchronize() "
+            "before them" % self.name
+        )
+        if not self._is_as_it_was(self._gradient, problem):
+            raise ValueError(problem)
+
+    def forget_gradient(self) -> None:
+        self._gradient, self.fires = None, 0
+
+    def push(self, more: bool = False) -> None:
+        """Begins a round with the tensor's gradient, which belongs to P3 until the round's result has landed. With
+        staleness that may be in the next step but one.
+
+        `more`: others follow soon, with which a small gradient can leave.
+        """
+        self._make_room()
+        self._require_unwritten()
+        gradient = self.tensor.grad
+        if gradient.dtype != self.landing.dtype:
+            raise ValueError("the gradient of %s is of %s, but its key is of %s: change types before "
+                             "DistributedOptimizer" % (self.name, gradient.dtype, self.landing.dtype))  # fmt: skip
+        self._sent = self._scalars()
+        sent = _Gradient(gradient, self.is_watched)
+        self._begin(self._push(gradient, more and self._is_small), is_skip=False)
+        self._gradient = sent
+
+    def _as_landing(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Dense, and in the order of memory of the landing."""
+        return like(self.landing, gradient if gradient.layout == torch.strided else gradient.to_dense())
+
+    def _push(self, gradient, more):
+        source = in_memory_order(self._as_landing(gradient))
+        return self._session.pushpull(self.key, source, self._array, self.priority, *self._sent, more=more)
+
+    def _scalars(self):
+        if self._update_here is not None:
+            return NO_SCALARS
+        if self.key.staleness > 0:
+            return rules.scalars_of_apart(self.group, self._rescale)
+        return rules.scalars(self.group, self._rescale, self.updates + 1)
+
+    def end_step(self) -> None:
+        """The round is the current step's: ValueError if what it was pushed with no longer holds."""
+        if self._sent is not None and self._scalars() != self._sent:
+            raise ValueError(
+                "learning rate or weight decay of %s was changed between backward() and step(), when the gradient was "
+                "under way already: %r became %r. Change them before backward(), or pass synchronous=True"
+                % (self.name, self._sent[:2], self._scalars()[:2])
+            )
+        if self._update_here is not None:  # a scheduler may change the group before that, and a tensor in it in place
+            copied = {name: value.clone() for name, value in self.group.items() if isinstance(value, torch.Tensor)}
+            self._group_then = {**self.group, **copied}
+        self.release_gradient("step(). To clip it, pass max_grad_norm; for other changes pass synchronous=True and "
+                              "call optimizer.synchronize() before them")  # fmt: skip
+
+    def release_gradient(self, until: str) -> None:
+        """P3 looks at it no more: ValueError if it was changed since it was pushed, as nobody could before `until`."""
+        if self._sent is not None:
+            sent = self._gradient
+            problem = ("the gradient of %s was changed when it was under way already, between backward() and %s"
+                       % (self.name, until))  # fmt: skip
+            if not self._is_as_it_was(sent, problem):
+                raise ValueError(problem)
+            if self._may_go_ahead:
+                self._under_way.pushed = sent
+        self._has_left, self.has_zero_gradient = self._sent is not None, False
+        self._sent, self.is_new = None, False
+        self.forget_gradient()
+
+    def _is_as_it_was(self, gradient: _Gradient, problem: str) -> bool:
+        """Whether the tensor's gradient is this one, and was not written to since."""
+        if self.tensor.grad is not gradient.tensor or gradient.tensor._version != gradient.version:
+            return False
+        return gradient.bits is None or self._is_same(gradient.bits != bits(gradient.tensor), problem)
+
+    def zero_left_gradient(self, set_to_none: bool) -> None:
+        """zero_grad() was called, and may mean a gradient that has left."""
+        self.has_zero_gradient = not set_to_none and (self._has_left or self.has_zero_gradient)
+        self._has_left = False
+
+    def zero_gradient(self) -> torch.Tensor:
+        return torch.zeros_like(self.landing)
+
+    # Its result
+
+    def leave_pending(self) -> None:
+        """The step is over: from here on whoever uses the tensor waits for the round's result."""
+        if self.is_pending:
+            pending.begin(self.tensor, self._land_for_use)
+
+    def _land_for_use(self, may_be_written: bool) -> None:
+        self._is_given_away = may_be_written
+        self.land()
+
+    def _go_ahead(self, round: Round) -> None:
+        pending.end(self.tensor)
+        super()._go_ahead(round)
+
+    def land(self) -> bool:
+        if self.is_pending and torch.is_inference_mode_enabled():  # what is made in it can never be changed outside
+            with torch.inference_mode(False):
+                return super().land()
+        return super().land()
+
+    def _take_over(self, round: Round) -> bool:
+        was_pending = pending.end(self.tensor)
+        try:
+            self._require_unwritten()
+            self._require_gradients_unwritten()
+        except ValueError:
+            if was_pending:
+                self.leave_pending()
+            raise
+        with torch.no_grad():
+            is_updated = super()._take_over(round)
+        self.note_written()
+        return is_updated
+
+    def note_written(self) -> None:
+        """The tensor was written by us."""
+        self._note_place()
+        self._bits = None
+        if self.is_watched or self._is_given_away:
+            self.watch()
+        self._is_given_away = False
+
+    def _note_place(self) -> None:
+        # Parameters that are parts of one memory have one version.
+        self._version = self.tensor._version if self.is_guarded and self._may_swap else -1
+        self._address = self.tensor.data_ptr() if self.is_guarded else None
+        self._memory = self.tensor.detach() if self.is_guarded else None
+
+    def watch(self) -> None:
+        """Notes the elements as they are: what is written from here on is found, also where torch does not count it."""
+        if self.is_guarded and self._bits is None:
+            self._bits = bits(self.tensor)
+
+    def _require_unwritten(self) -> None:
+        problem = (
+            "parameter %s was written by the script, but its value is kept on the servers. Call "
+            "optimizer.synchronize() before writing to parameters, and optimizer.broadcast() afterwards, on every "
+            "worker" % self.name
+        )
+        if not self._is_unwritten(problem):
+            self._require_same_layout()
+            raise ValueError(problem)
+
+    def _require_gradients_unwritten(self) -> None:
+        """Of the rounds that have landed: else what has left may be neither the one nor the other."""
+        pushed = (one.pushed for one in (self._before, self._under_way) if one is not None)
+        if all(one is None or one.is_unwritten() for one in pushed):
+            return
+        raise ValueError(
+            "the gradient of %s was written after step(), when it was still under way: with staleness the next step "
+            "does not wait until it has left. Leave the gradients to torch, which makes new ones in each step, or give "
+            "P3 a clone, or call optimizer.synchronize() before writing" % self.name
+        )
+
+    def _is_unwritten(self, problem: str) -> bool:
+        if self._version not in (-1, self.tensor._version):
+            return False
+        if self._address not in (None, self.tensor.data_ptr()) and not self._follow(problem):
+            return False
+        return self._bits is None or self._is_same(self._bits != bits(self.tensor), problem)
+
+    def _follow(self, problem: str) -> bool:
+        """To other memory, where the tensor has its old elements: flatten_parameters() of an LSTM moves weights so."""
+        if self._layout(self.tensor) != self._layout(self.landing):
+            return False
+        was, now = (integers(flat(one)) for one in (self._memory, self.tensor))
+        if not self._is_same((was != now).any(), problem):
+            return False
+        self._may_swap, self._array_of_tensor = self._has_own_memory(), None
+        self._note_place()
+        return True
+
+    def _is_same(self, differs: torch.Tensor, _problem: str) -> bool:
+        """Whether not. On a device it is not known yet: then True, and the problem is told later, if it is one."""
+        return not differs
+
+    def _require_same_layout(self) -> None:
+        was, now = self._layout(self.landing), self._layout(self.tensor)
+        if was != now:
+            raise ValueError(
+                "type, device or memory format of parameter %s was changed from %s, %s, strides %s to %s, %s, strides "
+                "%s: do that before DistributedOptimizer" % (self.name, *was, *now)
+            )
+
+    @staticmethod
+    def _layout(tensor: torch.Tensor) -> tuple:
+        return tensor.dtype, tensor.device, tensor.stride()
+
+    def _take_value(self, _operation) -> bool:
+        self.tensor.copy_(self.landing)
+        return True
+
+    def _take_result(self, operation) -> None:
+        if self._update_here is None:
+            self._take_update(operation)
+        else:
+            self._update_here(self, self._mean_gradient(operation), self._group_then)
+
+    def _take_update(self, _operation) -> None:
+        known = self._array_of_tensor
+        if self.must_copy or not self._may_swap:
+            self.tensor.copy_(self.landing)
+            return
+        ours = (known is not None) + (self._memory is not None)
+        if other_holders(self.tensor) > ours:  # who would keep the old memory
+            self._is_given_away = True
+            self.tensor.copy_(self.landing)
+            return
+        # Without a copy, for which the forward pass would wait. An older graph that needs the old value must notice.
+        array = in_memory_order(self.tensor) if known is None else known
+        self.tensor.data, self.landing = self.landing, self.tensor.data
+        self._array_of_tensor, self._array = self._array, array
+        torch.autograd.graph.increment_version(self.tensor)
+
+    def _mean_gradient(self, operation) -> torch.Tensor:
+        return self.landing
+
+
+class RowParameter(Parameter):
+    """One whose gradients are sparse, as those of nn.Embedding(sparse=True): only their rows travel."""
+
+    goes_ahead = False  # its landing keeps all that has landed, so there is one
+
+    def _declare(self, session, store: int, name: str, staleness: Union[int, float]):
+        tensor = self.tensor
+        return session.declare(name, tensor.shape, DTYPES[tensor.dtype], store, True, staleness)
+
+    def _push(self, gradient, _more):
+        if gradient.layout != torch.sparse_coo:
+            raise ValueError(
+                "the gradient of %s is dense, but its module says sparse=True: a weight that other modules use, too, "
+                "needs sparse=False" % self.name
+            )
+        gradient = gradient.coalesce()
+        ids = gradient.indices()[0].numpy()
+        values = in_memory_order(gradient.values().contiguous())
+        return self._session.pushpull(self.key, (ids, values), self._array, self.priority, *self._sent)
+
+    def zero_gradient(self) -> torch.Tensor:
+        no_rows = self.landing[:0]
+        rows = torch.empty((1, 0), dtype=torch.int64, device="cpu")
+        return _sparse(rows, no_rows, self.landing.shape)
+
+    def _take_value(self, operation) -> bool:
+        super()._take_value(operation)
+        if self._update_here is not None:
+            self.landing.zero_()  # from here on it holds sums
+        return True
+
+    def _take_update(self, operation) -> None:
+        if operation.changed is None:  # after a skip
+            return self.tensor.copy_(self.landing)  # they cannot change places: the landing keeps all that has landed
+        rows = torch.from_numpy(operation.changed)
+        self.tensor.index_copy_(0, rows, self.landing.index_select(0, rows))
+
+    def _mean_gradient(self, operation) -> torch.Tensor:
+        # Rows of the round before are listed, too, as they have become zero.
+        changed = operation.changed  # None after a skip
+        rows = torch.arange(len(self.landing), device="cpu") if changed is None else torch.from_numpy(changed)
+        rows = rows[self.landing.index_select(0, rows).flatten(1).any(1)]
+        values = self.landing.index_select(0, rows)
+        return _sparse(rows[None], values, self.tensor.shape)
+
+
+def _sparse(rows: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return torch.sparse_coo_tensor(rows, values, shape, device="cpu", check_invariants=False)

@@ -1,0 +1,61 @@
+"""Which way to take steps suits an optimizer, and what the script wants of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Dict, List, Optional, Sequence, Union
+
+import torch
+
+from p3.errors import ConfigError
+from p3.plan import choices, combinations, key_plan
+from p3.plan.choices import Choice
+from p3.settings import Settings
+from p3.torch import rules
+from p3.torch.requirements import require_parameters, require_together
+from p3.torch.rounds.forward import named_parameters
+from p3.torch.rounds.overlapping import OnServers, Overlapping
+from p3.torch.rounds.rounds import Rounds
+from p3.torch.rounds.synchronous import Synchronous
+from p3.torch.start import job
+
+log = logging.getLogger("p3.torch")
+
+
+def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
+              max_grad_norm: Optional[float], compression: Optional[Dict[str, Any]], staleness: Union[int, float],
+              grad_scaler: Any = None) -> Rounds:  # fmt: skip
+    """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer."""
+    session, settings = job.current(), Settings.from_env(os.environ)
+    of_job = choices.of_job(takes_snapshots=False, replaces_workers=settings.replaces_workers)
+    refusal = combinations.refusal(choices.TORCH, *of_job)
+    if refusal:
+        raise ConfigError(refusal)
+    waits = synchronous or max_grad_norm is not None
+    updates = _updates(optimizer, synchronous, waits, says_so=session.rank == 0)
+    asked = [choices.of_compression(compression), choices.of_staleness(key_plan.staleness(staleness)), *updates]
+    asked += [choices.CHECK] * (settings.check > 0)
+    asked += [choices.NAMED_SCALER] * (grad_scaler is not None)
+    asked += [choices.UNAWAITED] * (not waits)
+    names = {tensor: name for name, tensor in named_parameters(models)}
+    require_parameters(optimizer, names)
+    require_together(session, optimizer, names, asked)
+    arguments = (optimizer, models, compression, staleness)
+    if choices.NO_RULE not in updates:
+        return OnServers(*arguments)
+    if not waits and rules.updates_parameters_alone(type(optimizer)):
+        return Overlapping(*arguments)
+    return Synchronous(*arguments, max_grad_norm=max_grad_norm, grad_scaler=grad_scaler)
+
+
+def _updates(optimizer: torch.optim.Optimizer, synchronous: bool, waits: bool, says_so: bool) -> List[Choice]:
+    """What updates each group on the servers; or why nothing does."""
+    if waits:
+        return [choices.no_optimizer("synchronous=True" if synchronous else "max_grad_norm is set")]
+    try:
+        return [choices.of_optimizer(rules.describe(type(optimizer), one)) for one in optimizer.param_groups]
+    except rules.NotOnServer as error:
+        if says_so:
+            log.warning("%s updates on the workers: %s", type(optimizer).__name__, error)
+        return [choices.no_optimizer(str(error))]

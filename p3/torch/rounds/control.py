@@ -1,0 +1,94 @@
+"""What the workers of one optimizer share besides its parameters: first values, and the count of steps.
+
+Small keys of a store of their own. "values" has the bytes of all buffers, which rank 0 gives all workers; parameters
+that no optimizer has come in their own way (frozen.py). Steps are counted as in every front end (p3/frontend/steps.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+import torch
+
+from p3.frontend import steps, waiting
+from p3.torch import rules
+from p3.torch.parameters.arrays import as_bytes
+from p3.torch.rounds.forward import named_buffers
+from p3.torch.rounds.frozen import Frozen
+from p3.worker.session import Session
+
+
+class Control:
+    def __init__(self, session: Session, models: Sequence[torch.nn.Module]) -> None:
+        self._session = session
+        self._models = models
+        self._sizes = {name: _bytes(tensor) for name, tensor in named_buffers(models)}
+        self.store = store = session.new_store()
+        self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
+        self.steps = steps.Steps(session, store)
+        self._number = session.declare("number", (1,), "float64", store)
+        self._frozen = Frozen(session, models, store)
+        waiting.from_rank_0(session, self._number, np.zeros(1))
+
+    def broadcast(self) -> None:
+        """Buffers and frozen parameters of rank 0, on every worker at the same point. Waits for them."""
+        if self._sizes:
+            self.take(torch.from_numpy(waiting.from_rank_0(self._session, self._values, self.values().numpy())))
+        self._frozen.broadcast()
+
+    def values(self) -> torch.Tensor:
+        """This worker's bytes of its buffers."""
+        buffers = [as_bytes(tensor) for tensor in self._buffers()]
+        return torch.cat(buffers) if buffers else torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def _buffers(self) -> List[torch.Tensor]:
+        """As the models have them now: scripts put other tensors in the place of one."""
+        now = dict(named_buffers(self._models))
+        for name, size in self._sizes.items():
+            if name not in now or _bytes(now[name]) != size:
+                raise ValueError("buffer %s has another size than at DistributedOptimizer, or is gone" % name)
+        return [now[name] for name in self._sizes]
+
+    def take(self, values: torch.Tensor) -> None:
+        """Bytes of all buffers, of values() here or elsewhere. ValueError if they are not as many."""
+        if len(values) != sum(self._sizes.values()):
+            raise ValueError(
+                "the buffers of this model have %d bytes, and %d have come: they are of another model, or, in a "
+                "snapshot, of another version of P3" % (sum(self._sizes.values()), len(values))
+            )
+        begin = 0
+        with torch.no_grad():
+            for tensor in self._buffers():
+                end = begin + _bytes(tensor)
+                tensor.copy_(values[begin:end].clone().view(tensor.dtype).view(tensor.shape))
+                begin = end
+
+    def count_step(self, groups: Sequence[Dict[str, Any]]) -> None:
+        """`groups`: the optimizer's."""
+        self.steps.count(*(sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay")))
+
+    def mean(self, number: Any) -> Any:
+        """Of what every worker gives at the same point; None for a closure that returns none. Waits for it."""
+        if isinstance(number, torch.Tensor):
+            number = number.detach()
+        value = np.array([math.nan if number is None else float(number)])  # others may have one, and wait for this
+        total = np.empty_like(value)
+        self._session.wait([self._session.pushpull(self._number, value, total, steps.LAST)])
+        mean = total[0] / self._session.num_workers
+        if isinstance(number, torch.Tensor):
+            return torch.tensor(mean, dtype=number.dtype, device=number.device)
+        return None if number is None else torch.tensor(mean, device="cpu")
+
+    def wait_for_rank_0(self) -> None:
+        """Every worker at the same point: none goes on before rank 0 is here, which waits for nobody."""
+        waiting.from_rank_0(self._session, self._number, np.zeros(1))
+
+
+def _number(value: Any) -> float:
+    return rules.number(value) if isinstance(value, (int, float, torch.Tensor)) else 0.0
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

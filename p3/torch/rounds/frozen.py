@@ -1,0 +1,122 @@
+"""Weights that no optimizer has, as the base of an adapter: rank 0's on every worker, when training begins.
+
+They may be most of the model, and nobody needs them again. So they travel as one stream of bytes, tensor after tensor,
+in pieces through two keys of a store that exists only meanwhile: while one piece lands, the next one is on its way.
+Neither servers nor workers ever hold more of them than those pieces, and snapshots have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from p3.torch.rounds.forward import named_parameters
+from p3.worker.key import Key
+from p3.worker.session import Session
+
+# Of one piece, two of which are under way: enough for what a link of 1 Gbit/s holds in a quarter of a second, and
+# nothing beside a model whose frozen weights matter.
+PIECE_BYTES = 16 << 20
+
+Place = Tuple[torch.Tensor, int, int]  # of a tensor's bytes: from, to
+
+
+class Frozen:
+    def __init__(self, session: Session, models: Sequence[torch.nn.Module], store: int) -> None:
+        """`store`: one that stays, where workers that have other weights hear of it."""
+        self._session, self._models = session, models
+        session.declare("frozen", (0, _bytes(self._tensors())), "uint8", store)
+
+    def _tensors(self) -> List[torch.Tensor]:
+        """As it is now: another optimizer may have taken some, or given them back."""
+        named = named_parameters(self._models)
+        return [tensor for _, tensor in named if not hasattr(tensor, "_p3_parameter") and tensor.numel() > 0]
+
+    def broadcast(self) -> None:
+        """Rank 0's, on every worker at the same point. Waits for them."""
+        session, tensors = self._session, self._tensors()
+        total = _bytes(tensors)
+        if total == 0 or session.num_workers == 1:
+            return
+        count = -(-total // PIECE_BYTES)
+        piece = -(-total // count)  # of equal size: a key is sent whole
+        store = session.new_store()
+        keys = [session.declare("piece %d" % number, (piece,), "uint8", store) for number in range(min(2, count))]
+        arrays = [np.zeros(piece, np.uint8) for _ in keys]
+        under_way: List[Tuple] = []
+        stream = _Stream(tensors)
+        for number in range(count):
+            if len(under_way) == len(keys):
+                self._land(stream, *under_way.pop(0))
+            key, array = keys[number % 2], arrays[number % 2]
+            places = stream.next(piece)
+            if session.rank == 0:
+                stream.read(places, array)
+            under_way.append((self._begin(key, array, number < len(keys)), places, array))
+        for one in under_way:
+            self._land(stream, *one)
+        session.release(store)
+
+    def _begin(self, key: Key, array: np.ndarray, is_first: bool) -> Any:
+        """The key's first value, and then rounds, which no worker can miss: an init of a worker that is late may be
+        answered with the value of a later one."""
+        session = self._session
+        if is_first:
+            return session.init(key, array if session.rank == 0 else None, array)
+        if session.rank == 0:
+            return session.pushpull(key, array, array)
+        return session.skip(key, array, goes_on=True)
+
+    def _land(self, stream, operation, places: List[Place], array: np.ndarray) -> None:
+        self._session.wait([operation])
+        if self._session.rank != 0:
+            stream.write(places, array)
+
+
+class _Stream:
+    """Tensors as a stream of bytes, in the order of their axes."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._rest = iter(tensors)
+        self._tensor, self._at = next(self._rest, None), 0
+        self._copied: Tuple = (None, None)  # a tensor whose bytes do not lie in that order, and a copy where they do
+
+    def next(self, count: int) -> List[Place]:
+        """Where the next `count` bytes are; fewer at the end."""
+        places: List[Place] = []
+        while count > 0 and self._tensor is not None:
+            end = min(self._at + count, self._tensor.nbytes)
+            places.append((self._tensor, self._at, end))
+            count, self._at = count - (end - self._at), end
+            if end == self._tensor.nbytes:
+                self._tensor, self._at = next(self._rest, None), 0
+        return places
+
+    def read(self, places: List[Place], array: np.ndarray) -> None:
+        to, done = torch.from_numpy(array), 0
+        for tensor, begin, end in places:
+            to[done : done + end - begin].copy_(self._bytes(tensor)[begin:end])
+            done += end - begin
+
+    def write(self, places: List[Place], array: np.ndarray) -> None:
+        come, done = torch.from_numpy(array), 0
+        with torch.no_grad():
+            for tensor, begin, end in places:
+                self._bytes(tensor)[begin:end].copy_(come[done : done + end - begin])
+                done += end - begin
+                if end == tensor.nbytes and not tensor.is_contiguous():
+                    tensor.copy_(self._copied[1])
+
+    def _bytes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In place, if they lie in order; else of a copy, of one tensor at a time."""
+        if tensor.is_contiguous():
+            return tensor.detach().view(-1).view(torch.uint8)
+        if self._copied[0] is not tensor:
+            self._copied = tensor, tensor.detach().contiguous()
+        return self._copied[1].view(-1).view(torch.uint8)
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -1,0 +1,120 @@
+"""Steps that wait for nothing: each parameter is updated when its module needs the new value.
+
+On the servers, where they have the optimizer with torch's arithmetic; else on the workers, from the mean gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+
+from p3.torch import rules, states
+from p3.torch.parameters.parameter import Parameter
+from p3.torch.rounds.rounds import Rounds
+
+
+class Overlapping(Rounds):
+    """Of an optimizer that updates each parameter by itself, on every worker."""
+
+    def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
+        return tensor in self._sparse
+
+    def _require_own_gradient(self, parameter: Parameter) -> None:
+        parameter.require_gradient_of_backward()
+
+    def _step(self, closure: Optional[Callable]) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._complete_round()
+        for parameter in self._parameters.values():
+            parameter.end_step()
+            parameter.tensor.grad = None  # it belongs to P3 until it has left
+            parameter.leave_pending()
+        self._end_step()
+        return loss
+
+    def synchronize(self) -> None:
+        self._land()
+        for parameter in self._watch.on_host:
+            parameter.watch()  # now the script may write to it
+
+    def _follow(self) -> None:
+        self._land()
+
+    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
+        """The optimizer's own step for one parameter."""
+        optimizer, tensor = self._optimizer, parameter.tensor
+        groups, kept = optimizer.param_groups, tensor.grad
+        try:
+            optimizer.param_groups, tensor.grad = [dict(group, params=[tensor])], gradient
+            with torch.autocast(tensor.device.type, enabled=False):  # the forward pass may have it on
+                self._update()
+        finally:
+            optimizer.param_groups, tensor.grad = groups, kept
+
+    def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        self._comparisons.finish()
+        self._land()
+        return state_dict()
+
+
+class OnServers(Overlapping):
+    """Of an optimizer that the servers have: they have its states, too."""
+
+    _updates_here = False
+    _update_one = None  # type: ignore[assignment]
+    _loaded: Optional[states.States]  # what the servers' state has to become before the next round
+
+    def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
+        taken = states.taken(self._optimizer)
+        self._loaded = taken if resumed is None else None
+        super()._start(resumed)
+
+    def _choose_reduction(self) -> None:
+        pass  # the update divides by the number of workers
+
+    def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
+        return super()._has_rows(tensor, group) and rules.updates_rows_alone(rules.describe(self._kind, group), group)
+
+    def _describe(self) -> List[Optional[Dict[str, Any]]]:
+        return [rules.describe(self._kind, group) for group in self._optimizer.param_groups]
+
+    def _give_loaded(self) -> None:
+        if self._loaded is not None:
+            states.give(self._session, self._parameters.values(), self._loaded)
+            if self._staleness > 0:  # a push of another worker would update without, and be lost to it
+                self._control.wait_for_rank_0()
+        self._loaded = None
+
+    def _make_states(self) -> None:
+        pass  # state_dict() has them from the servers
+
+    def _own_weights(self) -> Dict[str, Any]:
+        return {}
+
+    def _states(self) -> states.States:
+        """Waits for the servers."""
+        return states.fetch(self._session, self._parameters.values()) if self._has_begun else self._loaded or {}
+
+    def _bring_states_back(self) -> None:
+        self._optimizer.state.update(self._states())
+
+    def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        self._comparisons.finish()
+        self._land()
+        optimizer = self._optimizer
+        optimizer.state.update(self._states())
+        try:
+            return state_dict()
+        finally:
+            optimizer.state.clear()
+
+    def load(self, load_state_dict: Callable[[Dict[str, Any]], None], content: Dict[str, Any]) -> None:
+        super().load(load_state_dict, content)
+        self._loaded = states.taken(self._optimizer)
+        if self._has_begun:
+            self._begin()  # the same settings
+            self._give_loaded()

@@ -1,0 +1,458 @@
+"""The rounds of one distributed optimizer: what stands between it and the job. optimizer.py is its face.
+
+In each step every parameter has one round: its gradient goes out when it is complete, or the round is skipped; the new
+value, or the sum, comes back and is taken over when the forward pass needs it (parameter.py). Here is what all have in
+common, with an update on the workers; overlapping.py and synchronous.py have the two ways to take a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from abc import abstractmethod
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Union
+
+import torch
+
+from p3.frontend import partitions, snapshots
+from p3.frontend.order import Order
+from p3.settings import Settings
+from p3.torch import rules
+from p3.torch.device import staging
+from p3.torch.device.comparisons import Comparisons
+from p3.torch.factors import FactoredParameter
+from p3.torch.parameters import pending
+from p3.torch.parameters.arrays import on_host
+from p3.torch.parameters.parameter import Parameter
+from p3.torch.requirements import require_same_parameters
+from p3.torch.rounds.check import Check
+from p3.torch.rounds.control import Control
+from p3.torch.rounds.forward import Forward, named_parameters
+from p3.torch.rounds.released import Released
+from p3.torch.rounds.watch import Watch
+from p3.torch.rounds.zero_grad import ZeroGrad
+from p3.torch.start import job
+from p3.worker.key import Key
+
+log = logging.getLogger("p3.torch")
+
+class Rounds(job.Held, snapshots.Trainer):
+    """What stands between one optimizer and the job."""
+
+    _updates_here = True  # the workers update, from the mean gradients
+    _guards = True  # nobody else may write to parameters
+    _watches_all = False  # all changes that torch does not count are found, in every step
+
+    def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
+                 compression: Optional[Dict[str, Any]], staleness: Union[int, float]) -> None:  # fmt: skip
+        self._session = session = job.current()
+        settings = Settings.from_env(os.environ)
+        self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
+        self._is_paused = self._has_begun = False
+        self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
+        self._staleness = staleness
+        names = {tensor: name for name, tensor in named_parameters(models)}
+        self._release_former()
+        self._stores = [session.new_store() for _ in optimizer.param_groups]
+        self._parameters: Dict[torch.Tensor, Parameter] = {}
+        self._comparisons = Comparisons()
+        self._undo: List[Callable[[], None]] = []  # what takes each hook away again
+        self._sparse = _with_sparse_gradients(models)
+        if compression is not None:
+            for store in self._stores:
+                session.set_option(store, "compression", compression)
+        self._choose_reduction()
+        self._declare(names, settings)
+        self._watch = Watch(self._parameters, self._watches_all or settings.check > 0)
+        if session.rank == 0:
+            self._log_other_mathematics(compression)
+        self._control = Control(session, models)
+        self._check = Check(session, self._parameters, settings.check)
+        self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
+        self._forward = Forward(models, self._parameters, self._order)
+        for model in models:
+            self._undo += [
+                model._register_load_state_dict_pre_hook(self._before_loading, with_module=True).remove,
+                model.register_load_state_dict_post_hook(self._on_loaded).remove,
+                ZeroGrad(model, self).undo,
+            ]
+        self._unreleased = [*self._stores, self._control.store, *self._check.stores]
+        self._start(snapshots.add(session, self, self._stores))
+
+    # What the ways to take a step differ in
+
+    @abstractmethod
+    def _step(self, closure: Optional[Callable]) -> Any:
+        """Ends the step, and has it updated."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """See optimizer.py."""
+
+    def require_mean_gradients(self) -> bool:
+        """False, or ValueError unless the gradients are the mean ones, and what is left out can follow the scaler."""
+        raise ValueError(
+            "GradScaler must see the mean gradients: pass synchronous=True to DistributedOptimizer, and call "
+            "optimizer.synchronize() before scaler.unscale_() and scaler.step()"
+        )
+
+    @abstractmethod
+    def _follow(self) -> None:
+        """In join(): takes over what a step of the others has made."""
+
+    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
+        """The mean gradient of a parameter has landed."""
+
+    def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
+        """Whether only the rows of its gradients travel."""
+        return False
+
+    def _require_own_gradient(self, parameter: Parameter) -> None:
+        """Of one that leaves at the end of the step."""
+
+    def _before_push(self) -> None:
+        """Of any gradient."""
+
+    def _loss_scale(self) -> Optional[float]:
+        """Of what compression has left out, for a snapshot."""
+        return None
+
+    # What depends on who updates
+
+    def _choose_reduction(self) -> None:
+        for store in self._stores:  # the mean is what may be rounded to half precision on its way back, not the sum
+            self._session.set_option(store, "reduction", {"type": "mean"})
+
+    def _describe(self) -> List[Optional[Dict[str, Any]]]:
+        """How the servers update each group."""
+        return [None] * len(self._optimizer.param_groups)
+
+    def _give_loaded(self) -> None:
+        """States that were loaded."""
+
+    def _own_weights(self) -> Dict[str, Any]:
+        """What a snapshot cannot have from the servers. Waits for the step under way."""
+        self._land()
+        return {one.name: on_host(one.tensor) for one in self._parameters.values()}
+
+    def _bring_states_back(self) -> None:
+        """The optimizer's, when the training ends."""
+
+    @property
+    def parameters(self) -> Iterable[Parameter]:
+        return self._parameters.values()
+
+    def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
+        """First values for all; `resumed`: what own_state() gave for the snapshot that the job has resumed from."""
+        if resumed is not None:
+            torch.optim.Optimizer.load_state_dict(self._optimizer, resumed["optimizer"])
+            self._relink_groups()
+        for parameter in self._parameters.values():
+            value = self._session.first_value(parameter.key)
+            if resumed is not None:
+                parameter.updates = resumed["updates"].get(parameter.name, 0)
+                value = resumed["weights"].get(parameter.name, value)
+            parameter.init(value)
+        self._land()
+        self._control.broadcast()
+        if resumed is not None:
+            self._control.take(resumed["buffers"])
+
+    def order_stats(self) -> Dict[str, float]:
+        return {} if self._order is None else self._order.stats()
+
+    def keys_to_capture(self) -> List[Key]:
+        return [parameter.key for parameter in self._parameters.values()]
+
+    def own_state(self) -> Dict[str, Any]:
+        """Where the workers update, it waits for the step under way."""
+        weights, loss_scale = self._own_weights(), self._loss_scale()
+        return {
+            "loss_scale": loss_scale,
+            "stores": list(self._stores),
+            "updates": {one.name: one.updates_by_now() for one in self._parameters.values()},
+            "weights": weights,
+            "buffers": self._control.values(),
+            "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
+        }
+
+    def _log_other_mathematics(self, compression: Optional[Dict[str, Any]]) -> None:
+        if self._staleness != 0:
+            log.warning("staleness %s: each gradient updates the weights at once, so no two runs are alike",
+                        self._staleness)  # fmt: skip
+        if compression is not None:
+            self._log_compression(compression["type"])
+
+    def _log_compression(self, kind: str) -> None:
+        compressed = [one for one in self._parameters.values() if one.is_compressed]
+        log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of other types "
+                 "than float32, and with dgc those of one dimension, as they are",
+                 len(compressed), len(self._parameters), kind)  # fmt: skip
+
+
+    def _declare(self, names: Dict[torch.Tensor, str], settings: Settings) -> None:
+        by_index = settings.priority != "off"
+        for store, group in zip(self._stores, self._optimizer.param_groups):
+            for tensor in group["params"]:
+                kind = staging.kind_of(names[tensor], tensor, self._has_rows(tensor, group))
+                if hasattr(tensor, "_p3_layer"):
+                    kind = FactoredParameter
+                parameter = kind(self._session, store, names[tensor], tensor, group, self._update_one, self._staleness)
+                parameter.comparisons = self._comparisons
+                parameter.is_guarded = self._guards
+                parameter.priority = -len(self._parameters) if by_index else 0  # until a forward pass gives others
+                self._parameters[tensor] = parameter
+                self._add_hook(parameter)
+
+    def _add_hook(self, parameter: Parameter) -> None:
+        tensor, needed = parameter.tensor, parameter.tensor.requires_grad
+        tensor._p3_parameter = parameter.name
+        tensor.requires_grad_(True)  # a frozen one can be thawed later, and takes a hook only so
+        hook = tensor.register_post_accumulate_grad_hook(lambda _tensor: self._on_gradient(parameter))
+        self._undo.append(hook.remove)
+        tensor.requires_grad_(needed)
+
+    def _is_ours(self, model: torch.nn.Module) -> bool:
+        return any(model is one for one in self._models)  # no copy
+
+    def _before_loading(self, model: torch.nn.Module, *_ignored: Any) -> None:
+        if self._is_ours(model):
+            self._land()  # an error of it comes before anything is loaded
+
+    def _on_loaded(self, model: torch.nn.Module, _keys: Any) -> None:
+        if not self._is_ours(model):
+            return
+        present = {tensor for _, tensor in named_parameters(self._models)}
+        replaced = [one.name for tensor, one in self._parameters.items() if tensor not in present]
+        if replaced:
+            raise ValueError(
+                "load_state_dict(assign=True) has replaced %s by other tensors, which the optimizer does not train: "
+                "load without assign, or before the optimizer is made" % ", ".join(replaced)
+            )
+        self.broadcast()
+
+    def broadcast(self) -> None:
+        self._land()  # so that rank 0 gives what its last step has made
+        for parameter in self._parameters.values():
+            parameter.init()
+        self._land()
+        self._control.broadcast()
+
+    def _land(self) -> None:
+        for parameter in self._parameters.values():
+            if parameter.is_new:
+                raise ValueError(
+                    "the gradient of %s is under way, and step() has not ended its step: call this after step() or "
+                    "before backward(), or pass synchronous=True to DistributedOptimizer and call "
+                    "optimizer.synchronize() before this" % parameter.name
+                )
+            parameter.land()
+
+    # Gradients
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        was, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was
+
+    def _on_gradient(self, parameter: Parameter) -> None:
+        if parameter.is_pending and not parameter.is_new:
+            raise RuntimeError(
+                "%s was used before its new value had been waited for, by a function in C++ (an extension, or one of "
+                "torch.jit.script) and outside its own module. Call optimizer.synchronize() before that"
+                % parameter.name
+            )
+        if parameter.is_new:
+            raise RuntimeError(
+                "the gradient of %s was computed again after it had been sent, and before optimizer.step(). Run all "
+                "but the last backward pass of a step in `with optimizer.no_sync():`. If another model's loss goes "
+                "through this one, run its backward pass so, too, or switch off requires_grad. To leave out a step "
+                "behind its backward pass, pass synchronous=True and call optimizer.synchronize() first. Where a "
+                "module that a step uses more than once is checkpointed, pass use_reentrant=False to checkpoint()"
+                % parameter.name
+            )
+        if self._is_paused:
+            return parameter.forget_gradient()
+        if parameter.count_gradient():
+            self._forward.before_gradient()
+            self._push(parameter, more=True)  # at the end of the step, at the latest
+
+    def _push(self, parameter: Parameter, more: bool = False) -> None:
+        partitions.note_push(self._session, parameter.key)
+        self._before_push()
+        parameter.push(more)
+
+    # Steps
+
+    def step(self, closure: Optional[Callable]) -> Any:
+        if closure is None and self._only_makes_states():
+            return self._make_states()
+        return self._step(closure)
+
+    def _only_makes_states(self) -> bool:
+        """Whether the step trains nothing: torch.distributed.checkpoint takes one so that the optimizer has its states,
+        with a learning rate of zero, and gradients of zero that no backward pass has made."""
+        if any("lr" not in group or rules.number(group["lr"]) != 0 for group in self._optimizer.param_groups):
+            return False
+        if any(one.is_new or one.fires for one in self._parameters.values()):
+            return False
+        gradients = [tensor.grad for tensor in self._parameters if tensor.grad is not None]
+        return bool(gradients) and not any(gradient.any() for gradient in gradients)
+
+    def _make_states(self) -> None:
+        self._land()
+        self._update()
+        for parameter in self._parameters.values():
+            parameter.note_written()
+
+    def _update(self, closure: Optional[Callable] = None) -> Any:
+        """The optimizer's own step; its hooks have run around ours."""
+        step = self._kind.step
+        return getattr(step, "__wrapped__", step)(self._optimizer, *(() if closure is None else (closure,)))
+
+    def _complete_round(self) -> None:
+        """Each parameter that has no round in this step gets one: with its gradient, if there is one."""
+        self._begin()
+        self._forward.end_step()
+        for parameter in self._parameters.values():
+            if parameter.is_new:
+                continue
+            if parameter.tensor.grad is None and parameter.has_zero_gradient:
+                parameter.tensor.grad = parameter.zero_gradient()
+            if parameter.tensor.grad is None:
+                parameter.skip()
+                continue
+            self._require_own_gradient(parameter)
+            parameter.expected_fires = parameter.expected_fires or parameter.fires
+            self._push(parameter)
+
+    def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
+                  parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
+        """`zero_grad()` of torch's, and what it means to the gradients of `parameters` that have left; None: of all."""
+        with pending.untouched():
+            zero_grad(set_to_none)
+        for parameter in self._parameters.values() if parameters is None else parameters:
+            parameter.zero_left_gradient(set_to_none)
+            if not parameter.is_new:
+                parameter.forget_gradient()
+
+    def parameters_of(self, model: torch.nn.Module) -> List[Parameter]:
+        return [self._parameters[tensor] for tensor in model.parameters() if tensor in self._parameters]
+
+    def _begin(self) -> None:
+        require_same_parameters(self._optimizer, self._parameters)
+        descriptions = self._describe()
+        if self._has_begun:
+            if descriptions != self._descriptions:
+                raise ValueError(
+                    "the servers cannot change %s from step to step, only learning rate and weight decay: pass "
+                    "synchronous=True. OneCycleLR and CyclicLR leave the momentum as it is with cycle_momentum=False"
+                    % _differing(self._descriptions, descriptions)
+                )
+            return
+        self._has_begun, self._descriptions = True, descriptions
+        for store, description in zip(self._stores, descriptions):
+            if description is not None:
+                self._session.set_optimizer(store, description)
+        self._relink_groups()
+        for parameter in self._parameters.values():
+            self._session.restore(parameter.key, takes_mean=True)
+        self._give_loaded()
+
+    def _relink_groups(self) -> None:
+        """Each parameter gets its group, of which load_state_dict makes new ones, and what the servers have for it."""
+        for group, description in zip(self._optimizer.param_groups, self._descriptions):
+            for tensor in group["params"]:
+                self._parameters[tensor].group, self._parameters[tensor].description = group, description
+
+    def _end_step(self) -> None:
+        self._watch.end_step()
+        self._control.count_step(self._optimizer.param_groups)
+        self._check.after_step(self._land)
+        self._comparisons.end_step()
+        rules.forget_numbers()
+
+    # Uneven data
+
+    def join(self, after_step: Optional[Callable[[], Any]]) -> None:
+        self._begin()
+        self._land()
+
+        def follow() -> None:
+            self._follow()
+            self._check.after_step(self._land)
+            if after_step is not None:
+                after_step()
+
+        self._control.steps.serve_others(self._parameters.values(), follow)
+
+    # The end
+
+    def _release_former(self) -> None:
+        """Whoever has trained one of these parameters until now; all workers have the same order of them."""
+        tensors = {tensor for group in self._optimizer.param_groups for tensor in group["params"]}
+        for former in snapshots.living():
+            taken = [one.name for one in former.parameters if one.tensor in tensors]
+            if taken:
+                former.release("another DistributedOptimizer has taken over %s%s: call that one's methods"
+                               % (taken[0], " and %d more of its parameters" % (len(taken) - 1) if taken[1:] else ""))
+
+    def release(self, why: str = "") -> None:
+        """See optimizer.py. `why`: not by the script's own call."""
+        if any(one.is_new for one in self._parameters.values()):
+            self._break_off()
+        for parameter in self._parameters.values():
+            parameter.take_last()
+        self._land()
+        self._bring_states_back()
+        self._comparisons.finish()
+        self._control.steps.finish()
+        while self._unreleased:  # all that are left, if a call before has not come to its end
+            self._session.release(self._unreleased[-1])
+            store = self._unreleased.pop()
+            partitions.forget(self._session, store)
+        for undo in self._undo:
+            undo()
+        self._forward.release()
+        for parameter in self._parameters.values():
+            parameter.leave()
+        snapshots.remove(self)
+        self._optimizer._p3 = Released(why)
+
+    def _break_off(self) -> None:
+        """The step under way has not come to its step(): all workers end its rounds, and no weight changes."""
+        for parameter in self._parameters.values():
+            if not parameter.is_new:
+                parameter.skip()
+        for parameter in self._parameters.values():
+            parameter.end_without_result()
+
+    # state_dict
+
+    @abstractmethod
+    def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        """`state_dict()`, while the optimizer has all its states. Waits for the device as well."""
+
+    def load(self, load_state_dict: Callable[[Dict[str, Any]], None], content: Dict[str, Any]) -> None:
+        self._land()
+        load_state_dict(content)
+        self._relink_groups()
+
+
+def _with_sparse_gradients(models: Sequence[torch.nn.Module]) -> Set[torch.Tensor]:
+    modules = (module for model in models for module in model.modules())
+    return {
+        tensor
+        for module in modules
+        if getattr(module, "sparse", False) is True
+        for tensor in module.parameters(recurse=False)
+    }
+
+
+def _differing(before: List[dict], now: List[dict]) -> str:
+    names = {field for one, other in zip(before, now) for field in one if one[field] != other.get(field)}
+    return ", ".join(sorted(names))

@@ -1,0 +1,119 @@
+"""Steps that wait for all mean gradients, which the script may look at and change, and then update on every worker."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, Iterable, Optional
+
+import torch
+
+from p3.plan import choices, combinations
+from p3.torch.parameters.parameter import Parameter
+from p3.torch.rounds.rounds import Rounds
+from p3.torch.rounds.scaling import Scaling
+from p3.torch.start import job
+
+
+class Synchronous(Rounds):
+    _guards = False
+    _watches_all = True
+
+    def __init__(self, *arguments: Any, max_grad_norm: Optional[float] = None, grad_scaler: Any = None) -> None:
+        self._max_grad_norm = max_grad_norm
+        self._has_closure = False  # a step may have many rounds
+        self._is_synchronized = False  # the gradients are the mean ones
+        self._was_empty = False  # no worker had any: the step's may be to come, on this worker or another one
+        self._scaling = Scaling(job.current(), self, grad_scaler)
+        super().__init__(*arguments)
+
+    def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
+        if resumed is not None:
+            self._scaling.resume(resumed.get("loss_scale"))
+        super()._start(resumed)
+
+    def _loss_scale(self) -> Optional[float]:
+        self._scaling.settle()
+        return self._scaling.scale
+
+    def _on_gradient(self, parameter: Parameter) -> None:
+        self._is_synchronized = False  # also where GradScaler has left out a step
+        super()._on_gradient(parameter)
+
+    def _before_push(self) -> None:
+        self._scaling.before_push()
+
+    def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
+                  parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
+        self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
+        super().zero_grad(zero_grad, set_to_none, parameters)
+
+    def synchronize(self) -> None:
+        if self._is_synchronized and not self._was_empty:
+            return
+        self._complete_round()
+        self._was_empty = not self._take_mean_gradients()
+        self._is_synchronized = True
+        self._scaling.end_round()
+
+    def require_mean_gradients(self) -> bool:
+        if not self._is_synchronized:
+            return super().require_mean_gradients()
+        self._scaling.require_known()
+        return False
+
+    def _take_mean_gradients(self) -> bool:
+        """Whether any worker had a gradient, which all of them learn."""
+        is_any_updated = False
+        for tensor, parameter in self._parameters.items():
+            is_updated = parameter.land()
+            parameter.release_gradient("synchronize(): call that before scaler.unscale_(), clipping and other changes")
+            if not is_updated:
+                continue
+            is_any_updated = True
+            if tensor in self._sparse and (tensor.grad is None or tensor.grad.layout != torch.strided):
+                tensor.grad = parameter.landing.to_sparse(1)
+                continue
+            if tensor.grad is None:
+                tensor.grad = torch.empty_like(tensor, requires_grad=False)
+            with torch.no_grad():
+                tensor.grad.copy_(parameter.landing)
+        return is_any_updated
+
+    def _step(self, closure: Optional[Callable]) -> Any:
+        if closure is not None:
+            self._has_closure = True
+            closure = functools.partial(self._mean_loss, closure)
+        else:
+            self.synchronize()
+            self._clip()
+        loss = self._update(closure)
+        self._scaling.sums_are_used()
+        self._is_synchronized = False
+        self._end_step()
+        return loss
+
+    def _mean_loss(self, closure: Callable) -> Any:
+        """Of a closure that the optimizer calls, perhaps often: all workers see one loss, and the mean gradients."""
+        loss = closure()
+        self._is_synchronized = False
+        self.synchronize()
+        self._clip()
+        return self._control.mean(loss)
+
+    def _clip(self) -> None:
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(list(self._parameters), self._max_grad_norm)
+
+    def join(self, after_step: Optional[Callable[[], Any]]) -> None:
+        if self._has_closure:
+            combinations.require(self._session.label, choices.JOIN, choices.CLOSURE)
+        super().join(after_step)
+
+    def _follow(self) -> None:
+        self._take_mean_gradients()
+        self._clip()
+        self._update()
+
+    def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        self._comparisons.finish()
+        return state_dict()

@@ -1,0 +1,165 @@
+"""The keys of a session: those that this worker has declared, and those that the job has agreed on.
+
+A declaration is announced to the scheduler, which compares it with the others' and tells all what is agreed (`agreed`),
+and later what replaces it (`repartitioned`).
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Tuple
+
+from p3.worker.declarations import Declarations
+from p3.worker.key import Agreed, Identity, Key, Name, require_same
+from p3.worker.links.link import Link
+from p3.worker.repartition import Repartition
+from p3.worker.store_options import StoreOptions
+
+
+class Keys:
+    """Of one session, whose lock guards it."""
+
+    def __init__(self, session, link: Link, options: StoreOptions, repartition: Repartition) -> None:
+        self._session, self._link = session, link
+        self._options, self._repartition = options, repartition
+        self._declarations = Declarations(session, link, options)
+        self._declared: Dict[Identity, Key] = {}
+        self.agreed: Dict[Identity, Agreed] = {}  # also of keys not yet declared here
+        session.handle("agreed", self._on_agreed)
+        session.handle("repartitioned", self._on_repartitioned)
+
+    def __bool__(self) -> bool:
+        """Whether any was declared."""
+        return bool(self._declared)
+
+    def of(self, store: int) -> List[Key]:
+        with self._session.changed:
+            return [key for key in self._declared.values() if key.store == store]
+
+    def declare(self, declared: Key) -> Key:
+        """`declared`: as key.checked() has made it. ValueError if its store or the job's settings exclude it."""
+        store = declared.store
+        with self._session.changed:
+            key = self._declared.get(declared.identity)
+            if key is not None:
+                require_same(self._session.label, key, declared)
+                return key
+            self._declarations.require_together(declared)
+            key = declared._replace(axes=self._declarations.axes_of(declared))
+            key = key._replace(handle=self._declarations.declare_to_core(key))
+            self._declared[key.identity] = key
+            agreed = self.agreed.get(key.identity)
+            defaults = self._options.defaults(store)
+        # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
+        announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype}
+        announced.update(sparse=key.sparse, staleness=key.staleness, gathered=key.factors is not None)
+        announced.update(kind="announce", defaults=defaults)
+        self._link.send(announced)
+        if agreed is not None:
+            self.apply(key, agreed)
+        return key
+
+    def give_momentum(self, store: int) -> None:
+        """To the keys whose momentum this worker applies, when the optimizer is known."""
+        for key in self.of(store):
+            self._declarations.give_momentum(key)
+
+    def require_to_push(self, key: Key) -> None:
+        """ValueError unless it goes together with the optimizer that its store has by now, or with none."""
+        self._declarations.require_to_push(key)
+
+    def require_present(self, key: Key) -> None:
+        """ValueError if it is gone with its store."""
+        known = self._declared.get(key.identity)
+        if known is None or known.handle != key.handle:
+            raise ValueError(
+                "%s: key %r is gone: its store %d was released" % (self._session.label, key.name, key.store)
+            )
+
+    def completed_pushes(self, identity: Identity) -> int:
+        return self._session.core.key_counters(self._declared[identity].handle)["rounds"]
+
+    def describe(self, key: Key, id: Name) -> dict:
+        """A captured key as a snapshot describes it (p3.snapshots.reading.Snapshot); `id`: what the script calls it."""
+        return {
+            "store": key.store,
+            "id": id,
+            "shape": list(key.shape),
+            "dtype": key.dtype,
+            "optimizer": self._options.agreed(key.store, "optimizer"),
+            "plan": self._session.core.captured_plan(key.handle).kept(),
+        }
+
+    # What the job has agreed on
+
+    def wait_for(self, key: Key) -> Agreed:
+        """Until it is agreed."""
+        self._session.wait_until(lambda: key.identity in self.agreed, "for key %r to be agreed" % (key.name,))
+        return self.agreed[key.identity]
+
+    def agreed_shape(self, store: int, name: Name) -> Optional[Tuple[int, ...]]:
+        """Of a key that the job has; None if it has none by now."""
+        with self._session.changed:
+            agreed = self.agreed.get((store, name))
+            return None if agreed is None else agreed.shape
+
+    def updates_behind(self, key: Key) -> int:
+        """In a process that has taken a lost one's place: how often the key has been updated, if all workers had it
+        from the beginning. Rounds that all skipped are none."""
+        past = self._session.past
+        with self._session.changed:
+            agreed = self.agreed.get(key.identity)
+            rounds = agreed.catch_up or 0 if agreed is not None else 0
+        updates = rounds - past["joins"]
+        return updates + past["resumed"] if updates > 0 else 0
+
+    def are_settled(self, store: int) -> bool:
+        """All keys of the store are agreed, and no rows move."""
+        keys, core = self.of(store), self._session.core
+        known = [self.agreed.get(key.identity) for key in keys]
+        rows_rest = all(core.is_idle(key.handle) for key in keys if key.sparse)  # they move behind a round
+        are_agreed = all(one is not None and one.is_applied for one in known)
+        return rows_rest and are_agreed and self._repartition.is_over(store)
+
+    def forget(self, store: int) -> None:
+        """With the lock held."""
+        for key in self.of(store):
+            self._session.core.release(key.handle)
+            del self._declared[key.identity]
+        for identity in [one for one in self.agreed if one[0] == store]:
+            del self.agreed[identity]
+
+    # Messages, with the lock held; what is returned is done without it
+
+    def _on_agreed(self, message: dict) -> Optional[Callable[[], None]]:
+        identity = message["store"], message["name"]
+        agreed = self.agreed[identity] = Agreed(message)
+        key = self._declared.get(identity)
+        self._session.progress.on_agreed(identity, agreed.catch_up)
+        return None if key is None else lambda: self.apply(key, agreed)
+
+    def _on_repartitioned(self, message: dict) -> Optional[Callable[[], None]]:
+        agreed = self.agreed[message["store"], message["name"]]
+        if agreed.is_applied:
+            return lambda: self._move(message)
+        agreed.successor = message  # this worker has not declared the key yet
+        return None
+
+    def apply(self, key: Key, agreed: Agreed) -> None:
+        """Gives the core the job's plan, once; never a plan that contradicts what was declared here."""
+        with self._session.changed:
+            if agreed.is_applied or not agreed.fits(key):
+                return
+            agreed.is_applied = True
+            plan = agreed.plan  # a move changes it
+            self._repartition.agreed(key, plan)
+        self._session.core.agree(key.handle, plan, agreed.catch_up is not None)
+        self._link.note_key(key, plan)
+        if agreed.successor is not None:
+            self._move(agreed.successor)
+
+    def _move(self, message: dict) -> None:
+        identity = message["store"], message["name"]
+        with self._session.changed:
+            key, agreed = self._declared[identity], self.agreed[identity]
+        optimizer = self._options.agreed(key.store, "optimizer")
+        self._repartition.move(key, agreed, agreed.plan.successor(message), optimizer)

@@ -1,0 +1,191 @@
+"""Joins a worker to a job of several processes: the control connection in a daemon thread, the vans in the core."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Callable, List, Optional
+
+from p3._core import P3Worker
+from p3.cluster import messages
+from p3.cluster.connections.channel import cancel
+from p3.cluster.connections.vans import DoorStep, accept_workers, connect, provide_for
+from p3.cluster.member import Member
+from p3.cluster.node import Node, machine_id
+from p3.cluster.stragglers import report_late
+from p3.errors import ConfigError, RendezvousError
+from p3.settings import Settings
+from p3.trace.recording import Recording, fd_of
+from p3.worker.links.link import Link
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class ClusterLink(Link):
+    """Made in the caller's thread; blocks until the job is complete."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.role != "worker":
+            raise ConfigError(
+                "DMLC_ROLE=%s: only a worker opens a session; servers and the scheduler are started by `p3 exec`"
+                % settings.role
+            )
+        self.settings = settings
+        self.replaces_workers = settings.replaces_workers
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._member: Optional[Member] = None
+        self._opened = threading.Event()
+        self._opening_failed: Optional[BaseException] = None
+        self._leaving = False
+        self._reported = False
+        self._thread = threading.Thread(target=self._run, name="p3-control", daemon=True)
+        self._thread.start()
+        self._opened.wait()  # the rendezvous has its deadlines
+        if self._opening_failed is not None:
+            raise self._opening_failed
+
+    def label_of(self, worker: int) -> str:
+        return str(Node("worker", worker, self._member.workers[worker]["host"]))
+
+    def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_failure = on_failure
+        self._loop.call_soon_threadsafe(self._begin_to_listen)
+
+    def send(self, message: dict) -> None:
+        messages.encode(message)  # here, where the caller sees the error
+        self._post(self._member.send, message)
+
+    def report(self, text: str) -> None:
+        if not self._reported:
+            self._reported = True
+            self._post(self._member.send, {"kind": "failed", "text": messages.sendable(text)})
+
+    def close(self, failure: Optional[str]) -> None:
+        """Waits at most 5 s for the thread to end."""
+        self._leaving = True
+        if failure is not None:
+            self.report(failure)
+        elif not self._reported:
+            self._post(self._member.send, {"kind": "bye"})
+        self._post(self._finished.set)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def abandon_after_fork(self) -> None:
+        self._member.abandon_after_fork()
+
+    # In the control thread
+
+    def _post(self, function, *arguments) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, after a failure that every later call reports
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # handed to the thread that waits in __init__
+            if isinstance(error, (ConfigError, RendezvousError)):
+                error.__traceback__ = None  # the text says what is wrong; where we read it is no matter to a script
+            self._opening_failed = error
+            self._opened.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._finished = asyncio.Event()
+        self._member = await Member.join(self.settings)
+        try:
+            await self._member.unless_aborted(self._open_vans())
+            await self._member.start()
+            self.core.start()
+            self._opened.set()
+            await self._finished.wait()
+            await cancel(self._listening)
+        except Exception as error:  # before the job runs; the scheduler, and so everyone, hears why
+            self._member.send({"kind": "failed", "text": messages.sendable(str(error))})
+            raise
+        finally:
+            await self._member.close()
+
+    async def _open_vans(self) -> None:
+        settings, member = self.settings, self._member
+        self.node = member.node
+        self.rejoined = member.rejoined
+        self.num_workers = len(member.workers)
+        self.num_servers = len(member.servers)
+        self.placement = member.placement
+        machines = self.placement.workers
+        neighbours = [rank for rank, machine in enumerate(machines) if machine == machines[self.node.rank]]
+        self.local_rank, self.local_size = neighbours.index(self.node.rank), len(neighbours)
+        self.recording = Recording.of(settings, member.node)
+        self.core = P3Worker(
+            self.node.rank,
+            self.num_servers,
+            str(self.node),
+            heartbeat_s=settings.heartbeat_s,
+            timeout_s=settings.timeout_s,
+            trace_fd=fd_of(self.recording),
+            checksums=settings.checksum,
+        )
+        secret = settings.job_secret()
+        local = sum(server["machine"] == machine_id() for server in member.servers)
+        peers = self.num_servers + self.local_size - 1
+        provide_for(settings, str(self.node), peers, "servers and workers of its machine", local + self.local_size - 1)
+        if member.door is not None:
+            await self._open_local_vans(member.door, secret, neighbours)
+            member.close_door()
+        for rank, address in enumerate(member.servers):
+            server = Node("server", rank, address["host"])
+            van = await connect(settings, secret, self.node, server, address)
+            self.core.add_server(rank, van.socket.detach(), str(server), ring=van.ring, tls=van.tls)
+        watch = await member.open_watch()
+        self.core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
+
+    async def _open_local_vans(self, door: DoorStep, secret: bytes, neighbours: List[int]) -> None:
+        """Between the leader of this machine, the worker of lowest rank, and the others."""
+        addresses, is_leader = self._member.workers, self.local_rank == 0
+        workers = {rank: Node("worker", rank, addresses[rank]["host"]) for rank in neighbours}
+        if self.local_size == 1:
+            vans = {}
+        elif is_leader:
+            vans = await accept_workers(door, secret, str(self.node), neighbours[1:], "worker")
+        else:
+            leader = neighbours[0]
+            vans = {leader: await connect(self.settings, secret, self.node, workers[leader], addresses[leader])}
+        for rank, van in sorted(vans.items()):
+            label = str(workers[rank])
+            self.core.add_local(rank, van.socket.detach(), label, ring=van.ring, made_ring=not is_leader)
+
+    def _begin_to_listen(self) -> None:
+        self._listening = self._loop.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """Messages and the core's failure, until the session is closed or the scheduler has gone."""
+        self._loop.add_reader(self.core.event_fd, self._on_core_event)
+        reporting = self._loop.create_task(report_late(self.core, self.settings.straggler_s, self._member.send))
+        try:
+            while True:
+                self._on_message(await self._member.receive())
+        except RendezvousError as error:
+            # An abort, or the end of the scheduler. After our goodbye, it may go when it likes.
+            if not self._leaving:
+                self._reported = True
+                self._on_message({"kind": "abort", "text": str(error)})
+        except Exception as error:  # without a listener, nothing would be agreed any more, and everyone would wait
+            text = "%s: a control message could not be applied: %s: %s" % (self.node, type(error).__name__, error)
+            self.core.fail(messages.sendable(text))
+            self.report(text)
+            self._on_failure()
+        finally:
+            reporting.cancel()
+
+    def _on_core_event(self) -> None:
+        self._loop.remove_reader(self.core.event_fd)
+        error = self.core.error
+        if error is not None and not self._leaving:
+            if self.replaces_workers and error.kind in ("peer_lost", "peer_silent"):
+                # Perhaps only this worker is cut off, and is to be replaced. If its peer is dead, others see it.
+                self._reported = True
+                self._member.abort()
+            self.report(str(error))
+            self._on_failure()

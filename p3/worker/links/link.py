@@ -1,0 +1,61 @@
+"""What joins a Session to the rest of its job: the interface of ClusterLink, over the network, and of EmbeddedLink, in
+the same process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Callable, Optional
+
+from p3._core import P3Worker
+from p3.cluster.node import Node
+from p3.placement import Placement
+from p3.plan.key_plan import KeyPlan
+from p3.settings import Settings
+from p3.trace.recording import Recording
+from p3.worker.key import Key
+
+
+class Link(ABC):
+    """Made when the job is complete; its attributes do not change. All methods may be called from any thread."""
+
+    settings: Settings
+    core: P3Worker  # runs already
+    node: Node  # this worker
+    num_workers: int
+    num_servers: int
+    local_rank: int  # among the workers of this machine, by rank
+    local_size: int  # how many they are
+    placement: Placement
+    replaces_workers: bool  # others wait for a lost one
+    rejoined: Optional[dict]  # of a process that has taken a lost one's place: see messages.py
+    recording: Optional[Recording]  # for the trace
+
+    def note_key(self, key: Key, plan: KeyPlan) -> None:
+        """For the trace, if there is one."""
+        if self.recording is not None:
+            self.recording.note_key(plan.wire_key, key.store, key.name, key.shape, key.dtype, plan.slices)
+
+    @abstractmethod
+    def label_of(self, worker: int) -> str:
+        """The worker of that rank, as messages name it."""
+
+    @abstractmethod
+    def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
+        """From here on, in a thread of the link or in the one that sends: `on_message` is called for each of the
+        scheduler's messages, in order, and `on_failure` once the core has failed."""
+
+    @abstractmethod
+    def send(self, message: dict) -> None:
+        """To the scheduler; returns at once. ProtocolError if the message cannot be sent at all."""
+
+    @abstractmethod
+    def report(self, text: str) -> None:
+        """Tells the scheduler, once, that this worker has failed."""
+
+    @abstractmethod
+    def close(self, failure: Optional[str]) -> None:
+        """Leaves the job, with a goodbye or with what went wrong. Idempotent."""
+
+    @abstractmethod
+    def abandon_after_fork(self) -> None:
+        """In a forked child: drops what belongs to the parent, without a word to anybody."""

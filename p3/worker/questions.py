@@ -1,0 +1,60 @@
+"""What a worker asks the scheduler, and waits for: whether all are at a barrier, and the counters of all servers."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional
+
+from p3.worker.links.link import Link
+from p3.worker.replacement.progress import Progress
+
+
+class Barriers:
+    """Of one session, whose lock guards it."""
+
+    def __init__(self, session, link: Link, progress: Progress) -> None:
+        self._session, self._send, self._progress = session, link.send, progress
+        self._entered = self._done = 0 if session.past is None else session.past["barriers"]
+        session.handle("barrier_done", self._on_done)
+
+    def enter(self) -> None:
+        """See Session.barrier."""
+        if not self._progress.barrier():
+            return
+        with self._session.changed:
+            self._entered += 1
+            number = self._entered
+        self._send({"kind": "barrier", "number": number})
+        self._session.wait_until(lambda: self._done >= number, "in barrier %d for other workers" % number)
+
+    def _on_done(self, message: dict) -> None:
+        self._done = max(self._done, message["number"])
+
+
+class ServerCounters:
+    """Of one session, whose lock guards it."""
+
+    def __init__(self, session, link: Link) -> None:
+        self._session, self._send = session, link.send
+        lost = 0 if session.past is None else session.past["lost"]
+        self._asked = lost << 32  # other numbers than those of a predecessor
+        self._answers: Dict[int, Optional[List[dict]]] = {}  # of each question under way: what the servers said
+        session.handle("counters", self._on_counters)
+
+    def ask(self) -> List[dict]:
+        """See Session.server_counters."""
+        with self._session.changed:
+            self._asked += 1
+            number = self._asked
+            self._answers[number] = None
+        try:
+            self._send({"kind": "count", "number": number})
+            what = "for the counters of the servers"
+            self._session.wait_until(lambda: self._answers[number] is not None, what)
+            return self._answers[number]
+        finally:
+            with self._session.changed:
+                del self._answers[number]
+
+    def _on_counters(self, message: dict) -> None:
+        if message["number"] in self._answers:  # else nobody waits any more
+            self._answers[message["number"]] = message["servers"]

@@ -1,0 +1,258 @@
+"""The snapshot that a job resumes from: which one worker 0 chooses, and what comes back of it.
+
+A job may come back with another number of workers: resumed.py has the rule for what was a worker's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from typing import Any, Callable, Dict, Iterator, Optional, Set
+
+import numpy as np
+
+from p3._core import ROUND_FLOATS
+from p3.cluster.messages import sendable
+from p3.snapshots import files, reading, tree
+from p3.snapshots.pace import Pace
+from p3.worker.key import Identity
+from p3.worker.links.link import Link
+from p3.worker.snapshots.resumed import Resumed, part_rank, takes_over_from, what_changes
+
+log = logging.getLogger("p3.snapshots")
+
+ON_SERVERS = object()  # in the place of a first value that rank 0 need not bring
+
+
+class Saved:
+    """Of one session, whose lock guards what messages change. Threads: the script's, one at a time; files are checked
+    in another."""
+
+    def __init__(self, session, link: Link) -> None:
+        self._session, self._send, self._settings = session, link.send, link.settings
+        self._directory: Optional[str] = link.settings.snapshot_dir
+        self.round: Optional[int] = None  # worker 0's choice; 0: there is none
+        self.source: Optional[reading.Snapshot] = None  # what this job was resumed from
+        self.own: Any = None  # what this worker gave write() for it; a new rank: what worker 0 gave
+        self._gone: Dict[int, Any] = {}  # the same of ranks whose residuals this worker takes over
+        self._verdict: Optional[str] = None  # on worker 0: of all nodes on the snapshot that they check
+        self._checked: Set[str] = set()  # parts of that one which this worker has read
+        self._left_to_servers: Set[Identity] = set()  # keys of them whose value worker 0 did not bring
+        self._loaded: Set[int] = set()  # on worker 0: wire keys that the servers have loaded from it
+        # By store: its number in the job of that snapshot, None if it is new since; others have the same in both.
+        self._store_then: Dict[int, Optional[int]] = {}
+        session.handle("check_snapshot", self._on_check)
+        session.handle("snapshot_checked", self._on_checked)
+        session.handle("resume", self._on_resume)
+        session.handle("loaded", self._on_loaded)
+
+    def new_pace(self) -> Pace:
+        settings = self._settings
+        return Pace(settings.wait_timeout_s, lambda: self._send({"kind": "progress"}), settings.snapshot_rate)
+
+    def resume(self, servers_load: bool) -> Resumed:
+        """Finds the newest valid snapshot; on every worker, before its first key. Blocks while nodes read."""
+        if self._session.rejoined_at is not None:
+            return Resumed(self._session.rejoined_at, {})
+        if self._directory is None:
+            return Resumed(0, {})
+        if self.round is None:
+            self._choose(servers_load)
+        if self.own is None and self.round:
+            self._load(self.round)
+        if self.own is None:
+            return Resumed(0, {})
+        before = self.source.workers
+        from_rank = part_rank(self._session.rank, before)
+        return Resumed(self.round, self.own["state"], before, from_rank, lambda rank: self._part(rank)["state"])
+
+    def _choose(self, servers_load: bool) -> None:
+        session = self._session
+        if session.rank == 0:
+            self.source = self._newest()
+            if servers_load and self.source is not None:
+                self._send({"kind": "load_snapshot", "round": self.source.round})
+            self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
+        what = "for worker 0 to choose a snapshot: every worker must resume"
+        session.wait_until(lambda: self.round is not None, what)
+
+    def _newest(self) -> Optional[reading.Snapshot]:
+        try:
+            os.makedirs(self._directory, exist_ok=True)  # now, rather than after the first hundred steps
+            files.recover(self._directory)
+            return reading.newest_valid(self._directory, self._have_checked)
+        except OSError as error:
+            raise ValueError(
+                "%s: P3_SNAPSHOT_DIR=%s cannot be used: %s. It must be a directory, or a path where one can be made, "
+                "that all nodes share" % (self._session.label, self._directory, error.strerror)
+            ) from None
+
+    def _have_checked(self, snapshot: reading.Snapshot) -> None:
+        """By all nodes, each its share. Refused, if one finds something wrong."""
+        self._verdict = None
+        self._send({"kind": "check_snapshot", "round": snapshot.round})
+        what = "for all nodes to check the snapshot of round %d" % snapshot.round
+        self._session.wait_until(lambda: self._verdict is not None, what)
+        if self._verdict:
+            raise reading.Refused(self._verdict)
+
+    def _on_check(self, message: dict) -> Callable[[], None]:
+        thread = threading.Thread(target=self._check, args=(message["round"],), name="p3-snapshot", daemon=True)
+        return thread.start
+
+    def _check(self, round: int) -> None:
+        session = self._session
+        problem, read = reading.problem_with_share(
+            self._directory, round, "worker", session.rank, session.num_workers, self.new_pace()
+        )
+        self._checked = {"%d/%s" % (round, name) for name in read}
+        text = sendable("%s: %s" % (session.label, problem)) if problem else ""
+        self._send({"kind": "snapshot_checked", "round": round, "problem": text})
+
+    def _on_checked(self, message: dict) -> None:
+        self._verdict = message["problem"]
+
+    def _load(self, round: int) -> None:
+        session = self._session
+        if self.source is None:
+            with self._refusals_of(round):
+                self.source = reading.Snapshot(self._directory, round)
+        before, now = self.source.workers, session.num_workers
+        self.own = self._part(part_rank(session.rank, before))
+        # Now, as the snapshot may have been removed for later ones when a key has its first push.
+        self._gone = {rank: self._part(rank) for rank in takes_over_from(session.rank, before, now)[1:]}
+        log.info("%s: resumes from the snapshot of round %d", session.label, round)
+        if session.rank == 0 and before != now:
+            log.warning(
+                "%s: the snapshot of round %d is of a job with %d workers; this one has %d. Weights and the "
+                "optimizer's state are exact; %s", session.label, round, before, now, what_changes(before, now),
+            )  # fmt: skip
+
+    def _part(self, rank: int) -> Any:
+        """What the worker of that rank gave write()."""
+        with self._refusals_of(self.source.round):
+            if "%d/worker-%d" % (self.source.round, rank) not in self._checked:
+                self.source.verify_part("worker-%d" % rank, self.new_pace())
+            return tree.decode(*self.source.worker(rank))
+
+    @contextlib.contextmanager
+    def _refusals_of(self, round: int) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(
+                "%s: cannot resume from the snapshot of round %d in %s, which worker 0 has chosen: %s"
+                % (self._session.label, round, self._directory, error)
+            ) from None
+
+    def _on_loaded(self, message: dict) -> None:
+        self._loaded.add(message["wire_key"])
+
+    def _on_resume(self, message: dict) -> None:
+        self.round = message["round"]
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether resume() has been called."""
+        return self.round is not None or self._directory is None or self._session.rejoined_at is not None
+
+    def forget(self, store: int) -> None:
+        """It was released: what has its number next is none of the snapshot's."""
+        self._store_then[store] = None
+
+    def continue_store(self, store: int, then: int) -> None:
+        """What the snapshot has of store `then` is this one's."""
+        self._store_then[store] = then
+
+    def _identity_then(self, key, id) -> Identity:
+        return self._store_then.get(key.store, key.store), id
+
+    def value(self, key, id) -> Optional[Any]:
+        described = self._described(key, id)
+        return None if described is None or self._session.rank != 0 else self._array(key, id)
+
+    def first_value(self, key) -> Optional[Any]:
+        """See Session.first_value."""
+        if self._described(key, key.name) is None or self._session.rank != 0:
+            return None
+        return ON_SERVERS if self._is_loaded(key) else self._array(key, key.name)
+
+    def _is_loaded(self, key) -> bool:
+        if self._identity_then(key, key.name) != key.identity:
+            return False  # servers go by the numbers that stores have now
+        agreed = self._session.keys.wait_for(key)  # which is told after that
+        return agreed.plan.wire_key in self._loaded
+
+    def leave_to_servers(self, key) -> None:
+        """Its first value is not sent, and so neither are its states."""
+        self._left_to_servers.add(key.identity)
+
+    def states(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
+        """The optimizer's arrays of a key by their part, on rank 0. ValueError unless the optimizer is the same."""
+        described = self._described(key, id)
+        if described is None or self._session.rank != 0:
+            return {}
+        if described["optimizer"] != optimizer:
+            raise ValueError(
+                "%s: key %r was updated with %s in the snapshot of round %d, and is with %s now"
+                % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
+            )
+        parts = [part for part in self.source.parts(*self._identity_then(key, id)) if part != 0]
+        if parts and key.axes.takes_steps:
+            raise ValueError(
+                "%s: key %r had its momentum on the servers in the snapshot of round %d, and has dgc now, with a "
+                "momentum on each worker: resume with the compression of that job"
+                % (self._session.label, id, self.source.round)
+            )
+        if key.identity in self._left_to_servers:
+            return {}
+        return {part: self._array(key, id, part) for part in parts}
+
+    def _array(self, key, id, part: int = 0) -> Any:
+        return self.source.array(*self._identity_then(key, id), part, self.new_pace())
+
+    def restore(self, key, takes_mean: bool = False) -> None:
+        """See Session.restore."""
+        session = self._session
+        states = self.states(key, key.name, session.option(key.store, "optimizer"))
+        session.wait([session.store(key, content, part) for part, content in states.items()])
+
+        def of_key(own: Any) -> Optional[Any]:
+            identity = self._identity_then(key, key.name)
+            return next((left for store, name, left in own["residuals"] if (store, name) == identity), None)
+
+        self.restore_residual(key, of_key, takes_mean)
+
+    def restore_residual(self, key, of_key: Callable[[Any], Optional[Any]], takes_mean: bool = False) -> None:
+        """What compression has left out of a key here, and on ranks that are gone. `of_key` finds it in what a worker
+        gave write(). `takes_mean`: sums are divided by the number of workers, and not only by what the script says."""
+        residual = None if self.own is None else of_key(self.own)
+        if residual is None:
+            return
+        session, before = self._session, self.source.workers
+        takes_steps = key.axes.takes_steps
+        if before != session.num_workers:
+            left_out = residual[:-ROUND_FLOATS] if takes_steps else residual
+            own = [self.own] if session.rank < before else []
+            added = np.zeros_like(left_out)
+            for part in (*own, *self._gone.values()):
+                added += of_key(part)[: len(left_out)]
+            is_mean = takes_mean or key.axes.reduction == "average"
+            if is_mean and not takes_steps:  # so the weights get what they are owed
+                added *= np.float32(session.num_workers / before)
+            residual = np.concatenate([added, residual[len(left_out) :]])
+        session.core.restore_residual(key.handle, residual)
+
+    def _described(self, key, id) -> Optional[dict]:
+        described = self.source and self.source.key(*self._identity_then(key, id))
+        if not described:
+            return None
+        there, here = (tuple(described["shape"]), described["dtype"]), (key.shape, key.dtype)
+        if there != here:
+            raise ValueError(
+                "%s: key %r has shape %s and type %s, but in the snapshot of round %d shape %s and type %s: it is of "
+                "another model" % (self._session.label, id, *here, self.source.round, *there)
+            )
+        return described

@@ -1,0 +1,89 @@
+"""The stores of a session: their numbers, and how the workers of a job have done with one together.
+
+Each worker says that it has done with a store (`release`), and all hear of that (`releasing`). When the last one has,
+nothing of the store is under way any more; then the servers drop it, with its keys and options, and all workers are
+told that it is gone (`released`). Its number is free again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Callable, Dict, List, Sequence, Set
+
+from p3.plan import choices, combinations
+from p3.worker.key import Key, Name
+from p3.worker.keys import Keys
+from p3.worker.links.link import Link
+
+
+class Stores:
+    """Of one session, whose lock guards it."""
+
+    def __init__(self, session, link: Link, keys: Keys, forget: Sequence[Callable[[int], None]]) -> None:
+        """Each of `forget` is called with the number of a store that is gone, and the lock held."""
+        self._session, self._link, self._keys, self._forget = session, link, keys, forget
+        # Of each store that was made, what the script calls a key -> the Key that stands for it; whoever makes the
+        # store notes them. They stay when the script drops the store: see p3/mxnet/joining.py.
+        self.keys_by_name: List[Dict[Name, Key]] = []
+        self._free: List[int] = []  # numbers of stores that were released; a heap
+        self._asked: Set[int] = set()  # by this worker, and not gone
+        self._workers: Dict[int, Set[int]] = {}  # by store: who has done with it
+        session.handle("releasing", self._on_releasing)
+        session.handle("released", self._on_released)
+
+    def new(self) -> int:
+        """See Session.new_store."""
+        with self._session.changed:
+            if self._free:
+                return heapq.heappop(self._free)
+            self.keys_by_name.append({})
+            return len(self.keys_by_name) - 1
+
+    def release(self, store: int) -> None:
+        """See Session.release."""
+        session = self._session
+        of_job = choices.of_job(takes_snapshots=False, replaces_workers=self._link.replaces_workers)
+        combinations.require("%s: store %d" % (session.label, store), choices.RELEASE, *of_job)
+        if store not in self._asked:  # a second call waits on
+            if any(self._is_captured(key) for key in self._keys.of(store)):
+                session.snapshots.finish()
+            what = "for the keys of store %d to be agreed and their rows to rest, before it is released" % store
+            session.wait_until(lambda: self._keys.are_settled(store), what)
+            self._require_idle(store)
+            with session.changed:
+                self._asked.add(store)
+            self._link.send({"kind": "release", "store": store})
+        session.wait_until(lambda: store not in self._asked, lambda: self._what_is_missing(store))
+
+    def _is_captured(self, key: Key) -> bool:
+        """Or is just being: a snapshot may have copies of it."""
+        core = self._session.core
+        return core.captured_plan(key.handle) is not None or not core.is_idle(key.handle)
+
+    def _require_idle(self, store: int) -> None:
+        busy = next((key for key in self._keys.of(store) if not self._session.core.is_idle(key.handle)), None)
+        if busy is not None:
+            raise ValueError(
+                "%s: store %d cannot be released: key %r has operations under way; wait for them first"
+                % (self._session.label, store, busy.name)
+            )
+
+    def _what_is_missing(self, store: int) -> str:
+        ranks = set(range(self._session.num_workers)) - self._workers.get(store, set())
+        if not ranks:
+            return "for the servers to drop store %d" % store
+        labels = ", ".join(self._link.label_of(rank) for rank in sorted(ranks))
+        return "for %s to release store %d as well: every worker must at the same point" % (labels, store)
+
+    def _on_releasing(self, message: dict) -> None:
+        self._workers.setdefault(message["store"], set()).add(message["worker"])
+
+    def _on_released(self, message: dict) -> None:
+        store = message["store"]
+        for forget in self._forget:
+            forget(store)
+        self._asked.discard(store)
+        del self._workers[store]
+        if store < len(self.keys_by_name):  # its number is one of new()
+            self.keys_by_name[store] = {}
+            heapq.heappush(self._free, store)
