@@ -6,6 +6,7 @@ metrics, barriers, SyncBatchNorm, samplers. Its traffic is torch's own: neither 
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 
@@ -16,6 +17,8 @@ from p3.cluster.node import address_as_set, address_towards, is_loopback, is_num
 from p3.settings import Settings
 from p3.torch import job, torchrun
 from p3.torch.collectives import broadcast_object
+
+log = logging.getLogger("p3.torch")
 
 
 def process_group() -> None:
@@ -39,6 +42,8 @@ def process_group() -> None:
         return
     settings = Settings.from_env(os.environ)
     timeout = timedelta(seconds=settings.wait_timeout_s)
+    if settings.tls and rank == 0:
+        log.warning("P3_TLS=1 does not encrypt what goes through torch.distributed: metrics, and objects of trainers")
     if torchrun.started(os.environ) and (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size)):
         dist.init_process_group(_backend(), timeout=timeout)
         return
