@@ -82,3 +82,17 @@ def test_no_room_imports_itself_by_way_of_others():
     rooms = between_rooms(imports())
     assert "p3.cluster" in rooms["p3.launch"], "no imports between rooms are seen"
     assert circle(rooms) == []
+
+
+def test_each_trainer_alone_imports_its_framework():
+    frameworks = {"transformers": {"p3.transformers"}, "accelerate": {"p3.accelerate"}, "lightning": {"p3.lightning"}}
+    found = {name: set() for name in frameworks}
+    for path in ROOT.glob("p3/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for framework in {name.partition(".")[0] for name in names} & found.keys():
+                found[framework].add(name_of(path))
+    assert found == frameworks
+    graph, roof = imports(), {"p3.transformers", "p3.accelerate", "p3.lightning"}
+    assert {name for name, others in graph.items() if others & roof} == {"p3.transformers"}
