@@ -4,6 +4,8 @@
 # make test-torch   the same set-up and PyTorch, then the tests of p3.torch
 # make wheel   a wheel of P3 for the Python of .venv, and the source archive, in dist/; docs/wheels.md
 # make test-ray   the same set-up, and Ray and PyTorch in .venv-ray, then the tests of both on Ray clusters
+# make test-trainers   the same set-up, and PyTorch, transformers, Accelerate and Lightning in .venv-hf, then the tests of them
+# make demo-transformers   the same set-up, then transformers' Trainer trains a small GPT-2 with 2 workers and 2 servers
 # make sanitize   the C++ tests under AddressSanitizer + UndefinedBehaviorSanitizer, and under ThreadSanitizer
 # make fuzz   every parser of the core under libFuzzer, TIME=60 seconds each, control messages, random programs; needs clang
 # make lint   ruff, clang-format and clang-tidy, and Clang's check of locks (-Wthread-safety); needs clang and clang-tidy
@@ -14,6 +16,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 RAY_VENV := .venv-ray
+TRAINERS_VENV := .venv-hf
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A distributed job's variables in the caller's shell must not leak into the tests.
@@ -25,7 +28,7 @@ SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find src -name "*.h" -
 test test-cpp sanitize sanitize-address sanitize-thread sanitize-short fuzz lint: export WERROR := 1
 
 .NOTPARALLEL:  # each step uses all cores by itself
-.PHONY: all demo demo-torch test test-cpp test-python test-torch test-ray wheel sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
+.PHONY: all demo demo-torch demo-transformers test test-cpp test-python test-torch test-ray test-trainers wheel sanitize sanitize-address sanitize-thread sanitize-short fuzz lint compatibility mxnet-tests clean
 
 all: $(VENV)/installed
 
@@ -34,6 +37,9 @@ demo: $(VENV)/installed
 
 demo-torch: $(VENV)/with-torch
 	p3 run -n 2 -s 2 python examples/torch/digits.py
+
+demo-transformers: $(TRAINERS_VENV)/ready
+	PYTHONPATH=$(CURDIR) $(TRAINERS_VENV)/bin/python -m p3 run -n 2 -s 2 $(TRAINERS_VENV)/bin/python examples/transformers/gpt2.py
 
 test: test-cpp test-python
 
@@ -53,6 +59,9 @@ test-torch: $(VENV)/with-torch
 
 test-ray: $(RAY_VENV)/ready
 	PYTHONPATH=$(CURDIR) $(RAY_VENV)/bin/python -m pytest tests/launch/test_ray.py tests/launch/test_ray_train.py
+
+test-trainers: $(TRAINERS_VENV)/ready
+	PYTHONPATH=$(CURDIR) $(TRAINERS_VENV)/bin/python -m pytest tests/trainers
 
 # From the source archive, as anybody would build it; then with the libraries that a machine may lack.
 wheel: $(VENV)/ready
@@ -139,5 +148,12 @@ $(RAY_VENV)/ready: $(VENV)/installed
 	$(RAY_VENV)/bin/python -m pip install --quiet '$(TORCH)' '$(RAY)' 'cryptography>=40' 'safetensors>=0.4' scikit-learn 'pytest>=7' pytest-timeout
 	@touch $@
 
+# They want another NumPy than MXNet, too. The releases are those of the extras in pyproject.toml, as a test checks.
+TRAINERS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6
+$(TRAINERS_VENV)/ready: $(VENV)/installed
+	python -m venv $(TRAINERS_VENV)
+	$(TRAINERS_VENV)/bin/python -m pip install --quiet '$(TORCH)' $(TRAINERS) 'safetensors>=0.4' 'pytest>=7' pytest-timeout
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(RAY_VENV) build dist *.egg-info p3/*.so p3/*/*.so p3/*.cpp p3/*/*.cpp
+	rm -rf $(VENV) $(RAY_VENV) $(TRAINERS_VENV) build dist *.egg-info p3/*.so p3/*/*.so p3/*.cpp p3/*/*.cpp

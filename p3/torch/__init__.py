@@ -22,14 +22,20 @@ except RuntimeError:
     text = "torch %s was built for another NumPy than the one installed. Run: pip install 'numpy<2'" % torch.__version__
     raise ImportError(text, name="numpy") from None
 
+from p3.torch import ddp as _ddp
+from p3.torch.collectives import all_gather_object, all_reduce, broadcast_object
 from p3.torch.factors import factors
 from p3.torch.optimizer import DistributedOptimizer
+from p3.torch.process_group import process_group
 from p3.torch.snapshots import resume, snapshot
 from p3.torch.start import job as _job
 
 __all__ = [
-    "DistributedOptimizer", "barrier", "factors", "local_rank", "local_size", "rank", "resume", "size", "snapshot",
+    "DistributedOptimizer", "all_gather_object", "all_reduce", "barrier", "broadcast_object", "factors", "local_rank",
+    "local_size", "process_group", "rank", "resume", "size", "snapshot",
 ]  # fmt: skip
+
+_ddp.refuse()
 
 
 def rank() -> int:

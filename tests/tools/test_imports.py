@@ -96,3 +96,17 @@ def test_nor_does_a_room_within_one_of_those_that_train():
     within = {around: between_rooms(graph, around) for around in of_training}
     assert "p3.torch.parameters" in within["p3.torch"]["p3.torch.device"], "no imports between them are seen"
     assert {around: circle(rooms) for around, rooms in within.items()} == dict.fromkeys(within, [])
+
+
+def test_each_trainer_alone_imports_its_framework():
+    frameworks = {"transformers": {"p3.transformers"}, "accelerate": {"p3.accelerate"}, "lightning": {"p3.lightning"}}
+    found = {name: set() for name in frameworks}
+    for path in ROOT.glob("p3/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for framework in {name.partition(".")[0] for name in names} & found.keys():
+                found[framework].add(name_of(path))
+    assert found == frameworks
+    graph, roof = imports(), {"p3.transformers", "p3.accelerate", "p3.lightning"}
+    assert {name for name, others in graph.items() if others & roof} == {"p3.transformers"}

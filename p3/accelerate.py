@@ -1,0 +1,205 @@
+"""P3 for Hugging Face Accelerate, in the place of its DistributedDataParallel.
+
+    from p3.accelerate import Accelerator  # instead of: from accelerate import Accelerator
+
+Start the script with `p3 run -n 4 -s 4 python train.py`, with torchrun, or alone. Gradients and
+weights are P3's; all else that Accelerate asks torch.distributed for goes through p3.torch.process_group().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from typing import Any, Iterator, List
+
+import torch
+
+try:
+    import accelerate
+except ModuleNotFoundError as error:
+    if error.name != "accelerate":
+        raise
+    text = "p3.accelerate needs Accelerate, which is not installed. Run: pip install 'p3-training[accelerate]'"
+    raise ModuleNotFoundError(text, name="accelerate") from None
+
+import p3.torch
+from p3.trainers import gradients
+
+__all__ = ["Accelerator"]
+
+# What would take the place of P3, as an argument, or as the variable that `accelerate launch` sets for it.
+_OTHERS = {
+    "deepspeed_plugin": "ACCELERATE_USE_DEEPSPEED",
+    "deepspeed_plugins": "ACCELERATE_USE_DEEPSPEED",
+    "fsdp_plugin": "ACCELERATE_USE_FSDP",
+    "megatron_lm_plugin": "ACCELERATE_USE_MEGATRON_LM",
+    "parallelism_config": "ACCELERATE_USE_PARALLELISM_CONFIG",
+    "torch_tp_plugin": "",
+}
+
+
+def join() -> None:
+    """Joins the job, and has Accelerate see its workers: before Accelerate's state is made."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # without which several processes on CPUs train apart
+    p3.torch.process_group()
+
+
+class Accelerator(accelerate.Accelerator):
+    """As accelerate's, which says what its methods do. Every worker makes the same calls in the same order.
+
+    prepare() gets each optimizer with its models, or after them. ValueError names what P3 cannot do.
+    """
+
+    _is_preparing = _is_joining = False
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        given = inspect.signature(accelerate.Accelerator.__init__).bind(self, *arguments, **keywords).arguments
+        _require_alone(given)
+        join()
+        super().__init__(*arguments, **keywords)
+        self.require_fitting()
+
+    @classmethod
+    def take_over(cls, accelerator: accelerate.Accelerator) -> None:
+        """One that a framework has made, after join(), becomes P3's. ValueError as of a new one."""
+        accelerator.__class__ = cls
+        accelerator.require_fitting()
+
+    def require_fitting(self) -> None:
+        """ValueError if what Accelerate has found out is not the job, or not for P3."""
+        job = (p3.torch.rank(), p3.torch.size())
+        if (self.process_index, self.num_processes) != job:
+            raise ValueError(
+                "Accelerate has made this process number %d of %d, and P3 made it %d of %d: import p3.accelerate or "
+                "p3.transformers before anything makes Accelerate's state (Accelerator, PartialState, "
+                "TrainingArguments), and leave the number of processes to the launcher"
+                % (self.process_index, self.num_processes, *job)
+            )
+        if self.distributed_type.value not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+            raise ValueError("Accelerate is set up for %s: P3 trains whole models, on CPUs and CUDA devices. Undo "
+                             "that, or use accelerate's own Accelerator" % self.distributed_type.value)
+        if self.mixed_precision not in ("no", "bf16"):
+            raise ValueError("mixed_precision=%r: P3's trainers have 'no' and 'bf16' so far" % self.mixed_precision)
+        if self.ddp_handler is not None and self.ddp_handler.comm_hook.value != "no":
+            raise ValueError("comm_hook is DistributedDataParallel's, whose place P3 takes: leave it out")
+
+    def prepare(self, *arguments: Any, **keywords: Any) -> Any:
+        for one in arguments:
+            if isinstance(one, torch.optim.Optimizer):
+                self._require_plain(one)
+        self._is_preparing = True
+        try:
+            prepared = super().prepare(*arguments, **keywords)
+        finally:
+            self._is_preparing = False
+        models = [one for one in (prepared if len(arguments) > 1 else [prepared]) if isinstance(one, torch.nn.Module)]
+        for optimizer in self._optimizers:
+            self._distribute(optimizer, models)
+        return prepared
+
+    def prepare_model(self, model: torch.nn.Module, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise ValueError("the model is in DistributedDataParallel, whose place P3 takes: pass the model itself")
+        return super().prepare_model(model, device_placement, evaluation_mode=True)  # which wraps it in nothing
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Any = None) -> Any:
+        self._require_plain(optimizer)
+        prepared = super().prepare_optimizer(optimizer, device_placement)
+        if not self._is_preparing:
+            self._distribute(prepared, [])
+        return prepared
+
+    def _require_plain(self, optimizer: torch.optim.Optimizer) -> None:
+        if gradients.is_distributed(optimizer):
+            raise ValueError("the optimizer is P3's already: give Accelerator the plain one, it makes it P3's itself")
+        if type(optimizer).__name__ in ("Lomo", "AdaLomo"):
+            raise ValueError("%s updates within backward(): P3 cannot train with it" % type(optimizer).__name__)
+
+    def _distribute(self, optimizer: Any, models: List[torch.nn.Module]) -> None:
+        """`models`: that came with it, as they were returned: compiled, perhaps; else all that Accelerate knows."""
+        if gradients.is_distributed(optimizer.optimizer):
+            return
+        if gradients.has_unknown(optimizer, models):
+            models = list(self._models)
+        if gradients.has_unknown(optimizer, models):
+            raise ValueError(
+                "prepare() has not seen the model of which this optimizer has parameters: pass it to the same "
+                "prepare(), or to one before: accelerator.prepare(model, optimizer)"
+            )
+        gradients.distribute(optimizer.optimizer, models)
+
+    def _inner(self) -> List[torch.optim.Optimizer]:
+        return [one.optimizer for one in self._optimizers]
+
+    @contextlib.contextmanager
+    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
+        with gradients.no_sync(gradients.training(self._inner(), model.parameters())):
+            yield
+
+    @staticmethod
+    def trigger_sync_in_backward(model: torch.nn.Module) -> Any:
+        raise ValueError("trigger_sync_in_backward: with P3, what counts is where backward() is called; call the last "
+                         "one outside no_sync()")  # fmt: skip
+
+    def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
+        # With sync_each_batch, too: the mean of the sums is the sum of the means.
+        with contextlib.nullcontext() if self.sync_gradients else gradients.no_sync(self._inner()):
+            super().backward(loss, **keywords)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
+        self._require_clipping("clip_grad_norm_")
+        return gradients.clip_norm(self._inner(), _listed(parameters), max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        self._require_clipping("clip_grad_value_")
+        gradients.clip_value(self._inner(), _listed(parameters), clip_value)
+
+    def _require_clipping(self, name: str) -> None:
+        if not self.sync_gradients:
+            raise ValueError("%s while gradients are accumulated would clip those of this worker alone: call it in `if "
+                             "accelerator.sync_gradients:`" % name)  # fmt: skip
+        if self._is_joining:
+            raise ValueError("%s in join_uneven_inputs: a worker that has run out of batches could not clip with the "
+                             "others; leave even_batches=True" % name)  # fmt: skip
+
+    @contextlib.contextmanager
+    def join_uneven_inputs(self, joinables: Any, even_batches: Any = None) -> Iterator[None]:
+        """Workers that run out of batches follow the others' steps, with gradients of zero. ValueError with prepared
+        schedulers, or if gradients are clipped in it, which a worker that follows could not do."""
+        if self.even_batches if even_batches is None else even_batches:
+            yield
+            return
+        if self._schedulers:
+            raise ValueError("join_uneven_inputs: a worker that has run out of batches cannot step a scheduler with "
+                             "the others; do not prepare the scheduler, or leave even_batches=True")  # fmt: skip
+        samplers = [one.batch_sampler for one in self._dataloaders if hasattr(one.batch_sampler, "even_batches")]
+        before = [one.even_batches for one in samplers]
+        self._is_joining = True
+        try:
+            for one in samplers:
+                one.even_batches = False
+            yield
+            for optimizer in self._inner():
+                optimizer.join()
+        finally:
+            self._is_joining = False
+            for one, value in zip(samplers, before):
+                one.even_batches = value
+
+
+def _require_alone(given: Any) -> None:
+    for name, variable in _OTHERS.items():
+        if given.get(name) is not None:
+            raise ValueError("Accelerator(%s=): it splits up the training itself; P3 trains whole models. Leave it "
+                             "out, or use accelerate's own Accelerator" % name)  # fmt: skip
+        if os.environ.get(variable, "false").lower() == "true":
+            raise ValueError("%s=true, as accelerate's configuration says: P3 cannot train with it. Unset it, or use "
+                             "accelerate's own Accelerator" % variable)  # fmt: skip
+    if given.get("mixed_precision") not in (None, "no", "bf16"):
+        raise ValueError("mixed_precision=%r: P3's trainers have 'no' and 'bf16' so far" % given["mixed_precision"])
+
+
+def _listed(parameters: Any) -> List[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

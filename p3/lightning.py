@@ -1,0 +1,182 @@
+"""P3 for Lightning, in the place of its DDPStrategy.
+
+    import p3.lightning
+    trainer = lightning.Trainer(strategy="p3")  # or strategy=p3.lightning.Strategy()
+
+Start the script with `p3 run -n 4 -s 4 python train.py`, with torchrun, or alone. Gradients and weights are P3's; all
+else that Lightning asks torch.distributed for goes through p3.torch.process_group().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Callable, Dict, Iterator, Optional
+
+import torch
+
+try:
+    from lightning.fabric.plugins import ClusterEnvironment
+except ModuleNotFoundError as error:
+    if error.name != "lightning":
+        raise
+    text = "p3.lightning needs Lightning, which is not installed. Run: pip install 'p3-training[lightning]'"
+    raise ModuleNotFoundError(text, name="lightning") from None
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+import p3.torch
+from p3.trainers import gradients
+
+__all__ = ["Strategy"]
+
+
+class Strategy(DDPStrategy):
+    """As DDPStrategy, from which it has all but gradients and weights. ValueError names what P3 cannot do.
+
+    Making it joins the job. How many workers there are, and where, is the launcher's to say: Trainer's `devices` and
+    `num_nodes` may be left out.
+    """
+
+    def __init__(self, checkpoint_io: Any = None, precision_plugin: Optional[Precision] = None) -> None:
+        p3.torch.process_group()
+        super().__init__(
+            cluster_environment=_Workers(), checkpoint_io=checkpoint_io, precision_plugin=precision_plugin
+        )
+
+    @classmethod
+    def register_strategies(cls, registry: Any) -> None:
+        registry.register("p3", cls, description="Training by P3's servers, under `p3 run` or torchrun")
+
+    # Who the workers are: P3 says it.
+
+    @property
+    def root_device(self) -> torch.device:
+        return self.parallel_devices[self.local_rank % len(self.parallel_devices)]
+
+    @property
+    def distributed_sampler_kwargs(self) -> Dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def set_world_ranks(self) -> None:
+        rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank
+
+    def _configure_launcher(self) -> None:
+        pass  # the processes are there
+
+    def setup_distributed(self) -> None:
+        self._require_workers()
+        reset_seed()
+        self.set_world_ranks()
+        p3.torch.process_group()
+        self._process_group_backend = "gloo" if self.root_device.type == "cpu" else "nccl"
+
+    def _require_workers(self) -> None:
+        devices, size = len(self.parallel_devices), self.world_size
+        on_gpus = self.root_device.type == "cuda" and devices == torch.cuda.device_count()  # devices="auto"
+        if devices * self.num_nodes not in (1, size) and not on_gpus:
+            raise ValueError(
+                "Trainer(devices=%d, num_nodes=%d) are %d workers, and P3's job has %d: leave both out, the launcher "
+                "says how many there are" % (devices, self.num_nodes, devices * self.num_nodes, size)
+            )
+
+    # Training
+
+    def setup(self, trainer: Any) -> None:
+        plugin = self.precision_plugin
+        if getattr(plugin, "scaler", None) is not None or type(plugin).optimizer_step not in (
+            Precision.optimizer_step,
+            MixedPrecision.optimizer_step,
+        ):
+            raise ValueError("precision=%r steps by itself: P3's trainers have 32-true, 64-true, bf16-true and "
+                             "bf16-mixed so far" % plugin.precision)  # fmt: skip
+        super().setup(trainer)
+
+    def configure_ddp(self) -> None:
+        """The model stays itself."""
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            if gradients.is_distributed(optimizer):
+                raise ValueError("configure_optimizers() returns an optimizer that is P3's already: return the plain "
+                                 "one, the strategy makes it P3's itself")  # fmt: skip
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise ValueError("LBFGS computes gradients within its step, for which Lightning would clip and call "
+                                 "its hooks before P3 has the mean ones: use another optimizer")  # fmt: skip
+        for optimizer in self.optimizers:
+            gradients.distribute(optimizer, [self.model])
+        self.optimizers = self.optimizers  # Lightning's wrappers have the classes that their optimizers had before
+        self.precision_plugin.clip_grad_by_norm = self._clip_norm
+        self.precision_plugin.clip_grad_by_value = self._clip_value
+
+    def _clip_norm(self, optimizer: Any, clip_val: float) -> None:
+        gradients.clip_norm([optimizer], list(gradients.parameters_of(optimizer)), clip_val, 2.0)
+
+    def _clip_value(self, optimizer: Any, clip_val: float) -> None:
+        gradients.clip_value([optimizer], list(gradients.parameters_of(optimizer)), clip_val)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
+        """As Precision's, but the closure comes before the step, and not in it: in between P3 has the mean gradients,
+        for hooks and clipping."""
+
+        def closure_and_means() -> Any:
+            result = closure()
+            gradients.bring_means([optimizer])
+            return result
+
+        result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, closure_and_means)
+        optimizer.step(**keywords)
+        return result
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        with gradients.no_sync(self.optimizers):
+            yield
+
+
+class _Workers(ClusterEnvironment):
+    """P3's workers, as Lightning asks for them."""
+
+    creates_processes_externally = True
+
+    @property
+    def main_address(self) -> str:
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        return int(os.environ.get("MASTER_PORT", "0"))
+
+    @staticmethod
+    def detect() -> bool:
+        return False  # the strategy brings it
+
+    def world_size(self) -> int:
+        return p3.torch.size()
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def global_rank(self) -> int:
+        return p3.torch.rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return p3.torch.local_rank()
+
+    def node_rank(self) -> int:
+        """Lightning asks whether it is the first one, on which ranks are counted as they are in the job."""
+        return 0 if p3.torch.rank() == p3.torch.local_rank() else 1
+
+
+if "p3" not in StrategyRegistry.available_strategies():
+    Strategy.register_strategies(StrategyRegistry)

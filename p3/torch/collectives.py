@@ -1,0 +1,133 @@
+"""Small collectives of P3's own, for losses and metrics: sums and JSON-like values, by the servers.
+
+All of them are sums: keys of a store of their own, one for each power of two of elements, without an optimizer. What a
+worker has not is zero. Nothing that comes from a socket is unpickled: objects travel as JSON. They are for kilobytes,
+and wait for the slowest worker; gradients are DistributedOptimizer's.
+
+Threads: the script's. Every worker makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import Any, Dict, List, MutableMapping, Tuple
+
+import numpy as np
+import torch
+
+from p3.frontend import waiting
+from p3.torch.start import job
+from p3.worker.key import Key
+from p3.worker.session import Session
+
+_WIDE = {True: "float64", False: "int64"}  # of floating point or not: sums are rounded once
+
+
+def all_reduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    """The sum of every worker's `tensor`, or with op="mean" its mean: a new tensor, which has the same bits everywhere.
+
+    Of the same shape and type on every worker, real; integers have no mean. Summed in float64 or int64, in the order of
+    ranks. ValueError for anything else; TimeoutError after P3_WAIT_TIMEOUT_S if a worker does not call it.
+    """
+    if op not in ("sum", "mean"):
+        raise ValueError("op is %r; P3 has 'sum' and 'mean'" % (op,))
+    floating = tensor.dtype.is_floating_point
+    if tensor.layout != torch.strided or tensor.dtype.is_complex or (op == "mean" and not floating):
+        what = "%s %s" % (tensor.layout, tensor.dtype)
+        raise ValueError("all_reduce(op=%r) of a tensor of %s: it takes dense tensors of real numbers, and the mean of "
+                         "floating-point numbers alone" % (op, what))  # fmt: skip
+    session = job.current()
+    own = tensor.detach().to("cpu", getattr(torch, _WIDE[floating])).reshape(-1).numpy()
+    total = torch.from_numpy(_sum(session, own)).reshape(tensor.shape)
+    if op == "mean":
+        total = total / session.num_workers
+    return total.to(tensor.device, tensor.dtype)
+
+
+def broadcast_object(value: Any = None, src: int = 0) -> Any:
+    """Worker `src`'s `value` on every worker. What the others pass does not matter.
+
+    None, a bool, an int, a float, a string, or lists and dicts (with strings as keys) of these; ValueError names what
+    is none of them, as no pickle is read from a socket.
+    """
+    session = job.current()
+    if not 0 <= src < session.num_workers:
+        raise ValueError("src is %r; the workers are 0 to %d" % (src, session.num_workers - 1))
+    return _gathered(session, [src], value)[0]
+
+
+def all_gather_object(value: Any) -> List[Any]:
+    """Every worker's `value`, by rank, on every worker. Values as in broadcast_object()."""
+    session = job.current()
+    return _gathered(session, range(session.num_workers), value)
+
+
+def _gathered(session: Session, ranks: Any, value: Any) -> List[Any]:
+    """Those ranks' values: first how long each is, and then all their texts, one behind the other."""
+    text = np.frombuffer(_encoded(value), np.uint8) if session.rank in ranks else np.empty(0, np.uint8)
+    places = {rank: place for place, rank in enumerate(ranks)}
+    lengths = np.zeros(len(places), np.int64)
+    if session.rank in places:
+        lengths[places[session.rank]] = len(text)
+    ends = np.cumsum(_sum(session, lengths))
+    texts = np.zeros(int(ends[-1]), np.int64)
+    if session.rank in places:
+        end = int(ends[places[session.rank]])
+        texts[end - len(text) : end] = text
+    texts = _sum(session, texts).astype(np.uint8)
+    return [json.loads(bytes(one)) for one in np.split(texts, ends[:-1])]
+
+
+def _encoded(value: Any) -> bytes:
+    _require_plain(value, "the value")
+    return json.dumps(value).encode()
+
+
+def _require_plain(value: Any, where: str) -> None:
+    """So that it comes out as it was put in: JSON would make lists of tuples, and strings of other keys."""
+    if value is None or type(value) in (bool, int, float, str):
+        return
+    if type(value) is list:
+        for number, item in enumerate(value):
+            _require_plain(item, "%s[%d]" % (where, number))
+    elif type(value) is dict and all(type(key) is str for key in value):
+        for key, item in value.items():
+            _require_plain(item, "%s[%r]" % (where, key))
+    else:
+        kind = "dict with keys that are no strings" if type(value) is dict else type(value).__name__
+        raise ValueError("%s is a %s; numbers, strings, None, and lists and dicts of them can be sent, tensors by "
+                         "all_reduce()" % (where, kind))  # fmt: skip
+
+
+class _Sums:
+    """Of one session: its store, and the keys that have been needed so far."""
+
+    def __init__(self, session: Session) -> None:
+        self._store = session.new_store()
+        self._keys: Dict[Tuple[str, int], Key] = {}
+
+    def sum(self, session: Session, own: np.ndarray) -> np.ndarray:
+        """Over all workers, of one axis of float64 or int64, equally long on each; waits for it."""
+        padded = np.zeros(1 << max(0, len(own) - 1).bit_length(), own.dtype)
+        padded[: len(own)] = own
+        total = np.empty_like(padded)
+        session.wait([session.pushpull(self._key(session, padded), padded, total)])
+        return total[: len(own)]
+
+    def _key(self, session: Session, like: np.ndarray) -> Key:
+        identity = (like.dtype.name, len(like))
+        if identity not in self._keys:
+            key = session.declare("%s[%d]" % identity, like.shape, like.dtype.name, self._store)
+            waiting.from_rank_0(session, key, np.zeros_like(like))
+            self._keys[identity] = key
+        return self._keys[identity]
+
+
+_of_sessions: MutableMapping[Session, _Sums] = weakref.WeakKeyDictionary()
+
+
+def _sum(session: Session, own: np.ndarray) -> np.ndarray:
+    if session not in _of_sessions:
+        _of_sessions[session] = _Sums(session)
+    return _of_sessions[session].sum(session, own)

@@ -1,0 +1,26 @@
+"""DistributedDataParallel around a model that P3 trains already is an error, of which the script learns at once: it
+would write rank 0's weights over those that P3 watches, and add up the gradients a second time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+
+def refuse() -> None:
+    """From now on, of models that a DistributedOptimizer trains. Call it once."""
+    wrap = DistributedDataParallel.__init__
+
+    @functools.wraps(wrap)
+    def checked(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
+        name = next((one._p3_parameter for one in module.parameters() if hasattr(one, "_p3_parameter")), None)
+        if name is not None:
+            raise ValueError(
+                "DistributedDataParallel(model): P3 trains its parameter %s already. Take DistributedDataParallel away "
+                "and use the model itself; optimizer.no_sync() and optimizer.join() are those of P3" % name
+            )
+        wrap(self, module, *arguments, **keywords)
+
+    DistributedDataParallel.__init__ = checked

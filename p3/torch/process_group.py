@@ -1,0 +1,75 @@
+"""torch.distributed beside P3: the default process group over the workers of the job, for what P3 does not do.
+
+Gradients and weights are P3's. The group is for the rest of what scripts and trainers ask torch.distributed for:
+metrics, barriers, SyncBatchNorm, samplers. Its traffic is torch's own: neither P3's secret nor its TLS guards it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from p3.cluster.node import address_as_set, address_towards, is_loopback, is_numeric
+from p3.settings import Settings
+from p3.torch.collectives import broadcast_object
+from p3.torch.start import job, torchrun
+
+log = logging.getLogger("p3.torch")
+
+
+def process_group() -> None:
+    """Makes torch.distributed's default group of all workers, if there is none and they are more than one.
+
+    On every worker at the same point; waits for all. Under torchrun they meet at its store; elsewhere rank 0 opens one
+    at a port that is free, and RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in
+    this process, as torchrun sets them. ValueError if a group exists whose ranks are not P3's.
+    """
+    session = job.current()
+    rank, size = session.rank, session.num_workers
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (rank, size):
+            raise ValueError(
+                "torch.distributed has made this process rank %d of %d, and P3 made it %d of %d: leave out "
+                "init_process_group(), and call p3.torch.process_group() instead"
+                % (dist.get_rank(), dist.get_world_size(), rank, size)
+            )
+        return
+    if size == 1:
+        return
+    settings = Settings.from_env(os.environ)
+    timeout = timedelta(seconds=settings.wait_timeout_s)
+    if settings.tls and rank == 0:
+        log.warning("P3_TLS=1 does not encrypt what goes through torch.distributed: metrics, and objects of trainers")
+    if torchrun.started(os.environ) and (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size)):
+        dist.init_process_group(_backend(), timeout=timeout)
+        return
+    store = None
+    if rank == 0:
+        address = _own_address(settings)
+        store = dist.TCPStore(address, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+    address, port = broadcast_object(None if store is None else [address, store.port])
+    if store is None:
+        store = dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+    # Here and not in the launcher: this process has joined its job, and cannot be taken for one that torchrun started.
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(session.local_rank),
+        LOCAL_WORLD_SIZE=str(session.local_size), MASTER_ADDR=address, MASTER_PORT=str(port),
+    )  # fmt: skip
+    store = dist.PrefixStore("p3", store)
+    dist.init_process_group(_backend(), store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+def _own_address(settings: Settings) -> str:
+    """At which the other workers reach this one: as node.address_beside() has it, of a connection that is made anew."""
+    address = address_as_set(settings) or address_towards(settings.root_host)
+    if address is None or (is_loopback(address) and not is_numeric(settings.root_host)):
+        return settings.root_host
+    return address

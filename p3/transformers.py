@@ -1,0 +1,61 @@
+"""P3 for the Trainer of Hugging Face transformers, in the place of its DistributedDataParallel.
+
+    from p3.transformers import Trainer  # instead of: from transformers import Trainer
+
+Start the script with `p3 run -n 4 -s 4 python train.py`, with torchrun, or alone. Importing this
+joins the job, because TrainingArguments ask for its workers as soon as they are made. For other trainers, such as
+TRL's: `class Trainer(p3.transformers.OnP3, trl.SFTTrainer): pass`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    text = "p3.transformers needs transformers, which is not installed. Run: pip install 'p3-training[transformers]'"
+    raise ModuleNotFoundError(text, name="transformers") from None
+
+from p3.accelerate import Accelerator, join
+
+__all__ = ["OnP3", "Seq2SeqTrainer", "Trainer"]
+
+if multiprocessing.parent_process() is None:  # a DataLoader's process that imports the script is no worker
+    join()
+
+
+class OnP3:
+    """What a Trainer needs to train by P3; to be named before it among the bases."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        _require_possible(self.args)
+        super().create_accelerator_and_postprocess()
+        Accelerator.take_over(self.accelerator)
+
+
+class Trainer(OnP3, transformers.Trainer):
+    """As transformers' own, which says what its arguments and methods do. ValueError names what P3 cannot do."""
+
+
+class Seq2SeqTrainer(OnP3, transformers.Seq2SeqTrainer):
+    """As transformers' own."""
+
+
+def _require_possible(args: Any) -> None:
+    for name in ("deepspeed", "fsdp", "parallelism_config"):
+        if getattr(args, name, None):
+            raise ValueError("TrainingArguments(%s=): it splits up the training itself; P3 trains whole models. Leave "
+                             "it out, or use transformers' own Trainer" % name)  # fmt: skip
+    if args.auto_find_batch_size:
+        raise ValueError("auto_find_batch_size: a worker that runs out of memory would leave the others behind in its "
+                         "step; set per_device_train_batch_size")  # fmt: skip
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if "layerwise" in optimizer or "lomo" in optimizer:
+        raise ValueError("optim=%r updates within backward(): P3 cannot train with it" % optimizer)
+    if args.n_gpu > 1:
+        raise ValueError("this process sees %d GPUs, which Trainer would use by DataParallel: start a worker for each, "
+                         "or set CUDA_VISIBLE_DEVICES to one" % args.n_gpu)  # fmt: skip

@@ -1,0 +1,46 @@
+"""Runs a script of tests/jobs with P3, under `p3 run` and under torchrun, or with DDP, and reads what workers tell."""
+
+import json
+import socket
+import sys
+
+from processes import ROOT, Process, clean_environment
+
+WORKERS = 2
+P3 = ["-m", "p3", "run", "-n", str(WORKERS), "-s", "1", sys.executable]
+
+
+def torchrun():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return ["-m", "torch.distributed.run", "--master-port", str(port), "--nproc-per-node", str(WORKERS)]
+
+
+def run(launcher, script, how, folder, names, timeout_s=250):
+    """{name: what each worker tells, by rank} of the trainings of those names. The test fails, with the output, if the
+    job does."""
+    folder.mkdir()
+    command = [sys.executable, *launcher, str(ROOT / "tests" / "jobs" / script), how, str(folder), *names]
+    # Nothing is fetched, and no variable of another launcher is there.
+    env = clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HOME=str(folder))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    process = Process(command, env, folder)
+    try:
+        finished = process.wait(timeout_s)
+    finally:
+        process.end()
+    assert finished.code == 0, finished.out + finished.err
+    paths = {name: [folder / ("%s.%d.json" % (name, rank)) for rank in range(WORKERS)] for name in names}
+    return {name: [json.loads(path.read_text()) for path in of_name] for name, of_name in paths.items()}
+
+
+def differences(one, other, tolerance=1e-5):
+    """Where two values differ: numbers by more than that, relative to the larger of 1 and the second."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [(key, *found) for key in one for found in differences(one[key], other[key], tolerance)]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [(at, *found) for at, pair in enumerate(zip(one, other)) for found in differences(*pair, tolerance)]
+    if type(one) is float and type(other) is float:
+        return [] if abs(one - other) <= tolerance * max(1, abs(other)) else [(one, other)]
+    return [] if one == other else [(one, other)]

@@ -1,0 +1,224 @@
+"""Trainings by a loop with Accelerate, with P3 or DDP: python on_accelerate.py p3|ddp FOLDER NAME ...
+
+Each worker writes what it has seen of every training to FOLDER/NAME.RANK.json.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import GradientAccumulationPlugin, set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+if sys.argv[1] == "p3":
+    from p3.accelerate import Accelerator
+else:
+    from accelerate import Accelerator
+
+SAMPLES = 13
+
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def data(count=SAMPLES, shuffle=True):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(count, 4, generator=generator)
+    return DataLoader(TensorDataset(torch.arange(count), x, x[:, :3].argmax(1)), 2, shuffle=shuffle)
+
+
+def trained(folder, steps=None, clip=1.0, resume=None, save=None, apart=False, **options):
+    """Two epochs, or so many steps, of which the checkpoint `save` is taken after the third."""
+    set_seed(3)
+    accelerator = Accelerator(cpu=True, **options)
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    if apart:
+        net = accelerator.prepare(net)
+        optimizer, batches, scheduler = accelerator.prepare(optimizer, data(), scheduler)
+    else:
+        optimizer, batches, net, scheduler = accelerator.prepare(optimizer, data(), net, scheduler)
+    if resume is not None:
+        accelerator.load_state(str(resume))
+    losses, norms, seen, taken = [], [], [], 0
+    for _ in range(2):
+        for index, x, y in batches:
+            with accelerator.accumulate(net):
+                loss = nn.functional.cross_entropy(net(x), y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients and clip is not None:
+                    norms.append(accelerator.clip_grad_norm_(net.parameters(), clip).item())
+                elif accelerator.sync_gradients:
+                    accelerator.clip_grad_value_(net.parameters(), 0.01)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            seen += index.tolist()
+            losses.append(accelerator.gather(loss.detach()).tolist())
+            taken += 1
+            if taken == 3 and save is not None:
+                accelerator.save_state(str(save))
+            if taken == steps:
+                break
+        if taken == steps:
+            break
+    right, counted = 0, 0
+    heldout = accelerator.prepare(data(7, shuffle=False))
+    net.eval()
+    for _, x, y in heldout:
+        with torch.no_grad():
+            guessed, wanted = accelerator.gather_for_metrics((net(x).argmax(1), y))
+        right, counted = right + int((guessed == wanted).sum()), counted + len(wanted)
+    return {
+        "world": [accelerator.num_processes, accelerator.process_index],
+        "losses": losses,
+        "norms": norms,
+        "seen": seen,
+        "evaluated": [right, counted],
+        "lr": scheduler.get_last_lr(),
+        "weights": sum(one.detach().double().abs().sum().item() for one in net.parameters()),
+    }
+
+
+def plain(folder):
+    return trained(folder)
+
+
+def apart(folder):
+    return trained(folder, apart=True)
+
+
+def value_clipped(folder):
+    return trained(folder, clip=None)
+
+
+def accumulated(folder):
+    return trained(folder, gradient_accumulation_steps=3)
+
+
+def accumulated_each(folder):
+    plugin = GradientAccumulationPlugin(num_steps=2, sync_each_batch=True)
+    return trained(folder, gradient_accumulation_plugin=plugin)
+
+
+def halved(folder):
+    return trained(folder, mixed_precision="bf16")
+
+
+def compiled(folder):
+    return trained(folder, dynamo_backend="eager")
+
+
+def begun(folder):
+    told = trained(folder, steps=5, save=folder)
+    return {**told, "files": sorted(path.name for path in folder.iterdir())}
+
+
+def resumed(folder):
+    return trained(folder, steps=2, resume=folder.parent / "begun")
+
+
+def taken_over(folder):
+    return trained(folder, steps=2, resume=folder.parents[1] / "p3" / "begun")
+
+
+def two_models(folder):
+    """As a GAN: two optimizers of their own, one of which trains through the other's model."""
+    accelerator = Accelerator(cpu=True)
+    one, other = model(), nn.Linear(3, 1)
+    pair = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (one, other)]
+    one, other, *pair = accelerator.prepare(one, other, *pair)
+    rank, told = accelerator.process_index, []
+    for step in range(4):
+        x = torch.full((2, 4), 0.1 * (step + rank))
+        for net, optimizer in zip((one, other), pair):
+            for parameter in (*one.parameters(), *other.parameters()):
+                parameter.requires_grad_(any(parameter is own for own in net.parameters()))
+            loss = other(one(x)).square().mean()
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+            told.append(loss.item())
+    return {"losses": told}
+
+
+def uneven(folder):
+    """The first worker has one batch more; DDP joins on GPUs alone, so that P3's weights are compared with its own."""
+    accelerator = Accelerator(cpu=True)
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, batches = accelerator.prepare(net, optimizer, data(6))
+    steps = 0
+    with accelerator.join_uneven_inputs([net], even_batches=False):
+        for _, x, y in batches:
+            loss = nn.functional.cross_entropy(net(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    weights = [one.detach().flatten() for one in net.parameters()]
+    return {"steps": steps, "weights": accelerator.gather(torch.cat(weights).unsqueeze(0)).tolist()}
+
+
+def refused(folder):
+    import accelerate
+    import p3.torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    def error(function):
+        try:
+            function()
+        except ValueError as error:
+            return str(error)
+        return "no error"
+
+    def wrapped_by_p3():
+        net = model()
+        return p3.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net), net
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net = model()
+    prepared = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))[0]
+
+    def clip():
+        with accelerator.accumulate(prepared):
+            accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+
+    def clip_uneven():
+        accelerator.sync_gradients = True
+        with accelerator.join_uneven_inputs([net], even_batches=False):
+            accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+
+    plain = model()
+    return {
+        "fsdp": error(lambda: Accelerator(fsdp_plugin=accelerate.FullyShardedDataParallelPlugin())),
+        "parallelism": error(lambda: Accelerator(parallelism_config=accelerate.ParallelismConfig())),
+        "fp16": error(lambda: Accelerator(mixed_precision="fp16")),
+        "P3's optimizer": error(lambda: accelerator.prepare(*wrapped_by_p3())),
+        "DDP before P3": error(lambda: accelerator.prepare(DistributedDataParallel(model()))),
+        "DDP after P3": error(lambda: DistributedDataParallel(prepared)),
+        "no model": error(lambda: accelerator.prepare(torch.optim.SGD(plain.parameters(), lr=0.1))),
+        "clip": error(clip),
+        "clip uneven": error(clip_uneven),
+    }
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    for name in sys.argv[3:]:
+        (folder / name).mkdir(exist_ok=True)
+        AcceleratorState._reset_state()  # or all trainings had the precision of the first
+        GradientState._reset_state()
+        told = globals()[name](folder / name)
+        (folder / ("%s.%s.json" % (name, os.environ.get("RANK", "0")))).write_text(json.dumps(told))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,239 @@
+"""Trainings by Lightning's Trainer, with P3 or DDP: python on_lightning.py p3|ddp FOLDER NAME ...
+
+Each worker writes what it has seen of every training to FOLDER/NAME.RANK.json.
+"""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+BY_P3 = sys.argv[1] == "p3"
+if BY_P3:
+    import p3.lightning
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore")
+SAMPLES = 13
+
+
+def data(count=SAMPLES):
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(5))
+    return TensorDataset(torch.arange(count), x, x[:, :3].argmax(1))
+
+
+class Net(lightning.LightningModule):
+    def __init__(self, lr=0.05):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.lr = lr
+        self.losses, self.norms, self.seen, self.evaluated = [], [], [], []
+
+    def training_step(self, batch, number):
+        index, x, y = batch
+        self.seen += index.tolist()
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("loss", loss, sync_dist=True)
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch, number):
+        _, x, y = batch
+        self.log("held_out", nn.functional.cross_entropy(self.net(x), y), sync_dist=True)
+
+    def on_validation_epoch_end(self):
+        self.evaluated.append(self.trainer.callback_metrics["held_out"].item())
+
+    def on_before_optimizer_step(self, optimizer):
+        self.norms.append(sum(one.grad.square().sum().item() for one in self.parameters()))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    def train_dataloader(self):
+        return DataLoader(data(), 2, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(data(7), 2)
+
+
+class Manual(Net):
+    """Two optimizers, as of a GAN."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, number):
+        _, x, y = batch
+        first, second = self.optimizers()
+        for optimizer in (first, second):
+            self.toggle_optimizer(optimizer)
+            loss = nn.functional.cross_entropy(self.net(x), y)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, 0.1, "norm")
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+            self.losses.append(loss.item())
+
+    def on_before_optimizer_step(self, optimizer):
+        pass
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.net[layer].parameters(), lr=0.1) for layer in (0, 2)]
+
+
+class Counting(Callback):
+    steps = 0
+
+    def on_train_batch_end(self, *_):
+        self.steps += 1
+
+
+def trainer(folder, **options):
+    given = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, **options}
+    if BY_P3:
+        strategy = "p3" if folder.name == "by_name" else p3.lightning.Strategy()
+    else:
+        strategy = "ddp_find_unused_parameters_true" if folder.name == "manual" else "ddp"
+    return lightning.Trainer(
+        accelerator="cpu", devices=2, strategy=strategy, default_root_dir=str(folder), enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, **given,
+    )  # fmt: skip
+
+
+def trained(folder, net=None, resume=None, callbacks=(), **options):
+    lightning.seed_everything(3, verbose=False)
+    net = Net() if net is None else net
+    counting = Counting()
+    run = trainer(folder, callbacks=[counting, *callbacks], **options)
+    run.fit(net, ckpt_path=resume and str(resume))
+    return {
+        "world": [run.world_size, run.global_rank],
+        "losses": net.losses,
+        "norms": net.norms,
+        "seen": net.seen,
+        "evaluated": net.evaluated,
+        "steps": [run.global_step, counting.steps],
+        "weights": sum(one.detach().double().abs().sum().item() for one in net.parameters()),
+    }
+
+
+def plain(folder):
+    return trained(folder)
+
+
+def by_name(folder):
+    return trained(folder)
+
+
+def clipped(folder):
+    return trained(folder, gradient_clip_val=0.1)
+
+
+def value_clipped(folder):
+    return trained(folder, gradient_clip_val=0.01, gradient_clip_algorithm="value")
+
+
+def accumulated(folder):
+    return trained(folder, accumulate_grad_batches=3)
+
+
+def halved(folder):
+    return trained(folder, precision="bf16-mixed")
+
+
+def manual(folder):
+    return trained(folder, Manual())
+
+
+def stopped(folder):
+    """The loss does not get better by so much."""
+    return trained(folder, max_epochs=6, callbacks=[EarlyStopping("held_out", min_delta=5.0, patience=2)])
+
+
+def saved(folder):
+    """The best two of four epochs stay; each worker has a folder of its own, so that it is seen who writes what."""
+    own = folder / ("of_%s" % os.environ.get("RANK", "0"))
+    keep = ModelCheckpoint(str(own), "{epoch}", monitor="held_out", save_top_k=2)
+    told = trained(folder, max_epochs=4, enable_checkpointing=True, callbacks=[keep])
+    return {**told, "files": sorted(path.name for path in own.iterdir()) if own.exists() else []}
+
+
+def begun(folder):
+    keep = ModelCheckpoint(str(folder), "{epoch}", save_top_k=-1)
+    return trained(folder, max_epochs=3, enable_checkpointing=True, callbacks=[keep])
+
+
+def resumed(folder):
+    return trained(folder, max_epochs=3, resume=folder.parent / "begun" / "epoch=1.ckpt")
+
+
+def taken_over(folder):
+    return trained(folder, max_epochs=3, resume=folder.parents[1] / "p3" / "begun" / "epoch=1.ckpt")
+
+
+def validated(folder):
+    """Without a training before."""
+    run = trainer(folder)
+    found = run.validate(Net(), verbose=False)
+    predicted = run.predict(Predicting(), DataLoader(data(6), 2))
+    return {"held_out": found[0]["held_out"], "predicted": sum(map(len, predicted))}
+
+
+class Predicting(Net):
+    def predict_step(self, batch, number):
+        return self.net(batch[1]).tolist()
+
+
+class OfP3(Net):
+    def configure_optimizers(self):
+        return p3.torch.DistributedOptimizer(torch.optim.SGD(self.parameters(), lr=0.1), self)
+
+
+class OfLBFGS(Net):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+def refused(folder):
+    def error(function):
+        try:
+            function()
+        except ValueError as error:
+            return str(error)
+        return "no error"
+
+    def of_other_size():
+        run = lightning.Trainer(accelerator="cpu", devices=3, strategy="p3", logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+        run.fit(Net())
+
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    return {
+        "P3's optimizer": error(lambda: trainer(folder).fit(OfP3())),
+        "LBFGS": error(lambda: trainer(folder).fit(OfLBFGS())),
+        "workers": error(of_other_size),
+        "precision": error(lambda: trainer(folder, plugins=[scaled]).fit(Net())),
+    }
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    for name in sys.argv[3:]:
+        (folder / name).mkdir(exist_ok=True)
+        told = globals()[name](folder / name)
+        (folder / ("%s.%s.json" % (name, os.environ.get("RANK", "0")))).write_text(json.dumps(told))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,216 @@
+"""Trainings by transformers' Trainer, with P3 or DDP: python on_transformers.py p3|ddp FOLDER [NAME ...]
+
+Each worker writes what it has seen of every training to FOLDER/RANK.json. Samples are numbered, so that it is known who
+has trained on which.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import numpy as np
+import torch
+import transformers
+from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
+
+if sys.argv[1] == "p3":
+    from p3.transformers import Trainer
+else:
+    from transformers import Trainer
+
+transformers.logging.set_verbosity_error()
+SAMPLES = 13  # two workers with batches of 2: the last ones are uneven
+
+
+def model():
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=17, n_positions=8, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0,
+                        attn_pdrop=0, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def samples(count, seed):
+    random = np.random.RandomState(seed)
+    made = []
+    for index in range(count):
+        tokens = random.randint(0, 17, 8)
+        labels = tokens.copy()
+        labels[: index % 5] = -100  # so that workers have unlike numbers of tokens
+        made.append({"input_ids": tokens, "labels": labels, "index": index})
+    return made
+
+
+def collate(batch):
+    return {name: torch.tensor(np.stack([one[name] for one in batch])) for name in batch[0]}
+
+
+class Recording(Trainer):
+    """Notes the samples that this worker trains on."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.seen.extend(inputs.pop("index").tolist())
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def prediction_step(self, model, inputs, *arguments, **keywords):
+        inputs.pop("index")
+        return super().prediction_step(model, inputs, *arguments, **keywords)
+
+
+class Counting(TrainerCallback):
+    steps = 0
+
+    def on_step_end(self, args, state, control, **keywords):
+        self.steps += 1
+
+
+def accuracy(prediction):
+    right = prediction.predictions.argmax(-1)[:, :-1] == prediction.label_ids[:, 1:]
+    return {"count": len(prediction.label_ids), "accuracy": float(right.mean())}
+
+
+def trained(folder, resume=None, callbacks=(), data=None, **options):
+    counting = Counting()
+    given = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "num_train_epochs": 2, "seed": 3,
+             "logging_steps": 1, "learning_rate": 0.01, "use_cpu": True, "report_to": [], "save_strategy": "no",
+             "remove_unused_columns": False, "disable_tqdm": True, **options}  # fmt: skip
+    args = TrainingArguments(output_dir=str(folder), **given)
+    trainer = Recording(
+        model(), args, train_dataset=samples(SAMPLES, 5), eval_dataset=samples(7, 6), data_collator=collate,
+        compute_metrics=accuracy, callbacks=[counting, *callbacks],
+    )  # fmt: skip
+    trainer.seen = []
+    trainer.train(resume_from_checkpoint=resume)
+    log = trainer.state.log_history
+    told = {
+        "losses": [one["loss"] for one in log if "loss" in one],
+        "norms": [one["grad_norm"] for one in log if "grad_norm" in one],
+        "evaluated": [[one["eval_loss"], one["eval_count"], one["eval_accuracy"]] for one in log if "eval_loss" in one],
+        "seen": trainer.seen,
+        "steps": [trainer.state.global_step, counting.steps],
+        "weights": magnitude(trainer.model),
+    }
+    return trainer, told
+
+
+def magnitude(model):
+    return sum(one.detach().double().abs().sum().item() for one in model.parameters())
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+
+
+def plain(folder):
+    return trained(folder)[1]
+
+
+def saved(folder):
+    """Two checkpoints stay; each worker has a folder of its own, so that it is seen who writes what."""
+    own = folder / ("of_%s" % os.environ.get("RANK", "0"))
+    return {**trained(own, save_strategy="steps", save_steps=2, save_total_limit=2)[1], "files": files(own)}
+
+
+def accumulated(folder):
+    return trained(folder, gradient_accumulation_steps=3)[1]
+
+
+def unclipped(folder):
+    return trained(folder, max_grad_norm=0)[1]
+
+
+def clipped(folder):
+    return trained(folder, max_grad_norm=0.1)[1]
+
+
+def halved(folder):
+    return trained(folder, bf16=True)[1]
+
+
+def checkpointed(folder):
+    return trained(folder, gradient_checkpointing=True)[1]
+
+
+def evaluated(folder):
+    trainer, told = trained(folder, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3,
+                            load_best_model_at_end=True, learning_rate=0.2)  # fmt: skip
+    told["best"] = trainer.state.best_global_step
+    predicted = trainer.predict(samples(5, 7))
+    told["predicted"] = [len(predicted.predictions), float(np.abs(predicted.predictions).sum())]
+    return told
+
+
+def stopped(folder):
+    """The loss does not get better by so much, so two evaluations after the first one are the last."""
+    return trained(folder, callbacks=[EarlyStoppingCallback(2, 5.0)], eval_strategy="steps", eval_steps=1,
+                   save_strategy="steps", save_steps=1, save_total_limit=1, load_best_model_at_end=True)[1]  # fmt: skip
+
+
+def begun(folder):
+    return trained(folder, save_strategy="steps", save_steps=3, save_total_limit=2, max_steps=5)[1]
+
+
+def resumed(folder):
+    """From the checkpoint of begun(), whoever has written it."""
+    return trained(folder, resume=str(folder.parent / "begun" / "checkpoint-3"), max_steps=5)[1]
+
+
+def taken_over(folder):
+    """From the one that P3 has written under `p3 run`."""
+    return trained(folder, resume=str(folder.parents[1] / "p3" / "begun" / "checkpoint-3"), max_steps=5)[1]
+
+
+def again(folder):
+    """A second training of the same Trainer, which goes on with the weights of the first."""
+    trainer, told = trained(folder)
+    trainer.seen.clear()
+    trainer.train()
+    told["weights"] = magnitude(trainer.model)
+    return told
+
+
+def refused(folder):
+    import p3.torch
+    from accelerate import PartialState
+
+    def error(function):
+        try:
+            function()
+        except ValueError as error:
+            return str(error)
+        return "no error"
+
+    of_p3 = model()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(of_p3.parameters(), lr=0.1), of_p3)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    def train(chosen, optimizers=(None, None), after=lambda: None, **options):
+        args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], remove_unused_columns=False,
+                                 disable_tqdm=True, **options)  # fmt: skip
+        after()
+        Trainer(chosen, args, train_dataset=samples(4, 5), data_collator=collate, optimizers=optimizers).train()
+
+    def see_one_process():
+        PartialState().num_processes = 1
+
+    ddp = torch.nn.parallel.DistributedDataParallel
+    return {
+        "P3's optimizer": error(lambda: train(of_p3, (optimizer, scheduler))),
+        "DDP after P3": error(lambda: ddp(of_p3)),
+        "DDP before P3": error(lambda: train(ddp(model()))),
+        "batch size": error(lambda: train(model(), auto_find_batch_size=True)),
+        "optim": error(lambda: train(model(), optim="lomo")),
+        "fp16": error(lambda: train(model(), fp16=True)),
+        "late": error(lambda: train(model(), after=see_one_process)),
+    }
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    for name in sys.argv[3:]:
+        told = globals()[name](folder / name)
+        path = folder / ("%s.%s.json" % (name, os.environ.get("RANK", "0")))
+        path.write_text(json.dumps(told))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,84 @@
+"""p3.accelerate.Accelerator beside Accelerate's own with DDP: the same loops, by the same script."""
+
+import pytest
+import trainer_jobs as jobs
+
+pytest.importorskip("accelerate", reason="no Accelerate here; make test-trainers installs it")
+pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
+
+SCRIPT = "on_accelerate.py"
+LIKE_DDP = ["plain", "apart", "value_clipped", "accumulated", "accumulated_each", "halved", "compiled", "begun",
+            "resumed", "two_models"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def by_p3(folder):
+    return jobs.run(jobs.P3, SCRIPT, "p3", folder / "p3", [*LIKE_DDP, "uneven", "refused"])
+
+
+@pytest.fixture(scope="module")
+def by_ddp(folder, by_p3):
+    return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
+
+
+@pytest.mark.parametrize("name", LIKE_DDP)
+def test_losses_norms_samples_evaluations_and_files_are_those_of_ddp(by_p3, by_ddp, name):
+    assert jobs.differences(by_p3[name], by_ddp[name]) == []
+
+
+def test_the_same_under_torchrun_and_from_a_checkpoint_of_p3_run(folder, by_p3, by_ddp):
+    names = ["plain", "accumulated", "two_models"]
+    told = jobs.run(jobs.torchrun(), SCRIPT, "p3", folder / "torchrun", [*names, "taken_over"])
+    assert jobs.differences({name: told[name] for name in names}, {name: by_ddp[name] for name in names}) == []
+    assert jobs.differences(told["taken_over"], by_p3["resumed"]) == []
+
+
+def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_batches(by_p3):
+    assert [one["world"] for one in by_p3["plain"]] == [[2, 0], [2, 1]]
+    seen = [one["seen"] for one in by_p3["plain"]]
+    half = len(seen[0]) // 2
+    for epoch in (slice(0, half), slice(half, None)):
+        together = [sample for one in seen for sample in one[epoch]]
+        assert set(together) == set(range(13)) and len(together) <= 16
+
+
+def test_evaluation_sees_each_sample_of_all_workers_once(by_p3):
+    assert {one["evaluated"][1] for one in by_p3["plain"]} == {7}
+    assert by_p3["plain"][0]["evaluated"] == by_p3["plain"][1]["evaluated"]
+
+
+def test_workers_have_the_same_weights(by_p3):
+    assert all(one["weights"] == other["weights"] for one, other in by_p3.values() if "weights" in one)
+
+
+def test_a_checkpoint_resumes_under_p3_and_under_ddp(by_p3, by_ddp):
+    """Each worker has random states of its own; rank 0 writes the rest. Steps 4 and 5 are what resumed() takes."""
+    files = by_p3["begun"][0]["files"]
+    assert "model.safetensors" in files and {"random_states_0.pkl", "random_states_1.pkl"} <= set(files)
+    assert jobs.differences(by_ddp["taken_over"], by_p3["resumed"]) == []
+
+
+def test_workers_that_run_out_of_batches_follow_the_others(by_p3):
+    first, second = by_p3["uneven"]
+    assert (first["steps"], second["steps"]) == (2, 1)
+    assert first["weights"] == second["weights"] and first["weights"][0] == first["weights"][1]
+
+
+@pytest.mark.parametrize("what, said", [
+    ("fsdp", "Accelerator(fsdp_plugin=)"),
+    ("parallelism", "Accelerator(parallelism_config=)"),
+    ("fp16", "'no' and 'bf16'"),
+    ("P3's optimizer", "give Accelerator the plain one"),
+    ("DDP before P3", "pass the model itself"),
+    ("DDP after P3", "Take DistributedDataParallel away"),
+    ("no model", "accelerator.prepare(model, optimizer)"),
+    ("clip", "if accelerator.sync_gradients:"),
+    ("clip uneven", "leave even_batches=True"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_with_what_to_do(by_p3, what, said):
+    assert said in by_p3["refused"][0][what]

@@ -1,0 +1,74 @@
+"""p3.lightning.Strategy beside Lightning's DDPStrategy: the same trainings, by the same script."""
+
+import pytest
+import trainer_jobs as jobs
+
+pytest.importorskip("lightning", reason="no Lightning here; make test-trainers installs it")
+pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
+
+SCRIPT = "on_lightning.py"
+LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "manual", "stopped", "saved",
+            "begun", "resumed", "validated"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def by_p3(folder):
+    return jobs.run(jobs.P3, SCRIPT, "p3", folder / "p3", [*LIKE_DDP, "refused"])
+
+
+@pytest.fixture(scope="module")
+def by_ddp(folder, by_p3):
+    return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
+
+
+@pytest.mark.parametrize("name", LIKE_DDP)
+def test_losses_gradients_samples_evaluations_and_files_are_those_of_ddp(by_p3, by_ddp, name):
+    assert jobs.differences(by_p3[name], by_ddp[name]) == []
+
+
+def test_the_same_under_torchrun_and_from_a_checkpoint_of_p3_run(folder, by_p3, by_ddp):
+    names = ["plain", "accumulated", "manual"]
+    told = jobs.run(jobs.torchrun(), SCRIPT, "p3", folder / "torchrun", [*names, "taken_over"])
+    assert jobs.differences({name: told[name] for name in names}, {name: by_ddp[name] for name in names}) == []
+    assert jobs.differences(told["taken_over"], by_p3["resumed"]) == []
+
+
+def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_batches(by_p3):
+    assert [one["world"] for one in by_p3["plain"]] == [[2, 0], [2, 1]]
+    seen = [one["seen"] for one in by_p3["plain"]]
+    for epoch in (slice(0, 7), slice(7, 14)):
+        together = [sample for one in seen for sample in one[epoch]]
+        assert set(together) == set(range(13)) and len(together) == 14
+
+
+def test_workers_have_the_same_weights(by_p3):
+    assert all(one["weights"] == other["weights"] for one, other in by_p3.values() if "weights" in one)
+
+
+def test_rank_0_alone_writes_and_the_best_two_stay(by_p3):
+    assert [len(one["files"]) for one in by_p3["saved"]] == [2, 0]
+
+
+def test_a_checkpoint_resumes_under_p3_and_under_ddp(by_p3, by_ddp):
+    """resumed() is the third epoch of begun()."""
+    assert [one["weights"] for one in by_p3["resumed"]] == [one["weights"] for one in by_p3["begun"]]
+    assert jobs.differences(by_ddp["taken_over"], by_p3["resumed"]) == []
+
+
+def test_early_stopping_stops_all_workers_at_one_step(by_p3):
+    assert [one["steps"] for one in by_p3["stopped"]] == [[12, 12], [12, 12]]
+
+
+@pytest.mark.parametrize("what, said", [
+    ("P3's optimizer", "return the plain one"),
+    ("LBFGS", "use another optimizer"),
+    ("workers", "the launcher says how many there are"),
+    ("precision", "bf16-mixed so far"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_with_what_to_do(by_p3, what, said):
+    assert said in by_p3["refused"][0][what]

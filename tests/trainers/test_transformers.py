@@ -1,0 +1,86 @@
+"""p3.transformers.Trainer beside transformers' own under DDP: the same trainings, by the same script."""
+
+import pytest
+import trainer_jobs as jobs
+
+pytest.importorskip("transformers", reason="no transformers here; make test-trainers installs it")
+pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
+
+SCRIPT = "on_transformers.py"
+LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated", "stopped",
+            "begun", "resumed", "again"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def by_p3(folder):
+    return jobs.run(jobs.P3, SCRIPT, "p3", folder / "p3", [*LIKE_DDP, "refused"])
+
+
+@pytest.fixture(scope="module")
+def by_ddp(folder, by_p3):
+    return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
+
+
+@pytest.mark.parametrize("name", LIKE_DDP)
+def test_losses_norms_samples_evaluations_and_files_are_those_of_ddp(by_p3, by_ddp, name):
+    assert jobs.differences(by_p3[name], by_ddp[name]) == []
+
+
+def test_the_same_under_torchrun_and_from_a_checkpoint_of_p3_run(folder, by_p3, by_ddp):
+    names = ["plain", "accumulated", "evaluated"]
+    told = jobs.run(jobs.torchrun(), SCRIPT, "p3", folder / "torchrun", [*names, "taken_over"])
+    assert jobs.differences({name: told[name] for name in names}, {name: by_ddp[name] for name in names}) == []
+    assert jobs.differences(told["taken_over"], by_p3["resumed"]) == []
+
+
+def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_batches(by_p3):
+    seen = [one["seen"] for one in by_p3["plain"]]
+    assert len(seen[0]) == len(seen[1]) == 16
+    for epoch in (slice(0, 8), slice(8, 16)):
+        together = [sample for one in seen for sample in one[epoch]]
+        assert set(together) == set(range(13)) and len(together) == 13 + 3
+
+
+def test_workers_have_the_same_weights(by_p3):
+    assert all(one["weights"] == other["weights"] for one, other in by_p3.values() if "weights" in one)
+
+
+def test_rank_0_alone_writes_but_for_the_random_state_that_each_worker_has(by_p3):
+    first, second = (one["files"] for one in by_p3["saved"])
+    kept = {name.partition("/")[0] for name in first}
+    assert kept == {"checkpoint-6", "checkpoint-8"} and "checkpoint-8/model.safetensors" in first
+    assert {name.partition("/")[2] for name in second} == {"rng_state_1.pth"}
+
+
+def test_a_checkpoint_resumes_under_p3_and_under_ddp(by_p3, by_ddp):
+    """Steps 4 and 5, of five; the log has those before the checkpoint, too."""
+    assert by_p3["begun"][0]["losses"] == by_p3["resumed"][0]["losses"]
+    assert by_p3["begun"][0]["weights"] == by_p3["resumed"][0]["weights"]
+    assert jobs.differences(by_ddp["taken_over"], by_p3["resumed"]) == []
+
+
+def test_early_stopping_stops_all_workers_at_one_step(by_p3):
+    assert [one["steps"] for one in by_p3["stopped"]] == [[3, 3], [3, 3]]
+
+
+def test_evaluation_and_prediction_see_each_sample_of_all_workers_once(by_p3):
+    for one in by_p3["evaluated"]:
+        assert {count for _, count, _ in one["evaluated"]} == {7} and one["predicted"][0] == 5
+
+
+@pytest.mark.parametrize("what, said", [
+    ("P3's optimizer", "give Accelerator the plain one"),
+    ("DDP before P3", "pass the model itself"),
+    ("DDP after P3", "Take DistributedDataParallel away"),
+    ("batch size", "set per_device_train_batch_size"),
+    ("optim", "updates within backward()"),
+    ("fp16", "'no' and 'bf16'"),
+    ("late", "before anything makes Accelerate's state"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_with_what_to_do(by_p3, what, said):
+    assert said in by_p3["refused"][0][what]
