@@ -141,19 +141,20 @@ def test_owner_of_finds_values_and_gradients_by_identity():
 
 
 class Session:
-    """What Priorities uses of a session."""
+    """What Priorities uses of a session, and of its orders."""
 
     def __init__(self, rank=0):
         self.rank = rank
-        self.order_version = 0
+        self.orders = self
+        self.version = 0
         self.announced = []
         self.arrived = []
 
-    def announce_order(self, store, names):
+    def announce(self, store, names):
         if self.rank == 0:
             self.announced.append((store, names))
 
-    def order(self, store):
+    def of(self, store):
         return self.arrived
 
 
