@@ -282,13 +282,23 @@ def begins_with_states():
     print("worker %d has seen all steps counted" % session.rank)
 
 
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.side = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), nn.Linear(4, 2)
+
+    def forward(self, x, takes_side):
+        return self.body(x) + (self.side(x) if takes_side else 0)
+
+
 def uneven(folder, kind, *steps):
-    """Each worker takes its own number of steps, in two epochs; without a step, its gradient counts as zero."""
+    """Each worker takes its own number of steps, in two epochs; without a step, its gradient counts as zero. Some
+    weights have gradients in every other step alone."""
     rank, size = p3.torch.rank(), p3.torch.size()
     weights = []
     for is_distributed in (True, False):
         torch.manual_seed(2)
-        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        model = Branching()
         make = {"adam": torch.optim.Adam, "adamax": torch.optim.Adamax, "synchronous": torch.optim.AdamW}[kind]
         optimizer = make(model.parameters(), lr=0.01)
         if is_distributed:
@@ -297,7 +307,7 @@ def uneven(folder, kind, *steps):
 
         def gradients(worker, epoch, step, model=model):
             generator = torch.Generator().manual_seed(100 * worker + 10 * epoch + step)
-            return model(torch.randn(4, 4, generator=generator)).square().mean()
+            return model(torch.randn(4, 4, generator=generator), step % 2 == 0).square().mean()
 
         for epoch, counts in enumerate((steps, steps[::-1])):
             counts = [int(count) for count in counts]

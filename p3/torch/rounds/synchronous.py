@@ -110,6 +110,8 @@ class Synchronous(Rounds):
         super().join(after_step)
 
     def _follow(self) -> None:
+        for parameter in self._parameters.values():  # else one that nobody has any more would update again
+            parameter.tensor.grad = None
         self._take_mean_gradients()
         self._clip()
         self._update()
