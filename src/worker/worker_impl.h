@@ -133,10 +133,14 @@ SomeWay& Worker::Impl::way_of(int handle, const char* otherwise) {
 
 template <typename SomeWay, typename... Arguments>
 int Worker::Impl::add_key(std::string name, const KeyPlan& declared, Arguments&&... arguments) {
+  // Outside the lock, and nowhere yet: its way may take much memory, or more than there is.
+  std::map<int, Key> made;
+  Key& key = made.try_emplace(0, [this](Key& its) { count_down(its); }, std::move(name), declared).first->second;
+  key.way = std::make_unique<SomeWay>(key, *this, std::forward<Arguments>(arguments)...);
+  auto added = made.extract(0);
   MutexLock lock(mutex_);
-  Key& added =
-      keys_.try_emplace(declared_, [this](Key& key) { count_down(key); }, std::move(name), declared).first->second;
-  added.way = std::make_unique<SomeWay>(added, *this, std::forward<Arguments>(arguments)...);
+  added.key() = declared_;
+  keys_.insert(std::move(added));
   return declared_++;
 }
 

@@ -89,9 +89,7 @@ std::shared_ptr<MachineSum> RowsWay::sum_on(const Machine& machine, const KeyPla
 std::vector<Operation> RowsWay::begin_to_move() {
   const auto found = successors.find(next_plan);
   if (found == successors.end()) return {};
-  const Successor successor = std::move(found->second);
-  successors.erase(found);
-  next_plan = 0;
+  const Successor& successor = found->second;
   const auto plan = std::make_shared<const KeyPlan>(successor.plan);
   const auto ids = neighbours(successor.share);
   const auto values = std::make_shared<std::vector<char>>(ids->size() * row_bytes(kMaster));
@@ -108,8 +106,10 @@ std::vector<Operation> RowsWay::begin_to_move() {
   }
   add(operations, Kind::kInit, {}, nullptr, 0);
   operations.back().done = [done = successor.done](const Error* error, bool updated) {
-    if (error == nullptr) done(error, updated);  // else the key has not moved
+    if (error == nullptr && done) done(error, updated);  // else the key has not moved
   };
+  successors.erase(found);
+  next_plan = 0;
   return operations;
 }
 
