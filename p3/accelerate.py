@@ -167,13 +167,16 @@ class Accelerator(accelerate.Accelerator):
     @contextlib.contextmanager
     def join_uneven_inputs(self, joinables: Any, even_batches: Any = None) -> Iterator[None]:
         """Workers that run out of batches follow the others' steps, with gradients of zero. ValueError with prepared
-        schedulers, or if gradients are clipped in it, which a worker that follows could not do."""
+        schedulers, several optimizers, or if gradients are clipped in it, which a worker that follows could not do."""
         if self.even_batches if even_batches is None else even_batches:
             yield
             return
         if self._schedulers:
             raise ValueError("join_uneven_inputs: a worker that has run out of batches cannot step a scheduler with "
                              "the others; do not prepare the scheduler, or leave even_batches=True")  # fmt: skip
+        if len(self._optimizers) > 1:
+            raise ValueError("join_uneven_inputs: a worker that has run out of batches follows the steps of one "
+                             "optimizer; prepare one, or leave even_batches=True")  # fmt: skip
         samplers = [one.batch_sampler for one in self._dataloaders if hasattr(one.batch_sampler, "even_batches")]
         before = [one.even_batches for one in samplers]
         self._is_joining = True

@@ -72,6 +72,9 @@ class Strategy(DDPStrategy):
         reset_seed()
         self.set_world_ranks()
         p3.torch.process_group()
+        if not torch.distributed.is_initialized():  # one worker, of which Lightning asks the same
+            alone = torch.distributed.HashStore()
+            torch.distributed.init_process_group("gloo", store=alone, rank=0, world_size=1)
         self._process_group_backend = "gloo" if self.root_device.type == "cpu" else "nccl"
 
     def _require_workers(self) -> None:

@@ -21,6 +21,7 @@ from p3.torch.start import job
 from p3.worker.key import Key
 from p3.worker.session import Session
 
+_CANNOT_BE_SENT = -1  # in the place of a length
 _WIDE = {True: "float64", False: "int64"}  # of floating point or not: sums are rounded once
 
 
@@ -39,10 +40,21 @@ def all_reduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
                          "floating-point numbers alone" % (op, what))  # fmt: skip
     session = job.current()
     own = tensor.detach().to("cpu", getattr(torch, _WIDE[floating])).reshape(-1).numpy()
+    _require_alike(session, len(own), floating)
     total = torch.from_numpy(_sum(session, own)).reshape(tensor.shape)
     if op == "mean":
         total = total / session.num_workers
     return total.to(tensor.device, tensor.dtype)
+
+
+def _require_alike(session: Session, elements: int, floating: bool) -> None:
+    """ValueError on all workers, unless all give as many elements, and none or all of them floating-point ones: else
+    they would wait for each other in sums of different keys, or sum what does not belong together."""
+    lengths, squares, floats = _sum(session, np.array([elements, elements**2, floating], np.int64))
+    size = session.num_workers
+    if lengths**2 != squares * size or floats not in (0, size):
+        raise ValueError("all_reduce: all workers must give tensors of one shape and type; this one has given %d %s"
+                         % (elements, "floating-point numbers" if floating else "integers"))  # fmt: skip
 
 
 def broadcast_object(value: Any = None, src: int = 0) -> Any:
@@ -65,12 +77,21 @@ def all_gather_object(value: Any) -> List[Any]:
 
 def _gathered(session: Session, ranks: Any, value: Any) -> List[Any]:
     """Those ranks' values: first how long each is, and then all their texts, one behind the other."""
-    text = np.frombuffer(_encoded(value), np.uint8) if session.rank in ranks else np.empty(0, np.uint8)
     places = {rank: place for place, rank in enumerate(ranks)}
-    lengths = np.zeros(len(places), np.int64)
+    lengths, text, problem = np.zeros(len(places), np.int64), np.empty(0, np.uint8), None
     if session.rank in places:
-        lengths[places[session.rank]] = len(text)
-    ends = np.cumsum(_sum(session, lengths))
+        try:
+            text = np.frombuffer(_encoded(value), np.uint8)
+        except ValueError as error:  # the others are to hear of it, and not to wait
+            problem = error
+        lengths[places[session.rank]] = len(text) if problem is None else _CANNOT_BE_SENT
+    lengths = _sum(session, lengths)
+    if problem is not None:
+        raise problem
+    for rank, place in places.items():
+        if lengths[place] == _CANNOT_BE_SENT:
+            raise ValueError("worker %d has given a value that cannot be sent: see its own error" % rank)
+    ends = np.cumsum(lengths)
     texts = np.zeros(int(ends[-1]), np.int64)
     if session.rank in places:
         end = int(ends[places[session.rank]])

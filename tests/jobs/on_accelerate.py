@@ -198,6 +198,12 @@ def refused(folder):
         with accelerator.join_uneven_inputs([net], even_batches=False):
             accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
 
+    def join_two():
+        two, nets = Accelerator(cpu=True), [model(), model()]
+        two.prepare(*nets, *(torch.optim.SGD(one.parameters(), lr=0.1) for one in nets))
+        with two.join_uneven_inputs(nets, even_batches=False):
+            pass
+
     plain = model()
     return {
         "fsdp": error(lambda: Accelerator(fsdp_plugin=accelerate.FullyShardedDataParallelPlugin())),
@@ -209,6 +215,7 @@ def refused(folder):
         "no model": error(lambda: accelerator.prepare(torch.optim.SGD(plain.parameters(), lr=0.1))),
         "clip": error(clip),
         "clip uneven": error(clip_uneven),
+        "two optimizers uneven": error(join_two),
     }
 
 

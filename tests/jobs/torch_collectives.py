@@ -39,6 +39,12 @@ assert "the workers are 0 to" in message(p3.torch.broadcast_object, 1, size)
 assert "'sum' and 'mean'" in message(p3.torch.all_reduce, torch.ones(1), "max")
 assert "the mean of floating-point numbers alone" in message(p3.torch.all_reduce, torch.tensor([1]), "mean")
 
+if size > 1:
+    said = message(p3.torch.all_gather_object, object() if rank == 1 else 1)
+    assert ("can be sent" if rank == 1 else "worker 1 has given a value that cannot be sent") in said, said
+    for unlike in (torch.ones(5 + rank), torch.ones(2) if rank else torch.ones(2, dtype=torch.int64)):
+        assert "tensors of one shape and type" in message(p3.torch.all_reduce, unlike)
+
 model = torch.nn.Linear(2, 1)
 optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 p3.torch.process_group()

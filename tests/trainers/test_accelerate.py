@@ -79,6 +79,7 @@ def test_workers_that_run_out_of_batches_follow_the_others(by_p3):
     ("no model", "accelerator.prepare(model, optimizer)"),
     ("clip", "if accelerator.sync_gradients:"),
     ("clip uneven", "leave even_batches=True"),
+    ("two optimizers uneven", "prepare one, or leave even_batches=True"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_with_what_to_do(by_p3, what, said):
     assert said in by_p3["refused"][0][what]

@@ -1,5 +1,6 @@
 """p3.lightning.Strategy beside Lightning's DDPStrategy: the same trainings, by the same script."""
 
+import plugin_jobs
 import pytest
 import trainer_jobs as jobs
 
@@ -24,6 +25,11 @@ def by_p3(folder):
 @pytest.fixture(scope="module")
 def by_ddp(folder, by_p3):
     return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
+
+
+def test_one_worker_may_validate_before_it_trains():
+    status, output = plugin_jobs.run(plugin_jobs.python("lightning_alone.py"))
+    assert status == 0 and "trained alone" in output, output
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
