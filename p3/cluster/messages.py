@@ -13,6 +13,7 @@ import struct
 from typing import Any, Callable, Dict, List, Mapping
 
 from p3.errors import ProtocolError
+from p3.plan.key_plan import REDUCTIONS, UPDATES
 
 PROTOCOL_VERSION = 8
 MAX_BYTES_BEFORE_JOIN = 4 << 10
@@ -111,7 +112,7 @@ _REJOINED = {
 _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "partitions": _int}
 _PLAN = {
     **_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "parts": _int, "staleness": _int,
-    "codec": _flat, "reduction": _str, "update": _str,
+    "codec": _flat, "reduction": _one_of(*REDUCTIONS), "update": _one_of(*UPDATES),
 }  # fmt: skip
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
 _WORKER = _object({"host": _str, "local": _str, "machine": _str})

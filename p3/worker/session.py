@@ -189,10 +189,10 @@ class Session(Control):
         self.check()
         if key.sparse:
             self._require_at_once(key, gated or more, tell)
+            ids, values = gradient
         self.begin_push(key)
         scalars = (lr, wd, rescale, updates, schedule)
         if key.sparse:
-            ids, values = gradient
             return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
         return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more, tell)
 

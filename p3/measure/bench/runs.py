@@ -134,7 +134,7 @@ def _timeout_s(configuration: Configuration, course: Course) -> float:
     rate = min(configuration.rates_mbit or [configuration.rate_mbit or 100.0])
     transfer_s = 4 * _model_bytes(configuration) * 8 / (rate * 1e6)
     steps = named(configuration.experiment).computation.steps(configuration)
-    iteration_s = (configuration.compute_s or 5.0) + steps * transfer_s
+    iteration_s = max(configuration.compute_s or 5.0, 0.5 * steps) + steps * transfer_s
     return start_s + PATIENCE * (course.iterations + course.warmup) * iteration_s
 
 
