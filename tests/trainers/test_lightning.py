@@ -1,8 +1,10 @@
 """p3.lightning.Strategy beside Lightning's DDPStrategy: the same trainings, by the same script."""
 
-import plugin_jobs
+import sys
+
 import pytest
 import trainer_jobs as jobs
+from processes import ROOT, Process, clean_environment
 
 pytest.importorskip("lightning", reason="no Lightning here; make test-trainers installs it")
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
@@ -27,9 +29,11 @@ def by_ddp(folder, by_p3):
     return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
 
 
-def test_one_worker_may_validate_before_it_trains():
-    status, output = plugin_jobs.run(plugin_jobs.python("lightning_alone.py"))
-    assert status == 0 and "trained alone" in output, output
+def test_one_worker_may_validate_before_it_trains(tmp_path, processes):
+    command = [sys.executable, str(ROOT / "tests" / "jobs" / "lightning_alone.py")]
+    processes.append(Process(command, clean_environment(OMP_NUM_THREADS="1", HOME=str(tmp_path)), tmp_path))
+    finished = processes[-1].wait(100)
+    assert finished.code == 0 and "trained alone" in finished.out, finished.out + finished.err
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
