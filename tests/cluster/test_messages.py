@@ -29,6 +29,8 @@ EXAMPLES = {
     },
     "parts": [{"role": "server", "rank": 1, "bytes": 80, "sha256": "0f" * 32}],
     "state": "joined",
+    "reduction": "average",
+    "update": "steps",
     "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m"}],
 }
 
