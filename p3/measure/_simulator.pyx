@@ -14,6 +14,9 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
     cdef enum class Congestion:
         pass
 
+    cdef enum class Clipping:
+        pass
+
     cdef cppclass LinkSpec:
         double bytes_per_s, burst_bytes, queue_bytes
 
@@ -32,7 +35,7 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
         Congestion congestion
 
     cdef cppclass Sender:
-        cbool priorities
+        cbool priorities, pushes_first
         double window_bytes
 
     cdef cppclass Job:
@@ -42,6 +45,8 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
         vector[Layer] layers
         cbool releases_at_end
         vector[Slice] slices
+        Clipping clipping
+        double norm_bytes
         vector[vector[double]] factors
         int warmup, traced_iterations
         cbool traces_links
@@ -58,6 +63,7 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
 
     cdef cppclass Result:
         vector[vector[double]] ends_s, waited_s
+        vector[double] waited_to_clip_s
         vector[LinkUse] up, down
         vector[Span] spans
         double window_bytes
@@ -69,7 +75,9 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
 
 # In the order of simulator/job.h.
 CONGESTION = ("none", "cubic", "bbr")
+CLIPPING = ("none", "norm", "wait")
 SPANS = ("forward", "backward", "wait", "push", "value", "up", "down")
+FOR_CLIPPING = -1  # the item of a wait
 
 
 def simulate(dict job):
@@ -100,6 +108,8 @@ cdef Job _job(dict given) except *:
     job.local_aggregation = given["local_aggregation"]
     job.layers, job.slices = given["layers"], given["slices"]
     job.releases_at_end = given["releases_at_end"]
+    cdef int clipping = CLIPPING.index(given["clipping"])
+    job.clipping, job.norm_bytes = <Clipping> clipping, given["norm_bytes"]
     job.factors = given["factors"]
     job.warmup, job.traced_iterations = given["warmup"], given["traced_iterations"]
     job.traces_links = given["traces_links"]
@@ -113,7 +123,8 @@ cdef Job _job(dict given) except *:
     cdef int congestion = CONGESTION.index(transport["congestion"])
     job.transport.congestion = <Congestion> congestion
 
-    job.sender.priorities, job.sender.window_bytes = given["priorities"], given["window_bytes"]
+    job.sender.priorities, job.sender.pushes_first = given["priorities"], given["pushes_first"]
+    job.sender.window_bytes = given["window_bytes"]
     return job
 
 
@@ -127,6 +138,7 @@ cdef dict _as_dict(const Result& result):
     return {
         "ends_s": result.ends_s,
         "waited_s": result.waited_s,
+        "waited_to_clip_s": result.waited_to_clip_s,
         "up": result.up,
         "down": result.down,
         "spans": result.spans,

@@ -47,6 +47,7 @@ void check(const Job& job) {
     require(slice.server >= 0 && static_cast<size_t>(slice.server) < job.servers.size(), "a slice has no server");
     require(is_positive(slice.push_bytes) && is_positive(slice.value_bytes), "a slice has no bytes");
   }
+  require(job.clipping != Clipping::kNorm || is_positive(job.norm_bytes), "a part of the norm has no bytes");
   require(job.factors.size() == job.workers.size() && job.iterations() > 0,
           "each worker needs its iterations' factors");
   for (const auto& factors : job.factors) {

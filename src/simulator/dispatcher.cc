@@ -21,6 +21,7 @@ void Dispatcher::add(int connection, double window_bytes) {
 
 void Dispatcher::queue(int connection, int frame) {
   Queue& queue = of(connection);
+  if (frames_[frame].is_push) ++host(network_.source(connection)).pushes[frames_[frame].round];
   queue.frames.push_back({frames_[frame].urgency, next_order_++, frame});
   std::push_heap(queue.frames.begin(), queue.frames.end(), goes_after);
   place(connection);
@@ -46,6 +47,7 @@ void Dispatcher::pump(int number) {
   Host& its_host = host(number);
   while (!its_host.ready.empty()) {
     const int chosen = choose(its_host);
+    if (rules_.pushes_first && must_yield(its_host, chosen)) return;  // a push's acknowledgement comes back to this
     its_host.written_last = chosen;
     write(chosen);
     place(chosen);
@@ -57,6 +59,13 @@ int Dispatcher::choose(Host& its_host) {
   const auto& [urgency, connection] = *its_host.ready.begin();
   const auto next = its_host.ready.upper_bound(Place{urgency, its_host.written_last});
   return next == its_host.ready.end() || next->first != urgency ? connection : next->second;
+}
+
+bool Dispatcher::must_yield(const Host& its_host, int connection) {
+  const Queue& queue = of(connection);
+  const Frame& next = frames_[queue.current >= 0 ? queue.current : queue.frames.front().frame];
+  const bool is_value = !next.is_push && next.slice != Frame::kNorm;
+  return is_value && !its_host.pushes.empty() && its_host.pushes.begin()->first <= next.round;
 }
 
 // As much of the most urgent frame as the socket takes.
@@ -79,6 +88,10 @@ void Dispatcher::write(int connection) {
     network_.write(connection, queue.current, bytes, frame.left <= 0);
   } while (frame.left > 0);
   queue.current = -1;
+  if (!frame.is_push) return;
+  auto& pushes = host(network_.source(connection)).pushes;
+  const auto of_round = pushes.find(frame.round);
+  if (--of_round->second == 0) pushes.erase(of_round);
 }
 
 double Dispatcher::piece_of(const Queue& queue) const {

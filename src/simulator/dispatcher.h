@@ -3,11 +3,13 @@
 // Each connection has a queue of frames, most urgent first, above its socket. Whenever a socket has room, the most urgent
 // frame that can move is written; among equals the connections of a host take turns. A socket that is full takes more
 // when a third of it is free again, as the kernel has it. The processes of a host, which each have a sender, act as one:
-// they differ in nothing that is modelled.
+// they differ in nothing that is modelled. So a worker's pushes and a server's values, which have connections of their own,
+// share the host's link evenly, but for Sender::pushes_first.
 // Threads: none.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -19,12 +21,14 @@
 
 namespace p3::simulator {
 
-// What nodes send each other: a slice's push, or its value.
+// What nodes send each other: a slice's push, its value, or a server's part of the norm.
 struct Frame {
+  static constexpr int kNorm = -1;
+
   uint64_t urgency = 0;  // less is sooner
-  int slice = 0;
+  int slice = 0;         // or kNorm
   int round = 0;
-  int machine = 0;  // whose push it is, or to whom the value goes
+  int machine = 0;  // whose push it is, or to whom it goes
   bool is_push = false;
   double bytes = 0, left = 0;  // in all, and not yet written
   double begun_at = 0;
@@ -58,7 +62,8 @@ class Dispatcher {
   // Every connection of the network, in turn, before anything is queued.
   void add(int connection, double window_bytes);
 
-  // A frame waits to leave. Call pump() when all that leave at once do.
+  // A frame waits to leave. Call pump() when all that leave at once do. With Sender::pushes_first a push must be more
+  // urgent than the values of its round.
   void queue(int connection, int frame);
   // Writes what can be written on a host.
   void pump(int host);
@@ -89,6 +94,7 @@ class Dispatcher {
   struct Host {
     std::set<Place> ready;  // connections that have frames and room
     int written_last = -1;
+    std::map<int, int> pushes;  // by round: those that are not yet written; for Sender::pushes_first
   };
 
   Queue& of(int connection) { return queues_[static_cast<size_t>(connection)]; }
@@ -98,6 +104,7 @@ class Dispatcher {
   double piece_of(const Queue& queue) const;
   void place(int connection);
   int choose(Host& host);
+  bool must_yield(const Host& host, int connection);
   void write(int connection);
 
   const Sender rules_;

@@ -40,6 +40,15 @@ enum class Congestion {
   kBbr,    // paced at the greatest rate of delivery, with a window of twice what the path holds, and little more
 };
 
+// Whether the mean gradients are clipped by their global norm. No weight changes before that is known.
+enum class Clipping {
+  kNone,
+  // Each server sends each machine its part of the norm, most urgent, when all its slices of a round are summed. A worker
+  // waits for all parts before its first layer that has slices, then for each layer's own values.
+  kNorm,
+  kWait,  // a worker waits for all values of all layers before its first layer, and computes the norm of them
+};
+
 // What lies below P3: TCP and the kernel's queues. The same for all connections.
 struct Transport {
   double segment_bytes = 8192;  // what links pass as one; smaller is finer and slower to simulate
@@ -52,7 +61,9 @@ struct Transport {
 
 // How P3 sends. The defaults are what the data path does.
 struct Sender {
-  bool priorities = true;   // false: frames leave in the order they came
+  bool priorities = true;  // false: frames leave in the order they came
+  // As P3 does not: on a host no value leaves while a push of its round or of an older one waits there.
+  bool pushes_first = false;
   double window_bytes = 0;  // written to a connection and not acknowledged; 0: as SocketStream chooses
   double write_bytes = 0;   // the most that one write adds to a socket that has room; 0: as SocketStream chooses
 };
@@ -65,6 +76,8 @@ struct Job {
   std::vector<Layer> layers;
   bool releases_at_end = false;  // all gradients are ready when the backward pass ends, none before
   std::vector<Slice> slices;
+  Clipping clipping = Clipping::kNone;
+  double norm_bytes = 0;  // of a server's part of the norm, with P3's header; for kNorm
   // [worker][iteration]: how much longer than `layers` each iteration computes. All of the same length.
   std::vector<std::vector<double>> factors;
   int warmup = 1;  // iterations that waits and the use of links leave out
@@ -84,11 +97,13 @@ struct LinkUse {
 };
 
 struct Span {
+  static constexpr int kForClipping = -1;  // of kWait: for what clipping needs of all layers
+
   enum Kind { kForward, kBackward, kWait, kPush, kValue, kUp, kDown };
   Kind kind = kForward;
   int node = 0;   // worker; of kPush and kValue the sending host; of kUp and kDown the link's
   int peer = -1;  // the receiving host
-  int item = 0;   // layer; of kPush, kValue, kUp and kDown the slice
+  int item = 0;   // layer, or kForClipping; of kPush, kValue, kUp and kDown the slice
   int round = 0;
   double begin_s = 0, end_s = 0;
 };
@@ -96,6 +111,7 @@ struct Span {
 struct Result {
   std::vector<std::vector<double>> ends_s;    // [worker][iteration], since the start
   std::vector<std::vector<double>> waited_s;  // [worker][layer], of all iterations after the warm-up
+  std::vector<double> waited_to_clip_s;       // [worker], the same, for what clipping needs of all layers
   std::vector<LinkUse> up, down;              // of each host, after the warm-up
   std::vector<Span> spans;
   double window_bytes = 0;  // the least of all connections
@@ -110,7 +126,8 @@ Result simulate(const Job& job);
 
 // DistributedDataParallel's ring instead of P3: layers' bytes in buckets of at least `bucket_bytes` (the first of at
 // least `first_bucket_bytes`), in reverse order, each reduced in turn around the ring of workers; the next forward pass
-// begins when all are done. Of `job.sender` and the servers nothing is used, of `job.slices` layer and push_bytes.
+// begins when all are done, so clipping changes nothing. Of `job.sender` and the servers nothing is used, of `job.slices`
+// layer and push_bytes.
 Result simulate_ring(const Job& job, double bucket_bytes, double first_bucket_bytes);
 
 }  // namespace p3::simulator

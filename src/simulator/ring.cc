@@ -97,6 +97,7 @@ Result simulate_ring(const Job& job, double bucket_bytes, double first_bucket_by
   Result& result = ring.result_;
   result.ends_s.resize(workers);
   result.waited_s.assign(workers, std::vector<double>(job.layers.size(), 0));
+  result.waited_to_clip_s.assign(workers, 0);
   std::vector<double> now(workers, 0), reduced(workers, 0);
   for (int iteration = 0; iteration < job.iterations(); ++iteration) {
     const bool counts = iteration >= job.warmup, is_traced = iteration >= job.iterations() - job.traced_iterations;

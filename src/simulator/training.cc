@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "p3/socket_stream.h"
 
@@ -36,8 +37,25 @@ Training::Training(const Job& job)
   unpushed_.assign(job_.slices.size(), static_cast<int>(machines_.size()));
   result_.ends_s.resize(workers_.size());
   result_.waited_s.assign(workers_.size(), std::vector<double>(layers, 0));
+  result_.waited_to_clip_s.assign(workers_.size(), 0);
+  prepare_clipping();
   running_ = warming_up_ = static_cast<int>(workers_.size());
   connect();
+}
+
+void Training::prepare_clipping() {
+  slices_on_.assign(job_.servers.size(), 0);
+  summed_ = slices_on_;
+  for (const Slice& one : job_.slices) ++slices_on_[static_cast<size_t>(one.server)];
+  if (job_.clipping == Clipping::kWait) {
+    clips_before_ = 0;
+    needed_to_clip_ = static_cast<int>(job_.slices.size());
+  } else if (job_.clipping == Clipping::kNorm) {
+    const auto first = std::find_if(slices_of_.begin(), slices_of_.end(), [](const auto& all) { return !all.empty(); });
+    clips_before_ = static_cast<int>(first - slices_of_.begin());
+    needed_to_clip_ =
+        static_cast<int>(std::count_if(slices_on_.begin(), slices_on_.end(), [](int n) { return n > 0; }));
+  }
 }
 
 // Only what a slice will cross.
@@ -109,18 +127,36 @@ double Training::factor(int number) const {
 void Training::begin_forward(int number, int layer) {
   Worker& one = worker(number);
   if (layer == static_cast<int>(job_.layers.size())) return begin_backward(number, layer - 1);
-  if (one.missing[static_cast<size_t>(layer)] > 0) {
-    one.waits_for = layer;
-    one.waits_since = events_.now();
-    return;
-  }
+  if (layer == clips_before_ && one.missing_to_clip > 0) return wait(number, Span::kForClipping);
+  if (one.missing[static_cast<size_t>(layer)] > 0) return wait(number, layer);
   const double seconds = job_.layers[static_cast<size_t>(layer)].forward_s * factor(number);
   if (is_traced(one.iteration))
     result_.spans.push_back({Span::kForward, number, -1, layer, one.iteration, events_.now(), events_.now() + seconds});
   events_.at(events_.now() + seconds, EventKind::kStepDone, number, layer);
 }
 
+void Training::wait(int number, int layer) {
+  worker(number).waits_for = layer;
+  worker(number).waits_since = events_.now();
+}
+
+void Training::go_on_if_all_is_there(int number) {
+  Worker& one = worker(number);
+  const bool clips = one.waits_for == Span::kForClipping;
+  if (one.waits_for == kNothing) return;
+  if ((clips ? one.missing_to_clip : one.missing[static_cast<size_t>(one.waits_for)]) > 0) return;
+  const int layer = std::exchange(one.waits_for, kNothing);
+  const auto w = static_cast<size_t>(number);
+  if (one.iteration >= job_.warmup)
+    (clips ? result_.waited_to_clip_s[w] : result_.waited_s[w][static_cast<size_t>(layer)]) +=
+        events_.now() - one.waits_since;
+  if (is_traced(one.iteration) && events_.now() > one.waits_since)
+    result_.spans.push_back({Span::kWait, number, -1, layer, one.iteration, one.waits_since, events_.now()});
+  begin_forward(number, clips ? clips_before_ : layer);
+}
+
 void Training::begin_backward(int number, int layer) {
+  if (layer + 1 == static_cast<int>(job_.layers.size())) worker(number).missing_to_clip = needed_to_clip_;
   const double seconds = job_.layers[static_cast<size_t>(layer)].backward_s * factor(number);
   if (is_traced(worker(number).iteration))
     result_.spans.push_back(
@@ -166,7 +202,7 @@ void Training::release(int number, int layer) {
       continue;
     }
     leave(connection(to_server_, one.machine, its.server),
-          {urgency(round, its), s, round, one.machine, true, its.push_bytes, its.push_bytes, 0});
+          {urgency(round, its, true), s, round, one.machine, true, its.push_bytes, its.push_bytes, 0});
   }
   dispatcher_.pump(its_machine.host);
 }
@@ -180,35 +216,52 @@ void Training::pushed(int number, int round) {
   unpushed = static_cast<int>(machines_.size());
   const Slice& its = slice(number);
   const int home = server_host(its.server);
+  const bool tells_norm = has_summed_all(its.server) && job_.clipping == Clipping::kNorm;
   std::vector<int> here;
   for (int m = 0; m < static_cast<int>(machines_.size()); ++m) {
-    if (machine(m).host == home)
+    if (machine(m).host == home) {
       here.push_back(m);
-    else
-      leave(connection(to_machine_, m, its.server),
-            {urgency(round, its), number, round, m, false, its.value_bytes, its.value_bytes, 0});
+      continue;
+    }
+    const int way = connection(to_machine_, m, its.server);
+    leave(way, {urgency(round, its, false), number, round, m, false, its.value_bytes, its.value_bytes, 0});
+    if (tells_norm)
+      leave(way, {norm_urgency(round), Frame::kNorm, round, m, false, job_.norm_bytes, job_.norm_bytes, 0});
   }
   dispatcher_.pump(home);
-  for (int m : here) landed(m, number);
+  for (int m : here) {
+    landed(m, number);
+    if (tells_norm) norm_landed(m);
+  }
+}
+
+// With the slice that it has just summed, of a round.
+bool Training::has_summed_all(int server) {
+  int& summed = summed_[static_cast<size_t>(server)];
+  summed = (summed + 1) % slices_on_[static_cast<size_t>(server)];
+  return summed == 0;
 }
 
 void Training::landed(int number, int slice_number) {
   const int layer = slice(slice_number).layer;
   for (int w : machine(number).workers) {
-    Worker& one = worker(w);
-    if (--one.missing[static_cast<size_t>(layer)] > 0 || one.waits_for != layer) continue;
-    one.waits_for = -1;
-    if (one.iteration >= job_.warmup)
-      result_.waited_s[static_cast<size_t>(w)][static_cast<size_t>(layer)] += events_.now() - one.waits_since;
-    if (is_traced(one.iteration) && events_.now() > one.waits_since)
-      result_.spans.push_back({Span::kWait, w, -1, layer, one.iteration, one.waits_since, events_.now()});
-    begin_forward(w, layer);
+    --worker(w).missing[static_cast<size_t>(layer)];
+    if (job_.clipping == Clipping::kWait) --worker(w).missing_to_clip;
+    go_on_if_all_is_there(w);
+  }
+}
+
+void Training::norm_landed(int number) {
+  for (int w : machine(number).workers) {
+    --worker(w).missing_to_clip;
+    go_on_if_all_is_there(w);
   }
 }
 
 void Training::delivered(int connection, int frame) {
   const Frame its = frames_[frame];
   frames_.remove(frame);
+  if (its.slice == Frame::kNorm) return norm_landed(its.machine);
   if (is_traced(its.round))
     result_.spans.push_back({its.is_push ? Span::kPush : Span::kValue, network_.source(connection),
                              network_.sink(connection), its.slice, its.round, its.begun_at, events_.now()});
@@ -219,15 +272,18 @@ void Training::delivered(int connection, int frame) {
 }
 
 void Training::passed(Span::Kind link, int host, int frame, double begin, double end) {
-  if (!job_.traces_links || !is_traced(frames_[frame].round)) return;
+  if (!job_.traces_links || !is_traced(frames_[frame].round) || frames_[frame].slice == Frame::kNorm) return;
   result_.spans.push_back({link, host, -1, frames_[frame].slice, frames_[frame].round, begin, end});
 }
 
-// The round in the upper half, below it the key.
-uint64_t Training::urgency(int round, const Slice& its) const {
+// The round in the upper half, below it the key, from 1.
+uint64_t Training::urgency(int round, const Slice& its, bool is_push) const {
   const uint64_t key = job_.sender.priorities ? static_cast<uint64_t>(its.key) : 0;
-  return static_cast<uint64_t>(round) << 32 | key;
+  const uint64_t yields = job_.sender.pushes_first && !is_push;
+  return static_cast<uint64_t>(round) << 32 | yields << 31 | (key + 1);
 }
+
+uint64_t Training::norm_urgency(int round) { return static_cast<uint64_t>(round) << 32; }
 
 Result simulate(const Job& job) {
   check(job);

@@ -3,7 +3,7 @@
 // A worker's iteration computes forward, layer by layer, each after the layer's values of the last round have landed;
 // then backward from the end, after each of which the layer's slices leave, or all of them after the last. A server
 // adds up a slice's pushes, and when the last has come the value leaves to all at once. Sums and copies take no time, nor
-// does what stays on a host.
+// does what stays on a host. With clipping a worker also waits once in an iteration, for what enum Clipping says.
 // A machine is what pushes as one: the workers of a host, with local aggregation; otherwise each worker.
 // Threads: none.
 #pragma once
@@ -23,12 +23,15 @@ class Training : private Network::Listener {
   Result run();
 
  private:
+  static constexpr int kNothing = -2;
+
   struct Worker {
     int machine = 0;
     int iteration = 0;
-    int waits_for = -1;  // a layer
+    int waits_for = kNothing;  // a layer, or Span::kForClipping
     double waits_since = 0;
     std::vector<int> missing;  // of each layer: values that have not landed
+    int missing_to_clip = 0;   // parts of the norm, or values of all layers
   };
 
   struct Machine {
@@ -43,15 +46,21 @@ class Training : private Network::Listener {
 
   void connect();
   double window_of(int from_host, int connections) const;
+  void prepare_clipping();
   void begin_forward(int worker, int layer);
+  void wait(int worker, int layer);
+  void go_on_if_all_is_there(int worker);
   void begin_backward(int worker, int layer);
   void step_done(int worker, int layer);
   void release(int worker, int layer);
   void pushed(int slice, int round);
+  bool has_summed_all(int server);
   void landed(int machine, int slice);
+  void norm_landed(int machine);
   void leave(int connection, const Frame& frame);
   void leave_warmup();
-  uint64_t urgency(int round, const Slice& slice) const;
+  uint64_t urgency(int round, const Slice& slice, bool is_push) const;
+  static uint64_t norm_urgency(int round);
   double factor(int worker) const;
   bool is_traced(int round) const { return round >= job_.iterations() - job_.traced_iterations; }
 
@@ -74,6 +83,10 @@ class Training : private Network::Listener {
   std::vector<std::vector<int>> slices_of_;  // each layer
   std::vector<int> to_server_, to_machine_;  // connections, by machine and server; -1: on the same host, or not used
   std::vector<int> unpushed_;                // of each slice: machines
+  std::vector<int> slices_on_;               // each server
+  std::vector<int> summed_;                  // by each server: slices of a round
+  int clips_before_ = kNothing;              // a layer
+  int needed_to_clip_ = 0;                   // by a worker in a round
   int running_ = 0;                          // workers that have iterations left
   int warming_up_ = 0;
 };

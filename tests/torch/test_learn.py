@@ -22,7 +22,10 @@ from p3.measure.trainings import lessons
 SIZE, STEPS = 0.02, 14
 
 
-def losses_on_the_joined_batch(name):
+CLIP = 0.5  # which all these gradients exceed
+
+
+def losses_on_the_joined_batch(name, max_norm=None):
     """Of one process that trains plainly."""
     lesson = lessons.LESSONS[name]
     data = lesson.data()
@@ -35,36 +38,43 @@ def losses_on_the_joined_batch(name):
         loss = lesson.loss(net, inputs, targets)
         losses.append(loss.item())
         loss.backward()
+        if max_norm is not None:
+            assert torch.nn.utils.clip_grad_norm_(net.parameters(), max_norm) > max_norm
         optimizer.step()
     return losses
 
 
+@pytest.mark.parametrize("clip", [None, CLIP], ids=["plain", "clipped"])
 @pytest.mark.parametrize("name", lessons.LESSONS)
-def test_workers_of_p3_follow_one_process_on_the_joined_batch(name):
+def test_workers_of_p3_follow_one_process_on_the_joined_batch(name, clip):
     command = [sys.executable, "-m", "p3.measure.trainings.torch_lesson", "--store", "p3_torch", "--model", name,
                "--size", str(SIZE), "--warmup", "0", "--iterations", str(STEPS)]  # fmt: skip
+    command += [] if clip is None else ["--clip", str(clip)]
     status, output = plugin_jobs.run_p3(2, 2, command, PYTHONPATH=PYTHONPATH)  # scikit-learn needs SciPy
     assert status == 0, output
     decoder = json.JSONDecoder()
     lines = [decoder.raw_decode("{" + part)[0] for part in output.split("{")[1:] if part.startswith('"kind": "iter')]
     of_workers = [[line["loss"] for line in lines if line["iteration"] == step] for step in range(STEPS)]
     assert [len(one) for one in of_workers] == [2] * STEPS
-    assert [sum(one) / 2 for one in of_workers] == pytest.approx(losses_on_the_joined_batch(name), rel=1e-3)
+    assert [sum(one) / 2 for one in of_workers] == pytest.approx(losses_on_the_joined_batch(name, clip), rel=1e-3)
 
 
 @needs_lab
 @pytest.mark.timeout(300)
-def test_ddp_and_p3_learn_the_same_at_a_rate_that_was_chosen(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("clip", [None, CLIP], ids=["plain", "clipped"])
+def test_ddp_and_p3_learn_the_same_at_a_rate_that_was_chosen(tmp_path, monkeypatch, capsys, clip):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
     out = str(tmp_path / "learn.jsonl")
     options = ["--models", "gpt", "--stores", "ddp_1,p3_torch", "--size", str(SIZE), "--warmup", "1",
                "--iterations", str(STEPS - 1), "--loss", "5", "--repeats", "1"]  # fmt: skip
+    options += [] if clip is None else ["--clip", str(clip)]
     assert cli.main(["bench", "learn", *options, "--out", out]) == 0, capsys.readouterr().err
     settings, *records = map(json.loads, open(out))
     assert settings["machine"]["cores"] and settings["commit"]
     assert [(record["store"], record["result"], record["computation"]) for record in records] == [
         ("ddp_1", "right", "real"), ("p3_torch", "right", "real"),
     ]  # fmt: skip
+    assert [record.get("clip") for record in records] == [clip, clip]
     ddp, ours = records
     assert ddp["rate_mbit"] == pytest.approx(ddp["bytes"] * 8 / 1e6 / ddp["compute_s"], rel=0.01)
     assert ddp["bytes"] == lessons.model_bytes("gpt", SIZE)
@@ -76,4 +86,5 @@ def test_ddp_and_p3_learn_the_same_at_a_rate_that_was_chosen(tmp_path, monkeypat
     drawn = curves.curves(written.read([out]).runs)
     assert [one.configuration.store for one in drawn] == ["ddp_1", "p3_torch"]
     assert all(one.goal_s and one.goal_s[0] in one.at_s for one in drawn)
-    assert "GPT at" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "GPT at" in printed and ("clipped to a norm of 0.5" in printed) == (clip is not None)

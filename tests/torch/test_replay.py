@@ -23,10 +23,16 @@ def lines_of(output):
 
 
 LATE = [*REPLAY, "--release", "end"]
+CLIPPED = [*REPLAY, "--clip", "1"]
+CLIPPED_TRAINING = [*TRAINING, "--clip", "1"]
 COMMANDS = pytest.mark.parametrize("command", [REPLAY, LATE, TRAINING], ids=["replay", "late", "training"])
+WITH_CLIPPED = pytest.mark.parametrize(
+    "command", [REPLAY, LATE, TRAINING, CLIPPED, CLIPPED_TRAINING],
+    ids=["replay", "late", "training", "clipped", "clipped training"],
+)  # fmt: skip
 
 
-@COMMANDS
+@WITH_CLIPPED
 def test_workers_of_p3_end_right(command):
     status, output = jobs.run_p3(2, 2, [*command, "--store", "p3_torch"])
     assert status == 0, output
@@ -43,7 +49,7 @@ def test_workers_of_p3_that_are_steps_apart_end_right(command):
     assert [line["result"] for line in lines_of(output) if line["kind"] == "result"] == ["right", "right"], output
 
 
-@COMMANDS
+@WITH_CLIPPED
 def test_workers_of_ddp_end_right(command):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from typing import Dict, List
 
 from p3.errors import ConfigError
 from p3.measure.arguments import list_of, names_among, number, slice_size
 from p3.measure.bench import experiments
+from p3.measure.jobs import stores
 from p3.measure.lab.command import delay, rates, told
 from p3.measure.replay import models
 from p3.measure.trainings import resnets
@@ -119,6 +121,8 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
                         number(0, 1e3), "S"),
         "release": option("when gradients become ready: each layer's in its turn, or all at the end of the backward "
                           "pass (default layer)", choices=models.RELEASES),
+        "clip": option("gradients to this global norm; stores that cannot are left out (default: not clipped)",
+                       a_number, "NORM"),
         # How it learns.
         "optimizer": option("optimizer; none: the stores only sum (default %(default)s)", choices=("none", "sgd")),
         "learning_rate": option("learning rate of SGD (default %(default)g)", number(1e-9, 1e3), "L"),
@@ -157,8 +161,23 @@ def _bench(options: argparse.Namespace, settings: Settings, _command: List[str])
             raise ConfigError(f"p3 bench {options.experiment} takes one --{name}; several: {', '.join(able)}")
     if options.rates:
         _check_rates(options)
+    if options.clip is not None:
+        leave_out_what_cannot_clip(options)
     with told():
         return campaign.bench(options, settings)
+
+
+def leave_out_what_cannot_clip(options: argparse.Namespace) -> None:
+    left_out = [name for name in options.stores if not stores.named(name).clips]
+    options.stores = [name for name in options.stores if name not in left_out]
+    if not options.stores:
+        able = [name for name in experiments.named(options.experiment).stores() if stores.named(name).clips]
+        raise ConfigError(
+            f"p3 bench {options.experiment} --clip: {', '.join(left_out)} cannot clip here; name others with --stores: "
+            + (", ".join(able) or "this experiment has none")
+        )
+    if left_out:
+        print(f"p3 bench --clip: left out, as they cannot clip here: {', '.join(left_out)}", file=sys.stderr)
 
 
 def _check_rates(options: argparse.Namespace) -> None:

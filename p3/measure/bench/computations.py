@@ -40,6 +40,10 @@ def _compression(store: Store) -> List[str]:
     return ["--compression", kind] if ratio is None else ["--dgc", repr(ratio)]
 
 
+def _clip(configuration: Configuration) -> List[str]:
+    return [] if configuration.clip is None else ["--clip", repr(configuration.clip)]
+
+
 def _curve(workers: measured.Workers, store: Store) -> Dict:
     return measured.curve(workers, store.may_be_apart)
 
@@ -48,7 +52,7 @@ def _replay(store: Store, configuration: Configuration, course: Course, _repeat:
     return _program(
         "p3.replay", store, *_common(configuration, course), "--model", configuration.model,
         "--compute", repr(configuration.compute_s), "--jitter", repr(course.jitter), "--optimizer", course.optimizer,
-        "--release", configuration.release, *_compression(store),
+        "--release", configuration.release, *_clip(configuration), *_compression(store),
         *([] if store.route is None else ["--factors", store.route, "--batch", configuration.batch]),
     )  # fmt: skip
 
@@ -56,13 +60,13 @@ def _replay(store: Store, configuration: Configuration, course: Course, _repeat:
 def _convnet(store: Store, configuration: Configuration, course: Course, _repeat: int) -> List[str]:
     return _program(
         "p3.measure.trainings." + ("torch_convnet" if store.is_torch else "mxnet_convnet"), store,
-        *_common(configuration, course), "--pause", repr(course.pause_s),
+        *_common(configuration, course), *_clip(configuration), "--pause", repr(course.pause_s),
         "--learning-rate", repr(course.learning_rate), "--momentum", repr(course.momentum),
     )  # fmt: skip
 
 
 def _lesson(store: Store, configuration: Configuration, course: Course, _repeat: int) -> List[str]:
-    common = _common(configuration, course)
+    common = [*_common(configuration, course), *_clip(configuration)]
     return _program("p3.measure.trainings.torch_lesson", store, *common, "--model", configuration.model)
 
 

@@ -24,6 +24,7 @@ class Configuration(NamedTuple):
     release: str = "layer"  # when gradients become ready: of models.RELEASES
     batch: Optional[int] = None  # of real fully connected layers
     computation: str = "emulated"  # or real
+    clip: Optional[float] = None  # the global norm to which gradients are clipped
 
     @property
     def path(self) -> Path:
@@ -58,7 +59,7 @@ class Configuration(NamedTuple):
             "slice_elements": self.slice_elements,
             "label": self.label,
         }
-        later = {"goal_loss": self.goal_loss, "path": self.path_name, "batch": self.batch,
+        later = {"goal_loss": self.goal_loss, "path": self.path_name, "batch": self.batch, "clip": self.clip,
                  "release": None if self.release == "layer" else self.release}  # fmt: skip
         return {**fields, **{name: value for name, value in later.items() if value is not None}}
 

@@ -39,7 +39,7 @@ def _replayed() -> Tuple[str, ...]:
 _PLACE = ("hosts", "rate", "rates", "hostfile", "delay")
 _COURSE = ("iterations", "warmup", "repeats", "timeout", "out")
 _REPLAYED = (
-    "models", "jitter", "optimizer", "release", "compute", "slice_elements", "stores", "size", *_PLACE, *_COURSE
+    "models", "jitter", "optimizer", "release", "clip", "compute", "slice_elements", "stores", "size", *_PLACE, *_COURSE
 )  # fmt: skip
 
 
@@ -219,6 +219,7 @@ def _configuration(options: Namespace, model: str, label: str, **differing) -> C
         "hosts": options.hosts[0],
         "slice_elements": options.slice_elements,
         "release": options.release,
+        "clip": options.clip,
         **differing,
     }
     fields["slice_elements"] = key_plan.slice_elements(fields["slice_elements"], num_servers=fields["hosts"])
@@ -332,7 +333,9 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
     Experiment(
         "compute", "a real training with Gluon, nothing emulated", compute,
         {"rate": "100mbit", "compute": None, "iterations": 20, "warmup": 5, "optimizer": "sgd"},
-        options=("pause", "learning_rate", "momentum", "loss", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
+        options=(
+            "pause", "learning_rate", "momentum", "loss", "clip", "slice_elements", "stores", "size", *_PLACE, *_COURSE
+        ),
         several=("rate",), stores=lambda: names("main", "apart", "torch"), megabytes=13, computation=CONVNET,
         tables=(partial(times, tables.RATE), tables.last_losses, tables.ways_to_goals),
         figure=views.Figure("bars", "Iteration time of real training"),
@@ -341,7 +344,7 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         "learn", "seconds to a given loss: a GPT and a convolutional net trained with PyTorch, nothing emulated", learn,
         {"models": ",".join(GOALS), "stores": ",".join(names("torch")), "rate": None, "compute": None,
          "iterations": 150, "optimizer": "sgd"},
-        options=("models", "loss", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
+        options=("models", "loss", "clip", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
         stores=lambda: names("torch"), models=tuple(GOALS), megabytes=10, computation=LESSON, is_balanced=True,
         agreement=lambda configuration, _repeat, _store: configuration,
         tables=(partial(times, tables.MODEL), tables.seconds_to_goals),
@@ -383,6 +386,7 @@ COMMON_DEFAULTS: Dict = {
     "jitter": 0.0,
     "optimizer": "none",
     "release": "layer",
+    "clip": None,
     "pause": 0.0,
     "learning_rate": mxnet_convnet.LEARNING_RATE,
     "momentum": mxnet_convnet.MOMENTUM,

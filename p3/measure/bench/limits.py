@@ -22,6 +22,7 @@ def goal(configuration: Configuration, compression: Optional[Compression] = None
         delay_s=configuration.delay_ms / 1e3,
         release=configuration.release,
         compression=compression,
+        clips=configuration.clip is not None,
     )
 
 

@@ -45,6 +45,11 @@ class Store(NamedTuple):
         return hooks.may_be_apart(self.kvstore) or self.kvstore.startswith("p3_torch:")
 
     @property
+    def clips(self) -> bool:
+        """Whether its workers can clip by the global norm: those of torch, unless they may be apart."""
+        return self.is_torch and not self.may_be_apart
+
+    @property
     def is_workers_alone(self) -> bool:
         """Without servers and scheduler, found at MASTER_ADDR."""
         return self.kvstore.startswith("ddp:") or self.kvstore == "alone"

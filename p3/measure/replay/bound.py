@@ -11,6 +11,16 @@ ones, the *prefix*, cross the network between two moments between which little i
 With late gradients, which all become ready when the backward pass ends, that window is shorter: what is computed from
 the layer's forward step to the end of the whole backward pass counts.
 
+With clipping by the global norm no weight changes before the sums of all gradients are known. So until a worker uses
+the first weight, all pushes must have reached their servers, also those of layers whose values are needed much later.
+Now a window may begin with one layer's gradient, and end with the use of the same or an earlier one's weight:
+
+    period >= transfer of the pushes of all layers up to the later one, and of the values of those up to the earlier one
+              + computation from the earlier layer's forward step to the later one's backward step
+
+That holds whatever the schedule: values may travel before the norm is known, or after. The norm itself is taken to need
+no bytes, but where a push has crossed the network, the way back.
+
 The heaviest-first model is held up by its first layer: its transfer hides behind nothing. Where the last layer is the
 worst, the network is the limit; where no layer adds anything, the computation is.
 
@@ -18,8 +28,9 @@ Whether servers or workers update makes no difference: a sum is as long as a wei
 """
 
 import argparse
+import itertools
 import sys
-from typing import List, NamedTuple, Optional, Sequence, Union
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Union
 
 from p3 import codecs
 from p3.measure.arguments import name_among, number, slice_size
@@ -84,37 +95,79 @@ def bound(
     delay_s: float = 0.0,
     release: str = "layer",
     compression: Optional[Compression] = None,
+    clips: bool = False,
 ) -> Bound:
     """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
 
     Slices go round robin to the servers in forward order, "auto" ones are as large as P3 makes them; `delay_s` is what
     a byte takes to the other host besides. `release`: one of models.RELEASES. With deep gradient compression,
-    broadcasts are the smallest, as if all workers sent the same elements.
+    broadcasts are the smallest, as if all workers sent the same elements. `clips`: by the global norm of all gradients.
     """
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
     _check(model, compute_s, cluster, slice_elements, delay_s, release)
     best = Bound(compute_s, compute_s, "the computation is the limit; all communication can hide behind it")
-    traffic = _Traffic(cluster)
-    remaining_s = compute_s  # from this layer's forward step to its gradient
+    traffic, prefixes = _Traffic(cluster), []
     for layer in model.layers:
         for tensor in layer.tensors:
             for elements in _slices(tensor.elements, slice_elements):
                 push, cast = (of(tensor, elements, compression) for of in (of_push, of_broadcast))
                 traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
-        transfer = traffic.least(delay_s)
-        if remaining_s + transfer.seconds > best.seconds:
+        prefixes.append(traffic.prefix(delay_s))
+    for window in _windows(model, compute_s, release, clips):
+        pushed, cast = prefixes[window.gradient], prefixes[window.use]
+        transfer = traffic.least(pushed, cast, delay_s)
+        if window.computed_s + transfer.seconds > best.seconds:
+            gradient, use = (model.layers[number].name for number in (window.gradient, window.use))
             best = Bound(
-                remaining_s + transfer.seconds,
+                window.computed_s + transfer.seconds,
                 compute_s,
-                f"between the gradient of {layer.name!r} and its next use, {traffic.value_bytes / 1e6:.3g} MB (the "
-                f"layers up to it, with headers) must be pushed and broadcast, which takes {transfer.seconds:.4f} s "
-                f"({transfer.reason}); from that use to its next gradient a worker computes for {remaining_s:.4f} s",
+                f"{_between(gradient, use, pushed, cast)}, which takes {transfer.seconds:.4f} s ({transfer.reason}); "
+                f"from that use to {'its next gradient' if gradient == use else f'the next gradient of {gradient!r}'} "
+                f"a worker computes for {window.computed_s:.4f} s",
             )
-        remaining_s -= (layer.forward + (layer.backward if release == "layer" else 0)) * compute_s
     busiest = traffic.busiest()
     if busiest.seconds > best.seconds:
         best = Bound(busiest.seconds, compute_s, f"the network is the limit ({busiest.reason})")
     return best
+
+
+class _Window(NamedTuple):
+    """From the gradient of one layer to the next use of one, by number; in between this crosses the network."""
+
+    gradient: int
+    use: int
+    computed_s: float  # from that use to the next gradient
+
+
+def _windows(model: models.Model, compute_s: float, release: str, clips: bool) -> Iterator[_Window]:
+    last = len(model.layers) - 1
+    first_update = next((number for number, layer in enumerate(model.layers) if layer.tensors), last + 1)
+    if release == "layer":
+        backward = [0.0, *itertools.accumulate(layer.backward for layer in model.layers)]  # of the layers before each
+    else:
+        backward = [0.0] * len(model.layers)
+    forward = [0.0, *itertools.accumulate(layer.forward for layer in model.layers)]
+    for use in range(len(model.layers)):
+        gradients = [use]
+        if clips and use >= first_update:
+            # Late gradients are all ready at one moment, and then the most traffic says most.
+            gradients = list(range(use, last + 1)) if release == "layer" else [last]
+        for gradient in gradients:
+            yield _Window(gradient, use, compute_s - (forward[use] + backward[gradient]) * compute_s)
+
+
+def _between(gradient: str, use: str, pushed: "_Prefix", cast: "_Prefix") -> str:
+    megabytes = f"{cast.value_bytes / 1e6:.3g} MB"
+    if gradient == use:
+        return (
+            f"between the gradient of {gradient!r} and its next use, {megabytes} (the layers up to it, with headers) "
+            "must be pushed and broadcast"
+        )
+    return (
+        f"between the gradient of {gradient!r} and the next use of {use!r}, for which the norm must be known, "
+        f"{pushed.push_bytes / 1e6:.3g} MB (the layers up to the former, with headers) must be pushed, and {megabytes} "
+        "(those up to the latter) broadcast"
+    )
 
 
 def card_bytes(
@@ -143,6 +196,19 @@ class _Transfer(NamedTuple):
 _NOTHING = _Transfer(0.0, "nothing crosses the network")
 
 
+class _Prefix(NamedTuple):
+    """What the slices up to a layer take, by NIC: bytes of one worker's pushes up, of broadcasts to one worker down."""
+
+    push_bytes: float  # of each worker
+    value_bytes: float
+    pushes: _Transfer
+    casts: _Transfer
+    push_up_of_one: Sequence[float]
+    push_down: Sequence[float]
+    cast_up: Sequence[float]
+    cast_down_of_one: Sequence[float]
+
+
 class _Traffic:
     """The bytes of all slices added so far, by NIC and direction."""
 
@@ -150,16 +216,17 @@ class _Traffic:
         self._cluster = cluster
         self._workers_on = [list(cluster.workers).count(host) for host in cluster.hosts]
         self._slices = 0
-        self.value_bytes = 0.0  # broadcast
+        self._push_bytes = self._value_bytes = 0.0
         self._push_up, self._push_down, self._cast_up, self._cast_down = ([0.0] * len(cluster.hosts) for _ in range(4))
-        self._round_trip = _NOTHING
+        self._one_way = self._round_trip = _NOTHING
 
     def add_slice(self, push_bytes: float, cast_bytes: float) -> None:
         """The next slice: from every worker to its server, and back. What stays on a host crosses no NIC."""
         cluster = self._cluster
         home = cluster.servers[self._slices % len(cluster.servers)]
         self._slices += 1
-        self.value_bytes += cast_bytes
+        self._push_bytes += push_bytes
+        self._value_bytes += cast_bytes
         for host in cluster.hosts:
             workers = self._workers_on[host]
             if host == home or not workers:
@@ -170,6 +237,8 @@ class _Traffic:
             self._cast_down[host] += workers * cast_bytes
             there = _seconds(push_bytes, min(cluster.up_mbit[host], cluster.down_mbit[home]))
             back = _seconds(cast_bytes, min(cluster.up_mbit[home], cluster.down_mbit[host]))
+            if there > self._one_way.seconds:
+                self._one_way = _Transfer(there, f"a slice goes whole from host {host} to {home}, and the norm back")
             if there + back > self._round_trip.seconds:
                 self._round_trip = _Transfer(there + back, f"a slice goes whole from host {host} to {home} and back")
 
@@ -177,37 +246,52 @@ class _Traffic:
         """By all hosts."""
         return sum(self._push_up) + sum(self._cast_up)
 
-    def least(self, delay_s: float) -> _Transfer:
-        """No less from the moment when these slices' first gradient is ready until all of their values are used."""
+    def prefix(self, delay_s: float) -> _Prefix:
+        """Of the slices so far. Both transfers are what the busiest NIC takes, or a single slice."""
         cluster = self._cluster
-        candidates = [self._round_trip._replace(seconds=self._round_trip.seconds + 2 * delay_s)]
+        push_up_of_one = [bytes_ / max(1, count) for bytes_, count in zip(self._push_up, self._workers_on)]
+        cast_down_of_one = [bytes_ / max(1, count) for bytes_, count in zip(self._cast_down, self._workers_on)]
+        pushes = [self._one_way._replace(seconds=self._one_way.seconds + 2 * delay_s)]
+        casts = [self._round_trip._replace(seconds=self._round_trip.seconds + 2 * delay_s)]
         for host in cluster.hosts:
             up, down = cluster.up_mbit[host], cluster.down_mbit[host]
-            candidates += [
-                _Transfer(_seconds(self._push_up_of_one(host), up) + delay_s, f"pushes of a worker of host {host}"),
+            pushes += [
+                _Transfer(_seconds(push_up_of_one[host], up) + delay_s, f"pushes of a worker of host {host}"),
                 _Transfer(_seconds(self._push_down[host], down) + delay_s, f"pushes to host {host}"),
+            ]
+            casts += [
                 _Transfer(_seconds(self._cast_up[host], up) + delay_s, f"broadcasts from host {host}"),
                 _Transfer(_seconds(self._cast_down[host], down) + delay_s, f"broadcasts to host {host}"),
             ]
-        # Whoever is last: his own pushes, and all broadcasts, begin when he is ready.
+        crosses = any(self._push_up)
+        return _Prefix(
+            self._push_bytes, self._value_bytes,
+            _longest(pushes) if crosses else _NOTHING, _longest(casts) if crosses else _NOTHING,
+            push_up_of_one, list(self._push_down), list(self._cast_up), cast_down_of_one,
+        )  # fmt: skip
+
+    def least(self, pushed: _Prefix, cast: _Prefix, delay_s: float) -> _Transfer:
+        """No less from the moment when the first gradient of `pushed` is ready until all values of `cast`, no more than
+        those, are used, if by then all of the pushes must be there."""
+        if not any(pushed.push_up_of_one):
+            return _NOTHING
+        cluster = self._cluster
         with_workers = [host for host in cluster.hosts if self._workers_on[host]]
-        candidates.append(min(
-            _Transfer(
-                _seconds(self._push_up_of_one(host) + self._cast_up[host], cluster.up_mbit[host]) + delay_s,
-                f"all that host {host} sends",
-            )
+        # Whoever is last: his own pushes, and all broadcasts, begin when he is ready.
+        sent = min(
+            (_seconds(pushed.push_up_of_one[host] + cast.cast_up[host], cluster.up_mbit[host]), host)
             for host in with_workers
-        ))
+        )
         # Whoever is first: nothing of this arrives before he is ready, and all pushes must before his next use.
-        candidates.append(min(
-            _Transfer(
-                _seconds(self._push_down[host] + self._cast_down_of_one(host), cluster.down_mbit[host]) + delay_s,
-                f"all that host {host} receives",
-            )
+        received = min(
+            (_seconds(pushed.push_down[host] + cast.cast_down_of_one[host], cluster.down_mbit[host]), host)
             for host in with_workers
-        ))
-        # The last reason of equals says most: it counts both kinds of traffic.
-        return max(reversed(candidates), key=lambda one: one.seconds) if self._crosses() else _NOTHING
+        )
+        return _longest([
+            pushed.pushes, cast.casts,
+            _Transfer(sent[0] + delay_s, f"all that host {sent[1]} sends"),
+            _Transfer(received[0] + delay_s, f"all that host {received[1]} receives"),
+        ])  # fmt: skip
 
     def busiest(self) -> _Transfer:
         """The NIC that needs longest for all slices of an iteration."""
@@ -222,14 +306,10 @@ class _Traffic:
         ]
         return max(busy, key=lambda one: one.seconds)
 
-    def _crosses(self) -> bool:
-        return any(self._push_up)
 
-    def _push_up_of_one(self, host: int) -> float:
-        return self._push_up[host] / max(1, self._workers_on[host])
-
-    def _cast_down_of_one(self, host: int) -> float:
-        return self._cast_down[host] / max(1, self._workers_on[host])
+def _longest(transfers: List[_Transfer]) -> _Transfer:
+    """The last of equals, which says most: it counts both kinds of traffic."""
+    return max(reversed(transfers), key=lambda one: one.seconds)
 
 
 def _seconds(bytes_: float, mbit: float) -> float:
@@ -274,6 +354,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dgc", type=number(1e-9, 1), metavar="RATIO", help="with deep gradient compression")
     how.add_argument("--compression", type=name_among(codecs.of_gradients), metavar="TYPE", help="of what is pushed")
+    parser.add_argument("--clip", action="store_true", help="by the global norm of all gradients")
     parser.add_argument("--payload-only", action="store_true", help="count no headers")
     options = parser.parse_args(argv)
     overhead = NO_OVERHEAD if options.payload_only else Overhead()
@@ -284,7 +365,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         model = models.load(options.model, options.size)
         cluster = one_of_each(options.hosts, options.rate)
         result = bound(model, options.compute, cluster, options.slice_elements, overhead, release=options.release,
-                       compression=compression)
+                       compression=compression, clips=options.clip)
     except ValueError as error:
         parser.error(str(error))
     print(f"{model.name}, {model.bytes / 1e6:.1f} MB, emulated computation: {result.explain()}")

@@ -6,14 +6,15 @@ forward, backward and step.
 With late gradients the weights are inputs of a first layer, whose backward step comes last and has all their gradients.
 """
 
-from typing import List
+from typing import List, Optional
 
 import torch
 from torch import nn
 
 from p3.measure.replay import models
 from p3.measure.replay.probes import STRIDE, Probed, probe
-from p3.measure.workers.torch_store import distribute, is_p3, leave, staleness
+from p3.measure.workers.lines import digest
+from p3.measure.workers.torch_store import clip_as_usual, distribute, is_p3, leave, staleness, weights
 
 
 class TorchReplay(Probed):
@@ -22,15 +23,19 @@ class TorchReplay(Probed):
     store_type = "torch"
     versions = {"torch": torch.__version__}
 
-    def __init__(self, store: str, model: models.Model, release: str = "layer") -> None:
-        self.updates = "server" if is_p3(store) else "worker"
+    def __init__(
+        self, store: str, model: models.Model, release: str = "layer", max_norm: Optional[float] = None
+    ) -> None:
+        self._store, self.max_norm = store, max_norm
+        self.elements = tuple(tensor.elements for tensor in model.tensors)
+        self.updates = "server" if is_p3(store) and max_norm is None else "worker"
         self._may_be_apart = is_p3(store) and staleness(store) > 0
         is_late = release == "end"
         self.sets = 2 if self._may_be_apart else 1  # of gradients, in turn, as the last step's may still have to leave
         self._layers = _layers(model, self, is_late)
         self._net = nn.Sequential(*([_AllGradients(self._layers)] if is_late else []), *self._layers)
         self.torch_optimizer = torch.optim.SGD(self._net.parameters(), lr=1.0)
-        self.rank, self.num_workers, self._net = distribute(store, self._net, self.torch_optimizer)
+        self.rank, self.num_workers, self._net = distribute(store, self._net, self.torch_optimizer, max_norm)
         for group in self.torch_optimizer.param_groups:
             group["lr"] = float(self.num_workers)  # of the mean: so whole numbers stay whole
 
@@ -40,6 +45,7 @@ class TorchReplay(Probed):
         for layer, of in zip(self._layers, model.layers):
             layer.plan(clock, of.forward * compute_s, of.backward * compute_s, stalls)
         self._net(torch.ones(1, requires_grad=True)).sum().backward()
+        clip_as_usual(self._store, self._net, self.max_norm)
         self.torch_optimizer.step()
         self.torch_optimizer.zero_grad()
         self.iterations += 1
@@ -50,12 +56,13 @@ class TorchReplay(Probed):
         return gradient
 
     def wrong_keys(self) -> List[int]:
-        """Keys whose weights are not exactly what all workers' gradients make of them. Waits for the last step."""
+        """Keys whose weights are not what all workers' gradients make of them. Waits for the last step."""
         if self._may_be_apart:
             self.torch_optimizer.join()
-        weights = self._net.state_dict().values()
-        wrong = [key for key, weight in enumerate(weights) if not self.is_right(key, weight.numpy().ravel())]
-        return wrong
+        values = weights(self._net)
+        if self.max_norm is not None:
+            self.digest = digest(values)
+        return [key for key, value in enumerate(values) if not self.is_right(key, value.ravel())]
 
     def leave(self, is_right: bool) -> None:
         leave(is_right)

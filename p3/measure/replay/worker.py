@@ -14,7 +14,8 @@ from running its own stores' operations. So a machine without GPU behaves as one
 
 Gradients are small whole numbers that change with worker, key and iteration; at the end every weight must be exactly
 what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random, with
-`--compression` all +1/2 or -1/2: compressed.py; with `--factors` fully connected layers are real: factored.py.
+`--compression` all +1/2 or -1/2: compressed.py; with `--factors` fully connected layers are real: factored.py. With
+`--clip` they are clipped by their global norm, which is computed for real, and so weights may differ by its rounding.
 docs/replay.md describes the output.
 """
 
@@ -36,7 +37,9 @@ from p3.frontend.factors import ROUTES
 
 
 # Of the options, those that the header repeats.
-_TOLD = ("optimizer", "dgc", "compression", "factors", "batch", "release", "jitter", "seed", "iterations", "warmup")
+_TOLD = (
+    "optimizer", "dgc", "compression", "factors", "batch", "release", "clip", "jitter", "seed", "iterations", "warmup"
+)  # fmt: skip
 
 
 def _header(options, model, replay) -> dict:
@@ -58,11 +61,15 @@ def _header(options, model, replay) -> dict:
     }
 
 
+def _is_torch(store: str) -> bool:
+    return store.startswith(("p3_torch", "ddp:"))
+
+
 def _replay(options, model: models.Model):
-    if options.store.startswith(("p3_torch", "ddp:")):
+    if _is_torch(options.store):
         from p3.measure.replay.torch_replay import TorchReplay
 
-        return TorchReplay(options.store, model, options.release)
+        return TorchReplay(options.store, model, options.release, options.clip)
     mxnet = import_mxnet(options.store)
     if options.dgc is not None:
         from p3.measure.replay.compressed import CompressedReplay
@@ -160,6 +167,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "of lazily batched graphs (default layer)",
     )  # fmt: skip
     parser.add_argument(
+        "--clip", type=arguments.number(1e-9, 1e9), metavar="NORM",
+        help="the mean gradients, to that global norm: for stores of torch (default: not clipped)",
+    )  # fmt: skip
+    parser.add_argument(
         "--jitter", type=float, default=0.0, metavar="SIGMA",
         help="spread of the computation's length, by worker and iteration: sigma of a log-normal factor (default 0)",
     )  # fmt: skip
@@ -177,6 +188,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error("only one of " + ", ".join("--" + way for way in ways))
     if options.factors is not None and (options.model != "vgg19" or options.release != "layer"):
         parser.error("--factors is for vgg19, without --release")
+    if options.clip is not None and not _is_torch(options.store):
+        parser.error(f"--clip is for p3_torch and ddp; the replay of --store {options.store} cannot clip")
     if not 0 <= options.jitter <= 2:
         parser.error(f"--jitter {options.jitter}: must be from 0 to 2")
     if options.iterations < 1 or options.warmup < 0:

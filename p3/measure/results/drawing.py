@@ -122,7 +122,7 @@ def legend(figure: Figure, summaries: Sequence[Summary]) -> None:
 
 
 def title(one, told: Sequence[str]) -> str:
-    return "%s\n%s" % (setting(one, ["model"]), setting(one, [*told, "release"]))
+    return "%s\n%s" % (setting(one, ["model"]), setting(one, [*told, "release", "clip"]))
 
 
 def nothing_right(axes, words: str = "no right run") -> None:

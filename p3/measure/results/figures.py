@@ -125,14 +125,15 @@ def _bars(view: Figure, results: Results) -> matplotlibs.Figure:
     summaries = summarise(results.runs)
     regimes: Dict[Tuple, List[Summary]] = {}
     for one in summaries:
-        regimes.setdefault((one.rate_mbit, one.compute_s, one.delay_ms, one.hosts, one.release), []).append(one)
+        regime = (one.rate_mbit, one.compute_s, one.delay_ms, one.hosts, one.release, one.clip)
+        regimes.setdefault(regime, []).append(one)
     stores = drawing.stores(summaries)
     groups = max(len({one.model for one in members}) for members in regimes.values())
     width_inches = max(drawing.PANEL_INCHES[0], 1.0 + groups * (0.42 * len(stores) + 0.3))
     figure, grid = drawing.figure(results, view.title, len(regimes), 1, width_inches)
     for (axes,), members in zip(grid, regimes.values()):
         emulated = members[0].computation == "emulated"
-        told = ("rate", "compute", "delay", "hosts", "release") if emulated else ("rate", "hosts")
+        told = ("rate", "compute", "delay", "hosts", "release", "clip") if emulated else ("rate", "hosts", "clip")
         axes.set_title(setting(members[0], told))
         axes.set_ylabel("seconds for an iteration")
         _draw_bars(axes, members, stores)

@@ -51,6 +51,7 @@ class Configuration:
     path: Later[Text]  # what else is unlike the lab as it is
     release: Later[Release]  # "end": all gradients became ready when the backward pass ended
     batch: Later[AtLeastOne]  # of real fully connected layers
+    clip: Later[Positive]  # the global norm to which gradients were clipped
 
     @property
     def configuration(self) -> Configuration:

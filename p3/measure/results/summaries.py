@@ -176,8 +176,8 @@ def model_label(model: str) -> str:
 
 
 def setting(one: Configuration, told: Sequence[str]) -> str:
-    """In words: those of model, rate, compute, delay, hosts, slice, batch and release that are to be told and say
-    something."""
+    """In words: those of model, rate, compute, delay, hosts, slice, batch, release and clip that are to be told and
+    say something."""
     parts = {
         "model": "%s, %.3g MB" % (model_label(one.model), one.bytes / 1e6),
         "rate": ", ".join(map(rate, one.rates_mbit or [one.rate_mbit])),
@@ -187,5 +187,6 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "slice": "" if one.slice_elements is None else "slices of %d" % one.slice_elements,
         "batch": "" if one.batch is None else "batches of %d" % one.batch,
         "release": "gradients at the end" if one.release == "end" else "",
+        "clip": "" if one.clip is None else "clipped to a norm of %g" % one.clip,
     }
     return ", ".join(parts[name] for name in told if parts[name])

@@ -83,7 +83,7 @@ def times(row: Row, results: Results) -> List[Table]:
     summaries = summarise(results.runs)
     sized = {(comparable(one), one.slice_elements) for one in summaries if one.slice_elements is not None}
     has_several = len(sized) > len({place for place, _ in sized})  # sizes in one setting; by itself P3 takes one
-    told = [*row.titled, "release", *(["slice"] if has_several and row is not SLICE else [])]
+    told = [*row.titled, "release", "clip", *(["slice"] if has_several and row is not SLICE else [])]
     titles: Dict[str, Dict[Configuration, Dict[str, Summary]]] = {}
     for one in summaries:
         for place in _places(one, summaries):
@@ -241,7 +241,7 @@ def seconds_to_goals(results: Results) -> List[Table]:
         ddp = [one.goal_s.median for store, one in by_store.items() if store.startswith("ddp_") and one.goal_s]
         ours = by_store.get("p3_torch")
         gain = min(ddp) / ours.goal_s.median if ddp and ours and ours.goal_s else None
-        name = "%s at %s, to %g" % (model_label(place.model), rate(place.rate_mbit), goal_loss)
+        name = "%s at %s, to %g" % (model_label(place.model), setting(place, ("rate", "clip")), goal_loss)
         cells = [_or_dash(by_store.get(store), lambda one: _reached(one.goal_s)) for store in shown]
         rows.append([name, *cells, _or_dash(gain, "{:.2f}x".format)])
     note = (
@@ -262,7 +262,7 @@ def last_losses(results: Results) -> List[Table]:
     shown = sorted({run.store for run in known}, key=stores.rank)
     rows = []
     for place in unique(comparable(run.configuration) for run in known):
-        row = [rate(place.rate_mbit)]
+        row = [setting(place, ("rate", "clip"))]
         for store in shown:
             its = [run for run in known if run.store == store and comparable(run.configuration) == place]
             losses = [statistics.fmean(run.losses[-mxnet_convnet.LAST_STEPS:]) for run in its]
@@ -288,7 +288,7 @@ def ways_to_goals(results: Results) -> List[Table]:
             seconds = [run.loss_at_s[count - 1] for run, count in zip(its, steps)]
             paces = [count / one for count, one in zip(steps, seconds)]
             rows.append([store, *(_spread(spread(values)) for values in (steps, seconds, paces))])
-        where = setting(place, ("model", "rate", "delay", "hosts"))
+        where = setting(place, ("model", "rate", "delay", "hosts", "clip"))
         title = "%s: to a loss of %g: %s" % (_name(results), goal_loss, where)
         made.append(Table(title, [["store", "steps", "seconds", "steps a second"], *rows], [_WAYS_NOTE]))
     return made
@@ -350,7 +350,7 @@ def counted(plain: str, results: Results) -> List[Table]:
             ])  # fmt: skip
         head = ["store", "seconds", "bound", "above bound", "over " + plain, "CPU s",
                 "MB counted", "by formula", "over it", "worker MB", "server MB"]
-        told = ("model", "rate", "compute", "delay", "hosts", "batch", "release")
+        told = ("model", "rate", "compute", "delay", "hosts", "batch", "release", "clip")
         notes = [*_notes(list(by_store.values())), _CARD_NOTE]
         made.append(Table("%s: %s" % (_name(results), setting(place, told)), [head, *rows], notes))
     return made
@@ -371,7 +371,7 @@ def idle_shares(results: Results) -> List[Table]:
     titles: Dict[str, List[List[str]]] = {}
     for one, host in sorted(cards, key=lambda card: (stores.rank(card[0].store), card[1])):
         shares = [_idle(cards[one, host], way) for way in ("bytes_out", "bytes_in")]
-        title = setting(one, ("model", "rate", "compute", "delay", "hosts", "release"))
+        title = setting(one, ("model", "rate", "compute", "delay", "hosts", "release", "clip"))
         titles.setdefault(title, []).append([one.store, "%d" % host, *shares])
     made = [
         Table("idle share of network cards: " + title, [["store", "host", "sending", "receiving"], *rows])

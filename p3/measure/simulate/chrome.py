@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Iterator, List
 
-from p3.measure._simulator import SPANS
-from p3.measure.simulate.predict import Prediction
+from p3.measure._simulator import FOR_CLIPPING, SPANS
+from p3.measure.simulate.predict import NEEDED_TO_CLIP, Prediction
 from p3.measure.simulate.setting import Setting, job
 from p3.trace.chrome import meta, write_events
 
@@ -51,12 +51,18 @@ def _bar(setting: Setting, span: dict, number: int, start: float, names: List[st
         yield {**common, "ph": "b", "ts": begin, "args": details}
         yield {**common, "ph": "e", "ts": end}
         return
-    layer = setting.model.layers[span["item"]].name
-    name = "waits for all buckets" if kind == "wait" and setting.scheme == "ddp" else (
-        f"waits for {layer}" if kind == "wait" else f"{kind} {layer}"
-    )
+    if kind == "wait":
+        name = f"waits for {_waited_for(setting, span['item'])}"
+    else:
+        name = f"{kind} {setting.model.layers[span['item']].name}"
     yield {"ph": "X", "name": name, "cat": kind, "pid": span["node"], "tid": _WAITS if kind == "wait" else _COMPUTES,
            "ts": begin, "dur": round(end - begin, 3), "args": details}  # fmt: skip
+
+
+def _waited_for(setting: Setting, item: int) -> str:
+    if setting.scheme == "ddp":
+        return "all buckets"
+    return NEEDED_TO_CLIP[setting.clip] if item == FOR_CLIPPING else setting.model.layers[item].name
 
 
 def _frame_names(setting: Setting) -> List[str]:

@@ -29,9 +29,12 @@ def save(
     if kind not in FORMATS:
         raise ConfigError(f"--plot {path}: the name must end in .{' or .'.join(FORMATS)}")
     first = settings[0]
-    alike = {(one.model.name, one.model.size, one.compute_s, one.network.up_mbit[0], one.release) for one in settings}
+    alike = {
+        (one.model.name, one.model.size, one.compute_s, one.network.up_mbit[0], one.release, one.clip)
+        for one in settings
+    }
     if len(alike) > 1:
-        raise ConfigError("--plot takes one model, size, computation, rate and release")
+        raise ConfigError("--plot takes one model, size, computation, rate, release and clip")
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **SETTINGS}):
         figure = Figure((7.2, 4.6), layout="constrained")
         FigureCanvasAgg(figure)
@@ -76,8 +79,8 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
         return
     drawn = set()
     for one in summaries.summarise(records.read(measured).runs):
-        asked = (first.model.name, first.compute_s, first.network.up_mbit[0], first.release)
-        same = (one.model, one.compute_s, one.rate_mbit, one.release or "layer") == asked
+        asked = (first.model.name, first.compute_s, first.network.up_mbit[0], first.release, first.clip != "none")
+        same = (one.model, one.compute_s, one.rate_mbit, one.release or "layer", one.clip is not None) == asked
         store = stores.named(one.store)
         is_drawn = store.simulated is not None and store.simulated.get("priorities", True)
         if not (same and is_drawn and one.median_s) or abs(one.size / first.model.size - 1) > 1e-6:
@@ -88,7 +91,9 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
                       markersize=6, capsize=3, linestyle="", zorder=5, label=None if label in drawn else label)
         drawn.add(label)
     if not drawn:
-        raise ConfigError("no run in %s is of this model, size, computation, rate and release" % ", ".join(measured))
+        raise ConfigError(
+            "no run in %s is of this model, size, computation, rate, release and clipping" % ", ".join(measured)
+        )
 
 
 def _finish(axes, first: Setting, places: List[int]) -> None:
@@ -96,6 +101,7 @@ def _finish(axes, first: Setting, places: List[int]) -> None:
         f"{summaries.model_label(first.model.name)}, {first.model.bytes / 1e6:.3g} MB, "
         f"{first.network.up_mbit[0]:g} Mbit/s, {first.compute_s:g} s of computation"
         + (", gradients at the end" if first.release == "end" else "")
+        + (", clipped" if first.clip != "none" else "")
     )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

@@ -19,6 +19,8 @@ except ImportError as error:
 
 FIRST_BUCKET_BYTES = 1 << 20  # DDP's, so that the first reduction begins early
 _WAIT_GROUPS = 8
+# What the first layer waits for besides its own values.
+NEEDED_TO_CLIP = {"norm": "the norm", "wait": "all values"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def predict(setting: Setting) -> Prediction:
         compute_s=computing,
         bound_s=limit.seconds if limit else None,
         bound_reason=limit.reason if limit else "it is known for P3's dense slices alone",
-        waits=tuple(_grouped(setting, result["waited_s"])),
+        waits=(*_to_clip(setting, result["waited_to_clip_s"]), *_grouped(setting, result["waited_s"])),
         up=tuple(_use(one, spent_s) for one in result["up"]),
         down=tuple(_use(one, spent_s) for one in result["down"]),
         window_bytes=result["window_bytes"],
@@ -83,8 +85,14 @@ def _bound(setting: Setting) -> Optional[bound.Bound]:
         return None
     return bound.bound(
         setting.model, setting.compute_s, setting.cluster(), setting.slice_elements,
-        delay_s=setting.network.delay_ms / 1e3, release=setting.release,
+        delay_s=setting.network.delay_ms / 1e3, release=setting.release, clips=setting.clip != "none",
     )  # fmt: skip
+
+
+def _to_clip(setting: Setting, waited_s: List[float]) -> List[Tuple[str, float]]:
+    if setting.clip == "none" or setting.scheme == "ddp":
+        return []
+    return [(NEEDED_TO_CLIP[setting.clip], statistics.fmean(waited_s) / setting.iterations)]
 
 
 def _grouped(setting: Setting, waited_s: List[List[float]]):

@@ -10,6 +10,7 @@ from p3.measure.simulate.setting import Setting
 
 _SHOWN_LINKS = 16
 LAYERS = "whole layers, first come, first served"
+CLIPPING = {"none": "not clipped", "norm": "clipped by the servers' norm", "wait": "clipped after all values"}
 
 
 def full(setting: Setting, prediction: Prediction) -> Iterator[str]:
@@ -39,6 +40,7 @@ def _job(setting: Setting) -> str:
         f"{setting.model.name}, {setting.model.bytes / 1e6:.1f} MB, {scheme}: {network.hosts} hosts, "
         f"{' and '.join(f'{rate:g}' for rate in rates)} Mbit/s, {setting.compute_s:g} s of computation"
         + (", gradients at the end" if setting.release == "end" else "")
+        + (f", {CLIPPING[setting.clip]}" if setting.clip != "none" and setting.scheme != "ddp" else "")
     )
 
 
@@ -102,6 +104,7 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "slice": "" if setting.scheme == "layers" else str(setting.elements_of_a_slice),
         "compute, s": f"{setting.compute_s:g}",
         "gradients": "" if setting.release == "layer" else "at the end",
+        "clip": "" if setting.scheme == "ddp" else setting.clip,
         "Mbit/s": _told(network.up_mbit) + ("" if network.up_mbit == network.down_mbit
                                             else " down " + _told(network.down_mbit)),
         "delay, ms": f"{network.delay_ms:g}",

@@ -15,12 +15,15 @@ from p3.measure.replay.bound import Cluster, Overhead
 # "layers": the usual way of a parameter server, over the same servers: whole layers, first come, first served.
 SCHEMES = ("p3", "layers", "ddp")
 CONGESTION = ("none", "cubic", "bbr")
+# By the global norm: not; by the servers' parts of the norm; or after a wait for all values (simulator/job.h).
+CLIPPING = ("none", "norm", "wait")
 
 # As dist_sync has it: a larger tensor is cut once, evenly between the servers; any other is on one of them.
 _BIG_ELEMENTS = 1_000_000
 
 # The same as the replay's: the most urgent slices are those that the forward pass uses first.
 _OVERHEAD = Overhead()
+_NORM_BYTES = 16  # a server's part of it
 _MBIT = 1e6 / 8
 
 # Finer segments than this are not needed, and more of them in all take minutes.
@@ -66,12 +69,14 @@ class Setting:
     network: Network
     scheme: str = "p3"
     priorities: bool = True  # of P3: no, and frames leave in the order they came
+    pushes_first: bool = False  # as P3 does not: a host's values yield to its pushes of the same round
     window_kib: float = 0.0  # that a connection may have under way; 0: as P3 chooses
     workers_per_host: int = 1
     servers: Optional[int] = None
     slice_elements: Union[int, str] = "auto"
     local_aggregation: bool = True
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
+    clip: str = "none"  # of CLIPPING
     release: str = "layer"  # of gradients: each layer's when its backward step ends, or all at the "end" of the pass
     jitter: float = 0.0
     seed: int = 1
@@ -121,6 +126,8 @@ def job(setting: Setting) -> dict:
         ],
         "releases_at_end": setting.release == "end",
         "slices": slices,
+        "clipping": setting.clip,
+        "norm_bytes": _NORM_BYTES + _OVERHEAD.slice_bytes,
         "factors": [_factors(setting, worker) for worker in range(len(setting.workers))],
         "warmup": setting.warmup,
         "traced_iterations": setting.traced_iterations,
@@ -134,6 +141,7 @@ def job(setting: Setting) -> dict:
             "congestion": network.congestion,
         },
         "priorities": setting.priorities and setting.scheme != "layers",
+        "pushes_first": setting.pushes_first and setting.scheme != "layers",
         "window_bytes": setting.window_kib * 1024,
     }
 
@@ -202,6 +210,8 @@ def _check(setting: Setting) -> None:
         raise ValueError(f"no scheme is called {setting.scheme!r}; there are {', '.join(SCHEMES)}")
     if setting.release not in models.RELEASES:
         raise ValueError(f"release is {setting.release!r}; it must be one of {', '.join(models.RELEASES)}")
+    if setting.clip not in CLIPPING:
+        raise ValueError(f"clip is {setting.clip!r}; it must be one of {', '.join(CLIPPING)}")
     if network.congestion not in CONGESTION:
         raise ValueError(f"no congestion control is called {network.congestion!r}: {', '.join(CONGESTION)}")
     if len(network.up_mbit) != len(network.down_mbit) or not network.up_mbit:

@@ -66,7 +66,8 @@ def timeline(setting: Setting) -> Timeline:
         return Bar(group_of[layer], max(span["begin_s"], begin) - begin, min(span["end_s"], end) - begin)
 
     def computed(kind: int, iteration: int) -> Tuple[Bar, ...]:
-        return tuple(bar(one, one["item"]) for one in mine if one["kind"] == kind and one["round"] == iteration)
+        # What holds up the forward pass for clipping counts as the first layer's.
+        return tuple(bar(one, max(0, one["item"])) for one in mine if one["kind"] == kind and one["round"] == iteration)
 
     def passed(kind: int) -> Tuple[Bar, ...]:
         return tuple(

@@ -22,6 +22,9 @@ from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Network, Setting
 
 
+_TOLD = ("model", "rate", "compute", "delay", "hosts", "slice", "release", "clip")
+
+
 class Comparison(NamedTuple):
     summary: summaries.Summary
     predicted_s: float
@@ -62,6 +65,7 @@ def setting_of(one: records.Configuration, asked: Dict, options: argparse.Namesp
         servers=one.servers,
         slice_elements=one.slice_elements or models.load(one.model, one.size).bytes,
         release=one.release or "layer",
+        clip="norm" if one.clip else "none",
         jitter=asked.get("jitter") or 0.0,
         iterations=asked.get("iterations") or 5,
         warmup=asked.get("warmup") or 2,
@@ -76,7 +80,7 @@ def lines(options: argparse.Namespace) -> Iterator[str]:
         raise ConfigError("no run in %s can be simulated" % ", ".join(options.validate))
     rows = [["", "store", "measured, s", "predicted, s", "error", "bound, s", "held out"]]
     for one in comparisons:
-        told = summaries.setting(one.summary, ("model", "rate", "compute", "delay", "hosts", "slice", "release"))
+        told = summaries.setting(one.summary, _TOLD)
         rows.append([
             told, one.summary.store, f"{one.summary.median_s:.3f}", f"{one.predicted_s:.3f}", f"{one.error:+.1%}",
             f"{one.summary.bound_s:.3f}" if one.summary.bound_s else "",

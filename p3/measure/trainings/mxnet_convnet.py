@@ -118,6 +118,8 @@ def parse(argv: Optional[Sequence[str]], module: str) -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, metavar="S", help="in each step, in the mean (default 0)")
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help="of SGD (default %(default)g)")
     parser.add_argument("--momentum", type=float, default=MOMENTUM, help="of SGD (default %(default)g)")
+    parser.add_argument("--clip", type=float, metavar="NORM",
+                        help="gradients to that global norm, with stores of torch (default: not)")
     options = parser.parse_args(argv)
     if options.iterations < 1 or options.warmup < 0:
         parser.error("--iterations must be at least 1, --warmup at least 0")
@@ -125,7 +127,11 @@ def parse(argv: Optional[Sequence[str]], module: str) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    return 0 if run(parse(argv, "mxnet_convnet"), sys.stdout) else 1
+    options = parse(argv, "mxnet_convnet")
+    if options.clip is not None:
+        print("mxnet_convnet: --clip is for stores of torch", file=sys.stderr)
+        return 2
+    return 0 if run(options, sys.stdout) else 1
 
 
 if __name__ == "__main__":

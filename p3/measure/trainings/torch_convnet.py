@@ -34,7 +34,7 @@ def run(options, out) -> bool:
     net = make_net(options.size)
     optimizer = torch.optim.SGD(net.parameters(), lr=options.learning_rate, momentum=options.momentum)
     patterns = torch.rand(train.CLASSES, 1, train.SIDE, train.SIDE)
-    rank, workers, net = torch_store.distribute(options.store, net, optimizer)
+    rank, workers, net = torch_store.distribute(options.store, net, optimizer, options.clip)
     torch.manual_seed(100 + rank)
     lines.header(
         {"torch": torch.__version__}, rank=rank, workers=workers,
@@ -49,6 +49,7 @@ def run(options, out) -> bool:
         loss = nn.functional.cross_entropy(net(pictures), labels)
         losses.append(loss.item())
         loss.backward()
+        torch_store.clip_as_usual(options.store, net, options.clip)
         optimizer.step()
         end = time.monotonic()
         if start is not None:  # the first step of all builds what later ones use

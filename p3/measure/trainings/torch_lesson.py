@@ -36,7 +36,7 @@ def run(options, out) -> bool:
     if options.store == ALONE:
         rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     else:
-        rank, workers, net = torch_store.distribute(options.store, net, optimizer)
+        rank, workers, net = torch_store.distribute(options.store, net, optimizer, options.clip)
         torch_store.wait_for_all(options.store)
     lines.header(
         {"torch": torch.__version__}, rank=rank, workers=workers, model=options.model, bytes=bytes_of(net),
@@ -52,6 +52,7 @@ def run(options, out) -> bool:
         lines.iteration(number, number < options.warmup, start, end, loss=losses[-1])
         start = end
         loss.backward()
+        torch_store.clip_as_usual(options.store, net, options.clip)
         optimizer.step()
     few = max(1, len(losses) // 10)
     first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
@@ -69,6 +70,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--size", type=float, default=1.0, help="about the fraction of the parameters (default 1)")
     parser.add_argument("--iterations", type=int, default=150, help="that count (default 150)")
     parser.add_argument("--warmup", type=int, default=2, help="iterations before them (default 2)")
+    parser.add_argument("--clip", type=float, metavar="NORM", help="gradients to that global norm (default: not)")
     options = parser.parse_args(argv)
     if options.iterations < 1 or options.warmup < 0:
         parser.error("--iterations must be at least 1, --warmup at least 0")

@@ -2,11 +2,14 @@
 
 Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, and `ddp:25` for DistributedDataParallel on Gloo with buckets of
 25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph.
+
+A worker that clips by the global norm gives max_norm to distribute(), for P3's optimizer, which then clips by itself,
+and calls clip_as_usual() between backward() and step(), for all others.
 """
 
 import os
 import sys
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import nn
@@ -21,18 +24,26 @@ def staleness(store: str) -> int:
     return int(store.partition(":")[2] or 0)
 
 
-def distribute(store: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> Tuple[int, int, nn.Module]:
+def distribute(
+    store: str, net: nn.Module, optimizer: torch.optim.Optimizer, max_norm: Optional[float] = None
+) -> Tuple[int, int, nn.Module]:
     """Joins the store's job; rank, number of workers, and the net to call."""
     if is_p3(store):
         import p3.torch
 
-        p3.torch.DistributedOptimizer(optimizer, net, staleness=staleness(store))
+        p3.torch.DistributedOptimizer(optimizer, net, staleness=staleness(store), max_grad_norm=max_norm)
         return p3.torch.rank(), p3.torch.size(), net
     torch.distributed.init_process_group("gloo")
     net = nn.parallel.DistributedDataParallel(
         net, bucket_cap_mb=float(store.partition(":")[2]), gradient_as_bucket_view=True, static_graph=True
     )
     return torch.distributed.get_rank(), torch.distributed.get_world_size(), net
+
+
+def clip_as_usual(store: str, net: nn.Module, max_norm: Optional[float]) -> None:
+    """What a script does without P3; None: nothing."""
+    if max_norm is not None and not is_p3(store):
+        nn.utils.clip_grad_norm_(net.parameters(), max_norm)
 
 
 def wait_for_all(store: str) -> None:

@@ -28,8 +28,10 @@ class DispatcherTest : public testing::Test, public Network::Listener {
   void acknowledged(int connection) override { dispatcher_->acknowledged(connection); }
 
   // `name` is the slice, so that it can be told.
-  void queue(int connection, uint64_t urgency, int name, double bytes = 10) {
+  void queue(int connection, uint64_t urgency, int name, double bytes = 10, bool is_push = false, int round = 0) {
     Frame frame;
+    frame.is_push = is_push;
+    frame.round = round;
     frame.urgency = urgency;
     frame.slice = name;
     frame.bytes = frame.left = bytes;
@@ -89,6 +91,24 @@ TEST_F(DispatcherTest, FrameThatWaitsForAFullSocketIsOvertakenNoMore) {
   dispatcher_->pump(0);  // as the van does, which takes the frame off its queue before it finds the socket full
   queue(0, 1, 2, 20);
   EXPECT_EQ(run_out(), (std::vector<int>{0, 1, 2}));
+}
+
+TEST_F(DispatcherTest, ValuesYieldToPushesOfTheirRoundIfTheyAreTo) {
+  rules_.write_bytes = 10;
+  const auto order = [this](bool pushes_first, int round_of_push) {
+    rules_.pushes_first = pushes_first;
+    order_.clear();
+    events_ = {};
+    frames_ = {};
+    start(2, 20);
+    queue(0, 10 * static_cast<uint64_t>(round_of_push), 0, 60, true, round_of_push);
+    queue(1, 35, 1, 30, false, 3);
+    return run_out();
+  };
+  EXPECT_EQ(order(false, 3), (std::vector<int>{1, 0})) << "each connection has its window";
+  EXPECT_EQ(order(true, 3), (std::vector<int>{0, 1}));
+  EXPECT_EQ(order(true, 2), (std::vector<int>{0, 1}));
+  EXPECT_EQ(order(true, 4), (std::vector<int>{1, 0})) << "the value is of an older round";
 }
 
 TEST_F(DispatcherTest, FullSocketTakesMoreWhenAThirdIsFree) {

@@ -87,6 +87,98 @@ TEST(Simulate, LayerThatIsNeededFirstOvertakes) {
   EXPECT_LT(with, without - 1);
 }
 
+// Layer 1's push of 2000 bytes, ready at 4 s, takes 2 s on each of two links: worker 0's is at server 1, and summed, at 8.
+// Layer 0's 10 bytes are ready at 6, and worker 1's are at server 0 at 6.02.
+Job clipped_job(Clipping clipping) {
+  Job job = small_job(2, {10, 2000}, 2);
+  job.clipping = clipping;
+  job.norm_bytes = 100;
+  return job;
+}
+
+TEST(Simulate, NotClippedEachLayerWaitsForItsOwnValues) {
+  const Result result = simulate(clipped_job(Clipping::kNone));
+  // Worker 0 has its first values at 6.02, its second ones at 8 + 4. Worker 1's first ones stand behind the long push.
+  EXPECT_NEAR(result.ends_s[0][1], 12 + 5, 1e-9);
+  EXPECT_NEAR(result.ends_s[1][1], 8.01 + 6, 1e-9);
+  EXPECT_NEAR(result.waited_s[0][0], 0.02, 1e-9);
+  EXPECT_NEAR(result.waited_s[0][1], 12 - 7.02, 1e-9);
+  EXPECT_EQ(result.waited_to_clip_s, (std::vector<double>{0, 0}));
+}
+
+TEST(Simulate, ClippedByTheNormTheFirstLayerWaitsForAllSumsAndTheOthersForTheirOwnValues) {
+  const Result result = simulate(clipped_job(Clipping::kNorm));
+  // Server 1's part, 0.1 s on each link, overtakes its values: worker 0 has it at 8.2, and the values at 8.1 + 4. Server
+  // 0's part is ready at 6.02 and comes to worker 1 at 8.1, behind the long push.
+  EXPECT_NEAR(result.waited_to_clip_s[0], 8.2 - 6, 1e-9);
+  EXPECT_NEAR(result.waited_to_clip_s[1], 8.1 - 6, 1e-9);
+  EXPECT_NEAR(result.waited_s[0][0], 0, 1e-9);
+  EXPECT_NEAR(result.waited_s[0][1], 12.1 - 9.2, 1e-9);
+  EXPECT_NEAR(result.waited_s[1][0], 0.01, 1e-9);
+  EXPECT_NEAR(result.ends_s[0][1], 12.1 + 5, 1e-9);
+  EXPECT_NEAR(result.ends_s[1][1], 8.11 + 6, 1e-9);
+  // Of the first round norm and values; of the second what is ready when worker 0 has ended, and so all from its host.
+  EXPECT_NEAR(result.up[0].bytes, (100 + 10) + (2000 + 100 + 10), 1e-9);
+  EXPECT_NEAR(result.up[1].bytes, (100 + 2000) + 10, 1e-9);
+}
+
+TEST(Simulate, ClippedAfterAWaitTheFirstLayerWaitsForAllValues) {
+  const Result result = simulate(clipped_job(Clipping::kWait));
+  EXPECT_NEAR(result.waited_to_clip_s[0], 12 - 6, 1e-9);
+  EXPECT_NEAR(result.waited_to_clip_s[1], 8.01 - 6, 1e-9);
+  EXPECT_NEAR(result.ends_s[0][1], 12 + 6, 1e-9);
+  EXPECT_NEAR(result.ends_s[1][1], 8.01 + 6, 1e-9);
+  EXPECT_EQ(result.waited_s, (std::vector<std::vector<double>>{{0, 0}, {0, 0}}));
+}
+
+TEST(Simulate, ALayerWithoutSlicesNeedsNoNormButTheBackwardPassBeforeIt) {
+  Job job = clipped_job(Clipping::kNorm);
+  job.layers = {{1, 0}, {1, 2}, {1, 2}};
+  for (Slice& slice : job.slices) ++slice.layer;
+  // All is as it was, a second later; until 8.2 + 1 the first layer hides 1 s of the wait.
+  EXPECT_NEAR(simulate(job).waited_to_clip_s[0], 8.2 - 6 - 1, 1e-9);
+  job.clipping = Clipping::kWait;
+  EXPECT_NEAR(simulate(job).waited_to_clip_s[0], 12 - 6, 1e-9);
+}
+
+TEST(Simulate, AnIterationIsItsComputationAndItsWaits) {
+  for (const Clipping clipping : {Clipping::kNone, Clipping::kNorm, Clipping::kWait})
+    for (const bool at_end : {false, true})
+      for (const bool aggregated : {false, true}) {
+        Job job = small_job(3, {300, 1000, 50, 700, 1100, 20}, 6);
+        job.workers = {0, 1, 2, 2};
+        job.factors = {{1, 2, 1, 1, 1, 1}, {1, 1, 1, 1, 3, 1}, {1, 1, 1, 1, 1, 1}, {2, 1, 1, 1, 1, 1}};
+        job.servers = {0, 1, 1};
+        job.warmup = 2;
+        job.clipping = clipping;
+        job.norm_bytes = 96;
+        job.releases_at_end = at_end;
+        job.local_aggregation = aggregated;
+        job.transport.segment_bytes = 64;
+        job.sender.window_bytes = 200;
+        job.sender.write_bytes = 64;
+        const Result result = simulate(job);
+        for (size_t w = 0; w < job.workers.size(); ++w) {
+          double spent = result.waited_to_clip_s[w];
+          for (const double waited : result.waited_s[w]) spent += waited;
+          for (size_t iteration = 2; iteration < 6; ++iteration) spent += 18 * job.factors[w][iteration];
+          EXPECT_NEAR(result.ends_s[w][5] - result.ends_s[w][1], spent, 1e-9);
+        }
+      }
+}
+
+TEST(Simulate, PushesFirstBringTheNormSooner) {
+  Job job = small_job(3, {400, 400, 400, 400, 400, 400}, 4);
+  for (Layer& layer : job.layers) layer = {1, 0.2};
+  job.clipping = Clipping::kNorm;
+  job.norm_bytes = 1;
+  job.transport.segment_bytes = job.sender.write_bytes = 50;
+  job.sender.window_bytes = 100;
+  const double evenly = simulate(job).waited_to_clip_s[0];
+  job.sender.pushes_first = true;
+  EXPECT_LT(simulate(job).waited_to_clip_s[0], 0.9 * evenly);
+}
+
 TEST(Simulate, LocalAggregationSendsOneCopyForAHost) {
   Job job = small_job(2, {500}, 2);
   job.workers = {0, 1, 0, 1};
@@ -166,6 +258,7 @@ TEST(Simulate, JobsThatMakeNoSenseAreRefusedByName) {
   EXPECT_EQ(why([](Job& job) { job.slices[0].server = -1; }), "a slice has no server");
   EXPECT_EQ(why([](Job& job) { job.factors.pop_back(); }), "each worker needs its iterations' factors");
   EXPECT_EQ(why([](Job& job) { job.warmup = 2; }), "no iteration is left after the warm-up");
+  EXPECT_EQ(why([](Job& job) { job.clipping = Clipping::kNorm; }), "a part of the norm has no bytes");
   EXPECT_EQ(why([](Job&) {}), "accepted");
 }
 
@@ -175,6 +268,16 @@ TEST(SimulateRing, TwoWorkersSendHalfThereAndHalfBack) {
   EXPECT_EQ(result.ends_s[0], (std::vector<double>{4, 8}));
   EXPECT_EQ(result.ends_s[1], (std::vector<double>{4, 8}));
   EXPECT_DOUBLE_EQ(result.up[0].bytes, 1000);
+}
+
+TEST(SimulateRing, ClippingChangesNothingAsAllIsReducedBeforeAnyUpdate) {
+  Job job = small_job(2, {500, 1000}, 3);
+  job.norm_bytes = 96;
+  const Result plain = simulate_ring(job, 1, 1);
+  for (const Clipping clipping : {Clipping::kNorm, Clipping::kWait}) {
+    job.clipping = clipping;
+    EXPECT_EQ(simulate_ring(job, 1, 1).ends_s, plain.ends_s);
+  }
 }
 
 TEST(SimulateRing, FourWorkersSendOneAndAHalfTimesTheBucket) {

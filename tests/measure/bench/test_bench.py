@@ -10,18 +10,21 @@ import subprocess
 import sys
 import time
 
+import lab_results as made
 import pytest
 from lab_traces import needs_lab
 from processes import QUICK_IMPORT, PYTHONPATH, ROOT, Process, clean_environment
 
 from p3 import cli
-from p3.measure.bench import campaign, experiments, limits, measured
-from p3.measure.bench.command import fill_in_rate
+from p3.measure.bench import campaign, experiments, limits, measured, report
+from p3.measure.bench.command import fill_in_rate, leave_out_what_cannot_clip
 from p3.measure.bench.configuration import Course
 from p3.measure.bench.paths import PATHS, Path
 from p3.measure.jobs import nic, stores
 from p3.measure.lab import hosts
-from p3.measure.replay import models
+from p3.measure.replay import bound, models
+from p3.measure.results import records as written
+from p3.measure.results import summaries
 from p3.measure.trainings import mxnet_convnet, resnets
 
 TINY = ["--size", "0.01", "--iterations", "2", "--warmup", "1", "--repeats", "1"]
@@ -313,6 +316,36 @@ def test_late_gradients_have_a_bound_of_their_own_and_are_told(tmp_path):
         assert command[command.index("--release") + 1] == "end"
 
 
+def test_clipping_has_a_bound_of_its_own_is_told_to_the_workers_and_sets_records_apart():
+    arguments = ["targets", "--models", "vgg19", "--regimes", "slow", "--hosts", "4"]
+    (plain,), (clipped,) = configurations(*arguments), configurations(*arguments, "--clip", "1.5")
+    assert "clip" not in plain.identity() and clipped.identity()["clip"] == 1.5
+    model = models.load("vgg19")
+    expected = bound.bound(model, 4.0, bound.one_of_each(4, 200), "auto", clips=True)
+    assert limits.goal(clipped) == expected
+    course = Course(1, 1, 0.0, "none", 1, None)
+    for name, options in (("targets", []), ("compute", ["--loss", "1"]), ("learn", ["--models", "gpt"])):
+        (first, *_) = configurations(name, *options, "--clip", "1.5")
+        for store in ("ddp_5", "p3_torch"):
+            command = experiments.named(name).computation.command(stores.STORES[store], first, course, 0)
+            assert command[command.index("--clip") + 1] == "1.5"
+    runs = [made.run("targets"), made.run("targets", clip=1.5), made.run("targets", clip=1.0)]
+    found = written.of_records([made.settings("targets"), *runs])
+    assert len(summaries.summarise(found.runs)) == 3
+    titles = [table.title for table in report.tables(found)]
+    assert len(titles) == 3 and titles[1].endswith("clipped to a norm of 1.5")
+
+
+def test_stores_that_cannot_clip_are_left_out_by_name(capsys):
+    options = options_of("targets", "--clip", "1", "--stores", "dist_sync,ddp_5,p3_torch_4,p3_torch")
+    leave_out_what_cannot_clip(options)
+    assert options.stores == ["ddp_5", "p3_torch"]
+    assert "left out, as they cannot clip here: dist_sync, p3_torch_4" in capsys.readouterr().err
+    assert cli.main(["bench", "targets", "--clip", "1"]) == 1
+    told = capsys.readouterr().err
+    assert "dist_sync, mxnet_p3, p3_sync cannot clip here" in told and "ddp_1, ddp_5, ddp_25, p3_torch" in told
+
+
 def test_links_may_have_rates_of_their_own(capsys):
     (made,) = configurations("targets", "--models", "bert", "--regimes", "slow", "--rates", "20mbit,40mbit")
     assert (made.rates_mbit, made.rate_mbit) == ((20, 40), 40)
@@ -347,6 +380,8 @@ def test_every_experiment_has_configurations():
     (["accuracy", "--stores", "p3_async"], "'p3_async' is none of dist_sync"),
     (["compute", "--stores", "p3_dgc_0.01"], "'p3_dgc_0.01' is none of"),
     (["ratio", "--release", "late"], "invalid choice: 'late'"),
+    (["targets", "--clip", "0"], "'0' is not a number from"),
+    (["accuracy", "--clip", "1"], "unrecognized arguments: --clip"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(arguments, words, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -74,6 +74,64 @@ def test_late_gradients_of_a_single_layer_are_no_later():
     assert seconds(model, 2.0, cluster, release="end") == seconds(model, 2.0, cluster)
 
 
+def timed(*layers):
+    """Layers as (megabytes, seconds forward, seconds backward), and what they take in all."""
+    total = sum(forward + backward for _, forward, backward in layers)
+    return total, models.Model("made", 1.0, tuple(
+        models.Layer("layer%d" % number, (models.Tensor("weight", (round(megabytes * 250_000),)),),
+                     forward / total, backward / total)
+        for number, (megabytes, forward, backward) in enumerate(layers)
+    ))  # fmt: skip
+
+
+def test_with_clipping_the_first_use_waits_for_the_pushes_of_all_layers():
+    # On each NIC half of 6.008 MB is pushed, in 3.004 s, in which only the first layer's backward step is computed; and
+    # its 4 kB come back. From then on a worker computes for 4 + 1 + 1.5 s.
+    compute_s, model = timed((0.008, 4, 0.5), (6, 1, 1.5))
+    assert seconds(model, compute_s, one_of_each(2, MB_PER_S), clips=True) == pytest.approx(3.008 + 6.5)
+    # Without, the forward step of the first layer hides the second one's values, which take less.
+    assert seconds(model, compute_s, one_of_each(2, MB_PER_S)) == pytest.approx(6.008 + 2.5)
+
+
+def test_with_clipping_a_window_may_end_with_another_layer_than_it_began_with():
+    # Half of all 7.008 MB pushed before the first use, and half of the first 3.008 broadcast before the second layer's.
+    compute_s, model = timed((0.008, 0.5, 0.5), (3, 2.5, 1), (4, 1, 1))
+    result = bound(model, compute_s, one_of_each(2, MB_PER_S), 1000, NO_OVERHEAD, clips=True)
+    assert result.seconds == pytest.approx(3.504 + 1.504 + 2.5 + 1 + 1)
+    assert "between the gradient of 'layer2' and the next use of 'layer1', for which the norm" in result.reason
+    assert "7.01 MB" in result.reason and "3.01 MB" in result.reason and "4.5000 s" in result.reason
+
+
+def test_clipping_never_lowers_the_bound_and_of_one_layer_changes_nothing():
+    for hosts in (1, 2, 4):
+        for layers in ([(3, 1)], [(3, 1), (0.1, 9)], [(0.008, 3), (5, 1)], [(0.008, 1), (2, 1), (0.004, 8)]):
+            for release in models.RELEASES:
+                plain, clipped = (
+                    seconds(model_of(*layers), 2.0, one_of_each(hosts, MB_PER_S), release=release, clips=clips)
+                    for clips in (False, True)
+                )
+                assert clipped >= plain and (len(layers) > 1 or clipped == plain)
+
+
+def test_with_clipping_the_norm_of_a_remote_push_comes_back():
+    # The first layer's slice stays on host 0, where its server and the only worker are; the second one's does not.
+    cluster = Cluster([MB_PER_S] * 2, [MB_PER_S] * 2, workers=[0], servers=[0, 1])
+    model = model_of((0.000004, 9), (0.000004, 1))
+    delayed = [seconds(model, 2.0, cluster, delay_s=5.0, clips=clips) for clips in (False, True)]
+    # It has the first layer's backward pass, 1.2 s, to hide behind, and without clipping its forward pass.
+    assert delayed == pytest.approx([2.0 - 1.8 + 10.0, 2.0 - 1.2 + 10.0], abs=1e-5)
+
+
+def test_with_clipping_layers_without_weights_need_no_norm():
+    model = model_of((3, 1), (0.008, 1))
+    empty = models.Layer("shift", (), 0.5, 0.0)
+    layers = tuple(one._replace(forward=one.forward / 2, backward=one.backward / 2) for one in model.layers)
+    shifted = model._replace(layers=(empty, *layers))
+    # Half of the computation hides the transfer that nothing hid.
+    rest = seconds(model, 1.0, one_of_each(2, MB_PER_S), clips=True)
+    assert seconds(shifted, 2.0, one_of_each(2, MB_PER_S), clips=True) == pytest.approx(max(rest, 2.0))
+
+
 def test_unlimited_network_leaves_the_computation():
     result = bound(model_of((3, 1), (5, 2)), 2.0, one_of_each(2, float("inf")))
     assert result.seconds == pytest.approx(2.0)
@@ -160,9 +218,10 @@ def test_what_cannot_be_is_refused(arguments, words):
         bound(*arguments)
 
 
+@pytest.mark.parametrize("clips", [False, True], ids=["plain", "clipped"])
 @pytest.mark.parametrize("release", models.RELEASES)
 @pytest.mark.parametrize("seed", range(150))
-def test_ideal_schedule_is_never_faster(seed, release):
+def test_ideal_schedule_is_never_faster(seed, release, clips):
     generator = random.Random(seed)
 
     def rates():
@@ -178,7 +237,7 @@ def test_ideal_schedule_is_never_faster(seed, release):
     layers = [(generator.choice([0.0004, 0.02, 0.5]), generator.random()) for _ in range(generator.randint(1, 6))]
     compute_s = generator.choice([0.0, 0.3, 1.0])
     settings = dict(slice_elements=generator.choice([5000, 40000]), overhead=Overhead(),
-                    delay_s=generator.choice([0.0, 0.05]), release=release)
+                    delay_s=generator.choice([0.0, 0.05]), release=release, clips=clips)
     ends = ends_of_iterations(model_of(*layers), compute_s, cluster, 8, **settings)
     least = bound(model_of(*layers), compute_s, cluster, **settings)
     for number, end in enumerate(ends):
@@ -189,12 +248,13 @@ def test_ideal_schedule_is_never_faster(seed, release):
     ("vgg19", 2, 1.01), ("resnet50", 2, 1.01), ("inception_v3", 2, 1.01), ("sockeye", 2, 1.01), ("bert", 2, 1.01),
     ("vgg19", 4, 1.01), ("resnet50", 4, 1.01), ("inception_v3", 4, 1.01), ("sockeye", 4, 1.01), ("bert", 4, 1.01),
 ])  # fmt: skip
+@pytest.mark.parametrize("clips", [False, True], ids=["plain", "clipped"])
 @pytest.mark.parametrize("release", models.RELEASES)
-def test_ideal_schedule_comes_near(name, hosts, within, release):
-    model, cluster = models.load(name), one_of_each(hosts, 200)
-    ends = ends_of_iterations(model, 4.0, cluster, 7, slice_elements("auto", hosts), Overhead(), release=release)
+def test_ideal_schedule_comes_near(name, hosts, within, release, clips):
+    model, cluster, how = models.load(name), one_of_each(hosts, 200), {"release": release, "clips": clips}
+    ends = ends_of_iterations(model, 4.0, cluster, 7, slice_elements("auto", hosts), Overhead(), **how)
     period = (ends[-1] - ends[2]) / (len(ends) - 3)
-    assert period <= within * bound(model, 4.0, cluster, release=release).seconds
+    assert period <= within * bound(model, 4.0, cluster, **how).seconds
 
 
 def test_command_prints_seconds_and_reason(capsys):

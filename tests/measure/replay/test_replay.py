@@ -8,7 +8,7 @@ import pytest
 from plugin_jobs import run, run_dist_sync, run_p3
 
 from p3 import codecs
-from p3.measure.replay import gpu_clock, models, mxnet_replay
+from p3.measure.replay import gpu_clock, models, mxnet_replay, probes
 from p3.measure.replay import worker as replay
 from p3.measure.replay.compressed import EncodedReplay
 from p3.measure.replay.gpu_clock import Clock, factors
@@ -189,6 +189,7 @@ print(status, "p3_sync" in mxnet.kvstore.KVStoreBase.kv_registry, "p3.mxnet.kvst
     (["--store", "p3_sync", "--factors", "auto"], "needs --optimizer sgd"),
     (["--store", "p3_sync", "--optimizer", "sgd", "--factors", "auto", "--release", "end"], "--factors is for vgg19"),
     (["--store", "p3_sync", "--optimizer", "sgd", "--dgc", "0.1", "--compression", "2bit"], "only one of --dgc"),
+    (["--clip", "1"], "--clip is for p3_torch and ddp; the replay of --store p3_sync cannot clip"),
     (["--jitter", "-0.1"], "--jitter -0.1: must be from 0 to 2"),
     (["--iterations", "0"], "--iterations must be at least 1"),
 ])
@@ -226,6 +227,39 @@ def replayed(request):
         made.iterate(SMALL, 0.001, clock)
     assert made.wrong_keys() == []
     return made
+
+
+class Clipped(probes.Probed):
+    """Two workers have trained two keys of one and two slices for two steps, with gradients of norms above 2."""
+
+    updates, num_workers, max_norm, iterations = "worker", 2, 2.0, 2
+    elements = (10, probes.STRIDE + 1)
+
+
+@pytest.mark.parametrize("changes, is_right", [
+    ({}, True),
+    ({"factor": 1 + 1e-7}, True),
+    ({"factor": 1 + 2e-5}, False),
+    ({"lacks_second_slice": True}, False),
+    ({"elsewhere": 1e-6}, False),
+])  # fmt: skip
+def test_clipped_weights_are_right_but_for_rounding(changes, is_right):
+    weight, replayed = np.zeros(probes.STRIDE + 1, "float32"), Clipped()
+    for iteration in range(2):
+        means = [probes.probe(key, iteration) + 0.5 for key in range(2)]
+        squares = means[0] ** 2 + (1 if changes.get("lacks_second_slice") else 2) * means[1] ** 2
+        factor = 2.0 / squares**0.5 * changes.get("factor", 1)
+        assert factor < 1
+        weight[:: probes.STRIDE] -= 2 * factor * means[1]
+    weight[1] = changes.get("elsewhere", 0)
+    assert replayed.is_right(1, weight) is is_right
+
+
+def test_a_norm_that_is_not_reached_clips_nothing():
+    replayed = Clipped()
+    replayed.max_norm = 100.0
+    total = -2 * sum(probes.probe(0, iteration) + 0.5 for iteration in range(2))
+    assert replayed.is_right(0, np.array([total] + [0] * 9))
 
 
 def test_lost_gradient_is_noticed(replayed):

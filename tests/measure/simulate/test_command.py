@@ -50,25 +50,47 @@ def test_what_is_not_p3_is_simulated_once_for_all_slices(simulate):
     assert Counter(line.split()[0] for line in out.splitlines()[2:]) == {"p3": 4, "layers": 2, "ddp": 2}
 
 
+def test_clipping_is_told_and_what_it_waits_for(simulate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    out = simulate(*SMALL, "--hosts", "2", "--scheme", "p3,layers,ddp", "--clip", "none,norm,wait", "--out", str(path))
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["scheme"], one["clip"]) for one in records] == [
+        *((scheme, clip) for scheme in ("p3", "layers") for clip in ("none", "norm", "wait")), ("ddp", "none")
+    ]  # fmt: skip
+    rows = [line.split() for line in out.splitlines()[2:]]
+    assert [sum(clip in row for row in rows) for clip in ("none", "norm", "wait")] == [2, 2, 2]
+    assert [dict(one["waits"]).keys() & {"the norm", "all values"} for one in records[:3]] == [
+        set(), {"the norm"}, {"all values"}
+    ]  # fmt: skip
+    for clip, words in (("norm", "waits for the norm"), ("wait", "waits for all values")):
+        told = simulate(*SMALL, "--hosts", "2", "--clip", clip)
+        assert "clipped" in told and words in told
+    assert "clipped" not in simulate(*SMALL, "--hosts", "2", "--clip", "norm", "--scheme", "ddp")
+
+
 def test_settings_of_p3_and_network_are_taken_by_name(simulate, tmp_path):
     path = tmp_path / "out.jsonl"
     simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "window_kib=16",
-             "--set", "priorities=no", "--set", "queue_ms=5", "--out", str(path))  # fmt: skip
+             "--set", "priorities=no", "--set", "pushes_first=yes", "--set", "queue_ms=5",
+             "--out", str(path))  # fmt: skip
     (record,) = map(json.loads, path.read_text().splitlines())
-    assert record["window_kib"] == 16 and record["priorities"] is False
+    assert record["window_kib"] == 16 and record["priorities"] is False and record["pushes_first"] is True
     assert record["network"]["queue_ms"] == 5
     assert record["network"]["up_mbit"] == [40, 20, 20] and record["network"]["down_mbit"] == [80, 80, 80]
 
 
+@pytest.mark.parametrize("clip", ["none", "norm", "wait"])
 @pytest.mark.parametrize("scheme", ["p3", "layers", "ddp"])
-def test_trace_is_one_that_the_viewer_reads(simulate, tmp_path, scheme):
+def test_trace_is_one_that_the_viewer_reads(simulate, tmp_path, scheme, clip):
     path = tmp_path / "trace.json"
-    simulate(*SMALL, "--hosts", "2", "--scheme", scheme, "--bucket-mb", "1", "--trace", str(path))
+    simulate(*SMALL, "--hosts", "2", "--scheme", scheme, "--clip", clip, "--bucket-mb", "1", "--trace", str(path))
     events = json.loads(path.read_text())["traceEvents"]
     named = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
     assert {event["pid"] for event in events} == named
     layers = len(models.load("vgg19").layers)
     bars = [event for event in events if event["ph"] == "X"]
+    if clip != "none" and scheme != "ddp":
+        assert {"norm": "waits for the norm", "wait": "waits for all values"}[clip] in {one["name"] for one in bars}
     computed = Counter(event["cat"] for event in bars if event["cat"] in ("forward", "backward"))
     assert computed == {"forward": 2 * layers, "backward": 2 * layers}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in bars)
@@ -87,6 +109,7 @@ def test_validation_puts_predictions_beside_what_was_measured(simulate, tmp_path
         made.run("scale", "ddp_25", seconds=(7.0,) * 3, **dict(common, slice_elements=None)),
         made.run("scale", "dist_sync", seconds=(5.4,) * 3, **common),
         made.failed("scale", "p3_sync", **dict(common, hosts=16)),
+        made.run("scale", "p3_torch", seconds=(5.0,) * 3, **dict(common, clip=1.0)),
         made.settings("validation", options={"iterations": 3, "warmup": 2}),
         made.run("validation", seconds=(3.0,) * 3, model=held_out.model, size=0.1, hosts=held_out.hosts,
                  workers=held_out.hosts, servers=held_out.hosts, compute_s=held_out.compute_s,
@@ -97,12 +120,13 @@ def test_validation_puts_predictions_beside_what_was_measured(simulate, tmp_path
     table, sums = out.split("\n\n")
     rows = table.splitlines()[1:]
     stores = [next(word for word in row.split() if word.startswith(("p3_", "ddp_"))) for row in rows]
-    assert stores == ["p3_slicing", "p3_sync", "ddp_25", "p3_sync"]
+    assert stores == ["p3_slicing", "p3_sync", "ddp_25", "p3_torch", "p3_sync"]
+    assert "clipped to a norm of 1" in rows[3] and "clipped" not in "".join(rows[:3])
     errors = [float(next(word for word in row.split() if word.endswith("%"))[:-1]) for row in rows]
     assert abs(errors[1]) < 5, "close to what docs/benchmarks.md has"
     assert rows[-1].endswith("yes") and not rows[0].endswith("yes")
     mean = float(sums.split("mean error ")[1].split("%")[0])
-    assert sums.startswith("all: 4 configurations") and mean == pytest.approx(sum(map(abs, errors)) / 4, abs=0.1)
+    assert sums.startswith("all: 5 configurations") and mean == pytest.approx(sum(map(abs, errors)) / 5, abs=0.1)
     assert sums.splitlines()[2].startswith("held out: 1 configurations")
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, strategies
+from hypothesis import settings as hypothesis_settings
 from processes import ROOT
 
 from p3.measure.replay import gpu_clock, models
@@ -48,6 +50,91 @@ def test_no_simulation_is_faster_than_the_bound(seed):
     # The traffic of the last iteration may still be under way when the last worker has ended.
     least_s = (setting.iterations - 1) * prediction.bound_s
     assert setting.iterations * prediction.mean_s >= least_s * (1 - 1e-9), setting
+
+
+@strategies.composite
+def clipped_settings(draw):
+    """Of any shape, without bursts, by which a simulation may undercut the bound; half of them on networks that take
+    little more than the bytes, so that a bound that is too high is found."""
+    ideal = draw(strategies.booleans())
+    some = draw(strategies.lists(
+        strategies.tuples(strategies.sampled_from([0, 10, 5000, 40000, 150000]), strategies.integers(0, 9),
+                          strategies.integers(0, 9)),
+        min_size=1, max_size=5,
+    ).filter(lambda layers: any(size for size, _, _ in layers)))  # fmt: skip
+    total = sum(forward + backward for _, forward, backward in some)
+    model = models.Model("drawn", 1.0, tuple(
+        models.Layer("layer%d" % number, (models.Tensor("weight", (size,)),) if size else (),
+                     forward / max(1, total), backward / max(1, total))
+        for number, (size, forward, backward) in enumerate(some)
+    ))  # fmt: skip
+    hosts = draw(strategies.integers(1, 5))
+    rates = strategies.lists(strategies.floats(5, 50), min_size=hosts, max_size=hosts)
+    if ideal:
+        network = links(hosts, 20.0, burst_kib=0, lossless=True, congestion="none", ack_bytes=0, segment_kib=2)
+    else:
+        network = Network(tuple(draw(rates)), tuple(draw(rates)), delay_ms=draw(strategies.integers(0, 20)),
+                          burst_kib=0, queue_ms=100, lossless=draw(strategies.booleans()),
+                          congestion=draw(strategies.sampled_from(settings.CONGESTION)))  # fmt: skip
+    compute_s = draw(strategies.sampled_from([0.0, 0.05, 0.2, 0.5])) if total else 0.0
+    return Setting(
+        model, compute_s, network, clip="norm" if ideal else draw(strategies.sampled_from(["norm", "wait"])),
+        pushes_first=ideal or draw(strategies.booleans()), servers=draw(strategies.integers(1, 2 * hosts)),
+        workers_per_host=draw(strategies.integers(1, 2)), local_aggregation=draw(strategies.booleans()),
+        slice_elements=draw(strategies.sampled_from([3000, 20000, 200000])), iterations=20, warmup=0,
+        release=draw(strategies.sampled_from(models.RELEASES)),
+    )  # fmt: skip
+
+
+@hypothesis_settings(max_examples=150, deadline=None, derandomize=True)
+@given(clipped_settings())
+def test_no_simulation_with_clipping_is_faster_than_its_bound(setting):
+    prediction = predict(setting)
+    plain = predict(dataclasses.replace(setting, clip="none"))
+    assert prediction.bound_s >= plain.bound_s
+    least_s = (setting.iterations - 1) * prediction.bound_s
+    assert setting.iterations * prediction.mean_s >= least_s * (1 - 1e-9)
+
+
+def test_clipping_costs_nothing_if_pushes_go_first_and_else_as_much_as_a_wait_for_all_values():
+    setting = Setting(models.load("vgg19", 0.03), 4.0, links(2, 40.0))
+
+    def seconds(**changes):
+        return predict(dataclasses.replace(setting, **changes)).mean_s
+
+    plain, wait = seconds(), seconds(clip="wait")
+    assert wait > 1.15 * plain
+    assert seconds(clip="norm") == pytest.approx(wait, rel=0.02), "pushes and values share the links evenly"
+    assert seconds(clip="norm", pushes_first=True) <= 1.005 * plain
+    assert seconds(clip="wait", pushes_first=True) > 1.1 * plain
+
+
+def test_table_of_the_documentation_is_what_the_simulator_gives():
+    page = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
+    rows = page.partition("<!-- clipping -->\n")[2].partition("\n<!-- /clipping -->")[0].splitlines()[2:]
+    assert len(rows) == 4
+    for row in rows:
+        name, hosts, *told, bound_s = (cell.strip() for cell in row.strip("|").split("|"))
+        setting = Setting(models.load(name.strip("`")), 4.0, links(int(hosts), 200.0))
+        found = [
+            predict(dataclasses.replace(setting, clip=clip, pushes_first=pushes_first))
+            for pushes_first in (False, True)
+            for clip in settings.CLIPPING
+        ]
+        assert told == ["%.3f" % one.mean_s for one in found]
+        assert {"%.3f" % one.bound_s for one in found} == {bound_s}
+
+
+def test_clipping_without_a_network_takes_no_time():
+    setting = Setting(model_of((40000, 1), (10, 2)), 0.5, links(1, 10.0))
+    assert {predict(dataclasses.replace(setting, clip=clip)).mean_s for clip in settings.CLIPPING} == {
+        predict(setting).mean_s
+    }
+
+
+def test_a_servers_part_of_the_norm_has_a_header_and_16_bytes():
+    job = settings.job(Setting(model_of((10, 1)), 1.0, links(2, 10.0), clip="norm"))
+    assert (job["clipping"], job["norm_bytes"], job["pushes_first"]) == ("norm", 96, False)
 
 
 def test_same_setting_gives_the_same_bits():
@@ -148,6 +235,7 @@ def test_1024_hosts_come_to_an_end():
     ({"network": Network((1.0,), ())}, "1 rates up and 0 down"),
     ({"network": Network((1.0, 0.0), (1.0, 1.0))}, "the uplink of host 1 has a rate of 0"),
     ({"slice_elements": 0}, "a slice has at least one element"),
+    ({"clip": "value"}, "clip is 'value'; it must be one of none, norm, wait"),
     ({"release": "late"}, "release is 'late'; it must be one of layer, end"),
     ({"warmup": 1, "iterations": 0}, "no iteration is left after the warm-up"),
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 """`p3 simulate --timeline`: the picture at the top of README.md."""
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -14,7 +15,7 @@ from p3.measure.replay import models
 from p3.measure.simulate import plot_timeline
 from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Setting, links
-from p3.measure.simulate.timeline import groups, timelines
+from p3.measure.simulate.timeline import groups, timeline, timelines
 
 OPTIONS = ["--models", "resnet50", "--size", "0.04", "--compute", "0.2"]
 SETTING = Setting(models.load("resnet50", 0.04), 0.2, links(2, 200.0))
@@ -43,6 +44,13 @@ def test_computation_is_whole_and_what_is_left_of_an_iteration_are_waits(drawn):
         assert computed_s == pytest.approx(0.2) and one.seconds == pytest.approx(computed_s + one.waited_s)
         assert len(one.backward) == len(one.forward) == len(SETTING.model.layers)
         assert one.backward[0].begin_s == 0 and one.forward[-1].end_s == pytest.approx(one.seconds)
+
+
+def test_what_clipping_waits_for_counts_as_the_first_layers():
+    clipped = timeline(dataclasses.replace(SETTING, clip="wait"))
+    computed_s = sum(bar.end_s - bar.begin_s for bar in (*clipped.backward, *clipped.forward))
+    assert clipped.seconds == pytest.approx(computed_s + clipped.waited_s) and computed_s == pytest.approx(0.2)
+    assert [wait.group for wait in clipped.waits] == [0] and clipped.waited_s > 0
 
 
 def test_links_carry_all_bytes_of_an_iteration_and_never_two_segments_at_once(drawn):
