@@ -38,6 +38,7 @@ struct Counters {
   Traffic traffic;
   Traffic local;                      // worker: with the other workers of its machine, which `traffic` leaves out
   uint64_t rounds = 0;                // worker: keys' rounds completed; server: slices' rounds completed
+  uint64_t last_round = 0;            // the highest one completed of any key
   uint64_t received_slices = 0;       // server: received and not yet handled, now
   uint64_t peak_received_slices = 0;  // server: the peak so far
   uint64_t buffer_bytes = 0;          // server, leader of a machine: received slices of incomplete rounds, now

@@ -333,6 +333,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     Counters counters;
     counters.traffic = transport_.traffic();
     counters.rounds = rounds_;
+    counters.last_round = last_round_;
     for (const ReceiveQueue& queue : queues_) {
       const auto [now, peak] = queue.depth();
       counters.received_slices += now;

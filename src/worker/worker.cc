@@ -222,6 +222,7 @@ Counters Worker::counters() const {
   counters.buffer_bytes = impl_->leader_.pool().bytes_in_use();
   counters.peak_buffer_bytes = impl_->leader_.pool().peak_bytes();
   counters.rounds = impl_->rounds_;
+  counters.last_round = impl_->last_round_;
   return counters;
 }
 
