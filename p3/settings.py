@@ -313,6 +313,17 @@ class Settings:
         "Directory where every process records what happens to each slice, for [`p3 trace`](trace.md). Unset: no "
         "record. Set it to find out what the forward pass waits for.",
     )
+    watch_s: float = _setting(
+        "P3_WATCH_S", 60.0, _seconds(0, 86400),
+        "Seconds between two lines of `p3 run` that say how fast the job is and what it waits for; `0`: none. SIGUSR2 "
+        "to `p3 run` brings one at once ([more](watching.md)).",
+    )
+    metrics_port: Optional[int] = _setting(
+        "P3_METRICS_PORT", None, _integer(0, 65535),
+        "TCP port of the scheduler's host at which [Prometheus](watching.md#prometheus) finds the numbers of all "
+        "processes; `0`: any free one, which the scheduler names. Unset: none. Set it if a Prometheus watches your "
+        "jobs.",
+    )
     check: int = _setting(
         "P3_CHECK", 0, _integer(0, 1 << 31),
         "With PyTorch: `N` compares the parameters of all workers every N steps, and fails, naming those that differ. "

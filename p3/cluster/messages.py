@@ -15,9 +15,10 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
+MAX_GROUPS = 16  # of layers, in a worker's report of its waits
 
 _LENGTH = struct.Struct("<I")
 
@@ -31,6 +32,10 @@ def _int(value: Any) -> bool:
 
 def _seconds(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < 1e9
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1 << 63
 
 
 def _is(wanted: type) -> Check:
@@ -79,6 +84,10 @@ def _values(fits: Check) -> Check:
     return lambda value: type(value) is dict and all(map(fits, value.values()))
 
 
+def _of_length(least: int, most: int, fits: Check) -> Check:
+    return lambda value: fits(value) and least <= len(value) <= most
+
+
 def _object(fields: Dict[str, Check]) -> Check:
     """An object of exactly these fields."""
     return lambda value: (
@@ -116,6 +125,24 @@ _PLAN = {
 }  # fmt: skip
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
 _WORKER = _object({"host": _str, "local": _str, "machine": _str})
+
+# What a process tells of itself while somebody watches; totals are since it began, `at_s` by its own clock.
+_REPORT = {
+    "at_s": _seconds, "last_round": _int, "bytes_sent": _int, "bytes_received": _int, "queued_slices": _int,
+    "memory_bytes": _int,
+}  # fmt: skip
+# A row of a view (p3/cluster/watching/view.py). Null: nobody could tell. What a process has not reported yet is 0.
+_ROW = {
+    "rank": _int, "host": _str, "state": _one_of("runs", "left", "lost"), "age_s": _or_none(_seconds), "round": _int,
+    "steps_per_s": _number, "sent_bytes": _int, "received_bytes": _int, "sent_per_s": _number,
+    "received_per_s": _number, "queued_slices": _int, "memory_bytes": _int,
+}  # fmt: skip
+_WORKER_ROW = _object({
+    **_ROW, "waited_s": _or_none(_seconds), "waited_share": _or_none(_number), "waits": _values(_seconds),
+    "group": _str, "group_share": _number, "late_s": _seconds,
+})  # fmt: skip
+_SERVER_ROW = _object({**_ROW, "received_slices": _int, "value_bytes": _int, "queue_s": _seconds})
+_LINK_ROW = _object({"host": _str, "processes": _int, "sent_per_s": _number, "received_per_s": _number})
 
 FIELDS: Dict[str, Dict[str, Check]] = {
     # A node to the scheduler.
@@ -191,6 +218,20 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.
     "lost_at": {"rank": _int, "problem": _str, **_ROUNDS},
     "filled": {"rank": _int},  # and the server's door is open for another process of that rank
+    "worker_reported": {  # the answer to `report`
+        **_REPORT,
+        "waited_s": _or_none(_seconds),  # of its script, for values; null: nothing can tell
+        "waits": _of_length(0, MAX_GROUPS, _values(_seconds)),  # the same by groups of layers
+        # Of each server, by rank: bytes sent to it and received, slices sent, how long they have queued, added up.
+        "servers": _list_of(_of_length(4, 4, _list_of(_number))),
+    },
+    "server_reported": {
+        **_REPORT,
+        "received_slices": _int,  # not handled yet
+        "value_bytes": _int,
+        "buffer_bytes": _int,
+        "late_s": _list_of(_seconds),  # of each worker, by rank
+    },
     "failed": {"text": _str},
     "bye": {},
     # The scheduler to a node.
@@ -234,12 +275,26 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     # And the answer: behind that step; 0: not now. `ends`: and then the job ends.
     "snapshot_at": {"number": _int, "round": _int, "ends": _bool},
     "snapshot_complete": {"round": _int, "parts": _list_of(_SNAPSHOT_PART)},  # to worker 0: all are written
+    "report": {},  # how far are you? Somebody watches the job
     "abort": {"text": _str},  # the job has failed
     "stop": {},  # to servers: every worker has left
     # The first message on a data connection (from a worker) or a watch connection, and its answer.
     "van": {"rank": _int, "ring": _int},  # ring: how many descriptors of shared memory follow, by SCM_RIGHTS
     "watch": {"role": _str, "rank": _int},
     "accepted": {},
+    # On the connection of one who only watches: a view every so often, of the last so many seconds; and the last word.
+    "look": {"version": _str, "protocol": _int, "every_s": _seconds, "span_s": _seconds},
+    "view": {
+        "seconds": _seconds,  # since all processes are connected; 0: they are not yet
+        "missing": _str,  # who has not joined yet
+        "over_s": _seconds,  # what the rates are about
+        "workers": _list_of(_WORKER_ROW),  # by rank, as the servers
+        "servers": _list_of(_SERVER_ROW),
+        "links": _list_of(_LINK_ROW),
+        "slowest_worker": _or_none(_int),  # if one keeps the others waiting in each round
+        "slowest_server": _or_none(_int),  # if slices queue for one longer than for the others
+    },
+    "ended": {"text": _str},  # of the job, which has failed if there is a text; or of the watching
 }
 
 

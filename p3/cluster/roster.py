@@ -7,6 +7,7 @@ from typing import Dict, List, Optional
 from p3.cluster.connections import channel
 from p3.cluster.node import Node
 from p3.cluster.rendezvous import label_of
+from p3.cluster.watching.view import Reports
 
 
 class Entry:
@@ -19,6 +20,7 @@ class Entry:
         self.watched = False
         self.last_heard = 0.0  # when its last heartbeat came, and the round that it had completed by then
         self.last_round = 0
+        self.reports = Reports()  # for those who watch
         self.left = False
         self.gone = False  # lost, and perhaps replaced
         self.catches_up = False  # takes a lost worker's place, and hears of nothing until it is ready

@@ -27,23 +27,29 @@ from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.connections import auth, channel, descriptors, encryption, frames
 from p3.cluster.connections.strangers import MAX_UNPROVED, PACE_S, Gate
-from p3.cluster.node import Node, listen_as_root
+from p3.cluster.node import Node, endpoint, listen_as_root
 from p3.cluster.rendezvous import Rendezvous
 from p3.cluster.roster import Entry, Roster
 from p3.cluster.stragglers import Stragglers
 from p3.cluster.vacancies import Vacancies
+from p3.cluster.watching.metrics import METRICS_EVERY_S, METRICS_SPAN_S, Metrics
+from p3.cluster.watching.watching import Watching
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
 from p3.settings import Settings
 
 log = logging.getLogger("p3.scheduler")
 
 _FAREWELL_S = 2.0  # for nodes to take note of a failure and go
+_FIRST_MESSAGES = {auth.CONTROL: "join", auth.WATCH: "watch", auth.LOOK: "look"}
 
 
 class Scheduler:
-    def __init__(self, settings: Settings, listener: socket.socket, status_fd: Optional[int] = None) -> None:
+    def __init__(
+        self, settings: Settings, listener: socket.socket, status_fd: Optional[int] = None,
+        metrics: Optional[Metrics] = None,
+    ) -> None:  # fmt: skip
         """`listener` is a listening, non-blocking socket; it is closed when the job ends. `status_fd`: where `p3 run`
-        reads what becomes of the job."""
+        reads what becomes of the job. `metrics`: who wants to have views of it."""
         self._settings = settings
         self._status_fd = status_fd
         self._secret = settings.job_secret()
@@ -59,6 +65,8 @@ class Scheduler:
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
         self._gate = Gate(self._label, log)
+        self._watching = Watching(self._roster, self._end, self._rendezvous.missing)
+        self._metrics = metrics
 
     def take_snapshots_at_signals(self) -> None:
         """SIGUSR1: of the job, behind its next step; SIGUSR2: and then it ends. Unless this process is to ignore them.
@@ -77,13 +85,20 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         deadline = loop.call_later(self._settings.rendezvous_timeout_s, self._give_up_rendezvous)
         accepting = loop.create_task(self._gate.serve(self._listener, self._serve))
+        feeding = loop.create_task(self._feed_metrics())
         failure = await self._end
         deadline.cancel()
+        await channel.cancel(feeding)
         await channel.stop_accepting(accepting, self._listener)
         self._listener.close()
         # The nodes close their ends when they have read the last message; whoever does not is left behind.
         await self._gate.close(_FAREWELL_S)
         return failure
+
+    async def _feed_metrics(self) -> None:
+        await self._started.wait()
+        if self._metrics is not None:
+            await self._watching.feed(self._metrics.take, METRICS_EVERY_S, METRICS_SPAN_S)
 
     # Connections
 
@@ -106,17 +121,23 @@ class Scheduler:
                 self._gate.proved()
                 if peer.purpose == auth.DATA:
                     raise ProtocolError("it wants a data connection, which only servers accept")
-                control = await encrypted("join") if peer.purpose == auth.CONTROL else sock
-                first = await channel.read_message(control, "join" if peer.purpose == auth.CONTROL else "watch")
-                if first["role"] != peer.role:
-                    raise ProtocolError("it proved to be a %s, but says it is a %s" % (peer.role, first["role"]))
+                kind = _FIRST_MESSAGES[peer.purpose]
+                control = sock if peer.purpose == auth.WATCH else await encrypted(kind)
+                first = await channel.read_message(control, kind)
+                role = "watcher" if peer.purpose == auth.LOOK else first["role"]
+                if role != peer.role:
+                    raise ProtocolError("it proved to be a %s, but says it is a %s" % (peer.role, role))
             except (AuthenticationError, ProtocolError, OSError) as error:
                 self._gate.refused(source, error)
-                if isinstance(error, auth.Disagreed) and self._agreement is None:
+                is_node = getattr(error, "purpose", None) != auth.LOOK
+                if isinstance(error, auth.Disagreed) and is_node and self._agreement is None:
                     self._fail("%s: a node at %s was refused: %s" % (self._label, source, error))
                 return
             if first["kind"] == "watch":
                 await self._watch(sock, first, encrypted)
+                return
+            if first["kind"] == "look":
+                await self._watching.serve(control, first)
                 return
             stream = await channel.Stream.over(control)
             try:
@@ -187,6 +208,7 @@ class Scheduler:
                 frame = await asyncio.wait_for(channel.read_exactly(sock, frames.HEADER.size), timeout_s)
                 entry.last_heard = time.monotonic()
                 entry.last_round = frames.round_of(frame)
+                self._watching.note_heartbeat(entry)
                 await asyncio.wait_for(channel.send(sock, frame), timeout_s)
         except asyncio.TimeoutError:
             what = "sent no heartbeat for %g s" % timeout_s
@@ -246,6 +268,8 @@ class Scheduler:
             self._on_ready(entry)
         elif kind == "late":
             self._on_late(entry.node, message)
+        elif kind == entry.node.role + "_reported":
+            self._watching.take(entry, message)
         elif (kind, entry.node.role) in (("lost_at", "server"), ("filled", "server"), ("place", "worker")):
             self._vacancies.on_message(entry.node, message)
         elif kind == "bye" and entry.node.role == "server":
@@ -275,6 +299,7 @@ class Scheduler:
         elif all(other.ready for other in self._roster.entries):
             log.info("%s: all nodes are connected", self._label)
             self._started.set()
+            self._watching.begin()
             self._gate.pace_s = PACE_S
             self._report({"state": "running"})
             for other in self._roster.entries:
@@ -374,17 +399,23 @@ def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optiona
         settings.job_secret()
         encryption.require(settings)
         _provide_descriptors(settings)
+        metrics = None if settings.metrics_port is None else Metrics(settings)
         listener = open_listener(settings, listen_fd)
     except (ConfigError, RendezvousError) as error:
         print("p3: %s" % error, file=sys.stderr)
         return 1
 
+    if metrics is not None:
+        print("p3: metrics at http://%s/metrics" % endpoint(settings.root_host, metrics.port), file=sys.stderr)
+
     async def serve() -> Optional[str]:
-        scheduler = Scheduler(settings, listener, status_fd)
+        scheduler = Scheduler(settings, listener, status_fd, metrics)
         scheduler.take_snapshots_at_signals()
         return await scheduler.run()
 
     failure = asyncio.run(serve())
+    if metrics is not None:
+        metrics.close()
     if failure is not None:
         print("p3: the job failed: %s" % failure, file=sys.stderr)
     return 0 if failure is None else 1

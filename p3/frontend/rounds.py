@@ -43,6 +43,7 @@ class KeyRounds(ABC):
         self.takes_steps = key.axes.takes_steps  # what lands is subtracted from what landed before
         self._array = array
         self._session = session
+        session.waits.expect(key)  # land() notes them
         self._rescale = 1.0 / session.num_workers
         self._rounds = 0  # of this worker, begun
         self._under_way: Optional[Round] = None

@@ -9,6 +9,7 @@ Ray actor. Where and how they are started is an engine's (engines.py).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from p3.launch.output import Output
 from p3.launch.placement import Host, Task, moved
 from p3.launch.restarts import Budget, Cooling
 from p3.launch.running import DRAIN_S, Running, all_ended, signal_all
+from p3.launch.telling import Telling
 from p3.settings import Settings
 
 log = logging.getLogger("p3.run")
@@ -53,6 +55,7 @@ class Launcher:
         self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers), "P3_SIGNALS": "0"}
         self._command: Sequence[str] = ()
         self._status: Optional[asyncio.Task] = None  # reads what the scheduler says of the job
+        self._telling: Optional[Telling] = None  # of the job while it runs
         self._secret = secrets.token_hex(32)
         self._output = Output()
         self._running: List[Running] = []
@@ -82,6 +85,7 @@ class Launcher:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it for SIGHUP
                 asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._demand_snapshot, signal.SIGUSR1)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._tell_once)
         job = asyncio.ensure_future(self._run(command))
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
@@ -90,6 +94,8 @@ class Launcher:
                 job.cancel()
                 await asyncio.wait({job})
         finally:
+            if self._telling is not None:
+                self._telling.end()
             await self._end_all()
             await self._engine.release()
             if self._status is not None:
@@ -145,6 +151,11 @@ class Launcher:
             listener.close()
             os.close(status_write)
             self._status = asyncio.ensure_future(self._read_status(status_read))
+        port = int(self._job["DMLC_PS_ROOT_PORT"])
+        watched = dataclasses.replace(
+            self._settings, root_host=self._engine.root, root_port=port, secret=self._secret, secret_file=None
+        )
+        self._telling = Telling(watched, self._say)
         self._workers = {task.rank: task for task in tasks if task.role == "worker"}
         for task in tasks:
             await self._start(task)
@@ -178,6 +189,7 @@ class Launcher:
         if state == "running":
             self.began_at = time.monotonic()
             self._in_place_since = dict.fromkeys(self._workers, self.began_at)
+            self._telling.begin()
         elif state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
             self._end_lost(status["rank"])
         elif state == "left":
@@ -314,6 +326,11 @@ class Launcher:
             signal_all(group, signal.SIGKILL)
         signal_all(self._running, signal.SIGKILL)  # also what a process left behind in its group
         await all_ended(alive)
+
+    def _tell_once(self) -> None:
+        """SIGUSR2."""
+        if self._telling is not None:
+            self._telling.tell_once()
 
     def _demand_snapshot(self, number: int) -> bool:
         """Has the scheduler ask the job for one: SIGUSR1, to go on, or SIGUSR2, to end. False if it cannot take any."""

@@ -139,7 +139,7 @@ class P3KVStore(mx.kvstore.KVStore):
             return True
         raise ValueError(f"Unknown capability: {capability}")
 
-    def stats(self, servers=False):
+    def stats(self, servers=False, flat=False):
         """What this worker has sent and received so far, as a dict; cheap, and never in the way of training.
 
         bytes_sent, bytes_received, slices_sent, slices_received; queued_slices and peak_queued_slices (of one
@@ -157,8 +157,12 @@ class P3KVStore(mx.kvstore.KVStore):
         and for late_s: of each worker, how long after the first push of a round its last one came, in the mean of the
         last rounds (workers of one machine, who push as one, are equally late). That takes a round trip through the
         scheduler.
+
+        With flat=True it is Session.stats() instead: names as `p3/steps_per_s` with a number each, for TensorBoard.
         """
         session = self._session
+        if flat:
+            return session.stats()
         stats = session.counters()
         stats["order"] = self._priorities.order_stats()
         stats["snapshots"] = dict(session.snapshots.counts)

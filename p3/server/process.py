@@ -21,6 +21,7 @@ from p3.cluster.member import Member
 from p3.cluster.messages import columns, sendable
 from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
+from p3.cluster.watching import report
 from p3.errors import ConfigError, RendezvousError
 from p3.plan import combinations
 from p3.plan.key_plan import KeyPlan
@@ -129,6 +130,7 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
     """Control messages until `stop`. RendezvousError: the first failure, the core's own or the job's."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
+    began_at = loop.time()
     label = str(member.node)
     snapshots = SnapshotWriter(core, settings, label, member.node.rank, len(member.servers))
 
@@ -156,6 +158,10 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
             else:
                 member.send(answer)
 
+    def tell_how_it_is() -> None:
+        with contextlib.suppress(P3Error):  # the core has failed, and tells everybody
+            member.send(report.of_server(core, loop.time() - began_at))
+
     async def listen() -> None:
         try:
             while True:
@@ -167,6 +173,9 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
                     continue
                 if message["kind"] == "drop_store":
                     drop(message)
+                    continue
+                if message["kind"] == "report":
+                    tell_how_it_is()
                     continue
                 answer = lost_workers.apply(message) if lost_workers is not None else None
                 if answer is None:

@@ -9,6 +9,8 @@ Start the script with `p3 run -n 4 -s 4 python train.py`, or alone: then it trai
 
 from __future__ import annotations
 
+from typing import Dict
+
 try:
     import torch
 except ModuleNotFoundError as error:
@@ -32,7 +34,7 @@ from p3.torch.start import job as _job
 
 __all__ = [
     "DistributedOptimizer", "all_gather_object", "all_reduce", "barrier", "broadcast_object", "factors", "local_rank",
-    "local_size", "process_group", "rank", "resume", "size", "snapshot",
+    "local_size", "process_group", "rank", "resume", "size", "snapshot", "stats",
 ]  # fmt: skip
 
 _ddp.refuse()
@@ -56,6 +58,12 @@ def local_rank() -> int:
 def local_size() -> int:
     """Number of workers on this machine."""
     return _job.current().local_size
+
+
+def stats() -> Dict[str, float]:
+    """What this worker has done so far, flat, for TensorBoard or Weights & Biases: `p3/steps_per_s`, `p3/waited_share`,
+    `p3/sent_bytes` and others (docs/watching.md). Cheap: nothing is sent, and nobody is waited for."""
+    return _job.current().stats()
 
 
 def barrier() -> None:

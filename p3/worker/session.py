@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -39,8 +39,10 @@ from p3.worker.snapshots.demand import Ended
 from p3.worker.snapshots.resumed import Resumed
 from p3.worker.snapshots.saved import ON_SERVERS, Saved
 from p3.worker.snapshots.snapshots import Snapshots
+from p3.worker.stats import Stats
 from p3.worker.store_options import StoreOptions
 from p3.worker.stores import Stores
+from p3.worker.waits import Waits
 
 log = logging.getLogger("p3")
 
@@ -69,6 +71,8 @@ class Session(Control):
         self.progress = Progress(self, link, self.keys)  # told of its steps by a store that goes past this class
         self._barriers = Barriers(self, link, self.progress)
         self._server_counters = ServerCounters(self, link)
+        self.waits = Waits()
+        self._stats = Stats(self, link)
         self._start()
         self.wait_until(lambda: self._caught_up, "to be told what has been agreed")
 
@@ -385,9 +389,16 @@ class Session(Control):
         counters = dict(self.core.key_counters(key.handle), compression=key.axes.codec.get("type"))
         return dict(counters, partitions=self.partitions(key)) if key.sparse else counters
 
+    def stats(self) -> Dict[str, float]:
+        """Of this worker, flat, for TensorBoard and its like: docs/watching.md says what each name means. Cheap. Rates
+        are of the last minute, or since the call before if that is longer ago, at first since the session began."""
+        return self._stats.flat()
+
     def mark_stall(self, key: Key, begin_ns: int, end_ns: int) -> None:
-        """For the trace (P3_TRACE): the training thread waited for the key's value, in times of time.monotonic_ns()."""
+        """The training thread waited for the key's value, in times of time.monotonic_ns(): for the trace (P3_TRACE),
+        and for those who watch the job."""
         self.core.mark_stall(key.handle, begin_ns, end_ns)
+        self.waits.note(key, (end_ns - begin_ns) / 1e9)
 
     def server_counters(self) -> List[dict]:
         """The same of each server, by rank, with its `label` and the processor time of its process, `cpu_s`.

@@ -8,6 +8,10 @@ import pytest
 from p3.cluster import messages
 from p3.errors import ProtocolError
 
+ROW = {
+    "rank": 0, "host": "10.0.0.8", "state": "runs", "age_s": None, "round": 3, "steps_per_s": 0.25, "sent_bytes": 9,
+    "received_bytes": 9, "sent_per_s": 0.5, "received_per_s": 0.5, "queued_slices": 0, "memory_bytes": 1,
+}  # fmt: skip
 EXAMPLES = {
     "int": 3,
     "bool": True,
@@ -27,6 +31,13 @@ EXAMPLES = {
         },
         "trainers": [{"scale": {"_scale": 1.0}, "loss_scaler": {}}],
     },
+    "towards": [[800, 400, 4, 0.25]],
+    "waits": {"encoder": 0.5},
+    "rows of workers": [
+        dict(ROW, waited_s=None, waited_share=0.5, waits={"a": 1.5}, group="a", group_share=0.5, late_s=0.0)
+    ],
+    "rows of servers": [dict(ROW, received_slices=0, value_bytes=8, queue_s=0.001)],
+    "rows of links": [{"host": "10.0.0.8", "processes": 2, "sent_per_s": 5e9, "received_per_s": 0}],
     "parts": [{"role": "server", "rank": 1, "bytes": 80, "sha256": "0f" * 32}],
     "state": "joined",
     "reduction": "average",

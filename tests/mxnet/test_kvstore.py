@@ -244,6 +244,19 @@ def test_stats_tell_of_servers_queues_and_keys(kv):
     assert "itself" not in kv.stats()["servers"][0]
 
 
+def test_stats_are_flat_if_asked_for(kv):
+    kv.init("key", zeros(1000))
+    before = kv.stats(flat=True)
+    for _ in range(3):
+        kv.push("key", zeros(1000))
+    mx.nd.waitall()
+    kv.mark_stall("key", 1_000_000_000, 1_500_000_000)
+    after = kv.stats(flat=True)
+    assert all(type(value) is float for value in after.values())
+    assert after["p3/steps"] >= before["p3/steps"] and after["p3/sent_bytes"] >= before["p3/sent_bytes"] + 12000
+    assert after["p3/waited_s"] == before.get("p3/waited_s", 0.0) + 0.5
+
+
 # Settings of a store
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import hmac
 import os
 import struct
+from typing import Optional
 
 from p3.errors import AuthenticationError
 
@@ -30,8 +31,8 @@ HANDSHAKE_TIMEOUT_S = 5.0  # for the acceptor: what a stranger can hold a connec
 CONNECTOR_TIMEOUT_S = 8.0  # for the connector: a scheduler that is still starting answers late
 PATIENCE_S = 3.0  # for the connector, whose attempts the acceptor drops: before it says so
 
-CONTROL, DATA, WATCH = 1, 2, 3  # what a connection is for
-_ROLES = {"scheduler": 1, "server": 2, "worker": 3}
+CONTROL, DATA, WATCH, LOOK = 1, 2, 3, 4  # what a connection is for
+_ROLES = {"scheduler": 1, "server": 2, "worker": 3, "watcher": 4}
 
 _HELLO = struct.Struct("<4sBBB?32s")  # magic, version, purpose, connector's role, encrypts, nonce
 _MAGIC = b"P3ct"
@@ -50,6 +51,8 @@ class Dropped(AuthenticationError):
 
 class Disagreed(AuthenticationError):
     """A node of this job, proved to be one, which encrypts what this one does not, or the other way round."""
+
+    purpose: Optional[int] = None  # of the connection, as its acceptor knows it
 
 
 class _End:
@@ -107,7 +110,7 @@ class Acceptor(_End):
         if version != _VERSION:
             raise AuthenticationError("it speaks version %d of P3's handshake, this node %d" % (version, _VERSION))
         self.role = next((name for name, number in _ROLES.items() if number == role_number), None)
-        if self.role is None or self.purpose not in (CONTROL, DATA, WATCH):
+        if self.role is None or self.purpose not in (CONTROL, DATA, WATCH, LOOK):
             raise AuthenticationError("it names an unknown role or purpose")
         self.challenge = os.urandom(NONCE_BYTES) + bytes([encrypts])
         super().__init__(secret, hello, role, encrypts)
@@ -121,4 +124,8 @@ class Acceptor(_End):
 
     def agree(self) -> None:
         """Disagreed if only one of the two will encrypt; both have said so by now."""
-        self._agree(self._connector_encrypts)
+        try:
+            self._agree(self._connector_encrypts)
+        except Disagreed as error:
+            error.purpose = self.purpose
+            raise

@@ -112,6 +112,7 @@ def _environment(
     env.update({MARK: mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
     rendezvous_s = RENDEZVOUS_S if cell.training == NUMPY else MXNET_RENDEZVOUS_S
     env.update(P3_RENDEZVOUS_TIMEOUT_S=repr(rendezvous_s), P3_LOG="info")  # so p3 run tells how each process ended
+    env["P3_WATCH_S"] = "0"  # and nothing else
     if len(site) > 1:
         env["DMLC_NODE_HOST"] = site[0].address
         env["P3_SSH"] = f"{sys.executable} -m p3.measure.chaos.lab_ssh {_lab_folder(site)}"

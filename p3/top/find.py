@@ -1,0 +1,71 @@
+"""Which job `p3 top` shows, and where its secret comes from: as for a node from the environment, or from a process of
+the job on this host. A process's environment can be read by its own user alone, and by root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
+
+from p3.errors import ConfigError
+from p3.settings import Settings
+
+_OF_A_NODE = {"DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"}
+_SECRETS = {"P3_SECRET", "P3_SECRET_FILE"}
+
+
+def settings_of(settings: Settings, pid: Optional[int]) -> Settings:
+    """Those of the job that `settings`, the environment's, name; or of the process, or of the only one that this user
+    has on this host. ConfigError if there is none, or not one."""
+    if pid is not None:
+        found = {_job(one): one for one in _environments(lambda process: process == pid or _parent(process) == pid)}
+        if not found:
+            raise ConfigError("--pid %d: it is no process of a job, nor a p3 run, of this user on this host" % pid)
+        return _of(next(iter(found.values())))
+    if settings.root_host is not None:
+        settings.require("root_host", "root_port")
+        settings.job_secret()
+        return settings
+    found = {_job(one): one for one in _environments(_is_ours)}
+    if len(found) == 1:
+        return _of(next(iter(found.values())))
+    if not found:
+        raise ConfigError(
+            "p3 top: no job of this user runs on this host. On another one set DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and "
+            "P3_SECRET or P3_SECRET_FILE, as for its nodes"
+        )
+    listed = ", ".join("--pid %s" % one["pid"] for one in found.values())
+    raise ConfigError("p3 top: %d jobs run on this host; name a process of one: %s" % (len(found), listed))
+
+
+def _of(env: Dict[str, str]) -> Settings:
+    needed = _OF_A_NODE | _SECRETS | {"P3_TLS"}
+    return Settings.from_env({name: value for name, value in env.items() if name in needed})
+
+
+def _job(env: Mapping[str, str]) -> Tuple[str, str]:
+    return env["DMLC_PS_ROOT_URI"], env["DMLC_PS_ROOT_PORT"]
+
+
+def _environments(is_wanted: Callable[[int], bool]) -> List[Dict[str, str]]:
+    """Of those processes of a job on this host that this user may look into; with their numbers as `pid`."""
+    found = []
+    for process in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            if is_wanted(process):
+                with open("/proc/%d/environ" % process, "rb") as file:
+                    pairs = (item.partition("=") for item in os.fsdecode(file.read()).split("\0"))
+                env = {name: value for name, _, value in pairs}
+                if env.keys() >= _OF_A_NODE and env.keys() & _SECRETS:
+                    found.append({**env, "pid": str(process)})
+    return found
+
+
+def _is_ours(process: int) -> bool:
+    """Root may look into those of others, too, but means its own unless it names one."""
+    return os.stat("/proc/%d" % process).st_uid == os.getuid()
+
+
+def _parent(process: int) -> int:
+    with open("/proc/%d/stat" % process) as file:
+        return int(file.read().rpartition(")")[2].split()[1])
