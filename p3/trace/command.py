@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import List
 
+from p3 import pictures
 from p3.errors import ConfigError
 from p3.settings import Settings
 
@@ -21,6 +22,7 @@ def add_parser(commands) -> None:
     trace.add_argument("folder", metavar="DIR", help="with the files of all processes of one job")
     trace.add_argument("--out", metavar="FILE", help="of the Chrome trace (default: DIR/trace.json)")
     trace.add_argument("--round", type=_round, metavar="N", help="explain the waits of this round, on each worker")
+    trace.add_argument("--svg", metavar="PREFIX", help="draw what is printed, as PREFIX-light.svg and PREFIX-dark.svg")
     trace.set_defaults(handler=_trace)
 
 
@@ -29,8 +31,10 @@ def _trace(options, _settings: Settings, _command: List[str]) -> int:
     from p3.trace.lives import load
 
     trace = load(options.folder)
-    for line in report.lines(trace, options.round):
-        print(line)
+    lines = list(report.lines(trace, options.round))
+    print("\n".join(lines))
+    if options.svg:
+        _draw(lines, options)
     path = options.out or os.path.join(options.folder, "trace.json")
     try:
         count = chrome.write(trace, path)
@@ -38,6 +42,14 @@ def _trace(options, _settings: Settings, _command: List[str]) -> int:
         raise ConfigError("--out %s cannot be written: %s" % (path, error.strerror)) from None
     print("\n%s: %d events, for https://ui.perfetto.dev" % (path, count))
     return 0
+
+
+def _draw(lines: List[str], options) -> None:
+    command = "p3 trace %s" % options.folder + (" --round %d" % options.round if options.round else "")
+    try:
+        pictures.save(lines, options.svg, command)
+    except OSError as error:
+        raise ConfigError("--svg %s cannot be written: %s" % (options.svg, error.strerror)) from None
 
 
 def _round(text: str) -> int:

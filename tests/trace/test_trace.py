@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -272,6 +273,17 @@ def test_the_command_writes_the_file_and_explains(copied, capsys):
     assert "4 processes, 3 keys, rounds 1 to 3" in text and "for late;" in text
     assert json.loads((copied / "trace.json").read_text())["traceEvents"]
     assert cli.main(["trace", str(copied)]) == 0  # its own file is in nobody's way
+
+
+def test_what_is_printed_becomes_a_picture_for_light_and_dark_pages(copied, tmp_path, capsys):
+    assert cli.main(["trace", str(copied), "--round", "1", "--svg", str(tmp_path / "trace")]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line][:-1]
+    for name in ("light", "dark"):
+        root = ElementTree.parse(str(tmp_path / ("trace-%s.svg" % name))).getroot()
+        drawn = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert drawn == ["$ p3 trace %s --round 1" % copied, *printed]
+    assert cli.main(["trace", str(copied), "--svg", str(tmp_path / "nowhere" / "trace")]) == 1
+    assert "--svg %s" % (tmp_path / "nowhere" / "trace") in capsys.readouterr().err
 
 
 def refusal(capsys, *arguments):
