@@ -123,6 +123,10 @@ class FactoredLayer:
             return self._session.declare_factors(name, self.of_worker, weight.store)
         return self._session.declare(name, (0, self.of_worker.width), "float32", weight.store)
 
+    def forget_uses(self) -> None:
+        """Nothing of them leaves."""
+        self._uses, self._problem = 0, None
+
     def require_one_use(self, devices: int) -> None:
         """Before its push: ValueError unless the gradient array holds the factors of one use, on each device."""
         uses, self._uses = self._uses, 0

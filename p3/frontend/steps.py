@@ -1,12 +1,13 @@
 """How many workers take each step: what a worker that has no batches left follows the others by.
 
 A small key that has a round in each step, whose sum is how many workers took it; so a worker in join() learns that
-nobody does any more.
+nobody does any more. A front end may have each worker tell the others some numbers with it, of which all learn the sum.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, List
+import time
+from typing import Any, Callable, Iterable, List, Sequence
 
 import numpy as np
 
@@ -15,28 +16,62 @@ from p3.frontend.rounds import KeyRounds
 from p3.worker.session import Session
 
 LAST = -(1 << 19)  # behind every gradient
+FIRST = 1 << 19  # before every one
+
+
+class Count:
+    """One step's. Until it is there, nobody knows how many others take the step, nor what they tell."""
+
+    def __init__(self, operation: Any, sums: np.ndarray) -> None:
+        self.operation, self._sums = operation, sums
+
+    @property
+    def workers(self) -> int:
+        """That take the step. Those in join() do not."""
+        return int(self._sums[0])
+
+    @property
+    def told(self) -> List[float]:
+        """The sums of what they have told with it."""
+        return self._sums[1:].tolist()
 
 
 class Steps:
     """Threads: the script's."""
 
-    def __init__(self, session: Session, store: int) -> None:
-        """On every worker at the same point; waits for them. `store`: not that of the gradients."""
+    def __init__(self, session: Session, store: int, tells: int = 0) -> None:
+        """On every worker at the same point; waits for them. `store`: not that of the gradients. `tells`: how many
+        numbers each worker tells with a step."""
         self._session = session
-        self._key = session.declare("steps", (1,), "float32", store)
-        self._one, self._sum = np.ones(1, np.float32), np.zeros(1, np.float32)
+        self._key = session.declare("steps", (1 + tells,), "float64", store)
+        self._sum = np.zeros(1 + tells)
         waiting.from_rank_0(session, self._key, self._sum)
-        self._counting: List[Any] = []  # rounds under way
+        self._counting: List[Count] = []  # under way
 
-    def count(self, lr: float, wd: float) -> None:
-        """This worker has ended a step. The servers compare its learning rate and weight decay, whoever updates: else
-        workers whose schedules look at a loss of their own would drift apart."""
-        operation = self._session.pushpull(self._key, self._one, self._sum, LAST, lr, wd)
-        self._counting = [*(one for one in self._counting if not one.done), operation]
+    def count(self, lr: float, wd: float, tells: Sequence[float] = (), priority: int = LAST) -> Count:
+        """This worker takes a step: once in each. The servers compare its learning rate and weight decay, whoever
+        updates: else workers whose schedules look at a loss of their own would drift apart."""
+        own = np.array([1.0, *tells])
+        sums = np.empty_like(own)
+        count = Count(self._session.pushpull(self._key, own, sums, priority, lr, wd), sums)
+        self._counting = [*(one for one in self._counting if not one.operation.done), count]
+        return count
+
+    def wait(self, count: Count) -> None:
+        """Until all workers have counted that step. TimeoutError after P3_WAIT_TIMEOUT_S."""
+        if count.operation.done:
+            return
+        session, began = self._session, time.monotonic_ns()
+        if not waiting.wait(session, count.operation, session.wait_timeout_s):
+            raise TimeoutError(
+                "%s: waited %g s for what the other workers tell of their step; one is slow or stuck "
+                "(P3_WAIT_TIMEOUT_S)" % (session.label, session.wait_timeout_s)
+            )
+        session.mark_stall(self._key, began, time.monotonic_ns())
 
     def finish(self) -> None:
         """Until all steps have been counted."""
-        self._session.wait(self._counting)
+        self._session.wait([one.operation for one in self._counting])
         self._counting = []
 
     def serve_others(self, rounds: Iterable[KeyRounds], follow: Callable[[], None]) -> None:

@@ -93,6 +93,11 @@ RELEASE = Choice("the release of a store", "`optimizer.release()`")
 MOVING = Choice("other partitions while a job trains", "`Session.repartition`")
 ADDED_UP = Choice("gradients of several backward passes", "`no_sync()`, no `zero_grad()`")
 JOIN = Choice("join()", "`optimizer.join()`")
+WEIGHTS = Choice("weights of workers", "`optimizer.weigh()`")
+INDEPENDENT = Choice("an optimizer that is said to update each parameter by itself",
+                     "`DistributedOptimizer(independent=True)`")  # fmt: skip
+AWAITED = Choice("updates of all parameters in step()", "`DistributedOptimizer(synchronous=True)`")
+JOINT = Choice("an update that looks at all parameters", "torch.optim.LBFGS")
 CLOSURE = Choice("steps with a closure", "`optimizer.step(closure)`")
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
-    ADDED_UP, AGGREGATION, AVERAGE, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLOSURE, Choice, DENSE, DGC, ENCODED,
-    FACTORS, GPU, JOIN, MEAN, MOVING, NAMED_SCALER, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED,
-    RESIDUAL, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER, VECTOR,
-    WHOLE_NUMBERS, of_plan,
+    ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLOSURE, Choice, DENSE, DGC,
+    ENCODED, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, MEAN, MOVING, NAMED_SCALER, NOT_FLOAT32, NO_RULE, OTHER_RULE,
+    PLAIN, RELEASE, REPLACED, RESIDUAL, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED,
+    UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -60,6 +60,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Unset P3_CHECK, or set staleness to 0"),
     Exclusion(STALE, (MOVING,), "its workers have no round in common after which rows could move",
               "Set P3_PARTITIONS, before the key is declared"),
+    Exclusion(STALE, (WEIGHTS,), "a gradient weighs its share of all that its step has, and there are no common steps",
+              "Leave weigh() out, or set staleness to 0"),
     _gives_way(AGGREGATION, (STALE,), "the push of each worker is an update of its own",
                "Each worker of a machine pushes on its own"),
     Exclusion(DGC, (AVERAGE, MEAN), "what workers send are steps, and the servers subtract their sum",
@@ -116,6 +118,10 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
     Exclusion(JOIN, (CLOSURE,), "a closure may compute many gradients in one step, and a worker that has joined could "
               "not tell how many", "Give all workers the same number of steps"),
+    Exclusion(INDEPENDENT, (AWAITED,), "it would be updated when a module needs its weights, and not in step()",
+              "Leave out one of the two"),
+    Exclusion(INDEPENDENT, (JOINT,), "its updates need the gradients of all parameters",
+              "Leave out independent=True"),
     # What the planner never makes. A server that is to define such a key says so.
     Exclusion(FACTORS, (ROWS,), "factors are dense", _SAME_VERSION),
     Exclusion(BY_STEPS, (PLAIN, ENCODED), "steps are what dgc sends; %s" % _NO_SUCH_PLAN, _SAME_VERSION),

@@ -147,6 +147,13 @@ class FactoredParameter(Parameter):
                 self.must_copy = True  # what lands is an update of what landed before
         return self._factors_key if self._layer.has_factors else self.key
 
+    def scale_gradient(self, factor: float) -> None:
+        if self._round_key() is self.key:
+            return super().scale_gradient(factor)
+        shape = self._layer.shape
+        factors = self.tensor.grad.view(-1)[: shape.elements].view(shape.rows, shape.width)
+        factors[:, : shape.outputs].mul_(factor)  # one of the two, as the gradient is their product
+
     def _push(self, gradient, more):
         key = self._round_key()
         if key is self.key:
@@ -156,4 +163,5 @@ class FactoredParameter(Parameter):
         return self._session.pushpull(key, source, self._array, self.priority, *self._sent, more=more)
 
     def _skip(self, goes_on=True):
+        self._layer.forget_uses()
         return self._session.skip(self._round_key(), self._array, self.priority, goes_on=goes_on)

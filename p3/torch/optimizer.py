@@ -36,6 +36,7 @@ def DistributedOptimizer(  # a class to its users
     compression: Optional[Dict[str, Any]] = None,
     staleness: Union[int, float] = 0,
     grad_scaler: Optional[torch.amp.GradScaler] = None,
+    independent: bool = False,
 ) -> torch.optim.Optimizer:
     """Has all workers train the optimizer's parameters together; returns the same object.
 
@@ -60,6 +61,11 @@ def DistributedOptimizer(  # a class to its users
     answer to the one before (docs/strategies.md): whoever keeps a gradient's memory calls synchronize() before writing
     there. Only where the servers update.
 
+    `independent`: the optimizer, of a class that P3 does not know, updates each parameter by its gradient, state and
+    its group alone, as Lion does, so each can be updated when its module needs it; else step() waits for all gradients.
+    ValueError in a later step if an update has changed the group, or a number of the optimizer's own. Of torch's own
+    optimizers it is known, and need not be said.
+
     Raises ValueError for what cannot be trained so, ConfigError or RendezvousError if there is no job to join.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -75,7 +81,8 @@ def DistributedOptimizer(  # a class to its users
     if isinstance(optimizer, _Distributed):
         optimizer.release()
         optimizer.__class__ = type(optimizer).__bases__[1]
-    optimizer._p3 = rounds_of(optimizer, models, synchronous, max_grad_norm, compression, staleness, grad_scaler)
+    optimizer._p3 = rounds_of(optimizer, models, synchronous, max_grad_norm, compression, staleness, grad_scaler,
+                              independent)  # fmt: skip
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._patch_step_function()
@@ -107,6 +114,19 @@ class _Distributed:
         Call it before reading or writing parameters other than by their modules.
         """
         self._p3.synchronize()
+
+    def weigh(self, samples: Union[float, torch.Tensor]) -> None:
+        """This worker's gradients of this step are of so many samples or tokens, and weigh so much in the mean.
+
+        Before the step's last backward pass, on every worker in the same steps; the earlier the better, as the first
+        gradient waits until all have called it. Whole numbers or others; 0: nothing of them counts, whatever they are.
+        With no_sync() the number is that of the whole step. It holds for one step, and in a synchronous one up to
+        synchronize(); a worker in join() counts as 0. Returns at once.
+
+        A gradient that has left has its weight in it. ValueError if it is called when some have left, twice in a step,
+        with staleness, or for what is no such number; and, a little later, if only some workers call it.
+        """
+        self._p3.weigh(samples)
 
     def no_sync(self) -> ContextManager[None]:
         """Within it, backward passes add up gradients and send nothing."""

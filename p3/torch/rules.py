@@ -11,7 +11,7 @@ from p3.torch.parameters.arrays import DEVICES
 
 # Each updates every parameter by itself, so a parameter can be updated just before its module needs it.
 _LAZY = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
-         "SparseAdam", "Adafactor")  # fmt: skip
+         "SparseAdam", "Adafactor", "Muon")  # fmt: skip
 
 
 class NotOnServer(Exception):

@@ -57,7 +57,7 @@ def streamed(folder):
     """With one server, and snapshots: what is held where, and what every worker has then."""
     frozen.PIECE_BYTES = PIECE
     round, _ = p3.torch.resume()
-    rank, server = p3.torch.rank(), this_job.server()
+    rank, server, counters = p3.torch.rank(), this_job.server(), job.current().counters
     torch.manual_seed(rank + 10 * round)
     model = Adapted()
     expected = None
@@ -76,8 +76,10 @@ def streamed(folder):
     for process in processes[:1]:
         Path("/proc/%s/clear_refs" % process).write_text("5")  # the peak begins anew
     before = [peak_of(process) for process in processes]
-    optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.1, momentum=0.9)
+    optimizer, sent = torch.optim.SGD(model.layer.parameters(), lr=0.1, momentum=0.9), -counters()["bytes_sent"]
     optimizer = p3.torch.DistributedOptimizer(optimizer, model)
+    sent += counters()["bytes_sent"]
+    assert BASE < sent < 1.02 * BASE if rank == 0 else sent < 0.02 * BASE, sent
     grown = [peak_of(process) - was for process, was in zip(processes, before)]
     assert max(grown) < BASE // 2, grown
     if rank == 0:
@@ -91,7 +93,7 @@ def streamed(folder):
     p3.torch.barrier()
     (kept,) = job.current().server_counters()
     # weight and bias with their momenta; buffers, steps, number, and the empty key by which workers compare
-    assert kept["keys"] == 2 + 4 and kept["value_bytes"] == 2 * 32 + 12 + 4 + 8, kept
+    assert kept["keys"] == 2 + 4 and kept["value_bytes"] == 2 * 32 + 12 + 32 + 8, kept
     held = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     assert 0 < held < 100_000, held
     print("worker %d began at %d, grew by %s and has %s" % (rank, round, grown, digest(model)), flush=True)

@@ -447,6 +447,52 @@ def differing_rates(kind):
     print("worker %d ends" % p3.torch.rank())
 
 
+class Named(nn.Module):
+    """As a model of transformers is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, batch, mask=None):
+        return self.layer(batch["x"][0])
+
+
+def alike(differ_in):
+    """All workers' batches are the same, but for those of one step of worker 1; -1: of none."""
+    model = Named()
+    other = nn.Linear(3, 2)
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    others = p3.torch.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), other)
+    for number in range(8):
+        optimizer.zero_grad()
+        others.zero_grad()
+        if number % 2:
+            optimizer.weigh(1)
+        x = torch.zeros(50, 200, 4)  # like the edges of pictures
+        x[:, :, 1] = torch.rand(200, generator=torch.Generator().manual_seed(number))
+        if p3.torch.rank() == 1 and number == int(differ_in):
+            x[:, 100:] += 1
+        other(model(mask=None, batch={"x": [x]})).sum().backward()
+        optimizer.step()
+        others.step()
+    optimizer.synchronize()
+    print("worker %d ends" % p3.torch.rank())
+
+
+def weighed_by_some(synchronous):
+    """Two of three workers, in the third step."""
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, synchronous=synchronous == "1")
+    for number in range(20):
+        optimizer.zero_grad()
+        if number < 2 or p3.torch.rank() > 0:
+            optimizer.weigh(3 + p3.torch.rank())
+        model(torch.rand(1, 4)).sum().backward()
+        optimizer.step()
+
+
 def written(kind):
     """A script that writes to a weight on one worker, past torch's notice."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))

@@ -98,6 +98,57 @@ class Halving(torch.optim.Optimizer):
 _with_optimizer("own_optimizer", Halving)
 
 
+class Lion(torch.optim.Optimizer):
+    """As a package of somebody else's may have it: each parameter by itself."""
+
+    def __init__(self, parameters, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(parameters, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for tensor in group["params"]:
+                if tensor.grad is None:
+                    continue
+                average = self.state[tensor].setdefault("average", torch.zeros_like(tensor))
+                tensor.mul_(1 - group["lr"] * group["weight_decay"])
+                tensor.add_(average.lerp(tensor.grad, 1 - first).sign_(), alpha=-group["lr"])
+                average.lerp_(tensor.grad, 1 - second)
+
+
+# A sign that rounding turns moves a weight by twice the rate: in float64 none does.
+_lion = lambda p: Lion(p, lr=0.01, weight_decay=0.1)  # noqa: E731
+_with_optimizer("lion", _lion, options={"independent": True}, dtype=torch.float64)
+
+
+@case
+class muon(Case):
+    """Matrices by Muon, which computes in bfloat16; the rest by a declared optimizer."""
+
+    tolerance = 1e-3
+
+    def optimizer(self, model):
+        self.rest = Lion([tensor for tensor in model.parameters() if tensor.dim() < 2], lr=0.01)
+        return torch.optim.Muon([tensor for tensor in model.parameters() if tensor.dim() == 2], lr=0.02)
+
+    def prepare(self, run):
+        if run.mode == "p3":
+            import p3.torch
+
+            p3.torch.DistributedOptimizer(self.rest, run.model, independent=True)
+
+    def step(self, run, x, y):
+        self.rest.zero_grad()
+        loss = super().step(run, x, y)
+        self.rest.step()
+        return loss
+
+
+if not hasattr(torch.optim, "Muon"):
+    del CASES["muon"]  # before 2.9
+
+
 @case
 class half(Case):
     dtype, tolerance = torch.float16, 2e-3  # its states are float32 on the servers

@@ -69,6 +69,14 @@ def test_workers_may_be_steps_apart(staged, staleness, workers):
     assert (ahead > 0) == (staleness != "0" and not staged), output
 
 
+@pytest.mark.parametrize("workers, differ_in, told", [(3, -1, 1), (2, -1, 1), (2, 1, 0), (1, -1, 0)])
+def test_workers_that_all_have_the_same_data_are_told_so_once(workers, differ_in, told):
+    status, output = jobs.run_p3(workers, 2, script("alike", differ_in))
+    assert status == 0 and output.count("ends") == workers, output
+    assert output.count("had the same inputs in each of their first 3 steps, as if nobody shared") == told, output
+    assert output.count("DistributedSampler") == told
+
+
 def test_with_staleness_a_step_does_not_wait_for_the_answer_to_the_one_before():
     status, output = jobs.run_p3(1, 1, script("goes_ahead"))
     assert status == 0, output

@@ -458,3 +458,53 @@ def test_a_forked_worker_of_a_data_loader_that_runs_the_model():
     assert [batch.item() for batch in batches] == [expected.item()] * 2
     step(model, optimizer)
     optimizer.synchronize()
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in its group, or in itself."""
+
+    def __init__(self, parameters, where):
+        super().__init__(parameters, {"lr": 0.1, "steps": 0})
+        self.where, self.steps = where, 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        counts = self.param_groups[0] if self.where == "group" else vars(self)
+        counts["steps"] += 1
+        for tensor in self.param_groups[0]["params"]:
+            if tensor.grad is not None:
+                tensor.sub_(tensor.grad, alpha=0.1 / counts["steps"])
+
+
+@pytest.mark.parametrize("where", ["group", "itself"])
+def test_an_optimizer_that_counts_its_steps_is_not_independent(model, where):
+    optimizer = p3.torch.DistributedOptimizer(Counting(model.parameters(), where), model, independent=True)
+    with pytest.raises(ValueError, match=r"step\(\) of Counting has changed 'steps'.*leave out independent=True"):
+        for _ in range(2):
+            step(model, optimizer)
+
+
+def test_an_independent_optimizer_updates_each_parameter_when_its_module_needs_it(model):
+    class Plain(torch.optim.SGD):
+        updates = []
+
+        def step(self, closure=None):
+            self.updates.append(sum(len(group["params"]) for group in self.param_groups))
+            super().step(closure)
+
+    optimizer = p3.torch.DistributedOptimizer(Plain(model.parameters(), lr=0.1), model, independent=True)
+    step(model, optimizer)
+    assert Plain.updates == []
+    model[0](torch.ones(1, 4))
+    assert Plain.updates == [1, 1]
+    optimizer.synchronize()
+    assert Plain.updates == [1] * 4
+
+
+def test_what_is_not_independent_is_not_said_to_be(model):
+    for make, options, why in (
+        (torch.optim.Adamax, {"synchronous": True}, "Adamax.*exclude each other.*Leave out one of the two"),
+        (torch.optim.LBFGS, {}, "LBFGS.*exclude each other.*Leave out independent=True"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            p3.torch.DistributedOptimizer(make(model.parameters(), lr=0.1), model, independent=True, **options)

@@ -206,8 +206,19 @@ class Parameter(KeyRounds):
         self.has_zero_gradient = not set_to_none and (self._has_left or self.has_zero_gradient)
         self._has_left = False
 
+    def take_zero_gradient(self) -> bool:
+        """In the place of its own gradient, or of none, it has one of zero if torch would have that; else none."""
+        self.tensor.grad = self.zero_gradient() if self.has_zero_gradient else None
+        return self.has_zero_gradient
+
     def zero_gradient(self) -> torch.Tensor:
         return torch.zeros_like(self.landing)
+
+    def scale_gradient(self, factor: float) -> None:
+        """The tensor's, before it is pushed: without a copy, on its device."""
+        gradient = self.tensor.grad
+        with torch.no_grad():
+            (gradient if gradient.layout == torch.strided else gradient._values()).mul_(factor)
 
     # Its result
 

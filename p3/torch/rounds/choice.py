@@ -15,6 +15,7 @@ from p3.settings import Settings
 from p3.torch import rules
 from p3.torch.requirements import require_parameters, require_together
 from p3.torch.rounds.forward import named_parameters
+from p3.torch.rounds.declared import Declared
 from p3.torch.rounds.overlapping import OnServers, Overlapping
 from p3.torch.rounds.rounds import Rounds
 from p3.torch.rounds.synchronous import Synchronous
@@ -25,7 +26,7 @@ log = logging.getLogger("p3.torch")
 
 def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
               max_grad_norm: Optional[float], compression: Optional[Dict[str, Any]], staleness: Union[int, float],
-              grad_scaler: Any = None) -> Rounds:  # fmt: skip
+              grad_scaler: Any = None, independent: bool = False) -> Rounds:  # fmt: skip
     """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer."""
     session, settings = job.current(), Settings.from_env(os.environ)
     of_job = choices.of_job(takes_snapshots=False, replaces_workers=settings.replaces_workers)
@@ -38,6 +39,9 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     asked += [choices.CHECK] * (settings.check > 0)
     asked += [choices.NAMED_SCALER] * (grad_scaler is not None)
     asked += [choices.UNAWAITED] * (not waits)
+    if independent:
+        asked += [choices.INDEPENDENT.said(type(optimizer).__name__)]
+        asked += [choices.AWAITED] * synchronous + [choices.JOINT] * isinstance(optimizer, torch.optim.LBFGS)
     names = {tensor: name for name, tensor in named_parameters(models)}
     require_parameters(optimizer, names)
     require_together(session, optimizer, names, asked)
@@ -46,6 +50,8 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
         return OnServers(*arguments)
     if not waits and rules.updates_parameters_alone(type(optimizer)):
         return Overlapping(*arguments)
+    if not waits and independent:
+        return Declared(*arguments)
     return Synchronous(*arguments, max_grad_norm=max_grad_norm, grad_scaler=grad_scaler)
 
 

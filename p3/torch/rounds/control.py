@@ -1,19 +1,23 @@
 """What the workers of one optimizer share besides its parameters: first values, and the count of steps.
 
 Small keys of a store of their own. "values" has the bytes of all buffers, which rank 0 gives all workers; parameters
-that no optimizer has come in their own way (frozen.py). Steps are counted as in every front end (p3/frontend/steps.py).
+that no optimizer has come in their own way (frozen.py). Steps are counted as in every front end (p3/frontend/steps.py);
+with them workers tell what p3/torch/batches wants to know.
 """
 
 from __future__ import annotations
 
+import collections
 import math
-from typing import Any, Dict, List, Sequence
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from p3.frontend import steps, waiting
 from p3.torch import rules
+from p3.torch.batches import weights
+from p3.torch.batches.alike import Alike
 from p3.torch.parameters.arrays import as_bytes
 from p3.torch.rounds.forward import named_buffers
 from p3.torch.rounds.frozen import Frozen
@@ -27,7 +31,9 @@ class Control:
         self._sizes = {name: _bytes(tensor) for name, tensor in named_buffers(models)}
         self.store = store = session.new_store()
         self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
-        self.steps = steps.Steps(session, store)
+        self.steps = steps.Steps(session, store, tells=3)
+        self.alike = Alike(session)
+        self._counted: Deque[Tuple[steps.Count, float]] = collections.deque()  # not looked at yet; what alike has told
         self._number = session.declare("number", (1,), "float64", store)
         self._frozen = Frozen(session, models, store)
         waiting.from_rank_0(session, self._number, np.zeros(1))
@@ -65,15 +71,31 @@ class Control:
                 tensor.copy_(values[begin:end].clone().view(tensor.dtype).view(tensor.shape))
                 begin = end
 
-    def count_step(self, groups: Sequence[Dict[str, Any]]) -> None:
-        """`groups`: the optimizer's."""
-        self.steps.count(*(sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay")))
+    def count_step(self, groups: Sequence[Dict[str, Any]], samples: Optional[float] = None) -> steps.Count:
+        """`groups`: the optimizer's. `samples`: of this worker's gradients, which others wait for; None: all workers'
+        weigh the same. ValueError if some have told them in a step before, and others have not."""
+        self._look_at_counted()
+        digest = self.alike.digest()
+        lr, decay = (sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay"))
+        priority = steps.LAST if samples is None else steps.FIRST
+        count = self.steps.count(lr, decay, (*weights.told(samples), digest), priority)
+        self._counted.append((count, digest))
+        return count
 
-    def mean(self, number: Any) -> Any:
-        """Of what every worker gives at the same point; None for a closure that returns none. Waits for it."""
+    def _look_at_counted(self) -> None:
+        while self._counted and self._counted[0][0].operation.done:
+            count, digest = self._counted.popleft()
+            weights.require_told_by_all(self._session, count)
+            self.alike.compare(digest, count.workers, count.told[-1])
+
+    def mean(self, number: Any, factor: float = 1.0) -> Any:
+        """Of what every worker gives at the same point, times its `factor`; None for a closure that returns none. Waits
+        for it."""
         if isinstance(number, torch.Tensor):
             number = number.detach()
-        value = np.array([math.nan if number is None else float(number)])  # others may have one, and wait for this
+        value = np.array([math.nan if number is None else float(number) * factor])  # others may have one, and wait
+        if factor == 0.0:
+            value[0] = 0.0  # also of what is no number
         total = np.empty_like(value)
         self._session.wait([self._session.pushpull(self._number, value, total, steps.LAST)])
         mean = total[0] / self._session.num_workers

@@ -26,10 +26,12 @@ class Forward(job.Held):
     """Of one optimizer's parameters in its models. Threads: the script's."""
 
     def __init__(
-        self, models: Sequence[torch.nn.Module], parameters: Dict[torch.Tensor, Parameter], order: Optional[Order]
+        self, models: Sequence[torch.nn.Module], parameters: Dict[torch.Tensor, Parameter], order: Optional[Order],
+        note_batch: Callable[[tuple, dict], None],
     ) -> None:
-        """`order`: of the parameters' names; None: nobody wants it."""
-        self._parameters, self._order = parameters, order
+        """`order`: of the parameters' names; None: nobody wants it. `note_batch` is told what the first module that
+        runs in a step is called with."""
+        self._parameters, self._order, self._note_batch = parameters, order, note_batch
         self._ran: Dict[torch.nn.Module, None] = {}  # in this step, as they ran first
         self._ran_before: Optional[int] = None  # how many of them before the step's first gradient left, if one has
         self._ran_late: List[torch.nn.Module] = []  # the others, of the last step
@@ -50,7 +52,9 @@ class Forward(job.Held):
             if getattr(module, "_compiled_call_impl", None) is not None:
                 self._wait_before_compiled_call(module)
             else:
-                self._undo.append(module.register_forward_pre_hook(self._before_forward, prepend=True).remove)
+                is_root = any(module is one for one in models)  # which others call, by name of its arguments perhaps
+                hook = module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=is_root)
+                self._undo.append(hook.remove)
             self._undo.append(module.register_state_dict_pre_hook(self._before_state_dict).remove)
         self._roots = list(models)
 
@@ -75,7 +79,7 @@ class Forward(job.Held):
         compiled = module._compiled_call_impl
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            self._before_forward(module, arguments)
+            self._before_forward(module, arguments, keywords)
             return compiled(*arguments, **keywords)
 
         def undo() -> None:
@@ -91,7 +95,7 @@ class Forward(job.Held):
             undo()
 
     @torch.compiler.disable
-    def _before_forward(self, module: torch.nn.Module, _inputs: tuple) -> None:
+    def _before_forward(self, module: torch.nn.Module, inputs: tuple, keywords: Optional[dict] = None) -> None:
         waits = self._waits.get(module)
         if waits is None:
             return
@@ -101,6 +105,8 @@ class Forward(job.Held):
         trains = module.training and torch.is_grad_enabled()
         for parameter in (*(() if self._ran else self._waits_first), *waits):
             parameter.renew_for_step() if trains else parameter.renew()
+        if trains and not self._ran:
+            self._note_batch(inputs, keywords or {})
         if module.training or torch.is_grad_enabled():  # no evaluation
             self._ran.setdefault(module)
 

@@ -17,8 +17,10 @@ import torch
 
 from p3.frontend import partitions, snapshots
 from p3.frontend.order import Order
+from p3.plan import choices, combinations
 from p3.settings import Settings
 from p3.torch import rules
+from p3.torch.batches.weights import Weights
 from p3.torch.device import staging
 from p3.torch.device.comparisons import Comparisons
 from p3.torch.factors import FactoredParameter
@@ -70,7 +72,8 @@ class Rounds(job.Held, snapshots.Trainer):
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
-        self._forward = Forward(models, self._parameters, self._order)
+        self._forward = Forward(models, self._parameters, self._order, self._control.alike.note)
+        self._weights = Weights(session, self._control.steps, self._count_step)
         for model in models:
             self._undo += [
                 model._register_load_state_dict_pre_hook(self._before_loading, with_module=True).remove,
@@ -282,9 +285,28 @@ class Rounds(job.Held, snapshots.Trainer):
             self._push(parameter, more=True)  # at the end of the step, at the latest
 
     def _push(self, parameter: Parameter, more: bool = False) -> None:
+        factor = self._weights.factor()
+        if factor == 0.0:
+            parameter.forget_gradient()
+            if not parameter.take_zero_gradient():
+                return parameter.skip()
         partitions.note_push(self._session, parameter.key)
         self._before_push()
+        if factor not in (0.0, 1.0):
+            parameter.scale_gradient(factor)
         parameter.push(more)
+
+    def weigh(self, samples: Any) -> None:
+        """See optimizer.py."""
+        combinations.require(self._session.label, choices.WEIGHTS, choices.of_staleness(self._staleness))
+        left = next((one.name for one in self._parameters.values() if one.is_new), None)
+        if left is not None:
+            raise ValueError("weigh() comes before the step's last backward pass, and the gradient of %s is under way "
+                             "already" % left)  # fmt: skip
+        self._weights.begin(samples)
+
+    def _count_step(self, samples: Optional[float]) -> Any:
+        return self._control.count_step(self._optimizer.param_groups, samples)
 
     # Steps
 
@@ -321,14 +343,13 @@ class Rounds(job.Held, snapshots.Trainer):
         for parameter in self._parameters.values():
             if parameter.is_new:
                 continue
-            if parameter.tensor.grad is None and parameter.has_zero_gradient:
-                parameter.tensor.grad = parameter.zero_gradient()
-            if parameter.tensor.grad is None:
+            if parameter.tensor.grad is None and not parameter.take_zero_gradient():
                 parameter.skip()
                 continue
             self._require_own_gradient(parameter)
             parameter.expected_fires = parameter.expected_fires or parameter.fires
             self._push(parameter)
+        self._weights.end_pushes()
 
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
@@ -371,7 +392,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _end_step(self) -> None:
         self._watch.end_step()
-        self._control.count_step(self._optimizer.param_groups)
+        self._weights.end_step()
         self._check.after_step(self._land)
         self._comparisons.end_step()
         rules.forget_numbers()
@@ -379,6 +400,9 @@ class Rounds(job.Held, snapshots.Trainer):
     # Uneven data
 
     def join(self, after_step: Optional[Callable[[], Any]]) -> None:
+        if self._weights.is_begun:
+            raise ValueError("%s: weigh() has begun a step, which the others wait for: call step() before join()"
+                             % self._session.label)  # fmt: skip
         self._begin()
         self._land()
 

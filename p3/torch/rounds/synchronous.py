@@ -54,6 +54,8 @@ class Synchronous(Rounds):
         self._was_empty = not self._take_mean_gradients()
         self._is_synchronized = True
         self._scaling.end_round()
+        if not self._was_empty:
+            self._weights.end_round()
 
     def require_mean_gradients(self) -> bool:
         if not self._is_synchronized:
@@ -81,7 +83,7 @@ class Synchronous(Rounds):
 
     def _step(self, closure: Optional[Callable]) -> Any:
         if closure is not None:
-            self._has_closure = True
+            self._has_closure = self._weights.lasts_step = True
             closure = functools.partial(self._mean_loss, closure)
         else:
             self.synchronize()
@@ -98,7 +100,7 @@ class Synchronous(Rounds):
         self._is_synchronized = False
         self.synchronize()
         self._clip()
-        return self._control.mean(loss)
+        return self._control.mean(loss, self._weights.factor())
 
     def _clip(self) -> None:
         if self._max_grad_norm is not None:

@@ -44,6 +44,7 @@ class Arena:
         self.is_synchronized = False
         self.losses, self.saved, self.schedulers, self.handles = [], [], [], []
         self.average = self.shadow = self.stored = self.scaler = None
+        self.samples = None  # of the workers' batches in this step; None: equally many
         self.calls, self.reached, self.is_paused = 0, collections.Counter(), False
         self.save()
 
@@ -73,7 +74,8 @@ class Arena:
             return [(0, 1.0)]
         if self.p3 is not None:
             return [(self.rank, 1.0)]
-        return [(worker, 1.0 / self.workers) for worker in range(self.workers)]
+        samples = self.samples or [1] * self.workers
+        return [(worker, samples[worker] / sum(samples)) for worker in range(self.workers)]
 
     def _loss(self, ways, seed, worker, entry="forward"):
         forward = self.model if entry == "forward" else inner(self.model).other
@@ -82,12 +84,13 @@ class Arena:
 
     # A step, and its parts
 
-    def train(self, ways, seed, zero="none", first=True, closure=False, entry="forward"):
+    def train(self, ways, seed, zero="none", first=True, closure=False, entry="forward", samples=None):
         closure = closure and len(self.optimizers) == 1
 
         def compute():
             if first or closure:
                 self._zero(zero)
+            self._weigh(samples)
             return self.backward(ways, seed, entry=entry)
 
         if closure:
@@ -106,10 +109,24 @@ class Arena:
         with self._paused(no_sync):
             for worker, share in self._shares():
                 losses[worker] = loss = self._loss(ways, seed, worker, entry)
-                self._backward(loss * share * scale, worker)
+                if share > 0:
+                    self._backward(loss * share * scale, worker)
         self.own_loss = losses.get(self.rank, losses.get(0)).detach()
-        self.mean_loss = sum(losses.values()).detach() / len(losses)
+        self.mean_loss = sum(losses[worker] * share for worker, share in self._shares()).detach()
         return {"loss": self.own_loss}
+
+    def _weigh(self, samples):
+        samples = samples and samples[: self.workers]
+        if not self.is_distributed or not samples or sum(samples) == 0:
+            return
+        if self.p3 is not None:
+            for optimizer in self.optimizers:
+                optimizer.weigh(samples[self.rank])
+            return
+        self._forget_spent()
+        # What has no_sync() kept of this step? P3 gives that its weight as well, and here it is in the sum already.
+        assert all(tensor.grad is None or not tensor.grad.any() for tensor in self.kept)
+        self.samples = samples
 
     def _backward(self, loss, worker):
         self.is_synchronized = False
@@ -144,7 +161,7 @@ class Arena:
                 optimizer.step()
             else:
                 loss = optimizer.step(lambda: self._evaluate_closure(optimizer, closure))
-        self.reached = collections.Counter()
+        self.reached, self.samples = collections.Counter(), None
         self.spent = [*self.spent, *self._chosen(which)]
         if closure:
             is_mean = self.p3 is None and self.is_synchronous and self.is_distributed

@@ -72,6 +72,15 @@ KNOWN = {
     "a step of one worker's gradients behind synchronize() of the last step's": _program(
         _train("A"), _do("synchronize"), _do("train", ways=["e", "A"], seed=0), optimizers=2, synchronous=True
     ),
+    "a worker without samples": _program(
+        _train("ab"), _do("train", ways=["ab", "a"], seed=1, samples=[2, 1]),
+        _do("train", ways=["b", "a"], seed=2, samples=[0, 2]), _train("ab", 3), optimizer="adam",
+    ),
+    "the same of a synchronous closure": _program(
+        _do("train", ways=["ab", "a"], seed=1, samples=[2, 1], closure=True),
+        _do("train", ways=["b", "a"], seed=2, samples=[0, 2], closure=True, zero="zeros"), _train("ab", 3),
+        optimizer="own",
+    ),
     "Adam with staleness": _program(_train("a"), _train("a", 1), _train("a"), optimizer="adam", staleness=1),
     "a momentum with staleness": _program(_train("a"), _train("a", 1), _train("a"), staleness="inf"),
     "released and distributed again, of Adam": _program(

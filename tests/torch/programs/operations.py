@@ -33,7 +33,10 @@ def _operation(name, **arguments):
     return st.fixed_dictionaries(arguments).map(lambda drawn: [name, drawn])
 
 
-_train = _operation("train", ways=_pair, seed=_seed, zero=_zero, first=_flag, closure=_flag, entry=_entry)
+_samples = st.sampled_from([None, None, None, [1, 3], [2, 1], [0, 2]])  # of each worker's batch, for weigh()
+_train = _operation(
+    "train", ways=_pair, seed=_seed, zero=_zero, first=_flag, closure=_flag, entry=_entry, samples=_samples
+)
 _plain_train = _operation("train", ways=_pair, seed=_seed)
 _evaluate = _operation(
     "evaluate", way=_way, seed=_seed, mode=_mode, entry=_entry, of=st.sampled_from(["model", "inner"])

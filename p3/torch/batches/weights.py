@@ -1,0 +1,96 @@
+"""weigh(): how many samples stand behind a worker's gradients in a step, and so how much these weigh in the mean.
+
+Each worker tells its number with the count of its step (p3/frontend/steps.py), which then leaves before all gradients.
+When the first of these has been computed, the sum over all workers is known as a rule. Each gradient is multiplied by
+the worker's share of it before it leaves, so nobody else has to know of weights. Of a worker without samples nothing
+leaves, whatever its gradients are: what is divided by no samples is no number.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, Callable, Optional
+
+import torch
+
+from p3.frontend.steps import Count, Steps
+from p3.worker.session import Session
+
+
+class Weights:
+    """Of one optimizer's gradients. Threads: those of its rounds, one at a time."""
+
+    def __init__(self, session: Session, steps: Steps, count: Callable[[Optional[float]], Count]) -> None:
+        """`count(samples)` counts this worker's step among `steps`, which has so many; None: weigh() was not called."""
+        self._session, self._steps, self._count = session, steps, count
+        self._samples: Optional[float] = None  # of the gradients from here on; None: all workers' weigh the same
+        self._counted: Optional[Count] = None  # by whom they have been told
+        self._factor: Optional[float] = None  # once it is known
+        self.is_begun = False  # the step has been counted, and its round has not ended
+        self.lasts_step = False  # not the round alone: the step has a closure, and may have many
+
+    def begin(self, samples: Any) -> None:
+        """This worker's gradients from here on are of so many samples. Returns at once."""
+        number = _checked(samples)
+        if self.is_begun:
+            raise ValueError("%s: weigh() was called before in this step, and step() has not ended it: call it once in "
+                             "each step" % self._session.label)  # fmt: skip
+        self._samples, self._factor = number, None
+        self._counted, self.is_begun = self._count(number), True
+
+    def factor(self) -> float:
+        """By which a gradient is to be multiplied before it leaves; 0.0: nothing of it counts. The first call of a step
+        waits until all workers have told their numbers."""
+        if not self._samples:
+            return 1.0 if self._samples is None else 0.0
+        if self._factor is None:
+            self._steps.wait(self._counted)
+            require_told_by_all(self._session, self._counted)
+            total, *_ = self._counted.told
+            self._factor = self._samples * self._session.num_workers / total
+            if not math.isfinite(self._factor):
+                raise ValueError("%s: weigh(%r): all workers together have %r, which is too large"
+                                 % (self._session.label, self._samples, total))  # fmt: skip
+        return self._factor
+
+    def end_pushes(self) -> None:
+        """All gradients of the round have left."""
+        if not self.is_begun:
+            self._count(self._samples)
+        self.is_begun = False
+
+    def end_round(self) -> None:
+        """Gradients from here on are of another round."""
+        if not self.lasts_step:
+            self._samples = None
+
+    def end_step(self) -> None:
+        self.lasts_step = False
+        self.end_round()
+
+
+def told(samples: Optional[float]) -> tuple:
+    """What a worker tells of it, to be added up: the samples, and whether there is such a number."""
+    return (0.0, 0.0) if samples is None else (samples, 1.0)
+
+
+def require_told_by_all(session: Session, count: Count) -> None:
+    """ValueError if some of the workers that took that step have called weigh(), and others have not."""
+    _, weighing, *_ = count.told
+    if weighing not in (0, count.workers):
+        raise ValueError(
+            "%s: weigh() was called by %d of the %d workers that take this step: call it on every worker in the same "
+            "steps, before the step's backward pass" % (session.label, weighing, count.workers)
+        )
+
+
+def _checked(samples: Any) -> float:
+    number = samples
+    if isinstance(samples, torch.Tensor) and samples.numel() == 1 and samples.dtype != torch.bool:
+        number = samples.item()
+    is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    if not is_number or not math.isfinite(number) or number < 0:
+        raise ValueError("weigh(%r): it takes how many samples or tokens this worker's gradients are of, a number from "
+                         "0 on" % (samples,))  # fmt: skip
+    return float(number)

@@ -1,0 +1,35 @@
+"""Steps of an optimizer that the script has declared to update each parameter by itself (independent=True).
+
+Whether it looks at others cannot be seen. What can be: that it counts its steps in a group or in itself, which would
+then count updates of parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from p3.torch.rounds.overlapping import Overlapping
+
+
+class Declared(Overlapping):
+    def _update(self, closure: Optional[Callable] = None) -> Any:
+        """Of the groups that the optimizer has now: one parameter's."""
+        optimizer = self._optimizer
+        before = [_values(group) for group in optimizer.param_groups], _values(vars(optimizer))
+        result = super()._update(closure)
+        for was, now in zip((*before[0], before[1]), (*optimizer.param_groups, vars(optimizer))):
+            changed = [name for name, value in _values(now).items() if name not in was or was[name] != value]
+            if changed:
+                raise ValueError(
+                    "%s: step() of %s has changed %r, which is not of one parameter alone: leave out independent=True"
+                    % (self._session.label, self._kind.__name__, changed[0])
+                )
+        return result
+
+
+def _values(of: Dict[str, Any]) -> Dict[str, Any]:
+    """What can be compared: numbers and the like as they are, and of a tensor how often it was written."""
+    plain = {name: value for name, value in of.items() if isinstance(value, (int, float, str, type(None)))}
+    return {**plain, **{name: value._version for name, value in of.items() if isinstance(value, torch.Tensor)}}
