@@ -103,6 +103,11 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
         cmap[string, double] fields
     cdef struct RoundScalars:
         double lr, wd, rescale, updates, schedule
+    cdef cppclass SharedFields:
+        pass
+    cdef cppclass RoundSettings:
+        RoundScalars scalars
+        SharedFields fields
 
 
 cdef extern from "p3/rule.h" namespace "p3" nogil:
@@ -194,7 +199,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         int declare_factors(string, const FactorShape&, int) except +raise_as_python
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         void init(int, const void*, void*, int32_t, Completion) except +raise_as_python
-        void push(int, const void*, void*, int32_t, const RoundScalars&, Completion, cbool, cbool) except +raise_as_python
+        void push(int, const void*, void*, int32_t, const RoundSettings&, Completion, cbool, cbool) except +raise_as_python
         void flush() except +raise_as_python
         void skip(int, void*, int32_t, Completion, cbool, cbool) except +raise_as_python
         void ready(int, uint64_t) except +raise_as_python
@@ -203,7 +208,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         uint64_t updates(int) except +raise_as_python
         LandedRound landed_round(int) except +raise_as_python
         int declare_rows(string, uint64_t, uint64_t, DType) except +raise_as_python
-        void push_rows(int, const RowsView&, void*, int32_t, const RoundScalars&, Completion) except +raise_as_python
+        void push_rows(int, const RowsView&, void*, int32_t, const RoundSettings&, Completion) except +raise_as_python
         void fetch_rows(int, uint8_t, const int64_t*, uint64_t, void*, int32_t, Completion) except +raise_as_python
         void store_rows(int, uint8_t, const RowsView&, Completion, uint64_t) except +raise_as_python
         void choose_route(int, int, cbool) except +raise_as_python
@@ -272,6 +277,7 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
     ServerOptions server_options(
         NodeOptions, cbool, int, const vector[int]&, cbool, cbool
     ) except +raise_as_python
+    SharedFields shared_fields(const vector[double]&) except +raise_as_python
     vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
     vector[string] c_state_names "p3::binding::state_names"(const OptimizerSpec&) except +raise_as_python
     void fail_worker "p3::binding::fail"(Worker&, const string&) except +raise_as_python
@@ -296,7 +302,7 @@ cdef extern from "binding/completion.h" namespace "p3::binding" nogil:
 
 
 cdef OptimizerSpec optimizer_spec(description) except *
-cdef RoundScalars round_scalars(scalars) except *
+cdef RoundSettings round_settings(scalars) except *
 
 
 cdef class CoreArray:

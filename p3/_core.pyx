@@ -70,9 +70,12 @@ cdef CKeyPlan key_plan(plan) except *:
     return made
 
 
-cdef RoundScalars round_scalars(scalars) except *:
-    cdef RoundScalars round
-    round.lr, round.wd, round.rescale, round.updates, round.schedule = scalars
+cdef RoundSettings round_settings(scalars) except *:
+    cdef RoundSettings round
+    if len(scalars) == 6 and scalars[5] is not None:
+        round.fields = shared_fields(scalars[5])
+    round.scalars.lr, round.scalars.wd, round.scalars.rescale = scalars[0], scalars[1], scalars[2]
+    round.scalars.updates, round.scalars.schedule = scalars[3], scalars[4]
     return round
 
 
@@ -355,13 +358,14 @@ cdef class P3Worker:
 
     def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool gated=False,
              cbool more=False, tell=None):
-        """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars). `tell`: Completions, and the
+        """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars), and the values of the rule's
+        fields (p3.server.optimizers.values) where they are not those that were announced. `tell`: Completions, and the
         token by which they announce it."""
         if gradient is None:
             raise ValueError("push needs a gradient")
         cdef Operation operation = self.begin(key, 0, gradient, landing)
         operation.announce(tell)
-        cdef RoundScalars round = round_scalars(scalars)
+        cdef RoundSettings round = round_settings(scalars)
         with nogil:
             self.core.push(key, operation.source.buf, operation.landing.buf, priority, round, operation.completion[0],
                            gated, more)
@@ -409,7 +413,7 @@ cdef class P3Worker:
         cdef RowsView rows = operation.take_rows(ids, values, self.core.row_bytes(key, 0))
         operation.take_landing(landing, self.core.bytes(key, 0))
         operation.tells_changed = True
-        cdef RoundScalars round = round_scalars(scalars)
+        cdef RoundSettings round = round_settings(scalars)
         self.keep(operation)
         with nogil:
             self.core.push_rows(key, rows, operation.landing.buf, priority, round, operation.completion[0])

@@ -35,6 +35,22 @@ struct RoundScalars {
   double schedule = 1;  // nadam: the running product of the momenta, this update's included
 };
 
+// The values of a rule's fields in one round, those of a description, in the order of Rule::fields(): flags are 0 or 1.
+// Shared by all that a round makes of them. Null: those that were announced.
+using FieldValues = std::vector<double>;
+using SharedFields = std::shared_ptr<const FieldValues>;
+constexpr size_t kMostFields = 16;
+bool are_same(const SharedFields& one, const SharedFields& other);
+
+// What the optimizer goes by in one round; all workers of the round must have the same.
+struct RoundSettings {
+  RoundSettings() = default;
+  RoundSettings(const RoundScalars& its, SharedFields given = {}) : scalars(its), fields(std::move(given)) {}
+
+  RoundScalars scalars{};
+  SharedFields fields{};
+};
+
 class Optimizer {
  public:
   // An array beside the weight: momentum, mean ...
@@ -48,6 +64,9 @@ class Optimizer {
   // Throws Error(kUsage) that names the rule or the field if there is none of that name, or if a number is out of its
   // range (negative epsilon, NaN, ...).
   static std::unique_ptr<const Optimizer> make(const OptimizerSpec& spec);
+  // The same with other values of its fields. It has this one's states, though it may update fewer of them. Throws
+  // Error(kUsage), which names the field, if one is out of its range, or asks for a state that this one does not have.
+  std::unique_ptr<const Optimizer> with(const FieldValues& values) const;
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -63,11 +82,15 @@ class Optimizer {
   bool needs_master(DType weight_type) const { return multi_precision_ && is_half(weight_type); }
 
   // One update of `weight` (weight_type) by the sum of gradients `gradient` (sum_type(weight_type); only read).
-  // `master` is null unless needs_master(). `state` points at state_count() arrays. No two arrays may overlap.
+  // `master` is null unless needs_master(). `state` points at state_count() arrays; of what with() has made, at those of
+  // the optimizer that it was asked of. No two arrays may overlap.
   // Every pointer is aligned to its element. Nothing is allocated. Throws Error(kUsage) if weight_type is not floating.
   void update(DType weight_type, void* weight, void* master, void* const* state, const void* gradient, size_t elements,
               const RoundScalars& round) const;
 
+  // As it was made.
+  const OptimizerSpec& spec() const { return spec_; }
+  FieldValues values() const;
   // What else the rule says of itself: p3/rule.h.
   virtual const Hyperparameters& rule() const = 0;
 
@@ -81,7 +104,12 @@ class Optimizer {
                     const RoundScalars& round) const = 0;
 
  private:
+  static std::unique_ptr<Optimizer> made(const OptimizerSpec& spec);
+  size_t place_of(size_t state) const { return places_.empty() ? state : places_[state]; }
+
   const std::vector<State> states_;
+  std::vector<size_t> places_;  // of these states among those that update() is given; empty: they are the same
+  OptimizerSpec spec_;
   bool multi_precision_ = false;
 };
 

@@ -89,5 +89,7 @@ struct Rule {
 const std::vector<Rule>& all_rules();
 // Throws Error(kUsage) that names all.
 const Rule& rule_named(const std::string& name);
+// Of its description, in the order of FieldValues.
+std::vector<std::string> field_names(const std::string& rule);
 
 }  // namespace p3

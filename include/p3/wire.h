@@ -30,10 +30,15 @@ enum class FrameKind : uint8_t {
   kStoreRows = 13,  // worker to server: new content for rows of a part; answered by kPart without payload
   // Of every key.
   kCapture = 14,  // worker 0 to server: copy the value and all state for a snapshot; answered by kPart without payload
+  // Of a connection.
+  kFields = 15,  // either way: what pushes behind it go by: FieldValues of the optimizer; empty: those announced
 };
 
 constexpr bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
-constexpr bool carries_slice(FrameKind kind) { return kind <= FrameKind::kValue || kind >= FrameKind::kFetch; }
+constexpr bool carries_slice(FrameKind kind) {
+  return kind <= FrameKind::kValue || (kind >= FrameKind::kFetch && kind <= FrameKind::kCapture);
+}
+constexpr bool has_checksum(FrameKind kind) { return carries_slice(kind) || kind == FrameKind::kFields; }
 
 // How the elements of a payload are written. The type itself is the one agreed on: docs/protocol.md.
 enum class Encoding : uint8_t {
@@ -59,14 +64,14 @@ struct Header {
   uint64_t round = 0;    // 0 is the first value
   int32_t priority = 0;  // higher is sooner
   uint32_t payload_bytes = 0;
-  uint32_t crc32c = 0;     // checksum_of() a frame that carries a slice, if the job wants checksums; else zero
+  uint32_t crc32c = 0;     // checksum_of() a frame that has_checksum(), if the job wants them; else zero
   uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice; pushes, values: docs/protocol.md
   uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kRows: for all of them
   uint16_t contributors = 0;  // of_machine, pushes: how many of them had a gradient
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round; kCapture: `updates`, see snapshot_of()
 
   static constexpr uint32_t kMagic = 0x57643350;  // "P3dW"
-  static constexpr uint8_t kVersion = 4;
+  static constexpr uint8_t kVersion = 5;
 };
 static_assert(sizeof(Header) == 80, "the header is the wire format");
 

@@ -6,7 +6,7 @@
 //   int key = worker.declare("dense0_weight", 70000, DType::kFloat32);
 //   worker.agree(key, plan);                         // may come later: operations wait for it
 //   worker.init(key, initial, landing, 0, done);     // round 0; only rank 0 gives a value
-//   worker.push(key, gradient, landing, -3, scalars, done);
+//   worker.push(key, gradient, landing, -3, settings, done);
 //
 // Threads: every method may be called from any thread and returns at once (only close() waits).
 //          `done` runs on a thread of the core, or in the caller if the worker has failed already; it must not
@@ -109,7 +109,7 @@ class Worker {
   // sender is not woken for a small gradient alone; flush() before waiting. Of a key with deep gradient compression the
   // landing array must hold what landed last, as steps may come that are subtracted from it; a gradient that is clipped
   // cannot be gated.
-  void push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars, Done done,
+  void push(int key, const void* gradient, void* landing, int32_t priority, const RoundSettings& settings, Done done,
             bool gated = false, bool more = false);
   // What was pushed with `more` leaves now, as it does with the next call of any other kind.
   void flush();
@@ -143,7 +143,7 @@ class Worker {
   using RowsDone = std::function<void(const Error* error, const RowsView& changed)>;
   // Ids may come in any order and more than once; the values of a repeated one are added up. An id that the key does not
   // have fails the job.
-  void push_rows(int key, const RowsView& gradient, void* landing, int32_t priority, const RoundScalars& scalars,
+  void push_rows(int key, const RowsView& gradient, void* landing, int32_t priority, const RoundSettings& settings,
                  RowsDone done);
   // How gradients travel from the next push on: as blocks of all rows with a bitmap of those touched (`as_slices`), which
   // takes fewer bytes for dense gradients, or as the rows touched. The servers answer in the same way if rank 0 does.

@@ -13,7 +13,7 @@ from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from p3._core cimport Completions, CoreArray, Done, P3Worker, RoundScalars, Worker, round_scalars
+from p3._core cimport Completions, CoreArray, Done, P3Worker, RoundSettings, Worker, round_settings
 
 
 cdef extern from "engine/api.h" namespace "p3" nogil:
@@ -33,10 +33,10 @@ cdef extern from "engine/engine.h" namespace "p3" nogil:
     cdef cppclass CMXNetKey "p3::MXNetKey":
         CMXNetKey(const MXNetApi*, Worker*, int handle, string name, void* landing) except +
         void init(void* value, Priority) except +
-        void push(void* gradient, const RoundScalars&, Priority) except +
+        void push(void* gradient, const RoundSettings&, Priority) except +
         cppclass Arrival:
             pass
-        shared_ptr[Arrival] push_arriving(void* buffer, const RoundScalars&, Priority) except +
+        shared_ptr[Arrival] push_arriving(void* buffer, const RoundSettings&, Priority) except +
         void arrived(shared_ptr[Arrival], void* buffer, uint64_t elements, Priority) except +
         void skip(Priority, Done) except +
         void capture(uint64_t snapshot, shared_ptr[char] residual, Priority, Done) except +
@@ -116,14 +116,14 @@ cdef class MXNetKey:
             self.key.get().init(<void*>value, urgency)
 
     def push(self, size_t gradient, scalars, priority):
-        cdef RoundScalars round = round_scalars(scalars)
+        cdef RoundSettings round = round_settings(scalars)
         cdef Priority urgency = priority_of(priority)
         with nogil:
             self.key.get().push(<void*>gradient, round, urgency)
 
     def push_arriving(self, size_t buffer, scalars, priority):
         """Returns the Arrival that tells how far the gradient has come."""
-        cdef RoundScalars round = round_scalars(scalars)
+        cdef RoundSettings round = round_settings(scalars)
         cdef Priority urgency = priority_of(priority)
         cdef Arrival arrival = Arrival()
         with nogil:

@@ -46,7 +46,7 @@ from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
 from p3.mxnet.arrays import is_sparse
 from p3.mxnet.keys import beginnings
 from p3.mxnet.keys.rows import pull_rows
-from p3.mxnet.optimizers.descriptions import NotOnServer, describe, round_scalars
+from p3.mxnet.optimizers.descriptions import LiveFields, NotOnServer, describe, round_scalars
 from p3.mxnet.optimizers.saved_states import SavedStates
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.staleness import Staleness
@@ -100,6 +100,7 @@ class P3KVStore(mx.kvstore.KVStore):
         first_piece = sys.maxsize if self._engine_is_naive else session.slice_elements
         self._engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name, first_piece)
         self._updater = None  # Trainer looks for its `optimizer`
+        self._live_fields = None  # of what the servers update with
         self._servers_update = False  # with that optimizer; else the updater updates the store's own weights
         _prepare_process(self._engine_is_naive)
         self._store = session.new_store()
@@ -349,12 +350,14 @@ class P3KVStore(mx.kvstore.KVStore):
     def set_optimizer(self, optimizer):
         """Has the servers update the weights, or the workers where the servers lack the optimizer. Blocks till agreed.
 
-        The object stays in use: its learning rate, weight decay and rescale_grad are read at each push. Another object
-        of the same kind and with the same other settings begins with fresh states. After a store's first push the
-        workers update too, as servers could not tell which gradients came before: from what the pushes so far have led
-        to. So every worker must set an optimizer between the same pushes.
+        The object stays in use: its numbers, such as learning rate, weight decay and momentum, are read at each push.
+        Another object of the same kind and with the same settings (other than those two) begins with fresh states.
+        After a store's first push the workers update too, as servers could not tell which gradients came before: from
+        what the pushes so far have led to. So every worker must set an optimizer between the same pushes.
         """
         is_set = optimizer is self._optimizer  # by Trainer, after a reset; its state stays
+        if is_set and self._servers_update:
+            return
         try:
             description = describe(optimizer)
             if self._updates_here:
@@ -370,8 +373,7 @@ class P3KVStore(mx.kvstore.KVStore):
             self._set_updater(mx.optimizer.get_updater(optimizer))
         else:
             self._session.set_optimizer(self._store, description)
-            if is_set:
-                return
+            self._live_fields = LiveFields(optimizer)
             self._servers_update, self._updater = True, mx.optimizer.get_updater(optimizer)
             self._saved_states.begin_anew()
             store_snapshots.restore_optimizer(self)
@@ -487,6 +489,7 @@ class P3KVStore(mx.kvstore.KVStore):
         scalars = NO_SCALARS
         if self._servers_update:
             scalars = round_scalars(self._optimizer, entry.id, servers_count=entry.declared.staleness > 0)
+            scalars = (*scalars, self._live_fields.of(self._optimizer, entry.declared))
         entry.priority = self._priorities.of_round(entry, priority, (*outs, *values))
         partitions.note_push(self._session, entry.declared)
         entry.push(gradient, scalars, entry.priority)

@@ -4,14 +4,15 @@ A description is a flat dict of a name and numbers, ready for JSON. It never hol
 
     {"name": "adam", "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-08, "clip_gradient": -1.0, "multi_precision": False}
 
-Negative clipping means none. What may change from round to round (learning rate, weight decay, rescale) is not in
-it, but comes with each push. Front ends make descriptions of their optimizers. Imports no framework and no NumPy.
+Negative clipping means none. Learning rate, weight decay and rescale are not in it, but come with each push. It is
+announced once; where a round goes by other numbers, their values() come with its pushes. Front ends make descriptions
+of their optimizers. Imports no framework and no NumPy.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, FrozenSet, Iterator, Mapping, Tuple
+from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, Tuple
 
 Check = Tuple[str, Callable[[Any], bool]]  # what a field must be, and whether a value is
 
@@ -61,6 +62,17 @@ def _check_of(field: Mapping[str, Any]) -> Check:
         return isinstance(value, (int, float)) and field["least"] <= value <= field["most"]
 
     return field["allowed"], fits
+
+
+def values(description: Mapping[str, Any]) -> Tuple[float, ...]:
+    """Of its fields, in the order of its rule's (p3/optimizer.h, FieldValues). ValueError as validate()."""
+    validate(description)
+    return tuple(float(description[field]) for field in FIELDS[description["name"]])
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[str]:
+    """The fields of a rule that two of its descriptions have otherwise."""
+    return [field for field in FIELDS[before["name"]] if before[field] != now[field]]
 
 
 def validate(description: Any) -> None:

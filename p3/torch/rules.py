@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
 from p3._core import state_names
+from p3.server.optimizers import FIELDS, values
 from p3.torch.parameters.arrays import DEVICES
 
 # Each updates every parameter by itself, so a parameter can be updated just before its module needs it.
 _LAZY = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
          "SparseAdam", "Adafactor", "Muon")  # fmt: skip
+
+
+Fields = Optional[Tuple[float, ...]]  # of p3.server.optimizers.values()
 
 
 class NotOnServer(Exception):
@@ -85,6 +89,22 @@ def scalars_of_apart(group: Dict[str, Any], rescale: float) -> Tuple[float, floa
     """The same with staleness, where the servers count the updates of all workers (`update_count.h` in src/server)."""
     lr, decay = number(group["lr"]), number(group.get("lr_decay", 0.0))
     return lr, number(group["weight_decay"]), rescale, 0.0, decay
+
+
+def fields_read(group: Dict[str, Any]) -> Tuple[Any, ...]:
+    """What describe() may read of a group, to see whether it has changed: cheaper than to describe it anew."""
+    return tuple(
+        tuple(value) if isinstance(value, list) else value
+        for name, value in group.items()
+        if name not in ("params", "lr", "weight_decay")
+    )
+
+
+def change_of(description: Dict[str, Any], before: Fields, now: Fields) -> str:
+    """"momentum 0.9 became 0.85": of the fields that rounds go by, None being those of the description."""
+    announced = values(description)
+    pairs = zip(FIELDS[description["name"]], before or announced, now or announced)
+    return ", ".join("%s %g became %g" % (name, one, other) for name, one, other in pairs if one != other)
 
 
 def state_of(description: Dict[str, Any]) -> State:

@@ -173,15 +173,17 @@ class Session(Control):
     def pushpull(
         self, key: Key, gradient: Any, landing: Optional[Any], priority: int = 0,
         lr: float = 0.0, wd: float = 0.0, rescale: float = 1.0, updates: float = 0.0, schedule: float = 1.0,
+        fields: Optional[Tuple[float, ...]] = None,
         *, gated: bool = False, more: bool = False, tell: Optional[Tuple[Completions, int]] = None,
     ):  # fmt: skip
         """One round: the gradient goes out, the new value (without an optimizer: the sum) comes into `landing`.
 
         Higher priorities leave sooner. The numbers must be the same on every worker; they are used by the store's
-        optimizer. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the pull. A `gated` round
-        leaves piece by piece, as ready() is called; `landing` may be `gradient` itself. `more`: other calls follow
-        soon, and a small gradient may wait for them; call flush() before waiting. `tell`: who announces it when it is
-        done, and by which token (p3._core.Completions). Of a key that takes steps `landing`
+        optimizer. `fields`: the p3.server.optimizers.values() that it has in this round, if they are not those that
+        were announced; its states stay. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the
+        pull. A `gated` round leaves piece by piece, as ready() is called; `landing` may be `gradient` itself. `more`:
+        other calls follow soon, and a small gradient may wait for them; call flush() before waiting. `tell`: who
+        announces it when it is done, and by which token (p3._core.Completions). Of a key that takes steps `landing`
         must hold the key's last value; one that leaves whole cannot be gated (p3/plan/key_plan.py).
 
         Of a key of rows `gradient` is zero but for some rows: a pair of their ids (int64) and their values. Ids may
@@ -195,7 +197,7 @@ class Session(Control):
             self._require_at_once(key, gated or more, tell)
             ids, values = gradient
         self.begin_push(key)
-        scalars = (lr, wd, rescale, updates, schedule)
+        scalars = (lr, wd, rescale, updates, schedule, fields)
         if key.sparse:
             return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
         return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more, tell)

@@ -68,6 +68,8 @@ ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, con
   return options;
 }
 
+SharedFields shared_fields(const std::vector<double>& values) { return std::make_shared<const FieldValues>(values); }
+
 std::vector<uint8_t> parts_of(const OptimizerSpec& spec, DType dtype) {
   const auto optimizer = Optimizer::make(spec);
   std::vector<uint8_t> parts{0};

@@ -33,6 +33,8 @@ NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s
 ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, const std::vector<int>& machines,
                              bool local_aggregation, bool outlives_workers);
 
+SharedFields shared_fields(const std::vector<double>& values);
+
 // The parts that a key of that type has where the optimizer updates it: 0, its value, and the parts of its state.
 std::vector<uint8_t> parts_of(const OptimizerSpec& spec, DType dtype);
 

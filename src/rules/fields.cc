@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <sstream>
 
@@ -16,6 +17,19 @@ Error error_of(const OptimizerSpec& spec, const std::string& what) {
 }
 
 const char* const kMultiPrecision = "multi_precision";
+
+// "momentum 0.9, nesterov 1": what the second has otherwise than the first.
+std::string changed(const OptimizerSpec& from, const OptimizerSpec& to) {
+  std::ostringstream text;
+  for (const Field& field : rule_named(to.name).fields()) {
+    if (field.per_round) continue;
+    const auto before = from.fields.find(field.name);
+    const double value = to.fields.at(field.name);
+    if (value == (before == from.fields.end() ? field.standard : before->second)) continue;
+    text << (text.tellp() > 0 ? ", " : "") << field.name << ' ' << value;
+  }
+  return text.str();
+}
 
 }  // namespace
 
@@ -60,16 +74,63 @@ std::vector<Field> Rule::fields() const {
   return fields.read();
 }
 
-std::unique_ptr<const Optimizer> Optimizer::make(const OptimizerSpec& spec) {
+std::vector<std::string> field_names(const std::string& rule) {
+  std::vector<std::string> names;
+  for (const Field& field : rule_named(rule).fields())
+    if (!field.per_round) names.push_back(field.name);
+  return names;
+}
+
+std::unique_ptr<const Optimizer> Optimizer::make(const OptimizerSpec& spec) { return made(spec); }
+
+std::unique_ptr<Optimizer> Optimizer::made(const OptimizerSpec& spec) {
   Fields fields(spec);
   auto optimizer = rule_named(spec.name).make(fields);
   optimizer->multi_precision_ = fields.flag(kMultiPrecision);
+  optimizer->spec_ = spec;
   for (const auto& given : spec.fields) {
     const auto& read = fields.read();
     const auto is_it = [&](const Field& field) { return !field.per_round && field.name == given.first; };
     if (std::none_of(read.begin(), read.end(), is_it)) throw error_of(spec, "it has no field " + given.first);
   }
   return optimizer;
+}
+
+std::unique_ptr<const Optimizer> Optimizer::with(const FieldValues& values) const {
+  const std::vector<std::string> names = field_names(spec_.name);
+  if (values.size() != names.size())
+    throw error_of(spec_,
+                   std::to_string(values.size()) + " values for its " + std::to_string(names.size()) + " fields");
+  OptimizerSpec spec{spec_.name, {}};
+  for (size_t i = 0; i < names.size(); ++i) spec.fields[names[i]] = values[i];
+  auto optimizer = made(spec);
+  const auto place_of_state = [this](const State& state) {
+    const auto is_it = [&](const State& mine) { return std::strcmp(mine.name, state.name) == 0; };
+    return static_cast<size_t>(std::find_if(states_.begin(), states_.end(), is_it) - states_.begin());
+  };
+  for (const State& state : optimizer->states_) {
+    optimizer->places_.push_back(place_of_state(state));
+    if (optimizer->places_.back() == states_.size())
+      throw error_of(spec_, std::string("it began without ") + state.name + ", and " + changed(spec_, spec) +
+                                " would need that: give it such values before its first update");
+  }
+  if (optimizer->multi_precision_ != multi_precision_)
+    throw error_of(spec_, std::string(kMultiPrecision) + " cannot change between updates");
+  return optimizer;
+}
+
+FieldValues Optimizer::values() const {
+  FieldValues values;
+  for (const Field& field : rule_named(spec_.name).fields()) {
+    if (field.per_round) continue;
+    const auto given = spec_.fields.find(field.name);
+    values.push_back(given == spec_.fields.end() ? field.standard : given->second);
+  }
+  return values;
+}
+
+bool are_same(const SharedFields& one, const SharedFields& other) {
+  return one == other || (one != nullptr && other != nullptr && *one == *other);
 }
 
 }  // namespace p3

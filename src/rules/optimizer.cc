@@ -23,7 +23,7 @@ void Optimizer::update(DType weight_type, void* weight, void* master, void* cons
                        size_t elements, const RoundScalars& round) const {
   if (weight_type == DType::kFloat64) {
     std::array<double*, kMostStates> states{};
-    for (int s = 0; s < state_count(); ++s) states[static_cast<size_t>(s)] = static_cast<double*>(state[s]);
+    for (size_t s = 0; s < states_.size(); ++s) states[s] = static_cast<double*>(state[place_of(s)]);
     return step(static_cast<double*>(weight), states.data(), static_cast<const double*>(gradient), elements, round);
   }
   if (!is_float(weight_type))
@@ -31,7 +31,7 @@ void Optimizer::update(DType weight_type, void* weight, void* master, void* cons
                                        " cannot be updated on the server; use float32, float64, float16 or bfloat16");
 
   std::array<float*, kMostStates> states{};
-  for (int s = 0; s < state_count(); ++s) states[static_cast<size_t>(s)] = static_cast<float*>(state[s]);
+  for (size_t s = 0; s < states_.size(); ++s) states[s] = static_cast<float*>(state[place_of(s)]);
   const float* gradients = static_cast<const float*>(gradient);
   if (weight_type == DType::kFloat32)
     return step(static_cast<float*>(weight), states.data(), gradients, elements, round);

@@ -22,7 +22,7 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
   require(key, problem_with(plan, machines_.num_workers(), host_.outlives_workers));
   {
     MutexLock lock(mutex_);
-    if (const Optimizer* optimizer = optimizer_of_store(store)) require(key, problem_with(plan, *optimizer));
+    if (const LiveOptimizer* its = optimizer_of_store(store)) require(key, problem_with(plan, its->announced()));
   }
   add(std::move(entry));
 }
@@ -96,16 +96,16 @@ bool Registry::drop_store(int store) {
 }
 
 void Registry::set_optimizer(int store, const OptimizerSpec& spec) {
-  auto optimizer = Optimizer::make(spec);
+  auto optimizer = std::make_unique<const LiveOptimizer>(spec);
   MutexLock lock(mutex_);
   if (optimizer_of_store(store) != nullptr)
     host_.refuse_call("store " + std::to_string(store) + " has an optimizer already.");
   for (const auto& [wire_key, entry] : keys_)
-    if (entry->key.store == store) require(entry->key, problem_with(entry->key.plan, *optimizer));
+    if (entry->key.store == store) require(entry->key, problem_with(entry->key.plan, optimizer->announced()));
   optimizers_[store] = std::move(optimizer);
 }
 
-const Optimizer* Registry::optimizer_of_store(int store) const {
+const LiveOptimizer* Registry::optimizer_of_store(int store) const {
   const auto found = optimizers_.find(store);
   return found == optimizers_.end() ? nullptr : found->second.get();
 }
@@ -113,11 +113,24 @@ const Optimizer* Registry::optimizer_of_store(int store) const {
 const Optimizer* Registry::optimizer_of(const ServerKey& key) const {
   if (key.plan.update == Update::kWorkers) return nullptr;
   MutexLock lock(mutex_);
-  const Optimizer* optimizer = optimizer_of_store(key.store);
+  const LiveOptimizer* optimizer = optimizer_of_store(key.store);
   if (optimizer != nullptr && !is_float(key.plan.dtype))
     host_.refuse_call("key '" + key.name + "' is of type " + name_of(key.plan.dtype) +
                       "; an optimizer updates floating point keys only.");
-  return optimizer;
+  return optimizer == nullptr ? nullptr : &optimizer->announced();
+}
+
+std::shared_ptr<const Optimizer> Registry::optimizer_of(const ServerKey& key, const SharedFields& fields) const {
+  const LiveOptimizer* optimizer;
+  {
+    MutexLock lock(mutex_);
+    optimizer = optimizer_of_store(key.store);
+  }
+  try {
+    return optimizer->as_of(fields);
+  } catch (const Error& error) {
+    host_.refuse_call("key '" + key.name + "': " + error.what() + ".");
+  }
 }
 
 bool Registry::can_move(const ServerKey& key, uint32_t plan) const {

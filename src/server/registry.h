@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "p3/live_optimizer.h"
 #include "p3/machines.h"
-#include "p3/optimizer.h"
 #include "p3/slicing.h"
 #include "p3/thread_annotations.h"
 #include "server/key.h"
@@ -40,6 +40,7 @@ class Registry {
   void set_optimizer(int store, const OptimizerSpec& spec);
 
   const Optimizer* optimizer_of(const ServerKey& key) const;
+  std::shared_ptr<const Optimizer> optimizer_of(const ServerKey& key, const SharedFields& fields) const;
   bool can_move(const ServerKey& key, uint32_t plan) const;
   std::vector<uint32_t> wire_keys() const;
   size_t count() const {
@@ -77,7 +78,7 @@ class Registry {
 
   void add(std::unique_ptr<Entry> entry);
   // Null: the servers only reduce.
-  const Optimizer* optimizer_of_store(int store) const P3_REQUIRES(mutex_);
+  const LiveOptimizer* optimizer_of_store(int store) const P3_REQUIRES(mutex_);
   void require(const ServerKey& key, const std::string& problem) const;
 
   const int rank_, num_servers_, threads_;
@@ -91,7 +92,7 @@ class Registry {
   std::unordered_map<uint32_t, std::unique_ptr<Entry>> keys_ P3_GUARDED_BY(mutex_);
   std::vector<LentBuffers> still_lent_ P3_GUARDED_BY(mutex_);          // by keys that were dropped
   std::vector<std::unique_ptr<Entry>> leaving_ P3_GUARDED_BY(mutex_);  // of stores that were dropped, and are not idle
-  std::map<int, std::unique_ptr<const Optimizer>> optimizers_ P3_GUARDED_BY(mutex_);  // by store
+  std::map<int, std::unique_ptr<const LiveOptimizer>> optimizers_ P3_GUARDED_BY(mutex_);  // by store
 };
 
 }  // namespace p3

@@ -138,6 +138,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       return queue(std::move(task));
     }
     const bool pushes = is_push(header.kind);
+    if (pushes) task.fields = transport_.received_fields(van);
     if (pushes && ends_round(header, task.payload.data()))
       note_lateness(worker, header, shard.turns.note_push(worker, header, Clock::now()));
     else if (header.kind == FrameKind::kInit)
@@ -185,8 +186,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   void settle(const Task& task, Reply reply) {
     if (reply.problem != nullptr) refuse(van_of(task.worker), task.header, reply.problem);
     if (reply.contradicts >= 0)
-      throw scalars_differ(label, worker_label(reply.contradicts), task.shard->scalars(), worker_label(task.worker),
-                           task.header.scalars, task.header.round, task.shard->key.name);
+      throw scalars_differ(label, worker_label(reply.contradicts), task.shard->settings(), worker_label(task.worker),
+                           {task.header.scalars, task.fields}, task.header.round, task.shard->key.name,
+                           optimizer_of(task.shard->key));
     if (reply.is_summed) trace(recorder(), TraceKind::kSummed, task.header, task.worker);
     if (reply.published) {
       note_round(reply.published->round);
@@ -210,6 +212,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   // --- ShardHost: any thread ---------------------------------------------------------------------------------------
 
   const Optimizer* optimizer_of(const ServerKey& key) const override { return registry_.optimizer_of(key); }
+  std::shared_ptr<const Optimizer> optimizer_of(const ServerKey& key, const SharedFields& fields) const override {
+    return registry_.optimizer_of(key, fields);
+  }
   bool can_move(const ServerKey& key, uint32_t plan) const override { return registry_.can_move(key, plan); }
   int van_of(int worker) const override { return workers_[index_of(worker)].van; }
 

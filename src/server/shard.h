@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,8 @@ class ShardHost {
   [[noreturn]] void refuse_call(const std::string& why) const { throw Error(ErrorKind::kUsage, label + ": " + why); }
   // Of the key's store; null: sums go out. Throws Error(kUsage) if it cannot update elements of the key's type.
   virtual const Optimizer* optimizer_of(const ServerKey& key) const = 0;
+  // The same, if it has one, with those values of its fields. Throws Error(kUsage) if it cannot have them.
+  virtual std::shared_ptr<const Optimizer> optimizer_of(const ServerKey& key, const SharedFields& fields) const = 0;
   // Whether the key can go over to the plan of that wire key.
   virtual bool can_move(const ServerKey& key, uint32_t plan) const = 0;
   virtual int van_of(int worker) const = 0;
@@ -90,7 +93,7 @@ class Shard {
   // it waits for, and its push if that is not whole.
   virtual void lose(int worker, uint32_t incarnation, uint64_t pushed);
   // Of this round, as its first push brought them.
-  const RoundScalars& scalars() const { return round_.numbers.scalars; }
+  RoundSettings settings() const { return round_.numbers.settings(); }
 
   // The end of this shard, of which something may still be on its way.
   virtual LentBuffers hand_over_lent() { return {}; }
@@ -117,7 +120,11 @@ class Shard {
   virtual const char* note_store(const Header&) { return nullptr; }             // or what is wrong with it
   virtual void value_is_replaced() {}                                           // by the init of rank 0 that is in now
 
+  // As announced: its states are those that there are. Null: none.
   const Optimizer* optimizer() const { return host_.optimizer_of(key); }
+  std::shared_ptr<const Optimizer> optimizer_as_of(const SharedFields& fields) const {
+    return host_.optimizer_of(key, fields);
+  }
   // Whose inits can be answered now, to `reply`: the n-th of each gets what rank 0's n-th brought, or a later one, once
   // its leader's n-th is in as well.
   void answer_inits(Reply& reply);

@@ -23,6 +23,7 @@ struct Task {
   Shard* shard = nullptr;
   int worker = -1;
   Header header{};
+  SharedFields fields{};     // of a push: what it goes by
   PooledBuffer payload{};    // empty: none, or it lies in the value already
   uint32_t nth_init = 0;     // kInit: of this worker
   uint32_t incarnation = 0;  // which process of that rank sent it, counted from 1

@@ -24,7 +24,8 @@ class PriorityQueue {
   size_t size() const { return heap_.size(); }
   const Urgency& top_urgency() const { return heap_.front().urgency; }
 
-  // Precondition: !empty().
+  // Precondition, here and below: !empty().
+  const T& top() const { return heap_.front().value; }
   T pop() {
     std::pop_heap(heap_.begin(), heap_.end(), goes_after);
     T value = std::move(heap_.back().value);

@@ -121,6 +121,9 @@ class Transport {
   int event_fd() const { return event_fd_; }
   void signal();
 
+  // That a frame which is being received goes by: of pushes, and of what hands them on. Receiver thread.
+  const SharedFields& received_fields(int van) const { return vans_[static_cast<size_t>(van)]->received_fields(); }
+
   const std::string& label(int van) const { return vans_[static_cast<size_t>(van)]->label(); }
   const NodeOptions& options() const { return options_; }
   Traffic traffic() const;  // of all vans

@@ -112,14 +112,18 @@ void Transport::read_from(Van& van) {
         if (!reason.empty()) throw frame_malformed(options_.label, van.label(), reason);
         if (carries_slice(header.kind)) {
           van.payload_goes_to(handler_.receive_into(van.number, header));
+        } else if (header.kind == FrameKind::kFields) {
+          van.payload_goes_to(van.room_for_fields(header.payload_bytes));
         } else {
           van.fail_text.resize(header.payload_bytes);
           van.payload_goes_to(van.fail_text.data());
         }
-      } else if (carries_slice(header.kind)) {
+      } else if (!van.is_intact()) {
         // A payload may lie where it belongs by now, but until received() nobody takes it for a value.
-        if (!van.is_intact())
-          handler_.refuse(van.number, header, "not what its checksum says: the network or a host's memory altered it");
+        handler_.refuse(van.number, header, "not what its checksum says: the network or a host's memory altered it");
+      } else if (header.kind == FrameKind::kFields) {
+        van.take_fields();
+      } else if (carries_slice(header.kind)) {
         handler_.received(van.number, header, van.received_payload());
       } else if (header.kind == FrameKind::kFail) {
         const Error failure(ErrorKind::kRemote, van.fail_text);

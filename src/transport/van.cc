@@ -44,6 +44,7 @@ void Van::replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::tim
   stream_ = std::move(stream);
   reading_ = Reading::kHeader;
   in_header_bytes_ = ahead_bytes_ = 0;
+  out_fields_ = in_fields_ = nullptr;
   error_ = 0;
   writable = true;
   broken = false;
@@ -53,13 +54,39 @@ void Van::replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::tim
 
 void Van::begin_frame(std::chrono::steady_clock::time_point now) {
   if (writing_) return;
-  current_ = queue_.pop();
+  const Frame& next = queue_.top();
+  current_ = next.goes_by_fields && !are_same(next.fields, out_fields_) ? telling_fields_of(next) : queue_.pop();
   writing_ = true;
   prepared_ = false;
   written_ = 0;
   if (!carries_slice(current_.header.kind)) return;
   queued_for_ += now - current_.queued_at;
   trace_at(recorder_, now, TraceKind::kSendBegin, current_.header, peer_);
+}
+
+// As urgent as the frame that it precedes, which stays where it is: a more urgent one that comes meanwhile is looked at anew.
+Frame Van::telling_fields_of(const Frame& next) {
+  out_fields_ = next.fields;
+  Frame telling;
+  telling.header.kind = FrameKind::kFields;
+  telling.header.key = next.header.key;
+  telling.header.round = next.header.round;
+  telling.header.priority = next.header.priority;
+  telling.header.payload_bytes =
+      static_cast<uint32_t>(out_fields_ == nullptr ? 0 : out_fields_->size() * sizeof(double));
+  telling.payload = out_fields_ == nullptr ? nullptr : out_fields_->data();
+  telling.fields = out_fields_;
+  hold(held_by(telling));
+  return telling;
+}
+
+void* Van::room_for_fields(size_t bytes) {
+  arriving_fields_.resize(bytes / sizeof(double));
+  return arriving_fields_.data();
+}
+
+void Van::take_fields() {
+  in_fields_ = arriving_fields_.empty() ? nullptr : std::make_shared<const FieldValues>(arriving_fields_);
 }
 
 void Van::prepare() {
@@ -69,7 +96,7 @@ void Van::prepare() {
     current_.encoder->encode(current_.header, current_.payload, encoded_.data());
     current_.payload = encoded_.data();
   }
-  if (checksums_ && carries_slice(current_.header.kind))
+  if (checksums_ && has_checksum(current_.header.kind))
     current_.header.crc32c = checksum_of(current_.header, current_.payload);
 }
 

@@ -36,6 +36,9 @@ struct Frame {
   Encoder* encoder = nullptr;
   uint32_t copied_bytes = 0;                          // of a payload that may be kept for such frames alone
   std::chrono::steady_clock::time_point queued_at{};  // set by the van
+  // Of a push, or of what hands one on: what its receiver goes by, besides header.scalars.
+  bool goes_by_fields = false;
+  SharedFields fields{};
 };
 
 class Van {
@@ -77,7 +80,8 @@ class Van {
   void replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now);
   // Of the frame that would move next. Precondition: has_work().
   Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
-  // Takes the next frame off the queue unless one is half written.
+  // Takes the next frame off the queue unless one is half written; or, if that goes by other fields than the frames
+  // before, begins to tell those first.
   void begin_frame(std::chrono::steady_clock::time_point now);
   // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.
   Progress write_some();
@@ -101,9 +105,13 @@ class Van {
   Event next();
   const Header& received_header() const { return in_header_; }
   void* received_payload() const { return in_payload_; }
+  // That what is received goes by, as the peer told last; and where they go when it does, until take_fields().
+  const SharedFields& received_fields() const { return in_fields_; }
+  void* room_for_fields(size_t bytes);
+  void take_fields();
   // Whether the frame is what its checksum says, if it has one.
   bool is_intact() const {
-    return !checksums_ || !carries_slice(in_header_.kind) || checksum_of(in_header_, in_payload_) == in_header_.crc32c;
+    return !checksums_ || !has_checksum(in_header_.kind) || checksum_of(in_header_, in_payload_) == in_header_.crc32c;
   }
   void payload_goes_to(void* destination);
   bool mid_receive() const { return reading_ != Reading::kHeader || in_header_bytes_ > 0; }
@@ -143,13 +151,15 @@ class Van {
   std::chrono::steady_clock::duration queued_for_{};  // all slices so far
 
   void prepare();
+  Frame telling_fields_of(const Frame& next);
 
   PriorityQueue<Frame> queue_;
   Frame current_;
   std::vector<char> encoded_;  // current_'s payload, if it has an encoder
   bool prepared_ = false;      // current_ is as it will be sent
   bool writing_ = false;
-  size_t written_ = 0;  // of current_, header included
+  size_t written_ = 0;       // of current_, header included
+  SharedFields out_fields_;  // as told last
 
   enum class Reading { kHeader, kHeaderReady, kPayload, kFrameReady };
   Reading reading_ = Reading::kHeader;
@@ -160,6 +170,8 @@ class Van {
   // The header behind the payload being read: one system call fetches both.
   Header ahead_;
   size_t ahead_bytes_ = 0;
+  FieldValues arriving_fields_;
+  SharedFields in_fields_;
 };
 
 }  // namespace p3

@@ -3,16 +3,36 @@
 #include <cerrno>
 #include <cstring>
 #include <sstream>
+#include <vector>
+
+#include "p3/rule.h"
 
 namespace p3 {
 namespace {
 
-std::string described(const std::string& worker, const RoundScalars& scalars) {
+// ", momentum 0.85": where the values of two are not the same. What was announced has none of its own, where that is not
+// known.
+std::string fields_text(const SharedFields& fields, const SharedFields& others, const Optimizer* optimizer) {
+  if (are_same(fields, others)) return {};
+  if (fields == nullptr && optimizer == nullptr) return ", its optimizer's numbers as announced";
+  const auto names = optimizer == nullptr ? std::vector<std::string>() : field_names(optimizer->spec().name);
+  const FieldValues announced = optimizer == nullptr ? FieldValues() : optimizer->values();
+  const FieldValues& values = fields == nullptr ? announced : *fields;
+  const FieldValues& other_values = others == nullptr ? announced : *others;
+  std::ostringstream text;
+  for (size_t i = 0; i < values.size(); ++i)
+    if (i >= other_values.size() || values[i] != other_values[i])
+      text << ", " << (i < names.size() ? names[i] : "number " + std::to_string(i + 1) + " of its optimizer") << ' '
+           << values[i];
+  return text.str();
+}
+
+std::string described(const std::string& worker, const RoundScalars& scalars, const std::string& fields) {
   std::ostringstream text;
   text << worker << " (lr " << scalars.lr << ", wd " << scalars.wd << ", rescale_grad " << scalars.rescale;
   if (scalars.updates != 0) text << ", update " << scalars.updates;
   if (scalars.schedule != 1) text << ", schedule " << scalars.schedule;
-  text << ")";
+  text << fields << ")";
   return text.str();
 }
 
@@ -61,12 +81,13 @@ Error silent(const std::string& label, const std::string& silence, bool others_t
 
 }  // namespace
 
-int RoundNumbers::note(int who, const RoundScalars& its) {
+int RoundNumbers::note(int who, const RoundScalars& its, const SharedFields& its_fields) {
   if (first < 0) {
     first = who;
     scalars = its;
+    fields = its_fields;
   }
-  return std::memcmp(&its, &scalars, sizeof its) == 0 ? -1 : first;
+  return std::memcmp(&its, &scalars, sizeof its) == 0 && are_same(its_fields, fields) ? -1 : first;
 }
 
 std::string clause(const std::optional<Awaited>& awaited) {
@@ -125,12 +146,15 @@ Error frame_refused(const std::string& label, const std::string& peer, const Hea
           {peer, key.value_or(std::string()), header.round}};
 }
 
-Error scalars_differ(const std::string& label, const std::string& worker, const RoundScalars& scalars,
-                     const std::string& other, const RoundScalars& other_scalars, uint64_t round,
-                     const std::string& key) {
+Error scalars_differ(const std::string& label, const std::string& worker, const RoundSettings& settings,
+                     const std::string& other, const RoundSettings& other_settings, uint64_t round,
+                     const std::string& key, const Optimizer* optimizer) {
+  const std::string its = fields_text(settings.fields, other_settings.fields, optimizer);
+  const std::string others = fields_text(other_settings.fields, settings.fields, optimizer);
   return {ErrorKind::kDisagreement,
-          label + ": " + described(worker, scalars) + " and " + described(other, other_scalars) +
-              " disagree in round " + std::to_string(round) + " of key '" + key +
+          label + ": " + described(worker, settings.scalars, its) + " and " +
+              described(other, other_settings.scalars, others) + " disagree in round " + std::to_string(round) +
+              " of key '" + key +
               "'. All workers must use the same optimizer, learning rate, weight decay and batch size.",
           {other, key, round}};
 }

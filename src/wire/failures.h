@@ -17,9 +17,11 @@ namespace p3 {
 struct RoundNumbers {
   int first = -1;  // who that was; -1: nobody yet
   RoundScalars scalars;
+  SharedFields fields;
 
   // Returns who contradicts `who`, or -1.
-  int note(int who, const RoundScalars& its);
+  int note(int who, const RoundScalars& its, const SharedFields& its_fields);
+  RoundSettings settings() const { return {scalars, fields}; }
 };
 
 // What is waited for, from a peer but for kGradient.
@@ -56,9 +58,9 @@ Error frame_malformed(const std::string& label, const std::string& peer, const s
 // A frame that is `what` by what was agreed. `key`: its name, if it is known.
 Error frame_refused(const std::string& label, const std::string& peer, const Header& header, const std::string& what,
                     const std::optional<std::string>& key);
-// Two workers gave the round different numbers.
-Error scalars_differ(const std::string& label, const std::string& worker, const RoundScalars& scalars,
-                     const std::string& other, const RoundScalars& other_scalars, uint64_t round,
-                     const std::string& key);
+// Two workers gave the round different numbers. `optimizer`: of the key, where it is known, to name the fields.
+Error scalars_differ(const std::string& label, const std::string& worker, const RoundSettings& settings,
+                     const std::string& other, const RoundSettings& other_settings, uint64_t round,
+                     const std::string& key, const Optimizer* optimizer = nullptr);
 
 }  // namespace p3

@@ -8,7 +8,7 @@
 namespace p3 {
 namespace {
 
-bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kCapture; }
+bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kFields; }
 bool is_known(Encoding encoding) { return encoding <= kLastEncoding; }
 
 bool is_whole(double number) {  // also false for what is no number
@@ -23,7 +23,7 @@ std::string malformed(const Header& header, bool checksums) {
     return "a frame of protocol version " + std::to_string(header.version) + "; this node speaks version " +
            std::to_string(Header::kVersion) + " (install the same p3-training on all nodes)";
   if (!is_known(header.kind)) return "a frame of unknown kind " + std::to_string(static_cast<int>(header.kind));
-  const bool may_have_checksum = checksums && carries_slice(header.kind);
+  const bool may_have_checksum = checksums && has_checksum(header.kind);
   if ((header.crc32c != 0 && !may_have_checksum) || header.of_machine > 1)
     return "a frame with reserved bits set (P3_CHECKSUM must be the same on all nodes)";
   if (header.of_machine != 0 && !is_push(header.kind) && header.kind != FrameKind::kValue &&
@@ -42,6 +42,9 @@ std::string malformed(const Header& header, bool checksums) {
       return "a machine's sum of " + std::to_string(header.contributors) + " workers";
     if (encoding == Encoding::kAbsent && header.payload_bytes != 0)
       return "an absent slice that announces " + std::to_string(header.payload_bytes) + " bytes";
+  } else if (header.kind == FrameKind::kFields) {
+    if (header.payload_bytes > kMostFields * sizeof(double) || header.payload_bytes % sizeof(double) != 0)
+      return "numbers of an optimizer in " + std::to_string(header.payload_bytes) + " bytes";
   } else if (header.kind == FrameKind::kFail) {
     if (header.payload_bytes > kMaxFailTextBytes)
       return "a failure text of " + std::to_string(header.payload_bytes) + " bytes";

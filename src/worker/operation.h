@@ -20,6 +20,7 @@ struct Operation {
   std::shared_ptr<const KeyPlan> plan{};  // that it is about, where it is not the key's yet
   std::chrono::steady_clock::time_point asked_at = std::chrono::steady_clock::now();
   uint64_t ready_elements = kAll;  // of a gated round: how many have been said to be ready
+  SharedFields fields{};           // of a push: what it goes by, besides the scalars
 
   static constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
   bool is_gated() const { return ready_elements != kAll; }

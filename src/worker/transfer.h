@@ -34,6 +34,8 @@ class Transfer : public Encoder {
   // wire key, round, priority, scalars.
   virtual std::vector<Frame> begin(const KeyPlan& plan, Header header) = 0;
   void encode(const Header&, const void*, void*) override {}  // of frames that name an encoder
+  // The values of the optimizer's fields in its round: of a push its own; else those of a worker that has pushed.
+  virtual void goes_by(const SharedFields&) {}
   // Of a gated round: no slice leaves before the whole gradient is ready.
   virtual bool leaves_whole() const { return false; }
 

@@ -132,10 +132,11 @@ void Worker::init(int key, const void* value, void* landing, int32_t priority, D
   impl_->submit(way.key, way.init(value, landing, priority, std::move(done)));
 }
 
-void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundScalars& scalars,
+void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundSettings& settings,
                   Done done, bool gated, bool more) {
   Way& way = impl_->way(key);
-  Operation operation{way.push(gradient, landing, gated), std::move(done), priority, scalars};
+  Operation operation{way.push(gradient, landing, gated), std::move(done), priority, settings.scalars};
+  operation.fields = settings.fields;
   if (gated) operation.ready_elements = 0;
   impl_->submit(way.key, {std::move(operation)}, more ? Transport::Write::kLater : Transport::Write::kBySender);
 }

@@ -44,7 +44,14 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
   header.round = key.round;
   header.priority = operation.priority;
   header.scalars = operation.scalars;
-  const std::vector<Frame> made = transfer.begin(plan, header);
+  std::vector<Frame> made = transfer.begin(plan, header);
+  if (transfer.kind == Transfer::Kind::kPush) {
+    transfer.goes_by(operation.fields);
+    for (Frame& frame : made) {
+      frame.goes_by_fields = true;
+      frame.fields = operation.fields;
+    }
+  }
   if (transfer.is_round()) {
     Header ready = made.front().header;
     ready.payload_bytes = 0;
@@ -130,18 +137,21 @@ void Worker::Impl::refuse(int van, const Header& header, const char* what) const
 void Worker::Impl::received(int van, const Header& header, void* payload) {
   if (is_push(header.kind)) return leader_.received(van);
   Key* key;
+  Frame answer{header, payload};
   Transfer* transfer;  // stays while this thread works on the answer, as the key does
   {
     MutexLock lock(mutex_);
     key = &keys_.at(handle_of_wire_key_.at(header.key));
     transfer = &key->transfer();
   }
-  Frame answer{header, payload};
+  answer.fields = transport_.received_fields(van);
   if (header.of_machine != 0) {
-    const auto own = leader_.pass_on(*key, header, payload);
+    const auto own = leader_.pass_on(*key, answer);
     if (!own) return;
     answer = *own;
   }
+  const bool has_content = static_cast<Encoding>(answer.header.encoding) != Encoding::kAbsent;
+  if (has_content && transfer->kind == Transfer::Kind::kSkip) transfer->goes_by(answer.fields);
   bool is_last = false;
   const char* problem = transfer->land(answer.header, answer.payload, is_last);
   if (problem != nullptr) refuse(van, header, problem);

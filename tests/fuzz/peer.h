@@ -84,7 +84,7 @@ class FuzzPeer {
     uint8_t field = input.byte();
     for (; field >= 128; field = input.byte())
       reinterpret_cast<uint8_t*>(&header)[field % sizeof header] = input.byte();
-    if (checksums && field != 1 && header.payload_bytes == payload.size() && carries_slice(header.kind))
+    if (checksums && field != 1 && header.payload_bytes == payload.size() && has_checksum(header.kind))
       header.crc32c = checksum_of(header, payload.data());
     send_bytes(&header, sizeof header);
     send_bytes(payload.data(), payload.size());

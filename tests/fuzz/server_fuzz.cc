@@ -186,6 +186,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint32_t listens = input.below(16);
     if (listens == 0) peers[worker].read();
     if (listens == 1) peers[worker].await_answer();
+    if (listens == 2) {
+      Header fields;
+      fields.kind = FrameKind::kFields;
+      peers[worker].send(input, fields, input.bytes(8 * input.below(9)), checksums);
+    }
   }
   const bool orderly = more & 128;
   for (FuzzPeer& peer : peers) {

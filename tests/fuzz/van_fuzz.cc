@@ -57,9 +57,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<char> content;
   while (!input.empty() && content.size() < 32 * kMaxPayload) {
     Header header;
-    header.kind = static_cast<FrameKind>(1 + input.below(13));
+    header.kind = static_cast<FrameKind>(1 + input.below(15));
     header.slice = input.byte();
     header.payload_bytes = carries_slice(header.kind) ? input.below(300) : 0;
+    if (header.kind == FrameKind::kFields) header.payload_bytes = 8 * input.below(20);
     const size_t mutated = input.byte();
     if (mutated < sizeof header) reinterpret_cast<uint8_t*>(&header)[mutated] = input.byte();
     const std::vector<char> payload = input.bytes(header.payload_bytes < 300 ? header.payload_bytes : input.below(300));

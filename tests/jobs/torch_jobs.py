@@ -527,8 +527,11 @@ def resumed(folder, kind, steps, die_at):
         options = {"compression": {"type": "2bit", "threshold": 0.02}, "synchronous": kind == "compressed_synchronous"}
     elif kind == "dgc":
         options = {"compression": {"type": "dgc", "ratio": 0.1, "warmup_steps": 6}}
+    if kind == "cycled":  # sets the optimizer's numbers when it is made, so it must be before they are resumed
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
     optimizer = p3.torch.DistributedOptimizer(optimizer, model, **options)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    if kind != "cycled":
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     if state is not None:
         schedule.load_state_dict(state["schedule"])
         assert isinstance(state["tensor"], torch.Tensor) and state["tensor"].dtype == torch.bfloat16

@@ -8,6 +8,7 @@ batch, with torch only. On the CPU; with `-cuda` on a GPU; with `-staged` on the
 import copy
 import functools
 import os
+import random
 import sys
 
 import torch
@@ -203,6 +204,68 @@ class groups(Case):
         self.before.step()
         self.after.step()
         return loss
+
+
+def _in_two_groups(make):
+    """Weights and biases."""
+
+    def made(self, model):
+        weights = [tensor for tensor in model.parameters() if tensor.dim() > 1]
+        return make([{"params": weights}, {"params": [one for one in model.parameters() if one.dim() <= 1]}])
+
+    return made
+
+
+def _cycling(name, make, cycle):
+    """The schedule changes momentum or betas in each step."""
+
+    def step(self, run, x, y):
+        if run.steps == 0:
+            self.schedule = cycle(run.optimizer)
+        loss = Case.step(self, run, x, y)
+        self.schedule.step()
+        return loss
+
+    CASES[name] = type(name, (Case,), {"optimizer": _in_two_groups(make), "step": step, "has_ddp": True})
+
+
+_schedulers = torch.optim.lr_scheduler
+_one_cycle = lambda o: _schedulers.OneCycleLR(o, max_lr=0.1, total_steps=STEPS + 1)  # noqa: E731
+_cycling("one_cycle", lambda p: _optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), _one_cycle)
+_cycling("one_cycle_adamw", lambda p: _optim.AdamW(p, lr=0.01, weight_decay=0.1),
+         lambda o: _schedulers.OneCycleLR(o, max_lr=0.02, total_steps=STEPS + 1))  # fmt: skip
+_cycling("cyclic", lambda p: _optim.SGD(p, lr=0.1, momentum=0.9),
+         lambda o: _schedulers.CyclicLR(o, 0.01, 0.1, 2, base_momentum=0.0))  # fmt: skip
+
+
+def _changing(name, make, values, of=Case, **fields):
+    """The script sets numbers of each group at random steps, each to one of those values."""
+
+    def step(self, run, x, y):
+        random_of_step = random.Random(100 * run.steps)  # the same on all workers
+        for group in run.optimizer.param_groups * (run.steps > 0):
+            for field, choices in values.items():
+                if random_of_step.random() < 0.5:
+                    group[field] = random_of_step.choice(choices)
+        return Case.step(self, run, x, y)
+
+    CASES[name] = type(name, (of,), {"optimizer": _in_two_groups(make), "step": step, **fields})
+
+
+_flags, _decays = (False, True), (0.0, 0.01, 0.1)
+_changing("changing_sgd", lambda p: _optim.SGD(p, lr=0.02, momentum=0.9, dampening=0.2),
+          dict(lr=(0.01, 0.03), momentum=(0.0, 0.5, 0.95), dampening=(0.0, 0.3), nesterov=_flags, maximize=_flags,
+               weight_decay=_decays))  # fmt: skip
+_betas = ((0.9, 0.999), [0.5, 0.9], (0.0, 0.99))
+_of_adam = dict(lr=(0.003, 0.01), betas=_betas, eps=(1e-4, 1e-3), amsgrad=_flags, maximize=_flags, weight_decay=_decays)
+_changing("changing_adam", lambda p: _optim.Adam(p, lr=0.01, eps=1e-4, amsgrad=True), _of_adam)
+_changing("changing_adamw", lambda p: _optim.AdamW(p, lr=0.01, eps=1e-4, amsgrad=True), _of_adam)
+_of_adagrad = dict(lr=(0.01, 0.05), eps=(1e-10, 1e-2), lr_decay=(0.0, 0.5))
+_changing("changing_adagrad", lambda p: _optim.Adagrad(p, lr=0.05, initial_accumulator_value=0.1),
+          dict(_of_adagrad, maximize=_flags, weight_decay=_decays))  # fmt: skip
+_changing("changing_rmsprop", lambda p: _optim.RMSprop(p, lr=0.01, eps=1e-2, momentum=0.5, centered=True),
+          dict(lr=(0.003, 0.01), alpha=(0.5, 0.99), eps=(1e-2, 1e-1), momentum=(0.0, 0.5, 0.9), centered=_flags,
+               maximize=_flags, weight_decay=_decays), tolerance=1e-5)  # fmt: skip
 
 
 @case
@@ -495,6 +558,9 @@ class sparse(Case):
 @case
 class sparse_adagrad(sparse):
     optimizer = lambda self, model: _optim.Adagrad(model.parameters(), lr=0.5)  # noqa: E731
+
+
+_changing("sparse_changing", lambda p: _optim.Adagrad(p, lr=0.05), _of_adagrad, of=sparse)
 
 
 @case

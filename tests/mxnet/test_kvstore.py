@@ -414,6 +414,28 @@ def test_changed_scalars_count_from_the_next_push(kv, name):
     assert np.allclose(updates_through(kv, new(), 5, change), updates_of(new(), 5, change), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", "sgd nag signum adam adamax nadam adagrad adadelta rmsprop ftml ftrl".split())
+def test_so_do_all_other_numbers_of_an_optimizer(kv, name):
+    def new():
+        moves = {"momentum": 0.9} if name in ("sgd", "nag", "signum") else {}
+        return mx.optimizer.create(name, learning_rate=0.1, wd=0.01, **moves)
+
+    def change(round, optimizer):
+        for number in "momentum beta1 beta2 gamma1 epsilon float_stable_eps rho lamda1 wd_lh".split() * (round > 1):
+            if getattr(optimizer, number, None):
+                setattr(optimizer, number, getattr(optimizer, number) * 0.75)
+
+    assert np.allclose(updates_through(kv, new(), 5, change), updates_of(new(), 5, change), rtol=1e-6, atol=1e-7)
+
+
+def test_a_momentum_that_begins_in_the_middle_is_an_error(kv):
+    def change(round, optimizer):
+        optimizer.momentum = 0.9 if round == 2 else 0.0
+
+    with pytest.raises(MXNetError, match="momentum has become 0.9 .* began with 0.0: the servers keep no velocity"):
+        updates_through(kv, mx.optimizer.SGD(), 5, change)
+
+
 def test_optimizer_that_the_servers_lack_is_named_in_the_log(kv, caplog):
     kv.set_optimizer(mx.optimizer.LAMB())
     assert "LAMB updates the weights on every worker" in caplog.text and "whole tensors" in caplog.text

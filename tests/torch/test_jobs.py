@@ -161,7 +161,9 @@ def test_check_names_the_parameter_that_one_worker_has_written(kind):
     assert status != 0 and text in output, output
 
 
-@pytest.mark.parametrize("kind", ["adamw", "momentum", "adamax", "compressed", "compressed_synchronous", "dgc"])
+@pytest.mark.parametrize(
+    "kind", ["adamw", "momentum", "cycled", "adamax", "compressed", "compressed_synchronous", "dgc"]
+)
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, kind):
     whole = jobs.run_p3(2, 2, script("resumed", tmp_path, kind, 7, 0))
     assert whole[0] == 0, whole[1]

@@ -61,7 +61,7 @@ def may_round_otherwise(name):
 
 
 def test_two_runs_give_the_same_bits(trained, tmp_path):
-    names = ["adamw_amsgrad", "momentum", "sparse", "clipped", "adamax", "brain"]
+    names = ["adamw_amsgrad", "momentum", "sparse", "clipped", "adamax", "brain", "one_cycle", "changing_adamw"]
     assert jobs.run_p3(2, 2, [*jobs.python("torch_training.py", tmp_path), "p3", *names])[0] == 0
     for name in names:
         assert same_bits(load(tmp_path, "p3", 0, name), load(trained, "p3", 0, name)), name

@@ -35,26 +35,26 @@ void MXNetKey::init(NDArrayHandle value, Priority priority) {
   });
 }
 
-void MXNetKey::push(NDArrayHandle gradient, const RoundScalars& scalars, Priority priority) {
-  enqueue(priority, "gradient", gradient, landing_, [this, scalars, priority](const Operation& operation) {
+void MXNetKey::push(NDArrayHandle gradient, const RoundSettings& settings, Priority priority) {
+  enqueue(priority, "gradient", gradient, landing_, [this, settings, priority](const Operation& operation) {
     void* landing = landing_address(operation.output());
-    operation.with_input([this, scalars, priority, landing](const void* source, Worker::Done done) {
-      worker_.push(handle_, source, landing, priority.in_queues, scalars, std::move(done));
+    operation.with_input([this, settings, priority, landing](const void* source, Worker::Done done) {
+      worker_.push(handle_, source, landing, priority.in_queues, settings, std::move(done));
     });
   });
 }
 
 // The round holds the buffer's memory, but not its variable in MXNet's engine: what copies to it could not run then.
-std::shared_ptr<MXNetKey::Arrival> MXNetKey::push_arriving(NDArrayHandle buffer, const RoundScalars& scalars,
+std::shared_ptr<MXNetKey::Arrival> MXNetKey::push_arriving(NDArrayHandle buffer, const RoundSettings& settings,
                                                            Priority priority) {
   const void* const source = api_.address_of(buffer);
   auto arrival = std::make_shared<Arrival>();
   enqueue(priority, "gradient", nullptr, landing_,
-          [this, arrival, source, kept = api_.keep(buffer), scalars, priority](const Operation& operation) {
+          [this, arrival, source, kept = api_.keep(buffer), settings, priority](const Operation& operation) {
             void* landing = landing_address(operation.output());
             const auto push = [&] {
               worker_.push(
-                  handle_, source, landing, priority.in_queues, scalars,
+                  handle_, source, landing, priority.in_queues, settings,
                   [kept, end = operation.done()](const Error* error, bool updated) { end(error, updated); },
                   /*gated=*/true);
             };

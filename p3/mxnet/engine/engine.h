@@ -43,12 +43,12 @@ class MXNetKey : public std::enable_shared_from_this<MXNetKey> {
   // holds: each slice has left before it comes back.
   virtual void init(NDArrayHandle value, Priority priority);
   // The key's next round. `gradient`: CPU memory, shape and type of the landing array; perhaps in a blocked layout.
-  virtual void push(NDArrayHandle gradient, const RoundScalars& scalars, Priority priority);
+  virtual void push(NDArrayHandle gradient, const RoundSettings& settings, Priority priority);
   // The same, of a gradient that MXNet copies to `buffer` afterwards, piece by piece: new CPU memory of that shape and
   // type, of which nobody has queued anything yet. When a piece has been queued, call arrived() with its end; at last
   // with the key's elements. The round's slices leave as pieces arrive.
   class Arrival;
-  std::shared_ptr<Arrival> push_arriving(NDArrayHandle buffer, const RoundScalars& scalars, Priority priority);
+  std::shared_ptr<Arrival> push_arriving(NDArrayHandle buffer, const RoundSettings& settings, Priority priority);
   void arrived(std::shared_ptr<Arrival> arrival, NDArrayHandle buffer, uint64_t elements, Priority priority);
   // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing
   // array.

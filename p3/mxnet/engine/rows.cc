@@ -100,13 +100,13 @@ void MXNetRowsKey::init(NDArrayHandle value, Priority priority) {
   });
 }
 
-void MXNetRowsKey::push(NDArrayHandle gradient, const RoundScalars& scalars, Priority priority) {
+void MXNetRowsKey::push(NDArrayHandle gradient, const RoundSettings& settings, Priority priority) {
   enqueue(priority, "gradient", gradient, landing_,
-          [this, scalars, priority, round = ++rounds_](const Operation& operation) {
-            const auto push = [this, scalars, priority, round, landing = landing_address(operation.output())](
+          [this, settings, priority, round = ++rounds_](const Operation& operation) {
+            const auto push = [this, settings, priority, round, landing = landing_address(operation.output())](
                                   std::vector<int64_t> row_ids, const void* values, Worker::Done done) {
               const auto ids = std::make_shared<const std::vector<int64_t>>(std::move(row_ids));
-              worker_.push_rows(handle_, {ids->data(), ids->size(), values}, landing, priority.in_queues, scalars,
+              worker_.push_rows(handle_, {ids->data(), ids->size(), values}, landing, priority.in_queues, settings,
                                 [this, ids, round, done = std::move(done)](const Error* error, const RowsView& now) {
                                   if (!error) changed_.note(round, now.ids, now.count);
                                   done(error, true);

@@ -52,7 +52,7 @@ class MXNetRowsKey : public MXNetKey {
 
   void init(NDArrayHandle value, Priority priority) override;
   // `gradient`: in CPU memory; row_sparse, and nobody will write it again; or dense: all rows.
-  void push(NDArrayHandle gradient, const RoundScalars& scalars, Priority priority) override;
+  void push(NDArrayHandle gradient, const RoundSettings& settings, Priority priority) override;
   void skip(Priority priority, Worker::Done done) override;
 
   // Of the landing array so far: each init, push and skip is one.

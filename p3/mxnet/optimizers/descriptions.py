@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import mxnet as mx
 
-from p3.server.optimizers import FIELDS, per_round, validate
+from p3._core import state_names
+from p3.server.optimizers import FIELDS, differing, per_round, validate, values
+from p3.worker.key import Key
 
 # MXNet's class -> our algorithm.
 _NATIVE = {
@@ -49,13 +51,59 @@ def describe(optimizer: Any) -> Dict[str, Any]:
         elif field == "clip_weights":
             description[field] = float(optimizer.clip_weights or -1)
         else:
-            attribute = "float_stable_eps" if (algorithm, field) == ("adagrad", "epsilon") else field
-            description[field] = float(getattr(optimizer, attribute))
+            description[field] = float(getattr(optimizer, _attribute(algorithm, field)))
     try:
         validate(description)
     except ValueError as error:
         raise NotOnServer(str(error)) from None
     return description
+
+
+class LiveFields:
+    """What rounds go by (p3/optimizer.h, FieldValues) while the numbers of an optimizer change behind describe()."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._announced = describe(optimizer)
+        self._attributes = [_attribute(self._announced["name"], field) for field in FIELDS[self._announced["name"]]]
+        self._read = self._numbers(optimizer)
+        self._fields: Optional[Tuple[float, ...]] = None
+
+    def of(self, optimizer: Any, key: Key) -> Optional[Tuple[float, ...]]:
+        """Of a push of that key; None: as announced. ValueError if it cannot go by what the optimizer has now."""
+        now = self._numbers(optimizer)
+        if now != self._read:
+            description = _described(optimizer, self._announced)
+            self._fields = values(description) if differing(self._announced, description) else None
+            self._read = now
+        if self._fields is not None and key.axes.takes_steps:
+            raise ValueError(
+                f"key {key.name!r}: with dgc the workers apply the momentum, and the optimizer's numbers, but for "
+                "learning rate and weight decay, cannot change from step to step"
+            )
+        return self._fields
+
+    def _numbers(self, optimizer: Any) -> Tuple[Any, ...]:
+        return tuple(getattr(optimizer, attribute) for attribute in self._attributes)
+
+
+def _described(optimizer: Any, announced: Mapping[str, Any]) -> Dict[str, Any]:
+    try:
+        description = describe(optimizer)
+    except NotOnServer as error:
+        raise ValueError(f"the servers cannot go on with this optimizer: {error}") from None
+    kept = state_names(dict(announced))
+    for field in differing(announced, description):
+        missing = [name for name in state_names({**announced, field: description[field]}) if name not in kept]
+        if missing:
+            raise ValueError(
+                f"{field} has become {description[field]!r} in an optimizer that began with {announced[field]!r}: the "
+                f"servers keep no {missing[0]}, and cannot begin one now. Begin with such a value"
+            )
+    return description
+
+
+def _attribute(algorithm: str, field: str) -> str:
+    return "float_stable_eps" if (algorithm, field) == ("adagrad", "epsilon") else field
 
 
 def round_scalars(

@@ -48,6 +48,7 @@ class Parameter(KeyRounds):
         self.tensor, self.group = tensor, group
         super().__init__(session, self._declare(session, store, name, staleness), landing, self._array_of(landing))
         self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
+        self.fields: Optional[Tuple[float, ...]] = None  # of that, as rounds go by now; None: as described
         self.is_guarded = True  # nobody else may write to the tensor
         self.is_watched = False  # a change of it, or of its gradient under way, that torch does not count is found, too
         self.has_zero_gradient = False  # in torch, though its last gradient has left
@@ -164,8 +165,8 @@ class Parameter(KeyRounds):
         if self._update_here is not None:
             return NO_SCALARS
         if self.key.staleness > 0:
-            return rules.scalars_of_apart(self.group, self._rescale)
-        return rules.scalars(self.group, self._rescale, self.updates + 1)
+            return (*rules.scalars_of_apart(self.group, self._rescale), self.fields)
+        return (*rules.scalars(self.group, self._rescale, self.updates + 1), self.fields)
 
     def end_step(self) -> None:
         """The round is the current step's: ValueError if what it was pushed with no longer holds."""
@@ -174,6 +175,10 @@ class Parameter(KeyRounds):
                 "learning rate or weight decay of %s was changed between backward() and step(), when the gradient was "
                 "under way already: %r became %r. Change them before backward(), or pass synchronous=True"
                 % (self.name, self._sent[:2], self._scalars()[:2])
+                if self._scalars()[:2] != self._sent[:2] else
+                "the optimizer's numbers for %s were changed between backward() and step(), when the gradient was "
+                "under way already: %s. Change them before backward(), or pass synchronous=True"
+                % (self.name, rules.change_of(self.description, self._sent[-1], self.fields))
             )
         if self._update_here is not None:  # a scheduler may change the group before that, and a tensor in it in place
             copied = {name: value.clone() for name, value in self.group.items() if isinstance(value, torch.Tensor)}

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 
 from p3.torch import rules, states
+from p3.torch.live import LiveGroups
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.rounds.rounds import Rounds
 
@@ -66,6 +67,7 @@ class OnServers(Overlapping):
 
     _updates_here = False
     _update_one = None  # type: ignore[assignment]
+    _live: LiveGroups  # once it is described
     _loaded: Optional[states.States]  # what the servers' state has to become before the next round
 
     def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
@@ -80,7 +82,20 @@ class OnServers(Overlapping):
         return super()._has_rows(tensor, group) and rules.updates_rows_alone(rules.describe(self._kind, group), group)
 
     def _describe(self) -> List[Optional[Dict[str, Any]]]:
-        return [rules.describe(self._kind, group) for group in self._optimizer.param_groups]
+        groups = self._optimizer.param_groups
+        descriptions = [rules.describe(self._kind, group) for group in groups]
+        self._live = LiveGroups(self._kind, descriptions, groups)
+        return descriptions
+
+    def _look_at_groups(self) -> None:
+        self._live.look(self._optimizer.param_groups, self._parameters.__getitem__)
+
+    def _before_push(self) -> None:
+        self._live.look_once(self._optimizer.param_groups, self._parameters.__getitem__)
+
+    def _end_step(self) -> None:
+        self._live.end_step()
+        super()._end_step()
 
     def _give_loaded(self) -> None:
         if self._loaded is not None:
@@ -116,5 +131,5 @@ class OnServers(Overlapping):
         super().load(load_state_dict, content)
         self._loaded = states.taken(self._optimizer)
         if self._has_begun:
-            self._begin()  # the same settings
+            self._begin()
             self._give_loaded()

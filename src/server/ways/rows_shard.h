@@ -25,7 +25,8 @@ class RowsShard : public Shard {
 
  protected:
   // Updates these rows of the value, which ascend, each by its gradient: gradient_of(i), of rows[i]. In runs of rows that
-  // follow each other in the value and whose gradients do so in memory, each `gradient_bytes` behind the one before.
+  // follow each other in the value and whose gradients do so in memory, each `gradient_bytes` behind the one before. The
+  // state has been made.
   template <typename GradientOf>
   void update_rows(const Optimizer& optimizer, const std::vector<int64_t>& rows, const RoundScalars& scalars,
                    size_t gradient_bytes, GradientOf gradient_of);
@@ -67,7 +68,6 @@ class RowsShard : public Shard {
 template <typename GradientOf>
 void RowsShard::update_rows(const Optimizer& optimizer, const std::vector<int64_t>& rows, const RoundScalars& scalars,
                             size_t gradient_bytes, GradientOf gradient_of) {
-  if (!rows.empty()) make_state(optimizer);
   for (size_t begin = 0, end; begin < rows.size(); begin = end) {
     const char* const gradients = gradient_of(begin);
     for (end = begin + 1; end < rows.size() && rows[end] == rows[end - 1] + 1 &&

@@ -39,6 +39,7 @@ void* MachineLeader::room_for(int van, const Key& key, const Header& push) {
   const int place = place_of(van);
   LocalPush& arriving = member(place).arriving;
   arriving = {key.machine_sum, &key, place, {push}, {}};
+  arriving.frame.fields = transport_.received_fields(van);
   if (static_cast<Encoding>(push.encoding) != Encoding::kAbsent)
     arriving.payload = PooledBuffer(pool_, key.machine_sum->room_bytes(push));
   return arriving.payload.data();
@@ -77,17 +78,22 @@ void MachineLeader::add(LocalPush push) {
     push.payload = copy_of(sum, push.frame);
     if (ends_round(header, push.payload.data())) sum.note_arrival(0, header);
   }
-  const MachineSum::Outcome outcome = sum.add(push.place, header, std::move(push.payload));
+  const MachineSum::Outcome outcome = sum.add(push.place, push.frame, std::move(push.payload));
   if (outcome.problem != nullptr)
     throw frame_refused(label(), label_of(push.place), header, outcome.problem, push.key->name);
   if (outcome.contradicts >= 0)
-    throw scalars_differ(label(), label_of(outcome.contradicts), sum.scalars(header.slice), label_of(push.place),
-                         header.scalars, header.round, push.key->name);
+    throw scalars_differ(label(), label_of(outcome.contradicts), sum.settings(header.slice), label_of(push.place),
+                         {header.scalars, push.frame.fields}, header.round, push.key->name);
   trace(transport_.options().trace.get(), TraceKind::kSummed, header, local_peer(rank_of(push.place)));
   if (outcome.push.empty()) return;
   const int server = server_of(sum.plan, header.slice, static_cast<int>(van_of_server_.size()));
   std::vector<Transport::Outgoing> frames;
-  for (const Frame& frame : outcome.push) frames.push_back({van_of_server_[static_cast<size_t>(server)], frame});
+  const std::optional<SharedFields>& fields = sum.pushed_fields(header.slice);
+  for (Frame frame : outcome.push) {
+    frame.goes_by_fields = fields.has_value();
+    if (fields) frame.fields = *fields;
+    frames.push_back({van_of_server_[static_cast<size_t>(server)], frame});
+  }
   transport_.send(frames, Transport::Write::kHere);
 }
 
@@ -118,11 +124,16 @@ void MachineLeader::note_late(const Key& key, std::chrono::steady_clock::time_po
 
 // --- answers -------------------------------------------------------------------------------------------------------
 
-std::optional<Frame> MachineLeader::pass_on(Key& key, const Header& header, const void* payload) {
-  MachineSum::Passed passed = key.machine_sum->pass_on(header, payload, key);
+std::optional<Frame> MachineLeader::pass_on(Key& key, const Frame& answer) {
+  MachineSum::Passed passed = key.machine_sum->pass_on(answer.header, answer.payload, key);
+  if (passed.own) passed.own->fields = answer.fields;
   std::vector<Transport::Outgoing> frames;
   frames.reserve(passed.frames.size());
-  for (const auto& [place, frame] : passed.frames) frames.push_back({member(place).van, frame});
+  for (auto& [place, frame] : passed.frames) {
+    frame.goes_by_fields = key.machine_sum->hands_on_fields();
+    if (frame.goes_by_fields) frame.fields = answer.fields;
+    frames.push_back({member(place).van, frame});
+  }
   if (!frames.empty()) transport_.send(frames, Transport::Write::kHere);
   return passed.own;
 }

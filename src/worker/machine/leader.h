@@ -47,7 +47,7 @@ class MachineLeader {
 
   // Passes a frame of an answer on to the members, as each wants it. Returns what is for the leader itself, if anything,
   // until the next call. What has landed is borrowed from `key`: its Lender is told of each frame that has left.
-  std::optional<Frame> pass_on(Key& key, const Header& header, const void* payload);
+  std::optional<Frame> pass_on(Key& key, const Frame& answer);
 
   void note_departure(int van) { member(place_of(van)).left = true; }
   // Who of this machine has not pushed a round that another one has.

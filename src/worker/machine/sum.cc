@@ -11,7 +11,7 @@ MachineSum::MachineSum(const Machine& machine, const KeyPlan& its_plan, uint64_t
       lent_(machine.lent),
       workers_(static_cast<int>(machine.ranks.size())),
       push_kind_(push_kind),
-      shards_(slice_count(plan), {std::vector<uint64_t>(machine.ranks.size(), 0), next_round, {}, {}, {}, false}) {}
+      shards_(slice_count(plan), {std::vector<uint64_t>(machine.ranks.size(), 0), next_round, {}, {}, {}, {}, false}) {}
 
 void MachineSum::note_arrival(int place, const Header& push) {
   Shard& shard = shards_[push.slice];
@@ -47,12 +47,13 @@ std::optional<Late> MachineSum::late(int place, std::chrono::steady_clock::time_
   return longest;
 }
 
-int MachineSum::note(int place, const Header& push, bool takes_part) {
+int MachineSum::note(int place, const Frame& frame, bool takes_part) {
+  const Header& push = frame.header;
   Shard& shard = shards_[push.slice];
   const auto contributors = static_cast<uint16_t>(shard.push.contributors + takes_part);
   if (place == 0) shard.push = push;
   shard.push.contributors = contributors;
-  return takes_part ? shard.numbers.note(place, push.scalars) : -1;
+  return takes_part ? shard.numbers.note(place, push.scalars, frame.fields) : -1;
 }
 
 Header MachineSum::take_header(uint32_t index) {
@@ -62,7 +63,11 @@ Header MachineSum::take_header(uint32_t index) {
   header.encoding = static_cast<uint8_t>(encoding);
   header.payload_bytes = 0;
   header.of_machine = 1;
-  if (shard.numbers.first >= 0) header.scalars = shard.numbers.scalars;  // else the leader's own
+  shard.fields.reset();
+  if (shard.numbers.first >= 0) {  // else the leader's own
+    header.scalars = shard.numbers.scalars;
+    shard.fields = shard.numbers.fields;
+  }
   shard.numbers = {};
   shard.awaiting = true;
   return header;

@@ -51,8 +51,10 @@ class MachineSum {
   // The bytes of a buffer for the payload of a push.
   virtual size_t room_bytes(const Header& push) const = 0;
   // Adds what came of this worker; the payload is empty if it has no gradient.
-  virtual Outcome add(int place, const Header& push, PooledBuffer payload) = 0;
-  const RoundScalars& scalars(uint32_t shard) const { return shards_[shard].numbers.scalars; }
+  virtual Outcome add(int place, const Frame& push, PooledBuffer payload) = 0;
+  RoundSettings settings(uint32_t shard) const { return shards_[shard].numbers.settings(); }
+  // That the machine's push goes by, once it has been made; none: nobody has had a gradient.
+  const std::optional<SharedFields>& pushed_fields(uint32_t shard) const { return shards_[shard].fields; }
 
   // Whether the machine's push has been made, and not answered: then nobody may push.
   bool is_awaiting(uint32_t shard) const { return shards_[shard].awaiting; }
@@ -63,6 +65,8 @@ class MachineSum {
   };
   // `landing`: whose the payload is, if it lies where it has landed on the leader.
   virtual Passed pass_on(const Header& header, const void* payload, Lender& landing) = 0;
+  // Whether what is passed on goes by what its sender pushed with.
+  virtual bool hands_on_fields() const { return false; }
   // Of each shard's answer: that borrow the payload from `landing`.
   virtual int frames_from_landing() const { return 0; }
 
@@ -73,7 +77,7 @@ class MachineSum {
   virtual const char* problem_with_payload(int place, const Header& push) const = 0;
   // Notes the header of a push, or of the last frame of one. Returns who contradicts it, or -1. `takes_part`: its numbers
   // count.
-  int note(int place, const Header& push, bool takes_part);
+  int note(int place, const Frame& push, bool takes_part);
   // The header of the machine's push, which waits for an answer from now on.
   Header take_header(uint32_t shard);
 
@@ -87,6 +91,7 @@ class MachineSum {
     std::chrono::steady_clock::time_point first_came;  // of the round that came last
     Header push;                                       // of the machine
     RoundNumbers numbers;                              // by place
+    std::optional<SharedFields> fields;                // of the machine's last push
     bool awaiting = false;
   };
 

@@ -173,6 +173,69 @@ TEST(Optimizer, HalvesWithAMasterLoseNoSmallSteps) {
   expect_no_small_step_lost(DType::kBfloat16, float_to_bfloat16, 0x1p-10f);
 }
 
+TEST(Optimizer, WithItsOwnValuesIsTheSame) {
+  for (const OptimizerSpec& spec : all_specs()) {
+    const auto optimizer = Optimizer::make(spec);
+    EXPECT_LE(optimizer->values().size(), kMostFields);
+    const auto same = optimizer->with(optimizer->values());
+    EXPECT_EQ(train<double>(*optimizer, DType::kFloat64, 9, 9), train<double>(*same, DType::kFloat64, 9, 9))
+        << spec.name;
+  }
+}
+
+TEST(Optimizer, WithOtherValuesUpdatesAsOneThatWasMadeSo) {
+  const OptimizerSpec before{"torch_adam", {{"beta1", 0.9}, {"beta2", 0.99}}};
+  const OptimizerSpec after{"torch_adam", {{"beta1", 0.8}, {"beta2", 0.99}, {"maximize", 1}}};
+  const auto live = Optimizer::make(before)->with(Optimizer::make(after)->values());
+  const auto expected = train<float>(*Optimizer::make(after), DType::kFloat32, 9, 9);
+  EXPECT_EQ(train<float>(*live, DType::kFloat32, 9, 9), expected);
+  EXPECT_NE(train<float>(*Optimizer::make(before), DType::kFloat32, 9, 9), expected);
+}
+
+// As in PyTorch, where such a state stays as it is until the flag is set again.
+TEST(Optimizer, WithoutAStateThatItHadLeavesThatAloneAndFindsTheOthers) {
+  const Numbers all{{"momentum", 0.5}, {"centered", 1}, {"alpha", 0.5}};
+  const auto optimizer = Optimizer::make({"torch_rmsprop", all});
+  float weight = 1, gradient = 2, square = 3, velocity = 4, mean = 1;
+  void* states[] = {&square, &velocity, &mean};
+  RoundScalars round;
+  round.lr = 0.5;
+  const auto centered =
+      optimizer->with(Optimizer::make({"torch_rmsprop", {{"centered", 1}, {"alpha", 0.5}}})->values());
+  centered->update(DType::kFloat32, &weight, nullptr, states, &gradient, 1, round);
+  EXPECT_EQ(square, 3.5f);
+  EXPECT_EQ(velocity, 4.0f);
+  EXPECT_EQ(mean, 1.5f);
+  const auto moving =
+      optimizer->with(Optimizer::make({"torch_rmsprop", {{"momentum", 0.5}, {"alpha", 0.5}}})->values());
+  moving->update(DType::kFloat32, &weight, nullptr, states, &gradient, 1, round);
+  EXPECT_EQ(square, 3.75f);
+  EXPECT_FLOAT_EQ(velocity, 2 + 2 / std::sqrt(3.75f));
+  EXPECT_EQ(mean, 1.5f);
+}
+
+TEST(Optimizer, CannotHaveValuesThatNeedAnotherStateOrAreNone) {
+  const auto refusal = [](const OptimizerSpec& before, const FieldValues& values) -> std::string {
+    try {
+      Optimizer::make(before)->with(values);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      return error.what();
+    }
+    return "";
+  };
+  const auto values = [](const OptimizerSpec& spec) { return Optimizer::make(spec)->values(); };
+  EXPECT_EQ(refusal({"torch_adam", {}}, values({"torch_adam", {{"amsgrad", 1}}})),
+            "optimizer torch_adam: it began without max_exp_avg_sq, and amsgrad 1 would need that: give it such values "
+            "before its first update");
+  EXPECT_NE(refusal({"torch_sgd", {}}, values({"torch_sgd", {{"momentum", 0.5}}})).find("momentum 0.5"),
+            std::string::npos);
+  EXPECT_EQ(refusal({"lion", {}}, {0.9}), "optimizer lion: 1 values for its 3 fields");
+  EXPECT_EQ(refusal({"lion", {}}, {0.9, 2, 0}),
+            "optimizer lion: beta2 is 2; it must be a number of at least 0 and below 1");
+  EXPECT_NE(refusal({"lion", {}}, {0.9, 0.5, 1}).find("multi_precision cannot change"), std::string::npos);
+}
+
 TEST(Optimizer, IntegerWeightsAreRefused) {
   const auto optimizer = Optimizer::make({"sgd", {}});
   int32_t weight = 1, gradient = 1;

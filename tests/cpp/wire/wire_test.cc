@@ -23,7 +23,7 @@ TEST(Wire, TheBytesOfAHeaderArePinned) {
   header.contributors = 260;
   header.scalars = {1.0, 0.5, 0.25, 3.0, 0.75};
   const std::vector<uint8_t> expected = {
-      0x50, 0x33, 0x64, 0x57, 0x04, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, encoding
+      0x50, 0x33, 0x64, 0x57, 0x05, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, encoding
       0x04, 0x03, 0x02, 0x01, 0x0d, 0x0c, 0x0b, 0x0a,  // key, slice
       0xa1, 0x01, 0,    0,    0,    0,    0,    0,     // round
       0xfe, 0xff, 0xff, 0xff, 0x40, 0x0d, 0x03, 0x00,  // priority, payload bytes
@@ -40,7 +40,7 @@ TEST(Wire, TheBytesOfAHeaderArePinned) {
 }
 
 TEST(Wire, AHeaderOfEachKindIsWellFormed) {
-  for (uint8_t kind = 1; kind <= 13; ++kind) {
+  for (uint8_t kind = 1; kind <= 15; ++kind) {
     Header header;
     header.kind = static_cast<FrameKind>(kind);
     EXPECT_EQ(malformed(header, false), "") << int(kind);
@@ -57,7 +57,7 @@ TEST(Wire, EachForbiddenFieldIsNamed) {
   EXPECT_NE(reason([](Header& h) { h.magic = 0; }).find("magic"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.version = 9; }).find("version 9"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(0); }).find("kind 0"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(15); }).find("kind 15"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(16); }).find("kind 16"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.of_machine = 2; }).find("reserved"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.contributors = 1; }).find("counts workers"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.of_machine = 1; }).find("sum of 0 workers"), std::string::npos);
@@ -81,6 +81,16 @@ TEST(Wire, EachForbiddenFieldIsNamed) {
   EXPECT_NE(reason(huge(FrameKind::kFail)).find("1073741824"), std::string::npos);
   EXPECT_NE(reason(huge(FrameKind::kPing)).find("1073741824"), std::string::npos);
   EXPECT_NE(reason(huge(FrameKind::kBye)).find("1073741824"), std::string::npos);
+  EXPECT_NE(reason(huge(FrameKind::kFields)).find("1073741824"), std::string::npos);
+  const auto fields = [](uint32_t bytes) {
+    return [bytes](Header& h) {
+      h.kind = FrameKind::kFields;
+      h.payload_bytes = bytes;
+    };
+  };
+  EXPECT_EQ(reason(fields(kMostFields * 8)), "");
+  EXPECT_EQ(reason(fields(kMostFields * 8 + 8)), "numbers of an optimizer in 136 bytes");
+  EXPECT_EQ(reason(fields(12)), "numbers of an optimizer in 12 bytes");
 }
 
 TEST(Wire, EveryKindThatCarriesASliceMayBeAbsentWithoutAnyPayload) {
@@ -97,7 +107,7 @@ TEST(Wire, EveryKindThatCarriesASliceMayBeAbsentWithoutAnyPayload) {
     header.encoding = static_cast<uint8_t>(Encoding::kTwoBit);
     EXPECT_EQ(malformed(header, false), "");
   }
-  for (K kind : {K::kPing, K::kFail, K::kBye}) EXPECT_FALSE(carries_slice(kind));
+  for (K kind : {K::kPing, K::kFail, K::kBye, K::kFields}) EXPECT_FALSE(carries_slice(kind));
 }
 
 }  // namespace

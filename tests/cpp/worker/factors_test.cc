@@ -86,12 +86,12 @@ class FactorsJob {
   }
 
   // One round, in which those take part whose factors are not empty.
-  std::string round(const std::vector<std::vector<float>>& factors, const RoundScalars& scalars) {
+  std::string round(const std::vector<std::vector<float>>& factors, const RoundSettings& settings) {
     for (size_t rank = 0; rank < workers.size(); ++rank)
       if (factors[rank].empty())
         workers[rank]->skip(key, weights[rank].data(), 0, pending.done());
       else
-        workers[rank]->push(key, factors[rank].data(), weights[rank].data(), 0, scalars, pending.done());
+        workers[rank]->push(key, factors[rank].data(), weights[rank].data(), 0, settings, pending.done());
     return pending.wait_for(workers.size());
   }
 
@@ -190,6 +190,27 @@ void expect_that_who_skips_follows(const std::vector<int>& machines) {
 TEST(Factors, WhoSkipsFollowsTheOthersAndIsToldWhenAllDo) {
   for (const std::vector<int>& machines : {std::vector<int>{0, 1, 2}, {0, 0, 1}, {0, 1, 1}, {0, 0, 0}})
     expect_that_who_skips_follows(machines);
+}
+
+// Who skips a round has none of its own, and must update by those of the others, to have the same bits.
+TEST(Factors, OtherFieldsOfTheOptimizerReachWhoSkips) {
+  const OptimizerSpec sgd{"torch_sgd", {{"momentum", 0.5}}};
+  for (const std::vector<int>& machines : {std::vector<int>{0, 1, 2}, {0, 0, 1}, {0, 1, 1}, {0, 0, 0}}) {
+    FactorsJob job(machines, 2, Reduction::kSum, &sgd);
+    std::vector<float> expected = FactorsJob::first_weight(), velocity(kShape.elements());
+    const std::vector<std::vector<float>> factors = {{}, whole_numbers(3), {}};
+    const std::vector<float> gradient = gradient_of(factors);
+    for (const double momentum : {0.5, 0.25, 0.75, 0.5}) {
+      RoundSettings settings = with_rate(1);
+      if (momentum != 0.5) settings.fields = std::make_shared<const FieldValues>(FieldValues{momentum, 0, 0, 0, 0});
+      ASSERT_EQ(job.round(factors, settings), "");
+      for (size_t i = 0; i < expected.size(); ++i) {
+        velocity[i] = static_cast<float>(momentum) * velocity[i] + gradient[i];
+        expected[i] -= velocity[i];
+      }
+      for (const auto& weight : job.weights) ASSERT_EQ(weight, expected);
+    }
+  }
 }
 
 TEST(Factors, OtherNumbersOfARoundFailTheJobByName) {

@@ -114,7 +114,7 @@ TEST(LocalAggregation, AveragesOverThoseWhoTakePartAndCompletesWhenAllSkip) {
     ASSERT_EQ(job.init(key, zeros, landings), "");
     job.workers[0]->skip(key, landings[0].data(), 0, job.pending.done());  // the leader has no gradient, nor scalars
     for (size_t i : {size_t{1}, size_t{2}})
-      job.workers[i]->push(key, six.data(), landings[i].data(), 0, {0.5}, job.pending.done());
+      job.workers[i]->push(key, six.data(), landings[i].data(), 0, RoundScalars{0.5}, job.pending.done());
     ASSERT_EQ(job.pending.wait_for(3), "");
     for (const auto& one : landings) EXPECT_EQ(one, six);
     for (size_t i = 0; i < 3; ++i) {
@@ -130,14 +130,42 @@ TEST(LocalAggregation, AveragesOverThoseWhoTakePartAndCompletesWhenAllSkip) {
   }
 }
 
+// A value of a rule's field that differs from the announced one comes through leaders, and must be the same on all.
+TEST(LocalAggregation, OtherFieldsOfTheOptimizerReachTheServerAndMustBeTheSame) {
+  const auto momentum = [](double value) {
+    return RoundSettings({1}, std::make_shared<const FieldValues>(FieldValues{value, 0, 0, 0, 0}));
+  };
+  for (const std::vector<int>& machines : {std::vector<int>{0, 0, 1}, {0, 1, 1}, {0, 0, 0}}) {
+    Job job(machines, true);
+    job.server->set_optimizer(0, {"torch_sgd", {{"momentum", 0.5}}});
+    const int key = job.declare(10);
+    std::vector<float> zeros(10), ones(10, 1);
+    std::vector<std::vector<float>> landings(3, zeros);
+    ASSERT_EQ(job.init(key, zeros, landings), "");
+    const auto round = [&](const std::vector<float>& gradient, const std::vector<RoundSettings>& settings) {
+      for (size_t i = 0; i < 3; ++i)
+        job.workers[i]->push(key, gradient.data(), landings[i].data(), 0, settings[i], job.pending.done());
+      return job.pending.wait_for(3);
+    };
+    ASSERT_EQ(round(ones, std::vector<RoundSettings>(3, RoundScalars{1})), "");
+    ASSERT_EQ(round(zeros, std::vector<RoundSettings>(3, momentum(0.25))), "");
+    for (const auto& one : landings) EXPECT_EQ(one, std::vector<float>(10, -3.75f));
+    ASSERT_EQ(round(zeros, std::vector<RoundSettings>(3, RoundScalars{1})), "");
+    for (const auto& one : landings) EXPECT_EQ(one, std::vector<float>(10, -4.125f));
+    const std::string text = round(zeros, {momentum(0.25), momentum(0.25), momentum(0.125)});
+    EXPECT_NE(text.find(" disagree in round 4 of key 'key0'"), std::string::npos) << text;
+    EXPECT_NE(text.find(" 0.125)"), std::string::npos) << text;
+  }
+}
+
 TEST(LocalAggregation, NeighboursThatDisagreeAreNamed) {
   Job job({0, 0}, true);
   const int key = job.declare(10);
   std::vector<float> zeros(10);
   std::vector<std::vector<float>> landings(2, zeros);
   ASSERT_EQ(job.init(key, zeros, landings), "");
-  job.workers[0]->push(key, zeros.data(), landings[0].data(), 0, {0.5}, job.pending.done());
-  job.workers[1]->push(key, zeros.data(), landings[1].data(), 0, {0.25}, job.pending.done());
+  job.workers[0]->push(key, zeros.data(), landings[0].data(), 0, RoundScalars{0.5}, job.pending.done());
+  job.workers[1]->push(key, zeros.data(), landings[1].data(), 0, RoundScalars{0.25}, job.pending.done());
   const std::string text = job.pending.wait_for(2);
   EXPECT_NE(text.find("worker 0 (here) (lr 0.5"), std::string::npos) << text;
   EXPECT_NE(text.find("worker 1 (here) (lr 0.25"), std::string::npos) << text;
@@ -218,7 +246,7 @@ struct Leader {
 
 TEST(MachinesPush, CarriesTheSumTheCountAndTheLeadersPriority) {
   Leader job;
-  job.worker.push(job.key, job.ones.data(), job.landing.data(), -7, {0.5}, job.pending.done());
+  job.worker.push(job.key, job.ones.data(), job.landing.data(), -7, RoundScalars{0.5}, job.pending.done());
   Header theirs = Leader::push();
   theirs.priority = 9;
   theirs.scalars.lr = 0.5;

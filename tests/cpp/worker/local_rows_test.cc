@@ -54,8 +54,8 @@ struct RowsJob : Job {
     EXPECT_EQ(pending.wait_for(workers.size()), "");
   }
 
-  void push(size_t worker, const Rows<T>& rows, bool lands = true, const RoundScalars& scalars = {}) {
-    workers[worker]->push_rows(key, rows.view(), lands ? landings[worker].data() : nullptr, 0, scalars,
+  void push(size_t worker, const Rows<T>& rows, bool lands = true, const RoundSettings& settings = {}) {
+    workers[worker]->push_rows(key, rows.view(), lands ? landings[worker].data() : nullptr, 0, settings,
                                [done = pending.done()](const Error* error, const RowsView&) { done(error, true); });
   }
 
@@ -221,7 +221,7 @@ TEST(LocalRows, AreAveragedOverThoseWhoTakePartAndAbsentIfAllSkip) {
                                 });
     };
     skip(0, true);  // the leader has no gradient, nor scalars
-    for (size_t i : {size_t{1}, size_t{2}}) job.push(i, six, true, {0.5});
+    for (size_t i : {size_t{1}, size_t{2}}) job.push(i, six, true, RoundScalars{0.5});
     ASSERT_EQ(job.pending.wait_for(3), "");
     for (const auto& landing : job.landings) EXPECT_EQ(landing[7 * kRow], 6);
     for (size_t i = 0; i < 3; ++i) skip(i, false);
@@ -233,8 +233,8 @@ TEST(LocalRows, AreAveragedOverThoseWhoTakePartAndAbsentIfAllSkip) {
 TEST(LocalRows, OfNeighboursThatDisagreeNameThem) {
   RowsJob<float> job({0, 0}, true);
   job.start();
-  job.push(0, {}, true, {0.5});
-  job.push(1, {}, true, {0.25});
+  job.push(0, {}, true, RoundScalars{0.5});
+  job.push(1, {}, true, RoundScalars{0.25});
   const std::string text = job.pending.wait_for(2);
   EXPECT_NE(text.find("worker 0 (here) (lr 0.5"), std::string::npos) << text;
   EXPECT_NE(text.find("worker 1 (here) (lr 0.25"), std::string::npos) << text;

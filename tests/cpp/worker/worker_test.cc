@@ -74,7 +74,7 @@ TEST(Worker, EachSliceGoesToItsServer) {
   const int key = worker.declare("x", gradient.size(), DType::kFloat32);
   worker.agree(key, plan_of(0, gradient.size(), 2));
   Results results;
-  worker.push(key, gradient.data(), landing.data(), 0, {0.5, 0.25, 0.125}, results.expect(0));
+  worker.push(key, gradient.data(), landing.data(), 0, RoundScalars{0.5, 0.25, 0.125}, results.expect(0));
   for (uint32_t slice = 0; slice < 7; ++slice) {
     RawPeer& server = servers[(slice + 2) % 3];
     const Header header = server.must_receive();

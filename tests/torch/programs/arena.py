@@ -295,7 +295,10 @@ class Arena:
 
     def set(self, field, value):
         for optimizer in self.optimizers:
-            optimizer.param_groups[0][field] = value
+            group = optimizer.param_groups[0]
+            begins_momentum = field == "momentum" and "alpha" in group and not group[field]  # RMSprop cannot do that
+            if field in group and not begins_momentum:
+                group[field] = value
 
     def requires_grad(self, which, on):
         for number, tensor in enumerate(self.kept):

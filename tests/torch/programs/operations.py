@@ -60,7 +60,12 @@ _backward = _operation(
 _clip = _operation("clip", how=st.sampled_from(["norm", "value", "data"]), sync=_flag)
 _set = st.one_of(
     _operation("set", field=st.sampled_from(["lr", "weight_decay"]), value=st.sampled_from([0.0, 0.01, 0.2])),
-    _operation("set", field=st.just("momentum"), value=st.just(0.7)),
+    _operation("set", field=st.just("momentum"), value=st.sampled_from([0.0, 0.3, 0.7])),
+    _operation("set", field=st.just("dampening"), value=st.sampled_from([0.0, 0.3])),
+    _operation("set", field=st.just("betas"), value=st.sampled_from([[0.8, 0.9], [0.5, 0.99]])),
+    _operation("set", field=st.just("alpha"), value=st.sampled_from([0.5, 0.9])),
+    _operation("set", field=st.just("eps"), value=st.sampled_from([1e-4, 1e-2])),
+    _operation("set", field=st.sampled_from(["maximize", "nesterov"]), value=st.booleans()),
 )
 _rest = st.one_of(
     _operation("forward", ways=_pair, seed=_seed), _operation("backward_of_forward"),

@@ -50,18 +50,20 @@ const char* StalePartition::update(const Optimizer* optimizer, Task& task) {
   if (is_before_value(task.worker)) return nullptr;
   if (task.header.scalars.updates == kNoUpdate) return rows.empty() ? nullptr : "of rows, though it has no gradient";
   if (const char* missing = Unanswered::problem_with_gradient(optimizer)) return missing;
+  if (!rows.empty()) make_state(*optimizer);
+  const auto now = optimizer_as_of(task.fields);
   if (!std::exchange(its.is_counted, true))  // all frames of a push are one update
-    its.scalars = next_update(*optimizer, task.header.scalars);
+    its.scalars = next_update(*now, task.header.scalars);
   const RoundScalars& scalars = its.scalars;
   if (sum_dtype_ == dtype_) {
-    update_rows(*optimizer, rows, scalars, row_bytes_, [&](size_t i) { return received_.row(i); });
+    update_rows(*now, rows, scalars, row_bytes_, [&](size_t i) { return received_.row(i); });
     return nullptr;
   }
   const size_t wide_bytes = key.plan.row_elements * size_of(sum_dtype_);
   const PooledBuffer wide(host_.transient, BufferPool::roomy(rows.size() * wide_bytes));
   const auto wide_row = [&](size_t i) { return static_cast<char*>(wide.data()) + i * wide_bytes; };
   for (size_t i = 0; i < rows.size(); ++i) start_sum(dtype_, wide_row(i), received_.row(i), key.plan.row_elements);
-  update_rows(*optimizer, rows, scalars, wide_bytes, wide_row);
+  update_rows(*now, rows, scalars, wide_bytes, wide_row);
   return nullptr;
 }
 

@@ -27,10 +27,11 @@ void StaleSlice::push(Task& task, Reply& reply) {
 
 void StaleSlice::update(const Optimizer& optimizer, Task& task) {
   make_state(optimizer);
-  const RoundScalars scalars = next_update(optimizer, task.header.scalars);
+  const auto now = optimizer_as_of(task.fields);
+  const RoundScalars scalars = next_update(*now, task.header.scalars);
   gradient_.add(0, std::move(task.payload), key.plan.codec);
   const PooledBuffer gradient = gradient_.take();
-  optimizer.update(dtype_, value_, master_, state_.data(), gradient.data(), elements_, scalars);
+  now->update(dtype_, value_, master_, state_.data(), gradient.data(), elements_, scalars);
 }
 
 void StaleSlice::answer_waiting(bool nobody_goes_on, Reply& reply) {

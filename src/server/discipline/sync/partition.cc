@@ -24,7 +24,7 @@ void ServerPartition::push(Task& task, Reply& reply) {
   wants_rows_[static_cast<size_t>(task.worker)] = task.header.part == 1;
   if (task.worker == 0) priority_ = task.header.priority;
   if (task.payload) {
-    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
+    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars, task.fields);
     reply.problem = add(task, sum, place);
     if (reply.problem != nullptr || reply.contradicts >= 0) return;
   } else {
@@ -93,9 +93,11 @@ void ServerPartition::finish(Reply& reply) {
     else
       round_.numbers.scalars.rescale /= key.divisor(round_.present);
   }
-  if (its != nullptr)
-    update_rows(*its, touched, round_.numbers.scalars, sum.row_bytes(),
+  if (its != nullptr && !touched.empty()) {
+    make_state(*its);
+    update_rows(*optimizer_as_of(round_.numbers.fields), touched, round_.numbers.scalars, sum.row_bytes(),
                 [&](size_t i) { return sum.sum_of(touched[i]); });
+  }
 
   const bool is_skipped = round_.present == 0 && !round_.is_filled;
   Header round = header_of(FrameKind::kRows, is_skipped ? Encoding::kAbsent : Encoding::kPlain, published, priority_);

@@ -42,7 +42,7 @@ void ServerSlice::push(Task& task, Reply& reply) {
     if (reply.problem != nullptr) return;
   }
   if (task.payload || (key.plan.is_gathered() && goes_on(task.header)))
-    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars);
+    reply.contradicts = round_.numbers.note(task.worker, task.header.scalars, task.fields);
   if (reply.contradicts >= 0) return;
   add(task);
   reply.is_summed = true;
@@ -89,7 +89,7 @@ void ServerSlice::update() {
     host_.refuse_call("key '" + key.name +
                       "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
                       "first push.");
-  published_scalars_ = round_.numbers.scalars;
+  published_settings_ = round_.numbers.settings();
   void* sum = total_.take().release();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
   if (sum != nullptr && key.plan.takes_steps()) {
@@ -102,7 +102,8 @@ void ServerSlice::update() {
     make_state(*its);
     if (key.plan.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present);
     value_encoding_ = Encoding::kPlain;
-    its->update(dtype_, value_, master_, state_.data(), sum, elements_, round_.numbers.scalars);
+    const auto now = optimizer_as_of(round_.numbers.fields);
+    now->update(dtype_, value_, master_, state_.data(), sum, elements_, round_.numbers.scalars);
   }
   if (sum != nullptr) host_.transient.give_back(sum, sum_bytes_);
   round_ = {};
@@ -123,7 +124,7 @@ void ServerSlice::publish_sum(void*& sum) {
 // By what is sent, so that the workers get the same bits.
 void ServerSlice::take_step(const float* sum) {
   auto* const value = static_cast<float*>(value_);
-  decay_weight(decay_of(published_scalars_), value, elements_);
+  decay_weight(decay_of(published_settings_.scalars), value, elements_);
   const size_t count = count_nonzero(sum, elements_);
   if (!is_worth_top_k(count, elements_)) return subtract_nonzero(value, sum, elements_);
   step_ = PooledBuffer(host_.transient, BufferPool::roomy(top_k_bytes(count, elements_)));
@@ -135,8 +136,8 @@ Frame ServerSlice::step_frame() {
   Frame frame;
   frame.header = header_of(FrameKind::kValue, Encoding::kTopK, published, priority_);
   frame.header.payload_bytes = static_cast<uint32_t>(top_k_bytes(top_k_count(step_.data()), elements_));
-  frame.header.scalars.lr = published_scalars_.lr;
-  frame.header.scalars.wd = published_scalars_.wd;
+  frame.header.scalars.lr = published_settings_.scalars.lr;
+  frame.header.scalars.wd = published_settings_.scalars.wd;
   frame.payload = step_.data();
   frame.context = static_cast<Lender*>(this);
   return frame;
@@ -146,7 +147,11 @@ Frame ServerSlice::value_frame(Encoding encoding) {
   Frame frame;
   frame.header = header_of(FrameKind::kValue, encoding, published, priority_);
   frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
-  if (key.plan.is_gathered()) frame.header.scalars = published_scalars_;
+  if (key.plan.is_gathered()) {
+    frame.header.scalars = published_settings_.scalars;
+    frame.goes_by_fields = true;
+    frame.fields = published_settings_.fields;
+  }
   frame.payload = lent(value_encoding_ == Encoding::kPlain ? value_ : wire_value_.data());  // of kAbsent none is sent
   frame.context = static_cast<Lender*>(this);
   return frame;

@@ -57,7 +57,7 @@ class ServerSlice final : public DenseShard, public Lender {
   PooledBuffer wire_value_;  // the sum as float16
   Encoding value_encoding_ = Encoding::kPlain;
   PooledBuffer step_;                   // the last one as kTopK; none: the value is sent
-  RoundScalars published_scalars_{};    // of the last round
+  RoundSettings published_settings_{};  // of the last round
   bool has_new_value_ = true;           // of the last round: not all have skipped it
   std::vector<PooledBuffer> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;   // their successors, of which no send has borrowed anything yet

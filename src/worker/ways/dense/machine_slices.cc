@@ -19,10 +19,11 @@ const char* MachineSlices::problem_with_payload(int, const Header& push) const {
   return push.payload_bytes == expected ? nullptr : "of another size than agreed";
 }
 
-MachineSum::Outcome MachineSlices::add(int place, const Header& push, PooledBuffer payload) {
+MachineSum::Outcome MachineSlices::add(int place, const Frame& frame, PooledBuffer payload) {
+  const Header& push = frame.header;
   RankSum& sum = sums_[push.slice];
   Outcome outcome;
-  outcome.contradicts = note(place, push, static_cast<bool>(payload));
+  outcome.contradicts = note(place, frame, static_cast<bool>(payload));
   sum.add(place, std::move(payload));
   if (outcome.contradicts >= 0 || !sum.complete()) return outcome;
   const Header header = take_header(push.slice);

@@ -13,7 +13,7 @@ class MachineSlices final : public MachineSum {
   MachineSlices(const Machine& machine, const KeyPlan& plan, uint64_t next_round);
 
   size_t room_bytes(const Header& push) const override { return push.payload_bytes; }
-  Outcome add(int place, const Header& push, PooledBuffer payload) override;
+  Outcome add(int place, const Frame& frame, PooledBuffer payload) override;
   // From where it has landed; the leader has it already.
   Passed pass_on(const Header& header, const void* value, Lender& landing) override;
   int frames_from_landing() const override { return workers() - 1; }

@@ -15,8 +15,9 @@ FactoredUpdate::FactoredUpdate(const FactorShape& shape, int workers)
 
 std::vector<void*> FactoredUpdate::make_state() {
   std::vector<void*> arrays;
-  arrays.reserve(static_cast<size_t>(optimizer_->state_count()));
-  for (int i = 0; i < optimizer_->state_count(); ++i) arrays.push_back(state_.emplace_back(shape_.elements()).data());
+  const int count = optimizer_->announced().state_count();
+  arrays.reserve(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) arrays.push_back(state_.emplace_back(shape_.elements()).data());
   return arrays;
 }
 
@@ -25,7 +26,8 @@ float* FactoredUpdate::state(uint8_t part) {
   return state_[part - 1u].data();
 }
 
-bool FactoredUpdate::update(float* weight, int rank, const float* own, RoundScalars round, Reduction reduction) {
+bool FactoredUpdate::update(float* weight, int rank, const float* own, const RoundSettings& settings,
+                            Reduction reduction) {
   std::vector<const float*> parts;
   for (size_t worker = 0; worker < present_.size(); ++worker) {
     const bool is_own = worker == static_cast<size_t>(rank);
@@ -36,22 +38,24 @@ bool FactoredUpdate::update(float* weight, int rank, const float* own, RoundScal
   if (parts.empty()) return false;
   const bool divides = reduction != Reduction::kSum;
   const int divisor = static_cast<int>(reduction == Reduction::kMean ? present_.size() : parts.size());
-  if (optimizer_ != nullptr && state_.empty())
-    optimizer_->start_state(DType::kFloat32, weight, make_state().data(), shape_.elements());
+  if (optimizer_ && state_.empty())
+    optimizer_->announced().start_state(DType::kFloat32, weight, make_state().data(), shape_.elements());
+  RoundScalars round = settings.scalars;
   if (divides) round.rescale /= divisor;
+  const auto optimizer = optimizer_ ? optimizer_->as_of(settings.fields) : nullptr;
   block_.resize(FactorSum::kBlock * shape_.inputs);
   std::vector<void*> state(state_.size());
   for (size_t first = 0; first < shape_.outputs; first += FactorSum::kBlock) {
     const size_t rows = std::min<size_t>(FactorSum::kBlock, shape_.outputs - first);
     const size_t offset = first * shape_.inputs, elements = rows * shape_.inputs;
-    float* const sum = optimizer_ != nullptr ? block_.data() : weight + offset;
+    float* const sum = optimizer != nullptr ? block_.data() : weight + offset;
     sum_.rows(parts, first, rows, sum);
-    if (optimizer_ == nullptr) {
+    if (optimizer == nullptr) {
       if (divides) divide_sum(DType::kFloat32, sum, divisor, elements);
       continue;
     }
     for (size_t i = 0; i < state.size(); ++i) state[i] = state_[i].data() + offset;
-    optimizer_->update(DType::kFloat32, weight + offset, nullptr, state.data(), sum, elements, round);
+    optimizer->update(DType::kFloat32, weight + offset, nullptr, state.data(), sum, elements, round);
   }
   return true;
 }

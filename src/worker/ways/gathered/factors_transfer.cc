@@ -8,7 +8,7 @@ namespace p3 {
 // without content go first: behind this worker's own slices they would hold up the others'.
 std::vector<Frame> FactorsTransfer::begin(const KeyPlan& plan, Header header) {
   if (part_ != 0) return {};
-  scalars_ = header.scalars;
+  settings_.scalars = header.scalars;
   Frame absent;
   absent.header = header_of(header, Encoding::kAbsent);
   absent.header.part = kind == Kind::kPush;
@@ -53,7 +53,7 @@ const char* FactorsTransfer::land(const Header& header, const void*, bool& is_la
   is_last = true;
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
   way_.update.note(worker_of(*key_.plan, header.slice));
-  if (kind == Kind::kSkip) scalars_ = header.scalars;
+  if (kind == Kind::kSkip) settings_.scalars = header.scalars;
   return nullptr;
 }
 
@@ -63,7 +63,7 @@ void FactorsTransfer::finish() {
 }
 
 void FactorsTransfer::compute() {
-  is_updated_ = way_.update.update(weight_, way_.rank(), factors_, scalars_, key_.plan->reduction);
+  is_updated_ = way_.update.update(weight_, way_.rank(), factors_, settings_, key_.plan->reduction);
 }
 
 }  // namespace p3

@@ -21,6 +21,7 @@ class FactorsTransfer final : public Transfer {
         weight_(static_cast<float*>(weight)) {}
 
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
+  void goes_by(const SharedFields& fields) override { settings_.fields = fields; }
   bool leaves_whole() const override { return true; }  // its slices are few
   const char* problem_with(const Header& header) const override;
   void* place_of(const Header& header) override;
@@ -33,7 +34,7 @@ class FactorsTransfer final : public Transfer {
   GatheredWay& way_;
   const float* const factors_;
   float* const weight_;
-  RoundScalars scalars_{};  // of the round
+  RoundSettings settings_{};  // of the round
 };
 
 }  // namespace p3

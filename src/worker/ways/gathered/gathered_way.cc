@@ -65,12 +65,11 @@ int Worker::declare_factors(std::string name, const FactorShape& shape, int work
 }
 
 void Worker::set_optimizer(int key, const OptimizerSpec& spec) {
-  auto optimizer = Optimizer::make(spec);
   auto& way = impl_->way_of<GatheredWay>(key, "is no key of factors; declare it as such");
   MutexLock lock(impl_->mutex_);
   if (way.update.has_optimizer() || way.key.round > 0)
     impl_->refuse_call("key '" + way.key.name + "' has an optimizer already, or was pushed without; set it before");
-  way.update.set_optimizer(std::move(optimizer));
+  way.update.set_optimizer(spec);
 }
 
 }  // namespace p3

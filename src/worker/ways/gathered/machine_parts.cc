@@ -28,10 +28,11 @@ const char* MachineParts::problem_with_payload(int place, const Header& push) co
 }
 
 // The leader has begun the round once all are in, so nothing is computed any more from where the part goes to.
-MachineSum::Outcome MachineParts::add(int place, const Header& push, PooledBuffer payload) {
+MachineSum::Outcome MachineParts::add(int place, const Frame& frame, PooledBuffer payload) {
+  const Header& push = frame.header;
   Shard& shard = shards_[push.slice];
   Outcome outcome;
-  outcome.contradicts = note(place, push, static_cast<bool>(payload) || goes_on(push));
+  outcome.contradicts = note(place, frame, static_cast<bool>(payload) || goes_on(push));
   if (payload) shard.part = std::move(payload);
   if (outcome.contradicts >= 0 || --shard.missing > 0) return outcome;
   shard.missing = workers();

@@ -16,9 +16,10 @@ class MachineParts final : public MachineSum {
   MachineParts(const Machine& machine, const KeyPlan& plan, uint64_t next_round, FactoredUpdate& factored);
 
   size_t room_bytes(const Header& push) const override { return push.payload_bytes; }
-  Outcome add(int place, const Header& push, PooledBuffer payload) override;
+  Outcome add(int place, const Frame& frame, PooledBuffer payload) override;
   // From where the part lies on the leader, to all but its worker.
   Passed pass_on(const Header& header, const void* part, Lender& landing) override;
+  bool hands_on_fields() const override { return true; }
   int frames_from_landing() const override { return workers() - 1; }
 
  private:

@@ -24,29 +24,30 @@ const char* MachineRows::problem_with_payload(int, const Header& push) const {
   return fits ? nullptr : "of another size than agreed";
 }
 
-MachineSum::Outcome MachineRows::add(int place, const Header& push, PooledBuffer payload) {
+MachineSum::Outcome MachineRows::add(int place, const Frame& frame, PooledBuffer payload) {
+  const Header& push = frame.header;
   Partition& partition = partitions_[push.slice];
   RankRowSum& sum = partition.sum;
   const bool has_gradient = static_cast<bool>(payload);
   Outcome outcome;
   if (has_gradient) {
-    RankRowSum::Frame frame;
-    outcome.problem = sum.read(place, std::move(payload), push.payload_bytes, frame);
+    RankRowSum::Frame rows;
+    outcome.problem = sum.read(place, std::move(payload), push.payload_bytes, rows);
     if (place == 0) {
-      partition.as_blocks = frame.rows.header.coding == IdCoding::kBitmap;
-      partition.next_plan = frame.rows.header.next_plan;
-    } else if (outcome.problem == nullptr && frame.rows.header.next_plan != 0) {
+      partition.as_blocks = rows.rows.header.coding == IdCoding::kBitmap;
+      partition.next_plan = rows.rows.header.next_plan;
+    } else if (outcome.problem == nullptr && rows.rows.header.next_plan != 0) {
       outcome.problem = "naming another plan, which only worker 0 may do";
     }
     if (outcome.problem != nullptr) return outcome;
-    sum.add(place, std::move(frame));
+    sum.add(place, std::move(rows));
     if (!sum.has_all_of(place)) return outcome;
   } else {
     sum.add_nothing(place);
   }
   partition.wants[static_cast<size_t>(place)] = push.part == 1;
   partition.pushed_rows += sum.rows_of(place);
-  outcome.contradicts = note(place, push, has_gradient);
+  outcome.contradicts = note(place, frame, has_gradient);
   if (outcome.contradicts < 0 && sum.complete()) outcome.push = take(push.slice);
   return outcome;
 }

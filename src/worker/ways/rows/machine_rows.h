@@ -17,7 +17,7 @@ class MachineRows final : public MachineSum {
   MachineRows(const Machine& machine, const KeyPlan& plan, uint64_t next_round);
 
   // Frame by frame. The machine's frames are blocks if the leader's own were.
-  Outcome add(int place, const Header& push, PooledBuffer payload) override;
+  Outcome add(int place, const Frame& frame, PooledBuffer payload) override;
 
   size_t room_bytes(const Header& push) const override { return BufferPool::roomy(push.payload_bytes); }
   // As copies, because the leader's own may be somewhere else by the time they leave; to those who want rows. The others

@@ -128,8 +128,8 @@ int Worker::declare_rows(std::string name, uint64_t rows, uint64_t row_elements,
 
 size_t Worker::row_bytes(int key, uint8_t part) const { return impl_->way_of<RowsWay>(key, kNoRows).row_bytes(part); }
 
-void Worker::push_rows(int key, const RowsView& gradient, void* landing, int32_t priority, const RoundScalars& scalars,
-                       RowsDone done) {
+void Worker::push_rows(int key, const RowsView& gradient, void* landing, int32_t priority,
+                       const RoundSettings& settings, RowsDone done) {
   auto& way = impl_->way_of<RowsWay>(key, kNoRows);
   way.check_ids(gradient.ids, gradient.count);
   RowsView rows = gradient;
@@ -142,7 +142,9 @@ void Worker::push_rows(int key, const RowsView& gradient, void* landing, int32_t
   auto told = [transfer, done = std::move(done)](const Error* error, bool) {
     done(error, {transfer->changed().data(), transfer->changed().size(), nullptr});
   };
-  impl_->submit(way.key, {{transfer, std::move(told), priority, scalars}});
+  Operation operation{transfer, std::move(told), priority, settings.scalars};
+  operation.fields = settings.fields;
+  impl_->submit(way.key, {std::move(operation)});
 }
 
 void Worker::fetch_rows(int key, uint8_t part, const int64_t* ids, uint64_t count, void* landing, int32_t priority,
