@@ -88,7 +88,7 @@ cdef extern from "p3/rows.h" namespace "p3" nogil:
         const void* values
 
 
-cdef extern from "numeric/dgc.h" namespace "p3" nogil:
+cdef extern from "codec/dgc.h" namespace "p3" nogil:
     size_t kRoundFloats
 
 

@@ -28,7 +28,7 @@ cdef dict _FORMATS = dict(zip(DTYPES.values(), (b"f", b"d", b"e", b"B", b"i", b"
 NO_SCALARS = (0.0, 0.0, 1.0, 0.0, 1.0)  # of a round where the servers only sum
 MASTER = 255  # the part of a slice's state that is the float32 master of its float16 value
 HEADER_BYTES = sizeof(Header)  # of a frame
-ROUND_FLOATS = kRoundFloats  # behind the residual of a key that takes steps: how far its warm-up is (src/numeric/dgc.h)
+ROUND_FLOATS = kRoundFloats  # behind the residual of a key that takes steps: how far its warm-up is (src/codec/dgc.h)
 
 
 class P3Error(RuntimeError):

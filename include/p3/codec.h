@@ -62,7 +62,7 @@ class Codec {
   virtual size_t residuals() const { return 0; }
   // Whether a sum that the workers apply comes back in it, too. Values never do.
   virtual bool carries_sums() const { return false; }
-  // Whether workers send steps that the servers subtract, as numeric/dgc.h has them, which encodes them.
+  // Whether workers send steps that the servers subtract, as codec/dgc.h has them, which encodes them.
   virtual bool makes_steps() const { return false; }
   // How many neighbours RankSum adds up one after the other: what takes the bytes of about one sum.
   virtual size_t run() const { return 1; }

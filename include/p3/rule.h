@@ -54,7 +54,7 @@ class Fields {
 struct Hyperparameters {
   virtual ~Hyperparameters() = default;
 
-  // Whether it is SGD with momentum alone, whose steps the workers can make and the servers take (numeric/dgc.h).
+  // Whether it is SGD with momentum alone, whose steps the workers can make and the servers take (codec/dgc.h).
   virtual bool is_plain_sgd() const { return false; }
 
   // With staleness only the servers count the updates, so workers push plain numbers, and what depends on the count

@@ -50,7 +50,7 @@ cdef extern from "p3/codec.h" nogil:
     size_t c_payload_bytes "p3::codec_of(p3::Encoding::kTopK)->bytes_with"(size_t count, size_t elements) noexcept
 
 
-cdef extern from "numeric/dgc.h" namespace "p3" nogil:
+cdef extern from "codec/dgc.h" namespace "p3" nogil:
     cdef cppclass DgcStep:
         float momentum
         float rate

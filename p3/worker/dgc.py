@@ -1,6 +1,6 @@
 """Deep gradient compression as a worker's session sees it.
 
-Lin et al., ICLR 2018; the arithmetic is the core's (src/numeric/dgc.h). In a store with {"type": "dgc", ...} it is for
+Lin et al., ICLR 2018; the arithmetic is the core's (src/codec/dgc.h). In a store with {"type": "dgc", ...} it is for
 the float32 keys of at least two dimensions; the others stay as they are, and the servers' SGD updates them.
 """
 

@@ -1,4 +1,4 @@
-// Deep gradient compression (numeric/dgc.h, which encodes it): each worker applies the momentum itself, and sends the few
+// Deep gradient compression (codec/dgc.h, which encodes it): each worker applies the momentum itself, and sends the few
 // elements that have grown largest; what comes back is their sum, which it subtracts from the value. Servers with SGD
 // only. Keys of one dimension stay plain. Lin et al., ICLR 2018.
 #include "wire/top_k.h"
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "numeric/dgc.h"
+#include "codec/dgc.h"
 #include "p3/codec.h"
 #include "p3/error.h"
 

@@ -1,8 +1,8 @@
 // Compressed payloads of any content: decoding stays within both arrays, and gives what encoding meant.
 #include <cmath>
 
+#include "codec/dgc.h"
 #include "input.h"
-#include "numeric/dgc.h"
 #include "p3/codec.h"
 #include "wire/top_k.h"
 

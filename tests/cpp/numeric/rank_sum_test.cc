@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/half.h"
-#include "numeric/dgc.h"
+#include "codec/dgc.h"
 #include "numeric/sum.h"
 #include "wire/top_k.h"
 

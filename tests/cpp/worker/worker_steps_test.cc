@@ -1,7 +1,7 @@
 // Keys with deep gradient compression on their worker: what leaves, and what is made of what comes back.
 #include <cstring>
 
-#include "numeric/dgc.h"
+#include "codec/dgc.h"
 #include "wire/top_k.h"
 #include "worker/worker_job.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "numeric/dgc.h"
+#include "codec/dgc.h"
 #include "worker/capture_transfer.h"
 #include "worker/key.h"
 #include "worker/ways/dense/machine_slices.h"

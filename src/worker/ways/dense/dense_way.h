@@ -13,7 +13,7 @@
 
 namespace p3 {
 
-// What compression has left out so far. Of steps: u, then v (numeric/dgc.h).
+// What compression has left out so far. Of steps: u, then v (codec/dgc.h).
 struct Residual {
   // What is to be done to it before it is used again: see Worker::change_residual.
   struct Change {

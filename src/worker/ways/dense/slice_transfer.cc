@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/simd.h"
-#include "numeric/dgc.h"
+#include "codec/dgc.h"
 #include "p3/codec.h"
 #include "wire/top_k.h"
 

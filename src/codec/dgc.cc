@@ -1,4 +1,4 @@
-#include "numeric/dgc.h"
+#include "codec/dgc.h"
 
 #include <algorithm>
 #include <cmath>
