@@ -20,7 +20,12 @@ enum class Reduction : uint8_t {
   kSum,
   kAverage,  // over the workers that took part in the round
   kMean,     // over all workers of the job
+  kNorm,     // there are none: each server tells the norm of what it has summed of the store's other keys
 };
+
+// Of a key of norms, which has one slice on each server, of two float64: the sum of the squares of what that server has
+// summed in a round of the other keys of its store, and its largest absolute value.
+constexpr uint32_t kNormElements = 2;
 
 // Who applies the optimizer's rule. The numbers are those of p3/plan/key_plan.py.
 enum class Update : uint8_t {
@@ -57,7 +62,10 @@ struct KeyPlan {
   bool has_rows() const { return row_elements > 0; }
   bool is_gathered() const { return parts > 0; }
   bool takes_steps() const { return update == Update::kSteps; }
-  bool averages() const { return reduction != Reduction::kSum; }
+  bool averages() const { return reduction == Reduction::kAverage || reduction == Reduction::kMean; }
+  bool tells_norms() const { return reduction == Reduction::kNorm; }
+  // Whether what its servers sum is part of its store's norm, if that has one.
+  bool is_part_of_norm() const { return is_synchronous() && !is_gathered() && is_float(dtype) && !tells_norms(); }
   // Whether a key that was declared so, by its content, can have it.
   bool fits(const KeyPlan& declared) const {
     return elements == declared.elements && dtype == declared.dtype && row_elements == declared.row_elements &&

@@ -32,6 +32,7 @@ class RingStream : public Stream {
   RingStream(int socket, const Descriptors& descriptors, bool is_maker);
   ~RingStream() override;
 
+  bool is_local() const override { return true; }
   IoResult write(const iovec* parts, int count) override;
   IoResult read(const iovec* parts, int count) override;
   int read_fd() const override { return read_epoll_; }

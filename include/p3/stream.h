@@ -34,6 +34,9 @@ class Stream {
   virtual int write_fd() const = 0;
   virtual uint32_t write_event() const = 0;
 
+  // The other end is a process of this machine, which shares its link to others.
+  virtual bool is_local() const { return false; }
+
   // Before the first write: with the other streams of this process. Those that stay on the machine have no part in it.
   virtual void share_link(LinkRate*) {}
 

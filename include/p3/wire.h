@@ -32,6 +32,7 @@ enum class FrameKind : uint8_t {
   kCapture = 14,  // worker 0 to server: copy the value and all state for a snapshot; answered by kPart without payload
   // Of a connection.
   kFields = 15,  // either way: what pushes behind it go by: FieldValues of the optimizer; empty: those announced
+  kYield = 16,   // worker, to servers of its machine: part 1: pushes of `round` wait for the link; 0: none do
 };
 
 constexpr bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }

@@ -139,16 +139,18 @@ class Agreement:
             raise ProtocolError("%s announced the sparse key %r without rows" % (node, message["name"]))
         if len(shape) > _MAX_DIMENSIONS or math.prod([max(1, length) for length in shape]) >= 1 << 63:
             raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
-        kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered")}
+        kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered", "norm")}
         if kind["gathered"] and math.prod(shape) == 0:
             raise ProtocolError("%s announced the key of factors %r without elements" % (node, message["name"]))
+        if kind["norm"] and (tuple(shape), kind["dtype"]) != (key_plan.norm_shape(len(self._servers)), "float64"):
+            raise ProtocolError("%s announced the key of norms %r with another shape" % (node, message["name"]))
         value = {"shape": shape, **kind}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
         for option in message["defaults"]:
             self._claim_option(message["store"], option, node, {})
         if not decided:
             return []
-        elements, whole = math.prod(shape), self._slice_elements
+        elements, whole = math.prod(shape), key_plan.NORM_ELEMENTS if message["norm"] else self._slice_elements
         plan = KeyPlan(
             wire_key=self._wire_keys,
             dtype=message["dtype"],
@@ -170,7 +172,7 @@ class Agreement:
         """`announced`: by rank 0, which has settled the store's options."""
         leader = self._workers[0]
         options = {name: self._options.get((announced["store"], name), {}).get(leader) for name in planner.OPTIONS}
-        key = {field: announced[field] for field in ("shape", "dtype", "sparse", "staleness", "gathered")}
+        key = {field: announced[field] for field in ("shape", "dtype", "sparse", "staleness", "gathered", "norm")}
         return planner.axes(options=options, **key)
 
     def _define(self, identity: Identity, plan: KeyPlan, outcome: dict, predecessor: int) -> Sent:

@@ -168,6 +168,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         "sparse": _bool,  # a key of rows
         "staleness": _int,  # rounds that the fastest worker may be ahead of the slowest
         "gathered": _bool,  # a key of factors: its shape is that of one worker's
+        "norm": _bool,  # a key of norms, of which its shape is a row for each server
         "defaults": _list_of(_str),  # options of the store that this worker has not set, and from now on cannot set
     },
     "option": {"store": _int, "name": _str, "value": _flat},  # empty: an optimizer that this worker goes without

@@ -59,7 +59,7 @@ class Partitions:
 
     def pushed(self, key: Key) -> None:
         """Call it at each push of a sparse key, on rank 0. Looks at what has completed since, and may act on it."""
-        if key.staleness > 0:
+        if key.staleness > 0 or self._session.keys.have_norm(key.store):
             return  # its rows cannot move
         if key != self._key and key not in self._found:
             self._waiting[key] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, Optional, Tuple
 
 import numpy as np
@@ -29,6 +30,18 @@ def wait(session: Session, operation: Any, timeout_s: float = math.inf) -> bool:
         except P3Error:
             session.check()  # which also notes that the script knows
             raise
+
+
+def wait_and_mark(session: Session, key: Key, operation: Any, timeout_s: float) -> bool:
+    """The same, for the key's value, on the training thread: the trace shows how long that was."""
+    if operation.done:
+        session.check()
+        return True
+    began = time.monotonic_ns()
+    try:
+        return wait(session, operation, timeout_s)
+    finally:
+        session.mark_stall(key, began, time.monotonic_ns())
 
 
 def next_of(session: Session, completions: Completions, timeout_s: float = math.inf) -> Optional[Tuple[int, bool]]:

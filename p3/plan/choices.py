@@ -44,6 +44,7 @@ FACTORS = Choice("factors", "`p3.factors`, `p3.torch.factors`")
 SUM = Choice("sums")
 AVERAGE = Choice("averages", '`set_reduction("average")`')
 MEAN = Choice("means over all workers", "PyTorch, where the workers update")
+NORM = Choice("the norm of a store's sums", "PyTorch, `max_grad_norm`")
 
 BY_SERVERS = Choice("an update by the servers")
 BY_STEPS = Choice("steps that the workers make")
@@ -60,7 +61,7 @@ AXES = {
     "discipline": (SYNCHRONOUS, STALE),
     "codec": (PLAIN, ENCODED, DGC),
     "cut": (DENSE, ROWS, FACTORS),
-    "reduction": (SUM, AVERAGE, MEAN),
+    "reduction": (SUM, AVERAGE, MEAN, NORM),
     "update": (BY_SERVERS, BY_STEPS, BY_WORKERS),
     "rule": (SGD, OTHER_RULE, NO_RULE),
 }
@@ -86,6 +87,7 @@ SCALER = Choice("a loss scaler", "AMP in MXNet")
 NAMED_SCALER = Choice("grad_scaler", "`DistributedOptimizer(grad_scaler=...)`")
 UNAWAITED = Choice("steps that do not wait for the mean gradients", "in PyTorch, without `synchronous=True`")
 UNNAMED_SCALER = Choice("a GradScaler that DistributedOptimizer does not know", "in PyTorch")
+LATE_SCALER = Choice("p3.torch.GradScaler", "in PyTorch, without `synchronous=True`")
 RESIDUAL = Choice("compression that keeps what it leaves out", "[the types](compression.md) with error feedback")
 STATE_FILES = Choice("files of an optimizer's states", "`save_states`, `load_states`")
 STEPS_TAKEN = Choice("an optimizer that has taken steps", "in PyTorch")
@@ -117,8 +119,8 @@ def of_compression(compression: Optional[Mapping[str, Any]]) -> Choice:
 
 
 def of_reduction(reduction: Optional[Mapping[str, Any]]) -> Choice:
-    """An option of a store; None or {}: sums."""
-    return {"sum": SUM, "average": AVERAGE, "mean": MEAN}[(reduction or {"type": "sum"})["type"]]
+    """An option of a store, or of a plan; None or {}: sums."""
+    return {"sum": SUM, "average": AVERAGE, "mean": MEAN, "norm": NORM}[(reduction or {"type": "sum"})["type"]]
 
 
 def no_optimizer(why: str) -> Choice:
@@ -147,9 +149,12 @@ def of_type(dtype: str) -> List[Choice]:
     return [NOT_FLOAT32.said(dtype), *([] if is_float else [WHOLE_NUMBERS.said(dtype)])]
 
 
-def of_key(dtype: str, sparse: bool, gathered: bool, staleness: Union[int, float]) -> List[Choice]:
+def of_key(
+    dtype: str, sparse: bool, gathered: bool, staleness: Union[int, float], norm: bool = False
+) -> List[Choice]:
     """Of what a script says of a key itself; the rest follows from its store."""
-    return [of_staleness(staleness), *[ROWS] * sparse, *[FACTORS] * gathered, *of_type(dtype)]
+    content = [] if norm else of_type(dtype)  # of norms the type is not the script's choice
+    return [of_staleness(staleness), *[ROWS] * sparse, *[FACTORS] * gathered, *[NORM] * norm, *content]
 
 
 def of_job(takes_snapshots: bool, replaces_workers: bool) -> List[Choice]:
@@ -159,7 +164,7 @@ def of_job(takes_snapshots: bool, replaces_workers: bool) -> List[Choice]:
 def of_plan(plan: KeyPlan) -> List[Choice]:
     is_sparse, is_gathered = plan.row_elements > 0, plan.parts > 0
     update = dict(servers=BY_SERVERS, steps=BY_STEPS, workers=BY_WORKERS)[plan.update]
-    kind = of_key(plan.dtype, is_sparse, is_gathered, plan.staleness)
+    kind = of_key(plan.dtype, is_sparse, is_gathered, plan.staleness, plan.reduction == "norm")
     if not is_sparse and not is_gathered:
         kind.append(DENSE)
     return [*kind, of_compression(plan.codec), of_reduction({"type": plan.reduction}), update]

@@ -13,9 +13,9 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLOSURE, Choice, DENSE, DGC,
-    ENCODED, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, MEAN, MOVING, NAMED_SCALER, NOT_FLOAT32, NO_RULE, OTHER_RULE,
-    PLAIN, RELEASE, REPLACED, RESIDUAL, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED,
-    UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
+    ENCODED, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, MEAN, MOVING, NAMED_SCALER, NORM, NOT_FLOAT32,
+    NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED, RESIDUAL, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES,
+    STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -91,8 +91,11 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(RESIDUAL, (UNNAMED_SCALER,), "what it leaves out has the scale of the loss, and must change with it",
               "Pass grad_scaler=scaler to DistributedOptimizer, so that both change together; or use a type that keeps "
               "nothing (docs/compression.md)"),
-    Exclusion(NAMED_SCALER, (UNAWAITED,), "GradScaler must see the mean gradients before the update",
-              "Pass synchronous=True to DistributedOptimizer, or leave out grad_scaler"),
+    Exclusion(RESIDUAL, (LATE_SCALER,), "what it leaves out has the scale of the loss, and that a step is left out is "
+              "known only when the next one has begun", "Pass synchronous=True to DistributedOptimizer, or use a type "
+              "that keeps nothing (docs/compression.md)"),
+    Exclusion(NAMED_SCALER, (UNAWAITED,), "torch's GradScaler must see the mean gradients before the update",
+              "Use p3.torch.GradScaler, or pass synchronous=True to DistributedOptimizer"),
     Exclusion(FACTORS, (SNAPSHOTS,), _WEIGHT_ELSEWHERE, "Unset P3_SNAPSHOT_DIR, or %s" % _LEAVE_OUT),
     Exclusion(FACTORS, (REPLACED,), _WEIGHT_ELSEWHERE, "Unset P3_ON_WORKER_LOSS, or %s" % _LEAVE_OUT),
     Exclusion(FACTORS, (ADDED_UP,), "factors can be multiplied, but not added to a gradient",
@@ -105,6 +108,15 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Put the key into another store"),
     Exclusion(WHOLE_NUMBERS, _RULES, "an optimizer updates floating point numbers only",
               "Put the key into a store without an optimizer"),
+    Exclusion(NORM, (STALE,), "a norm is of what all workers have sent in a round, and with staleness there is no such "
+              "round", "Set staleness to 0"),
+    Exclusion(NORM, _RULES, "it is of sums that go out, and the servers' optimizer keeps them",
+              "Let the workers update: a store without an optimizer"),
+    Exclusion(NORM, (DGC,), "what workers send are steps, and no sums go out",
+              "Use another compression; dgc has a clip_norm of its own"),
+    _gives_way(ENCODED, (NORM,), "norms are sixteen bytes of each server", "They travel as they are"),
+    Exclusion(NORM, (MOVING,), "while rows move, no server could say that it has summed all of a round",
+              "Set P3_PARTITIONS, before the key is declared"),
     Exclusion(REPLACED, (NO_RULE,), "the workers have the weights, and a lost one has taken them with it",
               "Let the servers update (update_on_kvstore=True, and an optimizer that they know), or unset "
               "P3_ON_WORKER_LOSS"),
@@ -124,6 +136,7 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Leave out independent=True"),
     # What the planner never makes. A server that is to define such a key says so.
     Exclusion(FACTORS, (ROWS,), "factors are dense", _SAME_VERSION),
+    Exclusion(NORM, (ROWS, FACTORS), "norms are dense; %s" % _NO_SUCH_PLAN, _SAME_VERSION),
     Exclusion(BY_STEPS, (PLAIN, ENCODED), "steps are what dgc sends; %s" % _NO_SUCH_PLAN, _SAME_VERSION),
     Exclusion(DGC, (BY_SERVERS, BY_WORKERS), "dgc sends steps; %s" % _NO_SUCH_PLAN, _SAME_VERSION),
     Exclusion(BY_WORKERS, (DENSE, ROWS), "each worker updates what is gathered; %s" % _NO_SUCH_PLAN, _SAME_VERSION),

@@ -7,7 +7,7 @@ Here are also its forms in messages and in snapshots; so whoever adds a field do
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 Name = Union[str, int]
 
@@ -43,8 +43,16 @@ def staleness(rounds: Union[int, float]) -> int:
     return rounds
 
 
+NORM_ELEMENTS = 2  # of each server: of squares the sum, and the largest absolute value
+
+
+def norm_shape(num_servers: int) -> Tuple[int, int]:
+    """Of a key of norms: each server has a slice."""
+    return num_servers, NORM_ELEMENTS
+
+
 # In the order of the core's enumerations (include/p3/key_plan.h).
-REDUCTIONS = ("sum", "average", "mean")
+REDUCTIONS = ("sum", "average", "mean", "norm")
 UPDATES = ("servers", "steps", "workers")
 
 
@@ -53,7 +61,7 @@ class Axes(NamedTuple):
 
     staleness: int = 0  # discipline: rounds that the fastest worker may be ahead of the slowest; 0: synchronous
     codec: Mapping[str, Any] = {}  # of what is pushed, as the store's option (p3/server/options.py); {}: sent as it is
-    reduction: str = "sum"  # of REDUCTIONS: over those that took part; "mean": over all
+    reduction: str = "sum"  # of REDUCTIONS: "average" over those that took part, "mean" over all; "norm": see Session
     update: str = "servers"  # of UPDATES: who applies the optimizer's rule; "steps": the workers its momentum
 
     @property

@@ -17,9 +17,12 @@ Options = Mapping[str, Optional[Mapping[str, Any]]]  # of a store, by name; None
 
 
 def axes(
-    shape: Sequence[int], dtype: str, options: Options, sparse: bool = False, staleness: int = 0, gathered: bool = False
-) -> Axes:
-    """`options`: OPTIONS of the key's store."""
+    shape: Sequence[int], dtype: str, options: Options, sparse: bool = False, staleness: int = 0,
+    gathered: bool = False, norm: bool = False,
+) -> Axes:  # fmt: skip
+    """`options`: OPTIONS of the key's store. `norm`: a key of norms."""
+    if norm:
+        return Axes(staleness, {}, "norm")
     reduction = (options.get("reduction") or {"type": "sum"})["type"]
     if gathered:
         return Axes(staleness, {}, reduction, "workers")

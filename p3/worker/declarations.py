@@ -27,10 +27,11 @@ class Declarations:
 
     def require_together(self, key: Key) -> None:
         """ValueError unless this job, and its store, can have such a key."""
-        wanted = {name: self._options.wanted(key.store, name) for name in planner.OPTIONS}
+        wanted = {name: self._options.wanted(key.store, name) for name in (*planner.OPTIONS, "optimizer")}
         of_store = (choices.of_compression(wanted["compression"]), choices.of_reduction(wanted["reduction"]))
         of_job = choices.of_job(self._link.settings.snapshot_dir is not None, self._link.replaces_workers)
-        self._require(key, *self._choices(key), *of_store, *of_job)
+        rule = [choices.of_optimizer(wanted["optimizer"])] if key.is_norm else []  # others hear of it at the first push
+        self._require(key, *self._choices(key), *of_store, *rule, *of_job)
 
     def require_to_push(self, key: Key) -> None:
         """ValueError unless it can be pushed with the optimizer that its store has by now, or without one."""
@@ -39,7 +40,7 @@ class Declarations:
         self._require(key, *self._choices(key), compression, rule)
 
     def _choices(self, key: Key) -> List[Choice]:
-        return choices.of_key(key.dtype, key.sparse, key.factors is not None, key.staleness)
+        return choices.of_key(key.dtype, key.sparse, key.factors is not None, key.staleness, key.is_norm)
 
     def _require(self, key: Key, *chosen: Choice) -> None:
         combinations.require("%s: key %r" % (self._session.label, key.name), *chosen)
@@ -47,7 +48,8 @@ class Declarations:
     def axes_of(self, key: Key) -> Axes:
         """As the scheduler will have them, which goes by the same options."""
         options = {name: self._options.wanted(key.store, name) for name in planner.OPTIONS}
-        return planner.axes(key.shape, key.dtype, options, key.sparse, key.staleness, key.factors is not None)
+        is_gathered = key.factors is not None
+        return planner.axes(key.shape, key.dtype, options, key.sparse, key.staleness, is_gathered, key.is_norm)
 
     def declare_to_core(self, key: Key) -> int:
         """The core's handle for it."""

@@ -44,7 +44,7 @@ class Key(NamedTuple):
     handle: int  # what the core calls it, here only
     sparse: bool = False  # a key of rows: its gradients touch few of them
     factors: Optional[FactorShape] = None  # of one worker; then rounds land in the weight, whose shape this is not
-    axes: Axes = Axes()  # how its rounds go
+    axes: Axes = Axes()  # how its rounds go; before it is declared, what the script says of that
 
     def __hash__(self) -> int:  # of a tuple it would need that of the codec, a dict
         return hash((self.store, self.name, self.handle))
@@ -57,6 +57,10 @@ class Key(NamedTuple):
     def staleness(self) -> int:
         """Rounds that the fastest worker may be ahead of the slowest."""
         return self.axes.staleness
+
+    @property
+    def is_norm(self) -> bool:
+        return self.axes.reduction == "norm"
 
     @property
     def identity(self) -> Identity:

@@ -35,6 +35,10 @@ class Keys:
         with self._session.changed:
             return [key for key in self._declared.values() if key.store == store]
 
+    def have_norm(self, store: int) -> bool:
+        """Whether one of the store's tells the norm of the others."""
+        return any(key.is_norm for key in self.of(store))
+
     def declare(self, declared: Key) -> Key:
         """`declared`: as key.checked() has made it. ValueError if its store or the job's settings exclude it."""
         store = declared.store
@@ -52,7 +56,7 @@ class Keys:
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
         announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype}
         announced.update(sparse=key.sparse, staleness=key.staleness, gathered=key.factors is not None)
-        announced.update(kind="announce", defaults=defaults)
+        announced.update(norm=key.is_norm, kind="announce", defaults=defaults)
         self._link.send(announced)
         if agreed is not None:
             self.apply(key, agreed)

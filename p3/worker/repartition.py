@@ -50,10 +50,10 @@ class Repartition:
                 "%s: key %r cannot get %r partitions: only rank 0 cuts sparse keys anew, into at most their rows"
                 % (session.label, key.name, partitions)
             )
-        of_job = choices.of_job(takes_snapshots=False, replaces_workers=self._link.replaces_workers)
-        combinations.require(
-            "%s: key %r" % (session.label, key.name), choices.MOVING, choices.of_staleness(key.staleness), *of_job
-        )
+        chosen = [choices.MOVING, choices.of_staleness(key.staleness)]
+        chosen += choices.of_job(takes_snapshots=False, replaces_workers=self._link.replaces_workers)
+        chosen += [choices.NORM] * session.keys.have_norm(key.store)
+        combinations.require("%s: key %r" % (session.label, key.name), *chosen)
         if self.is_moving(key):
             raise ValueError("%s: key %r is already moving to other partitions" % (session.label, key.name))
         if self.partitions(key) == 0:

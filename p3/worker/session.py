@@ -25,6 +25,8 @@ import numpy as np
 from p3._core import Completions, P3Error
 from p3.launch.launchers.adapters import ADAPTERS
 from p3.launch.launchers.place import warning_if_alone
+from p3.plan import key_plan
+from p3.plan.key_plan import Axes
 from p3.settings import Settings, in_job
 from p3.worker import open_sessions
 from p3.worker.control import Control
@@ -152,6 +154,20 @@ class Session(Control):
         shape = (factors.rows, factors.width)
         declared = checked(self.label, store, name, shape, "float32", False, 0)
         return self.keys.declare(declared._replace(factors=factors))
+
+    def declare_norm(self, store: int = 0) -> Key:
+        """The key whose rounds tell the norm of the sums of all other keys of the store; before they are declared.
+
+        Of float64, one row for each server: of all that it has summed in the same round of the store's keys, and sends
+        to the workers, the sum of the squares, and the largest absolute value. Each worker begins such a round by
+        skip(), when all keys of the store have had theirs; `landing` holds it as soon as the servers have summed, which
+        may be long before the sums themselves have come. Rows of keys that nobody pushed are zero. Two runs give the
+        same bits, as sums do. Keys of factors have no part in it: the servers have no sums of them. ValueError where
+        the servers have an optimizer, or the settings exclude it (p3/plan/combinations.py).
+        """
+        self.check()
+        declared = checked(self.label, store, "norm", key_plan.norm_shape(self.num_servers), "float64", False, 0)
+        return self.keys.declare(declared._replace(axes=Axes(reduction="norm")))
 
     # Values: each of these returns an Operation at once
 

@@ -86,6 +86,7 @@ class StoreOptions:
         options = {each: self.wanted(store, each) for each in ("compression", "optimizer", "reduction")}
         options[name] = value
         chosen = [choices.of_compression(options["compression"]), choices.of_reduction(options["reduction"])]
+        chosen += [choices.NORM] * self._session.keys.have_norm(store)
         if options["optimizer"] is not None:  # else it may still come, before the first push
             chosen.append(choices.of_optimizer(options["optimizer"]))
         combinations.require("%s: store %d" % (self._session.label, store), *chosen)

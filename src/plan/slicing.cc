@@ -46,6 +46,9 @@ std::string problem_with(const KeyPlan& plan) {
   if ((plan.update == Update::kWorkers) != plan.is_gathered()) return "what is gathered, the workers update";
   if (!plan.is_synchronous() && plan.update != Update::kServers)
     return "with staleness the servers update a key, by whole gradients";
+  if (plan.tells_norms() && (!is_dense || codec != nullptr || !plan.is_synchronous() || plan.dtype != DType::kFloat64 ||
+                             plan.slice_elements != kNormElements || plan.elements % kNormElements != 0))
+    return "norms have two float64 on each server, and synchronous rounds";
   if (plan.averages() && !is_float(plan.dtype)) return std::string("averages cannot be of type ") + name_of(plan.dtype);
   if (plan.averages() && plan.update == Update::kSteps) return "steps are summed and not averaged";
   return "";
@@ -65,6 +68,7 @@ std::string problem_with(const KeyPlan& plan, int workers, bool outlives_workers
 std::string problem_with(const KeyPlan& plan, const Optimizer& optimizer) {
   if (plan.takes_steps() && !optimizer.rule().is_plain_sgd())
     return "it has deep gradient compression, which is for SGD with momentum alone";
+  if (plan.tells_norms()) return "the norm of its store is that of sums, and an optimizer leaves none";
   return "";
 }
 

@@ -9,6 +9,8 @@
 
 namespace p3 {
 
+class StoreNorm;
+
 // Immutable after define().
 struct ServerKey {
   KeyPlan plan;
@@ -17,11 +19,16 @@ struct ServerKey {
   const Machines* machines = nullptr;  // the server's
   // Whether the leader of each machine pushes for all its workers, and gets the value for them.
   bool aggregated = false;
+  // Of its store, if that has a key of norms.
+  StoreNorm* norm = nullptr;
   // Another plan of a key that trains already: its value and state come from there, and its rounds go on.
   bool is_successor = false;
 
   // By what the sum of so many workers' gradients is divided.
   int divisor(int present) const { return plan.reduction == Reduction::kMean ? machines->num_workers() : present; }
+
+  // Whether what its shards sum is part of the store's norm.
+  bool reports_norm() const { return norm != nullptr && !plan.tells_norms(); }
 
   // Whose first value a worker waits for, besides rank 0's: who pushes for others must know the key before they push.
   int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : 0; }

@@ -23,6 +23,7 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
   {
     MutexLock lock(mutex_);
     if (const LiveOptimizer* its = optimizer_of_store(store)) require(key, problem_with(plan, its->announced()));
+    key.norm = norm_of(key);
   }
   add(std::move(entry));
 }
@@ -31,12 +32,24 @@ void Registry::require(const ServerKey& key, const std::string& problem) const {
   if (!problem.empty()) host_.refuse_call("key '" + key.name + "' cannot have its plan: " + problem + ".");
 }
 
+StoreNorm* Registry::norm_of(const ServerKey& key) {
+  if (key.plan.tells_norms()) {
+    const auto is_of_store = [&](const auto& each) { return each.second->key.store == key.store; };
+    const bool comes_first = std::none_of(keys_.begin(), keys_.end(), is_of_store);
+    require(key, comes_first ? "" : "its store has keys already, of which it would know nothing");
+    return &norms_[key.store];
+  }
+  const auto found = norms_.find(key.store);
+  return found != norms_.end() && key.plan.is_part_of_norm() ? &found->second : nullptr;
+}
+
 void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
   auto entry = std::make_unique<Entry>();
   {
     MutexLock lock(mutex_);
     const auto found = keys_.find(predecessor);
-    if (found == keys_.end() || !problem_with(plan).empty() || !plan.can_follow(found->second->key.plan))
+    if (found == keys_.end() || !problem_with(plan).empty() || !plan.can_follow(found->second->key.plan) ||
+        found->second->key.norm != nullptr)  // what has summed a round must be known before it
       host_.refuse_call("key " + std::to_string(predecessor) + " can have no such successor.");
     entry->key = found->second->key;
   }
@@ -92,6 +105,7 @@ bool Registry::drop_store(int store) {
   if (std::any_of(leaving_.begin(), leaving_.end(), [=](const auto& entry) { return entry->key.store == store; }))
     return false;
   optimizers_.erase(store);
+  norms_.erase(store);
   return true;
 }
 

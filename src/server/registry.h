@@ -77,6 +77,8 @@ class Registry {
   };
 
   void add(std::unique_ptr<Entry> entry);
+  // Its store's, if the key has a part in it. A key of norms comes before the keys that it tells of.
+  StoreNorm* norm_of(const ServerKey& key) P3_REQUIRES(mutex_);
   // Null: the servers only reduce.
   const LiveOptimizer* optimizer_of_store(int store) const P3_REQUIRES(mutex_);
   void require(const ServerKey& key, const std::string& problem) const;
@@ -93,6 +95,7 @@ class Registry {
   std::vector<LentBuffers> still_lent_ P3_GUARDED_BY(mutex_);          // by keys that were dropped
   std::vector<std::unique_ptr<Entry>> leaving_ P3_GUARDED_BY(mutex_);  // of stores that were dropped, and are not idle
   std::map<int, std::unique_ptr<const LiveOptimizer>> optimizers_ P3_GUARDED_BY(mutex_);  // by store
+  std::map<int, StoreNorm> norms_ P3_GUARDED_BY(mutex_);  // by store, of those that have one
 };
 
 }  // namespace p3

@@ -24,6 +24,7 @@ Shard::Shard(const ServerKey& its_key, uint32_t its_index, int its_thread, Shard
       bytes_(elements * size_of(dtype_)),
       sum_bytes_(elements * size_of(sum_dtype_)),
       value_(host.values.take(bytes_)),
+      norm_place_(key.reports_norm() ? key.norm->join() : 0),
       presence_(workers()),
       inits_(workers(), 0) {}
 
@@ -126,6 +127,7 @@ void Shard::init(Task& task, Reply& reply) {
 
 void Shard::send(int worker, Frame frame, Reply& reply) const {
   if (updates_ != nullptr) frame.header.scalars.updates = static_cast<double>(*updates_);
+  frame.yields = key.reports_norm();
   reply.frames.push_back({host_.van_of(worker), frame});
 }
 
@@ -167,6 +169,11 @@ void Shard::lose(int worker, uint32_t incarnation, uint64_t pushed) {
   waiting_inits_.erase(std::remove_if(waiting_inits_.begin(), waiting_inits_.end(),
                                       [worker](const auto& waiting) { return waiting.first == worker; }),
                        waiting_inits_.end());
+}
+
+void Shard::report_norm(const NormPart& part) {
+  const StoreNorm::Waiting waiting = key.norm->report(norm_place_, part);
+  if (waiting.shard != nullptr) host_.resume(*waiting.shard, waiting.urgency);
 }
 
 void Shard::make_state(const Optimizer& optimizer) {

@@ -22,6 +22,7 @@
 #include "server/discipline/turns.h"
 #include "server/key.h"
 #include "server/presence.h"
+#include "server/store_norm.h"
 #include "server/task.h"
 #include "transport/lent_buffers.h"
 #include "wire/failures.h"
@@ -138,6 +139,8 @@ class Shard {
   void acknowledge(const Task& task, Reply& reply) const;
   Header header_of(FrameKind kind, Encoding encoding, uint64_t round, int32_t priority) const;
 
+  // Of a key that reports_norm(): of what this shard has summed, once in each round.
+  void report_norm(const NormPart& part);
   void make_state(const Optimizer& optimizer);
   void drop_state();
   // Of kMaster or a state that was agreed, which are there from then on.
@@ -175,6 +178,7 @@ class Shard {
   void init(Task& task, Reply& reply);
   void capture(const Task& task, Reply& reply) const;
 
+  const size_t norm_place_;  // in the store's norm
   Presence presence_;
   std::vector<uint32_t> inits_;                          // of each worker, that came here
   std::vector<std::pair<int, uint32_t>> waiting_inits_;  // worker, and which of its inits

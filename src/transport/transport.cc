@@ -72,10 +72,12 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
     const auto now = Clock::now();
     for (const Outgoing& out : frames) {
       Van& van = *vans_[static_cast<size_t>(out.van)];
-      if (!van.is_lost())
+      if (!van.is_lost()) {
         van.push(out.frame, now);
-      else if (out.frame.context != nullptr)
+        note_queued(van, out.frame.header);
+      } else if (out.frame.context != nullptr) {
         unsent.push_back(out.frame);
+      }
     }
     if (!sending_ && role_wanted_ == 0) {  // else who sends will find them
       if (write == Write::kHere)
@@ -87,6 +89,11 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
   for (const Frame& frame : unsent) handler_.sent(frame);
   if (here) wake = write_frames(kWritesHere);
   if (wake) raise_event(send_wake_);
+}
+
+void Transport::put_pushes_first() {
+  MutexLock lock(mutex_);
+  pushes_go_first_ = true;
 }
 
 void Transport::ask_for_work() {

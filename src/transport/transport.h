@@ -35,6 +35,7 @@
 #include "p3/node.h"
 #include "p3/thread_annotations.h"
 #include "p3/wire.h"
+#include "transport/precedence.h"
 #include "transport/van.h"
 #include "wire/failures.h"
 
@@ -89,6 +90,9 @@ class Transport {
   // it looks next, after half a heartbeat at the latest.
   enum class Write { kBySender, kHere, kLater };
   void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
+  // From here on this node's pushes go before values that the servers of its machine send, where those yield
+  // (precedence.h). Any thread.
+  void put_pushes_first();
   // Has the receiver call work() soon, or again, if it is asked from there. From any thread.
   void ask_for_work();
 
@@ -149,6 +153,11 @@ class Transport {
   void receive_loop();
   Van* most_urgent_writable() P3_REQUIRES(mutex_);
   bool nothing_to_send() const P3_REQUIRES(mutex_);
+  bool must_wait(const Van& van) const P3_REQUIRES(mutex_);
+  void note_queued(const Van& van, const Header& header) P3_REQUIRES(mutex_);
+  void note_gone(const Van& van, const Header& header) P3_REQUIRES(mutex_);
+  void tell(const std::optional<Header>& news) P3_REQUIRES(mutex_);
+  void yield(const Van& van, const Header& told);
   void queue_pings(Clock::time_point now) P3_REQUIRES(mutex_);
   void announce_failure();
   void lose(Van& van);
@@ -183,9 +192,12 @@ class Transport {
   std::optional<Error> error_ P3_GUARDED_BY(mutex_);
   std::atomic<Phase> phase_{Phase::kConfiguring};  // written under the lock
   bool sender_sleeps_ P3_GUARDED_BY(mutex_) = false;
-  bool sending_ P3_GUARDED_BY(mutex_) = false;                          // somebody holds the sending role
-  int role_wanted_ P3_GUARDED_BY(mutex_) = 0;                           // who sends gives it up soon
-  size_t last_written_ P3_GUARDED_BY(mutex_) = 0;                       // the van whose turn it was
+  bool sending_ P3_GUARDED_BY(mutex_) = false;          // somebody holds the sending role
+  int role_wanted_ P3_GUARDED_BY(mutex_) = 0;           // who sends gives it up soon
+  size_t last_written_ P3_GUARDED_BY(mutex_) = 0;       // the van whose turn it was
+  bool pushes_go_first_ P3_GUARDED_BY(mutex_) = false;  // those of this node
+  WaitingPushes waiting_pushes_ P3_GUARDED_BY(mutex_);  // then
+  Precedence precedence_ P3_GUARDED_BY(mutex_);
   std::deque<std::packaged_task<void()>> tasks_ P3_GUARDED_BY(mutex_);  // for the receiver
   std::atomic<int> threads_holding_{2};
   std::atomic<std::thread::id> receiver_id_{};

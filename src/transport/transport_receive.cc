@@ -129,6 +129,9 @@ void Transport::read_from(Van& van) {
         const Error failure(ErrorKind::kRemote, van.fail_text);
         if (!goes_on_without(van, failure)) throw failure;
         return;
+      } else if (header.kind == FrameKind::kYield) {
+        if (!van.is_local()) handler_.refuse(van.number, header, "of another machine, whose link is not this one's");
+        yield(van, header);
       } else if (header.kind == FrameKind::kBye) {
         van.advance(Van::State::kPeerLeft);
         if (phase_ < Phase::kFinishing) handler_.left(van.number);
@@ -141,6 +144,7 @@ void Transport::read_from(Van& van) {
 bool Transport::ended(Van& van) {
   const bool said_goodbye = van.state() == Van::State::kPeerLeft;
   van.advance(Van::State::kEnded);
+  yield(van, Header());  // it has no pushes any more
   epoll_ctl(receive_epoll_, EPOLL_CTL_DEL, van.stream().read_fd(), nullptr);
   if (said_goodbye) van.stream().end_writing();
   return said_goodbye;

@@ -15,11 +15,44 @@ Van* Transport::most_urgent_writable() {
   Van* best = nullptr;
   for (size_t i = 1; i <= vans_.size(); ++i) {
     Van* van = vans_[(last_written_ + i) % vans_.size()].get();
-    if (van->writable && !van->broken && van->has_work() &&
+    if (van->writable && !van->broken && van->has_work() && !must_wait(*van) &&
         (best == nullptr || van->next_urgency().is_sooner_than(best->next_urgency())))
       best = van;
   }
   return best;
+}
+
+// A value that is kept back. One that is half written goes on, or its peer would hear nothing else, either.
+bool Transport::must_wait(const Van& van) const {
+  const Frame* const next = van.to_begin();
+  return next != nullptr && next->yields && !van.is_local() && phase_ < Phase::kFinishing &&
+         precedence_.holds_back(next->header.round);
+}
+
+void Transport::note_queued(const Van& van, const Header& header) {
+  if (pushes_go_first_ && is_push(header.kind) && !van.is_local()) waiting_pushes_.queued(header.round);
+}
+
+void Transport::note_gone(const Van& van, const Header& header) {
+  if (!pushes_go_first_ || !is_push(header.kind) || van.is_local()) return;
+  waiting_pushes_.left(header.round);
+  tell(waiting_pushes_.news());
+}
+
+void Transport::tell(const std::optional<Header>& news) {
+  if (!news) return;
+  for (auto& van : vans_)
+    if (van->is_local() && !van->is_lost()) van->push({*news}, Clock::now());
+}
+
+void Transport::yield(const Van& van, const Header& told) {
+  bool wake;
+  {
+    MutexLock lock(mutex_);
+    precedence_.told(van.number, told);
+    wake = told.part == 0 && std::exchange(sender_sleeps_, false);
+  }
+  if (wake) raise_event(send_wake_);
 }
 
 bool Transport::nothing_to_send() const {
@@ -29,7 +62,8 @@ bool Transport::nothing_to_send() const {
 void Transport::queue_pings(Clock::time_point now) {
   const auto heartbeat = seconds(options_.heartbeat_s);  // not per van: this runs for every frame
   for (auto& van : vans_) {
-    if (van->has_work() || van->state() != Van::State::kOpen || now - van->last_write < heartbeat) continue;
+    if ((van->has_work() && !must_wait(*van)) || van->state() != Van::State::kOpen || now - van->last_write < heartbeat)
+      continue;
     Header ping;
     ping.round = handler_.last_round();
     ping.priority = std::numeric_limits<int32_t>::max();
@@ -105,11 +139,17 @@ bool Transport::write_frames(int limit) {
     switch (van->write_some()) {
       case Van::Progress::kFrameDone:
         wake_for(*van);
+        if (is_push(van->sent_frame().header.kind)) {
+          MutexLock lock(mutex_);
+          note_gone(*van, van->sent_frame().header);
+        }
         if (van->sent_frame().context != nullptr) handler_.sent(van->sent_frame());
         break;
       case Van::Progress::kBlocked: {
         MutexLock lock(mutex_);
         if (van->edges == edges) van->writable = false;
+        const Header& blocked = van->sent_frame().header;
+        if (pushes_go_first_ && is_push(blocked.kind) && !van->is_local()) tell(waiting_pushes_.news(blocked.round));
         break;
       }
       default: {
@@ -150,6 +190,8 @@ void Transport::drop_van(int number) {
   {
     MutexLock lock(mutex_);
     van.drop(unsent);
+    for (const Frame& frame : unsent) note_gone(van, frame.header);
+    precedence_.gone(van.number);
   }
   // A frozen peer may keep the descriptors open that it shares with us, and they would stay in the epolls.
   epoll_ctl(send_epoll_, EPOLL_CTL_DEL, van.stream().write_fd(), nullptr);

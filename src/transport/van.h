@@ -35,6 +35,7 @@ struct Frame {
   void* context = nullptr;        // if not null, the owner is told when the frame has left
   Encoder* encoder = nullptr;
   uint32_t copied_bytes = 0;                          // of a payload that may be kept for such frames alone
+  bool yields = false;                                // to pushes of its machine: precedence.h
   std::chrono::steady_clock::time_point queued_at{};  // set by the van
   // Of a push, or of what hands one on: what its receiver goes by, besides header.scalars.
   bool goes_by_fields = false;
@@ -61,6 +62,7 @@ class Van {
   const std::string& label() const { return label_; }
   Stream& stream() { return *stream_; }
   bool is_watch() const { return peer_ == kNoPeer; }  // no slices come or go here
+  bool is_local() const { return stream_->is_local(); }
 
   // Any thread may ask; the receiver alone moves it forward.
   State state() const { return state_; }
@@ -78,6 +80,8 @@ class Van {
   void drop(std::vector<Frame>& unsent);
   // Another connection to the same peer, as if nothing had ever come or left. Nobody may be using the van.
   void replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now);
+  // Of the frame that would begin next, and is not half written; null: there is none.
+  const Frame* to_begin() const { return writing_ || queue_.empty() ? nullptr : &queue_.top(); }
   // Of the frame that would move next. Precondition: has_work().
   Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
   // Takes the next frame off the queue unless one is half written; or, if that goes by other fields than the frames
@@ -142,7 +146,8 @@ class Van {
   std::atomic<State> state_{State::kOpen};
   std::atomic<int> error_{0};  // written by the sender and the receiver
 
-  static uint64_t held_by(const Frame& frame) { return sizeof frame + frame.copied_bytes; }
+  // What yields waits for pushes, which must not wait for it: the peer is read meanwhile.
+  static uint64_t held_by(const Frame& frame) { return frame.yields ? 0 : sizeof frame + frame.copied_bytes; }
 
   std::atomic<uint64_t> held_bytes_{0}, peak_held_bytes_{0};
   // Since the start; written by one thread each.

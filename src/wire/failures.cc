@@ -155,7 +155,8 @@ Error scalars_differ(const std::string& label, const std::string& worker, const 
           label + ": " + described(worker, settings.scalars, its) + " and " +
               described(other, other_settings.scalars, others) + " disagree in round " + std::to_string(round) +
               " of key '" + key +
-              "'. All workers must use the same optimizer, learning rate, weight decay and batch size.",
+              "'. All workers must use the same optimizer, learning rate, weight decay, batch size and "
+              "norm to clip by.",
           {other, key, round}};
 }
 

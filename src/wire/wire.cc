@@ -8,7 +8,7 @@
 namespace p3 {
 namespace {
 
-bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kFields; }
+bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kYield; }
 bool is_known(Encoding encoding) { return encoding <= kLastEncoding; }
 
 bool is_whole(double number) {  // also false for what is no number

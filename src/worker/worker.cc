@@ -103,6 +103,7 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
     key.plan = plan;
     key.catches_up = catches_up;
+    if (plan.tells_norms()) impl_->transport_.put_pushes_first();
     const bool aggregated = plan.adds_up_on_machine();
     key.by_leader = aggregated && impl_->leader_van_ >= 0;
     if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(key, plan, 1);

@@ -26,9 +26,9 @@ class Job:
             self.sent[receiver].append(messages.check(message))
 
     def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=(), sparse=False, staleness=0,
-                 gathered=False):  # fmt: skip
+                 gathered=False, norm=False):  # fmt: skip
         fields = dict(store=store, name=name, shape=list(shape), dtype=dtype, defaults=list(defaults), sparse=sparse,
-                      staleness=staleness, gathered=gathered)
+                      staleness=staleness, gathered=gathered, norm=norm)
         self.say(WORKERS[rank], "announce", **fields)
 
     def set_option(self, rank, option, store=0, **value):
@@ -53,7 +53,7 @@ class Job:
 def test_slices_are_smaller_with_more_servers(num_servers, elements):
     servers = [Node("server", rank, "s%d" % rank) for rank in range(num_servers)]
     announced = dict(kind="announce", store=0, name="w", shape=[10], dtype="float32", defaults=[], sparse=False)
-    announced.update(staleness=0, gathered=False)
+    announced.update(staleness=0, gathered=False, norm=False)
     sent = Agreement(WORKERS[:1], servers).receive(WORKERS[0], announced)
     assert [message["slice_elements"] for _, message in sent] == [elements] * num_servers
 

@@ -31,7 +31,7 @@ LIKELY = {
     "store": [0, 1], "name": ["w", 1, "1", "optimizer", "compression"], "shape": [[2, 3], [], [0], [100, 4]],
     "dtype": ["float32", "float16"], "sparse": [False, True], "staleness": [0, 3], "defaults": [[], ["compression"]],
     "value": [{}, {"type": "2bit", "threshold": 0.5}], "number": [1, 2, 3], "partitions": [1, 2, 7],
-    "gathered": [False, True], "parts": [0, 3], "round": [1, 2, 3],
+    "gathered": [False, True], "norm": [False, True], "parts": [0, 3], "round": [1, 2, 3],
     "bytes": [0, 9], "sha256": ["0f" * 32], "text": ["", "no room"], "problem": ["", "altered"], "ends": [False, True],
     "wire_key": [0, 1, 2, 3], "worker": [0, 1, 2], "counters": [{"rounds": 1}], "names": [["w", 1]],
 }

@@ -27,8 +27,9 @@ def test_nothing_but_refusals_comes_of_mutated_messages(seed):
 
 
 def announce(name, shape=(1,), defaults=()):
-    fields = dict(store=0, name=name, shape=list(shape), dtype="float32", sparse=False, staleness=0, gathered=False)
-    return messages.check(dict(fields, kind="announce", defaults=list(defaults)))
+    kind = dict(dtype="float32", sparse=False, staleness=0, gathered=False, norm=False)
+    fields = dict(kind, store=0, name=name, shape=list(shape), kind="announce", defaults=list(defaults))
+    return messages.check(fields)
 
 
 @pytest.mark.parametrize(

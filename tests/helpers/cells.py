@@ -14,6 +14,7 @@ from core_jobs import bfloat16_bits, of_bfloat16_bits
 from p3 import codecs
 from p3.plan import choices
 from p3.plan.choices import Choice
+from p3.plan.key_plan import REDUCTIONS
 from p3.worker.key import FactorShape
 
 SLICE_ELEMENTS = 70
@@ -53,11 +54,11 @@ class Cell(NamedTuple):
 
 
 def every_cell() -> List[Cell]:
-    reductions = ("sum", "average", "mean")
-    return [
+    cells = [
         Cell(*one)
-        for one in itertools.product((0, STALENESS), (None, *codecs.codecs()), CUTS, reductions, OPTIMIZERS)
+        for one in itertools.product((0, STALENESS), (None, *codecs.codecs()), CUTS, REDUCTIONS, OPTIMIZERS)
     ]
+    return [one for one in cells if one.reduction != "norm" or one[0] == 0 and one.cut == "dense"]  # else none can ask
 
 
 def declared(session, cell: Cell):
@@ -65,9 +66,12 @@ def declared(session, cell: Cell):
     store = session.new_store()
     if cell.compression is not None:
         session.set_option(store, "compression", cell.compression)
-    session.set_option(store, "reduction", {"type": cell.reduction})
+    if cell.reduction != "norm":
+        session.set_option(store, "reduction", {"type": cell.reduction})
     if OPTIMIZERS[cell.optimizer] is not None:
         session.set_optimizer(store, OPTIMIZERS[cell.optimizer])
+    if cell.reduction == "norm":
+        return session.declare_norm(store)
     if cell.cut == "factors":
         return session.declare_factors("w", FACTORS, store)
     return session.declare("w", SHAPE, "float32", store, cell.cut == "rows", cell.staleness)
@@ -76,6 +80,8 @@ def declared(session, cell: Cell):
 def train(session, cell: Cell):
     """Trains it for some steps; the axes of its key. AssertionError where the value is not the reference's."""
     key = declared(session, cell)
+    if key.is_norm:
+        return _train_with_norm(session, cell, key)
     landing = first_value()
     value = landing.copy() if session.rank == 0 and cell.cut != "factors" else None
     session.init(key, value, landing).wait(DEADLINE_S)
@@ -86,6 +92,22 @@ def train(session, cell: Cell):
         take_step(session, cell, key, step, landing, reference)
     session.release(key.store)
     return key.axes
+
+
+def _train_with_norm(session, cell, norm):
+    """The norm of one other key of the store, whose sums are as in the cell without it."""
+    key = session.declare("w", SHAPE, "float32", norm.store)
+    sums, told = np.zeros(SHAPE, "float32"), np.zeros(norm.shape)
+    for one, landing in ((norm, told), (key, sums)):
+        session.init(one, landing.copy() if session.rank == 0 else None, landing).wait(DEADLINE_S)
+    for step in range(STEPS):
+        given = session.pushpull(key, gradient(cell, session.rank, step), sums)
+        session.skip(norm, told).wait(DEADLINE_S)
+        given.wait(DEADLINE_S)
+        np.testing.assert_allclose(told[:, 0].sum(), np.square(sums, dtype=float).sum(), rtol=1e-12)
+        assert told[:, 1].max() == abs(sums).max()
+    session.release(key.store)
+    return norm.axes
 
 
 def _take_common_step(session, cell, key, step, landing, reference):

@@ -74,7 +74,7 @@ def test_every_other_cell_is_refused_with_the_text_of_the_table(session):
             cells.push(session, cell, cells.declared(session, cell), 0, cells.first_value())
         where, text = str(caught.value).split(": ", 2)[1:]
         assert text in texts_of(cell.chosen), (cell, text)
-        assert re.fullmatch(r"worker 0 \(.*?\)|store \d+|key 'w'", where), caught.value
+        assert re.fullmatch(r"worker 0 \(.*?\)|store \d+|key '(w|norm)'", where), caught.value
     assert len(refused) + len(allowed_cells()) == len(cells.every_cell())
 
 
@@ -90,8 +90,9 @@ def every_plan():
     for staleness, codec, cut, reduction, update in itertools.product(
         (0, cells.STALENESS), (None, *codecs.codecs()), cells.CUTS, REDUCTIONS, UPDATES
     ):
+        dtype, whole = ("float64", 2) if reduction == "norm" else ("float32", 70)
         yield KeyPlan(
-            0, "float32", 300, 0, 70,
+            0, dtype, 300, 0, whole,
             row_elements=50 if cut == "rows" else 0,
             partitions=1 if cut == "rows" else 0,
             parts=1 if cut == "factors" else 0,
@@ -108,7 +109,7 @@ def test_a_server_defines_what_the_table_allows_and_refuses_the_rest_as_the_core
         plan = plan._replace(wire_key=number)
         text = combinations.contradiction(plan)
         if not text:
-            assert apply(server, plan.define(0, "w", number)) == {"kind": "defined", "wire_key": number}
+            assert apply(server, plan.define(number, "w", number)) == {"kind": "defined", "wire_key": number}
             continue
         with pytest.raises(ValueError) as caught:
             apply(server, plan.define(0, "w", number))
@@ -123,7 +124,7 @@ def test_a_server_defines_what_the_table_allows_and_refuses_the_rest_as_the_core
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_the_scheduler_takes_a_key_of_factors_only_as_the_table_says(dtype, sparse, staleness):
     worker = Node("worker", 0, "here")
-    key = dict(dtype=dtype, sparse=sparse, staleness=staleness, gathered=True)
+    key = dict(dtype=dtype, sparse=sparse, staleness=staleness, gathered=True, norm=False)
     message = messages.check(dict(key, kind="announce", store=0, name="w", shape=[6, 50], defaults=[]))
     agreement = Agreement([worker], [Node("server", 0, "here")])
     if (dtype, sparse, staleness) == ("float32", False, 0):

@@ -23,6 +23,7 @@ _SETTABLE = {
     for field in dataclasses.fields(kind)
     if field.name in _OF_P3 + _OF_NETWORK
 }
+_SETTABLE["pushes_first"] = False  # whose default depends on what is simulated
 MOST_HOSTS = 4096
 
 

@@ -69,7 +69,7 @@ class Setting:
     network: Network
     scheme: str = "p3"
     priorities: bool = True  # of P3: no, and frames leave in the order they came
-    pushes_first: bool = False  # as P3 does not: a host's values yield to its pushes of the same round
+    pushes_first: Optional[bool] = None  # a host's values yield to its pushes of the same round; None: as P3 does it
     window_kib: float = 0.0  # that a connection may have under way; 0: as P3 chooses
     workers_per_host: int = 1
     servers: Optional[int] = None
@@ -86,6 +86,11 @@ class Setting:
     warmup: int = 2
     traced_iterations: int = 0
     traces_links: bool = False  # what passes the links in these iterations, too
+
+    @property
+    def yields(self) -> bool:
+        """Whether a host's values wait for its pushes: P3's do where the servers tell the norm of what is pushed."""
+        return self.clip == "norm" if self.pushes_first is None else self.pushes_first
 
     @property
     def workers(self) -> List[int]:
@@ -141,7 +146,7 @@ def job(setting: Setting) -> dict:
             "congestion": network.congestion,
         },
         "priorities": setting.priorities and setting.scheme != "layers",
-        "pushes_first": setting.pushes_first and setting.scheme != "layers",
+        "pushes_first": setting.yields and setting.scheme != "layers",
         "window_bytes": setting.window_kib * 1024,
     }
 

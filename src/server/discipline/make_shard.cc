@@ -2,6 +2,7 @@
 
 #include "server/discipline/stale/stale_partition.h"
 #include "server/discipline/stale/stale_slice.h"
+#include "server/discipline/sync/norm_slice.h"
 #include "server/discipline/sync/partition.h"
 #include "server/discipline/sync/slice.h"
 
@@ -24,6 +25,7 @@ constexpr Make* kShards[2][2] = {
 }  // namespace
 
 std::unique_ptr<Shard> make_shard(const ServerKey& key, uint32_t index, int thread, ShardHost& host) {
+  if (key.plan.tells_norms()) return make<NormSlice>(key, index, thread, host);
   return kShards[key.plan.has_rows()][key.plan.is_synchronous()](key, index, thread, host);
 }
 

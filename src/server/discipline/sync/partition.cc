@@ -99,6 +99,8 @@ void ServerPartition::finish(Reply& reply) {
                 [&](size_t i) { return sum.sum_of(touched[i]); });
   }
 
+  if (key.reports_norm()) report_norm(norm_of_sums(touched));
+
   const bool is_skipped = round_.present == 0 && !round_.is_filled;
   Header round = header_of(FrameKind::kRows, is_skipped ? Encoding::kAbsent : Encoding::kPlain, published, priority_);
   round.part = its == nullptr && !is_skipped;
@@ -120,6 +122,12 @@ void ServerPartition::finish(Reply& reply) {
   as_blocks_ = false;
   next_plan_ = 0;
   answer_who_catches_up(reply);
+}
+
+NormPart ServerPartition::norm_of_sums(const std::vector<int64_t>& touched) {
+  NormPart sum;
+  for (int64_t row : touched) sum.add(norm_part(sum_dtype_, total_.sum().sum_of(row), key.plan.row_elements));
+  return sum;
 }
 
 std::vector<Frame> ServerPartition::frames_of_round(const Header& round, const std::vector<int64_t>& touched,

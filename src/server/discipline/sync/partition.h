@@ -29,6 +29,7 @@ class ServerPartition final : public RowsShard {
   const char* note_rows(const Task& task, const RowsHeader& rows, uint64_t union_of_frames);
   std::pair<RankRowSum*, int> sum_and_place(int worker);
   void finish(Reply& reply);
+  NormPart norm_of_sums(const std::vector<int64_t>& touched);
   // All touched rows for those who want them, or what is told to the others; in either case `receivers` of each.
   std::vector<Frame> frames_of_round(const Header& round, const std::vector<int64_t>& touched, bool wanted,
                                      int receivers);

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "numeric/dgc.h"
+#include "codec/dgc.h"
 #include "numeric/sum.h"
 #include "wire/top_k.h"
 
@@ -67,6 +67,7 @@ void ServerSlice::add(Task& task) {
 
 void ServerSlice::resume(Reply& reply) {
   update();
+  if (key.reports_norm()) report_norm(norm_of_sum());
   const std::vector<int> workers = receivers();
   outstanding_ = key.pushes_of_round() + static_cast<int>(workers.size());  // sends
   ++published;
@@ -78,6 +79,15 @@ void ServerSlice::resume(Reply& reply) {
     send(worker, has_it ? without_content(frame) : frame, reply);
   }
   answer_who_catches_up(reply);
+}
+
+// As it is sent.
+NormPart ServerSlice::norm_of_sum() const {
+  if (!has_new_value_) return {};
+  if (value_encoding_ == Encoding::kPlain) return norm_part(dtype_, value_, elements_);
+  const PooledBuffer sum(host_.transient, bytes_);
+  copy_value(sum.data());
+  return norm_part(dtype_, sum.data(), elements_);
 }
 
 // The value becomes update(value, sum), or the sum itself without an optimizer.

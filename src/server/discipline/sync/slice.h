@@ -14,12 +14,20 @@
 
 namespace p3 {
 
-class ServerSlice final : public DenseShard, public Lender {
+class ServerSlice : public DenseShard, public Lender {
  public:
   ServerSlice(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
 
   // --- any thread --------------------------------------------------------------------------------------------------
   void taken_back() override;
+
+ protected:
+  // All have pushed, and no send borrows anything.
+  void resume(Reply& reply) override;
+  // The value becomes that of the round.
+  virtual void update();
+
+  bool has_new_value_ = true;  // of the last round: not all have skipped it
 
  private:
   bool has_all_back() override { return outstanding_ == key.pushes_of_round() && round_.pushed == 0; }
@@ -27,9 +35,7 @@ class ServerSlice final : public DenseShard, public Lender {
   // --- a round -----------------------------------------------------------------------------------------------------
   void push(Task& task, Reply& reply) override;
   void add(Task& task);
-  // All have pushed, and no send borrows anything.
-  void resume(Reply& reply) override;
-  void update();
+  NormPart norm_of_sum() const;
   void publish_sum(void*& sum);
   // Of a key that takes steps: subtracts the sum from the value, and keeps it as it is sent, if it takes fewer bytes.
   void take_step(const float* sum);
@@ -58,7 +64,6 @@ class ServerSlice final : public DenseShard, public Lender {
   Encoding value_encoding_ = Encoding::kPlain;
   PooledBuffer step_;                   // the last one as kTopK; none: the value is sent
   RoundSettings published_settings_{};  // of the last round
-  bool has_new_value_ = true;           // of the last round: not all have skipped it
   std::vector<PooledBuffer> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;   // their successors, of which no send has borrowed anything yet
 

@@ -1,0 +1,19 @@
+#include "server/discipline/sync/norm_slice.h"
+
+#include <cstring>
+
+namespace p3 {
+
+void NormSlice::resume(Reply& reply) {
+  if (key.norm->is_complete({this, {published + 1, priority_}})) ServerSlice::resume(reply);
+}
+
+void NormSlice::update() {
+  ServerSlice::update();
+  const NormPart norm = key.norm->take();
+  const double told[kNormElements] = {norm.squares, norm.largest};
+  std::memcpy(value_, told, sizeof told);
+  has_new_value_ = true;
+}
+
+}  // namespace p3
