@@ -39,13 +39,12 @@ class Count:
 class Steps:
     """Threads: the script's."""
 
-    def __init__(self, session: Session, store: int, tells: int = 0) -> None:
+    def __init__(self, session: Session, store: int, tells: int = 0, name: str = "steps") -> None:
         """On every worker at the same point; waits for them. `store`: not that of the gradients. `tells`: how many
         numbers each worker tells with a step."""
-        self._session = session
-        self._key = session.declare("steps", (1 + tells,), "float64", store)
-        self._sum = np.zeros(1 + tells)
-        waiting.from_rank_0(session, self._key, self._sum)
+        self._session, self._tells = session, tells
+        self._key = session.declare(name, (1 + tells,), "float64", store)
+        waiting.from_rank_0(session, self._key, np.zeros(1 + tells))
         self._counting: List[Count] = []  # under way
 
     def count(self, lr: float, wd: float, tells: Sequence[float] = (), priority: int = LAST) -> Count:
@@ -56,6 +55,11 @@ class Steps:
         count = Count(self._session.pushpull(self._key, own, sums, priority, lr, wd), sums)
         self._counting = [*(one for one in self._counting if not one.operation.done), count]
         return count
+
+    def skip(self) -> Count:
+        """This worker takes no step, which others may; in join()."""
+        sums = np.zeros(1 + self._tells)
+        return Count(self._session.skip(self._key, sums, LAST), sums)
 
     def wait(self, count: Count) -> None:
         """Until all workers have counted that step. TimeoutError after P3_WAIT_TIMEOUT_S."""
@@ -91,6 +95,6 @@ class Steps:
             one.land()
 
     def _does_anyone_step(self) -> bool:
-        operation = self._session.skip(self._key, self._sum, LAST)
+        operation = self.skip().operation
         waiting.wait(self._session, operation)  # the others may take their time; a failure ends the wait
         return operation.updated

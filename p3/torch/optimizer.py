@@ -45,16 +45,20 @@ def DistributedOptimizer(  # a class to its users
     are averaged over the workers. Of parameters that another one trains, or this one already, that one is released.
 
     `synchronous`: step() waits for the mean gradients and updates here, and synchronize() brings them before, so that
-    the script can look at them and change them: GradScaler, clipping by value. `max_grad_norm`: the same, and step()
-    clips the mean gradient to that global norm.
+    the script can look at them and change them: GradScaler, clipping by value.
+
+    `max_grad_norm`: each step clips the mean gradients to that global norm; math.inf: by none, but clip_grad_norm_()
+    may. step() waits for nothing, as without it, if the optimizer updates each parameter by itself: then the servers
+    tell the norm before the gradients come, and the workers update. Steps with a norm that is not finite are left out.
 
     `compression`, the same on every worker: {"type": "fp16"}, {"type": "2bit", "threshold": 0.01} or any other of
     docs/compression.md. So the float32 gradients leave in fewer bytes; weights come back exact.
     {"type": "dgc", "ratio": 0.001}: deep gradient compression, of torch.optim.SGD.
 
-    `grad_scaler`: the GradScaler that scales this optimizer's losses, which compression that keeps what it leaves out
-    must know of, as that has the scale of the loss. Needs `synchronous`. Steps that it leaves out leave nothing behind;
-    for that each worker keeps 4 bytes more for each parameter.
+    `grad_scaler`: the p3.torch.GradScaler that scales this optimizer's losses; so steps wait for nothing, as with
+    max_grad_norm. Or torch's, with `synchronous`: compression that keeps what it leaves out must know of it, as that
+    has the scale of the loss. Steps that it leaves out leave nothing behind; for that each worker keeps 4 bytes more
+    for each parameter.
 
     `staleness`, the same on every worker: how many steps the fastest worker may be ahead of the slowest, or math.inf.
     Each gradient, divided by the number of workers, then updates the weights at once, and a step need not wait for the
@@ -74,7 +78,7 @@ def DistributedOptimizer(  # a class to its users
     for one in models:
         require_model(one)
     if max_grad_norm is not None:
-        require_norm(max_grad_norm)
+        require_norm(max_grad_norm, "max_grad_norm")
     if compression is not None:
         compression = codecs.complete(compression) if isinstance(compression, dict) else compression
         options.validate("compression", compression)
@@ -114,6 +118,19 @@ class _Distributed:
         Call it before reading or writing parameters other than by their modules.
         """
         self._p3.synchronize()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """In the place of torch.nn.utils.clip_grad_norm_(), of all the optimizer's parameters, behind the step's last
+        backward pass, by every worker. The norm of the mean gradients, before.
+
+        It waits for nothing, nor does step(): who reads the tensor that it returns waits for the norm. Where that is
+        not finite, no worker takes the step; or with `error_if_nonfinite` all raise RuntimeError when they wait for it.
+        `norm_type` 2 or math.inf. `max_norm` may be another one in each step, the same on every worker. ValueError
+        unless DistributedOptimizer was given a max_grad_norm, which may be math.inf, or synchronous=True.
+        """
+        return self._p3.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
 
     def weigh(self, samples: Union[float, torch.Tensor]) -> None:
         """This worker's gradients of this step are of so many samples or tokens, and weigh so much in the mean.

@@ -22,14 +22,15 @@ def require_model(model: Any) -> None:
         raise ValueError("the model is wrapped in DistributedDataParallel, whose place P3 takes: pass the model itself")
 
 
-def require_norm(max_grad_norm: Any) -> None:
-    if not (type(max_grad_norm) in (int, float) and max_grad_norm > 0):
-        raise ValueError("max_grad_norm is %r; it must be a positive number" % (max_grad_norm,))
+def require_norm(value: Any, name: str) -> None:
+    """What gradients are to be clipped by; infinity: by nothing."""
+    if not (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0):
+        raise ValueError("%s is %r; it must be a positive number" % (name, value))
 
 
 def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str]) -> None:
     """`names`: of the model's parameters."""
-    parameters = list(_parameters(optimizer))
+    parameters = list(parameters_of(optimizer))
     for tensor in parameters:
         if tensor not in names:
             raise ValueError(
@@ -43,8 +44,8 @@ def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tenso
 def require_together(session, optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str],
                      asked: Iterable[Choice]) -> None:  # fmt: skip
     """ValueError unless what the script has `asked` for goes together, and with this optimizer and its parameters."""
-    tensors = list(_parameters(optimizer))
-    found = {choices.FACTORS: (one for one in tensors if hasattr(one, "_p3_layer")),
+    tensors = list(parameters_of(optimizer))
+    found = {choices.FACTORS: filter(is_factored, tensors),
              choices.GPU: (one for one in tensors if one.device.type != "cpu")}  # fmt: skip
     chosen = [choice.said(names[one]) for choice, those in found.items() for one in islice(those, 1)]
     if any(isinstance(value, torch.Tensor) for one in optimizer.state.values() for value in one.values()):
@@ -53,14 +54,19 @@ def require_together(session, optimizer: torch.optim.Optimizer, names: Dict[torc
 
 
 def require_same_parameters(optimizer: torch.optim.Optimizer, known: Iterable[torch.Tensor]) -> None:
-    if not all(starmap(operator.is_, zip_longest(_parameters(optimizer), known))):
+    if not all(starmap(operator.is_, zip_longest(parameters_of(optimizer), known))):
         raise ValueError(
             "the parameters in the optimizer's groups have changed since DistributedOptimizer: make a new optimizer "
             "with all of them first"
         )
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+def is_factored(tensor: torch.Tensor) -> bool:
+    """Its gradients leave as factors (p3/torch/factors.py), if that pays."""
+    return hasattr(tensor, "_p3_layer")
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 

@@ -13,9 +13,11 @@ from p3.plan import choices, combinations, key_plan
 from p3.plan.choices import Choice
 from p3.settings import Settings
 from p3.torch import rules
-from p3.torch.requirements import require_parameters, require_together
+from p3.torch.grad_scaler import GradScaler
+from p3.torch.requirements import is_factored, parameters_of, require_parameters, require_together
+from p3.torch.rounds.clipping import Clipping
 from p3.torch.rounds.forward import named_parameters
-from p3.torch.rounds.declared import Declared
+from p3.torch.rounds.declared import Declared, DeclaredClipping
 from p3.torch.rounds.overlapping import OnServers, Overlapping
 from p3.torch.rounds.rounds import Rounds
 from p3.torch.rounds.synchronous import Synchronous
@@ -33,11 +35,16 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     refusal = combinations.refusal(choices.TORCH, *of_job)
     if refusal:
         raise ConfigError(refusal)
-    waits = synchronous or max_grad_norm is not None
-    updates = _updates(optimizer, synchronous, waits, says_so=session.rank == 0)
+    scales = isinstance(grad_scaler, GradScaler)
+    clips = max_grad_norm is not None or scales and not synchronous
+    is_known = rules.updates_parameters_alone(type(optimizer))
+    can_clip = (is_known or independent) and not any(map(is_factored, parameters_of(optimizer)))
+    waits = synchronous or clips and not can_clip
+    why = "synchronous=True" if synchronous else "max_grad_norm is set" if not scales else "grad_scaler is set"
+    updates = _updates(optimizer, why if synchronous or clips else "", says_so=session.rank == 0)
     asked = [choices.of_compression(compression), choices.of_staleness(key_plan.staleness(staleness)), *updates]
     asked += [choices.CHECK] * (settings.check > 0)
-    asked += [choices.NAMED_SCALER] * (grad_scaler is not None)
+    asked += [choices.NAMED_SCALER] * (grad_scaler is not None and not scales)
     asked += [choices.UNAWAITED] * (not waits)
     if independent:
         asked += [choices.INDEPENDENT.said(type(optimizer).__name__)]
@@ -48,17 +55,17 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     arguments = (optimizer, models, compression, staleness)
     if choices.NO_RULE not in updates:
         return OnServers(*arguments)
-    if not waits and rules.updates_parameters_alone(type(optimizer)):
-        return Overlapping(*arguments)
-    if not waits and independent:
-        return Declared(*arguments)
+    if not waits and clips:
+        return (Clipping if is_known else DeclaredClipping)(*arguments, max_grad_norm=max_grad_norm)
+    if not waits and (is_known or independent):
+        return (Overlapping if is_known else Declared)(*arguments)
     return Synchronous(*arguments, max_grad_norm=max_grad_norm, grad_scaler=grad_scaler)
 
 
-def _updates(optimizer: torch.optim.Optimizer, synchronous: bool, waits: bool, says_so: bool) -> List[Choice]:
-    """What updates each group on the servers; or why nothing does."""
-    if waits:
-        return [choices.no_optimizer("synchronous=True" if synchronous else "max_grad_norm is set")]
+def _updates(optimizer: torch.optim.Optimizer, why_not: str, says_so: bool) -> List[Choice]:
+    """What updates each group on the servers; or why nothing does. `why_not`: what the script has asked for."""
+    if why_not:
+        return [choices.no_optimizer(why_not)]
     try:
         return [choices.of_optimizer(rules.describe(type(optimizer), one)) for one in optimizer.param_groups]
     except rules.NotOnServer as error:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Optional
 
 import torch
 
+from p3.torch.rounds.clipping import Clipping
 from p3.torch.rounds.overlapping import Overlapping
 
 
@@ -27,6 +28,10 @@ class Declared(Overlapping):
                     % (self._session.label, self._kind.__name__, changed[0])
                 )
         return result
+
+
+class DeclaredClipping(Clipping, Declared):
+    pass
 
 
 def _values(of: Dict[str, Any]) -> Dict[str, Any]:

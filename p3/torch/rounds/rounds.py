@@ -27,7 +27,7 @@ from p3.torch.factors import FactoredParameter
 from p3.torch.parameters import pending
 from p3.torch.parameters.arrays import on_host
 from p3.torch.parameters.parameter import Parameter
-from p3.torch.requirements import require_same_parameters
+from p3.torch.requirements import is_factored, require_same_parameters
 from p3.torch.rounds.check import Check
 from p3.torch.rounds.control import Control
 from p3.torch.rounds.forward import Forward, named_parameters
@@ -104,6 +104,10 @@ class Rounds(job.Held, snapshots.Trainer):
     def _follow(self) -> None:
         """In join(): takes over what a step of the others has made."""
 
+    def _rounds_of_step(self) -> List[Any]:
+        """All that has a round in each step, for join(): first the parameters."""
+        return list(self._parameters.values())
+
     def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
         """The mean gradient of a parameter has landed."""
 
@@ -120,6 +124,13 @@ class Rounds(job.Held, snapshots.Trainer):
     def _loss_scale(self) -> Optional[float]:
         """Of what compression has left out, for a snapshot."""
         return None
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+        """See optimizer.py."""
+        raise ValueError(
+            "to clip by the global norm, pass max_grad_norm to DistributedOptimizer, or max_grad_norm=math.inf if "
+            "clip_grad_norm_() alone is to say by what"
+        )
 
     # What depends on who updates
 
@@ -202,7 +213,7 @@ class Rounds(job.Held, snapshots.Trainer):
         for store, group in zip(self._stores, self._optimizer.param_groups):
             for tensor in group["params"]:
                 kind = staging.kind_of(names[tensor], tensor, self._has_rows(tensor, group))
-                if hasattr(tensor, "_p3_layer"):
+                if is_factored(tensor):
                     kind = FactoredParameter
                 parameter = kind(self._session, store, names[tensor], tensor, group, self._update_one, self._staleness)
                 parameter.comparisons = self._comparisons
@@ -408,7 +419,7 @@ class Rounds(job.Held, snapshots.Trainer):
             if after_step is not None:
                 after_step()
 
-        self._control.steps.serve_others(self._parameters.values(), follow)
+        self._control.steps.serve_others(self._rounds_of_step(), follow)
 
     # The end
 
@@ -430,7 +441,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._land()
         self._bring_states_back()
         self._comparisons.finish()
-        self._control.steps.finish()
+        self._finish()
         while self._unreleased:  # all that are left, if a call before has not come to its end
             self._session.release(self._unreleased[-1])
             store = self._unreleased.pop()
@@ -442,6 +453,10 @@ class Rounds(job.Held, snapshots.Trainer):
             parameter.leave()
         snapshots.remove(self)
         self._optimizer._p3 = Released(why)
+
+    def _finish(self) -> None:
+        """Until what else the steps have begun is over."""
+        self._control.steps.finish()
 
     def _break_off(self) -> None:
         """The step under way has not come to its step(): all workers end its rounds, and no weight changes."""

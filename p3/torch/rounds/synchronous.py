@@ -9,6 +9,7 @@ import torch
 
 from p3.plan import choices, combinations
 from p3.torch.parameters.parameter import Parameter
+from p3.torch.requirements import require_norm
 from p3.torch.rounds.rounds import Rounds
 from p3.torch.rounds.scaling import Scaling
 from p3.torch.start import job
@@ -101,6 +102,11 @@ class Synchronous(Rounds):
         self.synchronize()
         self._clip()
         return self._control.mean(loss, self._weights.factor())
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+        require_norm(max_norm, "max_norm")
+        self.synchronize()
+        return torch.nn.utils.clip_grad_norm_(list(self._parameters), max_norm, norm_type, error_if_nonfinite)
 
     def _clip(self) -> None:
         if self._max_grad_norm is not None:

@@ -27,9 +27,7 @@ class Arena:
         torch.manual_seed(1)
         self.p3, self.rank, self.workers = p3, rank, workers
         self.program, self.dtype = program, getattr(torch, program["dtype"])
-        self.is_synchronous = (
-            program["synchronous"] or program["max_grad_norm"] is not None or program["optimizer"] in SYNCHRONOUS
-        )
+        self.is_synchronous = program["synchronous"] or program["optimizer"] in SYNCHRONOUS
         self.model = Net(program["compiled"]).to(self.dtype)
         if program["compiled"] == "whole":
             self.model = torch.compile(self.model, backend="eager")
@@ -176,6 +174,21 @@ class Arena:
         """What DistributedOptimizer(max_grad_norm=) does."""
         if self.p3 is None and self.is_distributed and self.program["max_grad_norm"] is not None:
             torch.nn.utils.clip_grad_norm_(_of(optimizer), self.program["max_grad_norm"])
+
+    def train_clipped(self, ways, seed, norm, kind, reads):
+        """A step that the script clips itself; it may read the norm, or not."""
+        self._zero("none")
+        read = self.backward(ways, seed)
+        norms = []
+        for optimizer in self.optimizers:
+            if self._has_p3():
+                norms.append(optimizer.clip_grad_norm_(norm, kind))
+            else:
+                norms.append(torch.nn.utils.clip_grad_norm_(_of(optimizer), norm, kind))
+        if reads == "before":
+            norms = [float(one) for one in norms]
+        self.step()
+        return read if reads == "never" else {**read, "norms": [float(one) for one in norms]}
 
     def _forget_spent(self):
         """With P3, gradients are None after step(), so a script has to clear them before it adds to them."""

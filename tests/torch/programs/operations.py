@@ -6,6 +6,8 @@ Arena. Among them is one "distribute", which makes the optimizers P3's.
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import strategies as st
 from programs import stale
 from programs.model import LETTERS
@@ -70,6 +72,8 @@ _set = st.one_of(
 _rest = st.one_of(
     _operation("forward", ways=_pair, seed=_seed), _operation("backward_of_forward"),
     _operation("step", which=st.sampled_from(["all", "all", 0, 1])), _operation("zero_grad", zero=_zero),
+    _operation("train_clipped", ways=_pair, seed=_seed, norm=st.sampled_from([0.1, 10.0, math.inf]),
+               kind=st.sampled_from([2.0, math.inf]), reads=st.sampled_from(["before", "after", "never"])),
     _operation("scaled", ways=_pair, seed=_seed, overflow=_flag), _set,
     _operation("requires_grad", which=_which, on=_flag),
     _operation("scheduler", kind=st.sampled_from(sorted(SCHEDULERS))), _operation("schedule"),
@@ -90,7 +94,7 @@ def programs(draw):
     drawn = {
         "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
         "synchronous": draw(st.sampled_from([False, False, False, True])),
-        "max_grad_norm": draw(st.sampled_from([None] * 7 + [0.5])),
+        "max_grad_norm": draw(st.sampled_from([None] * 5 + [0.5])),
         "compression": draw(st.sampled_from([None] * 15 + ["fp16"])),
         "check": draw(st.sampled_from([0, 1000, 1])),
         "dtype": draw(st.sampled_from(["float64", "float64", "float64", "float32"])),

@@ -58,7 +58,7 @@ def _is_between_backward_and_step(program, at):
     return False
 
 
-_BACKWARD, _STEPS = ("backward", "backward_of_forward"), ("train", "step", "scaled")
+_BACKWARD, _STEPS = ("backward", "backward_of_forward"), ("train", "train_clipped", "step", "scaled")
 
 
 def _synchronous(program, _at):
@@ -67,6 +67,10 @@ def _synchronous(program, _at):
 
 def _is_stale_and_synchronous(program, _at):
     return program["staleness"] and (program["synchronous"] or program["max_grad_norm"] is not None)
+
+
+def _clips(program, _at):
+    return dict(program, max_grad_norm=0.5, staleness=None)
 
 
 def _common_steps(program, _at):
@@ -155,6 +159,8 @@ REFUSALS = [
             _has("set", "schedule", "scheduler", "load"), _synchronous),
     Refusal("no mean", "staleness and sums handed .*(synchronous=True|max_grad_norm).*set staleness to 0",
             _is_stale_and_synchronous, _common_steps),
+    Refusal("not told of clipping", "to clip by the global norm, pass max_grad_norm to DistributedOptimizer",
+            _has("train_clipped"), _clips),
     Refusal("scaler", "GradScaler must see the mean gradients.*synchronous=True", _has("scaled"), _synchronous),
     Refusal("forked", "forked from a worker.*use P3 in the parent only", _has("fork")),
     Refusal("saved whole", "cannot be (copied or )?saved whole.*state_dict", _has("pickle")),

@@ -1,0 +1,194 @@
+"""Steps that wait for nothing, with gradients clipped by their global norm, or unscaled for a GradScaler.
+
+The servers have the mean gradients before any worker has them all, and tell their norm in a few bytes
+(p3/frontend/norms.py). So a module waits for that norm, once in a step, and for its own mean gradients, as it does
+without clipping; then its parameters are updated, from the mean gradients times a factor.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+import torch
+
+from p3.frontend.norms import Norms, StepNorm
+from p3.frontend.steps import Count, Steps
+from p3.plan import choices, combinations
+from p3.torch.parameters import pending
+from p3.torch.parameters.parameter import Parameter
+from p3.torch.requirements import require_norm
+from p3.torch.rounds.overlapping import Overlapping
+from p3.torch.start import job
+
+log = logging.getLogger("p3.torch")
+
+_TINY = 1e-6  # torch's, so that no norm of zero is divided by
+
+
+class Clip:
+    """What becomes of one step's mean gradients."""
+
+    def __init__(self, norm: StepNorm, max_norm: float, scale: float) -> None:
+        """`scale`: what the gradients have been multiplied by, as the loss was. All of these may change until the norm
+        is first used."""
+        self._norm = norm
+        self.max_norm, self.scale, self.norm_type = max_norm, scale, 2.0
+        self.is_error_if_nonfinite = False
+
+    @property
+    def is_finite(self) -> bool:
+        """Else the step is left out, on all workers. Waits for the norm, as all else here."""
+        return self._norm.is_finite
+
+    @property
+    def norm(self) -> float:
+        return self._norm.of(self.norm_type) / self.scale
+
+    @functools.cached_property
+    def factor(self) -> float:
+        """What the gradients are to be multiplied by."""
+        clipped = 1.0 if self.max_norm == math.inf else min(1.0, self.max_norm / (self.norm + _TINY))
+        return clipped / self.scale
+
+    def require_finite(self) -> None:
+        """RuntimeError if it is not, and that was to be one; once: then the step is left out as any other."""
+        if self.is_error_if_nonfinite and not self.is_finite:
+            self.is_error_if_nonfinite = False
+            raise RuntimeError(
+                "the norm of the mean gradients is %s, so they cannot be clipped. To leave out such steps instead, "
+                "pass error_if_nonfinite=False" % self.norm
+            )
+
+
+class Clipping(Overlapping):
+    """Of an optimizer that updates each parameter by itself, on every worker."""
+
+    def __init__(self, *arguments: Any, max_grad_norm: Optional[float]) -> None:
+        """`max_grad_norm`: of every step; None: as clip_grad_norm_() says."""
+        self._max_grad_norm = math.inf if max_grad_norm is None else _single(max_grad_norm)
+        self._scale = 1.0  # of the loss, in the step under way
+        self._clip: Optional[Clip] = None  # of the last round
+        self._is_complete = False  # all of the step's rounds have begun
+        self._has_warned = False
+        super().__init__(*arguments)
+        self._numbers = Steps(job.current(), self._control.store, 2, "clipping")  # which all workers must have alike
+        self._skipped: Optional[Count] = None  # in join()
+
+    def _choose_reduction(self) -> None:
+        super()._choose_reduction()
+        self._norms = Norms(job.current(), self._stores)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+        require_norm(max_norm, "max_norm")
+        if norm_type not in (2, math.inf):
+            raise ValueError("norm_type is %r; the servers tell norms of type 2 and inf. For others pass "
+                             "synchronous=True to DistributedOptimizer" % (norm_type,))  # fmt: skip
+        self._complete_round()
+        clip = self._clip
+        clip.max_norm, clip.norm_type, clip.is_error_if_nonfinite = _single(max_norm), norm_type, error_if_nonfinite
+        return _awaited(clip, next(iter(self._parameters)).device)
+
+    @property
+    def clips_by(self) -> Tuple[float, float]:
+        """The norm that the step under way is clipped by, and its type."""
+        return (self._clip.max_norm, self._clip.norm_type) if self._is_complete else (self._max_grad_norm, 2.0)
+
+    def unscale(self, scale: float) -> Clip:
+        """The gradients of this step are `scale` times as large as they are meant to be."""
+        kept = next((one for one in self.parameters if one.keeps_residual), None)
+        if kept is not None:
+            combinations.require("parameter %s" % kept.name, choices.RESIDUAL, choices.LATE_SCALER)
+        self._complete_round()
+        self._clip.scale = self._scale = _single(scale)
+        return self._clip
+
+    def require_mean_gradients(self) -> bool:
+        raise ValueError("torch's GradScaler must see the mean gradients, and this optimizer waits for none: use "
+                         "p3.torch.GradScaler, or pass synchronous=True to DistributedOptimizer")  # fmt: skip
+
+    def _complete_round(self) -> None:
+        if self._is_complete:
+            return
+        super()._complete_round()
+        self._begin_norm()
+        self._is_complete = True
+
+    def _begin_norm(self) -> None:
+        self._clip = Clip(self._norms.begin(), self._max_grad_norm, self._scale)
+
+    def _step(self, closure: Optional[Callable]) -> Any:
+        loss = super()._step(closure)
+        numbers = self._clip.max_norm, self._clip.scale
+        self._numbers.count(*numbers, numbers)
+        self._is_complete, self._scale = False, 1.0
+        return loss
+
+    def _rounds_of_step(self) -> List[Any]:
+        return [*super()._rounds_of_step(), _NormRound(self._skip_norm)]
+
+    def _skip_norm(self) -> None:
+        self._begin_norm()
+        self._skipped = self._numbers.skip()
+
+    def _follow(self) -> None:
+        """By the numbers of those who step: sums of float32 in float64 are exact, and so are their parts."""
+        self._numbers.wait(self._skipped)
+        self._clip.max_norm, self._clip.scale = (told / self._skipped.workers for told in self._skipped.told)
+        super()._follow()
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._numbers.finish()
+        self._norms.finish()
+
+    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
+        clip = self._clip
+        clip.require_finite()
+        if not clip.is_finite:
+            return self._say_left_out(clip)
+        factor = clip.factor
+        super()._update_one(parameter, gradient if factor == 1 else gradient.mul_(factor), group)
+
+    def _say_left_out(self, clip: Clip) -> None:
+        if clip.scale == 1 and not self._has_warned and self._session.rank == 0:  # else GradScaler makes it smaller
+            self._has_warned = True
+            log.warning("the norm of the mean gradients is %s: no worker takes this step, nor others of which that is "
+                        "so", clip.norm)  # fmt: skip
+
+
+class _NormRound:
+    """The norm's, in join()."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self.skip = begin
+
+    def end_step(self) -> None:
+        pass
+
+    def take_last(self) -> None:
+        pass
+
+    def land(self) -> None:
+        pass
+
+
+def _single(number: float) -> float:
+    """As float32 has it: so workers in join() get just that."""
+    return float(np.float32(number))
+
+
+def _awaited(clip: Clip, device: torch.device) -> torch.Tensor:
+    """The norm as a tensor that is waited for when it is read."""
+    norm = torch.zeros((), device=device)
+
+    def land(_may_be_written: bool) -> None:
+        pending.end(norm)
+        clip.require_finite()
+        norm.fill_(clip.norm)
+
+    pending.begin(norm, land)
+    return norm

@@ -1,0 +1,178 @@
+"""Clipping by the global norm of the mean gradients, and GradScaler, with steps that wait for nothing."""
+
+import math
+import re
+
+import plugin_jobs as jobs
+import pytest
+
+torch = pytest.importorskip("torch")
+import p3.torch  # noqa: E402
+from p3.torch.rounds.clipping import Clipping  # noqa: E402
+from p3.torch.rounds.synchronous import Synchronous  # noqa: E402
+
+SLICES = {"P3_SLICE_ELEMENTS": "20"}  # so that each server has several of most keys
+
+
+def script(*arguments):
+    return jobs.python("torch_clipping.py", *arguments)
+
+
+def endings(output):
+    """What each worker ends with, by what it has trained with."""
+    found = {}
+    for kind, digest in re.findall(r"worker \d: (\w+) ends with (\w+)", output):
+        found.setdefault(kind, []).append(digest)
+    return found
+
+
+@pytest.mark.parametrize("workers, servers, more", [
+    (2, 3, {}), (3, 2, {"P3_LOCAL_AGGREGATION": "0", "P3_SERVER_THREADS": "2", "P3_CHECK": "2"}),
+])  # fmt: skip
+def test_every_optimizer_is_as_in_plain_torch_and_two_runs_have_the_same_bits(workers, servers, more):
+    runs = []
+    for staged in ([], ["--staged"]):
+        status, output = jobs.run_p3(workers, servers, script(*staged, "every_optimizer"), **SLICES, **more)
+        assert status == 0, output
+        runs.append(endings(output))
+    assert runs[0] == runs[1] and len(runs[0]) == 12
+    assert all(len(set(digests)) == 1 and len(digests) == workers for digests in runs[0].values()), runs[0]
+
+
+@pytest.mark.parametrize("name, said, workers", [
+    ("told", "was told of every norm", 2),
+    ("not_finite", "left out what was not finite", 2),
+    ("accumulated", "clipped what was added up", 2),
+    ("uneven", "follows", 3),
+    ("options", "clipped all of them", 2),
+    ("scaled", "scales as torch does", 2),
+])  # fmt: skip
+def test_what_scripts_do_with_it_is_as_in_plain_torch(name, said, workers):
+    status, output = jobs.run_p3(workers, 2, script(name), **SLICES)
+    assert status == 0, output
+    assert output.count(said) == workers
+    assert all(len(set(digests)) == 1 for digests in endings(output).values())
+
+
+@pytest.mark.parametrize("name", ["never_waits", "frozen_and_scaled"])
+def test_no_call_waits_for_the_network(name):
+    status, output = jobs.run_p3(1, 1, script(name))
+    assert status == 0, output
+    assert "the step returned while the server was frozen" in output
+
+
+@pytest.mark.parametrize("name, said", [
+    ("differing", r"\(lr 0\.\d, wd 1, .*disagree in round 1 of key 'clipping'. All workers must .* norm to clip by"),
+    ("kept_and_scaled", "keeps what it leaves out and p3.torch.GradScaler exclude each other.*Pass synchronous=True"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_on_all_workers(name, said):
+    status, output = jobs.run_p3(2, 2, script(name))
+    assert status != 0
+    assert re.search(said, output), output
+
+
+def test_with_rows_whose_partitions_are_searched_none_moves():
+    status, output = jobs.run_p3(2, 2, script("options"), **SLICES, P3_PARTITIONS="auto")
+    assert status == 0, output
+
+
+# One worker, in this process
+
+
+def made(make=torch.optim.AdamW, **options):
+    model = torch.nn.Linear(3, 2)
+    optimizer = make(model.parameters(), lr=0.1)
+    return model, p3.torch.DistributedOptimizer(optimizer, model, **options)
+
+
+def backward(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+
+
+@pytest.mark.parametrize("make, options, kind", [
+    (torch.optim.AdamW, {"max_grad_norm": 1.0}, Clipping),
+    (torch.optim.AdamW, {"max_grad_norm": math.inf}, Clipping),
+    (torch.optim.AdamW, {"grad_scaler": p3.torch.GradScaler("cpu")}, Clipping),
+    (torch.optim.AdamW, {"max_grad_norm": 1.0, "synchronous": True}, Synchronous),
+    (torch.optim.LBFGS, {"max_grad_norm": 1.0}, Synchronous),
+])  # fmt: skip
+def test_only_where_all_parameters_update_at_once_does_clipping_wait(make, options, kind):
+    _, optimizer = made(make, **options)
+    assert type(optimizer._p3) is kind
+    optimizer.release()
+
+
+def test_a_layer_with_factors_clips_where_all_gradients_are():
+    model = p3.torch.factors(torch.nn.Linear(3, 2), batch_size=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, max_grad_norm=1.0)
+    assert type(optimizer._p3) is Synchronous
+    optimizer.release()
+
+
+@pytest.mark.parametrize("make, options", [
+    (torch.optim.AdamW, {}), (torch.optim.AdamW, {"staleness": 1}), (torch.optim.Adamax, {}),
+])  # fmt: skip
+def test_who_has_not_said_that_gradients_are_clipped_hears_how(make, options):
+    model, optimizer = made(make, **options)
+    backward(model, optimizer)
+    with pytest.raises(ValueError, match="to clip by the global norm, pass max_grad_norm to DistributedOptimizer"):
+        optimizer.clip_grad_norm_(1.0)
+    optimizer.step()
+    optimizer.release()
+
+
+@pytest.mark.parametrize("arguments, problem", [
+    ((0.0,), "max_norm is 0.0; it must be a positive number"),
+    ((math.nan,), "max_norm is nan"),
+    (("1",), "max_norm is '1'"),
+    ((1.0, 1.0), "norm_type is 1.0; the servers tell norms of type 2 and inf"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_refused_and_leaves_the_step_as_it_was(arguments, problem):
+    model, optimizer = made(max_grad_norm=math.inf)
+    before = model.weight.detach().clone()
+    backward(model, optimizer)
+    with pytest.raises(ValueError, match=problem):
+        optimizer.clip_grad_norm_(*arguments)
+    optimizer.step()
+    optimizer.synchronize()
+    assert not model.weight.equal(before)
+    optimizer.release()
+
+
+def test_torchs_grad_scaler_is_told_of_p3s():
+    model, optimizer = made(max_grad_norm=1.0)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+    with pytest.raises(ValueError, match="use p3.torch.GradScaler, or pass synchronous=True"):
+        scaler.step(optimizer)
+    optimizer.step()
+    optimizer.release()
+
+
+def test_a_norm_can_be_read_when_training_is_over():
+    model, optimizer = made(max_grad_norm=1.0)
+    backward(model, optimizer)
+    norm = optimizer.clip_grad_norm_(0.5)
+    optimizer.step()
+    optimizer.release()
+    assert norm.item() == pytest.approx(math.sqrt(8))
+
+
+def test_states_and_weights_resume_under_plain_torch():
+    model, optimizer = made(max_grad_norm=0.5)
+    plain = torch.nn.Linear(3, 2)
+    plain.load_state_dict(model.state_dict())
+    reference = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    for step in range(6):
+        if step == 3:
+            reference.load_state_dict(optimizer.state_dict())
+            plain.load_state_dict(model.state_dict())
+        backward(model, optimizer)
+        optimizer.step()
+        backward(plain, reference)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        reference.step()
+    optimizer.release()
+    assert torch.allclose(model.weight, plain.weight, atol=1e-6)
