@@ -88,13 +88,14 @@ class RawPeer {
     }
   }
 
-  // The next frame but heartbeats, its payload in `payload`. False at the end of the connection or the deadline.
-  bool receive(Header& header) {
+  // The next frame, but heartbeats only if asked for, its payload in `payload`. False at the end of the connection or the
+  // deadline.
+  bool receive(Header& header, bool heartbeats = false) {
     do {
       if (!receive_bytes(&header, sizeof header)) return false;
       payload.resize(header.payload_bytes);
       if (!receive_bytes(payload.data(), payload.size())) return false;
-    } while (header.kind == FrameKind::kPing);
+    } while (header.kind == FrameKind::kPing && !heartbeats);
     return true;
   }
 
