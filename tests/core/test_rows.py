@@ -8,7 +8,7 @@ import numpy as np
 import plugin_jobs as jobs
 import pytest
 from core_jobs import ADAM, DEADLINE_S, MOMENTUM, SGD, SKIP, Job, RowsJob, random_gradient, rows_of, sum_of, wait_all
-from processes import QUICK_IMPORT, ROOT
+from processes import PYTHONPATH
 
 from p3._core import DTYPES, MASTER, P3Error
 from p3.settings import Settings
@@ -412,7 +412,7 @@ def test_whoever_is_killed_in_a_sparse_round_is_named_on_all_others(make_cluster
     shared_memory = os.listdir("/dev/shm")
     cluster = make_cluster(3, 2)
     script = SOURCE_OF_KILLED_ROWS.replace("sys.argv[1]", '"%s"' % case)
-    quick = {"PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    quick = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     started = {"scheduler": cluster.start("scheduler")}
     started.update(("server %d" % rank, cluster.start("server", P3_RANK=str(rank))) for rank in range(2))
     workers = ["worker %d" % rank for rank in range(3)]

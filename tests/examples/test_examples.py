@@ -5,7 +5,7 @@ import sys
 
 import plugin_jobs as jobs
 import pytest
-from processes import PYTHONPATH, ROOT
+from processes import ROOT
 
 pytest.importorskip("mxnet")
 pytest.importorskip("sklearn")
@@ -23,7 +23,6 @@ EXAMPLES = {
     "recommender.py": ("--epochs 2", r"error ([\d.]+) of unseen ratings", lambda error: error < 0.7),
     "gan.py": ("--steps 300", r"distance ([\d.]+) to the nearest centre", lambda distance: distance < 0.5),
 }
-ENVIRONMENT = {"PYTHONPATH": PYTHONPATH}  # with scikit-learn
 RANK_0_ONLY = "train_digits.py"
 
 
@@ -42,9 +41,7 @@ def test_every_example_is_tested():
 def test_example_learns(name, workers):
     options, pattern, learned = EXAMPLES[name]
     command = [sys.executable, str(ROOT / "examples" / name), *options.split()]
-    status, output = (
-        jobs.run_p3(workers, 2, command, **ENVIRONMENT) if workers > 1 else jobs.run(command, 100, **ENVIRONMENT)
-    )
+    status, output = jobs.run_p3(workers, 2, command) if workers > 1 else jobs.run(command, 100)
     assert status == 0, output
     if name == RANK_0_ONLY:
         (result,) = re.findall(r"loss .* " + pattern + r" .* on %d worker\(s\)" % workers, output)

@@ -6,20 +6,18 @@ import sys
 import numpy as np
 import plugin_jobs as jobs
 import pytest
-from processes import PYTHONPATH, ROOT
+from processes import ROOT
 
 pytest.importorskip("p3._core", reason="the extension is not built")
 pytest.importorskip("jax", reason="needs JAX, in an environment without MXNet: see docs/frontend.md")
 pytest.importorskip("sklearn")
 
 SCRIPT = str(ROOT / "examples" / "jax" / "digits.py")
-ENVIRONMENT = {"PYTHONPATH": PYTHONPATH}  # with scikit-learn
 
 
 def trained(path, workers, epochs, **variables):
     """(weights, output, how many digits of 100 each worker has right)"""
     command = [sys.executable, SCRIPT, "--epochs", str(epochs), "--save", str(path)]
-    variables = {**ENVIRONMENT, **variables}
     run = jobs.run if workers == 1 else lambda *given, **how: jobs.run_p3(workers, 2, *given, **how)
     status, output = run(command, timeout_s=100, **variables)
     assert status == 0, output

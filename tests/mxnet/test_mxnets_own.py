@@ -1,12 +1,11 @@
 """MXNet's own tests of its stores pass with P3's, but for the lines that mxnets_own.py changes. docs/mxnet-tests.md"""
 
-import os
 import sys
 from pathlib import Path
 
 import mxnets_own
 import pytest
-from processes import QUICK_IMPORT, ROOT, Process, clean_environment
+from processes import PYTHONPATH, ROOT, Process, clean_environment
 
 pytest.importorskip("mxnet")
 from lab_traces import needs_lab
@@ -45,7 +44,7 @@ DISTRIBUTED = [("dist_sync_kvstore.py", arguments) for arguments in DIST_SYNC] +
 def test_mxnets_distributed_tests_pass_on_three_hosts(tmp_path, monkeypatch, script, arguments):
     mxnets_own.write(tmp_path, [name for name in mxnets_own.CHANGES if name.startswith(mxnets_own.NIGHTLY)])
     monkeypatch.chdir(tmp_path)
-    environment = {"PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(ROOT)])}
+    environment = {"PYTHONPATH": PYTHONPATH}
     with lab(HOSTS) as hosts, Job(
         STORES["p3_sync"], hosts, [sys.executable, script, *arguments], root=hosts[0], port=9100, folder=tmp_path,
         omp_threads=1, environment=environment,
@@ -64,7 +63,7 @@ UNIT_TESTS = [Path(name).name for name in mxnets_own.CHANGES if name.startswith(
 @pytest.mark.parametrize("name", UNIT_TESTS)
 def test_mxnets_unit_tests_pass_in_one_process(tmp_path, processes, name):
     mxnets_own.write_unit_tests(tmp_path)
-    env = clean_environment(PYTHONPATH=os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
+    env = clean_environment(PYTHONPATH=PYTHONPATH)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:timeout", "-q", name]
     processes.append(Process(command, env, tmp_path))
     finished = processes[-1].wait(DEADLINE_S - 30)

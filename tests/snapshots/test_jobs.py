@@ -297,7 +297,7 @@ def counted(finished):
 def start(processes, tmp_path, workers, servers, script, *arguments, options=(), **env):
     command = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", str(servers), *options]
     command += [sys.executable, str(script), *map(str, arguments)]
-    env = dict({"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([jobs.QUICK_IMPORT, str(ROOT)])}, **env)
+    env = dict({"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}, **env)
     processes.append(Process(command, clean_environment(**env), tmp_path))
     return processes[-1]
 
@@ -399,7 +399,7 @@ def test_who_joins_early_holds_up_no_snapshots_and_who_joins_behind_a_step_takes
         kv.join(update=lambda store: None)
         print("sum", value.asnumpy())
     """
-    env = {"PYTHONPATH": os.pathsep.join([jobs.QUICK_IMPORT, str(ROOT)]), "P3_WAIT_TIMEOUT_S": "30"}
+    env = {"PYTHONPATH": PYTHONPATH, "P3_WAIT_TIMEOUT_S": "30"}
     finished = run_job(script, 2, 1, env=env, options=snapshots_in(tmp_path, 1))
     assert finished.code == 0, finished
     assert reading.newest_valid(str(tmp_path)).round == 8  # of the step behind which all joined
@@ -453,11 +453,10 @@ def test_the_example_survives_the_death_of_a_worker_and_of_a_server(processes, t
     choice = random.Random(seed)
     steps, every, directory = 60, 5, tmp_path / "snapshots"
     directory.mkdir()
-    env = {"PYTHONPATH": PYTHONPATH}  # with scikit-learn
     example = ROOT / "examples" / "resume.py"
-    undisturbed = start(processes, tmp_path, 2, 2, example, "--steps", steps, **env).wait()
+    undisturbed = start(processes, tmp_path, 2, 2, example, "--steps", steps).wait()
     options = ("--restarts", "2", *snapshots_in(directory, every))
-    process = start(processes, tmp_path, 2, 2, example, "--steps", steps, options=options, **env)
+    process = start(processes, tmp_path, 2, 2, example, "--steps", steps, options=options)
     first, second = sorted(choice.sample(range(2, steps // every - 1), 2))
     kill_when(process, str(directory), first * every, "worker", choice.randrange(2))
     while processes_of(process.popen.pid, "scheduler"):  # until all of that start have ended

@@ -1,13 +1,12 @@
 """Snapshots that a signal asks for: SIGUSR1, and the job goes on; SIGTERM, and it ends with its state saved."""
 
-import os
 import re
 import signal
 import sys
 
 import plugin_jobs as jobs
 import pytest
-from processes import QUICK_IMPORT, PYTHONPATH, ROOT, Process, clean_environment
+from processes import PYTHONPATH, Process, clean_environment
 
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
@@ -118,7 +117,7 @@ def run(tmp_path, processes):
         command = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--snapshot-dir", "snapshots"]
         command += ["--snapshot-every", "1000000", *options]
         command += [sys.executable, str(jobs.SCRIPTS / "on_demand.py"), front_end, str(steps)]
-        env = clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
+        env = clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=PYTHONPATH)
         processes.append(Process(command, env, tmp_path))
         return processes[-1]
 

@@ -13,7 +13,7 @@ import time
 import lab_results as made
 import pytest
 from lab_traces import needs_lab
-from processes import QUICK_IMPORT, PYTHONPATH, ROOT, Process, clean_environment
+from processes import PYTHONPATH, Process, clean_environment
 
 from p3 import cli
 from p3.measure.bench import campaign, experiments, limits, measured, report
@@ -48,7 +48,7 @@ def bench(tmp_path, monkeypatch):
         return status, settings, records
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     return run
 
 
@@ -185,10 +185,7 @@ def test_compute_trains_and_emulates_nothing(bench, capsys):
 
 @needs_lab
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn: pip install scikit-learn")
-def test_accuracy_is_that_of_every_epoch_and_stores_of_the_same_mathematics_begin_alike(
-    bench, capsys, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)  # QUICK_IMPORT hides scikit-learn
+def test_accuracy_is_that_of_every_epoch_and_stores_of_the_same_mathematics_begin_alike(bench, capsys, tmp_path):
     options = ["--epochs", "3", "--repeats", "1", "--hosts", "2", "--depth", "8", "--rate", "200mbit"]
     status, _, records = bench("accuracy", *options, "--stores", "dist_sync,p3_sync,p3_dgc_0.001")
     assert status == 0, records

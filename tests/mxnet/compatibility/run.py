@@ -117,8 +117,7 @@ class _Job:
         self._processes = []  # (name, Popen)
         kind = "p3_sync" if store == "p3_sync" else "dist_sync"
         env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_", "MXNET_"))}
-        helpers = TESTS / "helpers"
-        folders = [helpers / "quick_import", helpers / "lazy_mxnet", ROOT, TESTS / "mxnet"]
+        folders = [TESTS / "helpers" / "quick_import", ROOT, TESTS / "mxnet"]
         env.update(
             PYTHONPATH=os.pathsep.join(map(str, folders)),
             PYTHONUNBUFFERED="1",

@@ -1,1 +1,0 @@
-"""Empty: MXNet imports it for downloads, which no test makes, and that takes as long as NumPy."""
