@@ -46,7 +46,7 @@ test: test-cpp test-python
 test-cpp: build/can-test $(VENV)/installed
 	tools/configure build/core -G Ninja -DP3_BUILD_TESTS=ON
 	cmake --build build/core
-	ctest --test-dir build/core --output-on-failure --no-tests=error --parallel $$(nproc)
+	ctest --test-dir build/core --output-on-failure --no-tests=error --parallel $$((2 * $$(nproc)))
 
 # Most tests wait more than they compute, so there is one process more than cores; a file's tests share one of them.
 PYTEST := python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile
