@@ -132,7 +132,7 @@ $(VENV)/ready:
 	@touch $@
 
 $(VENV)/installed: $(VENV)/ready $(SOURCES)
-	python -m pip install --quiet --no-build-isolation -e '.[mxnet,examples,lab,test]'
+	tools/install mxnet examples lab test
 	@touch $@
 
 # A release whose wheels need no GPU's libraries. With NumPy 1 for MXNet's sake, or whatever is there.

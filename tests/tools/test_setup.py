@@ -11,7 +11,7 @@ import tarfile
 
 import pytest
 
-from processes import ROOT
+from processes import ROOT, is_running, wait_until
 
 loader = importlib.machinery.SourceFileLoader("fetch", str(ROOT / "tools" / "fetch"))
 fetch = importlib.util.module_from_spec(importlib.util.spec_from_loader("fetch", loader))
@@ -179,3 +179,43 @@ def test_root_installs_what_is_missing_if_it_can(machine, succeeds):
         assert (found.returncode, found.stdout) == (0, machine.python() + "\n")
     else:
         assert found.returncode == 1 and "sudo apt-get install g++ " in found.stderr
+
+
+def install(machine, pip="exit 0", build="exit 0"):
+    """tools/install of two extras, with stand-ins for pip and the build: how it ended, and pip's commands."""
+    (machine.folder / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["one"]\n'
+        '[project.optional-dependencies]\na = ["two>=2"]\nb = ["three"]\nc = ["four"]'
+    )
+    machine.stand_in("bin/python", """
+        cd %s
+        case $* in
+        *"pip install"*-r*) echo $$ > pip; for file; do :; done; echo needs $(cat $file) >> said; %s;;
+        *"pip install"*) echo $* >> said;;
+        "setup.py -q build_ext --inplace") while [ ! -e pip ]; do sleep 0.01; done; echo the build says this; %s;;
+        *) exec %s "$@";;
+        esac""" % (machine.folder, pip, build, sys.executable))  # fmt: skip
+    env = dict(os.environ, PATH="%s:%s" % (machine.folder / "bin", os.environ["PATH"]))
+    command = [str(machine.folder / "tools" / "install"), "a", "b"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return ended, (machine.folder / "said").read_text().splitlines()
+
+
+NEEDS = "needs one two>=2 three"
+
+
+def test_p3_and_what_it_and_the_extras_need_are_installed_while_the_extensions_are_built(machine):
+    ended, said = install(machine)  # the build waits for pip to have begun
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert said == [NEEDS, "-m pip install --quiet --no-build-isolation --no-deps -e ."]
+
+
+def test_a_build_that_fails_says_why_and_ends_pip(machine):
+    ended, said = install(machine, pip="exec sleep 1000", build="exit 3")
+    assert ended.returncode == 1 and ended.stderr == "the build says this\n" and said == [NEEDS]
+    wait_until(lambda: not is_running(int((machine.folder / "pip").read_text())), "pip runs on")
+
+
+def test_what_cannot_be_brought_fails_the_installation(machine):
+    ended, said = install(machine, pip="echo no such package >&2; exit 5")
+    assert (ended.returncode, ended.stderr) == (5, "no such package\n") and said == [NEEDS]
