@@ -19,8 +19,9 @@ RAY_VENV := .venv-ray
 TRAINERS_VENV := .venv-hf
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# A distributed job's variables in the caller's shell must not leak into the tests.
-unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER PYTHONPATH
+# A distributed job's variables in the caller's shell must not leak into the tests. And the thousands of processes that
+# tests start must not compile P3 anew, each of them.
+unexport DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find src -name "*.h" -o -name "*.cc") $(wildcard include/p3/*.h p3/*.pyx p3/*.pxd p3/*.pxi p3/measure/*.pyx p3/mxnet/*.pyx p3/mxnet/*/*.h p3/mxnet/*/*.cc)
 
