@@ -49,8 +49,8 @@ test-cpp: build/can-test $(VENV)/installed
 	cmake --build build/core
 	ctest --test-dir build/core --output-on-failure --no-tests=error --parallel $$((2 * $$(nproc)))
 
-# Most tests wait more than they compute, so there is one process more than cores; a file's tests share one of them.
-PYTEST := python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile
+# Most tests wait more than they compute, so there are two processes more than cores; a file's tests share one of them.
+PYTEST := python -m pytest -n $$(($$(nproc) + 2)) --dist loadfile
 
 test-python: $(VENV)/installed
 	$(PYTEST)

@@ -26,8 +26,9 @@ def pytest_configure(config):
 
 # With --dist loadfile a long file that begins last leaves the other cores idle. Longest first.
 BEGIN_FIRST = (
-    "cluster/test_replacing.py", "packaging/test_wheel.py", "torch/test_replay.py", "examples/test_examples.py",
-    "mxnet/test_staleness.py", "mxnet/test_trajectory.py", "measure/bench/", "mxnet/test_uneven.py",
+    "cluster/test_replacing.py", "packaging/test_wheel.py", "torch/test_replay.py", "measure/bench/",
+    "examples/test_examples.py", "launch/test_run.py", "mxnet/test_trajectory.py", "mxnet/test_staleness.py",
+    "launch/test_mpi.py", "launch/test_slurm.py", "snapshots/test_jobs.py", "worker/test_local_aggregation.py",
 )  # fmt: skip
 
 
