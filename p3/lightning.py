@@ -121,9 +121,11 @@ class Strategy(DDPStrategy):
         self.precision_plugin.clip_grad_by_value = self._clip_value
 
     def _clip_norm(self, optimizer: Any, clip_val: float) -> None:
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # a script may pass Lightning's wrapper of it
         gradients.clip_norm([optimizer], list(gradients.parameters_of(optimizer)), clip_val, 2.0)
 
     def _clip_value(self, optimizer: Any, clip_val: float) -> None:
+        optimizer = getattr(optimizer, "optimizer", optimizer)
         gradients.clip_value([optimizer], list(gradients.parameters_of(optimizer)), clip_val)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:

@@ -51,6 +51,7 @@ class KeyRounds(ABC):
         self._other_landing: Optional[Tuple[Any, Any]] = None  # and where that lands; the two are used in turn
         self._is_skip = False  # this worker's part of the last round
         self._may_go_ahead = self.goes_ahead and key.staleness > 0
+        self.also_awaited: Callable[[], Any] = lambda: None  # before a result is taken over; may be interrupted
 
     @property
     def state_key(self) -> Key:
@@ -196,6 +197,7 @@ class KeyRounds(ABC):
             self._session.mark_stall(self.key, began, time.monotonic_ns())
         else:
             self._session.check()
+        self.also_awaited()
         return self._take_over(round)
 
     def _take_over(self, round: Round) -> bool:

@@ -47,19 +47,23 @@ class Steps:
         waiting.from_rank_0(session, self._key, np.zeros(1 + tells))
         self._counting: List[Count] = []  # under way
 
-    def count(self, lr: float, wd: float, tells: Sequence[float] = (), priority: int = LAST) -> Count:
-        """This worker takes a step: once in each. The servers compare its learning rate and weight decay, whoever
-        updates: else workers whose schedules look at a loss of their own would drift apart."""
+    def count(
+        self, lr: float, wd: float, tells: Sequence[float] = (), priority: int = LAST, rescale: float = 1.0
+    ) -> Count:
+        """This worker takes a step: once in each. The servers compare its learning rate, weight decay and `rescale`,
+        whoever updates: else workers whose schedules look at a loss of their own would drift apart."""
         own = np.array([1.0, *tells])
         sums = np.empty_like(own)
-        count = Count(self._session.pushpull(self._key, own, sums, priority, lr, wd), sums)
+        return self._begun(Count(self._session.pushpull(self._key, own, sums, priority, lr, wd, rescale), sums))
+
+    def _begun(self, count: Count) -> Count:
         self._counting = [*(one for one in self._counting if not one.operation.done), count]
         return count
 
     def skip(self) -> Count:
         """This worker takes no step, which others may; in join()."""
         sums = np.zeros(1 + self._tells)
-        return Count(self._session.skip(self._key, sums, LAST), sums)
+        return self._begun(Count(self._session.skip(self._key, sums, LAST), sums))
 
     def wait(self, count: Count) -> None:
         """Until all workers have counted that step. TimeoutError after P3_WAIT_TIMEOUT_S."""

@@ -128,6 +128,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Set P3_PARTITIONS, or unset P3_ON_WORKER_LOSS"),
     Exclusion(REPLACED, (TORCH,), "torch's optimizers cannot begin behind steps that another process has taken",
               "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
+    Exclusion(JOIN, (LATE_SCALER,), "a worker in join() does not call the scaler's update(), so scales would differ",
+              "Give all workers the same number of steps"),
     Exclusion(JOIN, (CLOSURE,), "a closure may compute many gradients in one step, and a worker that has joined could "
               "not tell how many", "Give all workers the same number of steps"),
     Exclusion(INDEPENDENT, (AWAITED,), "it would be updated when a module needs its weights, and not in step()",

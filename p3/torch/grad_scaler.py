@@ -44,6 +44,7 @@ class GradScaler(torch.amp.GradScaler):
             return super().step(optimizer, *arguments, **keywords)
         if arguments or "closure" in keywords:
             raise RuntimeError("GradScaler takes no closure")
+        self._settle()
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() comes once between two calls of update()")
@@ -83,6 +84,10 @@ class GradScaler(torch.amp.GradScaler):
     def state_dict(self) -> Dict[str, Any]:
         self._settle()
         return super().state_dict()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        self._settle()
+        return super().__getstate__()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         self._settle()

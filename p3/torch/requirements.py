@@ -48,7 +48,8 @@ def require_together(session, optimizer: torch.optim.Optimizer, names: Dict[torc
     found = {choices.FACTORS: filter(is_factored, tensors),
              choices.GPU: (one for one in tensors if one.device.type != "cpu")}  # fmt: skip
     chosen = [choice.said(names[one]) for choice, those in found.items() for one in islice(those, 1)]
-    if any(isinstance(value, torch.Tensor) for one in optimizer.state.values() for value in one.values()):
+    if any(isinstance(value, torch.Tensor) for one in optimizer.state.values()
+           if isinstance(one, dict) for value in one.values()):  # fmt: skip
         chosen.append(choices.STEPS_TAKEN)
     combinations.require("%s: DistributedOptimizer" % session.label, *asked, *chosen)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import weakref
 from typing import Any, Iterable, Iterator, List, Sequence, Set
 
 import torch
@@ -20,14 +19,13 @@ from p3.torch.rounds.synchronous import Synchronous
 
 log = logging.getLogger("p3.torch")
 
-_models: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of each optimizer, those that it trains
 
 
 def distribute(optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module]) -> None:
     """Has P3 train its parameters, on every worker at the same point. ValueError if the models lack one of them."""
     own = set(parameters_of(optimizer))
-    _models[optimizer] = [model for model in models if not own.isdisjoint(model.parameters())]
-    p3.torch.DistributedOptimizer(optimizer, _models[optimizer], max_grad_norm=math.inf)
+    trained = [model for model in models if not own.isdisjoint(model.parameters())]
+    p3.torch.DistributedOptimizer(optimizer, trained, max_grad_norm=math.inf)
 
 
 def has_unknown(optimizer: Any, models: Iterable[torch.nn.Module]) -> bool:
@@ -49,6 +47,7 @@ def is_synchronous(optimizer: Any) -> bool:
 def clip_norm(optimizers: Iterable[Any], parameters: Sequence[torch.Tensor], norm: float, kind: float) -> torch.Tensor:
     """torch's clip_grad_norm_ on the mean gradients; the norm before. `optimizers`: those that train the parameters."""
     trained_by = training(optimizers, parameters)
+    _require_trained(parameters, trained_by)
     if norm > 0 and kind in (2, math.inf) and len(trained_by) == 1 and not is_synchronous(trained_by[0]):
         if _that_learn(parameters) == _that_learn(parameters_of(trained_by[0])):
             return trained_by[0].clip_grad_norm_(norm, kind)
@@ -78,8 +77,10 @@ def _make_synchronous(optimizer: Any) -> None:
     if p3.torch.rank() == 0:
         log.info("%s waits for the mean gradients in each step from now on, as something other than the global norm of "
                  "all its gradients is wanted", type(optimizer).__name__)  # fmt: skip
-    p3.torch.DistributedOptimizer(optimizer, _models[optimizer], synchronous=True)
-    optimizer.clip_grad_norm_(max_norm, kind)
+    p3.torch.DistributedOptimizer(optimizer, optimizer._p3.models, synchronous=True)
+    optimizer.synchronize()
+    if max_norm < math.inf:
+        optimizer.clip_grad_norm_(max_norm, kind)
 
 
 @contextlib.contextmanager
@@ -89,6 +90,15 @@ def no_sync(optimizers: Iterable[Any]) -> Iterator[None]:
         for optimizer in optimizers:
             stack.enter_context(optimizer.no_sync())
         yield
+
+
+def _require_trained(parameters: Iterable[torch.Tensor], optimizers: Iterable[Any]) -> None:
+    """ValueError if one has a gradient, and is no optimizer's: that is this worker's alone; so would be the norm."""
+    trained = {parameter for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    strays = sum(parameter.grad is not None and parameter not in trained for parameter in parameters)
+    if strays:
+        raise ValueError("%d of the parameters to clip have gradients, and no optimizer trains them: switch off their "
+                         "requires_grad, or clip the optimizer's parameters alone" % strays)  # fmt: skip
 
 
 def _that_learn(parameters: Iterable[torch.Tensor]) -> Set[torch.Tensor]:

@@ -40,7 +40,9 @@ StoreNorm* Registry::norm_of(const ServerKey& key) {
     return &norms_[key.store];
   }
   const auto found = norms_.find(key.store);
-  return found != norms_.end() && key.plan.is_part_of_norm() ? &found->second : nullptr;
+  if (found == norms_.end() || !key.plan.is_part_of_norm()) return nullptr;
+  require(key, found->second.has_begun() ? "the norm of its store has had rounds already" : "");
+  return &found->second;
 }
 
 void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {

@@ -127,7 +127,6 @@ void Shard::init(Task& task, Reply& reply) {
 
 void Shard::send(int worker, Frame frame, Reply& reply) const {
   if (updates_ != nullptr) frame.header.scalars.updates = static_cast<double>(*updates_);
-  frame.yields = key.reports_norm();
   reply.frames.push_back({host_.van_of(worker), frame});
 }
 

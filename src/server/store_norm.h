@@ -33,9 +33,16 @@ class StoreNorm {
     return parts_.size() - 1;
   }
 
+  // Whether it is too late for another one.
+  bool has_begun() {
+    MutexLock lock(mutex_);
+    return has_begun_;
+  }
+
   // What the shard at that place has summed in the round. Who is to go on, as it was the last one.
   Waiting report(size_t place, const NormPart& part) {
     MutexLock lock(mutex_);
+    has_begun_ = true;
     parts_[place] = part;
     if (++reported_ < parts_.size()) return {};
     return std::exchange(waiting_, {});
@@ -61,6 +68,7 @@ class StoreNorm {
   Mutex mutex_;
   std::vector<NormPart> parts_ P3_GUARDED_BY(mutex_);  // by place
   size_t reported_ P3_GUARDED_BY(mutex_) = 0;
+  bool has_begun_ P3_GUARDED_BY(mutex_) = false;
   Waiting waiting_ P3_GUARDED_BY(mutex_);
 };
 

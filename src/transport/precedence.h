@@ -35,7 +35,6 @@ class WaitingPushes {
     Header header;
     header.kind = FrameKind::kYield;
     header.round = oldest == kNone ? told_ : oldest;
-    header.priority = kMostUrgent;
     header.part = oldest != kNone;
     told_ = oldest;
     return header;
@@ -43,7 +42,6 @@ class WaitingPushes {
 
  private:
   static constexpr uint64_t kNone = 0;  // rounds with pushes are counted from 1
-  static constexpr int32_t kMostUrgent = 0x7fffffff;
 
   std::map<uint64_t, uint64_t> count_;  // by round
   uint64_t told_ = kNone;
@@ -63,7 +61,9 @@ class Precedence {
     rounds_.erase(van);
     note();
   }
-  bool holds_back(uint64_t round) const { return first_ && round >= *first_; }
+  bool holds_back(uint64_t round) const { return first_ && !is_over_ && round >= *first_; }
+  // This node leaves: from here on nothing is kept back.
+  void end() { is_over_ = true; }
 
  private:
   void note() {
@@ -73,6 +73,7 @@ class Precedence {
 
   std::map<int, uint64_t> rounds_;
   std::optional<uint64_t> first_;  // the oldest of them
+  bool is_over_ = false;
 };
 
 }  // namespace p3

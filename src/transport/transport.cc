@@ -149,6 +149,7 @@ bool Transport::finish(double timeout_s, bool until_read) {
     if (!error_)
       for (auto& van : vans_)
         if (!van->is_lost()) van->push({bye}, Clock::now());
+    precedence_.end();
     advance(Phase::kFinishing);
   }
   raise_event(send_wake_);

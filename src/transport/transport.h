@@ -153,7 +153,6 @@ class Transport {
   void receive_loop();
   Van* most_urgent_writable() P3_REQUIRES(mutex_);
   bool nothing_to_send() const P3_REQUIRES(mutex_);
-  bool must_wait(const Van& van) const P3_REQUIRES(mutex_);
   void note_queued(const Van& van, const Header& header) P3_REQUIRES(mutex_);
   void note_gone(const Van& van, const Header& header) P3_REQUIRES(mutex_);
   void tell(const std::optional<Header>& news) P3_REQUIRES(mutex_);

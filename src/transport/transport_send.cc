@@ -15,18 +15,11 @@ Van* Transport::most_urgent_writable() {
   Van* best = nullptr;
   for (size_t i = 1; i <= vans_.size(); ++i) {
     Van* van = vans_[(last_written_ + i) % vans_.size()].get();
-    if (van->writable && !van->broken && van->has_work() && !must_wait(*van) &&
-        (best == nullptr || van->next_urgency().is_sooner_than(best->next_urgency())))
+    if (van->writable && !van->broken && van->can_move(precedence_) &&
+        (best == nullptr || van->next_urgency(precedence_).is_sooner_than(best->next_urgency(precedence_))))
       best = van;
   }
   return best;
-}
-
-// A value that is kept back. One that is half written goes on, or its peer would hear nothing else, either.
-bool Transport::must_wait(const Van& van) const {
-  const Frame* const next = van.to_begin();
-  return next != nullptr && next->yields && !van.is_local() && phase_ < Phase::kFinishing &&
-         precedence_.holds_back(next->header.round);
 }
 
 void Transport::note_queued(const Van& van, const Header& header) {
@@ -50,7 +43,7 @@ void Transport::yield(const Van& van, const Header& told) {
   {
     MutexLock lock(mutex_);
     precedence_.told(van.number, told);
-    wake = told.part == 0 && std::exchange(sender_sleeps_, false);
+    wake = std::exchange(sender_sleeps_, false);  // newer rounds may hold back less than an older one did
   }
   if (wake) raise_event(send_wake_);
 }
@@ -62,8 +55,7 @@ bool Transport::nothing_to_send() const {
 void Transport::queue_pings(Clock::time_point now) {
   const auto heartbeat = seconds(options_.heartbeat_s);  // not per van: this runs for every frame
   for (auto& van : vans_) {
-    if ((van->has_work() && !must_wait(*van)) || van->state() != Van::State::kOpen || now - van->last_write < heartbeat)
-      continue;
+    if (van->can_move(precedence_) || van->state() != Van::State::kOpen || now - van->last_write < heartbeat) continue;
     Header ping;
     ping.round = handler_.last_round();
     ping.priority = std::numeric_limits<int32_t>::max();
@@ -132,7 +124,7 @@ bool Transport::write_frames(int limit) {
         return van != nullptr || phase_ >= Phase::kFinishing;
       }
       last_written_ = static_cast<size_t>(van->number);
-      van->begin_frame(now);
+      van->begin_frame(now, precedence_);
       van->last_write = now;
       edges = van->edges;
     }

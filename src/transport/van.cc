@@ -23,8 +23,8 @@ void Van::push(Frame frame, std::chrono::steady_clock::time_point now) {
   frame.queued_at = now;
   if (carries_slice(frame.header.kind)) trace_at(recorder_, now, TraceKind::kQueued, frame.header, peer_);
   hold(held_by(frame));
-  queue_.push(urgency_of(frame.header), frame);
-  peak_queued_ = std::max<uint64_t>(peak_queued_, queue_.size());
+  (frame.yields && !is_local() ? yielding_ : queue_).push(urgency_of(frame.header), frame);
+  peak_queued_ = std::max<uint64_t>(peak_queued_, queued());
 }
 
 void Van::hold(uint64_t bytes) {
@@ -36,7 +36,8 @@ void Van::hold(uint64_t bytes) {
 void Van::drop(std::vector<Frame>& unsent) {
   advance(State::kLost);
   if (std::exchange(writing_, false)) unsent.push_back(current_);
-  while (!queue_.empty()) unsent.push_back(queue_.pop());
+  for (PriorityQueue<Frame>* queue : {&queue_, &yielding_})
+    while (!queue->empty()) unsent.push_back(queue->pop());
   for (const Frame& frame : unsent) let_go(held_by(frame));
 }
 
@@ -52,10 +53,17 @@ void Van::replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::tim
   last_read = last_write = now;
 }
 
-void Van::begin_frame(std::chrono::steady_clock::time_point now) {
+const PriorityQueue<Frame>* Van::next_queue(const Precedence& precedence) const {
+  const PriorityQueue<Frame>* next = queue_.empty() ? nullptr : &queue_;
+  if (yielding_.empty() || precedence.holds_back(yielding_.top().header.round)) return next;
+  return next == nullptr || yielding_.top_urgency().is_sooner_than(next->top_urgency()) ? &yielding_ : next;
+}
+
+void Van::begin_frame(std::chrono::steady_clock::time_point now, const Precedence& precedence) {
   if (writing_) return;
-  const Frame& next = queue_.top();
-  current_ = next.goes_by_fields && !are_same(next.fields, out_fields_) ? telling_fields_of(next) : queue_.pop();
+  PriorityQueue<Frame>& queue = next_queue(precedence) == &yielding_ ? yielding_ : queue_;
+  const Frame& next = queue.top();
+  current_ = next.goes_by_fields && !are_same(next.fields, out_fields_) ? telling_fields_of(next) : queue.pop();
   writing_ = true;
   prepared_ = false;
   written_ = 0;
@@ -132,7 +140,7 @@ void Van::add_to(Traffic& total) const {
   total.bytes_received += bytes_received_;
   total.slices_sent += slices_sent_;
   total.slices_received += slices_received_;
-  total.queued_slices += queue_.size();
+  total.queued_slices += queued();
   total.peak_queued_slices = std::max(total.peak_queued_slices, peak_queued_);
   total.queued_s += std::chrono::duration<double>(queued_for_).count();
   total.held_bytes += held_bytes_;

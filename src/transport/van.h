@@ -18,6 +18,7 @@
 #include "p3/stream.h"
 #include "p3/trace.h"
 #include "p3/wire.h"
+#include "transport/precedence.h"
 #include "transport/priority_queue.h"
 
 namespace p3 {
@@ -71,22 +72,27 @@ class Van {
 
   // --- sending -----------------------------------------------------------------------------------------------------
   void push(Frame frame, std::chrono::steady_clock::time_point now);
-  void drop_queue() { queue_.clear(); }
+  void drop_queue() {
+    queue_.clear();
+    yielding_.clear();
+  }
   uint64_t bytes_sent() const { return bytes_sent_; }
-  bool has_queued() const { return !queue_.empty(); }
+  bool has_queued() const { return !queue_.empty() || !yielding_.empty(); }
   bool has_work() const { return writing_ || has_queued(); }
   bool mid_frame() const { return writing_ && (written_ > 0 || stream_->holds_unwritten()); }
   // The connection is no more (kLost): moves what will never leave to `unsent`, a half written frame included.
   void drop(std::vector<Frame>& unsent);
   // Another connection to the same peer, as if nothing had ever come or left. Nobody may be using the van.
   void replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now);
-  // Of the frame that would begin next, and is not half written; null: there is none.
-  const Frame* to_begin() const { return writing_ || queue_.empty() ? nullptr : &queue_.top(); }
-  // Of the frame that would move next. Precondition: has_work().
-  Urgency next_urgency() const { return writing_ ? urgency_of(current_.header) : queue_.top_urgency(); }
+  // Whether anything may move: a frame that is half written, or one that is not kept back.
+  bool can_move(const Precedence& precedence) const { return writing_ || next_queue(precedence) != nullptr; }
+  // Of the frame that would move next. Precondition: can_move().
+  Urgency next_urgency(const Precedence& precedence) const {
+    return writing_ ? urgency_of(current_.header) : next_queue(precedence)->top_urgency();
+  }
   // Takes the next frame off the queue unless one is half written; or, if that goes by other fields than the frames
   // before, begins to tell those first.
-  void begin_frame(std::chrono::steady_clock::time_point now);
+  void begin_frame(std::chrono::steady_clock::time_point now, const Precedence& precedence = {});
   // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.
   Progress write_some();
   const Frame& sent_frame() const { return current_; }
@@ -146,8 +152,7 @@ class Van {
   std::atomic<State> state_{State::kOpen};
   std::atomic<int> error_{0};  // written by the sender and the receiver
 
-  // What yields waits for pushes, which must not wait for it: the peer is read meanwhile.
-  static uint64_t held_by(const Frame& frame) { return frame.yields ? 0 : sizeof frame + frame.copied_bytes; }
+  static uint64_t held_by(const Frame& frame) { return sizeof frame + frame.copied_bytes; }
 
   std::atomic<uint64_t> held_bytes_{0}, peak_held_bytes_{0};
   // Since the start; written by one thread each.
@@ -158,7 +163,12 @@ class Van {
   void prepare();
   Frame telling_fields_of(const Frame& next);
 
+  uint64_t queued() const { return queue_.size() + yielding_.size(); }
+  // The one whose first frame goes next; null: there is none, or it is kept back.
+  const PriorityQueue<Frame>* next_queue(const Precedence& precedence) const;
+
   PriorityQueue<Frame> queue_;
+  PriorityQueue<Frame> yielding_;  // what may be kept back, so that nothing else waits behind it
   Frame current_;
   std::vector<char> encoded_;  // current_'s payload, if it has an encoder
   bool prepared_ = false;      // current_ is as it will be sent

@@ -22,9 +22,12 @@ struct Urgency {
   }
 };
 
-// Heartbeats go before everything, goodbyes behind.
+// Heartbeats, whose round is news and no place in a queue, go before everything, and so does what links are told; among
+// these the first one first. Goodbyes go behind.
 inline Urgency urgency_of(const Header& header) {
   constexpr uint64_t kLastRound = std::numeric_limits<uint64_t>::max();
+  if (header.kind == FrameKind::kPing || header.kind == FrameKind::kYield)
+    return {0, std::numeric_limits<int32_t>::max()};
   return {header.kind == FrameKind::kBye ? kLastRound : header.round, header.priority};
 }
 

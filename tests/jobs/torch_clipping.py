@@ -198,11 +198,12 @@ def uneven():
     mine = STEPS - 2 * RANK
     for step in range(mine):
         pair.backward(step)
-        pair.optimizer.clip_grad_norm_(0.1 * (step + 1))
+        pair.optimizer.clip_grad_norm_(0.1 * (step + 1), (2.0, math.inf)[step % 2])
         pair.optimizer.step()
     pair.optimizer.join()
     for step in range(STEPS):
-        pair.step_plain(step, 0.1 * (step + 1), workers=[one for one in range(SIZE) if step < STEPS - 2 * one])
+        there = [one for one in range(SIZE) if step < STEPS - 2 * one]
+        pair.step_plain(step, 0.1 * (step + 1), (2.0, math.inf)[step % 2], workers=there)
     pair.compare("joined")
     print("worker %d follows" % RANK)
 

@@ -48,7 +48,8 @@ def test_every_optimizer_is_as_in_plain_torch_and_two_runs_have_the_same_bits(wo
     ("scaled", "scales as torch does", 2),
 ])  # fmt: skip
 def test_what_scripts_do_with_it_is_as_in_plain_torch(name, said, workers):
-    status, output = jobs.run_p3(workers, 2, script(name), **SLICES)
+    checks = {} if name == "not_finite" else {"P3_CHECK": "1"}  # which would wait for the norm within step()
+    status, output = jobs.run_p3(workers, 2, script(name), **SLICES, **checks)
     assert status == 0, output
     assert output.count(said) == workers
     assert all(len(set(digests)) == 1 for digests in endings(output).values())
@@ -148,6 +149,53 @@ def test_torchs_grad_scaler_is_told_of_p3s():
     with pytest.raises(ValueError, match="use p3.torch.GradScaler, or pass synchronous=True"):
         scaler.step(optimizer)
     optimizer.step()
+    optimizer.release()
+
+
+def test_clipping_twice_is_clipping_by_the_smaller_norm_and_by_one_type():
+    model, optimizer = made(torch.optim.SGD, max_grad_norm=1.0)
+    before = model.weight.detach().clone()
+    backward(model, optimizer)
+    for norm in (math.inf, 2.0):  # to see the norm, as it would be
+        assert optimizer.clip_grad_norm_(norm).item() == pytest.approx(math.sqrt(8))
+    with pytest.raises(ValueError, match="clip_grad_norm_.. was called before in this step, with norm_type 2.0"):
+        optimizer.clip_grad_norm_(1.0, math.inf)
+    optimizer.step()
+    optimizer.synchronize()
+    assert (before - model.weight).norm().item() == pytest.approx(0.1 * math.sqrt(6 / 8), rel=1e-5)
+    optimizer.release()
+
+
+def test_a_step_that_clipping_has_ended_says_what_comes_next():
+    model, optimizer = made(max_grad_norm=1.0)
+    backward(model, optimizer)
+    optimizer.clip_grad_norm_(1.0)
+    with pytest.raises(RuntimeError, match="behind clip_grad_norm_.*call step.. before the next backward pass"):
+        backward(model, optimizer)
+    optimizer.release()
+
+
+def test_a_step_that_is_clipped_may_be_broken_off_by_release():
+    model, optimizer = made(max_grad_norm=1.0)
+    before = model.weight.detach().clone()
+    for clips in (False, True):
+        backward(model, optimizer)
+        if clips:
+            optimizer.clip_grad_norm_(1.0)
+        optimizer.release()
+        assert model.weight.equal(before)
+        optimizer = p3.torch.DistributedOptimizer(optimizer, model, max_grad_norm=1.0)
+    optimizer.release()
+
+
+def test_a_scaler_and_join_exclude_each_other():
+    scaler = p3.torch.GradScaler("cpu")
+    model, optimizer = made(grad_scaler=scaler)
+    scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    with pytest.raises(ValueError, match=r"join\(\) and p3.torch.GradScaler exclude each other"):
+        optimizer.join()
     optimizer.release()
 
 

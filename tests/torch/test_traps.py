@@ -347,7 +347,7 @@ def test_a_scaler_without_synchronous_is_an_error(model, optimizer):
 def test_a_scaler_that_the_optimizer_has_not_been_told_of_is_an_error_beside_one_bit(model):
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="grad_scaler and steps that do not wait .* Pass synchronous=True"):
+    with pytest.raises(ValueError, match="grad_scaler and steps that do not wait .* pass synchronous=True"):
         p3.torch.DistributedOptimizer(plain, model, grad_scaler=scaler)
     compression = {"type": "1bit"}
     optimizer = p3.torch.DistributedOptimizer(plain, model, synchronous=True, compression=compression)

@@ -71,12 +71,16 @@ class Clipping(Overlapping):
         """`max_grad_norm`: of every step; None: as clip_grad_norm_() says."""
         self._max_grad_norm = math.inf if max_grad_norm is None else _single(max_grad_norm)
         self._scale = 1.0  # of the loss, in the step under way
+        self._has_scaled = False
         self._clip: Optional[Clip] = None  # of the last round
         self._is_complete = False  # all of the step's rounds have begun
+        self._clips = False  # clip_grad_norm_() was called in the step
         self._has_warned = False
         super().__init__(*arguments)
-        self._numbers = Steps(job.current(), self._control.store, 2, "clipping")  # which all workers must have alike
+        self._numbers = Steps(job.current(), self._control.store, 3, "clipping")  # which all workers must have alike
         self._skipped: Optional[Count] = None  # in join()
+        for parameter in self.parameters:
+            parameter.also_awaited = self._await_norm
 
     def _choose_reduction(self) -> None:
         super()._choose_reduction()
@@ -87,9 +91,14 @@ class Clipping(Overlapping):
         if norm_type not in (2, math.inf):
             raise ValueError("norm_type is %r; the servers tell norms of type 2 and inf. For others pass "
                              "synchronous=True to DistributedOptimizer" % (norm_type,))  # fmt: skip
+        if self._is_complete and self._clips and norm_type != self._clip.norm_type:
+            raise ValueError("clip_grad_norm_() was called before in this step, with norm_type %r: call it twice with "
+                             "one type only" % self._clip.norm_type)  # fmt: skip
         self._complete_round()
         clip = self._clip
-        clip.max_norm, clip.norm_type, clip.is_error_if_nonfinite = _single(max_norm), norm_type, error_if_nonfinite
+        clip.max_norm = min(_single(max_norm), clip.max_norm) if norm_type == clip.norm_type else _single(max_norm)
+        clip.norm_type, self._clips = norm_type, True
+        clip.is_error_if_nonfinite |= error_if_nonfinite
         return _awaited(clip, next(iter(self._parameters)).device)
 
     @property
@@ -103,6 +112,7 @@ class Clipping(Overlapping):
         if kept is not None:
             combinations.require("parameter %s" % kept.name, choices.RESIDUAL, choices.LATE_SCALER)
         self._complete_round()
+        self._has_scaled = True
         self._clip.scale = self._scale = _single(scale)
         return self._clip
 
@@ -113,19 +123,46 @@ class Clipping(Overlapping):
     def _complete_round(self) -> None:
         if self._is_complete:
             return
+        self._norms.finish()
         super()._complete_round()
         self._begin_norm()
         self._is_complete = True
 
+    def _before_push(self) -> None:
+        self._norms.finish()  # servers count the rounds of a step together
+
+    def _await_norm(self) -> None:
+        if self._clip is not None:
+            self._clip.require_finite()
+
     def _begin_norm(self) -> None:
         self._clip = Clip(self._norms.begin(), self._max_grad_norm, self._scale)
 
-    def _step(self, closure: Optional[Callable]) -> Any:
-        loss = super()._step(closure)
-        numbers = self._clip.max_norm, self._clip.scale
-        self._numbers.count(*numbers, numbers)
-        self._is_complete, self._scale = False, 1.0
-        return loss
+    def _end_step(self) -> None:
+        clip = self._clip
+        self._is_complete, self._clips, self._scale = False, False, 1.0
+        numbers = clip.max_norm, clip.scale, float(clip.norm_type == math.inf)
+        self._numbers.count(clip.max_norm, clip.scale, numbers, rescale=clip.norm_type)
+        super()._end_step()
+
+    def _on_gradient(self, parameter: Parameter) -> None:
+        if self._is_complete:
+            raise RuntimeError(
+                "the gradient of %s was computed again behind clip_grad_norm_() or unscale_(), with which all "
+                "gradients of the step have left: call step() before the next backward pass. To leave out a step by "
+                "its norm, pass synchronous=True" % parameter.name
+            )
+        super()._on_gradient(parameter)
+
+    def join(self, after_step: Optional[Callable[[], Any]]) -> None:
+        if self._has_scaled:
+            combinations.require(self._session.label, choices.JOIN, choices.LATE_SCALER)
+        super().join(after_step)
+
+    def _break_off(self) -> None:
+        super()._break_off()
+        if not self._is_complete:
+            self._begin_norm()
 
     def _rounds_of_step(self) -> List[Any]:
         return [*super()._rounds_of_step(), _NormRound(self._skip_norm)]
@@ -137,7 +174,9 @@ class Clipping(Overlapping):
     def _follow(self) -> None:
         """By the numbers of those who step: sums of float32 in float64 are exact, and so are their parts."""
         self._numbers.wait(self._skipped)
-        self._clip.max_norm, self._clip.scale = (told / self._skipped.workers for told in self._skipped.told)
+        clip, workers = self._clip, self._skipped.workers
+        clip.max_norm, clip.scale, is_largest = (told / workers for told in self._skipped.told)
+        clip.norm_type = math.inf if is_largest else 2.0
         super()._follow()
 
     def _finish(self) -> None:
@@ -147,7 +186,6 @@ class Clipping(Overlapping):
 
     def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
         clip = self._clip
-        clip.require_finite()
         if not clip.is_finite:
             return self._say_left_out(clip)
         factor = clip.factor
@@ -183,12 +221,13 @@ def _single(number: float) -> float:
 
 def _awaited(clip: Clip, device: torch.device) -> torch.Tensor:
     """The norm as a tensor that is waited for when it is read."""
-    norm = torch.zeros((), device=device)
+    norm = torch.full((), math.nan, dtype=torch.float32, device=device)
 
     def land(_may_be_written: bool) -> None:
+        value = clip.norm
         pending.end(norm)
+        norm.fill_(value)
         clip.require_finite()
-        norm.fill_(clip.norm)
 
     pending.begin(norm, land)
     return norm

@@ -18,9 +18,10 @@ class Declared(Overlapping):
     def _update(self, closure: Optional[Callable] = None) -> Any:
         """Of the groups that the optimizer has now: one parameter's."""
         optimizer = self._optimizer
-        before = [_values(group) for group in optimizer.param_groups], _values(vars(optimizer))
+        shared = (*optimizer.param_groups, vars(optimizer), _of_no_parameter(optimizer.state))
+        before = [_values(one) for one in shared]
         result = super()._update(closure)
-        for was, now in zip((*before[0], before[1]), (*optimizer.param_groups, vars(optimizer))):
+        for was, now in zip(before, (*shared[:-1], _of_no_parameter(optimizer.state))):
             changed = [name for name, value in _values(now).items() if name not in was or was[name] != value]
             if changed:
                 raise ValueError(
@@ -32,6 +33,10 @@ class Declared(Overlapping):
 
 class DeclaredClipping(Clipping, Declared):
     pass
+
+
+def _of_no_parameter(state: Dict[Any, Any]) -> Dict[str, Any]:
+    return {str(name): value for name, value in state.items() if not isinstance(name, torch.Tensor)}
 
 
 def _values(of: Dict[str, Any]) -> Dict[str, Any]:

@@ -52,6 +52,7 @@ class Rounds(job.Held, snapshots.Trainer):
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
         self._is_paused = self._has_begun = False
+        self._is_counted = False  # the step under way, with all of its rounds
         self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
         self._staleness = staleness
         names = {tensor: name for name, tensor in named_parameters(models)}
@@ -364,6 +365,7 @@ class Rounds(job.Held, snapshots.Trainer):
             parameter.expected_fires = parameter.expected_fires or parameter.fires
             self._push(parameter)
         self._weights.end_pushes()
+        self._is_counted = True
 
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
@@ -374,6 +376,10 @@ class Rounds(job.Held, snapshots.Trainer):
             parameter.zero_left_gradient(set_to_none)
             if not parameter.is_new:
                 parameter.forget_gradient()
+
+    @property
+    def models(self) -> Sequence[torch.nn.Module]:
+        return self._models
 
     def parameters_of(self, model: torch.nn.Module) -> List[Parameter]:
         return [self._parameters[tensor] for tensor in model.parameters() if tensor in self._parameters]
@@ -399,6 +405,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _end_step(self) -> None:
         self._watch.end_step()
+        self._is_counted = False
         self._weights.end_step()
         self._check.after_step(self._land)
         self._comparisons.end_step()
@@ -434,7 +441,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def release(self, why: str = "") -> None:
         """See optimizer.py. `why`: not by the script's own call."""
-        if any(one.is_new for one in self._parameters.values()):
+        if any(one.is_new for one in self._parameters.values()) or self._weights.is_begun:
             self._break_off()
         for parameter in self._parameters.values():
             parameter.take_last()
@@ -463,6 +470,8 @@ class Rounds(job.Held, snapshots.Trainer):
         for parameter in self._parameters.values():
             if not parameter.is_new:
                 parameter.skip()
+        if not self._is_counted:  # others may be further in it
+            self._weights.end_pushes()
         for parameter in self._parameters.values():
             parameter.end_without_result()
 

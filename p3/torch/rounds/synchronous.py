@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Callable, Dict, Iterable, Optional
 
 import torch
@@ -109,7 +110,7 @@ class Synchronous(Rounds):
         return torch.nn.utils.clip_grad_norm_(list(self._parameters), max_norm, norm_type, error_if_nonfinite)
 
     def _clip(self) -> None:
-        if self._max_grad_norm is not None:
+        if self._max_grad_norm not in (None, math.inf):
             torch.nn.utils.clip_grad_norm_(list(self._parameters), self._max_grad_norm)
 
     def join(self, after_step: Optional[Callable[[], Any]]) -> None:

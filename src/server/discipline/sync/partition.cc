@@ -112,6 +112,7 @@ void ServerPartition::finish(Reply& reply) {
   for (int worker : workers)
     for (Frame frame : wants(worker) ? rows : nothing) {
       frame.header.of_machine = key.is_shared(worker);
+      frame.yields = key.reports_norm();
       send(worker, frame, reply);
     }
   reply.published = reply.frames.empty() ? round : reply.frames.front().frame.header;

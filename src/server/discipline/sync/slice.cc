@@ -75,6 +75,7 @@ void ServerSlice::resume(Reply& reply) {
   reply.published = frame.header;
   for (int worker : workers) {
     frame.header.of_machine = key.is_shared(worker);
+    frame.yields = key.reports_norm();
     const bool has_it = key.plan.is_gathered() && key.pusher_of(worker_of(key.plan, index)) == worker;
     send(worker, has_it ? without_content(frame) : frame, reply);
   }
