@@ -91,9 +91,11 @@ class Clipping(Overlapping):
         if norm_type not in (2, math.inf):
             raise ValueError("norm_type is %r; the servers tell norms of type 2 and inf. For others pass "
                              "synchronous=True to DistributedOptimizer" % (norm_type,))  # fmt: skip
-        if self._is_complete and self._clips and norm_type != self._clip.norm_type:
-            raise ValueError("clip_grad_norm_() was called before in this step, with norm_type %r: call it twice with "
-                             "one type only" % self._clip.norm_type)  # fmt: skip
+        is_clipped = self._is_complete and self._clips
+        known = self._clip.norm_type if is_clipped else 2.0 if self._max_grad_norm < math.inf else norm_type
+        if norm_type != known:
+            raise ValueError("this step is clipped by a norm of type %r already, by max_grad_norm or a call before: "
+                             "clip by one type only" % known)  # fmt: skip
         self._complete_round()
         clip = self._clip
         clip.max_norm = min(_single(max_norm), clip.max_norm) if norm_type == clip.norm_type else _single(max_norm)
