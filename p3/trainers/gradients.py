@@ -25,7 +25,7 @@ def distribute(optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Modul
     """Has P3 train its parameters, on every worker at the same point. ValueError if the models lack one of them."""
     own = set(parameters_of(optimizer))
     trained = [model for model in models if not own.isdisjoint(model.parameters())]
-    p3.torch.DistributedOptimizer(optimizer, trained, max_grad_norm=math.inf)
+    p3.torch.DistributedOptimizer(optimizer, trained, synchronous=True)  # see docs/trainers.md
 
 
 def has_unknown(optimizer: Any, models: Iterable[torch.nn.Module]) -> bool:
