@@ -26,7 +26,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import p3.torch
@@ -121,35 +120,23 @@ class Strategy(DDPStrategy):
         self.precision_plugin.clip_grad_by_value = self._clip_value
 
     def _clip_norm(self, optimizer: Any, clip_val: float) -> None:
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # a script may pass Lightning's wrapper of it
         gradients.clip_norm([optimizer], list(gradients.parameters_of(optimizer)), clip_val, 2.0)
 
     def _clip_value(self, optimizer: Any, clip_val: float) -> None:
-        optimizer = getattr(optimizer, "optimizer", optimizer)
         gradients.clip_value([optimizer], list(gradients.parameters_of(optimizer)), clip_val)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
-        """As Precision's, but the closure comes before the step, and not in it: in between is clipping, and P3 has the
-        mean gradients for hooks."""
+        """As Precision's, but the closure comes before the step, and not in it: in between P3 has the mean gradients,
+        for hooks and clipping."""
 
         def closure_and_means() -> Any:
             result = closure()
-            if self._shows_gradients:
-                gradients.bring_means([optimizer])
+            gradients.bring_means([optimizer])
             return result
 
         result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, closure_and_means)
         optimizer.step(**keywords)
         return result
-
-    @property
-    def _shows_gradients(self) -> bool:
-        """Whether the script looks at gradients before they are used, or changes them."""
-        module = self.lightning_module
-        hooks = ("on_before_optimizer_step", "configure_gradient_clipping")
-        return any(is_overridden(hook, module) for hook in hooks) or any(
-            is_overridden(hooks[0], callback) for callback in module.trainer.callbacks
-        )
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:

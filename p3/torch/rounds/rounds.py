@@ -377,10 +377,6 @@ class Rounds(job.Held, snapshots.Trainer):
             if not parameter.is_new:
                 parameter.forget_gradient()
 
-    @property
-    def models(self) -> Sequence[torch.nn.Module]:
-        return self._models
-
     def parameters_of(self, model: torch.nn.Module) -> List[Parameter]:
         return [self._parameters[tensor] for tensor in model.parameters() if tensor in self._parameters]
 
