@@ -10,6 +10,7 @@ from p3._core import DTYPES
 from p3.plan.key_plan import Axes, KeyPlan
 
 Name = Union[str, int]  # 1 and "1" are different keys
+NORM = "(norm)"  # of a key of norms, as no parameter is called
 Identity = Tuple[int, Name]  # of a key in its job: its store and name
 
 

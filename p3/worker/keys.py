@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Optional, Tuple
 
 from p3.worker.declarations import Declarations
-from p3.worker.key import Agreed, Identity, Key, Name, require_same
+from p3.worker.key import NORM, Agreed, Identity, Key, Name, require_same
 from p3.worker.links.link import Link
 from p3.worker.repartition import Repartition
 from p3.worker.store_options import StoreOptions
@@ -37,7 +37,7 @@ class Keys:
 
     def have_norm(self, store: int) -> bool:
         """Whether one of the store's tells the norm of the others."""
-        return any(key.is_norm for key in self.of(store))
+        return (store, NORM) in self._declared
 
     def declare(self, declared: Key) -> Key:
         """`declared`: as key.checked() has made it. ValueError if its store or the job's settings exclude it."""

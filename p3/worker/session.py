@@ -30,7 +30,7 @@ from p3.plan.key_plan import Axes
 from p3.settings import Settings, in_job
 from p3.worker import open_sessions
 from p3.worker.control import Control
-from p3.worker.key import FactorShape, Key, Name, checked
+from p3.worker.key import NORM, FactorShape, Key, Name, checked
 from p3.worker.keys import Keys
 from p3.worker.links.link import Link
 from p3.worker.orders import Orders
@@ -166,7 +166,7 @@ class Session(Control):
         the servers have an optimizer, or the settings exclude it (p3/plan/combinations.py).
         """
         self.check()
-        declared = checked(self.label, store, "norm", key_plan.norm_shape(self.num_servers), "float64", False, 0)
+        declared = checked(self.label, store, NORM, key_plan.norm_shape(self.num_servers), "float64", False, 0)
         return self.keys.declare(declared._replace(axes=Axes(reduction="norm")))
 
     # Values: each of these returns an Operation at once

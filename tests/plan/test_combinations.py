@@ -74,7 +74,7 @@ def test_every_other_cell_is_refused_with_the_text_of_the_table(session):
             cells.push(session, cell, cells.declared(session, cell), 0, cells.first_value())
         where, text = str(caught.value).split(": ", 2)[1:]
         assert text in texts_of(cell.chosen), (cell, text)
-        assert re.fullmatch(r"worker 0 \(.*?\)|store \d+|key '(w|norm)'", where), caught.value
+        assert re.fullmatch(r"worker 0 \(.*?\)|store \d+|key '(w|\(norm\))'", where), caught.value
     assert len(refused) + len(allowed_cells()) == len(cells.every_cell())
 
 
