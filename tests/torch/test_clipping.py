@@ -224,3 +224,22 @@ def test_states_and_weights_resume_under_plain_torch():
         reference.step()
     optimizer.release()
     assert torch.allclose(model.weight, plain.weight, atol=1e-6)
+
+
+def test_a_parameter_may_have_the_name_of_a_norm():
+    class Scaled(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(3, 2)
+            self.norm = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return super().forward(x) * self.norm
+
+    model = Scaled()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, max_grad_norm=1.0)
+    backward(model, optimizer)
+    optimizer.step()
+    optimizer.synchronize()
+    assert not model.norm.equal(torch.ones(2))
+    optimizer.release()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import torch
@@ -32,11 +32,11 @@ _TINY = 1e-6  # torch's, so that no norm of zero is divided by
 class Clip:
     """What becomes of one step's mean gradients."""
 
-    def __init__(self, norm: StepNorm, max_norm: float, scale: float) -> None:
-        """`scale`: what the gradients have been multiplied by, as the loss was. All of these may change until the norm
-        is first used."""
+    def __init__(self, norm: StepNorm, max_norm: float) -> None:
+        """What it goes by may change until the norm is first used."""
         self._norm = norm
-        self.max_norm, self.scale, self.norm_type = max_norm, scale, 2.0
+        self.max_norm, self.norm_type = max_norm, 2.0
+        self.scale = 1.0  # what the gradients have been multiplied by, as the loss was
         self.is_error_if_nonfinite = False
 
     @property
@@ -70,7 +70,6 @@ class Clipping(Overlapping):
     def __init__(self, *arguments: Any, max_grad_norm: Optional[float]) -> None:
         """`max_grad_norm`: of every step; None: as clip_grad_norm_() says."""
         self._max_grad_norm = math.inf if max_grad_norm is None else _single(max_grad_norm)
-        self._scale = 1.0  # of the loss, in the step under way
         self._has_scaled = False
         self._clip: Optional[Clip] = None  # of the last round
         self._is_complete = False  # all of the step's rounds have begun
@@ -103,11 +102,6 @@ class Clipping(Overlapping):
         clip.is_error_if_nonfinite |= error_if_nonfinite
         return _awaited(clip, next(iter(self._parameters)).device)
 
-    @property
-    def clips_by(self) -> Tuple[float, float]:
-        """The norm that the step under way is clipped by, and its type."""
-        return (self._clip.max_norm, self._clip.norm_type) if self._is_complete else (self._max_grad_norm, 2.0)
-
     def unscale(self, scale: float) -> Clip:
         """The gradients of this step are `scale` times as large as they are meant to be."""
         kept = next((one for one in self.parameters if one.keeps_residual), None)
@@ -115,7 +109,7 @@ class Clipping(Overlapping):
             combinations.require("parameter %s" % kept.name, choices.RESIDUAL, choices.LATE_SCALER)
         self._complete_round()
         self._has_scaled = True
-        self._clip.scale = self._scale = _single(scale)
+        self._clip.scale = _single(scale)
         return self._clip
 
     def require_mean_gradients(self) -> bool:
@@ -138,11 +132,11 @@ class Clipping(Overlapping):
             self._clip.require_finite()
 
     def _begin_norm(self) -> None:
-        self._clip = Clip(self._norms.begin(), self._max_grad_norm, self._scale)
+        self._clip = Clip(self._norms.begin(), self._max_grad_norm)
 
     def _end_step(self) -> None:
         clip = self._clip
-        self._is_complete, self._clips, self._scale = False, False, 1.0
+        self._is_complete = self._clips = False
         numbers = clip.max_norm, clip.scale, float(clip.norm_type == math.inf)
         self._numbers.count(clip.max_norm, clip.scale, numbers, rescale=clip.norm_type)
         super()._end_step()
