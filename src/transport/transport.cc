@@ -91,11 +91,6 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
   if (wake) raise_event(send_wake_);
 }
 
-void Transport::put_pushes_first() {
-  MutexLock lock(mutex_);
-  pushes_go_first_ = true;
-}
-
 void Transport::ask_for_work() {
   if (std::this_thread::get_id() == receiver_id_)
     work_asked_ = true;

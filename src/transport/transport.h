@@ -92,7 +92,7 @@ class Transport {
   void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
   // From here on this node's pushes go before values that the servers of its machine send, where those yield
   // (precedence.h). Any thread.
-  void put_pushes_first();
+  void put_pushes_first() { pushes_go_first_ = true; }
   // Has the receiver call work() soon, or again, if it is asked from there. From any thread.
   void ask_for_work();
 
@@ -194,7 +194,7 @@ class Transport {
   bool sending_ P3_GUARDED_BY(mutex_) = false;          // somebody holds the sending role
   int role_wanted_ P3_GUARDED_BY(mutex_) = 0;           // who sends gives it up soon
   size_t last_written_ P3_GUARDED_BY(mutex_) = 0;       // the van whose turn it was
-  bool pushes_go_first_ P3_GUARDED_BY(mutex_) = false;  // those of this node
+  std::atomic<bool> pushes_go_first_{false};            // those of this node; else no frame costs a look at that
   WaitingPushes waiting_pushes_ P3_GUARDED_BY(mutex_);  // then
   Precedence precedence_ P3_GUARDED_BY(mutex_);
   std::deque<std::packaged_task<void()>> tasks_ P3_GUARDED_BY(mutex_);  // for the receiver

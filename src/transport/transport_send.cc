@@ -131,7 +131,7 @@ bool Transport::write_frames(int limit) {
     switch (van->write_some()) {
       case Van::Progress::kFrameDone:
         wake_for(*van);
-        if (is_push(van->sent_frame().header.kind)) {
+        if (pushes_go_first_ && is_push(van->sent_frame().header.kind)) {
           MutexLock lock(mutex_);
           note_gone(*van, van->sent_frame().header);
         }
