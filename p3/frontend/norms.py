@@ -71,13 +71,7 @@ class Norms:
 
     def _wait(self, step: StepNorm) -> np.ndarray:
         assert step is self._step  # those before are known
-        timeout_s = self._session.wait_timeout_s
-        self._session.flush()
         for key, operation in zip(self._keys, self._operations):
-            if not waiting.wait_and_mark(self._session, key, operation, timeout_s):
-                raise TimeoutError(
-                    "%s: waited %g s for the norm of a step's gradients; another worker is slow or stuck "
-                    "(P3_WAIT_TIMEOUT_S)" % (self._session.label, timeout_s)
-                )
+            waiting.on_training_thread(self._session, key, operation, "the norm of a step's gradients")
         self._step = None
         return np.concatenate(self._told)

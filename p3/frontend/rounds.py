@@ -10,7 +10,6 @@ one whose answer may come during the step, in an array of its own, and the step'
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Optional, Tuple
 
@@ -36,6 +35,7 @@ class KeyRounds(ABC):
     def __init__(self, session: Session, key: Key, landing: Any, array: Any) -> None:
         """New values land in `landing`, of which `array` is what the core writes to, in CPU memory."""
         self.name, self.key = key.name, key
+        self._awaited = "a new value of %s" % key.name  # in words
         self.priority = 0
         self.updates = 0  # that have been taken over
         self.is_new = False  # has a round of the current step
@@ -128,7 +128,7 @@ class KeyRounds(ABC):
         """Waits for the round under way, and nobody takes its result over: the value stays as it is."""
         round, self._under_way = self._under_way, None
         if round is not None:
-            self._wait(round.operation)
+            waiting.or_time_out(self._session, round.operation, self._awaited)
         self.land()  # of a step before this one
         self.is_new = False
 
@@ -191,12 +191,7 @@ class KeyRounds(ABC):
             if self._before is not None:
                 self._take_before()
             return False
-        if not round.operation.done:
-            began = time.monotonic_ns()
-            self._wait(round.operation)
-            self._session.mark_stall(self.key, began, time.monotonic_ns())
-        else:
-            self._session.check()
+        waiting.on_training_thread(self._session, self.key, round.operation, self._awaited)
         self.also_awaited()
         return self._take_over(round)
 
@@ -211,12 +206,3 @@ class KeyRounds(ABC):
         self.updates = self._session.updates(self.key) if self.key.staleness > 0 else self.updates + 1
         self._take_result(operation)
         return True
-
-    def _wait(self, operation: Any) -> None:
-        timeout_s = self._session.wait_timeout_s
-        self._session.flush()
-        if not waiting.wait(self._session, operation, timeout_s):
-            raise TimeoutError(
-                "%s: waited %g s for a new value of %s; another worker is slow or stuck (P3_WAIT_TIMEOUT_S)"
-                % (self._session.label, timeout_s, self.name)
-            )

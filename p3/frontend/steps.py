@@ -6,7 +6,6 @@ nobody does any more. A front end may have each worker tell the others some numb
 
 from __future__ import annotations
 
-import time
 from typing import Any, Callable, Iterable, List, Sequence
 
 import numpy as np
@@ -67,15 +66,7 @@ class Steps:
 
     def wait(self, count: Count) -> None:
         """Until all workers have counted that step. TimeoutError after P3_WAIT_TIMEOUT_S."""
-        if count.operation.done:
-            return
-        session, began = self._session, time.monotonic_ns()
-        if not waiting.wait(session, count.operation, session.wait_timeout_s):
-            raise TimeoutError(
-                "%s: waited %g s for what the other workers tell of their step; one is slow or stuck "
-                "(P3_WAIT_TIMEOUT_S)" % (session.label, session.wait_timeout_s)
-            )
-        session.mark_stall(self._key, began, time.monotonic_ns())
+        waiting.on_training_thread(self._session, self._key, count.operation, "what all workers tell of their step")
 
     def finish(self) -> None:
         """Until all steps have been counted."""

@@ -32,16 +32,25 @@ def wait(session: Session, operation: Any, timeout_s: float = math.inf) -> bool:
             raise
 
 
-def wait_and_mark(session: Session, key: Key, operation: Any, timeout_s: float) -> bool:
-    """The same, for the key's value, on the training thread: the trace shows how long that was."""
+def on_training_thread(session: Session, key: Key, operation: Any, what: str) -> None:
+    """Until the key's operation is done; the trace, and who watches, see how long that was. P3Error as wait();
+    TimeoutError after P3_WAIT_TIMEOUT_S, which says `what` was waited for."""
     if operation.done:
         session.check()
-        return True
+        return
     began = time.monotonic_ns()
-    try:
-        return wait(session, operation, timeout_s)
-    finally:
-        session.mark_stall(key, began, time.monotonic_ns())
+    or_time_out(session, operation, what)
+    session.mark_stall(key, began, time.monotonic_ns())
+
+
+def or_time_out(session: Session, operation: Any, what: str) -> None:
+    """The same, where nobody wants to see it."""
+    session.flush()
+    if not wait(session, operation, session.wait_timeout_s):
+        raise TimeoutError(
+            "%s: waited %g s for %s; another worker is slow or stuck (P3_WAIT_TIMEOUT_S)"
+            % (session.label, session.wait_timeout_s, what)
+        )
 
 
 def next_of(session: Session, completions: Completions, timeout_s: float = math.inf) -> Optional[Tuple[int, bool]]:
