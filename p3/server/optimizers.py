@@ -12,7 +12,7 @@ of their optimizers. Imports no framework and no NumPy.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 Check = Tuple[str, Callable[[Any], bool]]  # what a field must be, and whether a value is
 
@@ -73,6 +73,19 @@ def values(description: Mapping[str, Any]) -> Tuple[float, ...]:
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[str]:
     """The fields of a rule that two of its descriptions have otherwise."""
     return [field for field in FIELDS[before["name"]] if before[field] != now[field]]
+
+
+def missing_state(before: Mapping[str, Any], now: Mapping[str, Any]) -> Optional[Tuple[str, str]]:
+    """A field that has changed between two descriptions of a rule, and the state that it asks for and that was not
+    there before; None: all that is needed is there."""
+    from p3._core import state_names
+
+    kept = state_names(dict(before))
+    for field in differing(before, now):
+        for name in state_names({**before, field: now[field]}):
+            if name not in kept:
+                return field, name
+    return None
 
 
 def validate(description: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List
 
 import torch
 
-from p3.server.optimizers import differing, values
+from p3.server.optimizers import differing, missing_state, values
 from p3.torch import rules
 from p3.torch.parameters.parameter import Parameter
 
@@ -67,13 +67,12 @@ class LiveGroups:
                 "%s of the param group of %s has changed, and an update is now of more rows than its sparse gradient "
                 "has: pass synchronous=True" % (", ".join(changed), of_rows[0])
             )
-        kept = rules.state_of(announced).arrays
-        for field in changed:
-            missing = [name for name in rules.state_of({**announced, field: now[field]}).arrays if name not in kept]
-            if missing:
-                raise ValueError(
-                    "%s has become %r in a param group that began with %r: the servers keep no %s for it, and cannot "
-                    "begin one now. Begin with such a value, or pass synchronous=True"
-                    % (field, now[field], announced[field], missing[0])
-                )
+        missing = missing_state(announced, now)
+        if missing is not None:
+            field, state = missing
+            raise ValueError(
+                "%s has become %r in a param group that began with %r: the servers keep no %s for it, and cannot begin "
+                "one now. Begin with such a value, or pass synchronous=True"
+                % (field, now[field], announced[field], state)
+            )
         return fields

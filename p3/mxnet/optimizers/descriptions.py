@@ -7,8 +7,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import mxnet as mx
 
-from p3._core import state_names
-from p3.server.optimizers import FIELDS, differing, per_round, validate, values
+from p3.server.optimizers import FIELDS, differing, missing_state, per_round, validate, values
 from p3.worker.key import Key
 
 # MXNet's class -> our algorithm.
@@ -91,14 +90,13 @@ def _described(optimizer: Any, announced: Mapping[str, Any]) -> Dict[str, Any]:
         description = describe(optimizer)
     except NotOnServer as error:
         raise ValueError(f"the servers cannot go on with this optimizer: {error}") from None
-    kept = state_names(dict(announced))
-    for field in differing(announced, description):
-        missing = [name for name in state_names({**announced, field: description[field]}) if name not in kept]
-        if missing:
-            raise ValueError(
-                f"{field} has become {description[field]!r} in an optimizer that began with {announced[field]!r}: the "
-                f"servers keep no {missing[0]}, and cannot begin one now. Begin with such a value"
-            )
+    missing = missing_state(announced, description)
+    if missing is not None:
+        field, state = missing
+        raise ValueError(
+            f"{field} has become {description[field]!r} in an optimizer that began with {announced[field]!r}: the "
+            f"servers keep no {state}, and cannot begin one now. Begin with such a value"
+        )
     return description
 
 
