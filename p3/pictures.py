@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Sequence
 
+from p3.errors import ConfigError
+
 _WIDTH, _HEIGHT, _MARGIN = 7.25, 18, 16  # of a character, of a line, around all; in pixels
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
@@ -24,11 +26,15 @@ _THEMES = {
 
 
 def save(lines: Sequence[str], prefix: str, command: str) -> List[str]:
-    """The names of the files. OSError. A line behind an empty one counts as the head of a table."""
+    """The names of the files. ConfigError, as of the option --svg. A line behind an empty one counts as the head of a
+    table."""
     written = []
     for name, theme in _THEMES.items():
         written.append("%s-%s.svg" % (prefix, name))
-        Path(written[-1]).write_text("\n".join(_drawing(lines, command, theme)) + "\n", encoding="utf-8")
+        try:
+            Path(written[-1]).write_text("\n".join(_drawing(lines, command, theme)) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("--svg %s cannot be written: %s" % (prefix, error.strerror)) from None
     return written
 
 

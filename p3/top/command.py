@@ -12,7 +12,6 @@ from typing import List
 from p3 import pictures
 from p3.cluster.watching import watcher
 from p3.cluster.watching.history import LONGEST_S
-from p3.errors import ConfigError
 from p3.settings import Settings
 from p3.top import find, screen
 
@@ -54,11 +53,7 @@ async def _once(job: Settings, svg: str) -> None:
     if svg is None:
         print("\n".join(drawn), flush=True)
         return
-    try:
-        written = pictures.save(drawn, svg, "p3 top")
-    except OSError as error:
-        raise ConfigError("--svg %s cannot be written: %s" % (svg, error.strerror)) from None
-    print("\n".join(written))
+    print("\n".join(pictures.save(drawn, svg, "p3 top")))
 
 
 async def _again_and_again(job: Settings, every_s: float) -> None:

@@ -34,7 +34,8 @@ def _trace(options, _settings: Settings, _command: List[str]) -> int:
     lines = list(report.lines(trace, options.round))
     print("\n".join(lines))
     if options.svg:
-        _draw(lines, options)
+        of_round = " --round %d" % options.round if options.round else ""
+        pictures.save(lines, options.svg, "p3 trace %s%s" % (options.folder, of_round))
     path = options.out or os.path.join(options.folder, "trace.json")
     try:
         count = chrome.write(trace, path)
@@ -42,14 +43,6 @@ def _trace(options, _settings: Settings, _command: List[str]) -> int:
         raise ConfigError("--out %s cannot be written: %s" % (path, error.strerror)) from None
     print("\n%s: %d events, for https://ui.perfetto.dev" % (path, count))
     return 0
-
-
-def _draw(lines: List[str], options) -> None:
-    command = "p3 trace %s" % options.folder + (" --round %d" % options.round if options.round else "")
-    try:
-        pictures.save(lines, options.svg, command)
-    except OSError as error:
-        raise ConfigError("--svg %s cannot be written: %s" % (options.svg, error.strerror)) from None
 
 
 def _round(text: str) -> int:

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import p3.torch  # noqa: E402
-from torch_steps import sgd, small_model, step  # noqa: E402
+from torch_steps import sgd, step  # noqa: E402
 
 TRAININGS = ("Training on_workers synchronous clipped closure lbfgs lbfgs_in_closure half sparse factored accumulated "
              "empty empty_synchronous zeroed seldom joined joined_synchronous").split()  # fmt: skip
@@ -40,16 +40,6 @@ def test_workers_that_do_not_all_call_it_are_told():
         status, output = jobs.run_p3(3, 2, jobs.python("torch_jobs.py", "weighed_by_some", synchronous))
         assert status != 0, output
         assert "weigh() was called by 2 of the 3 workers that take this step: call it on every worker" in output, output
-
-
-@pytest.fixture
-def model():
-    return small_model()
-
-
-@pytest.fixture
-def optimizer(model):
-    return p3.torch.DistributedOptimizer(sgd(model), model)
 
 
 @pytest.mark.parametrize("samples", [-1, float("nan"), float("inf"), "3", None, True, [1], torch.ones(2)])

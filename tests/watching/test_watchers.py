@@ -71,6 +71,13 @@ class Job:
         assert await asyncio.wait_for(self.ending, 20) is None
         return time.monotonic() - began
 
+    async def end_unasked(self):
+        """The same, where no question must be under way any more."""
+        self.worker.send({"kind": "bye"})
+        assert (await self.server.receive())["kind"] == "stop", "a further question was under way"
+        self.server.send({"kind": "bye"})
+        await asyncio.gather(self.worker.close(), self.server.close(), self.ending)
+
 
 def play(test, **options):
     async def main():
@@ -110,10 +117,7 @@ def test_nobody_is_asked_unless_somebody_watches():
         await job.start()
         await one_view(job)
         assert len(job.asked) == 2
-        job.worker.send({"kind": "bye"})
-        assert (await job.server.receive())["kind"] == "stop"  # and no further question
-        job.server.send({"kind": "bye"})
-        await asyncio.gather(job.worker.close(), job.server.close(), job.ending)
+        await job.end_unasked()
 
     play(test)
 
@@ -125,10 +129,7 @@ def test_who_does_not_answer_is_shown_and_not_asked_again():
             view = await watcher.look(job.settings, 10.0)
             assert [row["age_s"] for row in (*view["workers"], *view["servers"])] == [None, None]
         await job.answer()
-        job.worker.send({"kind": "bye"})
-        assert (await job.server.receive())["kind"] == "stop", "a second question was under way"
-        job.server.send({"kind": "bye"})
-        await asyncio.gather(job.worker.close(), job.server.close(), job.ending)
+        await job.end_unasked()
 
     play(test)
 
