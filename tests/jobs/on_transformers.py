@@ -134,7 +134,7 @@ def checkpointed(folder):
 
 def evaluated(folder):
     trainer, told = trained(folder, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3,
-                            load_best_model_at_end=True, learning_rate=0.2)  # fmt: skip
+                            load_best_model_at_end=True)  # fmt: skip
     told["best"] = trainer.state.best_global_step
     predicted = trainer.predict(samples(5, 7))
     told["predicted"] = [len(predicted.predictions), float(np.abs(predicted.predictions).sum())]
