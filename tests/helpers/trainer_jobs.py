@@ -1,10 +1,11 @@
 """Runs a script of tests/jobs with P3, under `p3 run` and under torchrun, or with DDP, and reads what workers tell."""
 
 import json
+import os
 import socket
 import sys
 
-from processes import ROOT, Process, clean_environment
+from processes import HELPERS, PYTHONPATH, ROOT, Process, clean_environment
 
 WORKERS = 2
 P3 = ["-m", "p3", "run", "-n", str(WORKERS), "-s", "1", sys.executable]
@@ -22,7 +23,8 @@ def run(launcher, script, how, folder, names, timeout_s=250):
     folder.mkdir()
     command = [sys.executable, *launcher, str(ROOT / "tests" / "jobs" / script), how, str(folder), *names]
     # Nothing is fetched, and no variable of another launcher is there.
-    env = clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HOME=str(folder))
+    paths = os.pathsep.join([PYTHONPATH, str(HELPERS)])
+    env = clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HOME=str(folder), PYTHONPATH=paths)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
     process = Process(command, env, folder)
@@ -33,6 +35,15 @@ def run(launcher, script, how, folder, names, timeout_s=250):
     assert finished.code == 0, finished.out + finished.err
     paths = {name: [folder / ("%s.%d.json" % (name, rank)) for rank in range(WORKERS)] for name in names}
     return {name: [json.loads(path.read_text()) for path in of_name] for name, of_name in paths.items()}
+
+
+def error(function):
+    """What the ValueError says that the function raises; for the scripts."""
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    return "no error"
 
 
 def differences(one, other, tolerance=1e-5):

@@ -14,6 +14,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import GradientAccumulationPlugin, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from trainer_jobs import error
 
 if sys.argv[1] == "p3":
     from p3.accelerate import Accelerator
@@ -173,13 +174,6 @@ def refused(folder):
     import accelerate
     import p3.torch
     from torch.nn.parallel import DistributedDataParallel
-
-    def error(function):
-        try:
-            function()
-        except ValueError as error:
-            return str(error)
-        return "no error"
 
     def wrapped_by_p3():
         net = model()

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from trainer_jobs import error
 
 BY_P3 = sys.argv[1] == "p3"
 if BY_P3:
@@ -208,13 +209,6 @@ class OfLBFGS(Net):
 
 
 def refused(folder):
-    def error(function):
-        try:
-            function()
-        except ValueError as error:
-            return str(error)
-        return "no error"
-
     def of_other_size():
         run = lightning.Trainer(accelerator="cpu", devices=3, strategy="p3", logger=False, enable_checkpointing=False,
                                 enable_progress_bar=False, enable_model_summary=False)  # fmt: skip

@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 import transformers
+from trainer_jobs import error
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 if sys.argv[1] == "p3":
@@ -173,13 +174,6 @@ def again(folder):
 def refused(folder):
     import p3.torch
     from accelerate import PartialState
-
-    def error(function):
-        try:
-            function()
-        except ValueError as error:
-            return str(error)
-        return "no error"
 
     of_p3 = model()
     optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(of_p3.parameters(), lr=0.1), of_p3)

@@ -12,21 +12,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_lightning.py"
 LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "manual", "stopped", "saved",
             "begun", "resumed", "validated"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("jobs")
-
-
-@pytest.fixture(scope="module")
-def by_p3(folder):
-    return jobs.run(jobs.P3, SCRIPT, "p3", folder / "p3", [*LIKE_DDP, "refused"])
-
-
-@pytest.fixture(scope="module")
-def by_ddp(folder, by_p3):
-    return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
+BY_P3_ALONE = ["refused"]
 
 
 def test_one_worker_may_validate_before_it_trains(tmp_path, processes):
