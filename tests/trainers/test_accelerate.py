@@ -8,7 +8,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_accelerate.py"
 LIKE_DDP = ["plain", "apart", "value_clipped", "accumulated", "accumulated_each", "halved", "compiled", "begun",
-            "resumed", "two_models"]  # fmt: skip
+            "resumed", "two_models", "looked_at", "changed", "left_out", "written"]  # fmt: skip
 BY_P3_ALONE = ["uneven", "refused"]
 
 
@@ -36,6 +36,10 @@ def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_b
 def test_evaluation_sees_each_sample_of_all_workers_once(by_p3):
     assert {one["evaluated"][1] for one in by_p3["plain"]} == {7}
     assert by_p3["plain"][0]["evaluated"] == by_p3["plain"][1]["evaluated"]
+
+
+def test_no_step_waits_for_the_network(folder):
+    jobs.require_no_wait(SCRIPT, folder)
 
 
 def test_workers_have_the_same_weights(by_p3):

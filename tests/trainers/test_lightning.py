@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_lightning.py"
 LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "manual", "stopped", "saved",
-            "begun", "resumed", "validated"]  # fmt: skip
+            "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
 BY_P3_ALONE = ["refused"]
 
 
@@ -40,6 +40,10 @@ def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_b
     for epoch in (slice(0, 7), slice(7, 14)):
         together = [sample for one in seen for sample in one[epoch]]
         assert set(together) == set(range(13)) and len(together) == 14
+
+
+def test_no_step_waits_for_the_network(folder):
+    jobs.require_no_wait(SCRIPT, folder)
 
 
 def test_workers_have_the_same_weights(by_p3):

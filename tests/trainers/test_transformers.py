@@ -7,8 +7,8 @@ pytest.importorskip("transformers", reason="no transformers here; make test-trai
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_transformers.py"
-LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated", "stopped",
-            "begun", "resumed", "again"]  # fmt: skip
+LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated",
+            "stopped", "begun", "resumed", "again", "looked_at", "changed"]  # fmt: skip
 BY_P3_ALONE = ["refused"]
 
 
@@ -30,6 +30,10 @@ def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_b
     for epoch in (slice(0, 8), slice(8, 16)):
         together = [sample for one in seen for sample in one[epoch]]
         assert set(together) == set(range(13)) and len(together) == 13 + 3
+
+
+def test_no_step_waits_for_the_network(folder):
+    jobs.require_no_wait(SCRIPT, folder)
 
 
 def test_workers_have_the_same_weights(by_p3):
