@@ -119,7 +119,7 @@ class Clipping(Overlapping):
         self._clip.scale = _single(scale)
         return self._clip
 
-    # As DistributedDataParallel does
+    # As with DistributedDataParallel
 
     def act_as_ddp(self) -> None:
         self._is_as_ddp = True
@@ -140,7 +140,9 @@ class Clipping(Overlapping):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         if self._is_as_ddp and self._is_complete:
-            self._leave_out_step()
+            parameters = None if parameters is None else list(parameters)
+            is_whole = parameters is None or len(parameters) == len(self._parameters)
+            self._leave_out_step() if is_whole else self.show_gradients()
         super().zero_grad(zero_grad, set_to_none, parameters)
 
     def _leave_out_step(self) -> None:
