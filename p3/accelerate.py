@@ -147,6 +147,8 @@ class Accelerator(accelerate.Accelerator):
         # With sync_each_batch, too: the mean of the sums is the sum of the means.
         with contextlib.nullcontext() if self.sync_gradients else gradients.no_sync(self._inner()):
             super().backward(loss, **keywords)
+        if not self._is_joining:  # a worker that has run out of batches could not change gradients with the others
+            gradients.watch(self._inner())
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
         self._require_clipping("clip_grad_norm_")

@@ -116,8 +116,15 @@ class Strategy(DDPStrategy):
         for optimizer in self.optimizers:
             gradients.distribute(optimizer, [self.model])
         self.optimizers = self.optimizers  # Lightning's wrappers have the classes that their optimizers had before
+        self.precision_plugin.backward = self._backward
         self.precision_plugin.clip_grad_by_norm = self._clip_norm
         self.precision_plugin.clip_grad_by_value = self._clip_value
+
+    def _backward(self, *arguments: Any, **keywords: Any) -> None:
+        """Before the hooks that come behind it."""
+        plugin = self.precision_plugin
+        type(plugin).backward(plugin, *arguments, **keywords)
+        gradients.watch(self.optimizers)
 
     def _clip_norm(self, optimizer: Any, clip_val: float) -> None:
         gradients.clip_norm([optimizer], list(gradients.parameters_of(optimizer)), clip_val, 2.0)
@@ -126,15 +133,8 @@ class Strategy(DDPStrategy):
         gradients.clip_value([optimizer], list(gradients.parameters_of(optimizer)), clip_val)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
-        """As Precision's, but the closure comes before the step, and not in it: in between P3 has the mean gradients,
-        for hooks and clipping."""
-
-        def closure_and_means() -> Any:
-            result = closure()
-            gradients.bring_means([optimizer])
-            return result
-
-        result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, closure_and_means)
+        """As Precision's, but the closure comes before the step, and not in it: in between are hooks and clipping."""
+        result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
         optimizer.step(**keywords)
         return result
 

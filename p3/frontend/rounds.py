@@ -191,9 +191,15 @@ class KeyRounds(ABC):
             if self._before is not None:
                 self._take_before()
             return False
-        waiting.on_training_thread(self._session, self.key, round.operation, self._awaited)
+        self.await_result()
         self.also_awaited()
         return self._take_over(round)
+
+    def await_result(self) -> Any:
+        """Waits for the round under way, whose result nobody takes over; its operation."""
+        operation = self._under_way.operation
+        waiting.on_training_thread(self._session, self.key, operation, self._awaited)
+        return operation
 
     def _take_over(self, round: Round) -> bool:
         """It has landed."""

@@ -1,12 +1,14 @@
 """How a trainer's optimizers become P3's, and who clips their gradients: the one place that knows how P3 does that.
 
-Trainers clip between backward() and step(), by calls that name parameters. So their optimizers are synchronous today:
-step() waits for the mean gradients, and clipping brings them before.
+Trainers clip between backward() and step(), by calls that name parameters. Where those are all parameters of one
+optimizer that updates each by itself, and the norm is all that is wanted, nothing waits: the servers tell the norm
+(DistributedOptimizer.clip_grad_norm_()). Whoever looks at a gradient in between waits for the mean ones, in that step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any, Iterable, Iterator, List, Sequence
 
 import torch
@@ -18,7 +20,8 @@ def distribute(optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Modul
     """Has P3 train its parameters, on every worker at the same point. ValueError if the models lack one of them."""
     own = set(parameters_of(optimizer))
     trained = [model for model in models if not own.isdisjoint(model.parameters())]
-    p3.torch.DistributedOptimizer(optimizer, trained, synchronous=True)
+    p3.torch.DistributedOptimizer(optimizer, trained, max_grad_norm=math.inf)
+    optimizer._p3.act_as_ddp()
 
 
 def has_unknown(optimizer: Any, models: Iterable[torch.nn.Module]) -> bool:
@@ -32,24 +35,41 @@ def is_distributed(optimizer: Any) -> bool:
     return hasattr(optimizer, "_p3")
 
 
+def watch(optimizers: Iterable[Any]) -> None:
+    """Behind each backward pass: from here to step() whoever looks at a gradient, or changes it, has the mean one."""
+    for optimizer in optimizers:
+        optimizer._p3.watch_gradients()
+
+
 def clip_norm(optimizers: Iterable[Any], parameters: Sequence[torch.Tensor], norm: float, kind: float) -> torch.Tensor:
     """torch's clip_grad_norm_ on the mean gradients; the norm before. `optimizers`: those that train the parameters."""
     trained_by = training(optimizers, parameters)
     _require_trained(parameters, trained_by)
-    bring_means(trained_by)
-    return torch.nn.utils.clip_grad_norm_(parameters, norm, norm_type=kind)
+    if not _can_servers_tell(trained_by, parameters, norm, kind):
+        _show(trained_by)
+        return torch.nn.utils.clip_grad_norm_(parameters, norm, norm_type=kind)
+    told = trained_by[0].clip_grad_norm_(norm, kind)
+    watch(trained_by)
+    return told
 
 
 def clip_value(optimizers: Iterable[Any], parameters: Sequence[torch.Tensor], value: float) -> None:
     """torch's clip_grad_value_ on the mean gradients."""
-    bring_means(training(optimizers, parameters))
+    _show(training(optimizers, parameters))
     torch.nn.utils.clip_grad_value_(parameters, value)
 
 
-def bring_means(optimizers: Iterable[Any]) -> None:
-    """Waits until the gradients of these optimizers are the mean ones, for who looks at them before step()."""
+def _show(optimizers: Iterable[Any]) -> None:
     for optimizer in optimizers:
-        optimizer.synchronize()
+        optimizer._p3.show_gradients()
+
+
+def _can_servers_tell(optimizers: Sequence[Any], parameters: Iterable[torch.Tensor], norm: Any, kind: Any) -> bool:
+    """Whether clipping is by a norm of theirs: of the sums of all parameters of one optimizer."""
+    if len(optimizers) != 1 or kind not in (2, math.inf) or not (isinstance(norm, (int, float)) and norm > 0):
+        return False
+    trained = {parameter for parameter in parameters_of(optimizers[0]) if parameter.requires_grad}
+    return trained.issubset(parameters) and optimizers[0]._p3.has_sums
 
 
 @contextlib.contextmanager
@@ -64,7 +84,7 @@ def no_sync(optimizers: Iterable[Any]) -> Iterator[None]:
 def _require_trained(parameters: Iterable[torch.Tensor], optimizers: Iterable[Any]) -> None:
     """ValueError if one has a gradient, and is no optimizer's: that is this worker's alone; so would be the norm."""
     trained = {parameter for optimizer in optimizers for parameter in parameters_of(optimizer)}
-    strays = sum(parameter.grad is not None and parameter not in trained for parameter in parameters)
+    strays = sum(parameter not in trained and parameter.grad is not None for parameter in parameters)
     if strays:
         raise ValueError("%d of the parameters to clip have gradients, and no optimizer trains them: switch off their "
                          "requires_grad, or clip the optimizer's parameters alone" % strays)  # fmt: skip

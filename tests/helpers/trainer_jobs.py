@@ -1,13 +1,14 @@
 """Runs a script of tests/jobs with P3, under `p3 run` and under torchrun, or with DDP, and reads what workers tell."""
 
 import json
+import os
 import socket
 import sys
 
-from processes import ROOT, Process, clean_environment
+from processes import HELPERS, PYTHONPATH, ROOT, Process, clean_environment
 
 WORKERS = 2
-P3 = ["-m", "p3", "run", "-n", str(WORKERS), "-s", "1", sys.executable]
+P3, ALONE = (["-m", "p3", "run", "-n", str(workers), "-s", "1", sys.executable] for workers in (WORKERS, 1))
 
 
 def torchrun():
@@ -16,13 +17,15 @@ def torchrun():
     return ["-m", "torch.distributed.run", "--master-port", str(port), "--nproc-per-node", str(WORKERS)]
 
 
-def run(launcher, script, how, folder, names, timeout_s=250):
+def run(launcher, script, how, folder, names, workers=WORKERS, timeout_s=250, **variables):
     """{name: what each worker tells, by rank} of the trainings of those names. The test fails, with the output, if the
-    job does."""
+    job does. `variables`: of its environment."""
     folder.mkdir()
     command = [sys.executable, *launcher, str(ROOT / "tests" / "jobs" / script), how, str(folder), *names]
     # Nothing is fetched, and no variable of another launcher is there.
-    env = clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HOME=str(folder))
+    paths = os.pathsep.join([PYTHONPATH, str(HELPERS)])
+    env = clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HOME=str(folder), PYTHONPATH=paths,
+                            **variables)  # fmt: skip
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
     process = Process(command, env, folder)
@@ -31,8 +34,24 @@ def run(launcher, script, how, folder, names, timeout_s=250):
     finally:
         process.end()
     assert finished.code == 0, finished.out + finished.err
-    paths = {name: [folder / ("%s.%d.json" % (name, rank)) for rank in range(WORKERS)] for name in names}
+    paths = {name: [folder / ("%s.%d.json" % (name, rank)) for rank in range(workers)] for name in names}
     return {name: [json.loads(path.read_text()) for path in of_name] for name, of_name in paths.items()}
+
+
+def require_no_wait(script, folder):
+    """The script's never_waits() ends its steps while the only server stands still, so that nothing has come of them;
+    the test fails if one waits."""
+    told = run(ALONE, script, "p3", folder / "alone", ["never_waits"], 1, 100, P3_WAIT_TIMEOUT_S="20")
+    assert told["never_waits"] == [{"ended": 3}]
+
+
+def error(function):
+    """What the ValueError says that the function raises; for the scripts."""
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    return "no error"
 
 
 def differences(one, other, tolerance=1e-5):

@@ -3,17 +3,20 @@
 Each worker writes what it has seen of every training to FOLDER/NAME.RANK.json.
 """
 
+import contextlib
 import json
 import os
 import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+import this_job
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import GradientAccumulationPlugin, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from trainer_jobs import error
 
 if sys.argv[1] == "p3":
     from p3.accelerate import Accelerator
@@ -151,6 +154,97 @@ def two_models(folder):
     return {"losses": told}
 
 
+def by_hand(between, steps=6, before=lambda net, step: None):
+    """`before(net, step)` comes ahead of each forward pass, `between(accelerator, net, step)` between backward() and
+    step(), which it leaves out by returning False."""
+    accelerator = Accelerator(cpu=True)
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    rank, told = accelerator.process_index, []
+    for step in range(steps):
+        before(net, step)
+        x = torch.linspace(-1, 1, 8).view(2, 4) * (step + 1 + rank)
+        loss = net(x).square().mean()
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        if between(accelerator, net, step) is not False:
+            optimizer.step()
+        told.append(loss.item())
+    return {"losses": told, "weights": sum(one.detach().double().abs().sum().item() for one in net.parameters())}
+
+
+def looked_at(folder):
+    """Before clipping and behind it, by rank 0 in every step and by others in every other one; and who clips again sees
+    the norm of what is clipped."""
+    found = []
+
+    def between(accelerator, net, step):
+        looks = step % 2 == 0 or accelerator.process_index == 0
+        for _ in range(2):
+            if looks:
+                found.append([one.grad.double().norm().item() for one in net.parameters()])
+            if step != 4:
+                found.append(accelerator.clip_grad_norm_(net.parameters(), 0.5 if step % 3 else 1e9).item())
+
+    return {**by_hand(between), "found": found}
+
+
+def changed(folder):
+    """In place, also past torch's notice, by others or by none; and clipped behind that."""
+
+    def between(accelerator, net, step):
+        first, *others = net.parameters()
+        if step == 1:
+            first.grad.data.mul_(3)
+        elif step == 2:
+            first.grad = None
+        elif step == 3:
+            others[0].grad = others[0].grad * 2
+        if step % 2:
+            accelerator.clip_grad_norm_(net.parameters(), 0.5)
+        if step == 4:
+            for one in others:
+                one.grad += 0.1
+
+    return by_hand(between)
+
+
+def left_out(folder):
+    """A step, by its norm."""
+
+    def between(accelerator, net, step):
+        return accelerator.clip_grad_norm_(net.parameters(), 1.0).item() < (0.0 if step in (0, 3) else 1e9)
+
+    return by_hand(between)
+
+
+def written(folder):
+    """Weights, between two steps."""
+
+    def clamp(net, step):
+        for one in net.parameters():
+            one.data.clamp_(-0.3, 0.3)
+
+    return by_hand(lambda accelerator, net, step: accelerator.clip_grad_norm_(net.parameters(), 1.0), before=clamp)
+
+
+def never_waits(folder):
+    """In the third step the server stands still from before the forward pass on."""
+    with contextlib.ExitStack() as frozen:
+        ended = []
+
+        def freeze(net, step):
+            frozen.close()
+            ended.append(step - 1)
+            if step == 2:
+                net(torch.ones(1, 4))  # all weights have come
+                frozen.enter_context(this_job.frozen_server())
+
+        by_hand(lambda accelerator, net, step: accelerator.clip_grad_norm_(net.parameters(), 1.0), 4, freeze)
+    return {"ended": ended[-1] + 1}
+
+
 def uneven(folder):
     """The first worker has one batch more; DDP joins on GPUs alone, so that P3's weights are compared with its own."""
     accelerator = Accelerator(cpu=True)
@@ -173,13 +267,6 @@ def refused(folder):
     import accelerate
     import p3.torch
     from torch.nn.parallel import DistributedDataParallel
-
-    def error(function):
-        try:
-            function()
-        except ValueError as error:
-            return str(error)
-        return "no error"
 
     def wrapped_by_p3():
         net = model()

@@ -3,6 +3,7 @@
 Each worker writes what it has seen of every training to FOLDER/NAME.RANK.json.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -12,11 +13,13 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning
+import this_job
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from trainer_jobs import error
 
 BY_P3 = sys.argv[1] == "p3"
 if BY_P3:
@@ -102,13 +105,13 @@ class Counting(Callback):
 
 
 def trainer(folder, **options):
-    given = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, **options}
+    given = {"devices": 2, "max_epochs": 2, "logger": False, "enable_checkpointing": False, **options}
     if BY_P3:
         strategy = "p3" if folder.name == "by_name" else p3.lightning.Strategy()
     else:
         strategy = "ddp_find_unused_parameters_true" if folder.name == "manual" else "ddp"
     return lightning.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, default_root_dir=str(folder), enable_progress_bar=False,
+        accelerator="cpu", strategy=strategy, default_root_dir=str(folder), enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, **given,
     )  # fmt: skip
 
@@ -144,6 +147,71 @@ def clipped(folder):
 
 def value_clipped(folder):
     return trained(folder, gradient_clip_val=0.01, gradient_clip_algorithm="value")
+
+
+class Unseen(Net):
+    """Nobody looks at a gradient."""
+
+    def on_before_optimizer_step(self, optimizer):
+        pass
+
+
+def unseen(folder):
+    return trained(folder, Unseen(), gradient_clip_val=0.1)
+
+
+class Looking(Unseen):
+    """Behind the backward pass, rank 0 in every step and others in every other one; and behind clipping."""
+
+    def on_after_backward(self):
+        if self.global_step % 2 == 0 or self.global_rank == 0:
+            self.norms += [one.grad.double().norm().item() for one in self.parameters()]
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        self.norms.append(sum(one.grad.square().sum().item() for one in self.parameters()))
+
+
+def looked_at(folder):
+    return trained(folder, Looking(), gradient_clip_val=0.1)
+
+
+class Changing(Net):
+    """Before they are clipped."""
+
+    def on_before_optimizer_step(self, optimizer):
+        if self.global_step % 3:
+            for one in self.parameters():
+                one.grad *= self.global_step
+
+
+def changed(folder):
+    return trained(folder, Changing(), gradient_clip_val=0.1)
+
+
+def averaged(folder):
+    """A moving average stands in for the weights in each validation."""
+    return trained(folder, Unseen(), gradient_clip_val=0.1, callbacks=[EMAWeightAveraging(decay=0.9)])
+
+
+class Freezing(Unseen):
+    """In the third step the server stands still from before the forward pass on."""
+
+    def training_step(self, batch, number):
+        if self.global_step == 2:
+            self.net(batch[1])  # all weights have come
+            self.frozen.enter_context(this_job.frozen_server())
+        return super().training_step(batch, number)
+
+    def on_train_batch_end(self, *_):
+        self.frozen.close()
+
+
+def never_waits(folder):
+    net = Freezing()
+    with contextlib.ExitStack() as net.frozen:
+        told = trained(folder, net, gradient_clip_val=0.1, max_steps=3, devices=1)
+    return {"ended": told["steps"][1]}
 
 
 def accumulated(folder):
@@ -208,13 +276,6 @@ class OfLBFGS(Net):
 
 
 def refused(folder):
-    def error(function):
-        try:
-            function()
-        except ValueError as error:
-            return str(error)
-        return "no error"
-
     def of_other_size():
         run = lightning.Trainer(accelerator="cpu", devices=3, strategy="p3", logger=False, enable_checkpointing=False,
                                 enable_progress_bar=False, enable_model_summary=False)  # fmt: skip

@@ -4,6 +4,7 @@ Each worker writes what it has seen of every training to FOLDER/RANK.json. Sampl
 has trained on which.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
+import this_job
 import torch
 import transformers
+from trainer_jobs import error
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 if sys.argv[1] == "p3":
@@ -70,17 +73,17 @@ def accuracy(prediction):
     return {"count": len(prediction.label_ids), "accuracy": float(right.mean())}
 
 
-def trained(folder, resume=None, callbacks=(), data=None, **options):
+def trained(folder, kind=Recording, resume=None, callbacks=(), frozen=None, **options):
     counting = Counting()
     given = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "num_train_epochs": 2, "seed": 3,
              "logging_steps": 1, "learning_rate": 0.01, "use_cpu": True, "report_to": [], "save_strategy": "no",
              "remove_unused_columns": False, "disable_tqdm": True, **options}  # fmt: skip
     args = TrainingArguments(output_dir=str(folder), **given)
-    trainer = Recording(
+    trainer = kind(
         model(), args, train_dataset=samples(SAMPLES, 5), eval_dataset=samples(7, 6), data_collator=collate,
         compute_metrics=accuracy, callbacks=[counting, *callbacks],
     )  # fmt: skip
-    trainer.seen = []
+    trainer.seen, trainer.frozen = [], frozen
     trainer.train(resume_from_checkpoint=resume)
     log = trainer.state.log_history
     told = {
@@ -134,11 +137,71 @@ def checkpointed(folder):
 
 def evaluated(folder):
     trainer, told = trained(folder, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3,
-                            load_best_model_at_end=True, learning_rate=0.2)  # fmt: skip
+                            load_best_model_at_end=True)  # fmt: skip
     told["best"] = trainer.state.best_global_step
     predicted = trainer.predict(samples(5, 7))
     told["predicted"] = [len(predicted.predictions), float(np.abs(predicted.predictions).sum())]
     return told
+
+
+class Looking(TrainerCallback):
+    """Looks at gradients between clipping and step(): rank 0 in every step, others in every other one."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **keywords):
+        if state.global_step % 2 == 0 or args.process_index == 0:
+            self.found.append([one.grad.double().norm().item() for one in model.parameters()])
+
+
+def looked_at(folder):
+    looking = Looking()
+    return {**trained(folder, callbacks=[looking], max_grad_norm=0.5)[1], "gradients": looking.found}
+
+
+class Changing(TrainerCallback):
+    """Changes them there, in place, by others or by none, and not in every step."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **keywords):
+        first, *others = model.parameters()
+        if state.global_step % 4 == 1:
+            first.grad = None
+        elif state.global_step % 4 == 2:
+            first.grad = first.grad * 2
+            for one in others:
+                one.grad.mul_(0.5)
+
+
+def changed(folder):
+    return trained(folder, callbacks=[Changing()])[1]
+
+
+class Freezing(Recording):
+    """In the third step the server stands still from before the backward pass on."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        if self.state.global_step == 2:
+            with torch.no_grad():
+                model(inputs["input_ids"])  # all weights have come
+            self.frozen.enter_context(this_job.frozen_server())
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class Thawing(TrainerCallback):
+    def __init__(self, frozen):
+        self.frozen, self.ended = frozen, []
+
+    def on_optimizer_step(self, args, state, control, **keywords):
+        self.frozen.close()
+        self.ended.append(state.global_step)
+
+
+def never_waits(folder):
+    with contextlib.ExitStack() as frozen:
+        thawing = Thawing(frozen)
+        trained(folder, Freezing, callbacks=[thawing], frozen=frozen, max_steps=3)
+    return {"ended": len(thawing.ended)}
 
 
 def stopped(folder):
@@ -173,13 +236,6 @@ def again(folder):
 def refused(folder):
     import p3.torch
     from accelerate import PartialState
-
-    def error(function):
-        try:
-            function()
-        except ValueError as error:
-            return str(error)
-        return "no error"
 
     of_p3 = model()
     optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(of_p3.parameters(), lr=0.1), of_p3)

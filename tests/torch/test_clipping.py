@@ -1,5 +1,6 @@
 """Clipping by the global norm of the mean gradients, and GradScaler, with steps that wait for nothing."""
 
+import copy
 import math
 import re
 
@@ -242,4 +243,52 @@ def test_a_parameter_may_have_the_name_of_a_norm():
     optimizer.step()
     optimizer.synchronize()
     assert not model.norm.equal(torch.ones(2))
+    optimizer.release()
+
+
+# As trainers have it (p3/trainers/gradients.py)
+
+
+def made_of_two():
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    optimizer = torch.optim.SGD([one for model in models for one in model.parameters()], lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, models, max_grad_norm=math.inf)
+    optimizer._p3.act_as_ddp()
+    sum(model(torch.ones(1, 3)).sum() for model in models).backward()
+    optimizer.clip_grad_norm_(1.0)
+    optimizer._p3.watch_gradients()
+    return models, optimizer, [model.weight.detach().clone() for model in models]
+
+
+def changes(models, optimizer, before):
+    optimizer.step()
+    optimizer.synchronize()
+    return [(then - model.weight).norm().item() for model, then in zip(models, before)]
+
+
+def test_a_step_that_zero_grad_leaves_out_changes_nothing_and_the_next_one_does():
+    models, optimizer, before = made_of_two()
+    optimizer.zero_grad()
+    assert changes(models, optimizer, before) == [0, 0]
+    sum(model(torch.ones(1, 3)).sum() for model in models).backward()
+    optimizer.clip_grad_norm_(1.0)
+    assert changes(models, optimizer, before) == pytest.approx([0.1 * math.sqrt(6 / 16)] * 2, rel=1e-5)
+    optimizer.release()
+
+
+def test_zero_grad_of_one_model_leaves_out_that_one():
+    models, optimizer, before = made_of_two()
+    models[0].zero_grad()
+    assert changes(models, optimizer, before) == pytest.approx([0, 0.1 * math.sqrt(6 / 16)], rel=1e-5)
+    optimizer.release()
+
+
+def test_a_watched_gradient_is_shown_to_who_looks_and_copies_are_watched_by_nobody():
+    models, optimizer, before = made_of_two()
+    copied = copy.deepcopy(models[0])
+    assert type(copied.weight) is torch.nn.Parameter and copied.weight.grad is None
+    assert type(models[0].weight) is not torch.nn.Parameter, "watched"
+    assert models[0].weight.grad.norm().item() == pytest.approx(math.sqrt(6 / 16), rel=1e-5), "clipped"
+    assert type(models[0].weight) is torch.nn.Parameter, "watched no more"
+    assert changes(models, optimizer, before) == pytest.approx([0.1 * math.sqrt(6 / 16)] * 2, rel=1e-5)
     optimizer.release()

@@ -8,22 +8,8 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_accelerate.py"
 LIKE_DDP = ["plain", "apart", "value_clipped", "accumulated", "accumulated_each", "halved", "compiled", "begun",
-            "resumed", "two_models"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("jobs")
-
-
-@pytest.fixture(scope="module")
-def by_p3(folder):
-    return jobs.run(jobs.P3, SCRIPT, "p3", folder / "p3", [*LIKE_DDP, "uneven", "refused"])
-
-
-@pytest.fixture(scope="module")
-def by_ddp(folder, by_p3):
-    return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
+            "resumed", "two_models", "looked_at", "changed", "left_out", "written"]  # fmt: skip
+BY_P3_ALONE = ["uneven", "refused"]
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -50,6 +36,10 @@ def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_b
 def test_evaluation_sees_each_sample_of_all_workers_once(by_p3):
     assert {one["evaluated"][1] for one in by_p3["plain"]} == {7}
     assert by_p3["plain"][0]["evaluated"] == by_p3["plain"][1]["evaluated"]
+
+
+def test_no_step_waits_for_the_network(folder):
+    jobs.require_no_wait(SCRIPT, folder)
 
 
 def test_workers_have_the_same_weights(by_p3):

@@ -11,22 +11,8 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_lightning.py"
 LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "manual", "stopped", "saved",
-            "begun", "resumed", "validated"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("jobs")
-
-
-@pytest.fixture(scope="module")
-def by_p3(folder):
-    return jobs.run(jobs.P3, SCRIPT, "p3", folder / "p3", [*LIKE_DDP, "refused"])
-
-
-@pytest.fixture(scope="module")
-def by_ddp(folder, by_p3):
-    return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
+            "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
+BY_P3_ALONE = ["refused"]
 
 
 def test_one_worker_may_validate_before_it_trains(tmp_path, processes):
@@ -54,6 +40,10 @@ def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_b
     for epoch in (slice(0, 7), slice(7, 14)):
         together = [sample for one in seen for sample in one[epoch]]
         assert set(together) == set(range(13)) and len(together) == 14
+
+
+def test_no_step_waits_for_the_network(folder):
+    jobs.require_no_wait(SCRIPT, folder)
 
 
 def test_workers_have_the_same_weights(by_p3):

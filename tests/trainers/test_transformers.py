@@ -7,23 +7,9 @@ pytest.importorskip("transformers", reason="no transformers here; make test-trai
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_transformers.py"
-LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated", "stopped",
-            "begun", "resumed", "again"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("jobs")
-
-
-@pytest.fixture(scope="module")
-def by_p3(folder):
-    return jobs.run(jobs.P3, SCRIPT, "p3", folder / "p3", [*LIKE_DDP, "refused"])
-
-
-@pytest.fixture(scope="module")
-def by_ddp(folder, by_p3):
-    return jobs.run(jobs.torchrun(), SCRIPT, "ddp", folder / "ddp", [*LIKE_DDP, "taken_over"])
+LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated",
+            "stopped", "begun", "resumed", "again", "looked_at", "changed"]  # fmt: skip
+BY_P3_ALONE = ["refused"]
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -44,6 +30,10 @@ def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_b
     for epoch in (slice(0, 8), slice(8, 16)):
         together = [sample for one in seen for sample in one[epoch]]
         assert set(together) == set(range(13)) and len(together) == 13 + 3
+
+
+def test_no_step_waits_for_the_network(folder):
+    jobs.require_no_wait(SCRIPT, folder)
 
 
 def test_workers_have_the_same_weights(by_p3):

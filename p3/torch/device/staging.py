@@ -308,6 +308,11 @@ class StagedParameter(Parameter):
         self.comparisons.note(self._staging, differs, problem)
         return True
 
+    def mean_gradient(self) -> Optional[torch.Tensor]:
+        if self.await_result().updated:
+            self._wait_for_value()
+        return super().mean_gradient()
+
     def _wait_for_value(self) -> None:
         self._arrival.begin()
         self._staging.wait(self._came)

@@ -50,6 +50,7 @@ class Parameter(KeyRounds):
         self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
         self.fields: Optional[Tuple[float, ...]] = None  # of that, as rounds go by now; None: as described
         self.is_guarded = True  # nobody else may write to the tensor
+        self.is_lent = False  # but for the time from a value's arrival to the next step's end
         self.is_watched = False  # a change of it, or of its gradient under way, that torch does not count is found, too
         self.has_zero_gradient = False  # in torch, though its last gradient has left
         self.must_copy = self.takes_steps  # the landing array has to hold what landed last
@@ -85,6 +86,11 @@ class Parameter(KeyRounds):
         shape, dtype = shape_in_memory(self.tensor), DTYPES[self.tensor.dtype]
         return session.declare(name, shape, dtype, store, staleness=staleness)
 
+    def lend(self) -> None:
+        """From the next value on the script may write to the tensor, too, where no round of it is under way."""
+        self.is_lent = True
+        self._let_anybody_write()
+
     def leave(self) -> None:
         """The tensor is the script's again."""
         del self.tensor._p3_parameter
@@ -101,7 +107,7 @@ class Parameter(KeyRounds):
         """Gives the key rank 0's value: `value` if there is one, else the tensor's. On every worker, when no round of
         it is under way. Waits for none."""
         self._require_same_layout()
-        self._version, self._address, self._memory, self._bits = -1, None, None, None
+        self._let_anybody_write()
         if value is None and self._session.rank == 0:
             value = in_memory_order(self.tensor.detach().to("cpu", copy=True))
         self._under_way = Round(self._init(value), self._take_value)
@@ -230,6 +236,8 @@ class Parameter(KeyRounds):
     def leave_pending(self) -> None:
         """The step is over: from here on whoever uses the tensor waits for the round's result."""
         if self.is_pending:
+            if self.is_lent:
+                self._note_as_it_is()
             pending.begin(self.tensor, self._land_for_use)
 
     def _land_for_use(self, may_be_written: bool) -> None:
@@ -262,11 +270,20 @@ class Parameter(KeyRounds):
 
     def note_written(self) -> None:
         """The tensor was written by us."""
+        if self.is_lent:
+            self._let_anybody_write()
+        else:
+            self._note_as_it_is()
+        self._is_given_away = False
+
+    def _let_anybody_write(self) -> None:
+        self._version, self._address, self._memory, self._bits = -1, None, None, None
+
+    def _note_as_it_is(self) -> None:
         self._note_place()
         self._bits = None
         if self.is_watched or self._is_given_away:
             self.watch()
-        self._is_given_away = False
 
     def _note_place(self) -> None:
         # Parameters that are parts of one memory have one version.
@@ -276,7 +293,7 @@ class Parameter(KeyRounds):
 
     def watch(self) -> None:
         """Notes the elements as they are: what is written from here on is found, also where torch does not count it."""
-        if self.is_guarded and self._bits is None:
+        if self._address is not None and self._bits is None:
             self._bits = bits(self.tensor)
 
     def _require_unwritten(self) -> None:
@@ -359,6 +376,12 @@ class Parameter(KeyRounds):
         self.tensor.data, self.landing = self.landing, self.tensor.data
         self._array_of_tensor, self._array = self._array, array
         torch.autograd.graph.increment_version(self.tensor)
+
+    def mean_gradient(self) -> Optional[torch.Tensor]:
+        """A copy of what the round under way has made, which nobody has taken over; None if no worker had a gradient.
+        Waits for it."""
+        operation = self.await_result()
+        return self._mean_gradient(operation).clone() if operation.updated else None
 
     def _mean_gradient(self, operation) -> torch.Tensor:
         return self.landing

@@ -7,10 +7,9 @@ without clipping; then its parameters are updated, from the mean gradients times
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from p3.torch.parameters import pending
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.requirements import require_norm
 from p3.torch.rounds.overlapping import Overlapping
+from p3.torch.rounds.shown import Gradients, Shown
 from p3.torch.start import job
 
 log = logging.getLogger("p3.torch")
@@ -48,9 +48,11 @@ class Clip:
     def norm(self) -> float:
         return self._norm.of(self.norm_type) / self.scale
 
-    @functools.cached_property
+    @property
     def factor(self) -> float:
         """What the gradients are to be multiplied by."""
+        if self.max_norm == math.inf and self.scale == 1:
+            return 1.0
         clipped = 1.0 if self.max_norm == math.inf else min(1.0, self.max_norm / (self.norm + _TINY))
         return clipped / self.scale
 
@@ -75,6 +77,9 @@ class Clipping(Overlapping):
         self._is_complete = False  # all of the step's rounds have begun
         self._clips = False  # clip_grad_norm_() was called in the step
         self._has_warned = False
+        self._is_as_ddp = False
+        self._shown: Optional[Shown] = None  # in the step under way
+        self._changed: Optional[Gradients] = None  # what the last step goes by, if the script has changed it
         super().__init__(*arguments)
         self._numbers = Steps(job.current(), self._control.store, 3, "clipping")  # which all workers must have alike
         self._skipped: Optional[Count] = None  # in join()
@@ -100,6 +105,8 @@ class Clipping(Overlapping):
         clip.max_norm = min(_single(max_norm), clip.max_norm) if norm_type == clip.norm_type else _single(max_norm)
         clip.norm_type, self._clips = norm_type, True
         clip.is_error_if_nonfinite |= error_if_nonfinite
+        if self._shown is not None and clip.is_finite:
+            self._shown.multiply(clip.factor)
         return _awaited(clip, next(iter(self._parameters)).device)
 
     def unscale(self, scale: float) -> Clip:
@@ -111,6 +118,59 @@ class Clipping(Overlapping):
         self._has_scaled = True
         self._clip.scale = _single(scale)
         return self._clip
+
+    # As with DistributedDataParallel
+
+    def act_as_ddp(self) -> None:
+        self._is_as_ddp = True
+        for parameter in self.parameters:
+            parameter.lend()
+
+    def show_gradients(self) -> None:
+        self._watched_gradients.end()
+        if self._shown is None:
+            self._complete_round()
+            factor = self._clip.factor if self._clip.is_finite else 1.0
+            self._shown = Shown(self.parameters, factor)
+
+    @property
+    def has_sums(self) -> bool:
+        return not self._clips and not (self._shown is not None and self._shown.are_changed)
+
+    def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
+                  parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
+        if self._is_as_ddp and self._is_complete:
+            parameters = None if parameters is None else list(parameters)
+            is_whole = parameters is None or len(parameters) == len(self._parameters)
+            self._leave_out_step() if is_whole else self.show_gradients()
+        super().zero_grad(zero_grad, set_to_none, parameters)
+
+    def _leave_out_step(self) -> None:
+        """Behind its last gradient, and before step(): no weight changes."""
+        self._end_showing()
+        for parameter in self.parameters:
+            parameter.end_without_result()
+        self._norms.finish()
+        self._is_complete = self._clips = self._is_counted = False
+        self._weights.end_step()
+
+    def _end_showing(self) -> Optional[Gradients]:
+        self._watched_gradients.end()
+        shown, self._shown = self._shown, None
+        return None if shown is None else shown.end()
+
+    def _leave_step(self) -> None:
+        self._changed = self._end_showing()
+        super()._leave_step()
+        if self._changed is not None:
+            self._land()
+            for parameter, gradient in self._changed.items():  # that are left: no worker had one, but the script has
+                self._update_by(parameter, gradient, parameter.group)
+            self._changed = None
+
+    def _update_by(self, parameter: Parameter, gradient: Optional[torch.Tensor], group: Dict[str, Any]) -> None:
+        if gradient is not None:
+            super()._update_one(parameter, gradient, group)
 
     def require_mean_gradients(self) -> bool:
         raise ValueError("torch's GradScaler must see the mean gradients, and this optimizer waits for none: use "
@@ -156,6 +216,7 @@ class Clipping(Overlapping):
         super().join(after_step)
 
     def _break_off(self) -> None:
+        self._end_showing()
         super()._break_off()
         if not self._is_complete:
             self._begin_norm()
@@ -182,6 +243,8 @@ class Clipping(Overlapping):
 
     def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
         clip = self._clip
+        if self._changed is not None:
+            return self._update_by(parameter, self._changed.pop(parameter), group)
         if not clip.is_finite:
             return self._say_left_out(clip)
         factor = clip.factor

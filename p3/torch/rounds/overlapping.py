@@ -30,12 +30,19 @@ class Overlapping(Rounds):
             with torch.enable_grad():
                 loss = closure()
         self._complete_round()
+        self._leave_step()
+        return loss
+
+    def _leave_step(self) -> None:
+        """All of its rounds have begun."""
         for parameter in self._parameters.values():
             parameter.end_step()
             parameter.tensor.grad = None  # it belongs to P3 until it has left
             parameter.leave_pending()
         self._end_step()
-        return loss
+
+    def show_gradients(self) -> None:
+        raise ValueError("this optimizer waits for no mean gradients: pass synchronous=True to DistributedOptimizer")
 
     def synchronize(self) -> None:
         self._land()

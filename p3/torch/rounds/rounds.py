@@ -27,6 +27,7 @@ from p3.torch.factors import FactoredParameter
 from p3.torch.parameters import pending
 from p3.torch.parameters.arrays import on_host
 from p3.torch.parameters.parameter import Parameter
+from p3.torch.parameters.watched import Watched
 from p3.torch.requirements import is_factored, require_same_parameters
 from p3.torch.rounds.check import Check
 from p3.torch.rounds.control import Control
@@ -60,6 +61,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._stores = [session.new_store() for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
         self._comparisons = Comparisons()
+        self._watched_gradients = Watched(self.show_gradients)
         self._undo: List[Callable[[], None]] = []  # what takes each hook away again
         self._sparse = _with_sparse_gradients(models)
         if compression is not None:
@@ -83,6 +85,27 @@ class Rounds(job.Held, snapshots.Trainer):
             ]
         self._unreleased = [*self._stores, self._control.store, *self._check.stores]
         self._start(snapshots.add(session, self, self._stores))
+
+    # What a trainer asks for, whose scripts expect what DistributedDataParallel does (p3/trainers/gradients.py)
+
+    def act_as_ddp(self) -> None:
+        """From the first step on: the script may write to parameters between two steps, and leave out a step by
+        zero_grad(), as long as every worker does so alike."""
+
+    def watch_gradients(self) -> None:
+        """Behind a backward pass: whoever looks at a gradient from here to step() gets show_gradients() before."""
+        self._watched_gradients.begin(one.tensor for one in self._parameters.values() if one.is_new or one.fires)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether clip_grad_norm_() waits for nothing: nobody has clipped the gradients of this step before, or changed
+        them otherwise."""
+        return False
+
+    @abstractmethod
+    def show_gradients(self) -> None:
+        """The parameters have the mean gradients, clipped if they are by now, until step(), which goes by what the
+        script makes of them. Waits for them; each worker by itself. Behind the step's last backward pass."""
 
     # What the ways to take a step differ in
 
@@ -278,6 +301,7 @@ class Rounds(job.Held, snapshots.Trainer):
             self._is_paused = was
 
     def _on_gradient(self, parameter: Parameter) -> None:
+        self._watched_gradients.end()
         if parameter.is_pending and not parameter.is_new:
             raise RuntimeError(
                 "%s was used before its new value had been waited for, by a function in C++ (an extension, or one of "
@@ -326,6 +350,7 @@ class Rounds(job.Held, snapshots.Trainer):
     # Steps
 
     def step(self, closure: Optional[Callable]) -> Any:
+        self._watched_gradients.end()
         if closure is None and self._only_makes_states():
             return self._make_states()
         return self._step(closure)
@@ -353,6 +378,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _complete_round(self) -> None:
         """Each parameter that has no round in this step gets one: with its gradient, if there is one."""
+        self._watched_gradients.end()
         self._begin()
         self._forward.end_step()
         for parameter in self._parameters.values():
@@ -437,6 +463,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def release(self, why: str = "") -> None:
         """See optimizer.py. `why`: not by the script's own call."""
+        self._watched_gradients.end()
         if any(one.is_new for one in self._parameters.values()) or self._weights.is_begun:
             self._break_off()
         for parameter in self._parameters.values():

@@ -59,6 +59,10 @@ class Synchronous(Rounds):
         if not self._was_empty:
             self._weights.end_round()
 
+    def show_gradients(self) -> None:
+        self._watched_gradients.end()
+        self.synchronize()
+
     def require_mean_gradients(self) -> bool:
         if not self._is_synchronized:
             return super().require_mean_gradients()
