@@ -36,6 +36,7 @@ class Codec(NamedTuple):
     residuals: int  # floats that a worker keeps for each element
     carries_sums: bool  # sums that the workers apply come back in it, too
     makes_steps: bool  # workers send steps that the servers subtract, and only those of any worker come back
+    encodes_values: bool  # it can encode what comes back from a server: a sum, or the change of a value
 
     def complete(self, **given: Any) -> Dict[str, Any]:
         """A compression with the standard values of what is not given."""

@@ -22,7 +22,7 @@ Frame without_content(Frame frame) {
 
 ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
     : DenseShard(its_key, its_index, its_thread, host),
-      pushed_bytes_(encoded_bytes(key.plan.codec.encoding, dtype_, elements_)),
+      pushed_bytes_(encoded_bytes(key.plan.codec, dtype_, elements_)),
       outstanding_(key.pushes_of_round()),
       total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient, key.plan.codec.encoding,
              host.sum_order == SumOrder::kRank) {
@@ -37,8 +37,8 @@ ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_t
 
 void ServerSlice::push(Task& task, Reply& reply) {
   if (task.payload) {
-    const auto encoding = static_cast<Encoding>(task.header.encoding);
-    reply.problem = problem_with_encoded(encoding, task.payload.data(), task.header.payload_bytes, elements_);
+    const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
+    reply.problem = problem_with_encoded(sent, task.payload.data(), task.header.payload_bytes, elements_);
     if (reply.problem != nullptr) return;
   }
   if (task.payload || (key.plan.is_gathered() && goes_on(task.header)))
@@ -56,8 +56,7 @@ void ServerSlice::add(Task& task) {
   round_.is_filled |= task.is_filled;
   if (worker == 0) priority_ = task.header.priority;
   PooledBuffer gradient = std::move(task.payload);
-  Compression sent = key.plan.codec;
-  sent.encoding = static_cast<Encoding>(task.header.encoding);
+  const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
   if (host_.sum_order != SumOrder::kRank) return total_.add(0, std::move(gradient), sent);
   if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, std::move(gradient), sent);
   RankSum& sum = machine_[static_cast<size_t>(machine)];
@@ -121,7 +120,7 @@ void ServerSlice::update() {
 }
 
 void ServerSlice::publish_sum(void*& sum) {
-  if (key.plan.codec.carries_sums()) {
+  if (key.plan.codec.if_shorter(elements_).carries_sums()) {
     if (!wire_value_) wire_value_ = PooledBuffer(host_.values, pushed_bytes_);
     encode(key.plan.codec, static_cast<const float*>(sum), nullptr, wire_value_.data(), elements_);
     value_encoding_ = key.plan.codec.encoding;
@@ -157,7 +156,7 @@ Frame ServerSlice::step_frame() {
 Frame ServerSlice::value_frame(Encoding encoding) {
   Frame frame;
   frame.header = header_of(FrameKind::kValue, encoding, published, priority_);
-  frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
+  frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(key.plan.codec.in(encoding), dtype_, elements_));
   if (key.plan.is_gathered()) {
     frame.header.scalars = published_settings_.scalars;
     frame.goes_by_fields = true;
@@ -217,7 +216,7 @@ void ServerSlice::store(Task& task, Reply& reply) {
 void ServerSlice::copy_value(void* to) const {
   if (value_encoding_ == Encoding::kPlain) return Shard::copy_value(to);
   std::memcpy(static_cast<char*>(to) + bytes_ - pushed_bytes_, wire_value_.data(), pushed_bytes_);
-  codec_of(value_encoding_)->decode_in_place(static_cast<float*>(to), elements_);
+  decode_in_place(key.plan.codec.in(value_encoding_), static_cast<float*>(to), elements_);
 }
 
 // Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.

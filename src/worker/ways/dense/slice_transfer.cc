@@ -32,7 +32,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
     if (kind == Kind::kPush && way_.codec.makes_steps())
       size_step(frame.header, slice);
     else if (data_ != nullptr)
-      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type_, slice.elements));
+      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(way_.codec.in(encoding), type_, slice.elements));
     if (data_ != nullptr) frame.payload = data_ + slice.offset * size_of(type_);
     frames.push_back(frame);
   }
@@ -88,18 +88,20 @@ const char* SliceTransfer::problem_with(const Header& header) const {
   const bool right_part = header.part == part_ || (header.part == 1 && may_be_over());
   if (header.kind != (about_part ? FrameKind::kPart : FrameKind::kValue) || !right_part) return "unexpected";
   const auto encoding = static_cast<Encoding>(header.encoding);
-  if (!may_come(encoding)) return "in another encoding than agreed";
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  if (!may_come(encoding, slice)) return "in another encoding than agreed";
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
   if (encoding == Encoding::kAbsent) return nullptr;
-  const Slice slice = slice_at(*key_.plan, header.slice);
-  return can_have_bytes(encoding, type_, slice.elements, header.payload_bytes) ? nullptr : "wrongly sized";
+  const Compression how = way_.codec.in(encoding);
+  return can_have_bytes(how, type_, slice.elements, header.payload_bytes) ? nullptr : "wrongly sized";
 }
 
-bool SliceTransfer::may_come(Encoding encoding) const {
+bool SliceTransfer::may_come(Encoding encoding, const Slice& slice) const {
   if (encoding == Encoding::kPlain) return kind != Kind::kStore;
   if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
   if (encoding != way_.codec.encoding) return false;
-  return way_.codec.makes_steps() ? is_round() : way_.codec.carries_sums() && (is_round() || key_.catches_up);
+  if (way_.codec.makes_steps()) return is_round();
+  return way_.codec.if_shorter(slice.elements).carries_sums() && (is_round() || key_.catches_up);
 }
 
 // An encoded sum into the end of its place: decode_in_place(). A step elsewhere: it changes the value that is there.
@@ -114,11 +116,10 @@ const char* SliceTransfer::land(const Header& header, const void* payload, bool&
   if (!key_.plan->is_synchronous()) way_.progress.note(header);
   const auto encoding = static_cast<Encoding>(header.encoding);
   const Slice slice = slice_at(*key_.plan, header.slice);
-  const Codec* const codec = codec_of(encoding);
-  if (codec != nullptr && codec->carries_sums()) codec->decode_in_place(place_of_slice(slice), slice.elements);
-  if (codec != nullptr && codec->makes_steps()) {
-    if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements))
-      return problem;
+  const Compression how = way_.codec.in(encoding);
+  if (const char* problem = problem_with_encoded(how, payload, header.payload_bytes, slice.elements)) return problem;
+  if (how.carries_sums()) decode_in_place(how, place_of_slice(slice), slice.elements);
+  if (how.makes_steps()) {
     decay_weight(decay_of(header.scalars), place_of_slice(slice), slice.elements);
     subtract_top_k(place_of_slice(slice), payload, slice.elements);
   }

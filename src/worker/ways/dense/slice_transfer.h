@@ -30,7 +30,7 @@ class SliceTransfer final : public Transfer {
   const char* land(const Header& header, const void* payload, bool& is_last) override;
 
  private:
-  bool may_come(Encoding encoding) const;
+  bool may_come(Encoding encoding, const Slice& slice) const;
   // Whether the answer may say that all workers have taken their last step, though it brings a value.
   bool may_be_over() const { return kind == Kind::kSkip && !key_.plan->is_synchronous(); }
   // Of a key that takes steps: how many elements of the slice leave, and what does.
