@@ -14,7 +14,7 @@ from p3.placement import FRAME_BYTES
 SLICE = 1000
 ROUND = 7  # of a snapshot
 OPTIONS = {"2bit": {"threshold": 0.05}}
-KINDS = [name for name, codec in codecs.codecs().items() if codec.comes_back]
+KINDS = [name for name, codec in codecs.codecs().items() if codec.encodes_values]
 WITH_RESIDUAL = [name for name in KINDS if codecs.codecs()[name].residuals]
 SIZES = [0, 1, 3, 1001, 2500]  # a slice of one element is shorter as it is
 
