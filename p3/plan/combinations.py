@@ -86,8 +86,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     _gives_way(ENCODED, (ROWS, NOT_FLOAT32), "codecs are for dense float32 keys", "The gradients travel as they are"),
     _gives_way(DGC, (FACTORS,), "the factors are not the gradient", "The factors travel as they are"),
     _gives_way(ENCODED, (FACTORS,), "the factors are not the gradient", "The factors travel as they are"),
-    _gives_way(AGGREGATION, (ENCODED, DGC), "what a codec leaves out is one worker's",
-               "Each worker of a machine pushes its compressed gradients on its own"),
+    _gives_way(AGGREGATION, (DGC,), "each worker has a momentum of its own",
+               "Each worker of a machine pushes its steps on its own"),
     Exclusion(RESIDUAL, (UNNAMED_SCALER,), "what it leaves out has the scale of the loss, and must change with it",
               "Pass grad_scaler=scaler to DistributedOptimizer, so that both change together; or use a type that keeps "
               "nothing (docs/compression.md)"),
