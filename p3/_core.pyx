@@ -502,6 +502,7 @@ cdef class P3Worker:
         return operation
 
     def keeps_residual(self, int key):
+        """Here, or on the leader of this machine; there, residual_floats() is 0 here once the key is agreed."""
         return self.core.keeps_residual(key)
 
     def residual_floats(self, int key):
@@ -533,10 +534,12 @@ cdef class P3Worker:
                        plan.slice_elements, plan.row_elements, plan.partitions, plan.parts)
 
     cdef CoreArray new_residual(self, int key):
-        """Memory for what compression leaves out of the key; None where it leaves nothing out."""
-        if not self.core.keeps_residual(key):
+        """Memory for what compression leaves out of the key; None where it leaves nothing out, or another worker keeps
+        it."""
+        cdef size_t floats = self.core.residual_floats(key) if self.core.keeps_residual(key) else 0
+        if floats == 0:
             return None
-        return CoreArray.over(new_bytes(self.residual_bytes(key)), self.core.residual_floats(key), DType.kFloat32)
+        return CoreArray.over(new_bytes(floats * sizeof(float)), floats, DType.kFloat32)
 
     # Arrays of the whole key, or of that part of its state.
     cdef Operation begin(self, int key, uint8_t part, source, landing):

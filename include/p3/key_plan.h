@@ -54,7 +54,9 @@ struct KeyPlan {
   // needs an optimizer on its servers, each worker pushes it on its own, and it keeps its plan; an average is over all
   // workers of the job.
   uint64_t staleness = 0;
-  Compression codec{};  // of what is pushed; and steps come back so
+  // Of what is pushed to servers; and steps come back so. To the leader of their machine workers push plain gradients, and
+  // get plain values from it.
+  Compression codec{};
   Reduction reduction = Reduction::kSum;
   Update update = Update::kServers;
   // Of what comes back, wherever it is shorter so (Compression::if_shorter). With an optimizer on the servers: changes of
@@ -81,9 +83,9 @@ struct KeyPlan {
   // Whether a key can go over from it to another plan between two rounds, and to it from that one.
   bool can_move() const { return has_rows() && is_synchronous(); }
   bool can_follow(const KeyPlan& former) const { return can_move() && former.can_move() && fits(former); }
-  // Whether the workers of a machine may add up what they have for the servers: each codec's residual is one worker's,
-  // and so is each clock of staleness.
-  bool adds_up_on_machine() const { return codec.encoding == Encoding::kPlain && is_synchronous(); }
+  // Whether the workers of a machine may add up what they have for the servers, and encode the sum: each clock of
+  // staleness is one worker's, and so is the momentum of a codec that makes steps.
+  bool adds_up_on_machine() const { return !codec.makes_steps() && is_synchronous(); }
 };
 
 class Optimizer;

@@ -73,11 +73,6 @@ class KeyRounds(ABC):
         return self._session.core.keeps_residual(self.key.handle)
 
     @property
-    def was_pushed(self) -> bool:
-        """In the last round; else this worker has skipped it."""
-        return not self._is_skip
-
-    @property
     def is_pending(self) -> bool:
         """The result of a round, or the first value, is still to be taken over."""
         return self._under_way is not None

@@ -65,7 +65,8 @@ class StoreOptions:
             aggregates = self._link.settings.local_aggregation and session.local_size > 1
             if name == "compression" and aggregates and session.local_rank == 0:
                 text = combinations.yielding(choices.AGGREGATION, choices.of_compression(value))
-                log.info("%s: store %d: %s", session.label, store, text)
+                if text:
+                    log.info("%s: store %d: %s", session.label, store, text)
             if name == "compression" and session.rank == 0:
                 log.warning("%s: store %d is compressed, %s. That is lossy: training differs from uncompressed",
                             session.label, store, value)  # fmt: skip

@@ -107,6 +107,7 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     if (plan.tells_norms()) impl_->transport_.put_pushes_first();
     const bool aggregated = plan.adds_up_on_machine();
     key.by_leader = aggregated && impl_->leader_van_ >= 0;
+    if (key.by_leader) key.way->follow_leader();
     if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(key, plan, 1);
     impl_->add_wire_key(key, handle, plan.wire_key);
     impl_->begin_next(key, frames);

@@ -184,8 +184,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint32_t worker = input.below(kWorkers);
     const KeyPlan& plan = plans[input.below(static_cast<uint32_t>(plans.size()))];
     const Encoding pushed = plan.is_gathered() ? Encoding::kPlain : compression.for_key(plan.dtype).encoding;
-    const bool of_machine =
-        aggregated && plan.is_synchronous() && !plan.is_gathered() && (plan.has_rows() || pushed == Encoding::kPlain);
+    const bool of_machine = aggregated && plan.adds_up_on_machine() && !plan.is_gathered();
     const Header header = script.next(input, worker, plan, pushed, of_machine);
     peers[worker].send(input, header, payload_of(input, header, plan, compression), checksums);
     const uint32_t listens = input.below(16);

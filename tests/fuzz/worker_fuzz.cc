@@ -131,7 +131,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const KeyPlan& plan = plans[input.below(2)];
     const bool from_neighbour = (leads || follows) && input.below(2) == 1;
     Header header =
-        answer_of(input, plan, rounds, leads && !is_apart && (plan.has_rows() || !(choices & 8 || has_factors)));
+        answer_of(input, plan, rounds, leads && !is_apart && (plan.has_rows() || !(takes_steps || has_factors)));
     if (from_neighbour && leads) {
       header.kind = plan.has_rows() ? FrameKind::kPushRows : FrameKind::kPush;
       header.of_machine = 0;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/simd.h"
 #include "codec/dgc.h"
 #include "p3/codec.h"
 #include "wire/top_k.h"
@@ -17,8 +16,8 @@ std::vector<Operation> SliceTransfer::ask_for_value() {
 
 std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Encoding encoding = data_ == nullptr ? Encoding::kAbsent : Encoding::kPlain;
-  if (kind == Kind::kPush) encoding = way_.codec.encoding;
-  if (kind == Kind::kPush) change_ = std::exchange(way_.residual.change, {});
+  if (kind == Kind::kPush && !key_.adds_up()) encoding = way_.codec.encoding;
+  if (is_round()) way_.residual.begin_round();
   Frame frame;
   frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
@@ -42,18 +41,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
 void SliceTransfer::encode(const Header& header, const void* gradient, void* payload) {
   if (way_.codec.makes_steps()) return encode_step(header, gradient, payload);
   const Slice slice = slice_at(*key_.plan, header.slice);
-  p3::encode(way_.codec, static_cast<const float*>(gradient), residual_of(slice), payload, slice.elements);
-}
-
-float* SliceTransfer::residual_of(const Slice& slice) const {
-  Residual& residual = way_.residual;
-  if (residual.kept.empty()) return nullptr;
-  float* const kept = residual.kept.data() + slice.offset;
-  float* const former = residual.former.empty() ? nullptr : residual.former.data() + slice.offset;
-  if (change_.undo) std::copy_n(former, slice.elements, kept);
-  if (change_.factor != 1) loop(slice.elements, [=, factor = change_.factor](size_t i) { kept[i] *= factor; });
-  if (former != nullptr) std::copy_n(kept, slice.elements, former);
-  return kept;
+  p3::encode(way_.codec, static_cast<const float*>(gradient), way_.residual.of(slice), payload, slice.elements);
 }
 
 size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {
@@ -152,6 +140,11 @@ const char* SliceTransfer::land(const Header& header, const void*, bool& is_last
   is_updated_ |= static_cast<Encoding>(header.encoding) != Encoding::kAbsent && header.part == part_;
   is_last = true;
   return nullptr;
+}
+
+void SliceTransfer::count() {
+  if (is_round()) way_.residual.end_round();
+  Transfer::count();
 }
 
 }  // namespace p3

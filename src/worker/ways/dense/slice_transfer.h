@@ -24,12 +24,12 @@ class SliceTransfer final : public Transfer {
 
   std::vector<Operation> ask_for_value() override;
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
-  // The slices of one round are apart, and rounds follow each other: nobody else uses this piece of the residual.
   void encode(const Header& header, const void* gradient, void* payload) override;
   const char* problem_with(const Header& header) const override;
   void* place_of(const Header& header) override;
   const char* decode(Frame& answer) override;
   const char* land(const Header& header, const void* payload, bool& is_last) override;
+  void count() override;
 
  private:
   bool may_come(const Header& header, const Slice& slice) const;
@@ -41,15 +41,12 @@ class SliceTransfer final : public Transfer {
   size_t elements_to_send(const Header& header, const Slice& slice) const;
   void size_step(Header& header, const Slice& slice) const;
   void encode_step(const Header& header, const void* gradient, void* payload);
-  // What is kept of the slice, as this push is to find it.
-  float* residual_of(const Slice& slice) const;
   float* place_of_slice(const Slice& slice) const { return reinterpret_cast<float*>(landing_) + slice.offset; }
 
   DenseWay& way_;
   const char* data_;
   char* const landing_;
   const bool goes_on_;
-  Residual::Change change_;    // of this push
   std::optional<float> rate_;  // of the step, from its first slice on; who sends
 };
 
