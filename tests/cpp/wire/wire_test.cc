@@ -57,7 +57,7 @@ TEST(Wire, EachForbiddenFieldIsNamed) {
   EXPECT_NE(reason([](Header& h) { h.magic = 0; }).find("magic"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.version = 9; }).find("version 9"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(0); }).find("kind 0"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(17); }).find("kind 17"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(18); }).find("kind 18"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.of_machine = 2; }).find("reserved"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.contributors = 1; }).find("counts workers"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.of_machine = 1; }).find("sum of 0 workers"), std::string::npos);
