@@ -96,7 +96,7 @@ def train(session, cell: Cell):
     value = landing.copy() if session.rank == 0 and cell.cut != "factors" else None
     session.init(key, value, landing).wait(DEADLINE_S)
     session.barrier()
-    reference = Reference(cell, key.axes, session.num_workers)
+    reference = Reference(cell, key.axes, session.placement)
     take_step = _take_turns if cell.staleness > 0 else _take_common_step
     for step in range(STEPS):
         take_step(session, cell, key, step, landing, reference)
@@ -168,13 +168,19 @@ def _skips(rank: int, step: int, num_workers: int) -> bool:
 class Reference:
     """The value of one key on all workers."""
 
-    def __init__(self, cell: Cell, axes, num_workers: int):
-        self._cell, self._axes, self._num_workers = cell, axes, num_workers
+    def __init__(self, cell: Cell, axes, placement):
+        self._cell, self._axes, self._num_workers = cell, axes, len(placement.workers)
+        # Of each worker, who encodes its gradient.
+        self._encoder = {
+            rank: pusher
+            for pusher in range(self._num_workers)
+            for rank in placement.pushed_by(pusher, axes)
+        }
         self._value, self._state = first_value(), np.zeros(SHAPE, "float32")
         self._exact = self._value  # where only encoded changes of it come back, to self._value
         self._back = self._sender_of(axes.value_codec)  # of sums
         self._held_sums = np.zeros(SHAPE[0], bool)  # of rows: which of them have sums, and no first value
-        self._senders = [self._sender() for _ in range(num_workers)]
+        self._senders = [self._sender() for _ in range(self._num_workers)]
 
     def check(self, landing, where):
         np.testing.assert_array_equal(landing, self._value, err_msg=str(where))
@@ -203,7 +209,11 @@ class Reference:
             sent = [self._senders[rank](one.ravel(), 1 + step, LR) for rank, one in zip(pushing, given)]
             self._value = take_steps(self._value.ravel(), sent, LR).reshape(SHAPE)
             return
-        sent = [self._senders[rank](one.ravel()) for rank, one in zip(pushing, given)]
+        together: Dict[int, Any] = {}
+        for rank, one in zip(pushing, given):
+            encoder = self._encoder[rank]
+            together[encoder] = together[encoder] + one if encoder in together else one
+        sent = [self._senders[encoder](one.ravel()) for encoder, one in together.items()]
         self._take(sum(sent[1:], sent[0]).astype("float32").reshape(SHAPE), self._divisor(len(pushing)), touched)
 
     def _divisor(self, present: int) -> int:

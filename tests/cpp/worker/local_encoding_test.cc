@@ -49,6 +49,7 @@ struct Leader {
     header.payload_bytes = 16;
     return header;
   }
+  // Borrows `own` until the round is over.
   void push(const std::vector<float>& own, const std::vector<float>& neighbours) {
     ++round;
     worker.push(key, own.data(), landing.data(), 0, {}, pending.done());
@@ -185,7 +186,8 @@ TEST(MachinesEncodedPush, IsTakenBackByALossScaler) {
 TEST(AnEncodedSum, IsPassedOnAsThePlainOneThatTheLeaderHas) {
   const Compression half(Encoding::kFloat16);
   Leader job(half);
-  job.push({1, 2, 3, 4}, {1, 1, 1, 1});
+  const Floats own = {1, 2, 3, 4};
+  job.push(own, {1, 1, 1, 1});
   EXPECT_EQ(job.pushed(half), (Floats{2, 3, 4, 5}));
   Header header = job.pushed_header;
   header.kind = FrameKind::kValue;
@@ -220,7 +222,9 @@ TEST(LocalEncoding, LosesNothingAndGivesAllTheSameBits) {
       for (size_t rank = 0; codec.residuals() > 0 && rank < machines.size(); ++rank) {
         EXPECT_TRUE(job.workers[rank]->keeps_residual(key));
         EXPECT_EQ(job.workers[rank]->residual_floats(key), leads(rank) ? kElements : 0);
-        if (!leads(rank)) EXPECT_THROW(job.workers[rank]->restore_residual(key, zeros.data()), Error);
+        if (!leads(rank)) {
+          EXPECT_THROW(job.workers[rank]->restore_residual(key, zeros.data()), Error);
+        }
       }
       for (unsigned round = 1; round <= kRounds; ++round) {
         std::vector<Floats> gradients;
