@@ -49,6 +49,14 @@ class Placement(NamedTuple):
         """That reach a slice's server in a round of such a key: one of each worker, or of each machine with any."""
         return len(set(self.workers)) if self._adds_up(axes) else len(self.workers)
 
+    def pushed_by(self, rank: int, axes: Axes) -> Tuple[int, ...]:
+        """The workers whose gradients that one encodes and pushes, of such a key: itself; those of its machine, if they
+        add up and it leads them; or none, if another one does."""
+        if not self._adds_up(axes):
+            return (rank,)
+        here = tuple(one for one, machine in enumerate(self.workers) if machine == self.workers[rank])
+        return here if here[0] == rank else ()
+
     def _adds_up(self, axes: Axes) -> bool:
         return self.aggregates and axes.adds_up_on_machine
 

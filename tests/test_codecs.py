@@ -67,7 +67,53 @@ def test_a_push_has_no_more_bytes_than_plain_and_all_that_a_value_can_have_is_a_
         assert 1 <= codecs.sent(compression, elements) <= elements
         assert 0 < codecs.push_bytes(compression, elements) <= 4 * elements + 8
         assert codecs.value_bytes(compression, elements, elements) == 4 * elements
+        if codec.encodes_values:
+            encoded = codecs.push_bytes(compression, elements)
+            assert codecs.value_bytes(None, elements, elements, down=compression) == min(encoded, 4 * elements)
+            assert codecs.value_bytes(codecs.codecs()["fp16"].complete(), 0, elements, down=compression) <= 4 * elements
         assert codec.makes_steps or codecs.sent(compression, elements) == elements
+
+
+INT8, BF16, DGC = ({"type": kind} for kind in ("int8", "bf16", "dgc"))
+
+
+@pytest.mark.parametrize("given, up, down", [
+    (None, None, None),
+    ("int8", INT8, INT8),
+    (INT8, INT8, None),
+    ({"up": "int8", "down": "bf16"}, INT8, BF16),
+    ({"up": INT8, "down": None}, INT8, None),
+    ({"down": BF16}, None, BF16),
+    ({"up": None, "down": "int8"}, None, INT8),
+    ("dgc", codecs.complete(DGC), None),
+    ({}, {}, None),
+    (7, 7, None),
+])  # fmt: skip
+def test_each_way_is_what_a_script_has_given(given, up, down):
+    ways = codecs.Ways.of(given)
+    assert ways == (up, down)
+    expected = {"compression": up, "value_compression": down}
+    assert ways.options == {name: value for name, value in expected.items() if value is not None}
+
+
+@pytest.mark.parametrize("given, up, down", [
+    (INT8, INT8, None),
+    ({"type": "2bit", "down": "2bit"}, *[{"type": "2bit", "threshold": 0.5}] * 2),
+    ({"down": "bf16"}, None, BF16),
+    ({"type": "int8", "down": {"type": "bf16"}}, INT8, BF16),
+    ({}, {}, None),
+])  # fmt: skip
+def test_mxnets_params_mean_what_is_pushed_and_have_a_down(given, up, down):
+    assert codecs.ways_of_mxnet(given) == (up, down)
+
+
+def test_what_comes_back_is_encoded_by_what_makes_no_steps():
+    for codec in codecs.codecs().values():
+        if codec.encodes_values:
+            validate("value_compression", codec.complete())
+        else:
+            with pytest.raises(ValueError, match="value_compression: type is '%s'; it must be one of" % codec.name):
+                validate("value_compression", codec.complete())
 
 
 def test_a_frame_has_the_bytes_of_the_cores_header():

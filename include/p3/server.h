@@ -38,8 +38,8 @@ struct ServerOptions {
   int threads = 0;
   // Of the job's workers; unset: each on one of its own.
   std::optional<Machines> machines;
-  // The leader of a machine with several workers pushes for all of them, and gets the value for them; except for
-  // compressed keys, as each worker has its own residual.
+  // The leader of a machine with several workers pushes for all of them, and gets the value for them, of keys that add
+  // up there.
   bool local_aggregation = true;
   // Goes on without a worker that is lost, until another process takes its place. Needs local_aggregation false.
   bool outlives_workers = false;

@@ -106,9 +106,9 @@ class Worker {
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   // The two arrays may be one: each slice has left before its new value comes. `more`: other calls follow soon, so the
-  // sender is not woken for a small gradient alone; flush() before waiting. Of a key with deep gradient compression the
-  // landing array must hold what landed last, as steps may come that are subtracted from it; a gradient that is clipped
-  // cannot be gated.
+  // sender is not woken for a small gradient alone; flush() before waiting. Of a key with deep gradient compression, or with
+  // a value_codec and an optimizer on the servers, the landing array must hold what landed last, and be another one than the
+  // gradient: what comes may be a step or a change of that. A gradient that dgc clips cannot be gated.
   void push(int key, const void* gradient, void* landing, int32_t priority, const RoundSettings& settings, Done done,
             bool gated = false, bool more = false);
   // What was pushed with `more` leaves now, as it does with the next call of any other kind.
@@ -187,13 +187,15 @@ class Worker {
   // `snapshot`: its round, as the script counts, at most kLastSnapshot. `kept`: residual_floats(), which get what
   // compression has left out so far; or null, as it must be for keys that keep no residual.
   void capture(int key, uint64_t snapshot, float* kept, Done done);
+  // Whether compression keeps what it leaves out: here, or on the leader of this machine, which encodes for all there.
   bool keeps_residual(int key) const;
-  size_t residual_floats(int key) const;  // what restore_residual() takes
-  // Resumes with what capture() gave, before the key's first push. Copied at once.
+  size_t residual_floats(int key) const;  // what restore_residual() takes; 0 once it is known that the leader keeps it
+  // Resumes with what capture() gave, before the key's first push. Copied at once. Not where the leader keeps it.
   void restore_residual(int key, const float* residual);
-  // For a loss scaler, of a key with a residual, between its rounds. What its next push begins with: if `undo`, what was
-  // kept before the last push, whose result nobody has used, else what is kept now; times `factor`, as gradients are larger
-  // by it from then on. `undo` needs keep_former_residual(), before that last push: 4 bytes more for each element.
+  // For a loss scaler, of a key with a residual, between its rounds; all workers of a machine call these alike, and the
+  // leader's count. What the next push begins with: if `undo`, what was kept before the last round, whose result nobody
+  // has used, else what is kept now; times `factor`, as gradients are larger by it from then on. `undo` needs
+  // keep_former_residual(), before that last round: 4 bytes more for each element.
   void keep_former_residual(int key);
   void change_residual(int key, bool undo, double factor);
   // The plan that the key had when it was last captured.

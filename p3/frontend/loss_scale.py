@@ -2,7 +2,8 @@
 
 Some codecs, 2bit for one, keep what a gradient is more than what was sent, and add it to the next one. So it has the
 scale of the loss, and changes with that; and where a step is left out because a gradient has overflowed, what its
-pushes have changed is taken back. Then the training goes on as if that step had never been.
+pushes have changed is taken back. Then the training goes on as if that step had never been. Where one worker encodes
+for all of its machine, it alone keeps what is left out, and the core ignores these calls on the others.
 
 Threads: the script's. No push of the keys may be under way.
 """
@@ -37,7 +38,7 @@ class LossScale:
         self.scale = scale
 
     def leave_out(self, keys: Iterable[Key]) -> None:
-        """Nobody uses the sums of the last step, in which these keys were pushed."""
+        """Nobody uses the sums of the last step, in which these keys had a round."""
         for key in keys:
             if key.handle in self._known:
                 self._session.core.change_residual(key.handle, True, 1.0)

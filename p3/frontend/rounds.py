@@ -40,7 +40,8 @@ class KeyRounds(ABC):
         self.updates = 0  # that have been taken over
         self.is_new = False  # has a round of the current step
         self.landing = landing
-        self.takes_steps = key.axes.takes_steps  # what lands is subtracted from what landed before
+        self.takes_steps = key.axes.takes_steps  # what is pushed
+        self.lands_changes = key.axes.lands_changes  # of what landed before: nobody else may write to `landing`
         self._array = array
         self._session = session
         session.waits.expect(key)  # land() notes them
@@ -63,14 +64,13 @@ class KeyRounds(ABC):
         return bool(self.key.axes.codec)
 
     @property
+    def comes_back_compressed(self) -> bool:
+        return bool(self.key.axes.value_codec)
+
+    @property
     def keeps_residual(self) -> bool:
         """Compression adds what it has left out to the next gradient."""
         return self._session.core.keeps_residual(self.key.handle)
-
-    @property
-    def was_pushed(self) -> bool:
-        """In the last round; else this worker has skipped it."""
-        return not self._is_skip
 
     @property
     def is_pending(self) -> bool:

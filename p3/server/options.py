@@ -4,6 +4,7 @@
     compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; see p3.codecs
     reduction    {"type": "average"}                        what becomes of the workers' gradients: over those that took
                                                             part; or {"type": "mean"}, over all; or {"type": "sum"}
+    value_compression  {"type": "int8"}                     how what comes back travels, as compression
 
 Without them: the sum of the gradients, sent as it is, is the new value. Needs neither a framework nor NumPy.
 """
@@ -19,6 +20,7 @@ _OPTIONS = {  # the field that selects a kind, and what tells the further fields
     "compression": ("type", codecs.checks),
     "optimizer": ("name", lambda: FIELDS),
     "reduction": ("type", lambda: {"average": {}, "mean": {}, "sum": {}}),
+    "value_compression": ("type", codecs.checks_of_what_comes_back),
 }
 
 

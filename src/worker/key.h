@@ -58,6 +58,7 @@ struct Key final : Lender {
   // --- local aggregation -------------------------------------------------------------------------------------------
   bool by_leader = false;                   // its rounds go through the leader of this machine, another worker
   std::shared_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds
+  bool adds_up() const { return by_leader || machine_sum != nullptr; }
   // Nothing is under way, and so nothing that it lent; nor does anything wait but a move that no round has begun. On a
   // leader: nor has a push of another worker come.
   bool is_idle() const { return !active && operations.empty() && !moves && machine_sum.use_count() <= 1; }

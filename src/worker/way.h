@@ -1,7 +1,8 @@
 // How the operations of one key go: the transfers that they are made of, and what this worker keeps of the key for them.
 // It is made once, where the key is declared (ways/), and lives as long as the key.
 //
-// Threads: sum_on(), begin_to_move() and report() with the Worker's lock held; all else, where an operation is asked for.
+// Threads: sum_on(), begin_to_move(), follow_leader() and report() with the Worker's lock held; all else, where an
+//          operation is asked for.
 //          Each throws Error(kUsage) if the key has no such operation, or not with these arguments.
 #pragma once
 
@@ -62,6 +63,8 @@ class Way {
   // Of a key that moves: what takes it over to the other plan, of which the last one is an init. None while that plan is
   // not known here yet.
   virtual std::vector<Operation> begin_to_move() { return {}; }
+  // The key's rounds go through the leader of this machine, another worker.
+  virtual void follow_leader() {}
   virtual void report(KeyCounters&) const {}
 
  protected:

@@ -101,11 +101,13 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     Key& key = impl_->find(handle);
     if (key.plan) impl_->refuse_call("key '" + key.name + "' was agreed already");
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
+    check(plan.value_codec);
     key.plan = plan;
     key.catches_up = catches_up;
     if (plan.tells_norms()) impl_->transport_.put_pushes_first();
     const bool aggregated = plan.adds_up_on_machine();
     key.by_leader = aggregated && impl_->leader_van_ >= 0;
+    if (key.by_leader) key.way->follow_leader();
     if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(key, plan, 1);
     impl_->add_wire_key(key, handle, plan.wire_key);
     impl_->begin_next(key, frames);

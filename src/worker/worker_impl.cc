@@ -67,7 +67,7 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
       ++key.to_land;
     }
   key.outstanding = key.to_land;
-  if (key.sums_here()) key.outstanding += count * static_cast<uint32_t>(key.machine_sum->frames_from_landing());
+  if (key.sums_here()) key.outstanding += count * static_cast<uint32_t>(key.machine_sum->frames_from_key());
   if (operation.is_gated()) {
     key.unready.assign(made.begin(), made.end());
     begin_ready(key, frames);
@@ -145,6 +145,7 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
     transfer = &key->transfer();
   }
   answer.fields = transport_.received_fields(van);
+  if (const char* problem = transfer->decode(answer)) refuse(van, header, problem);
   if (header.of_machine != 0) {
     const auto own = leader_.pass_on(*key, answer);
     if (!own) return;

@@ -1,9 +1,10 @@
 """Pushes the same random gradients through a store with gradient compression; checks them against NumPy, or saves them.
 
-    python compressed.py numpy             sums and weights of every worker, through p3_sync
+    python compressed.py numpy             sums and weights of every worker, through p3_sync, on one machine
     python compressed.py save STORE FILE   the two-bit sums of a store, for one worker
 """
 
+import os
 import sys
 
 import numpy as np
@@ -33,6 +34,18 @@ def sum_of(parts):
     return total
 
 
+class Senders:
+    """What workers of one machine send of their gradients of a key: each of its own; or one of the sum."""
+
+    def __init__(self, kind, num_workers):
+        self._adds_up = os.environ["P3_LOCAL_AGGREGATION"] == "1"
+        self._senders = [sender(kind, SLICE) for _ in range(1 if self._adds_up else num_workers)]
+
+    def __call__(self, parts):
+        parts = [sum_of(parts)] if self._adds_up else parts
+        return sum_of([send(part) for send, part in zip(self._senders, parts)])
+
+
 def check_sums(kind):
     kv = mx.kv.create("p3_sync")
     kv.set_gradient_compression({"type": kind})
@@ -42,12 +55,12 @@ def check_sums(kind):
         kv.broadcast(key, mx.nd.array(first), out=out)
         np.testing.assert_array_equal(out.asnumpy(), first)
     kv.init("double", mx.nd.zeros(5, dtype="float64"))
-    sent = {key: [sender(kind, SLICE) for _ in range(kv.num_workers)] for key in SIZES}
+    sent = {key: Senders(kind, kv.num_workers) for key in SIZES}
     for step in range(ROUNDS):
         for key, size in SIZES.items():
             out = mx.nd.zeros(size)
             kv.pushpull(key, mx.nd.array(gradients(kv.rank, size)[step]), out=out)
-            expected = sum_of([sent[key][rank](gradients(rank, size)[step]) for rank in range(kv.num_workers)])
+            expected = sent[key]([gradients(rank, size)[step] for rank in range(kv.num_workers)])
             if codecs.codecs()[kind].carries_sums:
                 expected = sender(kind, SLICE)(expected)
             np.testing.assert_array_equal(out.asnumpy(), expected)
@@ -66,11 +79,11 @@ def check_weights(kind):
     size = SIZES[2]
     weight = np.random.RandomState(5).uniform(1, 2, size).astype("float32")
     kv.init(7, mx.nd.array(weight))
-    sent = [sender(kind, SLICE) for _ in range(kv.num_workers)]
+    sent = Senders(kind, kv.num_workers)
     out = mx.nd.zeros(size)
     for step in range(ROUNDS):
         kv.pushpull(7, mx.nd.array(gradients(kv.rank, size)[step]), out=out)
-        weight = weight - np.float32(0.001) * sum_of([sent[k](gradients(k, size)[step]) for k in range(kv.num_workers)])
+        weight = weight - np.float32(0.001) * sent([gradients(k, size)[step] for k in range(kv.num_workers)])
         np.testing.assert_allclose(out.asnumpy(), weight, rtol=3e-7)
     assert not np.array_equal(out.asnumpy(), sender("fp16", SLICE)(out.asnumpy()))
     print("rank %d: %s weights are those of NumPy" % (kv.rank, kind))

@@ -11,8 +11,9 @@ import numpy as np
 from p3 import codecs
 
 
-def test_sums_and_weights_of_compressed_gradients_are_those_of_numpy():
-    status, output = jobs.run_p3(2, 2, jobs.python("compressed.py", "numpy"))
+@pytest.mark.parametrize("aggregates", "01")
+def test_sums_and_weights_of_compressed_gradients_are_those_of_numpy(aggregates):
+    status, output = jobs.run_p3(2, 2, jobs.python("compressed.py", "numpy"), P3_LOCAL_AGGREGATION=aggregates)
     assert status == 0, output
     for rank in range(2):
         for kind in codecs.of_gradients():

@@ -17,6 +17,8 @@ SENSIBLE = [
     ("reduction", {"type": "sum"}),
     ("reduction", {"type": "average"}),
     ("reduction", {"type": "mean"}),
+    ("value_compression", {"type": "int8"}),
+    ("value_compression", {"type": "2bit", "threshold": 0.5}),
 ]
 SENSELESS = [
     ("momentum", {}, "option 'momentum' is unknown; a store has compression, optimizer, reduction"),
@@ -39,6 +41,8 @@ SENSELESS = [
     ("compression", dict(DGC, clip_norm=float("inf")), "clip_norm is inf; it must be a finite number of at least 0"),
     ("compression", dict(DGC, masking=1), "compression dgc: masking is 1; it must be True or False"),
     ("compression", dict(DGC, momentum=0.9), "compression dgc: 'momentum' (which is 0.9) is no field of it"),
+    ("value_compression", dict(DGC), "value_compression: type is 'dgc'; it must be one of 1bit, 2bit, "),
+    ("value_compression", {"type": "2bit"}, "value_compression 2bit: threshold is missing"),
     ("reduction", {"type": "max"}, "reduction: type is 'max'; it must be one of average, mean, sum"),
     ("reduction", {"type": "sum", "weight": 2}, "reduction sum: 'weight' (which is 2) is no field of it; it has type"),
 ]

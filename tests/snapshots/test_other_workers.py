@@ -45,8 +45,8 @@ def test_what_resume_returns_is_the_pair_that_scripts_take_apart():
 # Jobs, without MXNet
 
 
-def run(directory, workers, servers, *arguments):
-    variables = {"P3_SNAPSHOT_DIR": str(directory), "P3_SNAPSHOT_EVERY": "1"}
+def run(directory, workers, servers, *arguments, **variables):
+    variables = {"P3_SNAPSHOT_DIR": str(directory), "P3_SNAPSHOT_EVERY": "1", **variables}
     return jobs.run_p3(workers, servers, jobs.python("regrouped.py", *arguments), **variables)
 
 
@@ -93,15 +93,42 @@ def left_out(directory, round):
     return found
 
 
+def resumed(directory, workers, aggregates):
+    """(kind, what each worker had left out, what each then has) of a job that comes back with that number of workers.
+    `aggregates`: both times, whether one worker encodes for all, as all share a machine."""
+    for number, steps, aggregate in zip(workers, (3, 0), aggregates):
+        status, output = run(directory, number, 2, ",".join(KINDS), steps, 0, P3_LOCAL_AGGREGATION=aggregate)
+        assert status == 0, output
+    found = list(zip(KINDS, left_out(directory, 3), left_out(directory, 4)))
+    for _kind, old, new in found:
+        assert (len(old), len(new)) == workers
+    return found
+
+
+@pytest.mark.parametrize("aggregates", ["11", "10", "01"])
+@pytest.mark.parametrize("workers", [(3, 2), (2, 3), (3, 3)])
+def test_what_a_machine_has_left_out_stays_owed_to_the_weights(tmp_path, workers, aggregates):
+    before, now = workers
+    for kind, old, new in resumed(tmp_path, workers, aggregates):
+        if kind == "dgc":  # each worker has its own
+            assert all(len(residual) > 2 for residual in (*old, *new))
+            continue
+        for some, aggregate in ((old, aggregates[0]), (new, aggregates[1])):
+            kept = [len(residual) > 0 for residual in some]
+            assert kept == ([True, *[False] * (len(some) - 1)] if aggregate == "1" else [True] * len(some)), kind
+        shares = np.float32(now / before if kind == "2bit-average" else 1)
+        had, has = (sum(residual for residual in some if len(residual)) for some in (old, new))
+        assert had.any(), kind
+        np.testing.assert_allclose(has, shares * had, rtol=1e-6, atol=1e-6, err_msg=kind)
+        if workers == (3, 3) and aggregates == "11":
+            np.testing.assert_array_equal(has, had, kind)
+
+
 @pytest.mark.parametrize("workers", [(3, 2), (2, 3)])
 def test_what_compression_has_left_out_stays_owed_to_the_weights(tmp_path, workers):
     before, now = workers
-    status, output = run(tmp_path, before, 2, ",".join(KINDS), 3, 0)
-    assert status == 0, output
-    status, output = run(tmp_path, now, 1, ",".join(KINDS), 0, 0)
-    assert status == 0, output
-    for kind, old, new in zip(KINDS, left_out(tmp_path, 3), left_out(tmp_path, 4)):
-        assert (len(old), len(new)) == workers and all(residual.any() for residual in old), kind
+    for kind, old, new in resumed(tmp_path, workers, "00"):
+        assert all(residual.any() for residual in old), kind
         if kind == "dgc":  # behind u and v: how far the warm-up is
             rounds = [residual[-2:].tobytes() for residual in (*old, *new)]
             assert len(set(rounds)) == 1
@@ -124,7 +151,7 @@ def said(output, when):
 
 def test_every_kind_of_training_comes_back_with_more_workers_and_then_with_one(tmp_path):
     pytest.importorskip("mxnet")
-    kinds = "momentum adam nadam scheduler updates_on_trainer updates_on_store float16 sparse".split()
+    kinds = "momentum adam nadam scheduler down updates_on_trainer updates_on_store float16 sparse".split()
     variables = {"P3_SNAPSHOT_EVERY": "2"}
 
     def run(directory, workers, servers, kill_at):
@@ -148,12 +175,14 @@ def test_every_kind_of_training_comes_back_with_more_workers_and_then_with_one(t
     assert said(output, "behind 6") == {0: whole}, output
 
 
-def test_what_compression_has_left_out_of_a_gluon_training_goes_to_the_worker_that_stays(tmp_path):
+@pytest.mark.parametrize("aggregates, before", [("0", [0.125, 0.25]), ("1", [0.375, None])])
+def test_what_compression_has_left_out_of_a_gluon_training_goes_to_the_worker_that_stays(tmp_path, aggregates, before):
     pytest.importorskip("mxnet")
-    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1"}
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1", "P3_LOCAL_AGGREGATION": aggregates}
     command = jobs.python("regrouped_rest.py", "mxnet")
     for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
         assert status == 0, output
-    for round, wanted in ((1, [0.125, 0.25]), (2, [0.375])):
+    for round, wanted in ((1, before), (2, [0.375])):
         parts = [tree.decode(*reading.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
-        assert [set(part["stores"][0]["residuals"]["w"]) for part in parts] == [{left_out} for left_out in wanted]
+        residuals = [part["stores"][0]["residuals"].get("w", [None]) for part in parts]
+        assert [set(residual) for residual in residuals] == [{left_out} for left_out in wanted]

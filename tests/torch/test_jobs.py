@@ -123,9 +123,11 @@ def test_all_workers_follow_rank_0s_order_when_it_changes():
     ], output
 
 
+@pytest.mark.parametrize("aggregates", "01")
 @pytest.mark.parametrize("synchronous", [0, 1])
-def test_compressed_gradients_are_those_of_the_documentation(synchronous):
-    status, output = jobs.run_p3(2, 2, script("compressed", synchronous), P3_CHECK="1")
+def test_compressed_gradients_are_those_of_the_documentation(synchronous, aggregates):
+    settings = {"P3_CHECK": "1", "P3_LOCAL_AGGREGATION": aggregates}
+    status, output = jobs.run_p3(2, 2, script("compressed", synchronous), **settings)
     assert status == 0, output
     assert output.count("follows") == 2
 
@@ -162,7 +164,9 @@ def test_check_names_the_parameter_that_one_worker_has_written(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["adamw", "momentum", "cycled", "adamax", "compressed", "compressed_synchronous", "dgc"]
+    "kind",
+    ["adamw", "momentum", "cycled", "adamax", "compressed", "compressed_synchronous", "dgc", "both_ways",
+     "both_ways_synchronous"],
 )
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, kind):
     whole = jobs.run_p3(2, 2, script("resumed", tmp_path, kind, 7, 0))

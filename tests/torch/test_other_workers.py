@@ -53,15 +53,16 @@ def test_a_job_comes_back_with_more_processes_and_then_with_one(tmp_path):
     assert said(output, "behind 6") == {0: whole}, output
 
 
-def test_what_compression_has_left_out_is_owed_to_the_mean_of_fewer_workers(tmp_path):
-    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1"}
+@pytest.mark.parametrize("aggregates, before", [("0", [{0.125}, {0.25}]), ("1", [{0.125 + 0.25}, set()])])
+def test_what_compression_has_left_out_is_owed_to_the_mean_of_fewer_workers(tmp_path, aggregates, before):
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1", "P3_LOCAL_AGGREGATION": aggregates}
     command = jobs.python("regrouped_rest.py", "torch")
     for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
         assert status == 0, output
-    for round, wanted in ((1, [0.125, 0.25]), (2, [(0.125 + 0.25) / 2])):
+    for round, wanted in ((1, before), (2, [{(0.125 + 0.25) / 2}])):
         parts = [tree.decode(*reading.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
         residuals = [set(left_out) for part in parts for _, _, left_out in part["residuals"] if left_out is not None]
-        assert residuals == [{left_out} for left_out in wanted]
+        assert residuals == wanted
 
 
 def agent(folder, port, is_host, **variables):

@@ -16,13 +16,18 @@ from core_jobs import ADAM, HALF, MOMENTUM, SKIP, RowsJob, random_gradient
 
 DEADLINE_S = 60
 SLICES = {"P3_SLICE_ELEMENTS": "20000"}
-SUMMED = ("optimizer", "sum", "halves", "average", "rows", "row halves", "rows as slices")
+SUMMED = ("optimizer", "sum", "halves", "average", "compressed", "rows", "row halves", "rows as slices")
 
 
 def results(output):
     """What each worker printed, by rank."""
     found = [json.loads(line[line.index("{"):]) for line in output.splitlines() if '"landed"' in line]
     return sorted(found, key=lambda result: result["rank"])
+
+
+def exact(landed):
+    """Without what is rounded on its way: once for a machine, or once for each worker."""
+    return {what: digest for what, digest in landed.items() if not what.startswith("compressed")}
 
 
 def run(workers, *arguments, **variables):
@@ -38,7 +43,8 @@ def run(workers, *arguments, **variables):
 def test_four_workers_of_one_machine_get_the_same_bits_for_a_fourth_of_the_bytes():
     steps = (2, 4, 1, 3)
     together, apart = (run(4, *steps, P3_LOCAL_AGGREGATION=setting) for setting in "10")
-    assert together[0]["landed"] == apart[0]["landed"]
+    assert exact(together[0]["landed"]) == exact(apart[0]["landed"])
+    assert together[0]["landed"] != apart[0]["landed"]
     assert [result["local"] for result in together] == [[rank, 4] for rank in range(4)]
     for store in SUMMED:
         sent, sent_apart = (sum(result["sent"][store][0] for result in job) for job in (together, apart))
@@ -46,8 +52,6 @@ def test_four_workers_of_one_machine_get_the_same_bits_for_a_fourth_of_the_bytes
         near = sum(result["sent"][store][1] for result in together)
         assert near > 1.9 * sent_apart * 3 / 4, store  # three go to the leader, and it sends three values back
         assert all(result["sent"][store][1] == 0 for result in apart), store
-    # Residuals are each worker's own, so compressed keys go their own way.
-    assert all(result["sent"]["compressed"][1] < 2000 for result in together)  # heartbeats
 
 
 @pytest.mark.parametrize("machines", [[0, 0, 0, 0], [0, 1, 0, 1], [1, 0, 0]])
@@ -111,8 +115,10 @@ def test_two_machines_of_two_workers_get_the_same_bits_with_and_without(make_clu
         pytest.skip("no IPC namespace can be made here; run as root")
     together, apart = (run_on_two_machines(make_cluster, processes, setting) for setting in "10")
     assert [result["local"] for result in together] == [[0, 2], [0, 2], [1, 2], [1, 2]]
-    for result in together + apart:
-        assert result["landed"] == together[0]["landed"]
+    for some in (together, apart):
+        for result in some:
+            assert result["landed"] == some[0]["landed"]
+    assert exact(together[0]["landed"]) == exact(apart[0]["landed"])
     for store in SUMMED:
         sent, sent_apart = (sum(result["sent"][store][0] for result in job) for job in (together, apart))
         assert sent_apart / 2 * 0.95 < sent < sent_apart / 2 * 1.05, store

@@ -45,10 +45,14 @@ def test_a_machines_workers_and_servers_are_known_by_its_name():
     assert placement._replace(aggregates=False).pushes(Axes()) == 3
 
 
-@pytest.mark.parametrize("apart", [Axes(staleness=1), Axes(codec={"type": "fp16"})])
+DGC = {"type": "dgc", "ratio": 0.1, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}
+
+
+@pytest.mark.parametrize("apart", [Axes(staleness=1), Axes(codec=DGC, update="steps")])
 def test_of_keys_that_do_not_add_up_on_their_machine_each_worker_pushes(apart):
     placement = Placement((0, 0, 1), (1, 0))
     assert placement.pushes(apart) == 3 and placement.pushes(Axes()) == 2
+    assert [placement.pushed_by(rank, apart) for rank in range(3)] == [(0,), (1,), (2,)]
     stale = KeyPlan(0, "float32", 1000, 0, 100, staleness=1)
     assert placement.cards(stale) == placement._replace(aggregates=False).cards(stale)
     assert placement.cards(stale) != placement.cards(stale._replace(staleness=0))
@@ -61,6 +65,14 @@ def jobs():
         count = of_workers[-1] + 1
         yield Placement(of_workers, tuple(number % count for number in range(servers)))
         yield Placement(of_workers, tuple(count + number for number in range(servers)))
+
+
+def test_of_others_the_lowest_rank_of_a_machine_pushes_for_all_there():
+    for axes in (Axes(), Axes(codec={"type": "int8"})):
+        placement = Placement((1, 0, 1, 2, 0), (0,))
+        assert [placement.pushed_by(rank, axes) for rank in range(5)] == [(0, 2), (1, 4), (), (3,), ()]
+        assert placement.pushes(axes) == 3
+        assert placement._replace(aggregates=False).pushed_by(2, axes) == (2,)
 
 
 VGG = ((710, 4345), (710, 710), (173, 710))  # as `p3 bench factors` has its layers

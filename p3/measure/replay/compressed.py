@@ -5,7 +5,9 @@ import os
 
 import numpy as np
 
+from p3 import codecs
 from p3.plan import key_plan, planner
+from p3.plan.key_plan import Axes
 from p3.measure.replay import models
 from p3.measure.replay.dgc_reference import Dgc, take_steps
 from p3.measure.replay.mxnet_replay import Replay
@@ -85,22 +87,26 @@ def _place(key: int, iteration: int, rank: int) -> int:
 class EncodedReplay(Replay):
     """With any other codec. Every element is +1/2 or -1/2, with a sign that changes with worker, key and iteration.
     Every codec of gradients carries these exactly with its standard options, so at the end every weight must be exactly
-    what they add up to.
+    what they add up to. It need not carry sums of them: where the workers of a machine add up what they have, all but
+    the one who pushes for them have zeros.
     """
 
     def __init__(self, mx, store: str, model: models.Model, kind: str, release: str = "layer") -> None:
         self._compression = {"type": kind}
         super().__init__(mx, store, model, "sgd", release)
+        placement, axes = self._kv._session.placement, Axes(codec=codecs.of(self._compression).complete())
+        self._pushers = [rank for rank in range(self.num_workers) if placement.pushed_by(rank, axes)]
 
     def make_gradients(self, layer: int) -> None:
+        pushes = self.rank in self._pushers
         for key in self._keys[layer]:
-            flat, value = self._gradients[key].reshape(-1), _signed(key, self.iterations, self.rank)
+            flat, value = self._gradients[key].reshape(-1), _signed(key, self.iterations, self.rank) * pushes
             flat[::2] = value
             if flat.size > 1:
                 flat[1::2] = -value
 
     def is_right(self, key: int, values) -> bool:
-        rounds = ((iteration, rank) for iteration in range(self.iterations) for rank in range(self.num_workers))
+        rounds = ((iteration, rank) for iteration in range(self.iterations) for rank in self._pushers)
         expected = -sum(_signed(key, *one) for one in rounds)
         return bool((values[::2] == expected).all() and (values[1::2] == -expected).all())
 

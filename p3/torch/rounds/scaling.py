@@ -31,11 +31,15 @@ class Scaling:
 
     def require_known(self) -> None:
         """ValueError if a scaler is in use that what is left out cannot follow."""
-        kept = next((one for one in self._rounds.parameters if one.keeps_residual), None)
-        if self._scaler is None and kept is not None:
-            combinations.require("parameter %s" % kept.name, choices.RESIDUAL, choices.UNNAMED_SCALER)
+        if self._scaler is not None:
+            return
+        for one in self._rounds.parameters:
+            kept = [choices.RESIDUAL] * one.keeps_residual + choices.of_sums_back(one.key.axes.value_codec)
+            combinations.require("parameter %s" % one.name, *kept, choices.UNNAMED_SCALER)
 
-    def before_push(self) -> None:
+    def begin_round(self) -> None:
+        """Before the first push of a step; before its end, if this worker has none: others of its machine may push, and
+        it encodes for them."""
         if self._scaler is None or self._is_round_open:
             return
         self.settle()
@@ -46,7 +50,7 @@ class Scaling:
         if self._scaler is None or self._is_round_open:
             return
         if self._has_unused_sums:
-            self._loss_scale.leave_out([one.key for one in self._rounds.parameters if one.was_pushed])
+            self._loss_scale.leave_out([one.key for one in self._rounds.parameters])
             self._has_unused_sums = False
         self._loss_scale.follow(self._scaler.get_scale(), [one.key for one in self._rounds.parameters])
 

@@ -42,7 +42,7 @@ class Synchronous(Rounds):
         super()._on_gradient(parameter)
 
     def _before_push(self) -> None:
-        self._scaling.before_push()
+        self._scaling.begin_round()
 
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
@@ -52,6 +52,7 @@ class Synchronous(Rounds):
     def synchronize(self) -> None:
         if self._is_synchronized and not self._was_empty:
             return
+        self._scaling.begin_round()
         self._complete_round()
         self._was_empty = not self._take_mean_gradients()
         self._is_synchronized = True

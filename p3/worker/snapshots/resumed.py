@@ -4,7 +4,7 @@ What all workers have in common does not depend on their number: weights, the op
 worker's own, a rank that the job had, and has, goes on with its own part. One that is new begins with worker 0's, as
 that has whatever the workers have in common: a learning rate schedule, the place in the data, statistics to evaluate
 with. What compression has left out is still owed to the weights, and no value is lost: new ranks have none, and ranks
-that are gone leave theirs to the others.
+that are gone leave theirs to the others. Whoever encodes for all workers of its machine takes what they would.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ def part_rank(rank: int, before: int) -> int:
 
 
 def takes_over_from(rank: int, before: int, now: int) -> range:
-    """Whose residuals a worker adds up, in this order: its own, and those of the ranks that are gone, dealt out."""
+    """Whose residuals a worker adds up, in this order, for each rank whose gradients it encodes: that rank's, and those
+    of ranks that are gone, dealt out."""
     return range(rank, before, now)
 
 

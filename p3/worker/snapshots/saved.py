@@ -6,15 +6,18 @@ A job may come back with another number of workers: resumed.py has the rule for 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 import numpy as np
 
-from p3._core import ROUND_FLOATS, state_names
+from p3 import codecs
+from p3._core import LEFT_OUT, MASTER, ROUND_FLOATS, state_names
 from p3.cluster.messages import sendable
+from p3.plan.key_plan import Axes
 from p3.snapshots import files, reading, tree
 from p3.snapshots.pace import Pace
 from p3.worker.key import Identity
@@ -36,7 +39,7 @@ class Saved:
         self.round: Optional[int] = None  # worker 0's choice; 0: there is none
         self.source: Optional[reading.Snapshot] = None  # what this job was resumed from
         self.own: Any = None  # what this worker gave write() for it; a new rank: what worker 0 gave
-        self._gone: Dict[int, Any] = {}  # the same of ranks whose residuals this worker takes over
+        self._left_out: Dict[int, Any] = {}  # what compression had left out, by ranks whose part this worker takes
         self._verdict: Optional[str] = None  # on worker 0: of all nodes on the snapshot that they check
         self._checked: Set[str] = set()  # parts of that one which this worker has read
         self._left_to_servers: Set[Identity] = set()  # keys of them whose value worker 0 did not bring
@@ -122,7 +125,12 @@ class Saved:
         before, now = self.source.workers, session.num_workers
         self.own = self._part(part_rank(session.rank, before))
         # Now, as the snapshot may have been removed for later ones when a key has its first push.
-        self._gone = {rank: self._part(rank) for rank in takes_over_from(session.rank, before, now)[1:]}
+        encodes_for = {session.rank, *session.placement.pushed_by(session.rank, Axes())}
+        self._left_out = {
+            rank: _what_is_left_out(self.own if rank == session.rank else self._part(rank))
+            for each in encodes_for
+            for rank in takes_over_from(each, before, now)
+        }
         log.info("%s: resumes from the snapshot of round %d", session.label, round)
         if session.rank == 0 and before != now:
             log.warning(
@@ -171,13 +179,19 @@ class Saved:
 
     def value(self, key, id) -> Optional[Any]:
         described = self._described(key, id)
-        return None if described is None or self._session.rank != 0 else self._array(key, id)
+        return None if described is None or self._session.rank != 0 else self._exact_value(key, id)
 
     def first_value(self, key) -> Optional[Any]:
         """See Session.first_value."""
         if self._described(key, key.name) is None or self._session.rank != 0:
             return None
-        return ON_SERVERS if self._is_loaded(key) else self._array(key, key.name)
+        return ON_SERVERS if self._is_loaded(key) else self._exact_value(key, key.name)
+
+    def _exact_value(self, key, id) -> Any:
+        """That with which the job goes on: where only encoded changes went out, and none do any more, the exact one."""
+        has_exact = MASTER in self.source.parts(*self._identity_then(key, id))
+        goes_on_exactly = has_exact and key.dtype == "float32" and not key.axes.value_codec
+        return self._array(key, id, MASTER if goes_on_exactly else 0)
 
     def _is_loaded(self, key) -> bool:
         if self._identity_then(key, key.name) != key.identity:
@@ -202,7 +216,7 @@ class Saved:
                 "%s: key %r was updated with %s in the snapshot of round %d, and is with %s now"
                 % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
             )
-        parts = [part for part in self.source.parts(*self._identity_then(key, id)) if part != 0]
+        parts = [part for part in self.source.parts(*self._identity_then(key, id)) if _is_state(key, part)]
         if parts and key.axes.takes_steps:
             raise ValueError(
                 "%s: key %r had its momentum on the servers in the snapshot of round %d, and has dgc now, with a "
@@ -229,23 +243,30 @@ class Saved:
         self.restore_residual(key, of_key, takes_mean)
 
     def restore_residual(self, key, of_key: Callable[[Any], Optional[Any]], takes_mean: bool = False) -> None:
-        """What compression has left out of a key here, and on ranks that are gone. `of_key` finds it in what a worker
-        gave write(). `takes_mean`: sums are divided by the number of workers, and not only by what the script says."""
-        residual = None if self.own is None else of_key(self.own)
-        if residual is None:
+        """What compression has left out of a key here, on the workers for whom this one encodes, and on ranks that are
+        gone. `of_key` finds it in what a worker gave write(). `takes_mean`: sums are divided by the number of workers,
+        and not only by what the script says."""
+        if self.own is None:
             return
-        session, before = self._session, self.source.workers
-        takes_steps = key.axes.takes_steps
-        if before != session.num_workers:
-            left_out = residual[:-ROUND_FLOATS] if takes_steps else residual
-            own = [self.own] if session.rank < before else []
-            added = np.zeros_like(left_out)
-            for part in (*own, *self._gone.values()):
-                added += of_key(part)[: len(left_out)]
-            is_mean = takes_mean or key.axes.reduction == "average"
-            if is_mean and not takes_steps:  # so the weights get what they are owed
-                added *= np.float32(session.num_workers / before)
-            residual = np.concatenate([added, residual[len(left_out) :]])
+        session, before, now = self._session, self.source.workers, self._session.num_workers
+        ranks = [
+            rank
+            for each in session.placement.pushed_by(session.rank, key.axes)
+            for rank in takes_over_from(each, before, now)
+        ]
+        parts = [part for part in (of_key(self._left_out[rank]) for rank in ranks) if part is not None and len(part)]
+        if key.axes.takes_steps:
+            own = of_key(self.own)
+            if own is None:
+                return
+            none = np.zeros(len(own) - ROUND_FLOATS, own.dtype)
+            residual = np.concatenate([_sum([part[:-ROUND_FLOATS] for part in parts] or [none]), own[-ROUND_FLOATS:]])
+        elif parts:
+            residual = _sum(parts)
+            if before != now and (takes_mean or key.axes.reduction == "average"):
+                residual = residual * np.float32(now / before)  # so the weights get what they are owed
+        else:
+            return
         session.core.restore_residual(key.handle, residual)
 
     def _described(self, key, id) -> Optional[dict]:
@@ -259,6 +280,25 @@ class Saved:
                 "another model" % (self._session.label, id, *here, self.source.round, *there)
             )
         return described
+
+
+def _is_state(key, part: int) -> bool:
+    """Whether a part of a snapshot is one of this key's state: what comes back may be encoded otherwise now."""
+    if part == LEFT_OUT:
+        codec = codecs.of(key.axes.value_codec)
+        return codec is not None and codec.residuals > 0
+    return part != 0 and (part != MASTER or key.dtype != "float32" or bool(key.axes.value_codec))
+
+
+def _what_is_left_out(own: Any) -> Any:
+    """Of what a worker gave write(), the little that restore_residual() looks at."""
+    stores = {store: {"residuals": its["residuals"]} for store, its in own.get("stores", {}).items()}
+    return {"residuals": own.get("residuals", []), "stores": stores}
+
+
+def _sum(arrays: List[np.ndarray]) -> np.ndarray:
+    """In their order; a single one to the bit."""
+    return functools.reduce(np.add, arrays)
 
 
 def _has_states_of(now: Optional[dict], then: Optional[dict]) -> bool:

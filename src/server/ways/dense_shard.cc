@@ -22,15 +22,16 @@ const char* DenseShard::problem_with_payload(const Header& header, int worker) c
   if (!as_agreed) return "in another encoding than agreed";
   if (is_gathered && encoding == Encoding::kPlain && worker != key.pusher_of(worker_of(key.plan, index)))
     return "another worker's to send";
-  const bool fits = can_have_bytes(encoding, static_cast<DType>(header.dtype), elements_, header.payload_bytes);
+  const Compression how = key.plan.codec.in(encoding);
+  const bool fits = can_have_bytes(how, static_cast<DType>(header.dtype), elements_, header.payload_bytes);
   return fits ? nullptr : "of another size than agreed";
 }
 
 void* DenseShard::place_of(const Header& header, PooledBuffer& buffer) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
   if (header.kind == FrameKind::kInit && !std::exchange(has_first_value_, true)) return value_;
-  const Codec* const codec = codec_of(static_cast<Encoding>(header.encoding));
-  const bool has_any_size = codec != nullptr && codec->bytes(elements_) == 0;
+  const Compression how = key.plan.codec.in(static_cast<Encoding>(header.encoding));
+  const bool has_any_size = how.codec() != nullptr && encoded_bytes(how, DType::kFloat32, elements_) == 0;
   buffer = PooledBuffer(host_.transient, has_any_size ? BufferPool::roomy(header.payload_bytes) : header.payload_bytes);
   return buffer.data();
 }
@@ -42,8 +43,13 @@ bool DenseShard::load(uint8_t part, const void* content, size_t bytes) {
     has_first_value_ = is_loaded_ = true;
     return true;
   }
-  if (part == kMaster ? master_ != nullptr : part != state_.size() + 1) return false;
-  void*& place = part == kMaster ? master_ : state_.emplace_back(nullptr);
+  const bool is_beside = part == kMaster || part == kLeftOut;
+  if (is_beside ? master_ != nullptr : part != state_.size() + 1) return false;
+  if (is_beside && sum_dtype_ == dtype_ && key.plan.value_codec.codec() == nullptr) {  // nothing is encoded any more
+    if (part == kMaster) std::memcpy(value_, content, bytes);
+    return true;
+  }
+  void*& place = is_beside ? master_ : state_.emplace_back(nullptr);
   place = host_.values.take(bytes);
   std::memcpy(place, content, bytes);
   return true;

@@ -67,8 +67,8 @@ class MachineSum {
   virtual Passed pass_on(const Header& header, const void* payload, Lender& landing) = 0;
   // Whether what is passed on goes by what its sender pushed with.
   virtual bool hands_on_fields() const { return false; }
-  // Of each shard's answer: that borrow the payload from `landing`.
-  virtual int frames_from_landing() const { return 0; }
+  // In a round, of each shard: frames that the key has lent, be it what has landed or what is still to be encoded.
+  virtual int frames_from_key() const { return 0; }
 
  protected:
   void answered(uint32_t shard);

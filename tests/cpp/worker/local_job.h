@@ -92,17 +92,18 @@ struct Job {
     for (auto& worker : workers) worker->close(1);
   }
 
-  int declare(uint64_t elements, DType dtype = DType::kFloat32) {
+  int declare(uint64_t elements, DType dtype = DType::kFloat32, const Compression& codec = {}) {
     KeyPlan plan;
     plan.reduction = reduction;
     plan.wire_key = static_cast<uint32_t>(keys++);
     plan.elements = elements;
     plan.dtype = dtype;
+    plan.codec = codec;
     plan.slice_elements = 1000;
     server->define(plan, "key" + std::to_string(plan.wire_key), 0);
     int handle = 0;
     for (auto& worker : workers) {
-      handle = worker->declare("key" + std::to_string(plan.wire_key), elements, dtype);
+      handle = worker->declare("key" + std::to_string(plan.wire_key), elements, dtype, codec);
       worker->agree(handle, plan);
     }
     return handle;

@@ -83,10 +83,11 @@ def test_compressed_replay_of_two_workers(tmp_path):
     assert results[0]["digest"] == results[1]["digest"] and lines_of(tmp_path)[0]["dgc"] == 0.02
 
 
+@pytest.mark.parametrize("aggregates", "01")
 @pytest.mark.parametrize("kind", codecs.of_gradients())
-def test_encoded_replay_of_two_workers(tmp_path, kind):
+def test_encoded_replay_of_two_workers(tmp_path, kind, aggregates):
     arguments = command(tmp_path, "p3_sync", "--optimizer", "sgd", "--compression", kind)
-    status, output = run_p3(2, 2, arguments, P3_SLICE_ELEMENTS="501")
+    status, output = run_p3(2, 2, arguments, P3_SLICE_ELEMENTS="501", P3_LOCAL_AGGREGATION=aggregates)
     assert status == 0, output
     assert_replayed(tmp_path, 2, "server")
     assert lines_of(tmp_path)[0]["compression"] == kind
@@ -94,7 +95,7 @@ def test_encoded_replay_of_two_workers(tmp_path, kind):
 
 def test_an_encoded_weight_that_lacks_a_round_or_an_element_is_wrong():
     ended = EncodedReplay.__new__(EncodedReplay)
-    ended.iterations, ended.num_workers = 3, 2
+    ended.iterations, ended._pushers = 3, [0, 1]
     right = {total for total in range(-6, 7) if ended.is_right(5, np.array([total, -total, total]))}
     assert len(right) == 1
     (total,) = right

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/simd.h"
 #include "codec/dgc.h"
 #include "worker/capture_transfer.h"
 #include "worker/key.h"
@@ -43,6 +44,29 @@ class ResidualCapture final : public CaptureTransfer {
 
 }  // namespace
 
+void Residual::begin_round() {
+  of_round_ = std::exchange(change, {});
+  is_used_ = false;
+}
+
+float* Residual::of(const Slice& slice) {
+  is_used_ = true;
+  if (kept.empty()) return nullptr;
+  float* const its = kept.data() + slice.offset;
+  float* const before = former.empty() ? nullptr : former.data() + slice.offset;
+  if (of_round_.undo) std::copy_n(before, slice.elements, its);
+  if (of_round_.factor != 1) loop(slice.elements, [=, factor = of_round_.factor](size_t i) { its[i] *= factor; });
+  if (before != nullptr) std::copy_n(its, slice.elements, before);
+  return its;
+}
+
+// Where nothing has been pushed, the next round is to do what this one was.
+void Residual::end_round() {
+  if (is_used_) return;
+  change.undo |= of_round_.undo;
+  change.factor *= of_round_.factor;
+}
+
 DenseWay::DenseWay(Key& its_key, WayHost& host) : Way(its_key, host, kSliceFrames), codec(key.declared.codec) {
   residual.kept.resize(codec.residuals() * key.declared.elements);
 }
@@ -77,7 +101,7 @@ std::shared_ptr<Transfer> DenseWay::capture(bool asks, float* kept) {
 }
 
 std::shared_ptr<MachineSum> DenseWay::sum_on(const Machine& machine, const KeyPlan& plan, uint64_t next_round) {
-  return std::make_shared<MachineSlices>(machine, plan, next_round);
+  return std::make_shared<MachineSlices>(machine, plan, next_round, *this);
 }
 
 void DenseWay::require_landing(const void* landing) const {
@@ -91,9 +115,11 @@ DenseWay& DenseWay::with_residual() {
 }
 
 // So that a loss scaler may change what is left out.
-void DenseWay::require_no_push() const {
+void DenseWay::require_no_push(bool of_machine) const {
   if (codec.makes_steps()) refuse("has deep gradient compression, which no loss scaler can be used with");
-  const auto pushes = [](const Operation& one) { return one.transfer->kind == Kind::kPush; };
+  const auto pushes = [skips = of_machine && key.machine_sum != nullptr](const Operation& one) {
+    return one.transfer->kind == Kind::kPush || (skips && one.transfer->kind == Kind::kSkip);
+  };
   if (std::any_of(key.operations.begin(), key.operations.end(), pushes))
     host_.refuse_call("the residual of key '" + key.name + "' cannot change while a push is under way");
 }
@@ -124,6 +150,7 @@ bool Worker::keeps_residual(int key) const { return impl_->key(key).declared.cod
 
 size_t Worker::residual_floats(int key) const {
   const auto& way = impl_->way_of<DenseWay>(key, kNoResidual).with_residual();
+  MutexLock lock(impl_->mutex_);
   return way.residual.kept.size() + (way.codec.makes_steps() ? kRoundFloats : 0);
 }
 
@@ -132,6 +159,8 @@ void Worker::restore_residual(int key, const float* residual) {
   MutexLock lock(impl_->mutex_);
   if (way.key.round > 0)
     impl_->refuse_call("the residual of key '" + way.key.name + "' can only be restored before the key's first push");
+  if (way.key.by_leader)
+    impl_->refuse_call("the residual of key '" + way.key.name + "' is kept by the leader of this machine");
   std::vector<float>& kept = way.residual.kept;
   if (way.codec.makes_steps()) way.steps.rounds_before = read_round(residual + kept.size());
   std::copy_n(residual, kept.size(), kept.data());
@@ -140,19 +169,20 @@ void Worker::restore_residual(int key, const float* residual) {
 void Worker::keep_former_residual(int key) {
   auto& way = impl_->way_of<DenseWay>(key, kNoResidual).with_residual();
   MutexLock lock(impl_->mutex_);
-  way.require_no_push();
-  way.residual.former.resize(way.residual.kept.size());
+  way.require_no_push(/*of_machine=*/true);
+  way.residual.former.resize(way.residual.kept.size());  // none, if the leader keeps it
 }
 
 void Worker::change_residual(int key, bool undo, double factor) {
   auto& way = impl_->way_of<DenseWay>(key, kNoResidual).with_residual();
   MutexLock lock(impl_->mutex_);
-  way.require_no_push();
+  way.require_no_push(/*of_machine=*/undo);
+  if (way.key.by_leader) return;
   if (undo && way.residual.former.empty())
     impl_->refuse_call("what the residual of key '" + way.key.name + "' was before the last push has not been kept");
   if (!(factor > 0) || !std::isfinite(factor))
     impl_->refuse_call("the residual of key '" + way.key.name + "' cannot be multiplied by " + std::to_string(factor));
-  way.residual.change.undo |= undo;
+  way.residual.change.undo |= undo && way.residual.was_used();
   way.residual.change.factor *= static_cast<float>(factor);
 }
 

@@ -1,7 +1,7 @@
 // A dense key on its worker: each round its gradient leaves in slices, encoded if it is compressed, and their values come
-// back.
+// back. Where the workers of a machine add up what they push, its leader encodes the sums.
 //
-// Memory: what compression leaves out, as many floats as its codec keeps for each element.
+// Memory: what compression leaves out, as many floats as its codec keeps for each element; none on who has a leader.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,14 @@
 #include <vector>
 
 #include "p3/codec.h"
+#include "p3/slicing.h"
 #include "worker/way.h"
 
 namespace p3 {
 
-// What compression has left out so far. Of steps: u, then v (codec/dgc.h).
+// What compression has left out so far, of this worker's gradients or of its machine's sums. Of steps: u, then v
+// (codec/dgc.h).
+// Threads: the Worker's lock; of() who sends, in a round whose frames must leave before it ends.
 struct Residual {
   // What is to be done to it before it is used again: see Worker::change_residual.
   struct Change {
@@ -21,9 +24,21 @@ struct Residual {
     float factor = 1;
   };
 
-  std::vector<float> kept;    // while a push is under way, who sends
+  std::vector<float> kept;    // while a round is under way, who sends
   std::vector<float> former;  // before the last push; empty: not kept
-  Change change;
+  Change change;              // before the next push
+
+  void begin_round();
+  // What is kept of a slice, as the round under way is to find it; null: nothing is. The slices of one round are apart,
+  // and rounds follow each other: nobody else uses this piece.
+  float* of(const Slice& slice);
+  void end_round();
+  // Of the last round: whether anything was encoded, so that there is something to undo.
+  bool was_used() const { return is_used_; }
+
+ private:
+  Change of_round_;
+  bool is_used_ = false;
 };
 
 // Of a key that takes steps.
@@ -49,10 +64,12 @@ class DenseWay final : public Way {
   // With the residual.
   std::shared_ptr<Transfer> capture(bool asks, float* kept) override;
   std::shared_ptr<MachineSum> sum_on(const Machine& machine, const KeyPlan& plan, uint64_t next_round) override;
+  void follow_leader() override { residual = {}; }
 
   // Itself, if its compression leaves anything out.
   DenseWay& with_residual();
-  void require_no_push() const;  // with the Worker's lock held
+  // With the Worker's lock held. `of_machine`: nor, on a leader, a round that it skips, in which others may push.
+  void require_no_push(bool of_machine) const;
 
  private:
   void require_landing(const void* landing) const;

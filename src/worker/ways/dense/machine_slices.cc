@@ -3,11 +3,12 @@
 #include <utility>
 
 #include "plan/frames.h"
+#include "worker/key.h"
 
 namespace p3 {
 
-MachineSlices::MachineSlices(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round)
-    : MachineSum(machine, its_plan, next_round, kSliceFrames.push) {
+MachineSlices::MachineSlices(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round, DenseWay& way)
+    : MachineSum(machine, its_plan, next_round, kSliceFrames.push), way_(way), leaving_(slice_count(plan)) {
   for (uint32_t i = 0; i < slice_count(plan); ++i)
     sums_.emplace_back(workers(), plan.dtype, slice_at(plan, i).elements, pool_);
 }
@@ -28,11 +29,36 @@ MachineSum::Outcome MachineSlices::add(int place, const Frame& frame, PooledBuff
   if (outcome.contradicts >= 0 || !sum.complete()) return outcome;
   const Header header = take_header(push.slice);
   PooledBuffer total = sum.take_rounded();
-  if (!total)
+  if (encodes())
+    outcome.push.push_back(to_encode(header, std::move(total)));
+  else if (!total)
     outcome.push.push_back({header});
   else
     outcome.push.push_back(lent_.lend(header, std::move(total), sum.bytes(), 1));
   return outcome;
+}
+
+// Lent by the key and not by `lent_`: this and the residual must stay where they are, and nobody else may use the residual,
+// until it has left.
+Frame MachineSlices::to_encode(const Header& header, PooledBuffer sum) {
+  Frame frame;
+  frame.header = header;
+  frame.context = static_cast<Lender*>(&way_.key);
+  if (!sum) return frame;
+  const size_t bytes = encoded_bytes(plan.codec, plan.dtype, slice_at(plan, header.slice).elements);
+  frame.header.encoding = static_cast<uint8_t>(plan.codec.encoding);
+  frame.header.payload_bytes = static_cast<uint32_t>(bytes);
+  frame.payload = sum.data();
+  frame.encoder = this;
+  frame.copied_bytes = static_cast<uint32_t>(sum.bytes());
+  leaving_[header.slice] = std::move(sum);
+  return frame;
+}
+
+void MachineSlices::encode(const Header& header, const void* sum, void* payload) {
+  const Slice slice = slice_at(plan, header.slice);
+  p3::encode(plan.codec, static_cast<const float*>(sum), way_.residual.of(slice), payload, slice.elements);
+  leaving_[header.slice].give_back();
 }
 
 MachineSum::Passed MachineSlices::pass_on(const Header& header, const void* value, Lender& landing) {

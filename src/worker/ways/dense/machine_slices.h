@@ -1,27 +1,39 @@
-// A dense key on the leader of its machine: see machine/sum.h.
+// A dense key on the leader of its machine: see machine/sum.h. Gradients come plain; if the key is compressed, their sum
+// is encoded as it leaves, and what that leaves out the leader keeps.
+//
+// Threads: encode() by who sends; the key's round ends only when all its frames have left.
 #pragma once
 
 #include <vector>
 
 #include "numeric/rank_sum.h"
+#include "transport/van.h"
 #include "worker/machine/sum.h"
+#include "worker/ways/dense/dense_way.h"
 
 namespace p3 {
 
-class MachineSlices final : public MachineSum {
+class MachineSlices final : public MachineSum, private Encoder {
  public:
-  MachineSlices(const Machine& machine, const KeyPlan& plan, uint64_t next_round);
+  // `way`: the key's on the leader, which outlives it.
+  MachineSlices(const Machine& machine, const KeyPlan& plan, uint64_t next_round, DenseWay& way);
 
   size_t room_bytes(const Header& push) const override { return push.payload_bytes; }
   Outcome add(int place, const Frame& frame, PooledBuffer payload) override;
   // From where it has landed; the leader has it already.
   Passed pass_on(const Header& header, const void* value, Lender& landing) override;
-  int frames_from_landing() const override { return workers() - 1; }
+  int frames_from_key() const override { return workers() - 1 + encodes(); }
 
  private:
   const char* problem_with_payload(int place, const Header& push) const override;
+  bool encodes() const { return plan.codec.encoding != Encoding::kPlain; }
+  // The machine's push of a key that is compressed; `sum`: none, if nobody has a gradient.
+  Frame to_encode(const Header& header, PooledBuffer sum);
+  void encode(const Header& header, const void* sum, void* payload) override;
 
-  std::vector<RankSum> sums_;  // by slice
+  DenseWay& way_;
+  std::vector<RankSum> sums_;          // by slice
+  std::vector<PooledBuffer> leaving_;  // by slice: a sum until it is encoded
 };
 
 }  // namespace p3

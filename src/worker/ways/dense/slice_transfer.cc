@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/simd.h"
 #include "codec/dgc.h"
 #include "p3/codec.h"
 #include "wire/top_k.h"
@@ -17,8 +16,8 @@ std::vector<Operation> SliceTransfer::ask_for_value() {
 
 std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Encoding encoding = data_ == nullptr ? Encoding::kAbsent : Encoding::kPlain;
-  if (kind == Kind::kPush) encoding = way_.codec.encoding;
-  if (kind == Kind::kPush) change_ = std::exchange(way_.residual.change, {});
+  if (kind == Kind::kPush && !key_.adds_up()) encoding = way_.codec.encoding;
+  if (is_round()) way_.residual.begin_round();
   Frame frame;
   frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
@@ -32,7 +31,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
     if (kind == Kind::kPush && way_.codec.makes_steps())
       size_step(frame.header, slice);
     else if (data_ != nullptr)
-      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type_, slice.elements));
+      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(way_.codec.in(encoding), type_, slice.elements));
     if (data_ != nullptr) frame.payload = data_ + slice.offset * size_of(type_);
     frames.push_back(frame);
   }
@@ -42,18 +41,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
 void SliceTransfer::encode(const Header& header, const void* gradient, void* payload) {
   if (way_.codec.makes_steps()) return encode_step(header, gradient, payload);
   const Slice slice = slice_at(*key_.plan, header.slice);
-  p3::encode(way_.codec, static_cast<const float*>(gradient), residual_of(slice), payload, slice.elements);
-}
-
-float* SliceTransfer::residual_of(const Slice& slice) const {
-  Residual& residual = way_.residual;
-  if (residual.kept.empty()) return nullptr;
-  float* const kept = residual.kept.data() + slice.offset;
-  float* const former = residual.former.empty() ? nullptr : residual.former.data() + slice.offset;
-  if (change_.undo) std::copy_n(former, slice.elements, kept);
-  if (change_.factor != 1) loop(slice.elements, [=, factor = change_.factor](size_t i) { kept[i] *= factor; });
-  if (former != nullptr) std::copy_n(kept, slice.elements, former);
-  return kept;
+  p3::encode(way_.codec, static_cast<const float*>(gradient), way_.residual.of(slice), payload, slice.elements);
 }
 
 size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {
@@ -86,45 +74,77 @@ void SliceTransfer::encode_step(const Header& header, const void* gradient, void
 const char* SliceTransfer::problem_with(const Header& header) const {
   const bool about_part = kind == Kind::kFetch || kind == Kind::kStore;
   const bool right_part = header.part == part_ || (header.part == 1 && may_be_over());
-  if (header.kind != (about_part ? FrameKind::kPart : FrameKind::kValue) || !right_part) return "unexpected";
+  const bool right_kind = about_part ? header.kind == FrameKind::kPart
+                                     : header.kind == FrameKind::kValue || header.kind == FrameKind::kChange;
+  if (!right_kind || !right_part) return "unexpected";
   const auto encoding = static_cast<Encoding>(header.encoding);
-  if (!may_come(encoding)) return "in another encoding than agreed";
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  if (!may_come(header, slice)) return "in another encoding than agreed";
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
   if (encoding == Encoding::kAbsent) return nullptr;
-  const Slice slice = slice_at(*key_.plan, header.slice);
-  return can_have_bytes(encoding, type_, slice.elements, header.payload_bytes) ? nullptr : "wrongly sized";
+  const bool fits = can_have_bytes(compression_of(header), type_, slice.elements, header.payload_bytes);
+  return fits ? nullptr : "wrongly sized";
 }
 
-bool SliceTransfer::may_come(Encoding encoding) const {
+bool SliceTransfer::may_come(const Header& header, const Slice& slice) const {
+  const auto encoding = static_cast<Encoding>(header.encoding);
+  const KeyPlan& plan = *key_.plan;
+  if (header.kind == FrameKind::kChange) {
+    const Compression expected = plan.value_codec.if_shorter(slice.elements);
+    return is_round() && expected.codec() != nullptr && encoding == expected.encoding;
+  }
   if (encoding == Encoding::kPlain) return kind != Kind::kStore;
   if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
-  if (encoding != way_.codec.encoding) return false;
-  return way_.codec.makes_steps() ? is_round() : way_.codec.carries_sums() && (is_round() || key_.catches_up);
+  if (plan.takes_steps()) return is_round() && encoding == way_.codec.encoding;
+  return (is_round() || key_.catches_up) && encoding == plan.codec_of_sums().if_shorter(slice.elements).encoding;
 }
 
-// An encoded sum into the end of its place: decode_in_place(). A step elsewhere: it changes the value that is there.
+Compression SliceTransfer::compression_of(const Header& answer) const {
+  const KeyPlan& plan = *key_.plan;
+  const Compression how = answer.kind == FrameKind::kChange ? plan.value_codec
+                          : plan.takes_steps()              ? plan.codec
+                                                            : plan.codec_of_sums();
+  return how.in(static_cast<Encoding>(answer.encoding));
+}
+
 void* SliceTransfer::place_of(const Header& header) {
-  const auto encoding = static_cast<Encoding>(header.encoding);
-  if (encoding == Encoding::kAbsent || (encoding != Encoding::kPlain && way_.codec.makes_steps())) return nullptr;
-  const Slice slice = slice_at(*key_.plan, header.slice);
-  return landing_ + (slice.offset + slice.elements) * size_of(type_) - header.payload_bytes;
+  if (static_cast<Encoding>(header.encoding) != Encoding::kPlain) return nullptr;
+  return landing_ + slice_at(*key_.plan, header.slice).offset * size_of(type_);
 }
 
-const char* SliceTransfer::land(const Header& header, const void* payload, bool& is_last) {
-  if (!key_.plan->is_synchronous()) way_.progress.note(header);
-  const auto encoding = static_cast<Encoding>(header.encoding);
+const char* SliceTransfer::decode(Frame& answer) {
+  Header& header = answer.header;
+  const Compression how = compression_of(header);
+  if (how.codec() == nullptr) return nullptr;
   const Slice slice = slice_at(*key_.plan, header.slice);
-  const Codec* const codec = codec_of(encoding);
-  if (codec != nullptr && codec->carries_sums()) codec->decode_in_place(place_of_slice(slice), slice.elements);
-  if (codec != nullptr && codec->makes_steps()) {
-    if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements))
-      return problem;
-    decay_weight(decay_of(header.scalars), place_of_slice(slice), slice.elements);
-    subtract_top_k(place_of_slice(slice), payload, slice.elements);
+  const void* const payload = answer.payload;
+  if (const char* problem = problem_with_encoded(how, payload, header.payload_bytes, slice.elements)) return problem;
+  float* const place = place_of_slice(slice);
+  if (header.kind == FrameKind::kChange) {
+    add_encoded_to_sum(how, place, payload, slice.elements);
+  } else if (key_.plan->takes_steps()) {
+    decay_weight(decay_of(header.scalars), place, slice.elements);
+    subtract_top_k(place, payload, slice.elements);
+  } else {
+    start_encoded_sum(how, place, payload, slice.elements);
   }
-  is_updated_ |= encoding != Encoding::kAbsent && header.part == part_;
+  header.kind = FrameKind::kValue;
+  header.encoding = static_cast<uint8_t>(Encoding::kPlain);
+  header.payload_bytes = static_cast<uint32_t>(slice.elements * sizeof(float));
+  answer.payload = place;
+  return nullptr;
+}
+
+const char* SliceTransfer::land(const Header& header, const void*, bool& is_last) {
+  if (!key_.plan->is_synchronous()) way_.progress.note(header);
+  is_updated_ |= static_cast<Encoding>(header.encoding) != Encoding::kAbsent && header.part == part_;
   is_last = true;
   return nullptr;
+}
+
+void SliceTransfer::count() {
+  if (is_round()) way_.residual.end_round();
+  Transfer::count();
 }
 
 }  // namespace p3

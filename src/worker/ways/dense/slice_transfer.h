@@ -1,4 +1,5 @@
-// One operation on a dense key on its worker: see transfer.h. A value lands where it belongs as it is received.
+// One operation on a dense key on its worker: see transfer.h. A value lands where it belongs as it is received; what is
+// encoded is received elsewhere first.
 #pragma once
 
 #include <optional>
@@ -23,29 +24,29 @@ class SliceTransfer final : public Transfer {
 
   std::vector<Operation> ask_for_value() override;
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
-  // The slices of one round are apart, and rounds follow each other: nobody else uses this piece of the residual.
   void encode(const Header& header, const void* gradient, void* payload) override;
   const char* problem_with(const Header& header) const override;
   void* place_of(const Header& header) override;
+  const char* decode(Frame& answer) override;
   const char* land(const Header& header, const void* payload, bool& is_last) override;
+  void count() override;
 
  private:
-  bool may_come(Encoding encoding) const;
+  bool may_come(const Header& header, const Slice& slice) const;
+  // How the payload of an answer is encoded, if it may come so.
+  Compression compression_of(const Header& answer) const;
   // Whether the answer may say that all workers have taken their last step, though it brings a value.
   bool may_be_over() const { return kind == Kind::kSkip && !key_.plan->is_synchronous(); }
   // Of a key that takes steps: how many elements of the slice leave, and what does.
   size_t elements_to_send(const Header& header, const Slice& slice) const;
   void size_step(Header& header, const Slice& slice) const;
   void encode_step(const Header& header, const void* gradient, void* payload);
-  // What is kept of the slice, as this push is to find it.
-  float* residual_of(const Slice& slice) const;
   float* place_of_slice(const Slice& slice) const { return reinterpret_cast<float*>(landing_) + slice.offset; }
 
   DenseWay& way_;
   const char* data_;
   char* const landing_;
   const bool goes_on_;
-  Residual::Change change_;    // of this push
   std::optional<float> rate_;  // of the step, from its first slice on; who sends
 };
 
