@@ -182,7 +182,7 @@ async def start_here(
     task: Task, job: Mapping[str, str], secret: str, command: Sequence[str], **descriptors: int
 ) -> Process:
     """`descriptors`: fields of Launched, which the process inherits. ConfigError if it cannot be started."""
-    arguments = local_command(Launched(os.getpid(), **descriptors), command)
+    arguments = local_command(task, Launched(os.getpid(), **descriptors), command)
     env = local_environment(task, job, secret, os.environ)
     passed = tuple(descriptors.values())
     return Child(await _spawn(task, arguments, env=env, pass_fds=passed, stdin=asyncio.subprocess.DEVNULL))

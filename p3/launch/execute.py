@@ -7,7 +7,6 @@ Python started below. What any launcher starts, `p3 run` included.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import select
@@ -18,11 +17,11 @@ import threading
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from p3.errors import ConfigError
+from p3.launch import dying_with
 from p3.settings import Settings
 
 # Not `-m p3`, which looks for p3 in the working directory first: that may be a clone of P3 that was never built.
 _MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from p3.cli import main; sys.exit(main())"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TERMINATE_GRACE_S = 5.0
 SAME_SIGNAL_S = 2.0  # within which a signal may come twice: from a launcher, and from whom it has told as well
 ALIVE = b"\0"  # from `p3 run` to what it has started on another host, every now and then
@@ -136,10 +135,9 @@ def supervise(command: List[str], silence_s: Optional[float] = None) -> int:
 
 
 def die_with(launcher_pid: int) -> None:
-    """SIGKILL for this process when the launcher dies, however it dies. It survives the exec of the command."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher_pid:
-        raise ConfigError("p3 exec: the process that started it has already ended")
+    """SIGKILL for this process when the launcher dies. ConfigError: it has died."""
+    if not dying_with.die_with(launcher_pid):
+        raise ConfigError("p3 exec: " + dying_with.IS_ALONE)
 
 
 def signal_group(pid: int, number: int) -> None:

@@ -10,7 +10,8 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from p3.cluster.node import is_numeric
 from p3.errors import ConfigError
-from p3.launch.execute import Launched, p3_exec
+from p3.launch import dying_with
+from p3.launch.execute import Launched, p3_exec, worker_environment
 from p3.settings import Settings
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -129,10 +130,12 @@ def local_environment(task: Task, job: Mapping[str, str], secret: str, own: Mapp
     said = {"P3_SECRET": secret, "PYTHONUNBUFFERED": own.get("PYTHONUNBUFFERED", "1")}
     env = {**own, **job, **task.env, **said, **_module_path(own)}
     env.pop("P3_SECRET_FILE", None)
-    return env
+    return worker_environment(env) if task.role == "worker" else env
 
 
-def local_command(launched: Launched, command: Sequence[str]) -> List[str]:
+def local_command(task: Task, launched: Launched, command: Sequence[str]) -> List[str]:
+    if task.role == "worker":  # all else that `p3 exec` does for one has been done here, for all of them
+        return [sys.executable, "-S", dying_with.__file__, str(launched.launcher_pid), *command]
     return [sys.executable, *p3_exec(*launched.options(), "--", *command)]
 
 

@@ -141,9 +141,11 @@ class _Simulation:
             then()
             return
         up, down = self._up[source], self._down[target]
-        up.send(
-            urgency, one.wire_bytes, lambda: self.after(self._delay_s, lambda: down.send(urgency, one.wire_bytes, then))
-        )
+
+        def arrive():
+            down.send(urgency, one.wire_bytes, then)
+
+        up.send(urgency, one.wire_bytes, (lambda: self.after(self._delay_s, arrive)) if self._delay_s else arrive)
 
 
 def ends_of_iterations(
