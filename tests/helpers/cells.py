@@ -86,7 +86,7 @@ def train(session, cell: Cell):
     value = landing.copy() if session.rank == 0 and cell.cut != "factors" else None
     session.init(key, value, landing).wait(DEADLINE_S)
     session.barrier()
-    reference = Reference(cell, key.axes, session.num_workers)
+    reference = Reference(cell, key.axes, session.placement)
     take_step = _take_turns if cell.staleness > 0 else _take_common_step
     for step in range(STEPS):
         take_step(session, cell, key, step, landing, reference)
@@ -158,8 +158,9 @@ def _skips(rank: int, step: int, num_workers: int) -> bool:
 class Reference:
     """The value of one key on all workers."""
 
-    def __init__(self, cell: Cell, axes, num_workers: int):
-        self._cell, self._axes, self._num_workers = cell, axes, num_workers
+    def __init__(self, cell: Cell, axes, placement):
+        self._cell, self._axes, self._num_workers = cell, axes, len(placement.workers)
+        self._placement, num_workers = placement, self._num_workers
         self._value, self._state = first_value(), np.zeros(SHAPE, "float32")
         self._held_sums = np.zeros(SHAPE[0], bool)  # of rows: which of them have sums, and no first value
         self._senders = [self._sender() for _ in range(num_workers)]
@@ -189,8 +190,15 @@ class Reference:
             sent = [self._senders[rank](one.ravel(), 1 + step, LR) for rank, one in zip(pushing, given)]
             self._value = take_steps(self._value.ravel(), sent, LR).reshape(SHAPE)
             return
-        sent = [self._senders[rank](one.ravel()) for rank, one in zip(pushing, given)]
+        sent = [self._senders[rank](one.ravel()) for rank, one in self._added_up(dict(zip(pushing, given)))]
         self._take(sum(sent[1:], sent[0]).astype("float32").reshape(SHAPE), self._divisor(len(pushing)), touched)
+
+    def _added_up(self, given):
+        """Who pushes, and what, of these gradients by rank."""
+        for rank in range(self._num_workers):
+            parts = [given[one] for one in self._placement.pushed_by(rank, self._axes) if one in given]
+            if parts:
+                yield rank, sum(parts[1:], parts[0])
 
     def _divisor(self, present: int) -> int:
         if self._axes.reduction == "sum":
