@@ -170,12 +170,7 @@ class Reference:
 
     def __init__(self, cell: Cell, axes, placement):
         self._cell, self._axes, self._num_workers = cell, axes, len(placement.workers)
-        # Of each worker, who encodes its gradient.
-        self._encoder = {
-            rank: pusher
-            for pusher in range(self._num_workers)
-            for rank in placement.pushed_by(pusher, axes)
-        }
+        self._placement = placement
         self._value, self._state = first_value(), np.zeros(SHAPE, "float32")
         self._exact = self._value  # where only encoded changes of it come back, to self._value
         self._back = self._sender_of(axes.value_codec)  # of sums
@@ -209,12 +204,15 @@ class Reference:
             sent = [self._senders[rank](one.ravel(), 1 + step, LR) for rank, one in zip(pushing, given)]
             self._value = take_steps(self._value.ravel(), sent, LR).reshape(SHAPE)
             return
-        together: Dict[int, Any] = {}
-        for rank, one in zip(pushing, given):
-            encoder = self._encoder[rank]
-            together[encoder] = together[encoder] + one if encoder in together else one
-        sent = [self._senders[encoder](one.ravel()) for encoder, one in together.items()]
+        sent = [self._senders[rank](one.ravel()) for rank, one in self._added_up(dict(zip(pushing, given)))]
         self._take(sum(sent[1:], sent[0]).astype("float32").reshape(SHAPE), self._divisor(len(pushing)), touched)
+
+    def _added_up(self, given):
+        """Who pushes, and what, of these gradients by rank."""
+        for rank in range(self._num_workers):
+            parts = [given[one] for one in self._placement.pushed_by(rank, self._axes) if one in given]
+            if parts:
+                yield rank, sum(parts[1:], parts[0])
 
     def _divisor(self, present: int) -> int:
         if self._axes.reduction == "sum":
