@@ -1,8 +1,7 @@
 // Blocks of 64 elements (codec/blocks.h), from -7 to 7: little more than an eighth of the bytes. Byte i of a block has
 // element i in its lower half, and in its upper half the element that follows those in the lower halves at the same
 // distance; of an odd number of elements, the last upper half is 0. So both halves are contiguous, as vectors are.
-//   With 64 elements a block's scale costs a quarter of a bit for each. Of normal elements, blocks of 128 have the same
-// error at the same bytes; gradients have more large ones, which spoil fewer elements in a smaller block.
+//   With 64 elements a block's scale costs a quarter of a bit for each: docs/decisions.md has the errors of other blocks.
 #include "codec/blocks.h"
 
 namespace p3 {
