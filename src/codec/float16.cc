@@ -46,6 +46,7 @@ float scale_of(const float* values, size_t n) {
 // visit(first element, elements, its scaled elements as float32) for each block of a payload.
 template <typename Visit>
 void each_block(const void* payload, size_t n, Visit visit) {
+  if (n == 0) return;
   const char* from = static_cast<const char*>(payload) + sizeof(float);
   half halves[kBlock];
   float values[kBlock];
