@@ -52,7 +52,8 @@ def check_sums(kind):
             out = mx.nd.zeros((size, 1))
             kv.pushpull(key, column(gradients(kv.rank, size)[step]), out=out)
             expected = sum_of([sent[key][rank](gradients(rank, size)[step]) for rank in range(kv.num_workers)])
-            if codecs.codecs()[kind].carries_sums and size > 1:  # of one it would take more bytes
+            is_shorter = codecs.push_bytes(codecs.codecs()[kind].complete(), size) < 4 * size
+            if codecs.codecs()[kind].carries_sums and is_shorter:
                 expected = sender(kind, SLICE)(expected)
             np.testing.assert_array_equal(out.asnumpy().ravel(), expected)
         parts = [gradients(rank, 5, "float64")[step] for rank in range(kv.num_workers)]

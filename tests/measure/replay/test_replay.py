@@ -100,8 +100,8 @@ def test_an_encoded_weight_that_lacks_a_round_or_an_element_is_wrong(kind):
     for ended.iterations in (2, 3):
         first, odd, last = (ended._expected(5, elements, True) for elements in (7, 7, 4))
         rounds[ended.iterations] = np.concatenate([first, -odd, last]).reshape(2, 9)
-    assert ended.is_right(5, rounds[3], 7) and not ended.is_right(5, rounds[2], 7)
-    assert not ended.is_right(5, rounds[3], 8) and not ended.is_right(5, -rounds[3], 7)
+    assert ended.is_right(5, rounds[3], 7)
+    assert not ended.is_right(5, rounds[2], 7) and not ended.is_right(5, -rounds[3], 7)
     for place in range(18):
         wrong = rounds[3].copy()
         wrong.flat[place] += 0.01
