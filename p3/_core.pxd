@@ -306,6 +306,7 @@ cdef extern from "binding/completion.h" namespace "p3::binding" nogil:
 
 
 cdef OptimizerSpec optimizer_spec(description) except *
+cdef Compression compression_from(description) except *
 cdef RoundSettings round_settings(scalars) except *
 
 

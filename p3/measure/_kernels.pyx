@@ -1,5 +1,5 @@
 # distutils: language = c++
-"""The core's kernels (sums, optimizer updates, deep gradient compression) on arrays, without workers, servers or sockets:
+"""The core's kernels (sums, optimizer updates, codecs, deep gradient compression) on arrays, without workers, servers or sockets:
 for benchmarks and tests.
 
 An array is anything with the buffer protocol and C order whose elements have one of P3's types (NumPy arrays,
@@ -13,7 +13,7 @@ from cpython.buffer cimport (
 from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
 
-from p3._core cimport CodecOptions, DType, OptimizerSpec, RoundScalars, optimizer_spec
+from p3._core cimport CodecOptions, Compression, DType, compression_from, OptimizerSpec, RoundScalars, optimizer_spec
 
 cdef extern from "p3/dtype.h" namespace "p3" nogil:
     DType sum_type(DType type) noexcept
@@ -50,6 +50,16 @@ cdef extern from "p3/codec.h" nogil:
     size_t c_payload_bytes "p3::codec_of(p3::Encoding::kTopK)->bytes_with"(const CodecOptions& options, size_t count,
                                                                            size_t elements) noexcept
 
+
+cdef extern from "p3/codec.h" namespace "p3" nogil:
+    size_t c_bytes "p3::encoded_bytes"(const Compression& how, DType type, size_t elements) except +
+    void c_encode "p3::encode"(const Compression& how, const float* gradient, float* residual, void* payload,
+                               size_t elements) except +
+    void c_start_encoded_sum "p3::start_encoded_sum"(const Compression& how, float* accumulator, const void* payload,
+                                                     size_t elements) except +
+    void c_add_encoded_to_sum "p3::add_encoded_to_sum"(const Compression& how, float* accumulator, const void* payload,
+                                                       size_t elements) except +
+    void c_decode_in_place "p3::decode_in_place"(const Compression& how, float* values, size_t elements) except +
 
 cdef extern from "codec/dgc.h" namespace "p3" nogil:
     cdef cppclass DgcStep:
@@ -137,6 +147,66 @@ def encode_step(gradient, u, v, payload, size_t sent, float momentum, float rate
     step.momentum, step.rate, step.masks, step.sent = momentum, rate, masks, sent
     with nogil:
         c_encode_step(step, <const float*> g.view.buf, <float*> m.view.buf, <float*> kept.view.buf, to.view.buf, g.elements)
+
+
+cdef class NativeCodec:
+    """What workers and servers do with a slice of float32, by a compression as a store has it (ValueError if that makes
+    no sense); of those that encode gradients as they are. A payload is uint8, and sound."""
+    cdef Compression how
+    cdef readonly size_t residuals  # floats that are kept for each element: 0 or 1
+
+    def __cinit__(self, compression not None):
+        self.how = compression_from(compression)
+        if self.how.codec().makes_steps():
+            raise ValueError("dgc encodes steps: encode_step()")
+        self.residuals = self.how.codec().residuals()
+
+    def bytes(self, size_t elements):
+        return c_bytes(self.how, DType.kFloat32, elements)
+
+    def encode(self, gradient, residual, payload):
+        """Fills the payload and changes the residual, which is None where nothing is kept."""
+        cdef _Array g = _floats("gradient", gradient), kept = None, to = self.payload(payload, g.elements, True)
+        if (residual is not None) != (self.residuals > 0):
+            raise ValueError("a residual goes with codecs that keep one, and only with them")
+        if residual is not None:
+            kept = _Array("residual", residual, True)
+            kept.expect("residual", DType.kFloat32, g.elements)
+        cdef float* left = NULL
+        if kept is not None:
+            left = <float*> kept.view.buf
+        with nogil:
+            c_encode(self.how, <const float*> g.view.buf, left, to.view.buf, g.elements)
+
+    def start_sum(self, accumulator, payload):
+        """accumulator = what the payload stands for."""
+        cdef _Array to = _floats("accumulator", accumulator, True), from_ = self.payload(payload, to.elements)
+        with nogil:
+            c_start_encoded_sum(self.how, <float*> to.view.buf, from_.view.buf, to.elements)
+
+    def add_to_sum(self, accumulator, payload):
+        cdef _Array to = _floats("accumulator", accumulator, True), from_ = self.payload(payload, to.elements)
+        with nogil:
+            c_add_encoded_to_sum(self.how, <float*> to.view.buf, from_.view.buf, to.elements)
+
+    def decode_in_place(self, values):
+        """The payload that ends where the values end becomes these values."""
+        cdef _Array to = _floats("values", values, True)
+        if self.bytes(to.elements) > <size_t> to.view.len:
+            raise ValueError(f"{to.elements} values have no room for their payload")
+        with nogil:
+            c_decode_in_place(self.how, <float*> to.view.buf, to.elements)
+
+    cdef _Array payload(self, payload, size_t elements, bint writable=False):
+        cdef _Array array = _Array("payload", payload, writable)
+        array.expect("payload", <DType> <int> _CODES["B"], self.bytes(elements))
+        return array
+
+
+cdef _Array _floats(role, values, bint writable=False):
+    cdef _Array array = _Array(role, values, writable)
+    array.expect(role, DType.kFloat32, array.elements)
+    return array
 
 
 cdef class NativeOptimizer:

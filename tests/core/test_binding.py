@@ -260,7 +260,8 @@ def test_sums_of_compressed_gradients_are_those_of_numpy(kind, elements, ring_by
         for _ in range(4):
             gradients = [random.randn(elements).astype("float32") for _ in job.workers]
             expected = sent[0](gradients[0]) + sent[1](gradients[1])
-            if codecs.of(compression).carries_sums:
+            is_shorter = codecs.push_bytes(codecs.complete(compression), elements) < 4 * elements
+            if codecs.of(compression).carries_sums and is_shorter:
                 expected = sent[0](expected)
             for landing in job.push(key, gradients):
                 np.testing.assert_array_equal(landing, expected)

@@ -9,8 +9,7 @@ import itertools
 from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
-from compressions import Dgc, half, sender, take_steps
-from core_jobs import bfloat16_bits, of_bfloat16_bits
+from compressions import Dgc, sender, take_steps
 
 from p3 import codecs
 from p3.plan import choices
@@ -252,5 +251,6 @@ def _spread(ids, values):
 
 def _as_it_comes_back(total, codec):
     """Sums that workers apply come back as some codecs have them."""
-    rounded = {"fp16": half, "bf16": lambda values: of_bfloat16_bits(bfloat16_bits(values))}
-    return rounded.get(codec.get("type"), lambda values: values)(total)
+    if not codec or not codecs.of(codec).carries_sums:
+        return total
+    return sender(codec["type"], SLICE_ELEMENTS)(total.ravel()).reshape(total.shape)

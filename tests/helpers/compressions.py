@@ -1,5 +1,7 @@
 """What a worker sends of each gradient of a key under each compression, in NumPy, to the bit: docs/protocol.md."""
 
+import math
+
 import numpy as np
 from core_jobs import bfloat16_bits, of_bfloat16_bits
 
@@ -34,24 +36,64 @@ class OneBit:
         return sent
 
 
-class EightBit:
-    BLOCK = 256
+class Blocks:
+    """Whole numbers from -most to most, times a scale of each block that is rounded to bfloat16."""
 
-    def __init__(self, slice_elements):
-        self.slice_elements = slice_elements
+    def __init__(self, slice_elements, block, most):
+        self.slice_elements, self.block, self.most = slice_elements, block, np.float32(most)
         self.residual = np.float32(0)
 
     def __call__(self, gradient):
         value = (self.residual + gradient).astype("float32")
         sent = np.zeros_like(value)
         for first, end in slices_of(value.size, self.slice_elements):
-            for begin in range(first, end, self.BLOCK):
-                part = slice(begin, min(begin + self.BLOCK, end))
-                largest = np.abs(value[part]).max()
-                if largest > 0:
-                    codes = np.rint(value[part] / largest * np.float32(127))
-                    sent[part] = codes / np.float32(127) * largest
+            for begin in range(first, end, self.block):
+                part = slice(begin, min(begin + self.block, end))
+                scale = brain(np.maximum(np.abs(value[part]).max() / self.most, np.float32(2**-126)))[0]
+                sent[part] = np.rint(value[part] * (np.float32(1) / scale)) * scale
         self.residual = value - sent
+        assert np.array_equal(sent.astype("float64") + self.residual, value)  # nothing is lost
+        return sent
+
+
+class TopK:
+    """The largest of each slice, in steps whose size goes by the smallest and the largest of them."""
+
+    def __init__(self, slice_elements, ratio=0.01, value_bits=8):
+        self.slice_elements, self.ratio, self.most = slice_elements, ratio, 2 ** (value_bits - 1) - 1
+        self.residual = np.float32(0)
+
+    def __call__(self, gradient):
+        value = (self.residual + gradient).astype("float32")
+        sent = np.zeros_like(value)
+        for first, end in slices_of(value.size, self.slice_elements):
+            size = np.abs(value[first:end])
+            count = max(1, math.ceil(self.ratio * size.size))
+            chosen = np.argsort(-size, kind="stable")[:count]  # of equal ones the first
+            size = size[chosen]
+            step = (size.max() - size.min()) / np.float32(self.most)
+            scale = brain(max(step, size.max() * np.float32(2**-15), np.float32(2**-126)))[0]
+            steps, base = np.rint(size / scale), np.rint(size.min() / scale)
+            steps = base + np.minimum(steps - base, np.float32(self.most))
+            sent[first + chosen] = np.copysign(steps * scale, value[first + chosen])
+        self.residual = value - sent
+        assert np.array_equal(sent.astype("float64") + self.residual, value)  # nothing is lost
+        return sent
+
+
+class Half:
+    """float16 after the largest of each slice was scaled to at least 2^14 and below 2^15."""
+
+    def __init__(self, slice_elements):
+        self.slice_elements = slice_elements
+
+    def __call__(self, gradient):
+        sent = np.empty_like(gradient)
+        for first, end in slices_of(gradient.size, self.slice_elements):
+            part = gradient[first:end]
+            exponent = np.frexp(np.abs(part).max(initial=0, where=np.isfinite(part)))[1] - 1
+            scale = np.float32(2.0 ** max(exponent - 14, -126))
+            sent[first:end] = (part * (np.float32(1) / scale)).astype("float16").astype("float32") * scale
         return sent
 
 
@@ -66,21 +108,19 @@ def mean_in_parts(values, chosen):
     return np.float32(np.cumsum(parts)[-1] / np.count_nonzero(chosen))
 
 
-def half(gradient):
-    return gradient.astype("float16").astype("float32")
-
-
 def brain(gradient):
-    return of_bfloat16_bits(bfloat16_bits(gradient))
+    return of_bfloat16_bits(bfloat16_bits(np.atleast_1d(gradient)))
 
 
 # By codec: of the elements of a slice, and its options. What is of no slice has no use for the first.
 _SENDERS = {
-    "fp16": lambda _: half,
+    "fp16": Half,
     "2bit": lambda _, threshold=0.5: TwoBit(threshold),
     "1bit": OneBit,
     "bf16": lambda _: brain,
-    "int8": EightBit,
+    "int8": lambda elements: Blocks(elements, 128, 127),
+    "int4": lambda elements: Blocks(elements, 64, 7),
+    "topk": TopK,
 }
 
 

@@ -339,6 +339,8 @@ def compressed(synchronous):
 def _train_compressed(kind, is_synchronous):
     from compressions import sender
 
+    from p3._core import codec_applies
+
     rank, size = p3.torch.rank(), p3.torch.size()
     options = {"threshold": 0.05} if kind == "2bit" else {}
     compression = None if kind == "plain" else {"type": kind, **options}
@@ -360,9 +362,13 @@ def _train_compressed(kind, is_synchronous):
     model, optimizer = make()
     p3.torch.DistributedOptimizer(optimizer, model, compression=compression, synchronous=is_synchronous)
     reference, plain = make()
-    make_sender = (lambda: lambda gradient: gradient) if codec is None else lambda: sender(kind, 50_000, **options)
+    def make_sender(parameter):
+        applies = codec is not None and codec_applies(compression, "float32", parameter.dim())
+        return sender(kind, 50_000, **options) if applies else lambda gradient: gradient
+
     adds_up = os.environ["P3_LOCAL_AGGREGATION"] == "1"  # on their machine, whose sum is encoded
-    senders = [[make_sender() for _ in reference.parameters()] for _ in range(1 if adds_up else size)]
+    encoders = range(1 if adds_up else size)
+    senders = [[make_sender(one) for one in reference.parameters()] for _ in encoders]
     for step in range(6):
         optimizer.zero_grad()
         backward(model, rank, step)
@@ -379,7 +385,7 @@ def _train_compressed(kind, is_synchronous):
                 total += encoded(gradient, send)
         for total, parameter in zip(sums, reference.parameters()):
             mean = total / size
-            parameter.grad = encoded(mean, make_sender()) if carries_means else mean
+            parameter.grad = encoded(mean, make_sender(parameter)) if carries_means else mean
         plain.step()
     optimizer.synchronize()
     for weight, expected in zip(model.parameters(), reference.parameters()):

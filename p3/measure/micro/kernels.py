@@ -1,4 +1,4 @@
-"""How fast one core sums and updates slices: GB/s of memory read and written, next to NumPy.
+"""How fast one core sums, encodes and updates slices: GB/s of memory read and written, next to NumPy.
 
     p3 bench kernels [--elements 50000] [--repeat 30]
 
@@ -13,7 +13,8 @@ from typing import Sequence
 import numpy as np
 
 from p3.measure import arguments as given
-from p3.measure._kernels import NativeOptimizer, add_to_sum, finish_sum, start_sum, use_avx2
+from p3 import codecs
+from p3.measure._kernels import NativeCodec, NativeOptimizer, add_to_sum, finish_sum, start_sum, use_avx2
 from p3.measure.jobs import machine
 
 COMMON = {"clip_gradient": -1.0, "multi_precision": False}
@@ -122,6 +123,30 @@ def updates(elements, repeat):
         )
 
 
+def encodings(elements, repeat):
+    """Bytes of float32 that are encoded or summed, and of the payload; a residual and a sum are read and written."""
+    gradient = np.random.RandomState(0).normal(size=elements).astype(np.float32)
+    for name in codecs.of_gradients():
+        kernel = NativeCodec(codecs.codecs()[name].complete())
+        residual = np.zeros(elements, np.float32) if kernel.residuals else None
+        payload, total = np.empty(kernel.bytes(elements), np.uint8), np.zeros(elements, np.float32)
+        kernel.encode(gradient, residual, payload)
+        place = total.view(np.uint8)[total.nbytes - payload.nbytes :]
+
+        def decode_in_place():
+            place[:] = payload
+            kernel.decode_in_place(total)
+
+        whole, encoded, kept = gradient.nbytes, payload.nbytes, 2 * gradient.nbytes * kernel.residuals
+        for title, moved, work in (
+            ("encode", whole + kept + encoded, lambda: kernel.encode(gradient, residual, payload)),
+            ("start a sum", whole + encoded, lambda: kernel.start_sum(total, payload)),
+            ("add to a sum", 2 * whole + encoded, lambda: kernel.add_to_sum(total, payload)),
+            ("decode in place", whole + 3 * encoded, decode_in_place),
+        ):
+            report(f"{name}: {title}", moved, repeat, work, None)
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = given.parser("kernels", __doc__)
     parser.add_argument("--elements", type=int, default=50000)
@@ -130,5 +155,6 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{machine.in_a_line()}; {options.elements} elements, one thread")
     print(f"{'GB/s, median (range)':28}{'P3, AVX2':26}{'P3, baseline':26}NumPy")
     sums(options.elements, options.repeat)
+    encodings(options.elements, options.repeat)
     updates(options.elements, options.repeat)
     return 0

@@ -6,10 +6,11 @@ import os
 import numpy as np
 
 from p3 import codecs
+from p3.measure._kernels import NativeCodec
 from p3.plan import key_plan, planner
 from p3.plan.key_plan import Axes
 from p3.measure.replay import models
-from p3.measure.replay.dgc_reference import Dgc, take_steps
+from p3.measure.replay.dgc_reference import Dgc, slices_of, take_steps
 from p3.measure.replay.mxnet_replay import Replay
 from p3.settings import Settings
 
@@ -43,8 +44,7 @@ class CompressedReplay(Replay):
                 begin, place = begin + count, 0
 
     def wrong_keys(self):
-        settings = Settings.from_env(os.environ)
-        elements = key_plan.slice_elements(settings.slice_elements, settings.num_servers or 1)
+        elements = _slice_elements()
         wrong, digest = [], hashlib.sha256()
         for key, weight in enumerate(self._weights):
             value = weight.asnumpy().ravel()
@@ -79,16 +79,21 @@ class CompressedReplay(Replay):
         return "server"
 
 
+def _slice_elements() -> int:
+    settings = Settings.from_env(os.environ)
+    return key_plan.slice_elements(settings.slice_elements, settings.num_servers or 1)
+
+
 def _place(key: int, iteration: int, rank: int) -> int:
     """Where in the pool a gradient begins."""
     return int(np.random.RandomState([key, iteration, rank]).randint(_POOL))
 
 
 class EncodedReplay(Replay):
-    """With any other codec. Every element is +1/2 or -1/2, with a sign that changes with worker, key and iteration.
-    Every codec of gradients carries these exactly with its standard options, so at the end every weight must be exactly
-    what they add up to. It need not carry sums of them: where the workers of a machine add up what they have, all but
-    the one who pushes for them have zeros.
+    """With any other codec. Every element is +1/2 or -1/2, with a sign that changes with worker, key and iteration, and
+    from each element to the next. At the end every weight must be what the codec makes of them, which it does here once
+    more; but for rounding, as the servers sum in an order of their own. A round that lacks is more than that. Where the
+    workers of a machine add up what they have, all but the one who pushes for them have zeros.
     """
 
     def __init__(self, mx, store: str, model: models.Model, kind: str, release: str = "layer") -> None:
@@ -105,10 +110,37 @@ class EncodedReplay(Replay):
             if flat.size > 1:
                 flat[1::2] = -value
 
-    def is_right(self, key: int, values) -> bool:
-        rounds = ((iteration, rank) for iteration in range(self.iterations) for rank in self._pushers)
-        expected = -sum(_signed(key, *one) for one in rounds)
-        return bool((values[::2] == expected).all() and (values[1::2] == -expected).all())
+    def wrong_keys(self):
+        elements = _slice_elements()
+        return [key for key, weight in enumerate(self._weights) if not self.is_right(key, weight.asnumpy(), elements)]
+
+    def is_right(self, key: int, weight, slice_elements: int) -> bool:
+        values, expected = weight.ravel(), {}
+        is_encoded = planner.axes(weight.shape, "float32", {"compression": self._compression}).codec
+        for begin, end in slices_of(values.size, slice_elements):
+            if end - begin not in expected:
+                expected[end - begin] = self._expected(key, end - begin, is_encoded)
+            sign = 1 - 2 * (begin % 2)  # of its first element; all codecs treat both alike
+            if not np.allclose(values[begin:end], sign * expected[end - begin], rtol=0, atol=1e-3):
+                return False
+        return True
+
+    def _expected(self, key: int, elements: int, is_encoded: bool):
+        """A slice of so many elements, the first of which is at an even place of its key."""
+        codec = NativeCodec(self._compression)
+        residuals = [np.zeros(elements, "float32") if codec.residuals else None for _ in self._pushers]
+        payload, total = np.empty(codec.bytes(elements), "uint8"), np.zeros(elements, "float32")
+        gradient = np.empty(elements, "float32")
+        for iteration in range(self.iterations):
+            for rank, residual in zip(self._pushers, residuals):
+                gradient[::2] = _signed(key, iteration, rank)
+                gradient[1::2] = -gradient[0]
+                if is_encoded:
+                    codec.encode(gradient, residual, payload)
+                    codec.add_to_sum(total, payload)
+                else:
+                    total += gradient
+        return -total
 
     def _choose_updates(self, optimizer: str) -> str:
         self._kv.set_gradient_compression(self._compression)

@@ -150,7 +150,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--compression", type=arguments.name_among(codecs.of_gradients), metavar="TYPE",
-        help="gradients of +1/2 and -1/2, which every codec of docs/compression.md but dgc carries exactly: needs "
+        help="gradients of +1/2 and -1/2, encoded by any codec of docs/compression.md but dgc: needs "
         "--optimizer sgd",
     )  # fmt: skip
     parser.add_argument(

@@ -313,12 +313,17 @@ def test_tables_of_the_documentation_are_what_the_code_gives():
         assert row[1:] == ["%.3f, %.2fx" % pair for pair in zip(late[::2], late[1::2])]
 
 
-PUSHED = {"fp16": 20_000, "2bit": 2500, "1bit": 8 + 1250, "bf16": 20_000, "int8": 10_000 + 40 * 4}
+PUSHED = {
+    "fp16": 4 + 20_000, "2bit": 2500, "1bit": 8 + 1250, "bf16": 20_000, "int8": 79 * 2 + 10_000, "int4": 157 * 2 + 5000,
+    "topk": 4 + 100 + 100 + 18,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind, pushed", PUSHED.items())
 def test_encoded_pushes_are_shorter_and_broadcasts_are_whole(kind, pushed):
-    model, cluster = model_of((0.04, 1)), one_of_each(2, MB_PER_S)  # 10,000 elements: one slice
+    matrix = models.Tensor("weight", (100, 100))  # one slice; of one dimension, topk would be as if there were none
+    model = models.Model("made", 1.0, (models.Layer("layer", (matrix,), 1 / 3, 2 / 3),))
+    cluster = one_of_each(2, MB_PER_S)
     sent = 80 + pushed + 80 + 40_000
     assert bounds.card_bytes(model, cluster, 10_000, compression=Compression(kind)) == pytest.approx(sent / 2)
     # It goes to the server on the other host, and comes back.

@@ -93,13 +93,20 @@ def test_encoded_replay_of_two_workers(tmp_path, kind, aggregates):
     assert lines_of(tmp_path)[0]["compression"] == kind
 
 
-def test_an_encoded_weight_that_lacks_a_round_or_an_element_is_wrong():
+@pytest.mark.parametrize("kind", codecs.of_gradients())
+def test_an_encoded_weight_that_lacks_a_round_or_an_element_is_wrong(kind):
     ended = EncodedReplay.__new__(EncodedReplay)
-    ended.iterations, ended._pushers = 3, [0, 1]
-    right = {total for total in range(-6, 7) if ended.is_right(5, np.array([total, -total, total]))}
-    assert len(right) == 1
-    (total,) = right
-    assert not ended.is_right(5, np.array([total, -total, total + 1])) and not ended.is_right(5, np.array([total] * 3))
+    ended.iterations, ended._pushers, ended._compression = 3, [0, 1], codecs.codecs()[kind].complete()
+    rounds = {}
+    for ended.iterations in (2, 3):
+        first, odd, last = (ended._expected(5, elements, True) for elements in (7, 7, 4))
+        rounds[ended.iterations] = np.concatenate([first, -odd, last]).reshape(2, 9)
+    assert ended.is_right(5, rounds[3], 7)
+    assert not ended.is_right(5, rounds[2], 7) and not ended.is_right(5, -rounds[3], 7)
+    for place in range(18):
+        wrong = rounds[3].copy()
+        wrong.flat[place] += 0.01
+        assert not ended.is_right(5, wrong, 7)
 
 
 @pytest.mark.parametrize("route", ["factors", "dense"])
