@@ -9,11 +9,11 @@ from p3.plan import key_plan, planner
 from p3.measure.replay import models
 from p3.measure.replay.dgc_reference import Dgc, take_steps
 from p3.measure.replay.mxnet_replay import Replay
+from p3.measure.replay.probes import random_numbers, random_parts
 from p3.settings import Settings
 
 MOMENTUM = 0.9
 _MAGNITUDE = 0.5
-_POOL = 1_000_003  # random numbers, of which every gradient is a part, or several; drawn once, as that takes time
 
 
 class CompressedReplay(Replay):
@@ -27,18 +27,15 @@ class CompressedReplay(Replay):
 
     def __init__(self, mx, store: str, model: models.Model, ratio: float, release: str = "layer") -> None:
         self._ratio, self._option = ratio, {"type": "dgc", "ratio": ratio}
-        pool = np.random.RandomState(1).randn(_POOL).astype("float32")
-        self._pool, self._pool_array = pool, mx.nd.array(pool)
+        self._pool = random_numbers()
+        self._pool_array = mx.nd.array(self._pool)
         super().__init__(mx, store, model, "sgd", release)
 
     def make_gradients(self, layer: int) -> None:
         for key in self._keys[layer]:
             flat = self._gradients[key].reshape(-1)
-            begin, place = 0, _place(key, self.iterations, self.rank)
-            while begin < flat.size:
-                count = min(flat.size - begin, _POOL - place)
-                flat[begin : begin + count] = self._pool_array[place : place + count]
-                begin, place = begin + count, 0
+            for part, of_pool in random_parts(flat.size, key, self.iterations, self.rank):
+                flat[part] = self._pool_array[of_pool]
 
     def wrong_keys(self):
         settings = Settings.from_env(os.environ)
@@ -69,17 +66,12 @@ class CompressedReplay(Replay):
         return weight
 
     def _gradient(self, key: int, iteration: int, rank: int, elements: int):
-        return self._pool.take(np.arange(elements) + _place(key, iteration, rank), mode="wrap")
+        return np.concatenate([self._pool[of_pool] for _, of_pool in random_parts(elements, key, iteration, rank)])
 
     def _choose_updates(self, optimizer) -> str:
         self._kv.set_gradient_compression(self._option)
         self._kv.set_optimizer(self._mx.optimizer.SGD(learning_rate=1.0, momentum=MOMENTUM, wd=0.0, rescale_grad=1.0))
         return "server"
-
-
-def _place(key: int, iteration: int, rank: int) -> int:
-    """Where in the pool a gradient begins."""
-    return int(np.random.RandomState([key, iteration, rank]).randint(_POOL))
 
 
 class EncodedReplay(Replay):
