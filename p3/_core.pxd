@@ -49,12 +49,15 @@ cdef extern from "p3/codec.h" namespace "p3" nogil:
         size_t residuals() noexcept
         cbool carries_sums() noexcept
         cbool makes_steps() noexcept
+        cbool comes_back() noexcept
         size_t sent(const CodecOptions&, uint64_t, size_t) noexcept
         size_t bytes_with(size_t, size_t) noexcept
     cdef cppclass Compression:
         Compression() noexcept
         CodecOptions options
         Codec* codec() noexcept
+        Compression if_shorter(size_t) noexcept
+        size_t bytes(size_t) noexcept
     const vector[Codec*]& c_codecs "p3::codecs"() noexcept
 
 
@@ -73,6 +76,7 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         uint32_t parts
         uint64_t staleness
         Compression codec
+        Compression value_codec
         Reduction reduction
         Update update
         cbool adds_up_on_machine() noexcept

@@ -26,7 +26,8 @@ DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
 cdef dict _FORMATS = dict(zip(DTYPES.values(), (b"f", b"d", b"e", b"B", b"i", b"b", b"q", b"H")))
 
 NO_SCALARS = (0.0, 0.0, 1.0, 0.0, 1.0)  # of a round where the servers only sum
-MASTER = 255  # the part of a slice's state that is the float32 master of its float16 value
+MASTER = 255  # the part of a slice's state that is the float32 master of its float16 value, or the exact one of its value
+LEFT_OUT = 254  # what encoded sums have left out, on the servers
 HEADER_BYTES = sizeof(Header)  # of a frame
 ROUND_FLOATS = kRoundFloats  # behind the residual of a key that takes steps: how far its warm-up is (src/codec/dgc.h)
 
@@ -65,6 +66,7 @@ cdef CKeyPlan key_plan(plan) except *:
     made.row_elements, made.partitions = plan.row_elements, plan.partitions
     made.staleness = plan.staleness
     made.codec = compression_from(plan.codec)
+    made.value_codec = compression_from(plan.value_codec)
     made.reduction = <Reduction><int>REDUCTIONS.index(plan.reduction)
     made.update = <Update><int>UPDATES.index(plan.update)
     return made
@@ -114,6 +116,7 @@ cdef dict codec_description(Codec* codec):
     return dict(
         name=codec.name, effect=codec.effect, options=[option_description(option) for option in options],
         residuals=codec.residuals(), carries_sums=codec.carries_sums(), makes_steps=codec.makes_steps(),
+        comes_back=codec.comes_back(),
     )
 
 
@@ -137,6 +140,11 @@ def sent_elements(compression not None, size_t elements, uint64_t round):
 def payload_bytes(compression not None, size_t count, size_t elements):
     """Of a frame with so many of a slice's elements."""
     return compression_from(compression).codec().bytes_with(count, elements)
+
+
+def bytes_back(compression not None, size_t elements):
+    """Of a slice that comes back so, as far as that is shorter than its elements."""
+    return compression_from(compression).if_shorter(elements).bytes(elements)
 
 
 include "_core_tls.pxi"

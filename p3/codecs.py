@@ -1,4 +1,4 @@
-"""Gradients in fewer bits: what the core's codecs (include/p3/codec.h) say of themselves.
+"""Gradients and weights in fewer bits: what the core's codecs (include/p3/codec.h) say of themselves.
 
     python -m p3.codecs                           # prints the tables of docs/compression.md
 
@@ -36,6 +36,7 @@ class Codec(NamedTuple):
     residuals: int  # floats that a worker keeps for each element
     carries_sums: bool  # sums that the workers apply come back in it, too
     makes_steps: bool  # workers send steps that the servers subtract, and only those of any worker come back
+    comes_back: bool  # what comes back may be encoded so
 
     def complete(self, **given: Any) -> Dict[str, Any]:
         """A compression with the standard values of what is not given."""
@@ -82,6 +83,50 @@ def checks() -> Dict[str, Dict[str, Tuple[str, Callable[[Any], bool]]]]:
     }
 
 
+def checks_of_what_comes_back() -> Dict[str, Dict[str, Tuple[str, Callable[[Any], bool]]]]:
+    """The same, of those that what comes back may be encoded by."""
+    return {name: options for name, options in checks().items() if codecs()[name].comes_back}
+
+
+class Ways(NamedTuple):
+    """Both options of a store, complete: what is pushed, and what comes back. None: as it is."""
+
+    up: Optional[Dict[str, Any]] = None
+    down: Optional[Dict[str, Any]] = None
+
+    @classmethod
+    def of(cls, given: Any) -> Ways:
+        """From what a script gives: a name, which means both ways; {"up": ..., "down": ...}, each a name, a compression
+        or None; a compression, which means what is pushed; or None. Not validated: p3/server/options.py."""
+        if isinstance(given, str):
+            both = _complete(given)
+            codec = of(both)
+            return cls(both, None if codec is not None and codec.makes_steps else both)  # steps come back by themselves
+        if isinstance(given, dict) and given and set(given) <= {"up", "down"}:
+            return cls(_complete(given.get("up")), _complete(given.get("down")))
+        return cls(_complete(given))
+
+    @property
+    def options(self) -> Dict[str, Any]:
+        """Those to be set, by name."""
+        named = {"compression": self.up, "value_compression": self.down}
+        return {option: value for option, value in named.items() if value is not None}
+
+
+def ways_of_mxnet(params: Mapping[str, Any]) -> Ways:
+    """From what MXNet's scripts give: as of MXNet's own stores, and with "down" what comes back."""
+    up = {name: value for name, value in params.items() if name != "down"}
+    down = params.get("down")
+    of_up = complete(up, of_mxnet=True) if up or down is None else None
+    return Ways(of_up, _complete(down, of_mxnet=True))
+
+
+def _complete(given: Any, of_mxnet: bool = False) -> Any:
+    if isinstance(given, str):
+        given = {"type": given}
+    return complete(given, of_mxnet) if isinstance(given, dict) else given
+
+
 # Bytes of a slice's payload; a frame's header comes on top (p3.placement.FRAME_BYTES).
 
 
@@ -104,11 +149,25 @@ def push_bytes(compression: Mapping[str, Any], elements: int, round: int = 0) ->
     return payload_bytes(compression, sent(compression, elements, round), elements)
 
 
-def value_bytes(compression: Mapping[str, Any], touched: int, elements: int) -> int:
+def value_bytes(
+    compression: Optional[Mapping[str, Any]], touched: int, elements: int, down: Optional[Mapping[str, Any]] = None
+) -> int:
     """What comes back from a server that updates. `touched`: how many elements have a sum over the workers that is not
-    0; at most as many as all of them have sent."""
+    0; at most as many as all of them have sent. `down`: how it is encoded, of a key that value_compression applies
+    to."""
     codec = of(compression)
-    return payload_bytes(compression, touched, elements) if codec.makes_steps else 4 * elements
+    if codec is not None and codec.makes_steps:
+        return payload_bytes(compression, touched, elements)
+    return bytes_back(down, elements)
+
+
+def bytes_back(down: Optional[Mapping[str, Any]], elements: int) -> int:
+    """Of a whole slice of such a key, be it a change or a sum: encoded, if that is shorter."""
+    if not down:
+        return 4 * elements
+    from p3 import _core
+
+    return _core.bytes_back(down, elements)
 
 
 # docs/compression.md

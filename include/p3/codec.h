@@ -1,4 +1,5 @@
-// Gradients in fewer bits: how a slice of float32 is written on the wire, and how it is summed from there.
+// Gradients in fewer bits, and what comes back of them: how a slice of float32 is written on the wire, and how it is summed
+// from there.
 //
 // A codec is one file of src/codec, which says everything about it: its name and options, bytes, how a gradient is
 // encoded, how it is added to a sum, and what it keeps of what it leaves out. src/codec/registry.cc lists all of them;
@@ -60,10 +61,13 @@ class Codec {
   }
   // Floats that a worker keeps for each element.
   virtual size_t residuals() const { return 0; }
-  // Whether a sum that the workers apply comes back in it, too. Values never do.
+  // Whether a sum that the workers apply comes back in it, too, if nothing is said of what comes back. Values never do.
   virtual bool carries_sums() const { return false; }
   // Whether workers send steps that the servers subtract, as codec/dgc.h has them, which encodes them.
   virtual bool makes_steps() const { return false; }
+  // Whether what comes back of a slice can be encoded so: by what was left out of that slice before, a float for each
+  // element at most.
+  virtual bool comes_back() const { return !makes_steps() && residuals() <= 1; }
   // How many neighbours RankSum adds up one after the other: what takes the bytes of about one sum.
   virtual size_t run() const { return 1; }
 
@@ -103,7 +107,7 @@ const Codec* codec_of(Encoding encoding);
 // Throws Error(kUsage) that names all.
 const Codec& codec_named(const std::string& name);
 
-// How the gradients of a store, or of a key, are encoded; the same on every node.
+// How the gradients of a store, or of a key, or what comes back of them are encoded; the same on every node.
 struct Compression {
   constexpr Compression() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): an encoding without options is one
@@ -120,6 +124,10 @@ struct Compression {
   Compression for_key(DType type, bool is_vector = false) const {
     return codec() != nullptr && codec()->is_for(type, is_vector) ? *this : Compression();
   }
+  // For what comes back of a slice of so many elements: none, unless it takes fewer bytes than they do.
+  Compression if_shorter(size_t elements) const;
+  // Of what is encoded so of a whole slice, in a round of its key that is behind any warm-up.
+  size_t bytes(size_t elements) const;
   size_t residuals() const { return codec() == nullptr ? 0 : codec()->residuals(); }
   bool carries_sums() const { return codec() != nullptr && codec()->carries_sums(); }
   bool makes_steps() const { return codec() != nullptr && codec()->makes_steps(); }

@@ -1,4 +1,4 @@
-// What all nodes of a job agree on for one key: how it is cut, and four independent choices of how its rounds go. The
+// What all nodes of a job agree on for one key: how it is cut, and five independent choices of how its rounds go. The
 // scheduler's planner (p3/plan/planner.py) decides them; workers and servers read them here and nowhere else.
 #pragma once
 
@@ -54,14 +54,21 @@ struct KeyPlan {
   // needs an optimizer on its servers, each worker pushes it on its own, and it keeps its plan; an average is over all
   // workers of the job.
   uint64_t staleness = 0;
-  Compression codec{};  // of what is pushed; and steps, and sums of a codec that carries them, come back so
+  Compression codec{};  // of what is pushed; and steps come back so
   Reduction reduction = Reduction::kSum;
   Update update = Update::kServers;
+  // Of what comes back, wherever it is shorter so (Compression::if_shorter). With an optimizer on the servers: changes of
+  // the value, which each worker adds to the one that it has. Without: the sums.
+  Compression value_codec{};
 
   bool is_synchronous() const { return staleness == 0; }
   bool has_rows() const { return row_elements > 0; }
   bool is_gathered() const { return parts > 0; }
   bool takes_steps() const { return update == Update::kSteps; }
+  // Of sums that the workers apply.
+  Compression codec_of_sums() const {
+    return value_codec.codec() != nullptr ? value_codec : codec.carries_sums() ? codec : Compression();
+  }
   bool averages() const { return reduction == Reduction::kAverage || reduction == Reduction::kMean; }
   bool tells_norms() const { return reduction == Reduction::kNorm; }
   // Whether what its servers sum is part of its store's norm, if that has one.

@@ -33,11 +33,14 @@ enum class FrameKind : uint8_t {
   // Of a connection.
   kFields = 15,  // either way: what pushes behind it go by: FieldValues of the optimizer; empty: those announced
   kYield = 16,   // worker, to servers of its machine: part 1: pushes of `round` wait for the link; 0: none do
+  // Of slices.
+  kChange = 17,  // server to worker: what the worker adds to the value of a slice that it has; always encoded
 };
 
 constexpr bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
 constexpr bool carries_slice(FrameKind kind) {
-  return kind <= FrameKind::kValue || (kind >= FrameKind::kFetch && kind <= FrameKind::kCapture);
+  return kind <= FrameKind::kValue || (kind >= FrameKind::kFetch && kind <= FrameKind::kCapture) ||
+         kind == FrameKind::kChange;
 }
 constexpr bool has_checksum(FrameKind kind) { return carries_slice(kind) || kind == FrameKind::kFields; }
 
@@ -67,17 +70,19 @@ struct Header {
   uint32_t payload_bytes = 0;
   uint32_t crc32c = 0;     // checksum_of() a frame that has_checksum(), if the job wants them; else zero
   uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice; pushes, values: docs/protocol.md
-  uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kRows: for all of them
+  uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kChange, kRows: for all
   uint16_t contributors = 0;  // of_machine, pushes: how many of them had a gradient
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round; kCapture: `updates`, see snapshot_of()
 
   static constexpr uint32_t kMagic = 0x57643350;  // "P3dW"
-  static constexpr uint8_t kVersion = 5;
+  static constexpr uint8_t kVersion = 6;
 };
 static_assert(sizeof(Header) == 80, "the header is the wire format");
 
-// Header::part: the optimizer's states are numbered from 1; this is the float32 master of a value of half precision.
+// Header::part: the optimizer's states are numbered from 1. And of what is float32 beside the value: its master, if it is of
+// half precision; the exact value, if only encoded changes of it leave the server; or what encoded sums have left out.
 constexpr uint8_t kMaster = 255;
+constexpr uint8_t kLeftOut = 254;
 
 constexpr uint32_t kMaxFailTextBytes = 4096;
 

@@ -106,9 +106,9 @@ class Worker {
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   // The two arrays may be one: each slice has left before its new value comes. `more`: other calls follow soon, so the
-  // sender is not woken for a small gradient alone; flush() before waiting. Of a key with deep gradient compression the
-  // landing array must hold what landed last, as steps may come that are subtracted from it; a gradient that is clipped
-  // cannot be gated.
+  // sender is not woken for a small gradient alone; flush() before waiting. Of a key with deep gradient compression, or with
+  // a value_codec and an optimizer on the servers, the landing array must hold what landed last, and be another one than the
+  // gradient: what comes may be a step or a change of that. A gradient that dgc clips cannot be gated.
   void push(int key, const void* gradient, void* landing, int32_t priority, const RoundSettings& settings, Done done,
             bool gated = false, bool more = false);
   // What was pushed with `more` leaves now, as it does with the next call of any other kind.

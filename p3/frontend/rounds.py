@@ -40,7 +40,8 @@ class KeyRounds(ABC):
         self.updates = 0  # that have been taken over
         self.is_new = False  # has a round of the current step
         self.landing = landing
-        self.takes_steps = key.axes.takes_steps  # what lands is subtracted from what landed before
+        self.takes_steps = key.axes.takes_steps  # what is pushed
+        self.lands_changes = key.axes.lands_changes  # of what landed before: nobody else may write to `landing`
         self._array = array
         self._session = session
         session.waits.expect(key)  # land() notes them
@@ -61,6 +62,10 @@ class KeyRounds(ABC):
     @property
     def is_compressed(self) -> bool:
         return bool(self.key.axes.codec)
+
+    @property
+    def comes_back_compressed(self) -> bool:
+        return bool(self.key.axes.value_codec)
 
     @property
     def keeps_residual(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
+from p3.codecs import Ways
 from p3.frontend import snapshots
 from p3.frontend.order import Order
 from p3.frontend.rounds import KeyRounds, Round
@@ -32,22 +33,22 @@ class Weights(snapshots.Trainer):
 
     def __init__(
         self, session: Session, first: Mapping[str, Any], optimizer: Dict[str, Any],
-        compression: Optional[Dict[str, Any]] = None, staleness: Union[int, float] = 0,
+        compression: Union[None, str, Dict[str, Any]] = None, staleness: Union[int, float] = 0,
     ) -> None:  # fmt: skip
         """On every worker at the same point. Returns when all have rank 0's values, or if the job has resumed
         (snapshots.resume) those of the snapshot.
 
         `first`: arrays by name, of any shape and of a type that P3 can train; names, shapes and types are the same on
         every worker. `optimizer`: one of the torch_* of p3/server/optimizers.py, whose corrections the servers make.
-        `compression`: an option of p3/server/options.py. `staleness`: see Session.declare.
+        `compression`: as of p3.codecs.Ways. `staleness`: see Session.declare.
         """
         if not str(optimizer.get("name")).startswith("torch_"):
             raise ValueError("the optimizer is %r; it must be a torch_* of p3.server.optimizers" % (optimizer,))
         self._session, self._staleness = session, staleness
         settings = Settings.from_env(os.environ)
         self._store, control = session.new_store(), session.new_store()
-        if compression is not None:
-            session.set_option(self._store, "compression", compression)
+        for option, value in Ways.of(compression).options.items():
+            session.set_option(self._store, option, value)
         session.set_optimizer(self._store, optimizer)
         self._weights = {name: self._declare(name, first[name]) for name in first}
         for place, one in enumerate(self._weights.values()):

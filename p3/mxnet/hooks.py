@@ -138,17 +138,21 @@ def _adapt_trainer(trainer, store_type):
 
     @functools.wraps(init)
     def _init_kvstore(self):
+        from p3 import codecs
         from p3.plan import choices, combinations
 
         config = self._kvstore_params
         kvstore = config["kvstore"]
         is_p3 = isinstance(kvstore, store_type) or (isinstance(kvstore, str) and kvstore.lower() in NAMES)
         scaled = getattr(self, "_amp_loss_scaler", None) is not None
-        compression = self._compression_params
+        given = self._compression_params
+        ways = codecs.ways_of_mxnet(given) if is_p3 and isinstance(given, dict) else codecs.Ways()
         if isinstance(kvstore, store_type):
-            compression = compression or kvstore._session.option(kvstore._store, "compression")
+            up, down = (kvstore._session.option(kvstore._store, one) for one in ("compression", "value_compression"))
+            ways = codecs.Ways(ways.up or up, ways.down or down)
         if is_p3 and scaled:
-            combinations.require("Trainer", choices.of_compression(compression), choices.SCALER)
+            back = [] if config["update_on_kvstore"] else choices.of_sums_back(ways.down)
+            combinations.require("Trainer", choices.of_compression(ways.up), *back, choices.SCALER)
         if is_p3 and scaled and config["update_on_kvstore"] is None:
             log.warning("a loss scaler is in use: the workers update the weights, and steps that overflow are skipped")
             config["update_on_kvstore"] = False

@@ -315,16 +315,19 @@ class P3KVStore(mx.kvstore.KVStore):
         """{"type": "2bit", "threshold": 0.5} as MXNet's, {"type": "fp16"}, or any other of docs/compression.md, of
         float32 gradients.
 
-        All apply to what workers push; with some, fp16 for one, sums come back so as well, weights never. Each slice is
-        compressed when its turn to leave has come, so priorities hold. Blocks until the servers know.
+        All apply to what workers push; with some, fp16 for one, sums come back so as well. Each slice is compressed
+        when its turn to leave has come, so priorities hold. Blocks until the servers know.
+
+        {"type": "int8", "down": "bf16"}, or {"down": "bf16"} alone: so come back sums, or if the servers update changes
+        of the weights; of keys of at least two dimensions. "down" is a type, or a dict of one with its options.
 
         {"type": "dgc", "ratio": 0.001}: deep gradient compression, with SGD on the servers alone. Keys of one dimension
         stay as they are.
         """
         if not isinstance(compression_params, dict):
             raise MXNetError(f"compression_params is {compression_params!r}; it must be a dict like {{'type': '2bit'}}")
-        params = codecs.complete(compression_params, of_mxnet=True)
-        self._session.set_option(self._store, "compression", params)
+        for option, value in codecs.ways_of_mxnet(compression_params).options.items():
+            self._session.set_option(self._store, option, value)
 
     @_call
     def set_reduction(self, reduction):

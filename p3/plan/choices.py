@@ -37,6 +37,10 @@ PLAIN = Choice("gradients as they are")
 ENCODED = Choice("compression", "[any type but dgc](compression.md)")
 DGC = Choice("dgc", '`{"type": "dgc"}`')
 
+WHOLE_BACK = Choice("values that come back whole")
+ENCODED_BACK = Choice("compression of what comes back",
+                      '`compression="int8"` or `{"down": ...}`, [any type but dgc](compression.md#both-ways)')  # fmt: skip
+
 DENSE = Choice("dense gradients")
 ROWS = Choice("rows", "[row_sparse gradients](sparse.md), `nn.Embedding(sparse=True)`")
 FACTORS = Choice("factors", "`p3.factors`, `p3.torch.factors`")
@@ -60,6 +64,7 @@ NO_RULE = Choice(
 AXES = {
     "discipline": (SYNCHRONOUS, STALE),
     "codec": (PLAIN, ENCODED, DGC),
+    "value codec": (WHOLE_BACK, ENCODED_BACK),
     "cut": (DENSE, ROWS, FACTORS),
     "reduction": (SUM, AVERAGE, MEAN, NORM),
     "update": (BY_SERVERS, BY_STEPS, BY_WORKERS),
@@ -89,6 +94,8 @@ UNAWAITED = Choice("steps that do not wait for the mean gradients", "in PyTorch,
 UNNAMED_SCALER = Choice("a GradScaler that DistributedOptimizer does not know", "in PyTorch")
 LATE_SCALER = Choice("p3.torch.GradScaler", "in PyTorch, without `synchronous=True`")
 RESIDUAL = Choice("compression that keeps what it leaves out", "[the types](compression.md) with error feedback")
+RESIDUAL_BACK = Choice("compression of what comes back that keeps what it leaves out",
+                       "[the types](compression.md) with error feedback")  # fmt: skip
 STATE_FILES = Choice("files of an optimizer's states", "`save_states`, `load_states`")
 STEPS_TAKEN = Choice("an optimizer that has taken steps", "in PyTorch")
 RELEASE = Choice("the release of a store", "`optimizer.release()`")
@@ -116,6 +123,18 @@ def of_compression(compression: Optional[Mapping[str, Any]]) -> Choice:
     if codec is None:
         return PLAIN
     return DGC if codec.makes_steps else ENCODED.said(codec.name)
+
+
+def of_value_compression(compression: Optional[Mapping[str, Any]]) -> Choice:
+    """The option of a store for what comes back; None or {}: none."""
+    codec = codecs.of(compression)
+    return WHOLE_BACK if codec is None else ENCODED_BACK.said(codec.name)
+
+
+def of_sums_back(compression: Optional[Mapping[str, Any]]) -> List[Choice]:
+    """The same, of sums that the workers apply: whether the servers keep what it leaves out."""
+    codec = codecs.of(compression)
+    return [] if codec is None or codec.residuals == 0 else [RESIDUAL_BACK.said(codec.name)]
 
 
 def of_reduction(reduction: Optional[Mapping[str, Any]]) -> Choice:
@@ -167,4 +186,5 @@ def of_plan(plan: KeyPlan) -> List[Choice]:
     kind = of_key(plan.dtype, is_sparse, is_gathered, plan.staleness, plan.reduction == "norm")
     if not is_sparse and not is_gathered:
         kind.append(DENSE)
-    return [*kind, of_compression(plan.codec), of_reduction({"type": plan.reduction}), update]
+    codecs_of_it = of_compression(plan.codec), of_value_compression(plan.value_codec)
+    return [*kind, *codecs_of_it, of_reduction({"type": plan.reduction}), update]

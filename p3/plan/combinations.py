@@ -13,9 +13,9 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLOSURE, Choice, DENSE, DGC,
-    ENCODED, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, MEAN, MOVING, NAMED_SCALER, NORM, NOT_FLOAT32,
-    NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED, RESIDUAL, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES,
-    STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
+    ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, MEAN, MOVING, NAMED_SCALER, NORM,
+    NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SNAPSHOTS,
+    STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -88,6 +88,18 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     _gives_way(ENCODED, (FACTORS,), "the factors are not the gradient", "The factors travel as they are"),
     _gives_way(AGGREGATION, (ENCODED, DGC), "what a codec leaves out is one worker's",
                "Each worker of a machine pushes its compressed gradients on its own"),
+    Exclusion(ENCODED_BACK, (DGC,), "of dgc only the steps come back, in few bytes already",
+              'Leave out "down", or use another compression'),
+    _gives_way(ENCODED_BACK, (STALE,), "workers that are rounds apart have no value in common that could change",
+               "Values come back whole"),
+    _gives_way(ENCODED_BACK, (ROWS, NOT_FLOAT32, VECTOR),
+               "it is for dense float32 keys of at least two dimensions; of a bias or a scale few bytes come back",
+               "They come back as they are"),
+    _gives_way(ENCODED_BACK, (FACTORS,), "what comes back are the others' factors", "They travel as they are"),
+    _gives_way(ENCODED_BACK, (NORM,), "norms are sixteen bytes of each server", "They travel as they are"),
+    Exclusion(RESIDUAL_BACK, (SCALER, NAMED_SCALER, UNNAMED_SCALER, LATE_SCALER),
+              "what the servers have left out of sums has the scale of the loss, and they cannot undo a step that is "
+              "left out", 'Use bf16 or fp16 for what comes back ("down"), which keep nothing, or leave it whole'),
     Exclusion(RESIDUAL, (UNNAMED_SCALER,), "what it leaves out has the scale of the loss, and must change with it",
               "Pass grad_scaler=scaler to DistributedOptimizer, so that both change together; or use a type that keeps "
               "nothing (docs/compression.md)"),
@@ -191,7 +203,7 @@ def contradiction(plan: KeyPlan) -> str:
 
 # docs/strategies.md
 
-_COLUMNS = (STALE, ENCODED, DGC, FACTORS, ROWS, AVERAGE)
+_COLUMNS = (STALE, ENCODED, ENCODED_BACK, DGC, FACTORS, ROWS, AVERAGE)
 _BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, AGGREGATION, MOVING)
 
 

@@ -57,17 +57,24 @@ UPDATES = ("servers", "steps", "workers")
 
 
 class Axes(NamedTuple):
-    """Four independent choices of how a key's rounds go, which p3/plan/planner.py makes."""
+    """Five independent choices of how a key's rounds go, which p3/plan/planner.py makes."""
 
     staleness: int = 0  # discipline: rounds that the fastest worker may be ahead of the slowest; 0: synchronous
     codec: Mapping[str, Any] = {}  # of what is pushed, as the store's option (p3/server/options.py); {}: sent as it is
     reduction: str = "sum"  # of REDUCTIONS: "average" over those that took part, "mean" over all; "norm": see Session
     update: str = "servers"  # of UPDATES: who applies the optimizer's rule; "steps": the workers its momentum
+    value_codec: Mapping[str, Any] = {}  # of what comes back, as the store's option; {}: whole values
 
     @property
     def takes_steps(self) -> bool:
-        """What is pushed are steps, and they come back; so a worker's landing array must hold what landed last."""
+        """What is pushed are steps, and they come back."""
         return self.update == "steps"
+
+    @property
+    def lands_changes(self) -> bool:
+        """What comes may be a change of what landed last; so a worker's landing array must hold that, and nothing may
+        be written to it."""
+        return self.takes_steps or bool(self.value_codec)
 
     @property
     def leaves_whole(self) -> bool:
@@ -98,13 +105,14 @@ class KeyPlan(NamedTuple):
     codec: Mapping[str, Any] = {}
     reduction: str = "sum"
     update: str = "servers"
+    value_codec: Mapping[str, Any] = {}
 
-    def __hash__(self) -> int:  # `codec` has none
+    def __hash__(self) -> int:  # codecs have none
         return hash(self[: self._fields.index("staleness")])
 
     @property
     def axes(self) -> Axes:
-        return Axes(self.staleness, self.codec, self.reduction, self.update)
+        return Axes(*(getattr(self, field) for field in Axes._fields))
 
     @property
     def rows(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Mapping, Optional, Sequence
 from p3 import codecs
 from p3.plan.key_plan import Axes
 
-OPTIONS = ("compression", "reduction")  # of a store, that it goes by: a store's first key settles them
+OPTIONS = ("compression", "value_compression", "reduction")  # of a store, that it goes by: a store's first key settles them
 
 Options = Mapping[str, Optional[Mapping[str, Any]]]  # of a store, by name; None or {} where it is not set
 
@@ -26,13 +26,18 @@ def axes(
     reduction = (options.get("reduction") or {"type": "sum"})["type"]
     if gathered:
         return Axes(staleness, {}, reduction, "workers")
-    compression = options.get("compression") or {}
-    if sparse or not compression or not _applies(compression, dtype, len(shape)):
-        return Axes(staleness, {}, reduction)
-    return Axes(staleness, compression, reduction, "steps" if codecs.of(compression).makes_steps else "servers")
+    codec = {} if sparse else _applying(options.get("compression"), dtype, len(shape))
+    if codec and codecs.of(codec).makes_steps:
+        return Axes(staleness, codec, reduction, "steps")
+    comes_back_whole = sparse or staleness > 0 or len(shape) < 2
+    value_codec = {} if comes_back_whole else _applying(options.get("value_compression"), dtype, len(shape))
+    return Axes(staleness, codec, reduction, "servers", value_codec)
 
 
-def _applies(compression: Mapping[str, Any], dtype: str, dimensions: int) -> bool:
+def _applying(compression: Optional[Mapping[str, Any]], dtype: str, dimensions: int) -> Mapping[str, Any]:
+    """To a dense key; else {}."""
+    if not compression:
+        return {}
     from p3._core import codec_applies  # here: without compression the scheduler needs no core
 
-    return codec_applies(compression, dtype, dimensions)
+    return compression if codec_applies(compression, dtype, dimensions) else {}

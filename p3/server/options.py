@@ -2,6 +2,7 @@
 
     optimizer    {"name": "sgd", "momentum": 0.9, ...}      updates the weights; see p3.server.optimizers
     compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; see p3.codecs
+    value_compression  {"type": "int8"}                     the same of what comes back
     reduction    {"type": "average"}                        what becomes of the workers' gradients: over those that took
                                                             part; or {"type": "mean"}, over all; or {"type": "sum"}
 
@@ -17,6 +18,7 @@ from p3.server.optimizers import FIELDS, validate_fields
 
 _OPTIONS = {  # the field that selects a kind, and what tells the further fields of each kind
     "compression": ("type", codecs.checks),
+    "value_compression": ("type", codecs.checks_of_what_comes_back),
     "optimizer": ("name", lambda: FIELDS),
     "reduction": ("type", lambda: {"average": {}, "mean": {}, "sum": {}}),
 }

@@ -33,7 +33,7 @@ def DistributedOptimizer(  # a class to its users
     *,
     synchronous: bool = False,
     max_grad_norm: Optional[float] = None,
-    compression: Optional[Dict[str, Any]] = None,
+    compression: Union[None, str, Dict[str, Any]] = None,
     staleness: Union[int, float] = 0,
     grad_scaler: Optional[torch.amp.GradScaler] = None,
     independent: bool = False,
@@ -51,9 +51,12 @@ def DistributedOptimizer(  # a class to its users
     may. step() waits for nothing, as without it, if the optimizer updates each parameter by itself: then the servers
     tell the norm before the gradients come, and the workers update. Steps with a norm that is not finite are left out.
 
-    `compression`, the same on every worker: {"type": "fp16"}, {"type": "2bit", "threshold": 0.01} or any other of
-    docs/compression.md. So the float32 gradients leave in fewer bytes; weights come back exact.
-    {"type": "dgc", "ratio": 0.001}: deep gradient compression, of torch.optim.SGD.
+    `compression`, the same on every worker: "int8", "bf16" or any other type of docs/compression.md. So the float32
+    gradients leave in fewer bytes, and what comes back, too: of weights their changes, which the servers, who keep the
+    exact weights, send to all workers alike; of the mean gradients, where the workers update, these. Each way its own:
+    {"up": "int8", "down": "bf16"}, None for neither; a type with options: {"type": "2bit", "threshold": 0.01} in the
+    place of its name. {"type": "int8"} alone: what leaves. {"type": "dgc", "ratio": 0.001}: deep gradient compression,
+    of torch.optim.SGD. Parameters of one dimension come back exact.
 
     `grad_scaler`: the p3.torch.GradScaler that scales this optimizer's losses; so steps wait for nothing, as with
     max_grad_norm. Or torch's, with `synchronous`: compression that keeps what it leaves out must know of it, as that
@@ -79,14 +82,13 @@ def DistributedOptimizer(  # a class to its users
         require_model(one)
     if max_grad_norm is not None:
         require_norm(max_grad_norm, "max_grad_norm")
-    if compression is not None:
-        compression = codecs.complete(compression) if isinstance(compression, dict) else compression
-        options.validate("compression", compression)
+    ways = codecs.Ways.of(compression)
+    for option, value in ways.options.items():
+        options.validate(option, value)
     if isinstance(optimizer, _Distributed):
         optimizer.release()
         optimizer.__class__ = type(optimizer).__bases__[1]
-    optimizer._p3 = rounds_of(optimizer, models, synchronous, max_grad_norm, compression, staleness, grad_scaler,
-                              independent)  # fmt: skip
+    optimizer._p3 = rounds_of(optimizer, models, synchronous, max_grad_norm, ways, staleness, grad_scaler, independent)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._patch_step_function()
@@ -112,12 +114,16 @@ class _Distributed:
         momentum and weight decay go on."""
         self._p3.zero_grad(super().zero_grad, set_to_none)
 
-    def synchronize(self) -> None:
+    def synchronize(self, exact: bool = False) -> None:
         """Waits until every parameter has its new value; of a synchronous optimizer, every gradient its mean.
 
-        Call it before reading or writing parameters other than by their modules.
+        Call it before reading or writing parameters other than by their modules. `exact`: where compression of what
+        comes back keeps exact weights on the servers, parameters have those until the next step's values come, to
+        evaluate with or to save them; by every worker at the same point.
         """
         self._p3.synchronize()
+        if exact:
+            self._p3.take_exact_weights()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

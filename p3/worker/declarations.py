@@ -28,7 +28,8 @@ class Declarations:
     def require_together(self, key: Key) -> None:
         """ValueError unless this job, and its store, can have such a key."""
         wanted = {name: self._options.wanted(key.store, name) for name in (*planner.OPTIONS, "optimizer")}
-        of_store = (choices.of_compression(wanted["compression"]), choices.of_reduction(wanted["reduction"]))
+        of_store = (choices.of_compression(wanted["compression"]), choices.of_reduction(wanted["reduction"]),
+                    choices.of_value_compression(wanted["value_compression"]))  # fmt: skip
         of_job = choices.of_job(self._link.settings.snapshot_dir is not None, self._link.replaces_workers)
         rule = [choices.of_optimizer(wanted["optimizer"])] if key.is_norm else []  # others hear of it at the first push
         self._require(key, *self._choices(key), *of_store, *rule, *of_job)

@@ -199,8 +199,8 @@ class Session(Control):
         were announced; its states stay. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the
         pull. A `gated` round leaves piece by piece, as ready() is called; `landing` may be `gradient` itself. `more`:
         other calls follow soon, and a small gradient may wait for them; call flush() before waiting. `tell`: who
-        announces it when it is done, and by which token (p3._core.Completions). Of a key that takes steps `landing`
-        must hold the key's last value; one that leaves whole cannot be gated (p3/plan/key_plan.py).
+        announces it when it is done, and by which token (p3._core.Completions). Of a key that lands changes `landing`
+        must hold what landed last, and is not `gradient`; one that leaves whole cannot be gated (p3/plan/key_plan.py).
 
         Of a key of rows `gradient` is zero but for some rows: a pair of their ids (int64) and their values. Ids may
         come in any order; what comes for one id more than once is added up. No rows at all are fine. The optimizer
@@ -245,8 +245,8 @@ class Session(Control):
         return self.core.skip(key.handle, landing, priority, gated, goes_on, tell)
 
     def fetch(self, key: Key, landing: Any, part: int = 0, ids: Optional[Any] = None, priority: int = 0):
-        """Copies an array of the optimizer's state on the servers to `landing`, by its `part` 1, 2 ... or _core.MASTER;
-        or of a key of rows the value, 0.
+        """Copies an array of the optimizer's state on the servers to `landing`, by its `part` 1, 2 ... or _core.MASTER, of
+        a key of half precision or with a value_codec; or of a key of rows the value, 0.
 
         As after this worker's last round of the key. The array has the key's shape, and its type (of a state float32
         for half precision); or of a key of rows those rows alone, in the order of `ids` (int64), which may repeat.
@@ -314,7 +314,7 @@ class Session(Control):
     def set_option(self, store: int, name: str, value: dict) -> None:
         """Sets an option of p3.server.options. Blocks until all servers have it, at most P3_WAIT_TIMEOUT_S.
 
-        Set compression and reduction before the store's first key is declared, and an optimizer before its first push.
+        Set an optimizer before the store's first push, and all others before its first key is declared.
         The same value again is fine. ValueError if the value makes no sense, if this worker has set another one
         before, or if a key has settled the option. Workers that differ fail the job.
         """

@@ -69,6 +69,9 @@ class StoreOptions:
             if name == "compression" and session.rank == 0:
                 log.warning("%s: store %d is compressed, %s. That is lossy: training differs from uncompressed",
                             session.label, store, value)  # fmt: skip
+            if name == "value_compression" and session.rank == 0:
+                log.warning("%s: what comes back of store %d is compressed, %s. That is lossy: training differs from "
+                            "uncompressed", session.label, store, value)  # fmt: skip
             self._link.send({"kind": "option", "store": store, "name": name, "value": value})
         elif before != value:
             raise ValueError(
@@ -83,9 +86,10 @@ class StoreOptions:
             session.keys.give_momentum(store)
 
     def _require_together(self, store: int, name: str, value: dict) -> None:
-        options = {each: self.wanted(store, each) for each in ("compression", "optimizer", "reduction")}
+        options = {each: self.wanted(store, each) for each in (*planner.OPTIONS, "optimizer")}
         options[name] = value
         chosen = [choices.of_compression(options["compression"]), choices.of_reduction(options["reduction"])]
+        chosen.append(choices.of_value_compression(options["value_compression"]))
         chosen += [choices.NORM] * self._session.keys.have_norm(store)
         if options["optimizer"] is not None:  # else it may still come, before the first push
             chosen.append(choices.of_optimizer(options["optimizer"]))

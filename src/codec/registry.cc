@@ -50,6 +50,16 @@ void check(const Compression& compression) {
   }
 }
 
+size_t Compression::bytes(size_t elements) const {
+  const Codec* const its = codec();
+  if (its == nullptr) return elements * sizeof(float);
+  return its->bytes_with(its->sent(options, 0, elements), elements);
+}
+
+Compression Compression::if_shorter(size_t elements) const {
+  return bytes(elements) < elements * sizeof(float) ? *this : Compression();
+}
+
 size_t encoded_bytes(Encoding encoding, DType type, size_t elements) {
   if (encoding == Encoding::kPlain) return elements * size_of(type);
   const Codec* const codec = codec_of(encoding);

@@ -11,6 +11,7 @@ namespace p3 {
 
 void Registry::define(const KeyPlan& plan, std::string name, int store) {
   check(plan.codec);
+  check(plan.value_codec);
   auto entry = std::make_unique<Entry>();
   ServerKey& key = entry->key;
   key.machines = &machines_;

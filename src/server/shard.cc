@@ -52,9 +52,14 @@ const char* Shard::problem_with(const Header& header, int worker) const {
 
 bool Shard::has_state(uint8_t part) const {
   const Optimizer* const its = optimizer();
-  if (its == nullptr || key.plan.update != Update::kServers) return false;
-  if (part == kMaster) return its->needs_master(key.plan.dtype);
-  return part >= 1 && part <= its->state_count();
+  if (key.plan.update != Update::kServers || part == 0) return false;
+  return part == part_of_master(its) || (its != nullptr && part <= its->state_count());
+}
+
+uint8_t Shard::part_of_master(const Optimizer* its) const {
+  const Compression& back = key.plan.value_codec;
+  if (its == nullptr) return back.residuals() > 0 ? kLeftOut : 0;
+  return back.codec() != nullptr || its->needs_master(dtype_) ? kMaster : 0;
 }
 
 Header Shard::header_of(FrameKind kind, Encoding encoding, uint64_t round, int32_t priority) const {
@@ -175,11 +180,18 @@ void Shard::report_norm(const NormPart& part) {
   if (waiting.shard != nullptr) host_.resume(*waiting.shard, waiting.urgency);
 }
 
-void Shard::make_state(const Optimizer& optimizer) {
-  if (master_ == nullptr && optimizer.needs_master(dtype_)) {
-    master_ = host_.values.take(sum_bytes_);
+void Shard::make_master(const Optimizer* its) {
+  const uint8_t part = part_of_master(its);
+  if (master_ != nullptr || part == 0) return;
+  master_ = host_.values.take(sum_bytes_);
+  if (part == kMaster)
     start_sum(dtype_, master_, value_, elements_);
-  }
+  else
+    std::memset(master_, 0, sum_bytes_);
+}
+
+void Shard::make_state(const Optimizer& optimizer) {
+  make_master(&optimizer);
   if (state_.size() == static_cast<size_t>(optimizer.state_count())) return;
   for (void* loaded : std::exchange(state_, {})) host_.values.give_back(loaded, sum_bytes_);  // another optimizer's
   for (int i = 0; i < optimizer.state_count(); ++i) state_.push_back(host_.values.take(sum_bytes_));
@@ -193,8 +205,13 @@ void Shard::drop_state() {
 
 void*& Shard::part_at(uint8_t part) {
   if (part == 0) return value_;
-  make_state(*optimizer());  // it was there when the frame was checked
-  return part == kMaster ? master_ : state_[part - 1];
+  const Optimizer* const its = optimizer();  // as it was when the frame was checked
+  if (part == part_of_master(its)) {
+    make_master(its);
+    return master_;
+  }
+  make_state(*its);
+  return state_[part - 1];
 }
 
 // --- snapshots -----------------------------------------------------------------------------------------------------
@@ -212,7 +229,8 @@ void Shard::capture(const Task& task, Reply& reply) const {
   try {
     copy_value(add(0));
     for (size_t i = 0; i < state_.size(); ++i) std::memcpy(add(static_cast<uint8_t>(i + 1)), state_[i], sum_bytes_);
-    if (master_ != nullptr) std::memcpy(add(kMaster), master_, sum_bytes_);
+    const uint8_t beside = part_of_master(optimizer());
+    if (master_ != nullptr && beside != 0) std::memcpy(add(beside), master_, sum_bytes_);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorKind::kStopped, host_.label + ": no memory for a snapshot's copy of key '" + key.name +
                                          "'. Use more servers, or go without snapshots.");

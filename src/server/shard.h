@@ -143,7 +143,11 @@ class Shard {
   void report_norm(const NormPart& part);
   void make_state(const Optimizer& optimizer);
   void drop_state();
-  // Of kMaster or a state that was agreed, which are there from then on.
+  // Which part `master_` is, with that optimizer or none: kMaster, kLeftOut, or 0 if there is no such array.
+  uint8_t part_of_master(const Optimizer* optimizer) const;
+  // It is there from then on, if the shard has one: a copy of the value, or nothing was left out yet.
+  void make_master(const Optimizer* optimizer);
+  // Of a part that was agreed, which is there from then on.
   void*& part_at(uint8_t part);
   DType type_of(uint8_t part) const { return part == 0 ? dtype_ : sum_dtype_; }
 
@@ -158,7 +162,7 @@ class Shard {
   const size_t sum_bytes_;
 
   void* value_;
-  void* master_ = nullptr;    // float32 copy of a float16 value
+  void* master_ = nullptr;    // float32, beside the value: see part_of_master()
   std::vector<void*> state_;  // the optimizer's
 
   struct {

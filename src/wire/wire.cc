@@ -8,7 +8,7 @@
 namespace p3 {
 namespace {
 
-bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kYield; }
+bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kChange; }
 bool is_known(Encoding encoding) { return encoding <= kLastEncoding; }
 
 bool is_whole(double number) {  // also false for what is no number
@@ -27,7 +27,7 @@ std::string malformed(const Header& header, bool checksums) {
   if ((header.crc32c != 0 && !may_have_checksum) || header.of_machine > 1)
     return "a frame with reserved bits set (P3_CHECKSUM must be the same on all nodes)";
   if (header.of_machine != 0 && !is_push(header.kind) && header.kind != FrameKind::kValue &&
-      header.kind != FrameKind::kRows)
+      header.kind != FrameKind::kChange && header.kind != FrameKind::kRows)
     return "a frame for a whole machine that can only be one worker's";
   if (header.kind == FrameKind::kCapture && !is_whole(header.scalars.updates))
     return "a request for a snapshot of no round";

@@ -1,7 +1,7 @@
 // What one operation on a key asks of each of its shards, and how their answers are put together.
 //
-// Threads: begin(), problem_with(), place_of() and count() with the Worker's lock held; encode() by who sends; land() and
-//          finish() on the receiver thread; compute() on the Updater's.
+// Threads: begin(), problem_with(), place_of() and count() with the Worker's lock held; encode() by who sends; decode(),
+//          land() and finish() on the receiver thread; compute() on the Updater's.
 // Memory:  borrows the caller's arrays, and lends what it makes of them to its frames, until the operation is done.
 #pragma once
 
@@ -43,7 +43,10 @@ class Transfer : public Encoder {
   virtual const char* problem_with(const Header& header) const = 0;
   // Where its payload goes; null: anywhere, as land() puts it in its place.
   virtual void* place_of(const Header&) { return nullptr; }
-  // Takes an answer. Returns what is wrong with it, or null. `is_last`: no other of that shard is to come.
+  // Takes what is encoded of an answer: puts it into its place, and makes of it the frame that would have brought the whole
+  // value there. Returns what is wrong with it, or null.
+  virtual const char* decode(Frame&) { return nullptr; }
+  // Takes an answer, behind decode(). Returns what is wrong with it, or null. `is_last`: no other of that shard is to come.
   virtual const char* land(const Header&, const void* /*payload*/, bool& is_last) {
     is_last = true;
     return nullptr;

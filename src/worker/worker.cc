@@ -101,6 +101,7 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     Key& key = impl_->find(handle);
     if (key.plan) impl_->refuse_call("key '" + key.name + "' was agreed already");
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
+    check(plan.value_codec);
     key.plan = plan;
     key.catches_up = catches_up;
     if (plan.tells_norms()) impl_->transport_.put_pushes_first();

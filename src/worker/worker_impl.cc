@@ -145,6 +145,7 @@ void Worker::Impl::received(int van, const Header& header, void* payload) {
     transfer = &key->transfer();
   }
   answer.fields = transport_.received_fields(van);
+  if (const char* problem = transfer->decode(answer)) refuse(van, header, problem);
   if (header.of_machine != 0) {
     const auto own = leader_.pass_on(*key, answer);
     if (!own) return;

@@ -594,6 +594,8 @@ def test_two_stores_and_keys_that_rest_go_on_in_step(processes, tmp_path, epoch,
         ("adam", 1, "none", 0, 10),
         ("sgd", 2, "dgc", 0, 10),
         ("sgd", 3, "dgc", 1, 0),
+        ("adam", 2, "down", 0, 10),
+        ("nadam", 3, "down", 1, 0),
     ],
 )
 def test_optimizers_count_on_where_the_others_are(processes, optimizer, workers, compression, marks, epoch):

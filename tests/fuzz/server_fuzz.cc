@@ -85,12 +85,14 @@ class Script {
       case 1:
         header.kind = plan.has_rows() ? FrameKind::kFetchRows : FrameKind::kFetch;
         header.part = static_cast<uint8_t>(input.below(3));
+        if (header.part == 2 && plan.value_codec.codec() != nullptr) header.part = input.below(2) ? kMaster : kLeftOut;
         header.dtype = static_cast<uint8_t>(header.part == 0 ? plan.dtype : sum_type(plan.dtype));
         if (!plan.has_rows()) header.encoding = absent;
         return header;
       case 2:
         header.kind = plan.has_rows() ? FrameKind::kStoreRows : FrameKind::kStore;
         header.part = plan.has_rows() ? static_cast<uint8_t>(input.below(2)) : 1;
+        if (plan.value_codec.codec() != nullptr && input.below(2) == 1) header.part = input.below(2) ? kMaster : kLeftOut;
         header.dtype = static_cast<uint8_t>(header.part == 0 ? plan.dtype : sum_type(plan.dtype));
         return header;
       default:
@@ -157,6 +159,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (plan.has_rows()) continue;
     plan.codec = compression.for_key(plan.dtype);
     if (plan.codec.makes_steps()) plan.update = Update::kSteps;
+    const Compression back = apart & 32 ? Encoding::kFloat16 : Encoding::kEightBit;
+    if (apart & 16 && !takes_steps) plan.value_codec = back.for_key(plan.dtype);
   }
   for (size_t i = 0; i < 3; ++i) server.define(plans[i], "key", 0);
   if (more & 64) server.define_successor(plans[3], plans[2].wire_key);

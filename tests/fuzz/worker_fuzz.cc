@@ -92,6 +92,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     plans[0].reduction = apart & 2 ? Reduction::kAverage : Reduction::kSum;
   else
     plans[0].codec = compression, plans[0].update = takes_steps ? Update::kSteps : Update::kServers;
+  const bool comes_back = apart & 8 && !is_apart && !has_factors && !takes_steps;
+  if (comes_back) plans[0].value_codec = apart & 16 ? Encoding::kFloat16 : Encoding::kEightBit;
 
   // Outlive the worker, which borrows them to its end.
   std::vector<float> gradient(60, 1), landing(60), row_landing(60);
@@ -140,8 +142,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (header.kind == FrameKind::kValue && header.encoding == 0 && header.round > 0 && takes_steps &&
         input.below(2) == 1)
       header.encoding = static_cast<uint8_t>(Encoding::kTopK);
+    if (comes_back && header.kind == FrameKind::kValue && header.encoding == 0 && header.key == 1 && header.round > 0 &&
+        input.below(2) == 1) {
+      header.encoding = static_cast<uint8_t>(plans[0].value_codec.encoding);
+      if (input.below(2) == 1) header.kind = FrameKind::kChange;
+    }
     std::vector<char> payload;
-    if (header.encoding == static_cast<uint8_t>(Encoding::kTopK))
+    if (comes_back && header.encoding == static_cast<uint8_t>(plans[0].value_codec.encoding))
+      payload = input.bytes(plans[0].value_codec.bytes(slice_at(plan, header.slice).elements));
+    else if (header.encoding == static_cast<uint8_t>(Encoding::kTopK))
       payload = top_k_payload(input, slice_at(plan, header.slice).elements);
     else if (header.encoding == static_cast<uint8_t>(Encoding::kAbsent))
       payload = {};

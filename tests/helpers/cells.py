@@ -1,4 +1,5 @@
-"""Every cell of discipline x codec x cut x reduction x optimizer, trained through a session against NumPy, to the bit.
+"""Every cell of discipline x codec x cut x reduction x optimizer x value codec, trained through a session against NumPy,
+to the bit.
 
 What a cell asks for goes together or not as p3/plan/combinations.py says. Gradients are irregular; learning rate and
 momentum are powers of 2. With staleness the workers push in turn, as the order of updates is what decides then.
@@ -28,6 +29,7 @@ OPTIMIZERS = {
     "none": None,
 }
 OPTIONS = {"2bit": {"threshold": 0.5}, "dgc": {"ratio": 0.05}}
+DOWN = (None, "int8")  # of the codecs of what comes back
 CUTS = {"dense": choices.DENSE, "rows": choices.ROWS, "factors": choices.FACTORS}
 
 
@@ -37,26 +39,32 @@ class Cell(NamedTuple):
     cut: str
     reduction: str
     optimizer: str
+    down: Optional[str]
 
     @property
     def compression(self) -> Optional[Dict[str, Any]]:
-        return None if self.codec is None else codecs.codecs()[self.codec].complete(**OPTIONS.get(self.codec, {}))
+        return complete(self.codec)
 
     @property
     def chosen(self) -> List[Choice]:
         return [
             choices.of_staleness(self.staleness),
             choices.of_compression(self.compression),
+            choices.of_value_compression(complete(self.down)),
             CUTS[self.cut],
             choices.of_reduction({"type": self.reduction}),
             choices.of_optimizer(OPTIMIZERS[self.optimizer]),
         ]
 
 
+def complete(kind: Optional[str]) -> Optional[Dict[str, Any]]:
+    return None if kind is None else codecs.codecs()[kind].complete(**OPTIONS.get(kind, {}))
+
+
 def every_cell() -> List[Cell]:
+    all_codecs = (None, *codecs.codecs())
     cells = [
-        Cell(*one)
-        for one in itertools.product((0, STALENESS), (None, *codecs.codecs()), CUTS, REDUCTIONS, OPTIMIZERS)
+        Cell(*one) for one in itertools.product((0, STALENESS), all_codecs, CUTS, REDUCTIONS, OPTIMIZERS, DOWN)
     ]
     return [one for one in cells if one.reduction != "norm" or one[0] == 0 and one.cut == "dense"]  # else none can ask
 
@@ -66,6 +74,8 @@ def declared(session, cell: Cell):
     store = session.new_store()
     if cell.compression is not None:
         session.set_option(store, "compression", cell.compression)
+    if cell.down is not None:
+        session.set_option(store, "value_compression", complete(cell.down))
     if cell.reduction != "norm":
         session.set_option(store, "reduction", {"type": cell.reduction})
     if OPTIMIZERS[cell.optimizer] is not None:
@@ -161,6 +171,8 @@ class Reference:
     def __init__(self, cell: Cell, axes, num_workers: int):
         self._cell, self._axes, self._num_workers = cell, axes, num_workers
         self._value, self._state = first_value(), np.zeros(SHAPE, "float32")
+        self._exact = self._value  # where only encoded changes of it come back, to self._value
+        self._back = self._sender_of(axes.value_codec)  # of sums
         self._held_sums = np.zeros(SHAPE[0], bool)  # of rows: which of them have sums, and no first value
         self._senders = [self._sender() for _ in range(num_workers)]
 
@@ -169,12 +181,14 @@ class Reference:
 
     def _sender(self):
         """What a worker sends of a gradient; of what travels as it is, that."""
-        options = {name: value for name, value in self._axes.codec.items() if name != "type"}
         if self._axes.takes_steps:
+            options = {name: value for name, value in self._axes.codec.items() if name != "type"}
             return Dgc(int(np.prod(SHAPE)), SLICE_ELEMENTS, MOMENTUM, num_workers=self._num_workers, **options)
-        if self._axes.codec:
-            return sender(self._axes.codec["type"], SLICE_ELEMENTS, **options)
-        return lambda flat: flat
+        return self._sender_of(self._axes.codec)
+
+    def _sender_of(self, codec):
+        options = {name: value for name, value in codec.items() if name != "type"}
+        return sender(codec["type"], SLICE_ELEMENTS, **options) if codec else lambda flat: flat
 
     def step(self, step: int, pushing: List[int]):
         """These workers' gradients of that step, together."""
@@ -198,10 +212,14 @@ class Reference:
         return present if self._axes.reduction == "average" and self._cell.staleness == 0 else self._num_workers
 
     def _take(self, total, divisor: int, touched):
-        old, state = self._value.copy(), self._state
+        old, state = self._exact.copy(), self._state
         if self._cell.optimizer == "none":
-            sums = _as_it_comes_back(total / np.float32(divisor), self._axes.codec)
-            self._value = np.where((touched | self._held_sums)[:, None], sums, old)
+            sums = total / np.float32(divisor)
+            if self._axes.value_codec:
+                sums = self._back(sums.ravel()).reshape(SHAPE)
+            else:
+                sums = _as_it_comes_back(sums, self._axes.codec)
+            self._value = np.where((touched | self._held_sums)[:, None], sums, self._value)
             self._held_sums = touched
             return
         if self._cell.optimizer == "sgd":
@@ -211,7 +229,10 @@ class Reference:
             mean = total * np.float32(1 / divisor)
             state = state + mean * mean
             new = old + mean / np.sqrt(state + np.float32(EPSILON)) * np.float32(-LR)
-        self._value = np.where(touched[:, None], new, old)
+        self._exact = np.where(touched[:, None], new, old)
+        change = (self._exact - self._value).ravel()
+        encoded = self._sender_of(self._axes.value_codec)(change).reshape(SHAPE)
+        self._value = self._value + encoded if self._axes.value_codec else self._exact
         self._state = np.where(touched[:, None], state, self._state)
 
 

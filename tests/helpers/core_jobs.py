@@ -62,10 +62,10 @@ class Job:
         for node in self.servers:
             node.stop()
 
-    def key(self, elements, dtype="float32", compression=None, reduction="sum"):
+    def key(self, elements, dtype="float32", compression=None, reduction="sum", down=None):
         """The handle of a new key, the same on every worker."""
         wire_key = self.keys
-        options = {"compression": compression, "reduction": {"type": reduction}}
+        options = {"compression": compression, "value_compression": down, "reduction": {"type": reduction}}
         axes = planner.axes((elements, 1), dtype, options)
         plan = KeyPlan(wire_key, dtype, elements, self.slices, self.slice_elements, **axes._asdict())
         self.keys += 1

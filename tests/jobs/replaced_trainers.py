@@ -2,7 +2,7 @@
 
 The first layer of the first net rests in every fourth step, the second net in every third; a layer of it is frozen
 until step 10. The learning rate falls by a schedule,
-and once by the script's word. KIND: of compression, or none. EPOCH 0: no join(), MARKS 1: kv.snapshot() after each
+and once by the script's word. KIND: of compression, down for that of what comes back, or none. EPOCH 0: no join(), MARKS 1: kv.snapshot() after each
 step.
 At the end it prints a fingerprint of each weight, and how often the optimizers have counted.
 """
@@ -21,7 +21,7 @@ def main(steps, optimizer, compression, marks, epoch):
     for number in range(2):
         kv = mx.kv.create("p3_sync")
         if compression != "none":
-            kv.set_gradient_compression({"type": compression})
+            kv.set_gradient_compression({"down": "int8"} if compression == "down" else {"type": compression})
         mx.random.seed(100 * number + kv.rank)  # the first values are rank 0's
         net = gluon.nn.HybridSequential()
         net.add(gluon.nn.Dense(16, in_units=8, activation="relu"), gluon.nn.Dense(300, in_units=16))

@@ -31,6 +31,11 @@ KINDS = {
     "2bit": Kind(trainer={"compression_params": {"type": "2bit", "threshold": 0.02}}),
     "1bit": Kind(trainer={"compression_params": {"type": "1bit"}}),
     "int8": Kind(trainer={"compression_params": {"type": "int8"}}),
+    "down": Kind(optimizer="adam", arguments={}, trainer={"compression_params": {"down": "int8"}}),
+    "both_ways": Kind(trainer={"compression_params": {"type": "int8", "down": "int8"}}),
+    "both_ways_on_trainer": Kind(
+        trainer={"compression_params": {"type": "int8", "down": "1bit"}, "update_on_kvstore": False}
+    ),
     "dgc": Kind(trainer={"compression_params": {"type": "dgc", "ratio": 0.1, "warmup_steps": 6}}),
     "updates_on_trainer": Kind(optimizer="adam", arguments={}, trainer={"update_on_kvstore": False}),
     "updates_on_store": Kind(optimizer="lamb", arguments={}),

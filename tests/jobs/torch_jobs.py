@@ -527,6 +527,8 @@ def resumed(folder, kind, steps, die_at):
         options = {"compression": {"type": "2bit", "threshold": 0.02}, "synchronous": kind == "compressed_synchronous"}
     elif kind == "dgc":
         options = {"compression": {"type": "dgc", "ratio": 0.1, "warmup_steps": 6}}
+    elif kind.startswith("both_ways"):
+        options = {"compression": "int8", "synchronous": kind == "both_ways_synchronous"}
     if kind == "cycled":  # sets the optimizer's numbers when it is made, so it must be before they are resumed
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
     optimizer = p3.torch.DistributedOptimizer(optimizer, model, **options)

@@ -79,7 +79,7 @@ def test_every_other_cell_is_refused_with_the_text_of_the_table(session):
 
 
 def axes_of(axes):
-    return axes.staleness, axes.codec.get("type"), axes.reduction, axes.update
+    return axes.staleness, axes.codec.get("type"), axes.reduction, axes.update, axes.value_codec.get("type")
 
 
 def cut_of(plan):
@@ -87,8 +87,8 @@ def cut_of(plan):
 
 
 def every_plan():
-    for staleness, codec, cut, reduction, update in itertools.product(
-        (0, cells.STALENESS), (None, *codecs.codecs()), cells.CUTS, REDUCTIONS, UPDATES
+    for staleness, codec, cut, reduction, update, down in itertools.product(
+        (0, cells.STALENESS), (None, *codecs.codecs()), cells.CUTS, REDUCTIONS, UPDATES, cells.DOWN
     ):
         dtype, whole = ("float64", 2) if reduction == "norm" else ("float32", 70)
         yield KeyPlan(
@@ -97,9 +97,10 @@ def every_plan():
             partitions=1 if cut == "rows" else 0,
             parts=1 if cut == "factors" else 0,
             staleness=staleness,
-            codec={} if codec is None else codecs.codecs()[codec].complete(**cells.OPTIONS.get(codec, {})),
+            codec=cells.complete(codec) or {},
             reduction=reduction,
             update=update,
+            value_codec=cells.complete(down) or {},
         )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def said(output, when):
 
 def test_every_kind_of_training_comes_back_with_more_workers_and_then_with_one(tmp_path):
     pytest.importorskip("mxnet")
-    kinds = "momentum adam nadam scheduler updates_on_trainer updates_on_store float16 sparse".split()
+    kinds = "momentum adam nadam scheduler down updates_on_trainer updates_on_store float16 sparse".split()
     variables = {"P3_SNAPSHOT_EVERY": "2"}
 
     def run(directory, workers, servers, kill_at):

@@ -1,6 +1,7 @@
 """Parameters on a GPU: how gradients come to the core, which reads and writes CPU memory alone, and new values back.
 
-Each parameter has a *host array*, pinned CPU memory of its size. The gradient's hook records an event and hands the
+Each parameter has a *host array*, pinned CPU memory of its size, and a second one for what comes back, if that is
+changes of what is there. The gradient's hook records an event and hands the
 gradient over. A thread of the device's has a stream of its own wait for that event and copy the gradient, piece by
 piece; another one waits for the copies, and tells the core which elements have come (Session.ready). So the first slice
 leaves before the rest is copied, and while one piece is waited for those behind it are queued on the device already.
@@ -248,8 +249,12 @@ class StagedParameter(Parameter):
 
     def __init__(self, session, store, name, tensor, group, update_here, staleness) -> None:
         self._staging = _of(tensor.device)
-        self._host = self._staging.host_array(tensor)
+        self._host = self._incoming = self._staging.host_array(tensor)
         super().__init__(session, store, name, tensor, group, update_here, staleness)
+        self._outgoing = as_numpy(self._host)
+        if self.lands_changes:  # which is no place for gradients
+            self._incoming = self._staging.host_array(tensor)
+            self._array = as_numpy(self._incoming)
         self._came = self._staging.new_event()  # the last value has left the host array
         self._taken = self._staging.new_event()  # that value has left the landing tensor, and is in the weight
         self._taken_on: Any = None  # the stream of that
@@ -265,9 +270,9 @@ class StagedParameter(Parameter):
         super().init(value)
 
     def _push(self, gradient, _more):
-        array, self._arrival = self._array, self._arrivals.expect(self._bring)
+        self._arrival = self._arrivals.expect(self._bring)
         operation = self._session.pushpull(
-            self.key, array, array, self.priority, *self._sent, gated=True, tell=self._arrival.tell
+            self.key, self._outgoing, self._array, self.priority, *self._sent, gated=True, tell=self._arrival.tell
         )
         gradient = self._as_landing(gradient)
         self._send(flat(gradient.clone() if _may_be_overwritten(gradient) else gradient))
@@ -313,7 +318,7 @@ class StagedParameter(Parameter):
         self._staging.wait(self._came)
 
     def _bring(self) -> None:
-        self._staging.bring(self._host, flat(self.landing), self._came)
+        self._staging.bring(self._incoming, flat(self.landing), self._came)
 
     def _take_update(self, _operation) -> None:
         # Not by changing places: a device copies its own memory in no time, and CUDA graphs know weights by address.

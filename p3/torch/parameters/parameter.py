@@ -52,7 +52,7 @@ class Parameter(KeyRounds):
         self.is_guarded = True  # nobody else may write to the tensor
         self.is_watched = False  # a change of it, or of its gradient under way, that torch does not count is found, too
         self.has_zero_gradient = False  # in torch, though its last gradient has left
-        self.must_copy = self.takes_steps  # the landing array has to hold what landed last
+        self.must_copy = self.lands_changes  # the landing array has to hold what landed last
         self._has_left = False  # the gradient of the last step
         self.fires, self.expected_fires = 0, 0  # of the gradient's hook, in one step; 0: not known yet
         self._update_here = update_here
@@ -259,6 +259,12 @@ class Parameter(KeyRounds):
             is_updated = super()._take_over(round)
         self.note_written()
         return is_updated
+
+    def show(self, value: torch.Tensor) -> None:
+        """The tensor has this value until the next one comes; nothing is pending."""
+        with torch.no_grad():
+            self.tensor.copy_(value)
+        self.note_written()
 
     def note_written(self) -> None:
         """The tensor was written by us."""

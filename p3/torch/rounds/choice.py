@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import torch
 
+from p3.codecs import Ways
 from p3.errors import ConfigError
 from p3.plan import choices, combinations, key_plan
 from p3.plan.choices import Choice
@@ -27,7 +28,7 @@ log = logging.getLogger("p3.torch")
 
 
 def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
-              max_grad_norm: Optional[float], compression: Optional[Dict[str, Any]], staleness: Union[int, float],
+              max_grad_norm: Optional[float], compression: Ways, staleness: Union[int, float],
               grad_scaler: Any = None, independent: bool = False) -> Rounds:  # fmt: skip
     """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer."""
     session, settings = job.current(), Settings.from_env(os.environ)
@@ -42,10 +43,13 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     waits = synchronous or clips and not can_clip
     why = "synchronous=True" if synchronous else "max_grad_norm is set" if not scales else "grad_scaler is set"
     updates = _updates(optimizer, why if synchronous or clips else "", says_so=session.rank == 0)
-    asked = [choices.of_compression(compression), choices.of_staleness(key_plan.staleness(staleness)), *updates]
+    asked = [choices.of_compression(compression.up), choices.of_value_compression(compression.down)]
+    asked += [choices.of_staleness(key_plan.staleness(staleness)), *updates]
     asked += [choices.CHECK] * (settings.check > 0)
     asked += [choices.NAMED_SCALER] * (grad_scaler is not None and not scales)
     asked += [choices.UNAWAITED] * (not waits)
+    if grad_scaler is not None and choices.NO_RULE in updates:
+        asked += [*choices.of_sums_back(compression.down), *[choices.LATE_SCALER] * scales]
     if independent:
         asked += [choices.INDEPENDENT.said(type(optimizer).__name__)]
         asked += [choices.AWAITED] * synchronous + [choices.JOINT] * isinstance(optimizer, torch.optim.LBFGS)

@@ -104,9 +104,9 @@ class Clipping(Overlapping):
 
     def unscale(self, scale: float) -> Clip:
         """The gradients of this step are `scale` times as large as they are meant to be."""
-        kept = next((one for one in self.parameters if one.keeps_residual), None)
-        if kept is not None:
-            combinations.require("parameter %s" % kept.name, choices.RESIDUAL, choices.LATE_SCALER)
+        for one in self.parameters:
+            kept = [choices.RESIDUAL] * one.keeps_residual + choices.of_sums_back(one.key.axes.value_codec)
+            combinations.require("parameter %s" % one.name, *kept, choices.LATE_SCALER)
         self._complete_round()
         self._has_scaled = True
         self._clip.scale = _single(scale)

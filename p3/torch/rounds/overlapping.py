@@ -9,8 +9,11 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
+from p3._core import MASTER
+from p3.frontend import states as states_of_servers
 from p3.torch import rules, states
 from p3.torch.live import LiveGroups
+from p3.torch.parameters.arrays import in_memory_order
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.rounds.rounds import Rounds
 
@@ -96,6 +99,16 @@ class OnServers(Overlapping):
     def _end_step(self) -> None:
         self._live.end_step()
         super()._end_step()
+
+    def take_exact_weights(self) -> None:
+        parts = [
+            (one, torch.empty_like(one.tensor, device="cpu", requires_grad=False))
+            for one in self._parameters.values()
+            if one.comes_back_compressed and one.updates > 0
+        ]
+        states_of_servers.fetch(self._session, [(one.key, MASTER, in_memory_order(array)) for one, array in parts])
+        for parameter, array in parts:
+            parameter.show(array)
 
     def _give_loaded(self) -> None:
         if self._loaded is not None:

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import torch
 
+from p3.codecs import Ways
 from p3.frontend import partitions, snapshots
 from p3.frontend.order import Order
 from p3.plan import choices, combinations
@@ -47,7 +48,7 @@ class Rounds(job.Held, snapshots.Trainer):
     _watches_all = False  # all changes that torch does not count are found, in every step
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
-                 compression: Optional[Dict[str, Any]], staleness: Union[int, float]) -> None:  # fmt: skip
+                 compression: Ways, staleness: Union[int, float]) -> None:  # fmt: skip
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
@@ -62,9 +63,9 @@ class Rounds(job.Held, snapshots.Trainer):
         self._comparisons = Comparisons()
         self._undo: List[Callable[[], None]] = []  # what takes each hook away again
         self._sparse = _with_sparse_gradients(models)
-        if compression is not None:
-            for store in self._stores:
-                session.set_option(store, "compression", compression)
+        for store in self._stores:
+            for option, value in compression.options.items():
+                session.set_option(store, option, value)
         self._choose_reduction()
         self._declare(names, settings)
         self._watch = Watch(self._parameters, self._watches_all or settings.check > 0)
@@ -93,6 +94,9 @@ class Rounds(job.Held, snapshots.Trainer):
     @abstractmethod
     def synchronize(self) -> None:
         """See optimizer.py."""
+
+    def take_exact_weights(self) -> None:
+        """Behind synchronize(); see optimizer.py."""
 
     def require_mean_gradients(self) -> bool:
         """False, or ValueError unless the gradients are the mean ones, and what is left out can follow the scaler."""
@@ -195,19 +199,21 @@ class Rounds(job.Held, snapshots.Trainer):
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
         }
 
-    def _log_other_mathematics(self, compression: Optional[Dict[str, Any]]) -> None:
+    def _log_other_mathematics(self, compression: Ways) -> None:
         if self._staleness != 0:
             log.warning("staleness %s: each gradient updates the weights at once, so no two runs are alike",
                         self._staleness)  # fmt: skip
-        if compression is not None:
-            self._log_compression(compression["type"])
-
-    def _log_compression(self, kind: str) -> None:
-        compressed = [one for one in self._parameters.values() if one.is_compressed]
-        log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of other types "
-                 "than float32, and with dgc those of one dimension, as they are",
-                 len(compressed), len(self._parameters), kind)  # fmt: skip
-
+        if compression.up is not None:
+            compressed = [one for one in self._parameters.values() if one.is_compressed]
+            log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of other "
+                     "types than float32, and with dgc those of one dimension, as they are",
+                     len(compressed), len(self._parameters), compression.up["type"])  # fmt: skip
+        if compression.down is not None:
+            compressed = [one for one in self._parameters.values() if one.comes_back_compressed]
+            log.info("compression: %s of %d of %d parameters come back as %s; those of sparse ones, of other types than "
+                     "float32 and of one dimension, as they are",
+                     "the mean gradients" if self._updates_here else "changes of the weights",
+                     len(compressed), len(self._parameters), compression.down["type"])  # fmt: skip
 
     def _declare(self, names: Dict[torch.Tensor, str], settings: Settings) -> None:
         by_index = settings.priority != "off"

@@ -31,9 +31,11 @@ class Scaling:
 
     def require_known(self) -> None:
         """ValueError if a scaler is in use that what is left out cannot follow."""
-        kept = next((one for one in self._rounds.parameters if one.keeps_residual), None)
-        if self._scaler is None and kept is not None:
-            combinations.require("parameter %s" % kept.name, choices.RESIDUAL, choices.UNNAMED_SCALER)
+        if self._scaler is not None:
+            return
+        for one in self._rounds.parameters:
+            kept = [choices.RESIDUAL] * one.keeps_residual + choices.of_sums_back(one.key.axes.value_codec)
+            combinations.require("parameter %s" % one.name, *kept, choices.UNNAMED_SCALER)
 
     def before_push(self) -> None:
         if self._scaler is None or self._is_round_open:

@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 import numpy as np
 
-from p3._core import ROUND_FLOATS, state_names
+from p3 import codecs
+from p3._core import LEFT_OUT, MASTER, ROUND_FLOATS, state_names
 from p3.cluster.messages import sendable
 from p3.snapshots import files, reading, tree
 from p3.snapshots.pace import Pace
@@ -171,13 +172,19 @@ class Saved:
 
     def value(self, key, id) -> Optional[Any]:
         described = self._described(key, id)
-        return None if described is None or self._session.rank != 0 else self._array(key, id)
+        return None if described is None or self._session.rank != 0 else self._exact_value(key, id)
 
     def first_value(self, key) -> Optional[Any]:
         """See Session.first_value."""
         if self._described(key, key.name) is None or self._session.rank != 0:
             return None
-        return ON_SERVERS if self._is_loaded(key) else self._array(key, key.name)
+        return ON_SERVERS if self._is_loaded(key) else self._exact_value(key, key.name)
+
+    def _exact_value(self, key, id) -> Any:
+        """That with which the job goes on: where only encoded changes went out, and none do any more, the exact one."""
+        has_exact = MASTER in self.source.parts(*self._identity_then(key, id))
+        goes_on_exactly = has_exact and key.dtype == "float32" and not key.axes.value_codec
+        return self._array(key, id, MASTER if goes_on_exactly else 0)
 
     def _is_loaded(self, key) -> bool:
         if self._identity_then(key, key.name) != key.identity:
@@ -202,7 +209,7 @@ class Saved:
                 "%s: key %r was updated with %s in the snapshot of round %d, and is with %s now"
                 % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
             )
-        parts = [part for part in self.source.parts(*self._identity_then(key, id)) if part != 0]
+        parts = [part for part in self.source.parts(*self._identity_then(key, id)) if _is_state(key, part)]
         if parts and key.axes.takes_steps:
             raise ValueError(
                 "%s: key %r had its momentum on the servers in the snapshot of round %d, and has dgc now, with a "
@@ -259,6 +266,14 @@ class Saved:
                 "another model" % (self._session.label, id, *here, self.source.round, *there)
             )
         return described
+
+
+def _is_state(key, part: int) -> bool:
+    """Whether a part of a snapshot is one of the state of this key: of what comes back it may be encoded otherwise now."""
+    if part == LEFT_OUT:
+        codec = codecs.of(key.axes.value_codec)
+        return codec is not None and codec.residuals > 0
+    return part != 0 and (part != MASTER or key.dtype != "float32" or bool(key.axes.value_codec))
 
 
 def _has_states_of(now: Optional[dict], then: Optional[dict]) -> bool:

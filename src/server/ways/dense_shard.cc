@@ -42,8 +42,13 @@ bool DenseShard::load(uint8_t part, const void* content, size_t bytes) {
     has_first_value_ = is_loaded_ = true;
     return true;
   }
-  if (part == kMaster ? master_ != nullptr : part != state_.size() + 1) return false;
-  void*& place = part == kMaster ? master_ : state_.emplace_back(nullptr);
+  const bool is_beside = part == kMaster || part == kLeftOut;
+  if (is_beside ? master_ != nullptr : part != state_.size() + 1) return false;
+  if (is_beside && sum_dtype_ == dtype_ && key.plan.value_codec.codec() == nullptr) {  // nothing is encoded any more
+    if (part == kMaster) std::memcpy(value_, content, bytes);
+    return true;
+  }
+  void*& place = is_beside ? master_ : state_.emplace_back(nullptr);
   place = host_.values.take(bytes);
   std::memcpy(place, content, bytes);
   return true;

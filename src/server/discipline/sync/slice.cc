@@ -4,7 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "base/simd.h"
 #include "codec/dgc.h"
+#include "numeric/finite.h"
 #include "numeric/sum.h"
 #include "wire/top_k.h"
 
@@ -22,7 +24,8 @@ Frame without_content(Frame frame) {
 
 ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
     : DenseShard(its_key, its_index, its_thread, host),
-      pushed_bytes_(encoded_bytes(key.plan.codec.encoding, dtype_, elements_)),
+      of_changes_(key.plan.value_codec.if_shorter(elements_)),
+      of_sums_(key.plan.codec_of_sums().if_shorter(elements_)),
       outstanding_(key.pushes_of_round()),
       total_(key.machines->count(), dtype_, static_cast<uint32_t>(elements_), host.transient, key.plan.codec.encoding,
              host.sum_order == SumOrder::kRank) {
@@ -71,7 +74,8 @@ void ServerSlice::resume(Reply& reply) {
   const std::vector<int> workers = receivers();
   outstanding_ = key.pushes_of_round() + static_cast<int>(workers.size());  // sends
   ++published;
-  Frame frame = step_ ? step_frame() : value_frame(has_new_value_ ? value_encoding_ : Encoding::kAbsent);
+  const Encoding encoding = has_new_value_ ? value_encoding_ : Encoding::kAbsent;
+  Frame frame = step_ ? step_frame() : change_ ? change_frame() : value_frame(encoding);
   reply.published = frame.header;
   for (int worker : workers) {
     frame.header.of_machine = key.is_shared(worker);
@@ -95,6 +99,7 @@ NormPart ServerSlice::norm_of_sum() const {
 void ServerSlice::update() {
   drop_replaced();
   step_.give_back();
+  change_.give_back();
   const Optimizer* const its = optimizer();
   if (key.plan.takes_steps() && its == nullptr && round_.present > 0)
     host_.refuse_call("key '" + key.name +
@@ -114,22 +119,48 @@ void ServerSlice::update() {
     if (key.plan.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present);
     value_encoding_ = Encoding::kPlain;
     const auto now = optimizer_as_of(round_.numbers.fields);
-    now->update(dtype_, value_, master_, state_.data(), sum, elements_, round_.numbers.scalars);
+    if (key.plan.value_codec.codec() == nullptr) {
+      now->update(dtype_, value_, master_, state_.data(), sum, elements_, round_.numbers.scalars);
+    } else {
+      now->update(dtype_, master_, nullptr, state_.data(), sum, elements_, round_.numbers.scalars);
+      publish_change(static_cast<float*>(sum));
+    }
   }
   if (sum != nullptr) host_.transient.give_back(sum, sum_bytes_);
   round_ = {};
 }
 
 void ServerSlice::publish_sum(void*& sum) {
-  if (key.plan.codec.carries_sums()) {
-    if (!wire_value_) wire_value_ = PooledBuffer(host_.values, pushed_bytes_);
-    encode(key.plan.codec, static_cast<const float*>(sum), nullptr, wire_value_.data(), elements_);
-    value_encoding_ = key.plan.codec.encoding;
+  if (of_sums_.codec() != nullptr) {
+    make_master(nullptr);
+    if (!wire_value_) wire_value_ = PooledBuffer(host_.values, of_sums_.bytes(elements_));
+    auto* const left_out = of_sums_.residuals() > 0 ? static_cast<float*>(master_) : nullptr;
+    encode(of_sums_, static_cast<const float*>(sum), left_out, wire_value_.data(), elements_);
+    value_encoding_ = of_sums_.encoding;
   } else if (sum_dtype_ == dtype_) {
     std::swap(value_, sum);
   } else {
     finish_sum(dtype_, value_, sum, elements_);
   }
+}
+
+// Of the exact value, since what the workers have: so what an encoding leaves out is in the next change. Where they would not
+// have finite values then, they get the exact ones, whole.
+void ServerSlice::publish_change(float* scratch) {
+  auto* const value = static_cast<float*>(value_);
+  const auto* const exact = static_cast<const float*>(master_);
+  if (of_changes_.codec() != nullptr) {
+    loop(elements_, [=](size_t i) { scratch[i] = exact[i] - value[i]; });
+    const size_t kept_bytes = of_changes_.residuals() * elements_ * sizeof(float);
+    const PooledBuffer left_out(host_.transient, kept_bytes);
+    std::memset(left_out.data(), 0, kept_bytes);
+    change_ = PooledBuffer(host_.transient, of_changes_.bytes(elements_));
+    encode(of_changes_, scratch, static_cast<float*>(left_out.data()), change_.data(), elements_);
+    add_encoded_to_sum(of_changes_, value, change_.data(), elements_);
+    if (are_finite(elements_, [=](size_t i) { return value[i]; })) return;
+    change_.give_back();
+  }
+  std::memcpy(value, exact, bytes_);
 }
 
 // By what is sent, so that the workers get the same bits.
@@ -154,10 +185,22 @@ Frame ServerSlice::step_frame() {
   return frame;
 }
 
+Frame ServerSlice::change_frame() {
+  Frame frame;
+  frame.header = header_of(FrameKind::kChange, of_changes_.encoding, published, priority_);
+  frame.header.payload_bytes = static_cast<uint32_t>(change_.bytes());
+  frame.payload = change_.data();
+  frame.context = static_cast<Lender*>(this);
+  return frame;
+}
+
 Frame ServerSlice::value_frame(Encoding encoding) {
   Frame frame;
   frame.header = header_of(FrameKind::kValue, encoding, published, priority_);
-  frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, dtype_, elements_));
+  if (encoding != Encoding::kAbsent) {
+    const size_t payload_bytes = value_encoding_ == Encoding::kPlain ? bytes_ : wire_value_.bytes();
+    frame.header.payload_bytes = static_cast<uint32_t>(payload_bytes);
+  }
   if (key.plan.is_gathered()) {
     frame.header.scalars = published_settings_.scalars;
     frame.goes_by_fields = true;
@@ -188,7 +231,7 @@ void ServerSlice::replace_value(PooledBuffer value) {
   make_writable(value_, bytes_);
   std::memcpy(value_, value.data(), bytes_);
   value_encoding_ = Encoding::kPlain;
-  if (master_ == nullptr) return;
+  if (master_ == nullptr || part_of_master(optimizer()) != kMaster) return;
   make_writable(master_, sum_bytes_);
   start_sum(dtype_, master_, value_, elements_);
 }
@@ -216,8 +259,7 @@ void ServerSlice::store(Task& task, Reply& reply) {
 // A sum that went out encoded is nowhere else: it is captured as its receivers have it.
 void ServerSlice::copy_value(void* to) const {
   if (value_encoding_ == Encoding::kPlain) return Shard::copy_value(to);
-  std::memcpy(static_cast<char*>(to) + bytes_ - pushed_bytes_, wire_value_.data(), pushed_bytes_);
-  codec_of(value_encoding_)->decode_in_place(static_cast<float*>(to), elements_);
+  start_encoded_sum(of_sums_, static_cast<float*>(to), wire_value_.data(), elements_);
 }
 
 // Leaves the contents of `array` undefined, and former ones where they are for as long as a send borrows anything.

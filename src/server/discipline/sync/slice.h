@@ -37,12 +37,15 @@ class ServerSlice : public DenseShard, public Lender {
   void add(Task& task);
   NormPart norm_of_sum() const;
   void publish_sum(void*& sum);
+  // What all workers are to add to the value that they have: it becomes what they have then. `scratch`: of a sum.
+  void publish_change(float* scratch);
   // Of a key that takes steps: subtracts the sum from the value, and keeps it as it is sent, if it takes fewer bytes.
   void take_step(const float* sum);
   // What the value is sent as: its frame, which borrows it.
   Frame value_frame(Encoding encoding);
-  // The step that led to it, for who has the value before.
+  // The step or the change that led to it, for who has the value before.
   Frame step_frame();
+  Frame change_frame();
   void send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) override;
 
   // --- other contents ----------------------------------------------------------------------------------------------
@@ -54,15 +57,16 @@ class ServerSlice : public DenseShard, public Lender {
   const void* lent(const void* array);
   void drop_replaced();
 
-  const size_t pushed_bytes_;  // of a pushed gradient, as it comes over the wire; 0 where it may have any size
+  // How what comes back of this slice is encoded.
+  const Compression of_changes_, of_sums_;
 
   // Pushes of the round in progress that are still to come, and sends that borrow the value or a state: who brings it to
   // zero lets the round finish.
   std::atomic<int> outstanding_;
 
-  PooledBuffer wire_value_;  // the sum as float16
+  PooledBuffer wire_value_;  // the sum as it is sent, if it is encoded
   Encoding value_encoding_ = Encoding::kPlain;
-  PooledBuffer step_;                   // the last one as kTopK; none: the value is sent
+  PooledBuffer step_, change_;          // the last one; neither: the value is sent
   RoundSettings published_settings_{};  // of the last round
   std::vector<PooledBuffer> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;   // their successors, of which no send has borrowed anything yet

@@ -86,43 +86,62 @@ void SliceTransfer::encode_step(const Header& header, const void* gradient, void
 const char* SliceTransfer::problem_with(const Header& header) const {
   const bool about_part = kind == Kind::kFetch || kind == Kind::kStore;
   const bool right_part = header.part == part_ || (header.part == 1 && may_be_over());
-  if (header.kind != (about_part ? FrameKind::kPart : FrameKind::kValue) || !right_part) return "unexpected";
+  const bool right_kind = about_part ? header.kind == FrameKind::kPart
+                                     : header.kind == FrameKind::kValue || header.kind == FrameKind::kChange;
+  if (!right_kind || !right_part) return "unexpected";
   const auto encoding = static_cast<Encoding>(header.encoding);
-  if (!may_come(encoding)) return "in another encoding than agreed";
+  const Slice slice = slice_at(*key_.plan, header.slice);
+  if (!may_come(header, slice)) return "in another encoding than agreed";
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
   if (encoding == Encoding::kAbsent) return nullptr;
-  const Slice slice = slice_at(*key_.plan, header.slice);
   return can_have_bytes(encoding, type_, slice.elements, header.payload_bytes) ? nullptr : "wrongly sized";
 }
 
-bool SliceTransfer::may_come(Encoding encoding) const {
+bool SliceTransfer::may_come(const Header& header, const Slice& slice) const {
+  const auto encoding = static_cast<Encoding>(header.encoding);
+  const KeyPlan& plan = *key_.plan;
+  if (header.kind == FrameKind::kChange) {
+    const Compression expected = plan.value_codec.if_shorter(slice.elements);
+    return is_round() && expected.codec() != nullptr && encoding == expected.encoding;
+  }
   if (encoding == Encoding::kPlain) return kind != Kind::kStore;
   if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
-  if (encoding != way_.codec.encoding) return false;
-  return way_.codec.makes_steps() ? is_round() : way_.codec.carries_sums() && (is_round() || key_.catches_up);
+  if (plan.takes_steps()) return is_round() && encoding == way_.codec.encoding;
+  return (is_round() || key_.catches_up) && encoding == plan.codec_of_sums().if_shorter(slice.elements).encoding;
 }
 
-// An encoded sum into the end of its place: decode_in_place(). A step elsewhere: it changes the value that is there.
 void* SliceTransfer::place_of(const Header& header) {
-  const auto encoding = static_cast<Encoding>(header.encoding);
-  if (encoding == Encoding::kAbsent || (encoding != Encoding::kPlain && way_.codec.makes_steps())) return nullptr;
-  const Slice slice = slice_at(*key_.plan, header.slice);
-  return landing_ + (slice.offset + slice.elements) * size_of(type_) - header.payload_bytes;
+  if (static_cast<Encoding>(header.encoding) != Encoding::kPlain) return nullptr;
+  return landing_ + slice_at(*key_.plan, header.slice).offset * size_of(type_);
 }
 
-const char* SliceTransfer::land(const Header& header, const void* payload, bool& is_last) {
-  if (!key_.plan->is_synchronous()) way_.progress.note(header);
+const char* SliceTransfer::decode(Frame& answer) {
+  Header& header = answer.header;
   const auto encoding = static_cast<Encoding>(header.encoding);
-  const Slice slice = slice_at(*key_.plan, header.slice);
-  const Codec* const codec = codec_of(encoding);
-  if (codec != nullptr && codec->carries_sums()) codec->decode_in_place(place_of_slice(slice), slice.elements);
-  if (codec != nullptr && codec->makes_steps()) {
-    if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements))
-      return problem;
-    decay_weight(decay_of(header.scalars), place_of_slice(slice), slice.elements);
-    subtract_top_k(place_of_slice(slice), payload, slice.elements);
+  if (codec_of(encoding) == nullptr) return nullptr;
+  const KeyPlan& plan = *key_.plan;
+  const Slice slice = slice_at(plan, header.slice);
+  const void* const payload = answer.payload;
+  if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements)) return problem;
+  float* const place = place_of_slice(slice);
+  if (header.kind == FrameKind::kChange) {
+    add_encoded_to_sum(plan.value_codec, place, payload, slice.elements);
+  } else if (plan.takes_steps()) {
+    decay_weight(decay_of(header.scalars), place, slice.elements);
+    subtract_top_k(place, payload, slice.elements);
+  } else {
+    start_encoded_sum(plan.codec_of_sums(), place, payload, slice.elements);
   }
-  is_updated_ |= encoding != Encoding::kAbsent && header.part == part_;
+  header.kind = FrameKind::kValue;
+  header.encoding = static_cast<uint8_t>(Encoding::kPlain);
+  header.payload_bytes = static_cast<uint32_t>(slice.elements * sizeof(float));
+  answer.payload = place;
+  return nullptr;
+}
+
+const char* SliceTransfer::land(const Header& header, const void*, bool& is_last) {
+  if (!key_.plan->is_synchronous()) way_.progress.note(header);
+  is_updated_ |= static_cast<Encoding>(header.encoding) != Encoding::kAbsent && header.part == part_;
   is_last = true;
   return nullptr;
 }

@@ -1,4 +1,5 @@
-// One operation on a dense key on its worker: see transfer.h. A value lands where it belongs as it is received.
+// One operation on a dense key on its worker: see transfer.h. A value lands where it belongs as it is received; what is
+// encoded is received elsewhere first.
 #pragma once
 
 #include <optional>
@@ -27,10 +28,11 @@ class SliceTransfer final : public Transfer {
   void encode(const Header& header, const void* gradient, void* payload) override;
   const char* problem_with(const Header& header) const override;
   void* place_of(const Header& header) override;
+  const char* decode(Frame& answer) override;
   const char* land(const Header& header, const void* payload, bool& is_last) override;
 
  private:
-  bool may_come(Encoding encoding) const;
+  bool may_come(const Header& header, const Slice& slice) const;
   // Whether the answer may say that all workers have taken their last step, though it brings a value.
   bool may_be_over() const { return kind == Kind::kSkip && !key_.plan->is_synchronous(); }
   // Of a key that takes steps: how many elements of the slice leave, and what does.

@@ -1,0 +1,114 @@
+"""What comes back encoded, through stores of real processes: mxnet_both_ways.py values|sums|trainer UP DOWN
+
+values   the servers update: against a plain store, which has the exact weights, and NumPy, to the bit
+sums     the workers do: against NumPy, to the bit
+trainer  trains a net, some workers for more steps than others; prints the loss at both ends and a digest of the weights
+UP and DOWN: types of compression, or none.
+"""
+
+import hashlib
+import sys
+
+import numpy as np
+import p3  # noqa: F401
+import mxnet as mx
+from compressions import sender
+from mxnet import autograd, gluon
+
+from p3._core import MASTER
+
+MODE, UP, DOWN = sys.argv[1:4]
+PARAMS = {"down": DOWN} if UP == "none" else {"type": UP, "down": DOWN}
+SHAPE, SLICE, STEPS = (300, 400), 50_000, 5  # three slices
+
+
+def gradients(rank, step):
+    random = np.random.RandomState(1000 * step + rank)
+    return {
+        "w": random.randn(*SHAPE).astype("float32"),
+        "b": random.randn(400).astype("float32"),
+        "d": random.randn(20, 30).astype("float64"),
+    }
+
+
+def stores():
+    """One that is compressed both ways, and one that is so on the way up alone."""
+    made = [mx.kv.create("p3_sync"), mx.kv.create("p3_sync")]
+    made[0].set_gradient_compression(PARAMS)
+    if UP != "none":
+        made[1].set_gradient_compression({"type": UP})
+    return made
+
+
+def init(kv):
+    for key, value in gradients(77, 0).items():
+        kv.init(key, mx.nd.array(value, dtype=value.dtype))
+
+
+def push(kv, step):
+    outs = {}
+    for key, gradient in gradients(kv.rank, step).items():
+        outs[key] = mx.nd.zeros(gradient.shape, dtype=gradient.dtype)
+        kv.pushpull(key, mx.nd.array(gradient, dtype=gradient.dtype), out=outs[key])
+    return {key: out.asnumpy() for key, out in outs.items()}
+
+
+def check_values():
+    kv, plain = stores()
+    for store in (kv, plain):
+        store.set_optimizer(mx.optimizer.Adam(learning_rate=0.01, wd=0.01, rescale_grad=1 / kv.num_workers))
+        init(store)
+    published, exact = gradients(77, 0)["w"], np.zeros(SHAPE, "float32")
+    for step in range(1, STEPS + 1):
+        landed, expected = push(kv, step), push(plain, step)
+        for key in ("b", "d"):
+            np.testing.assert_array_equal(landed[key], expected[key])
+        published = published + sender(DOWN, SLICE)((expected["w"] - published).ravel()).reshape(SHAPE)
+        np.testing.assert_array_equal(landed["w"], published)
+        kv._session.fetch(kv._keys["w"].declared, exact, MASTER).wait(60)
+        np.testing.assert_array_equal(exact, expected["w"])
+        assert not np.array_equal(exact, published)
+    print("rank %d: values are those of NumPy" % kv.rank)
+
+
+def check_sums():
+    kv, plain = stores()
+    for store in (kv, plain):
+        init(store)
+    back = sender(DOWN, SLICE)
+    for step in range(1, STEPS + 1):
+        landed, expected = push(kv, step), push(plain, step)
+        for key in ("b", "d"):
+            np.testing.assert_array_equal(landed[key], expected[key])
+        np.testing.assert_array_equal(landed["w"], back(expected["w"].ravel()).reshape(SHAPE))
+    print("rank %d: sums are those of NumPy" % kv.rank)
+
+
+def train():
+    kv = mx.kv.create("p3_sync")
+    mx.random.seed(1)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(64, activation="tanh"), gluon.nn.Dense(32, activation="tanh"), gluon.nn.Dense(1))
+    net.initialize(mx.init.Xavier())
+    settings = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-4}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", settings, kvstore=kv, compression_params=PARAMS)
+    random = np.random.RandomState(kv.rank)
+    losses = []
+    for step in range(60 + 5 * kv.rank):
+        x = mx.nd.array(random.uniform(-1, 1, (16, 8)))
+        y = (x * x).sum(axis=1, keepdims=True) - x.sum(axis=1, keepdims=True)
+        with autograd.record():
+            loss = gluon.loss.L2Loss()(net(x), y)
+        loss.backward()
+        trainer.step(16 * kv.num_workers)
+        losses.append(loss.mean().asscalar())
+    kv.join()
+    digest = hashlib.sha256()
+    for parameter in net.collect_params().values():
+        digest.update(parameter.data().asnumpy().tobytes())
+    print("rank %d: from %.3f to %.3f" % (kv.rank, np.mean(losses[:5]), np.mean(losses[-10:])))
+    assert np.mean(losses[-10:]) < 0.3 * np.mean(losses[:5]), losses
+    print("rank %d: digest %s" % (kv.rank, digest.hexdigest()[:16]))
+
+
+{"values": check_values, "sums": check_sums, "trainer": train}[MODE]()

@@ -1,0 +1,190 @@
+"""Jobs whose gradients and weights travel encoded, one function for each: torch_both_ways.py [--staged] NAME ARGUMENT...
+
+A reference computes all workers' gradients here, encodes them as the documentation says, and keeps exact weights beside
+those that are published.
+"""
+
+import sys
+
+import torch
+from compressions import sender
+from torch import nn
+
+import p3.torch
+from p3 import codecs
+from p3.torch.parameters import arrays
+
+RANK, SIZE = p3.torch.rank(), p3.torch.size()
+SLICE = 50_000
+MAX_NORM = 0.05
+WAYS = {
+    "int8": "int8",
+    "bf16": "bf16",
+    "down": {"down": "int8"},
+    "each": {"up": "fp16", "down": {"type": "int8"}},
+    "1bit": {"up": "int8", "down": "1bit"},
+}
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=0.01),  # on the workers
+}
+
+
+def made():
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
+
+
+def loss_of(model, worker, step):
+    generator = torch.Generator().manual_seed(100 * worker + step)
+    x = torch.randn(8, 6, generator=generator)
+    return (model(x) - x[:, :3].sin()).square().mean()
+
+
+class Encoded:
+    """One way of one parameter. `None`: as it is."""
+
+    def __init__(self, compression, keeps=True):
+        self.compression, self.keeps = compression, keeps
+        self._send = self._sender()
+
+    def _sender(self):
+        if self.compression is None:
+            return lambda flat: flat
+        options = {name: value for name, value in self.compression.items() if name != "type"}
+        return sender(self.compression["type"], SLICE, **options)
+
+    def __call__(self, tensor):
+        send = self._send if self.keeps else self._sender()
+        return torch.from_numpy(send(tensor.detach().numpy().ravel())).view_as(tensor)
+
+
+class Reference:
+    """`published`: what all workers compute with."""
+
+    def __init__(self, ways, make, updates_here, clips):
+        self.published, exact = made(), made()
+        self.exact = list(exact.parameters())
+        self.updates_here, self.clips = updates_here, clips
+        self.plain = make(list(self.published.parameters()) if updates_here else self.exact)
+        parameters = list(self.published.parameters())
+        self.up = [[Encoded(ways.up) for _ in parameters] for _ in range(SIZE)]
+        self.down = [Encoded(ways.down if one.dim() > 1 else None, keeps=updates_here) for one in parameters]
+
+    def step(self, loss):
+        parameters = list(self.published.parameters())
+        sums = [torch.zeros_like(one) for one in parameters]
+        for worker, up in enumerate(self.up):
+            self.published.zero_grad()
+            loss(self.published, worker).backward()
+            for total, one, encoded in zip(sums, parameters, up):
+                total += encoded(one.grad)
+        if not self.updates_here:
+            for one, total in zip(self.exact, sums):
+                one.grad = total / SIZE
+            self.plain.step()
+            with torch.no_grad():
+                for one, exact, encoded in zip(parameters, self.exact, self.down):
+                    one.copy_(one + encoded(exact - one) if one.dim() > 1 else exact)
+            return
+        for one, total, encoded in zip(parameters, sums, self.down):
+            one.grad = encoded(total / SIZE)
+        if self.clips:
+            nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        self.plain.step()
+
+
+def take(model, trained, loss, reference, where):
+    """One step, of which `loss(model, worker)` is each worker's."""
+    trained.zero_grad()
+    loss(model, RANK).backward()
+    trained.step()
+    reference.step(loss)
+    trained.synchronize()
+    for (name, one), expected in zip(model.named_parameters(), reference.published.parameters()):
+        difference = (one - expected).abs().max().item()
+        assert difference < 2e-6, (where, name, difference)
+
+
+def follows(way, optimizer, *options):
+    """As the reference says, after each step. `options`: clipped, synchronous."""
+    ways = codecs.Ways.of(WAYS[way])
+    updates_here = optimizer == "adamax" or bool(options)
+    given = {"max_grad_norm": MAX_NORM} if "clipped" in options else {}
+    given["synchronous"] = "synchronous" in options
+    reference = Reference(ways, OPTIMIZERS[optimizer], updates_here, "clipped" in options)
+    model = made()
+    trained = p3.torch.DistributedOptimizer(
+        OPTIMIZERS[optimizer](model.parameters()), model, compression=WAYS[way], **given
+    )
+    for step in range(8):
+        take(model, trained, lambda model, worker, step=step: loss_of(model, worker, step), reference, step)
+    if not updates_here:
+        published = [one.detach().clone() for one in model.parameters()]
+        trained.synchronize(exact=True)
+        for one, exact in zip(model.parameters(), reference.exact):
+            assert (one - exact).abs().max() < 2e-6, (way, optimizer)
+        assert not torch.equal(model[0].weight, published[0])
+        take(model, trained, lambda model, _worker: sum(one.sum() for one in model.parameters()), reference, "exact")
+    print("worker %d follows" % RANK)
+
+
+def scaled(way, synchronous):
+    """A loss scaler, of which a step in the middle overflows on worker 0: as in plain torch, but for bf16."""
+    is_synchronous = synchronous == "1"
+    model, plain = made(), made()
+    kind = torch.amp.GradScaler if is_synchronous else p3.torch.GradScaler
+    scaler, reference = kind("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    trained = OPTIMIZERS["adamw"](model.parameters())
+    trained = p3.torch.DistributedOptimizer(
+        trained, model, compression=WAYS[way], synchronous=is_synchronous, grad_scaler=scaler
+    )
+    of_plain = OPTIMIZERS["adamw"](plain.parameters())
+    for step in range(8):
+        factor = float("inf") if step == 4 else 1.0
+        trained.zero_grad()
+        scaler.scale(loss_of(model, RANK, step) * (factor if RANK == 0 else 1.0)).backward()
+        if is_synchronous:
+            trained.synchronize()
+        scaler.step(trained)
+        scaler.update()
+        of_plain.zero_grad()
+        losses = [loss_of(plain, worker, step) * (factor if worker == 0 else 1.0) for worker in range(SIZE)]
+        reference.scale(sum(losses) / SIZE).backward()
+        reference.step(of_plain)
+        reference.update()
+    trained.synchronize()
+    assert scaler.get_scale() == reference.get_scale() == 512.0
+    for (name, one), expected in zip(model.named_parameters(), plain.parameters()):
+        assert (one - expected).abs().max() < 2e-3, (name, (one - expected).abs().max())  # a fifth of a step of AdamW
+    print("worker %d has left out one step" % RANK)
+
+
+def learns(way, optimizer):
+    """What it has lost after many steps is close to what plain training has."""
+    losses = []
+    for compression in (None, WAYS[way]):
+        model = made()
+        trained = p3.torch.DistributedOptimizer(
+            OPTIMIZERS[optimizer](model.parameters()), model, compression=compression
+        )
+        for step in range(150):
+            trained.zero_grad()
+            loss_of(model, RANK, step).backward()
+            trained.step()
+        trained.synchronize()
+        with torch.no_grad():
+            losses.append(sum(loss_of(model, 50, step) for step in range(50)).item() / 50)
+        trained.release()
+    print("worker %d: plain %.6f %s %.6f" % (RANK, losses[0], way, losses[1]))
+    first = sum(loss_of(made(), 50, step) for step in range(50)).item() / 50
+    assert losses[0] < first / 5 and abs(losses[1] - losses[0]) < 0.05 * losses[0], (first, losses)
+    print("worker %d has learned as much" % RANK)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--staged":
+        arrays.DEVICES.add("cpu")
+        del sys.argv[1]
+    globals()[sys.argv[1]](*sys.argv[2:])

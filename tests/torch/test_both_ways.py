@@ -1,0 +1,141 @@
+"""What comes back is encoded, too: jobs against a reference that encodes as the documentation says."""
+
+import re
+
+import plugin_jobs as jobs
+import pytest
+
+torch = pytest.importorskip("torch")
+import p3.torch  # noqa: E402
+from torch_steps import small_model, step  # noqa: E402
+
+
+def script(*arguments):
+    return jobs.python("torch_both_ways.py", *arguments)
+
+
+def run(workers, *arguments, **variables):
+    status, output = jobs.run_p3(workers, 2, script(*arguments), P3_CHECK="1", **variables)
+    assert status == 0, output
+    return output
+
+
+@pytest.mark.parametrize("way, optimizer, workers, staged", [
+    ("int8", "sgd", 1, False),
+    ("int8", "sgd", 3, False),
+    ("int8", "adamw", 2, True),
+    ("bf16", "adamw", 2, False),
+    ("1bit", "sgd", 2, False),
+    ("each", "adamw", 2, False),
+])  # fmt: skip
+def test_servers_publish_encoded_changes_of_exact_weights(way, optimizer, workers, staged):
+    output = run(workers, *["--staged"] * staged, "follows", way, optimizer)
+    assert output.count("follows") == workers
+    assert "changes of the weights of 2 of 4 parameters come back as" in output
+
+
+@pytest.mark.parametrize("options", [(), ("clipped",), ("synchronous",), ("clipped", "synchronous")])
+@pytest.mark.parametrize("way, workers, staged", [("int8", 3, False), ("each", 2, True)])
+def test_workers_get_encoded_means(way, workers, staged, options):
+    output = run(workers, *["--staged"] * staged, "follows", way, "adamax", *options)
+    assert output.count("follows") == workers
+    assert "the mean gradients of 2 of 4 parameters come back as" in output
+
+
+@pytest.mark.parametrize("aggregates", ["0", "1"])
+def test_workers_of_one_machine_get_the_same(aggregates):
+    assert run(3, "follows", "down", "adamw", P3_LOCAL_AGGREGATION=aggregates).count("follows") == 3
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has none for the CPU before 2.3")
+@pytest.mark.parametrize("synchronous", [0, 1])
+def test_a_step_that_overflows_is_left_out_with_a_codec_that_keeps_nothing(synchronous):
+    assert run(2, "scaled", "bf16", synchronous).count("has left out one step") == 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adamax"])
+def test_int8_both_ways_learns_as_much_as_plain_training(optimizer):
+    assert run(2, "learns", "int8", optimizer).count("has learned as much") == 2
+
+
+# One worker, in this process
+
+
+@pytest.mark.parametrize("compression, up, down", [
+    ("int8", "int8", "int8"),
+    ({"up": "int8", "down": "bf16"}, "int8", "bf16"),
+    ({"down": {"type": "2bit", "threshold": 0.1}}, None, "2bit"),
+    ({"up": "int8", "down": None}, "int8", None),
+    ({"type": "int8"}, "int8", None),
+    ({"type": "2bit", "threshold": 0.1}, "2bit", None),
+    (None, None, None),
+])  # fmt: skip
+def test_each_way_is_as_it_is_asked_for(compression, up, down):
+    model = small_model()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compression=compression)
+    of_weight, of_bias = (one.key.axes for one in list(optimizer._p3.parameters)[:2])
+    assert (of_weight.codec.get("type"), of_weight.value_codec.get("type")) == (up, down)
+    assert (of_bias.codec.get("type"), of_bias.value_codec.get("type")) == (up, None)
+    optimizer.release()
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"compression": "int9"}, "compression: type is 'int9'; it must be one of"),
+    ({"compression": {"up": "int8", "down": "dgc"}}, "value_compression: type is 'dgc'; it must be one of"),
+    ({"compression": {"down": {"type": "int8", "bits": 8}}}, "value_compression int8: 'bits'"),
+    ({"compression": {"up": {"type": "dgc", "ratio": 0.1}, "down": "int8"}},
+     r"compression of what comes back \(int8\) and dgc exclude each other"),
+    ({"compression": "2bit"}, "threshold is missing"),
+    ({"compression": 5}, "must be a dict"),
+])  # fmt: skip
+def test_what_cannot_be_had_is_refused_by_name(options, said):
+    model = small_model()
+    with pytest.raises(ValueError, match=said):
+        p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has none for the CPU before 2.3")
+@pytest.mark.parametrize("is_synchronous", [False, True])
+def test_with_a_loss_scaler_nothing_that_servers_would_have_to_undo(is_synchronous):
+    model, kind = small_model(), torch.amp.GradScaler if is_synchronous else p3.torch.GradScaler
+    options = {"synchronous": is_synchronous}
+    made = lambda: torch.optim.AdamW(model.parameters(), lr=0.1)  # noqa: E731
+    with pytest.raises(ValueError, match=r"keeps what it leaves out \(int8\).*Use bf16 or fp16"):
+        p3.torch.DistributedOptimizer(made(), model, compression={"down": "int8"}, grad_scaler=kind("cpu"), **options)
+    optimizer = p3.torch.DistributedOptimizer(
+        made(), model, compression={"down": "bf16"}, grad_scaler=kind("cpu"), **options
+    )
+    optimizer.release()
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has none for the CPU before 2.3")
+def test_a_scaler_that_nobody_has_named_is_found():
+    model = small_model()
+    optimizer = p3.torch.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=0.1), model, compression={"down": "int8"}, synchronous=True
+    )
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(sum(one.sum() for one in model.parameters())).backward()
+    optimizer.synchronize()
+    with pytest.raises(ValueError, match="a GradScaler that DistributedOptimizer does not know"):
+        scaler.step(optimizer)
+    optimizer.release()
+
+
+def test_with_staleness_it_gives_way():
+    model = small_model()
+    optimizer = p3.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, compression="int8", staleness=1
+    )
+    assert all(not one.key.axes.value_codec and one.key.axes.codec for one in optimizer._p3.parameters)
+    step(model, optimizer)
+    optimizer.release()
+
+
+def test_what_is_encoded_is_said_once(caplog):
+    caplog.set_level("INFO")
+    model = small_model()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compression="int8")
+    optimizer.release()
+    assert len(re.findall("what comes back of store .* is compressed", caplog.text)) == 1
+    assert len(re.findall("changes of the weights .* come back as int8", caplog.text)) == 1
