@@ -5,8 +5,8 @@
     int8-exact       gradients alone
     topk:0.01        with a value of the codec's first option (docs/compression.md)
 
-DDP's hooks are written alike: fp16, bf16, powersgd or powersgd:2, of that rank. A store and its compression are joined
-by a plus: p3_torch+int8, ddp:25+fp16.
+DDP's hooks are written alike: fp16, powersgd or powersgd:2, of that rank. A store and its compression are joined by a
+plus: p3_torch+int8, ddp:25+fp16.
 
 Bytes that are counted on network cards are held against those of the formulas. The core is asked for its codecs when
 one of these, or an option, is wanted: results are read without it.
@@ -23,10 +23,11 @@ from p3 import codecs
 from p3.errors import NotBuilt
 from p3.plan import planner
 from p3.plan.key_plan import Axes
+from p3.server import options as store_options
 
 EXACT = "exact"  # in the place of a codec: sent as it is
-HALVES = ("fp16", "bf16")  # hooks that halve all bytes, as the codecs of these names do
-HOOKS = (*HALVES, "powersgd")
+HOOKS = ("fp16", "powersgd")  # of DDP on Gloo
+_HALVES = ("fp16", "bf16")  # hooks that halve all bytes, as the codecs of these names do
 
 _ELEMENT_BYTES = 4
 _TRIED_ELEMENTS = 10_000  # of a slice, by which the bits of an element are told
@@ -51,7 +52,7 @@ class Compression(NamedTuple):
 
     @property
     def options(self) -> Dict[str, Optional[Dict[str, Any]]]:
-        """Of a store; dgc tells by itself what comes back."""
+        """Of a store. Steps, as of dgc, come back by themselves."""
         up, down = _option(self.up), _option(self.down)
         makes_steps = up is not None and codecs.of(up).makes_steps
         return {"compression": up, "value_compression": None if makes_steps else down}
@@ -59,10 +60,7 @@ class Compression(NamedTuple):
     @property
     def of_torch(self) -> Dict[str, Any]:
         """As p3.torch.DistributedOptimizer takes it."""
-        up, down = self.options.values()
-        if up is not None and codecs.of(up).makes_steps:
-            return up
-        return {way: option for way, option in (("up", up), ("down", down)) if option is not None}
+        return {way: option for way, option in zip(("up", "down"), self.options.values()) if option is not None}
 
     @property
     def is_of_codecs(self) -> bool:
@@ -72,7 +70,7 @@ class Compression(NamedTuple):
     @property
     def halves_all(self) -> bool:
         """Whether DDP has a hook that does as much."""
-        return self.up == self.down and self.up in HALVES
+        return self.up == self.down and self.up in _HALVES
 
     @property
     def fewest_bits(self) -> float:
@@ -83,17 +81,23 @@ class Compression(NamedTuple):
 def parse(text: str) -> Optional[Compression]:
     """As argparse's `type`: of P3's codecs."""
     made = Compression.of(text)
-    for one in made or ():
-        if one != EXACT:
-            _check(text, one)
+    try:
+        for one in made or ():
+            _check(one)
+        if made and made.options["value_compression"]:
+            store_options.validate("value_compression", made.options["value_compression"])
+    except (ValueError, NotBuilt) as error:
+        raise argparse.ArgumentTypeError(f"compression {text!r}: {error}") from None
     return made
 
 
 def parse_hook(text: str) -> Compression:
-    """As argparse's `type`: of DDP's hooks."""
+    """As argparse's `type`: of DDP's hooks on Gloo, which is what torch has for CPUs."""
     name, _, value = text.partition(":")
-    if name not in HOOKS or (value and (name in HALVES or not value.isdigit() or int(value) < 1)):
-        raise argparse.ArgumentTypeError(f"{text!r} is none of DDP's hooks: fp16, bf16, powersgd, or powersgd:RANK")
+    if name == "bf16":
+        raise argparse.ArgumentTypeError("DDP refuses bf16_compress_hook without NCCL, so on Gloo there is none")
+    if name not in HOOKS or (value and (name != "powersgd" or not value.isdigit() or int(value) < 1)):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of DDP's hooks on Gloo: fp16, powersgd or powersgd:RANK")
     return Compression(text, text)
 
 
@@ -115,10 +119,10 @@ def of_broadcast(
     """Of the slice that comes back. With dgc: if so many workers have chosen their elements independently, then in the
     mean so many of them; it is smallest with one, or if all choose the same."""
     axes = _axes(shape, compression)
-    if axes.takes_steps:
-        untouched = (1 - codecs.sent(axes.codec, elements) / elements) ** workers
-        return codecs.value_bytes(axes.codec, round(elements * (1 - untouched)), elements)
-    return codecs.push_bytes(axes.value_codec, elements) if axes.value_codec else elements * _ELEMENT_BYTES
+    if not axes.takes_steps:
+        return codecs.bytes_back(axes.value_codec, elements)
+    untouched = (1 - codecs.sent(axes.codec, elements) / elements) ** workers
+    return codecs.value_bytes(axes.codec, round(elements * (1 - untouched)), elements)
 
 
 def adds_up_on_machine(compression: Optional[Compression]) -> bool:
@@ -160,11 +164,9 @@ def _bits(one: str) -> float:
     return 8 * codecs.push_bytes(_option(one), _TRIED_ELEMENTS) / _TRIED_ELEMENTS
 
 
-def _check(text: str, one: str) -> None:
-    try:
-        known = list(codecs.codecs())
-        if not _ONE.fullmatch(one) or _name(one) not in known:
-            raise ValueError(f"{one!r} is no codec: {EXACT}, {', '.join(known)}, or with a value, as dgc:0.01")
-        _option(one)
-    except (ValueError, NotBuilt) as error:
-        raise argparse.ArgumentTypeError(f"compression {text!r}: {error}") from None
+def _check(one: str) -> None:
+    """ValueError for what is no codec, or is told of it wrongly."""
+    known = list(codecs.codecs())
+    if one != EXACT and (not _ONE.fullmatch(one) or _name(one) not in known):
+        raise ValueError(f"{one!r} is no codec: {EXACT}, {', '.join(known)}, or with a value, as dgc:0.01")
+    _option(one)

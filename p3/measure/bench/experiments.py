@@ -17,7 +17,6 @@ from p3.measure.bench import validation as validated
 from p3.measure.bench.computations import CONVNET, LESSON, REPLAY, RESNET, SEEDED_LESSON, Computation
 from p3.measure.bench.configuration import Configuration, rate_text
 from p3.measure.bench.paths import PATHS
-from p3.measure.compressions import HOOKS
 from p3.measure.jobs.stores import OURS, Store, names, of_codecs, of_torch
 from p3.measure.lab.command import rates
 from p3.measure.replay import models
@@ -208,7 +207,7 @@ def codecs(options: Namespace) -> List[Configuration]:
 
 def _every_codec() -> str:
     """Stores: exact training, DDP's hooks, and P3 with each codec that needs no option."""
-    ddp = ["ddp_1", *(f"ddp_1_{hook}" for hook in HOOKS)]
+    ddp = ["ddp_1", "ddp_1_fp16", "ddp_25_powersgd", "ddp_25_powersgd:2"]
     return ",".join([*ddp, "p3_torch", *(f"p3_torch_{codec}" for codec in of_torch())])
 
 

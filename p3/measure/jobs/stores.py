@@ -9,6 +9,7 @@ p3_torch_int8-bf16, ddp_25_fp16.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -136,6 +137,7 @@ STORES: Dict[str, Store] = {
 }  # fmt: skip
 OURS = "p3_sync"
 _OF_CODECS = "p3_"  # and the name of any codec of gradients: a store, too
+_DDP = re.compile(r"ddp_([1-9]\d*)(?:_(.+))?")  # its buckets are of any size
 # Of codecs, in figures; of any other name, GREY. One of DDP's has the colour, and DDP's marker.
 _COLOURS = {"fp16": BLUE, "bf16": SKY, "int8": ORANGE, "int4": RED, "1bit": PINK, "topk": "#000000", "powersgd": YELLOW}
 
@@ -153,18 +155,17 @@ def named(name: str) -> Store:
 
 
 def among(known: Sequence[str]) -> Callable[[str], str]:
-    """A parser, as argparse's `type`: of a name in `known`, or one of these that is compressed."""
+    """A parser, as argparse's `type`: of a name in `known`, and where there are stores of torch, of them with another
+    size of buckets or a compression."""
 
     def parse(text: str) -> str:
         base, compression = _split(text)
-        if text in known:
-            return text
         bases = [name for name in known if named(name).may_be_compressed]
-        if base is None or not compression or base.name not in bases:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is none of {', '.join(known)}"
-                + (f"; nor one of {', '.join(bases)} with a compression, as {bases[-1]}_fp16" if bases else "")
-            )
+        if text in known or (base is not None and base.is_ddp and bases and not compression):
+            return text
+        if base is None or not compression or not (base.name in bases or (base.is_ddp and bases)):
+            more = f"; nor with a compression, as {bases[-1]}_fp16, or other buckets, as ddp_100" if bases else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}{more}")
         (compressions.parse_hook if base.is_ddp else compressions.parse)(compression)
         return text
 
@@ -172,9 +173,13 @@ def among(known: Sequence[str]) -> Callable[[str], str]:
 
 
 def _split(name: str) -> Tuple[Optional[Store], str]:
-    """A store of STORES, and a compression in words or ""; None, if it is none of these."""
+    """A store, and its compression in words or ""; None, if the rule of names does not know it."""
     if name in STORES:
         return STORES[name], ""
+    of_ddp = _DDP.fullmatch(name)
+    if of_ddp:
+        megabytes, text = of_ddp.groups()
+        return STORES.get(f"ddp_{megabytes}") or _ddp(int(megabytes), (GREY, "x")), text or ""
     bases = [one for one in STORES.values() if one.may_be_compressed and name.startswith(one.name + "_")]
     if not bases:
         return None, ""
@@ -219,5 +224,5 @@ def rank(name: str) -> Tuple[int, str]:
     ones last."""
     base, text = _split(name)
     if base is not None:
-        return list(STORES).index(base.name), text
+        return list(STORES).index(base.name if base.name in STORES else "ddp_25"), name if base.is_ddp else text
     return (list(STORES).index(OURS) if name.startswith(_OF_CODECS) else len(STORES)), name

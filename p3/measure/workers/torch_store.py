@@ -4,10 +4,15 @@ Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, and `ddp:25` for Distrib
 25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph. With a plus and a compression
 (p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes one of torch's communication hooks.
 
+PowerSGD needs all gradients in one bucket: its hook waits, in a thread of Gloo's, for what another one of these must do,
+and there are two.
+
 A worker that clips by the global norm gives max_norm to distribute(), for P3's optimizer, which then clips by itself,
 and calls clip_as_usual() between backward() and step(), for all others.
 """
 
+import argparse
+import math
 import os
 import sys
 from typing import Optional, Tuple
@@ -15,7 +20,7 @@ from typing import Optional, Tuple
 import torch
 from torch import nn
 
-from p3.measure.compressions import Compression, split
+from p3.measure.compressions import Compression, parse_hook, split
 
 
 def is_p3(store: str) -> bool:
@@ -49,6 +54,8 @@ def distribute(
             compression=None if encoded is None else encoded.of_torch,
         )  # fmt: skip
         return p3.torch.rank(), p3.torch.size(), net
+    if encoded is not None:
+        _require_hook(encoded.up, net, float(_parts(store)[1]))
     torch.distributed.init_process_group("gloo")
     net = nn.parallel.DistributedDataParallel(
         net, bucket_cap_mb=float(_parts(store)[1]), gradient_as_bucket_view=True, static_graph=True
@@ -87,6 +94,20 @@ def leave(is_right: bool) -> None:
 def weights(net: nn.Module):
     """All of the net's state as NumPy arrays, whatever DDP has put around it."""
     return [value.numpy() for value in getattr(net, "module", net).state_dict().values()]
+
+
+def _require_hook(text: str, net: nn.Module, megabytes: float) -> None:
+    """ValueError for one that Gloo cannot do."""
+    try:
+        parse_hook(text)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error)) from None
+    bytes_ = sum(weights.numel() * weights.element_size() for weights in net.parameters())
+    if text.startswith("powersgd") and bytes_ > megabytes * (1 << 20):
+        raise ValueError(
+            f"PowerSGD on Gloo hangs with several buckets, as it waits in Gloo's two threads; this model has "
+            f"{bytes_ / (1 << 20):.0f} MB: take buckets of at least as much, as ddp_{math.ceil(bytes_ / (1 << 20))}_{text}"
+        )
 
 
 def _hook(text: str):

@@ -36,7 +36,8 @@ def test_options_of_a_store_follow():
     assert compressions.parse("2bit:0.25-exact").of_torch == {"up": {"type": "2bit", "threshold": 0.25}}
     # What comes back of dgc is its own.
     assert compressions.parse("dgc:0.01").options["value_compression"] is None
-    assert compressions.parse("dgc:0.01").of_torch == {"type": "dgc", "ratio": 0.01}
+    assert compressions.parse("dgc:0.01").of_torch == {"up": {"type": "dgc", "ratio": 0.01}}
+    assert compressions.parse("topk:0.01" if "topk" in codecs.codecs() else "2bit:0.5").of_torch.keys() == {"up", "down"}
 
 
 def test_only_known_codecs_have_a_formula_and_ddp_halves():
@@ -57,6 +58,7 @@ def test_only_known_codecs_have_a_formula_and_ddp_halves():
     ("dgc:x", "'dgc:x' is no codec"),
     ("int8:3", "int8 has no option"),
     ("int8-bf16-fp16", "'bf16-fp16' is no codec"),
+    ("int8-dgc:0.1", "value_compression"),
 ])  # fmt: skip
 def test_what_is_no_compression_is_refused(text, words):
     with pytest.raises(argparse.ArgumentTypeError, match="compression '%s': " % text) as refused:
@@ -70,12 +72,17 @@ def test_what_is_no_hook_of_ddp_is_refused(text):
         compressions.parse_hook(text)
 
 
+def test_a_hook_that_ddp_refuses_on_gloo_is_named():
+    with pytest.raises(argparse.ArgumentTypeError, match="bf16_compress_hook without NCCL"):
+        compressions.parse_hook("bf16")
+
+
 @pytest.mark.parametrize("name, kvstore, label", [
     ("p3_torch_int8", "p3_torch+int8", "p3.torch, int8"),
     ("p3_torch_int8-bf16", "p3_torch+int8-bf16", "p3.torch, int8-bf16"),
     ("p3_torch_4_fp16", "p3_torch:4+fp16", "p3.torch, 4 steps apart, fp16"),
     ("ddp_25_fp16", "ddp:25+fp16", "DDP, buckets of 25 MB, fp16"),
-    ("ddp_1_powersgd:2", "ddp:1+powersgd:2", "DDP, buckets of 1 MB, powersgd:2"),
+    ("ddp_100_powersgd:2", "ddp:100+powersgd:2", "DDP, buckets of 100 MB, powersgd:2"),
 ])  # fmt: skip
 def test_stores_of_torch_have_one_more_for_each_compression(name, kvstore, label):
     store = stores.named(name)
@@ -106,14 +113,15 @@ def options_of(*arguments):
 
 
 def test_bench_takes_compressed_stores_of_torch_in_turns_with_others():
-    names = "ddp_25,ddp_25_fp16,ddp_5_powersgd:2,p3_torch,p3_torch_int8,p3_torch_fp16-exact"
+    names = "ddp_25,ddp_25_fp16,ddp_100,ddp_100_powersgd:2,p3_torch,p3_torch_int8,p3_torch_fp16-exact"
     assert options_of("targets", "--stores", names).stores == names.split(",")
 
 
 @pytest.mark.parametrize("names, words", [
     ("p3_torch_int9", "'int9' is no codec"),
     ("ddp_25_int8", "'int8' is none of DDP's hooks"),
-    ("ddp_7_fp16", "'ddp_7_fp16' is none of"),
+    ("ddp_0_fp16", "'ddp_0_fp16' is none of"),
+    ("ddp_25_bf16", "bf16_compress_hook without NCCL"),
     ("p3_sync_fp16", "with a compression, as "),
     ("p3_torch_int8,p3_torch_int8", "names one twice"),
 ])  # fmt: skip
@@ -124,9 +132,10 @@ def test_what_is_no_store_is_refused(names, words, capsys):
 
 
 def test_compressed_stores_are_of_the_experiments_that_know_torch(capsys):
-    with pytest.raises(SystemExit):
-        options_of("accuracy", "--stores", "p3_torch_int8")
-    assert "with a compression" not in capsys.readouterr().err
+    for name in ("p3_torch_int8", "ddp_100"):
+        with pytest.raises(SystemExit):
+            options_of("accuracy", "--stores", name)
+        assert "with a compression" not in capsys.readouterr().err
 
 
 def test_workers_get_the_compression_of_torch_with_the_store_and_mxnets_as_an_option():
@@ -147,7 +156,7 @@ def test_regimes_may_be_told_by_rate_and_seconds(capsys):
     assert [(one.label, one.rate_mbit, one.compute_s) for one in found] == [
         ("fast", 800, 1.0), ("50mbit/1s", 50, 1.0), ("1.5gbit/0.25s", 1500, 0.25)
     ]  # fmt: skip
-    for text, words in (("quick", "is none of slow, fast"), ("100mbit/1", "as 100mbit/1s"), ("100/1s", "is not a rate")):
+    for text, words in (("quick", "is none of slow, fast"), ("100mbit/1", "as 100mbit/1s"), ("1/1s", "is not a rate")):
         with pytest.raises(SystemExit):
             options_of("targets", "--regimes", text)
         assert words in capsys.readouterr().err
@@ -172,7 +181,7 @@ def test_codecs_trains_with_each_that_needs_no_option_and_a_seed_for_each_repeat
     options = options_of("codecs")
     known = [name for name in codecs.of_gradients() if name != "2bit"]
     assert [name for name in options.stores if name.startswith("p3_torch_")] == ["p3_torch_" + one for one in known]
-    assert {"ddp_1", "p3_torch", "ddp_1_fp16", "ddp_1_bf16"} < set(options.stores)
+    assert {"ddp_1", "p3_torch", "ddp_1_fp16", "ddp_25_powersgd"} < set(options.stores)
     options.rate = [200.0]
     gpt, convnet = experiments.named("codecs").configurations(options)
     assert (gpt.clip, convnet.clip, gpt.computation) == (1.0, None, "real")

@@ -8,10 +8,10 @@ from ideal_schedule import ends_of_iterations
 from processes import ROOT
 
 from p3.plan.key_plan import slice_elements
+from p3.measure.compressions import Compression
 from p3.measure.replay import bound as bounds
 from p3.measure.replay import models
 from p3.measure.replay.bound import NO_OVERHEAD, Cluster, Overhead, bound, one_of_each
-from p3.measure.replay.payloads import Compression
 
 MB_PER_S = 8.0  # in Mbit/s
 
@@ -190,11 +190,11 @@ def test_compressed_slices_have_their_own_bytes_and_vectors_do_not():
     touched = round(10_000 * (1 - 0.99**4))
     assert touched == 394  # of 400, if no two workers chose the same
     sent = 6 * (80 + 4 * 20) + 2 * 3 * (sparse + 80 + 4 + 6 * touched)
-    assert bounds.card_bytes(model, cluster, 10_000, compression=Compression("dgc", 0.01)) == pytest.approx(sent / 4)
-    many = bounds.card_bytes(model, cluster, 10_000, compression=Compression("dgc", 0.9))
+    assert bounds.card_bytes(model, cluster, 10_000, compression=Compression.of("dgc:0.01")) == pytest.approx(sent / 4)
+    many = bounds.card_bytes(model, cluster, 10_000, compression=Compression.of("dgc:0.9"))
     assert many == bounds.card_bytes(model, cluster, 10_000)
     # The bound takes all workers to send the same elements: host 0 pushes two slices, and sends the third to three.
-    compression = Compression("dgc", 0.01)
+    compression = Compression.of("dgc:0.01")
     alike = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, compression=compression)
     assert alike == pytest.approx((sparse + 80 + 4 * 20 + 3 * sparse) / 1e6)
 
@@ -320,7 +320,27 @@ PUSHED = {"fp16": 20_000, "2bit": 2500, "1bit": 8 + 1250, "bf16": 20_000, "int8"
 def test_encoded_pushes_are_shorter_and_broadcasts_are_whole(kind, pushed):
     model, cluster = model_of((0.04, 1)), one_of_each(2, MB_PER_S)  # 10,000 elements: one slice
     sent = 80 + pushed + 80 + 40_000
-    assert bounds.card_bytes(model, cluster, 10_000, compression=Compression(kind)) == pytest.approx(sent / 2)
+    compression = Compression(kind, "exact")
+    assert bounds.card_bytes(model, cluster, 10_000, compression=compression) == pytest.approx(sent / 2)
     # It goes to the server on the other host, and comes back.
-    least = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, compression=Compression(kind))
+    least = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, compression=compression)
     assert least == pytest.approx(sent / 1e6)
+
+
+@pytest.mark.parametrize("text, pushed, back", [
+    ("fp16", 40_000, 40_000), ("int8", 20_000 + 79 * 4, 20_000 + 79 * 4), ("int8-bf16", 20_000 + 79 * 4, 40_000),
+    ("exact-int8", 80_000, 20_000 + 79 * 4), ("2bit-exact", 5000, 80_000), ("1bit", 8 + 2500, 8 + 2500),
+])  # fmt: skip
+def test_bytes_both_ways_are_those_of_each_codec(text, pushed, back):
+    """A matrix of 20,000 elements, in blocks of 256 where there are blocks, and a vector of 100, which comes back whole.
+    """
+    tensors = (models.Tensor("weight", (100, 200)), models.Tensor("bias", (100,)))
+    model = models.Model("made", 1.0, (models.Layer("layer", tensors, 1 / 3, 2 / 3),))
+    compression = Compression.of(text)
+    of_vector = {"fp16": 200, "int8": 104, "exact": 400, "2bit": 25 + 3, "1bit": 8 + 13}[compression.up]
+    sent = 80 + pushed + 80 + back + 80 + of_vector + 80 + 400
+    found = bounds.card_bytes(model, one_of_each(2, MB_PER_S), 50_000, compression=compression)
+    assert found == pytest.approx(sent / 2, abs=4)
+    wire = 1 + 66 / 1448
+    least = bound(model, 0.0, one_of_each(2, MB_PER_S), 50_000, compression=compression).seconds
+    assert least >= (80 + pushed + 80 + back) * wire / 1e6 * (1 - 1e-6)
