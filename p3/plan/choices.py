@@ -38,8 +38,10 @@ ENCODED = Choice("compression", "[any type but dgc](compression.md)")
 DGC = Choice("dgc", '`{"type": "dgc"}`')
 
 WHOLE_BACK = Choice("values that come back whole")
-ENCODED_BACK = Choice("compression of what comes back",
-                      '`compression="int8"` or `{"down": ...}`, [any type but dgc](compression.md#both-ways)')  # fmt: skip
+ENCODED_BACK = Choice(
+    "compression of what comes back",
+    '`compression="int8"` or `{"down": ...}`, [any type but dgc](compression.md#both-ways)',
+)
 
 DENSE = Choice("dense gradients")
 ROWS = Choice("rows", "[row_sparse gradients](sparse.md), `nn.Embedding(sparse=True)`")

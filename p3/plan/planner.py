@@ -11,7 +11,7 @@ from typing import Any, Mapping, Optional, Sequence
 from p3 import codecs
 from p3.plan.key_plan import Axes
 
-OPTIONS = ("compression", "value_compression", "reduction")  # of a store, that it goes by: a store's first key settles them
+OPTIONS = ("compression", "value_compression", "reduction")  # of a store: its first key settles them
 
 Options = Mapping[str, Optional[Mapping[str, Any]]]  # of a store, by name; None or {} where it is not set
 

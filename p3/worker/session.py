@@ -245,8 +245,8 @@ class Session(Control):
         return self.core.skip(key.handle, landing, priority, gated, goes_on, tell)
 
     def fetch(self, key: Key, landing: Any, part: int = 0, ids: Optional[Any] = None, priority: int = 0):
-        """Copies an array of the optimizer's state on the servers to `landing`, by its `part` 1, 2 ... or _core.MASTER, of
-        a key of half precision or with a value_codec; or of a key of rows the value, 0.
+        """Copies an array of the optimizer's state on the servers to `landing`, by its `part` 1, 2 ... or, of a key of
+        half precision or with a value_codec, _core.MASTER; or of a key of rows the value, 0.
 
         As after this worker's last round of the key. The array has the key's shape, and its type (of a state float32
         for half precision); or of a key of rows those rows alone, in the order of `ids` (int64), which may repeat.

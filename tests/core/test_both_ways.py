@@ -1,4 +1,4 @@
-"""What comes back is encoded: by cores in one process, against NumPy and against the same job without it, to the bit."""
+"""What comes back is encoded: cores in one process, against NumPy and the same job without it, to the bit."""
 
 import itertools
 

@@ -92,7 +92,8 @@ class Script {
       case 2:
         header.kind = plan.has_rows() ? FrameKind::kStoreRows : FrameKind::kStore;
         header.part = plan.has_rows() ? static_cast<uint8_t>(input.below(2)) : 1;
-        if (plan.value_codec.codec() != nullptr && input.below(2) == 1) header.part = input.below(2) ? kMaster : kLeftOut;
+        if (plan.value_codec.codec() != nullptr && input.below(2) == 1)
+          header.part = input.below(2) ? kMaster : kLeftOut;
         header.dtype = static_cast<uint8_t>(header.part == 0 ? plan.dtype : sum_type(plan.dtype));
         return header;
       default:

@@ -1,5 +1,5 @@
-"""Every cell of discipline x codec x cut x reduction x optimizer x value codec, trained through a session against NumPy,
-to the bit.
+"""Every cell of discipline x codec x cut x reduction x optimizer x value codec, trained through a session against
+NumPy, to the bit.
 
 What a cell asks for goes together or not as p3/plan/combinations.py says. Gradients are irregular; learning rate and
 momentum are powers of 2. With staleness the workers push in turn, as the order of updates is what decides then.

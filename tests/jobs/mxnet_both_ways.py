@@ -94,7 +94,7 @@ def train():
     trainer = gluon.Trainer(net.collect_params(), "sgd", settings, kvstore=kv, compression_params=PARAMS)
     random = np.random.RandomState(kv.rank)
     losses = []
-    for step in range(60 + 5 * kv.rank):
+    for _ in range(60 + 5 * kv.rank):
         x = mx.nd.array(random.uniform(-1, 1, (16, 8)))
         y = (x * x).sum(axis=1, keepdims=True) - x.sum(axis=1, keepdims=True)
         with autograd.record():

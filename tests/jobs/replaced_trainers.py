@@ -2,8 +2,8 @@
 
 The first layer of the first net rests in every fourth step, the second net in every third; a layer of it is frozen
 until step 10. The learning rate falls by a schedule,
-and once by the script's word. KIND: of compression, down for that of what comes back, or none. EPOCH 0: no join(), MARKS 1: kv.snapshot() after each
-step.
+and once by the script's word. KIND: of compression, down for that of what comes back, or none. EPOCH 0: no join(),
+MARKS 1: kv.snapshot() after each step.
 At the end it prints a fingerprint of each weight, and how often the optimizers have counted.
 """
 

@@ -72,7 +72,9 @@ def test_int8_both_ways_learns_as_much_as_plain_training(optimizer):
 ])  # fmt: skip
 def test_each_way_is_as_it_is_asked_for(compression, up, down):
     model = small_model()
-    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compression=compression)
+    optimizer = p3.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, compression=compression
+    )
     of_weight, of_bias = (one.key.axes for one in list(optimizer._p3.parameters)[:2])
     assert (of_weight.codec.get("type"), of_weight.value_codec.get("type")) == (up, down)
     assert (of_bias.codec.get("type"), of_bias.value_codec.get("type")) == (up, None)

@@ -210,8 +210,8 @@ class Rounds(job.Held, snapshots.Trainer):
                      len(compressed), len(self._parameters), compression.up["type"])  # fmt: skip
         if compression.down is not None:
             compressed = [one for one in self._parameters.values() if one.comes_back_compressed]
-            log.info("compression: %s of %d of %d parameters come back as %s; those of sparse ones, of other types than "
-                     "float32 and of one dimension, as they are",
+            log.info("compression: %s of %d of %d parameters come back as %s; those of sparse ones, of other types "
+                     "than float32 and of one dimension, as they are",
                      "the mean gradients" if self._updates_here else "changes of the weights",
                      len(compressed), len(self._parameters), compression.down["type"])  # fmt: skip
 

@@ -269,7 +269,7 @@ class Saved:
 
 
 def _is_state(key, part: int) -> bool:
-    """Whether a part of a snapshot is one of the state of this key: of what comes back it may be encoded otherwise now."""
+    """Whether a part of a snapshot is one of this key's state: what comes back may be encoded otherwise now."""
     if part == LEFT_OUT:
         codec = codecs.of(key.axes.value_codec)
         return codec is not None and codec.residuals > 0

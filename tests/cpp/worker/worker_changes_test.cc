@@ -79,7 +79,8 @@ TEST(WorkerChanges, AreAddedToWhatLandedLast) {
     } else {
       const std::vector<char> payload = encoded(numbers(float(round)));
       expected = added(expected, payload);
-      job.server.send(header_of_answer(request, FrameKind::kChange, Encoding::kEightBit, payload.size()), payload.data());
+      job.server.send(header_of_answer(request, FrameKind::kChange, Encoding::kEightBit, payload.size()),
+                      payload.data());
     }
     ASSERT_TRUE(job.results.wait_for(1 + round));
     EXPECT_EQ(job.results.text(round), "");
@@ -92,8 +93,8 @@ TEST(WorkerChanges, ComeToAWorkerThatSkips) {
   ChangesJob job;
   job.worker.skip(job.handle, job.landing.data(), 0, job.results.expect(1));
   const std::vector<char> payload = encoded(numbers(2));
-  job.server.send(
-      header_of_answer(job.server.must_receive(), FrameKind::kChange, Encoding::kEightBit, payload.size()), payload.data());
+  job.server.send(header_of_answer(job.server.must_receive(), FrameKind::kChange, Encoding::kEightBit, payload.size()),
+                  payload.data());
   ASSERT_TRUE(job.results.wait_for(2));
   EXPECT_EQ(job.landing, added(job.value, payload));
 }
@@ -116,7 +117,8 @@ TEST(WorkerChanges, MustBeAsAgreed) {
   const KeyPlan plan = plan_with_codec();
   const char other_encoding[] = "in another encoding than agreed";
   for (FrameKind kind : {FrameKind::kChange, FrameKind::kValue}) {
-    EXPECT_NE(refusal_of(plan_of(3, kElements), kind, Encoding::kEightBit, payload).find(other_encoding), std::string::npos);
+    EXPECT_NE(refusal_of(plan_of(3, kElements), kind, Encoding::kEightBit, payload).find(other_encoding),
+              std::string::npos);
     EXPECT_NE(refusal_of(plan, kind, Encoding::kFloat16, halves).find(other_encoding), std::string::npos);
     EXPECT_NE(refusal_of(plan, kind, Encoding::kEightBit, halves).find("wrongly sized"), std::string::npos);
   }
@@ -131,8 +133,8 @@ TEST(WorkerChanges, OfASliceThatIsShorterAsItIsThereAreNone) {
   job.worker.agree(key, plan_with_codec(kCodec, 1));
   job.worker.push(key, value.data(), landing.data(), 0, RoundSettings{}, job.results.expect(0));
   const std::vector<char> payload(5);  // a magnitude and a byte
-  job.server.send(
-      header_of_answer(job.server.must_receive(), FrameKind::kChange, Encoding::kEightBit, payload.size()), payload.data());
+  job.server.send(header_of_answer(job.server.must_receive(), FrameKind::kChange, Encoding::kEightBit, payload.size()),
+                  payload.data());
   ASSERT_TRUE(job.results.wait_for(1));
   EXPECT_NE(job.results.text(0).find("in another encoding than agreed"), std::string::npos);
 }
@@ -144,8 +146,8 @@ TEST(WorkerChanges, AreNoAnswerToAnInit) {
   job.worker.agree(key, plan_with_codec());
   job.worker.init(key, value.data(), landing.data(), 0, job.results.expect(0));
   const std::vector<char> payload = encoded(numbers(2));
-  job.server.send(
-      header_of_answer(job.server.must_receive(), FrameKind::kChange, Encoding::kEightBit, payload.size()), payload.data());
+  job.server.send(header_of_answer(job.server.must_receive(), FrameKind::kChange, Encoding::kEightBit, payload.size()),
+                  payload.data());
   ASSERT_TRUE(job.results.wait_for(1));
   EXPECT_NE(job.results.text(0).find("in another encoding than agreed"), std::string::npos);
 }

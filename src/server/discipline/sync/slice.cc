@@ -131,8 +131,8 @@ void ServerSlice::update() {
 }
 
 void ServerSlice::publish_sum(void*& sum) {
+  make_master(nullptr);  // of each slice of the key, or of none
   if (of_sums_.codec() != nullptr) {
-    make_master(nullptr);
     if (!wire_value_) wire_value_ = PooledBuffer(host_.values, of_sums_.bytes(elements_));
     auto* const left_out = of_sums_.residuals() > 0 ? static_cast<float*>(master_) : nullptr;
     encode(of_sums_, static_cast<const float*>(sum), left_out, wire_value_.data(), elements_);

@@ -122,7 +122,8 @@ const char* SliceTransfer::decode(Frame& answer) {
   const KeyPlan& plan = *key_.plan;
   const Slice slice = slice_at(plan, header.slice);
   const void* const payload = answer.payload;
-  if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements)) return problem;
+  if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements))
+    return problem;
   float* const place = place_of_slice(slice);
   if (header.kind == FrameKind::kChange) {
     add_encoded_to_sum(plan.value_codec, place, payload, slice.elements);
