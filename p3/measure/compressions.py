@@ -31,7 +31,7 @@ _HALVES = ("fp16", "bf16")  # hooks that halve all bytes, as the codecs of these
 
 _ELEMENT_BYTES = 4
 _TRIED_ELEMENTS = 10_000  # of a slice, by which the bits of an element are told
-_ONE = re.compile(r"[a-z]\w*(:\d+(\.\d+)?)?")
+_ONE = re.compile(r"[a-z0-9]+(:\d+(\.\d+)?)?")
 
 
 class Compression(NamedTuple):

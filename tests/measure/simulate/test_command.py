@@ -70,7 +70,8 @@ def test_clipping_is_told_and_what_it_waits_for(simulate, tmp_path):
 
 def test_compression_is_told_and_swept_where_a_scheme_has_it(simulate, tmp_path):
     path = tmp_path / "out.jsonl"
-    out = simulate(*SMALL, "--hosts", "2", "--scheme", "p3,layers,ddp", "--compression", "exact,fp16,int8-bf16",
+    out = simulate(*SMALL, "--rate", "10mbit", "--hosts", "2", "--scheme", "p3,layers,ddp", "--compression",
+                   "exact,fp16,int8-bf16",
                    "--out", str(path))  # fmt: skip
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(one["scheme"], one["compression"]) for one in records] == [

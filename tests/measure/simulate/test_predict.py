@@ -21,7 +21,7 @@ def model_of(*layers):
     """Layers as (elements, share of the time); backward takes twice as long as forward."""
     total = 3 * sum(share for _, share in layers)
     return models.Model("made", 1.0, tuple(
-        models.Layer("layer%d" % number, (models.Tensor("weight", (elements,)),), share / total, 2 * share / total)
+        models.Layer("layer%d" % number, (models.Tensor("weight", (1, elements)),), share / total, 2 * share / total)
         for number, (elements, share) in enumerate(layers)
     ))
 
@@ -41,6 +41,7 @@ def random_setting(seed):
         workers_per_host=draw.randint(1, 2), servers=draw.randint(1, 2 * hosts),
         slice_elements=draw.choice([3000, 20000, 200000]), local_aggregation=draw.random() < 0.5, iterations=16,
         warmup=0, release=draw.choice(models.RELEASES),
+        compression=draw.choice([None, None, *map(Compression.of, ("int8", "bf16-1bit", "exact-fp16"))]),
     )  # fmt: skip
 
 
