@@ -32,7 +32,7 @@ cdef extern from "p3/dtype.h" namespace "p3" nogil:
 
 cdef extern from "p3/codec.h" namespace "p3" nogil:
     cdef cppclass CodecOptions "p3::Codec::Options":
-        pass
+        CodecOptions() noexcept
     cdef enum class CodecOptionKind "p3::Codec::Option::Kind"(unsigned char):
         kNumber, kWhole, kTruth
     cdef cppclass CodecOption "p3::Codec::Option":
@@ -49,9 +49,9 @@ cdef extern from "p3/codec.h" namespace "p3" nogil:
         size_t residuals() noexcept
         cbool carries_sums() noexcept
         cbool makes_steps() noexcept
-        cbool comes_back() noexcept
+        cbool encodes_values() noexcept
         size_t sent(const CodecOptions&, uint64_t, size_t) noexcept
-        size_t bytes_with(size_t, size_t) noexcept
+        size_t bytes_with(const CodecOptions&, size_t, size_t) noexcept
     cdef cppclass Compression:
         Compression() noexcept
         CodecOptions options

@@ -116,7 +116,7 @@ cdef dict codec_description(Codec* codec):
     return dict(
         name=codec.name, effect=codec.effect, options=[option_description(option) for option in options],
         residuals=codec.residuals(), carries_sums=codec.carries_sums(), makes_steps=codec.makes_steps(),
-        comes_back=codec.comes_back(),
+        encodes_values=codec.encodes_values(),
     )
 
 
@@ -139,7 +139,8 @@ def sent_elements(compression not None, size_t elements, uint64_t round):
 
 def payload_bytes(compression not None, size_t count, size_t elements):
     """Of a frame with so many of a slice's elements."""
-    return compression_from(compression).codec().bytes_with(count, elements)
+    cdef Compression how = compression_from(compression)
+    return how.codec().bytes_with(how.options, count, elements)
 
 
 def bytes_back(compression not None, size_t elements):

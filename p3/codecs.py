@@ -36,7 +36,7 @@ class Codec(NamedTuple):
     residuals: int  # floats that a worker keeps for each element
     carries_sums: bool  # sums that the workers apply come back in it, too
     makes_steps: bool  # workers send steps that the servers subtract, and only those of any worker come back
-    comes_back: bool  # what comes back may be encoded so
+    encodes_values: bool  # it can encode what comes back from a server: a sum, or the change of a value
 
     def complete(self, **given: Any) -> Dict[str, Any]:
         """A compression with the standard values of what is not given."""
@@ -85,7 +85,7 @@ def checks() -> Dict[str, Dict[str, Tuple[str, Callable[[Any], bool]]]]:
 
 def checks_of_what_comes_back() -> Dict[str, Dict[str, Tuple[str, Callable[[Any], bool]]]]:
     """The same, of those that what comes back may be encoded by."""
-    return {name: options for name, options in checks().items() if codecs()[name].comes_back}
+    return {name: options for name, options in checks().items() if codecs()[name].encodes_values}
 
 
 class Ways(NamedTuple):

@@ -61,32 +61,37 @@ class Codec {
   }
   // Floats that a worker keeps for each element.
   virtual size_t residuals() const { return 0; }
-  // Whether a sum that the workers apply comes back in it, too, if nothing is said of what comes back. Values never do.
+  // Whether a sum that the workers apply comes back in it, too, though nobody has asked for that.
   virtual bool carries_sums() const { return false; }
   // Whether workers send steps that the servers subtract, as codec/dgc.h has them, which encodes them.
   virtual bool makes_steps() const { return false; }
-  // Whether what comes back of a slice can be encoded so: by what was left out of that slice before, a float for each
-  // element at most.
-  virtual bool comes_back() const { return !makes_steps() && residuals() <= 1; }
+  // Whether it can encode what comes back from a server: a sum, or the change of a value.
+  bool encodes_values() const { return !makes_steps(); }
   // How many neighbours RankSum adds up one after the other: what takes the bytes of about one sum.
   virtual size_t run() const { return 1; }
 
   // Of a payload of so many elements; 0 if a payload may have any size, of which can_have_bytes() says more.
-  virtual size_t bytes(size_t elements) const = 0;
-  virtual bool can_have_bytes(size_t elements, size_t payload_bytes) const { return payload_bytes == bytes(elements); }
+  virtual size_t bytes(const Options& with, size_t elements) const = 0;
+  virtual bool can_have_bytes(const Options& with, size_t elements, size_t payload_bytes) const {
+    return payload_bytes == bytes(with, elements);
+  }
+  // Of its first bytes, which are of all elements. A payload without them is that of its pieces of 4096 elements, one
+  // after the other: so with them each piece is a payload by itself.
+  virtual size_t head_bytes() const { return 0; }
   // How many elements a worker sends of so many, in that round of their key, counted from 1.
   virtual size_t sent(const Options& with, uint64_t round, size_t elements) const {
     (void)with, (void)round;
     return elements;
   }
   // Of a frame's payload with so many of the elements, whatever its encoding.
-  virtual size_t bytes_with(size_t count, size_t elements) const {
+  virtual size_t bytes_with(const Options& with, size_t count, size_t elements) const {
     (void)count;
-    return bytes(elements);
+    return bytes(with, elements);
   }
-  // What is wrong with the content of a payload that has come, or null.
-  virtual const char* problem_with(const void* payload, size_t payload_bytes, size_t elements) const {
-    (void)payload, (void)payload_bytes, (void)elements;
+  // What is wrong with the content of a payload that has come and can have its bytes, or null.
+  virtual const char* problem_with(const Options& with, const void* payload, size_t payload_bytes,
+                                   size_t elements) const {
+    (void)with, (void)payload, (void)payload_bytes, (void)elements;
     return nullptr;
   }
 
@@ -96,8 +101,9 @@ class Codec {
   // accumulator = the decoded payload, and accumulator += the decoded payload, in float32.
   virtual void start_sum(const Options& with, float* accumulator, const void* payload, size_t elements) const = 0;
   virtual void add_to_sum(const Options& with, float* accumulator, const void* payload, size_t elements) const = 0;
-  // Of one that carries sums: a payload that ends where `values` end becomes these values, where a worker receives them.
-  virtual void decode_in_place(float* values, size_t elements) const { (void)values, (void)elements; }
+  // Of one that encodes values: a sound payload that ends where `values` end becomes these values, where a worker
+  // receives them. Only where it takes no more bytes than they do, which Compression::if_shorter() tells.
+  virtual void decode_in_place(const Options& with, float* values, size_t elements) const;
 };
 
 // All of them, in the order of their numbers on the wire.
@@ -131,6 +137,8 @@ struct Compression {
   size_t residuals() const { return codec() == nullptr ? 0 : codec()->residuals(); }
   bool carries_sums() const { return codec() != nullptr && codec()->carries_sums(); }
   bool makes_steps() const { return codec() != nullptr && codec()->makes_steps(); }
+  // The same, of a payload in that encoding: this one, or none.
+  Compression in(Encoding its_encoding) const { return {its_encoding, options}; }
 };
 
 // Throws Error(kUsage) that says what is wrong with it.
@@ -138,11 +146,11 @@ void check(const Compression& compression);
 
 // Bytes of a payload of so many elements of `type` (float32, unless the encoding is plain or absent); 0 where any size
 // may be.
-size_t encoded_bytes(Encoding encoding, DType type, size_t elements);
-// Whether a payload in that encoding can have so many bytes.
-bool can_have_bytes(Encoding encoding, DType type, size_t elements, size_t bytes);
-// What is wrong with the content of a payload that has come, or null.
-const char* problem_with_encoded(Encoding encoding, const void* payload, size_t bytes, size_t elements);
+size_t encoded_bytes(const Compression& how, DType type, size_t elements);
+// Whether a payload of so many elements can have so many bytes.
+bool can_have_bytes(const Compression& how, DType type, size_t elements, size_t bytes);
+// What is wrong with the content of a payload that has come and can have its bytes, or null.
+const char* problem_with_encoded(const Compression& how, const void* payload, size_t bytes, size_t elements);
 
 // As the codec does it, which is not null.
 inline void encode(const Compression& how, const float* gradient, float* residual, void* payload, size_t elements) {
@@ -153,6 +161,9 @@ inline void start_encoded_sum(const Compression& how, float* accumulator, const 
 }
 inline void add_encoded_to_sum(const Compression& how, float* accumulator, const void* payload, size_t elements) {
   how.codec()->add_to_sum(how.options, accumulator, payload, elements);
+}
+inline void decode_in_place(const Compression& how, float* values, size_t elements) {
+  how.codec()->decode_in_place(how.options, values, elements);
 }
 
 }  // namespace p3

@@ -13,7 +13,7 @@ from cpython.buffer cimport (
 from libcpp.memory cimport unique_ptr
 from libcpp.utility cimport move
 
-from p3._core cimport DType, OptimizerSpec, RoundScalars, optimizer_spec
+from p3._core cimport CodecOptions, DType, OptimizerSpec, RoundScalars, optimizer_spec
 
 cdef extern from "p3/dtype.h" namespace "p3" nogil:
     DType sum_type(DType type) noexcept
@@ -47,7 +47,8 @@ cdef extern from "p3/optimizer.h" namespace "p3" nogil:
 
 
 cdef extern from "p3/codec.h" nogil:
-    size_t c_payload_bytes "p3::codec_of(p3::Encoding::kTopK)->bytes_with"(size_t count, size_t elements) noexcept
+    size_t c_payload_bytes "p3::codec_of(p3::Encoding::kTopK)->bytes_with"(const CodecOptions& options, size_t count,
+                                                                           size_t elements) noexcept
 
 
 cdef extern from "codec/dgc.h" namespace "p3" nogil:
@@ -129,7 +130,7 @@ def encode_step(gradient, u, v, payload, size_t sent, float momentum, float rate
     cdef _Array to = _Array("payload", payload, True)
     for array in (g, m, kept):
         (<_Array> array).expect("an array", DType.kFloat32, g.elements)
-    to.expect("payload", <DType> <int> _CODES["B"], c_payload_bytes(sent, g.elements))
+    to.expect("payload", <DType> <int> _CODES["B"], c_payload_bytes(CodecOptions(), sent, g.elements))
     if not 0 < sent <= g.elements:
         raise ValueError(f"{sent} elements cannot be sent of {g.elements}")
     cdef DgcStep step

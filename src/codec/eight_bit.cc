@@ -82,7 +82,7 @@ class EightBit final : public Codec {
 
   size_t residuals() const override { return 1; }
   size_t run() const override { return 4; }
-  size_t bytes(size_t n) const override { return payload_bytes(n); }
+  size_t bytes(const Options&, size_t n) const override { return payload_bytes(n); }
   void encode(const Options&, const float* gradient, float* residual, void* payload, size_t n) const override {
     encode_eight_bit(gradient, residual, static_cast<uint8_t*>(payload), n);
   }

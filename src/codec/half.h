@@ -1,10 +1,6 @@
 // A codec that rounds each element to a type of half the size, to nearest even, and leaves nothing out.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-
 #include "numeric/sum.h"
 #include "p3/codec.h"
 
@@ -16,7 +12,7 @@ class HalfCodec final : public Codec {
       : Codec(its_encoding, its_name, its_effect), type_(type) {}
 
   bool carries_sums() const override { return true; }
-  size_t bytes(size_t n) const override { return n * size_of(type_); }
+  size_t bytes(const Options&, size_t n) const override { return n * size_of(type_); }
   void encode(const Options&, const float* gradient, float*, void* payload, size_t n) const override {
     finish_sum(type_, payload, gradient, n);
   }
@@ -25,17 +21,6 @@ class HalfCodec final : public Codec {
   }
   void add_to_sum(const Options&, float* accumulator, const void* payload, size_t n) const override {
     p3::add_to_sum(type_, accumulator, payload, n);
-  }
-  // Front to back in blocks: a block's floats end where its own halves end at the latest, and those have been copied.
-  void decode_in_place(float* values, size_t n) const override {
-    constexpr size_t kBlock = 1024;
-    uint16_t halves[kBlock];
-    const char* source = reinterpret_cast<const char*>(values) + n * sizeof(uint16_t);
-    for (size_t begin = 0; begin < n; begin += kBlock) {
-      const size_t count = std::min(kBlock, n - begin);
-      std::memcpy(halves, source + begin * sizeof(uint16_t), count * sizeof(uint16_t));
-      p3::start_sum(type_, values + begin, halves, count);
-    }
   }
 
  private:

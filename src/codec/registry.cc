@@ -1,6 +1,7 @@
 // Every codec, and what is asked of all of them.
 
 #include <array>
+#include <cstring>
 
 #include "p3/codec.h"
 #include "p3/error.h"
@@ -53,27 +54,52 @@ void check(const Compression& compression) {
 size_t Compression::bytes(size_t elements) const {
   const Codec* const its = codec();
   if (its == nullptr) return elements * sizeof(float);
-  return its->bytes_with(its->sent(options, 0, elements), elements);
+  return its->bytes_with(options, its->sent(options, 0, elements), elements);
 }
 
 Compression Compression::if_shorter(size_t elements) const {
   return bytes(elements) < elements * sizeof(float) ? *this : Compression();
 }
 
-size_t encoded_bytes(Encoding encoding, DType type, size_t elements) {
-  if (encoding == Encoding::kPlain) return elements * size_of(type);
-  const Codec* const codec = codec_of(encoding);
-  return codec == nullptr ? 0 : codec->bytes(elements);
+size_t encoded_bytes(const Compression& how, DType type, size_t elements) {
+  if (how.encoding == Encoding::kPlain) return elements * size_of(type);
+  return how.codec() == nullptr ? 0 : how.codec()->bytes(how.options, elements);
 }
 
-bool can_have_bytes(Encoding encoding, DType type, size_t elements, size_t bytes) {
-  const Codec* const codec = codec_of(encoding);
-  return codec == nullptr ? encoded_bytes(encoding, type, elements) == bytes : codec->can_have_bytes(elements, bytes);
+bool can_have_bytes(const Compression& how, DType type, size_t elements, size_t bytes) {
+  const Codec* const codec = how.codec();
+  return codec == nullptr ? encoded_bytes(how, type, elements) == bytes
+                          : codec->can_have_bytes(how.options, elements, bytes);
 }
 
-const char* problem_with_encoded(Encoding encoding, const void* payload, size_t bytes, size_t elements) {
-  const Codec* const codec = codec_of(encoding);
-  return codec == nullptr ? nullptr : codec->problem_with(payload, bytes, elements);
+const char* problem_with_encoded(const Compression& how, const void* payload, size_t bytes, size_t elements) {
+  const Codec* const codec = how.codec();
+  return codec == nullptr ? nullptr : codec->problem_with(how.options, payload, bytes, elements);
+}
+
+namespace {
+constexpr size_t kPiece = 4096;  // elements, as codec.h says
+}
+
+// Front to back, a piece of kPiece elements at a time, or the last ones, which are fewer than two pieces; each is copied
+// before it is decoded. Decoded, it ends 4 m bytes before the end of the place, where m elements follow it; encoded, these
+// lie behind it in the last bytes(m) - head_bytes() of the place. m is 0 or at least kPiece, of which no codec takes more
+// than 4 bytes for each: so what has not been copied yet is not overwritten.
+void Codec::decode_in_place(const Options& with, float* values, size_t n) const {
+  if (n == 0) return;
+  alignas(float) char payload[2 * kPiece * sizeof(float)];
+  const size_t head = head_bytes();
+  const char* source = reinterpret_cast<const char*>(values + n) - bytes(with, n);
+  std::memcpy(payload, source, head);
+  source += head;
+  for (size_t begin = 0; begin < n;) {
+    const size_t count = n - begin < 2 * kPiece ? n - begin : kPiece;
+    const size_t piece_bytes = bytes(with, count) - head;
+    std::memcpy(payload + head, source, piece_bytes);
+    start_sum(with, values + begin, payload, count);
+    begin += count;
+    source += piece_bytes;
+  }
 }
 
 }  // namespace p3

@@ -27,17 +27,17 @@ class TopK final : public Codec {
   size_t residuals() const override { return 2; }
   bool makes_steps() const override { return true; }
   size_t run() const override { return 16; }
-  size_t bytes(size_t) const override { return 0; }
-  bool can_have_bytes(size_t elements, size_t payload_bytes) const override {
+  size_t bytes(const Options&, size_t) const override { return 0; }
+  bool can_have_bytes(const Options&, size_t elements, size_t payload_bytes) const override {
     return can_be_top_k(payload_bytes, elements);
   }
   size_t sent(const Options& with, uint64_t round, size_t n) const override {
     return elements_to_send(dgc_of({Encoding::kTopK, with}), round, n);
   }
-  size_t bytes_with(size_t count, size_t n) const override {
+  size_t bytes_with(const Options&, size_t count, size_t n) const override {
     return is_worth_top_k(count, n) ? top_k_bytes(count, n) : n * sizeof(float);
   }
-  const char* problem_with(const void* payload, size_t payload_bytes, size_t elements) const override {
+  const char* problem_with(const Options&, const void* payload, size_t payload_bytes, size_t elements) const override {
     return problem_with_top_k(payload, payload_bytes, elements);
   }
   void encode(const Options&, const float*, float*, void*, size_t) const override {

@@ -90,7 +90,9 @@ class TwoBit final : public Codec {
 
   size_t residuals() const override { return 1; }
   size_t run() const override { return kElementsPerWord; }
-  size_t bytes(size_t n) const override { return (n + kElementsPerWord - 1) / kElementsPerWord * kWordBytes; }
+  size_t bytes(const Options&, size_t n) const override {
+    return (n + kElementsPerWord - 1) / kElementsPerWord * kWordBytes;
+  }
   void encode(const Options& with, const float* gradient, float* residual, void* payload, size_t n) const override {
     encode_two_bit(threshold(with), gradient, residual, static_cast<uint8_t*>(payload), n);
   }

@@ -42,8 +42,9 @@ std::string problem_with(const KeyPlan& plan) {
   if (codec != nullptr && (!is_dense || !codec->is_for(plan.dtype, /*is_vector=*/false)))
     return std::string(codec->name) + " is not for such keys";
   const Codec* const of_values = plan.value_codec.codec();
-  if (of_values != nullptr && (!is_dense || !plan.is_synchronous() || plan.takes_steps() || !of_values->comes_back() ||
-                               !of_values->is_for(plan.dtype, /*is_vector=*/false)))
+  if (of_values != nullptr &&
+      (!is_dense || !plan.is_synchronous() || plan.takes_steps() || !of_values->encodes_values() ||
+       of_values->residuals() > 1 || !of_values->is_for(plan.dtype, /*is_vector=*/false)))
     return std::string("what comes back of such keys cannot be ") + of_values->name;
   if ((plan.update == Update::kSteps) != plan.codec.makes_steps())
     return "its codec and its update contradict each other";

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from compressions import sender, slices_of
-from core_jobs import ADAM, DEADLINE_S, LR, MOMENTUM, Job, wait_all
+from core_jobs import ADAM, DEADLINE_S, LR, MOMENTUM, SGD, Job, wait_all
 
 from p3 import codecs
 from p3._core import LEFT_OUT, MASTER
@@ -14,7 +14,7 @@ from p3.placement import FRAME_BYTES
 SLICE = 1000
 ROUND = 7  # of a snapshot
 OPTIONS = {"2bit": {"threshold": 0.05}}
-KINDS = [name for name, codec in codecs.codecs().items() if codec.comes_back]
+KINDS = [name for name, codec in codecs.codecs().items() if codec.encodes_values]
 WITH_RESIDUAL = [name for name in KINDS if codecs.codecs()[name].residuals]
 SIZES = [0, 1, 3, 1001, 2500]  # a slice of one element is shorter as it is
 
@@ -205,7 +205,7 @@ def test_where_a_weight_is_not_finite_its_slice_comes_whole_and_the_others_encod
 
 
 def test_a_change_beyond_the_range_of_float16_comes_as_the_whole_value():
-    with BothWays("fp16", 100, MOMENTUM) as job:
+    with BothWays("fp16", 100, SGD) as job:
         gradients = job.gradients()
         gradients[0][7] = 1e6
         job.round(gradients)

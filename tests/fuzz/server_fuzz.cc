@@ -61,7 +61,7 @@ std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& 
   if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) == Encoding::kTopK)
     return top_k_payload(input, elements);
   if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) != Encoding::kPlain)
-    return input.bytes(encoded_bytes(compression.for_key(plan.dtype).encoding, plan.dtype, elements));
+    return input.bytes(encoded_bytes(compression.for_key(plan.dtype), plan.dtype, elements));
   return input.bytes(elements * size_of(header.kind == FrameKind::kStore ? sum_type(plan.dtype) : plan.dtype));
 }
 

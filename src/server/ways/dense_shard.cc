@@ -22,15 +22,16 @@ const char* DenseShard::problem_with_payload(const Header& header, int worker) c
   if (!as_agreed) return "in another encoding than agreed";
   if (is_gathered && encoding == Encoding::kPlain && worker != key.pusher_of(worker_of(key.plan, index)))
     return "another worker's to send";
-  const bool fits = can_have_bytes(encoding, static_cast<DType>(header.dtype), elements_, header.payload_bytes);
+  const Compression how = key.plan.codec.in(encoding);
+  const bool fits = can_have_bytes(how, static_cast<DType>(header.dtype), elements_, header.payload_bytes);
   return fits ? nullptr : "of another size than agreed";
 }
 
 void* DenseShard::place_of(const Header& header, PooledBuffer& buffer) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
   if (header.kind == FrameKind::kInit && !std::exchange(has_first_value_, true)) return value_;
-  const Codec* const codec = codec_of(static_cast<Encoding>(header.encoding));
-  const bool has_any_size = codec != nullptr && codec->bytes(elements_) == 0;
+  const Compression how = key.plan.codec.in(static_cast<Encoding>(header.encoding));
+  const bool has_any_size = how.codec() != nullptr && encoded_bytes(how, DType::kFloat32, elements_) == 0;
   buffer = PooledBuffer(host_.transient, has_any_size ? BufferPool::roomy(header.payload_bytes) : header.payload_bytes);
   return buffer.data();
 }

@@ -57,7 +57,8 @@ class EveryCodec : public testing::TestWithParam<Compression> {
 
   std::vector<float> residual(size_t n) const { return std::vector<float>(n * codec.residuals()); }
   std::vector<char> encoded(const std::vector<float>& values, std::vector<float>& kept) const {
-    std::vector<char> payload(codec.bytes(values.size()) + 2, 'x');  // at an odd address, as it may lie
+    std::vector<char> payload(codec.bytes(compression.options, values.size()) + 2,
+                              'x');  // at an odd address, as it may lie
     encode(compression, values.data(), kept.data(), payload.data() + 1, values.size());
     EXPECT_EQ(payload.front(), 'x');
     EXPECT_EQ(payload.back(), 'x');
@@ -73,9 +74,9 @@ TEST_P(EveryCodec, LosesNothingButRoundingThatItDoesNotKeep) {
       const std::vector<float> values = gradient(n, random), before = kept;
       const std::vector<char> payload = encoded(values, kept);
       EXPECT_LE(payload.size(), n * sizeof(float) + 2 * sizeof(float)) << "more than plain";
-      EXPECT_TRUE(codec.can_have_bytes(n, payload.size()));
-      EXPECT_FALSE(codec.can_have_bytes(n, payload.size() + 1));
-      EXPECT_EQ(codec.problem_with(payload.data(), payload.size(), n), nullptr);
+      EXPECT_TRUE(can_have_bytes(compression, DType::kFloat32, n, payload.size()));
+      EXPECT_FALSE(can_have_bytes(compression, DType::kFloat32, n, payload.size() + 1));
+      EXPECT_EQ(problem_with_encoded(compression, payload.data(), payload.size(), n), nullptr);
       std::vector<float> sum(n, 9);
       start_encoded_sum(compression, sum.data(), payload.data(), n);
       for (size_t i = 0; i < n; ++i) {
@@ -129,17 +130,24 @@ TEST_P(EveryCodec, ShowsAnOverflowAndForgetsIt) {
   }
 }
 
-TEST_P(EveryCodec, ThatCarriesSumsDecodesThemWhereTheyCame) {
-  if (!codec.carries_sums()) GTEST_SKIP() << codec.name << " does not";
-  EXPECT_EQ(codec.residuals(), 0u);
-  for (size_t n : kSizes) {
+TEST_P(EveryCodec, DecodesWhatComesBackInThePlaceOfItsFloats) {
+  EXPECT_TRUE(codec.encodes_values());
+  std::vector<size_t> sizes = kSizes;
+  for (size_t around : {size_t{4}, size_t{4096}, size_t{8192}, size_t{12288}})  // pieces, as codec.h says
+    for (size_t n : {around - 2, around - 1, around, around + 1}) sizes.push_back(n);
+  for (size_t n : sizes) {
     std::mt19937 random(static_cast<unsigned>(n));
-    std::vector<float> none, values(n + 2, -1), expected(n);
-    const std::vector<char> payload = encoded(gradient(n, random), none);
+    std::vector<float> kept = residual(n), values(n + 2, -1), expected(n);
+    const std::vector<char> payload = encoded(gradient(n, random), kept);
+    const bool is_shorter = payload.size() < n * sizeof(float);
+    EXPECT_TRUE(is_shorter || n < 4) << n;
+    EXPECT_EQ(compression.bytes(n), payload.size());
+    EXPECT_EQ(compression.if_shorter(n), is_shorter ? compression : Compression()) << n;
+    if (payload.size() > n * sizeof(float)) continue;
     start_encoded_sum(compression, expected.data(), payload.data(), n);
     char* const end = reinterpret_cast<char*>(values.data() + 1 + n);
     if (n > 0) std::memcpy(end - payload.size(), payload.data(), payload.size());
-    codec.decode_in_place(values.data() + 1, n);
+    decode_in_place(compression, values.data() + 1, n);
     EXPECT_EQ(bits({values.begin() + 1, values.end() - 1}), bits(expected)) << n;
     EXPECT_EQ(values.front(), -1);
     EXPECT_EQ(values.back(), -1);
@@ -159,11 +167,13 @@ TEST(Codecs, HaveNumbersAndNamesOfTheirOwn) {
     EXPECT_EQ(&codec_named(codec->name), codec);
     EXPECT_LE(codec->options.size(), Codec::kMostOptions);
     EXPECT_STRNE(codec->effect, "") << codec->name;
+    EXPECT_TRUE(codec->encodes_values() || !codec->carries_sums()) << codec->name;
+    const Codec::Options with = standard(*codec).options;
     for (size_t n : kSizes) {
-      const size_t sent = codec->sent(standard(*codec).options, 1, n);
+      const size_t sent = codec->sent(with, 1, n);
       EXPECT_LE(sent, n) << codec->name;
-      EXPECT_LE(codec->bytes_with(sent, n), n * sizeof(float) + 2 * sizeof(float)) << codec->name;
-      EXPECT_TRUE(codec->makes_steps() || codec->bytes_with(sent, n) == codec->bytes(n)) << codec->name;
+      EXPECT_LE(codec->bytes_with(with, sent, n), n * sizeof(float) + 2 * sizeof(float)) << codec->name;
+      EXPECT_TRUE(codec->makes_steps() || codec->bytes_with(with, sent, n) == codec->bytes(with, n)) << codec->name;
     }
     EXPECT_NO_THROW(check(standard(*codec))) << codec->name;
     EXPECT_TRUE(codec->is_for(DType::kFloat32, false)) << codec->name;

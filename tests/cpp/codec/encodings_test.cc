@@ -136,7 +136,7 @@ TEST_P(Compressed, AnOverflowIsSentAsNaNAndLeavesNothingBehind) {
       if (n == 0) continue;
       std::mt19937 random(static_cast<unsigned>(n));
       std::vector<float> residual(n), undisturbed(n), sum(n);
-      std::vector<uint8_t> payload(encoded_bytes(compression.encoding, DType::kFloat32, n)), expected = payload;
+      std::vector<uint8_t> payload(encoded_bytes(compression, DType::kFloat32, n)), expected = payload;
       for (float overflow : {kNaN, kInfinity, -kInfinity, std::numeric_limits<float>::max()}) {
         const std::vector<float> values = ordinary_gradient(n, random);
         encode(compression, values.data(), residual.data(), payload.data(), n);
@@ -303,7 +303,7 @@ TEST_P(Compressed, HalvesAreWidenedWhereTheyWereReceived) {
       std::memcpy(halves + i * sizeof(half), &value, sizeof value);
       expected[i] = half_to_float(value);
     }
-    kHalves.codec()->decode_in_place(values.data() + 1, n);
+    decode_in_place(kHalves, values.data() + 1, n);
     EXPECT_EQ(std::vector<float>(values.begin() + 1, values.end() - 1), expected) << n;
     EXPECT_EQ(values.front(), -1);
     EXPECT_EQ(values.back(), -1);

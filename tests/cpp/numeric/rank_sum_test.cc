@@ -63,7 +63,7 @@ std::vector<char> written(std::vector<float> values, DType type, const Compressi
     return bytes;
   }
   std::vector<float> residual(values.size());
-  std::vector<char> bytes(encoded_bytes(compression.encoding, type, values.size()));
+  std::vector<char> bytes(encoded_bytes(compression, type, values.size()));
   encode(compression, values.data(), residual.data(), bytes.data(), values.size());
   return bytes;
 }

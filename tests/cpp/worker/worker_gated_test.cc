@@ -134,7 +134,7 @@ TEST(GatedPush, IsReadOnlyWhenItLeavesAlsoIfItIsCompressed) {
       job.worker.ready(key, (slice + 1) * kSlice);
       EXPECT_EQ(job.server.must_receive().slice, slice);
       std::fill(residual.begin(), residual.end(), 0.0f);
-      std::vector<char> expected(encoded_bytes(compression.encoding, DType::kFloat32, kSlice));
+      std::vector<char> expected(encoded_bytes(compression, DType::kFloat32, kSlice));
       encode(compression, begin, residual.data(), expected.data(), kSlice);
       EXPECT_EQ(job.server.payload, expected);
     }

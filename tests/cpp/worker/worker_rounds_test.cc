@@ -171,7 +171,7 @@ TEST_P(WorkerWithResidual, KeepsWhatIsLeftOutOfEachSliceAlsoOverASkip) {
       const Header header = job.server.must_receive();
       const size_t count = std::min<size_t>(kSlice, n - offset);
       if (!skips) {
-        std::vector<char> expected(encoded_bytes(compression.encoding, DType::kFloat32, count));
+        std::vector<char> expected(encoded_bytes(compression, DType::kFloat32, count));
         encode(compression, gradient.data() + offset, residual.data() + offset, expected.data(), count);
         EXPECT_EQ(encoding_of(header), compression.encoding);
         ASSERT_EQ(job.server.payload, expected) << "round " << round;
@@ -203,7 +203,7 @@ TEST_P(WorkerWithResidual, GoesBackBehindAPushThatWasLeftOutAndFollowsTheScale) 
     for (size_t offset : {size_t{0}, size_t{kSlice}}) {
       const Header header = job.server.must_receive();
       const size_t count = std::min<size_t>(kSlice, n - offset);
-      std::vector<char> expected(encoded_bytes(compression.encoding, DType::kFloat32, count));
+      std::vector<char> expected(encoded_bytes(compression, DType::kFloat32, count));
       encode(compression, gradient.data() + offset, sent.data() + offset, expected.data(), count);
       ASSERT_EQ(job.server.payload, expected) << "round " << round;
       job.answer(header, std::vector<float>(count, float(round)));
@@ -228,7 +228,7 @@ TEST_P(WorkerWithResidual, GoesBackBehindAPushThatWasLeftOutAndFollowsTheScale) 
   for (size_t offset : {size_t{0}, size_t{kSlice}}) {
     const size_t count = std::min<size_t>(kSlice, n - offset);
     for (size_t i = offset; i < offset + count; ++i) captured[i] /= 4;
-    std::vector<char> expected(encoded_bytes(compression.encoding, DType::kFloat32, count));
+    std::vector<char> expected(encoded_bytes(compression, DType::kFloat32, count));
     encode(compression, gradient.data() + offset, captured.data() + offset, expected.data(), count);
   }
   EXPECT_EQ(captured, residual);  // what was captured was from before the fourth push

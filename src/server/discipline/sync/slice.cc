@@ -40,8 +40,8 @@ ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_t
 
 void ServerSlice::push(Task& task, Reply& reply) {
   if (task.payload) {
-    const auto encoding = static_cast<Encoding>(task.header.encoding);
-    reply.problem = problem_with_encoded(encoding, task.payload.data(), task.header.payload_bytes, elements_);
+    const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
+    reply.problem = problem_with_encoded(sent, task.payload.data(), task.header.payload_bytes, elements_);
     if (reply.problem != nullptr) return;
   }
   if (task.payload || (key.plan.is_gathered() && goes_on(task.header)))
@@ -59,8 +59,7 @@ void ServerSlice::add(Task& task) {
   round_.is_filled |= task.is_filled;
   if (worker == 0) priority_ = task.header.priority;
   PooledBuffer gradient = std::move(task.payload);
-  Compression sent = key.plan.codec;
-  sent.encoding = static_cast<Encoding>(task.header.encoding);
+  const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
   if (host_.sum_order != SumOrder::kRank) return total_.add(0, std::move(gradient), sent);
   if (machine_.empty() || key.machines->is_alone(worker)) return total_.add(machine, std::move(gradient), sent);
   RankSum& sum = machine_[static_cast<size_t>(machine)];

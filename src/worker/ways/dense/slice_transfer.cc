@@ -32,7 +32,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
     if (kind == Kind::kPush && way_.codec.makes_steps())
       size_step(frame.header, slice);
     else if (data_ != nullptr)
-      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(encoding, type_, slice.elements));
+      frame.header.payload_bytes = static_cast<uint32_t>(encoded_bytes(way_.codec.in(encoding), type_, slice.elements));
     if (data_ != nullptr) frame.payload = data_ + slice.offset * size_of(type_);
     frames.push_back(frame);
   }
@@ -94,7 +94,8 @@ const char* SliceTransfer::problem_with(const Header& header) const {
   if (!may_come(header, slice)) return "in another encoding than agreed";
   if (static_cast<DType>(header.dtype) != type_) return "wrongly sized";
   if (encoding == Encoding::kAbsent) return nullptr;
-  return can_have_bytes(encoding, type_, slice.elements, header.payload_bytes) ? nullptr : "wrongly sized";
+  const bool fits = can_have_bytes(compression_of(header), type_, slice.elements, header.payload_bytes);
+  return fits ? nullptr : "wrongly sized";
 }
 
 bool SliceTransfer::may_come(const Header& header, const Slice& slice) const {
@@ -110,6 +111,14 @@ bool SliceTransfer::may_come(const Header& header, const Slice& slice) const {
   return (is_round() || key_.catches_up) && encoding == plan.codec_of_sums().if_shorter(slice.elements).encoding;
 }
 
+Compression SliceTransfer::compression_of(const Header& answer) const {
+  const KeyPlan& plan = *key_.plan;
+  const Compression how = answer.kind == FrameKind::kChange ? plan.value_codec
+                          : plan.takes_steps()              ? plan.codec
+                                                            : plan.codec_of_sums();
+  return how.in(static_cast<Encoding>(answer.encoding));
+}
+
 void* SliceTransfer::place_of(const Header& header) {
   if (static_cast<Encoding>(header.encoding) != Encoding::kPlain) return nullptr;
   return landing_ + slice_at(*key_.plan, header.slice).offset * size_of(type_);
@@ -117,21 +126,19 @@ void* SliceTransfer::place_of(const Header& header) {
 
 const char* SliceTransfer::decode(Frame& answer) {
   Header& header = answer.header;
-  const auto encoding = static_cast<Encoding>(header.encoding);
-  if (codec_of(encoding) == nullptr) return nullptr;
-  const KeyPlan& plan = *key_.plan;
-  const Slice slice = slice_at(plan, header.slice);
+  const Compression how = compression_of(header);
+  if (how.codec() == nullptr) return nullptr;
+  const Slice slice = slice_at(*key_.plan, header.slice);
   const void* const payload = answer.payload;
-  if (const char* problem = problem_with_encoded(encoding, payload, header.payload_bytes, slice.elements))
-    return problem;
+  if (const char* problem = problem_with_encoded(how, payload, header.payload_bytes, slice.elements)) return problem;
   float* const place = place_of_slice(slice);
   if (header.kind == FrameKind::kChange) {
-    add_encoded_to_sum(plan.value_codec, place, payload, slice.elements);
-  } else if (plan.takes_steps()) {
+    add_encoded_to_sum(how, place, payload, slice.elements);
+  } else if (key_.plan->takes_steps()) {
     decay_weight(decay_of(header.scalars), place, slice.elements);
     subtract_top_k(place, payload, slice.elements);
   } else {
-    start_encoded_sum(plan.codec_of_sums(), place, payload, slice.elements);
+    start_encoded_sum(how, place, payload, slice.elements);
   }
   header.kind = FrameKind::kValue;
   header.encoding = static_cast<uint8_t>(Encoding::kPlain);

@@ -33,6 +33,8 @@ class SliceTransfer final : public Transfer {
 
  private:
   bool may_come(const Header& header, const Slice& slice) const;
+  // How the payload of an answer is encoded, if it may come so.
+  Compression compression_of(const Header& answer) const;
   // Whether the answer may say that all workers have taken their last step, though it brings a value.
   bool may_be_over() const { return kind == Kind::kSkip && !key_.plan->is_synchronous(); }
   // Of a key that takes steps: how many elements of the slice leave, and what does.
