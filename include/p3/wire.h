@@ -47,15 +47,17 @@ constexpr bool has_checksum(FrameKind kind) { return carries_slice(kind) || kind
 // How the elements of a payload are written. The type itself is the one agreed on: docs/protocol.md.
 enum class Encoding : uint8_t {
   kPlain = 0,     // as they lie in memory
-  kFloat16 = 1,   // float32 elements rounded to float16
+  kFloat16 = 1,   // float32 elements rounded to float16, times a scale of the slice, which comes first
   kTwoBit = 2,    // float32 elements as one of -threshold, 0, +threshold, 16 to each 4 bytes
   kAbsent = 3,    // none: kPush: this worker has nothing to add; kValue: no worker had, and the value stays
   kOneBit = 4,    // float32 elements as one of two means, which come first; 8 elements to a byte
   kTopK = 5,      // some float32 elements with their offsets; of any size below the plain one (wire/top_k.h)
   kBfloat16 = 6,  // float32 elements rounded to bfloat16
-  kEightBit = 7,  // float32 elements as multiples of a 127th of the largest of their block, which comes first
+  kEightBit = 7,  // float32 elements as multiples of a scale of their block, which comes first: from -127 to 127
+  kFourBit = 8,   // the same, from -7 to 7
+  kLargest = 9,   // the largest float32 elements of a slice, in few bits, with their offsets
 };
-constexpr Encoding kLastEncoding = Encoding::kEightBit;
+constexpr Encoding kLastEncoding = Encoding::kLargest;
 
 struct Header {
   uint32_t magic = kMagic;

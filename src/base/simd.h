@@ -27,6 +27,13 @@
 #define P3_INDEPENDENT
 #endif
 
+// Of the body of a loop that has loops of its own: only within loop_avx2() they are compiled for AVX2.
+#if defined(__GNUC__)
+#define P3_INLINE __attribute__((always_inline))
+#else
+#define P3_INLINE
+#endif
+
 namespace p3 {
 
 inline bool cpu_has_avx2() {

@@ -13,7 +13,7 @@
 //   weight = weight - sum, where the sum is not 0
 //
 // Threads: pure functions. Memory: the caller's; no two arrays overlap. encode_step() also takes some for as long as it
-// runs, about 4 bytes for 32 elements and 8 for each that is sent. Every build gives the same bits.
+// runs, about 4 bytes for 32 elements and 12 for each that is sent. Every build gives the same bits.
 #pragma once
 
 #include <cstddef>

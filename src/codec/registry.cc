@@ -1,5 +1,6 @@
 // Every codec, and what is asked of all of them.
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -13,11 +14,14 @@ const Codec& float16();
 const Codec& two_bit();
 const Codec& one_bit();
 const Codec& top_k();
-const Codec& bfloat16();
+const Codec& brain_float();
 const Codec& eight_bit();
+const Codec& four_bit();
+const Codec& largest();
 
 const std::vector<const Codec*>& codecs() {
-  static const std::vector<const Codec*> all{&float16(), &two_bit(), &one_bit(), &top_k(), &bfloat16(), &eight_bit()};
+  static const std::vector<const Codec*> all{&float16(),     &two_bit(),   &one_bit(),  &top_k(),
+                                             &brain_float(), &eight_bit(), &four_bit(), &largest()};
   return all;
 }
 
@@ -81,23 +85,21 @@ namespace {
 constexpr size_t kPiece = 4096;  // elements, as codec.h says
 }
 
-// Front to back, a piece of kPiece elements at a time, or the last ones, which are fewer than two pieces; each is copied
-// before it is decoded. Decoded, it ends 4 m bytes before the end of the place, where m elements follow it; encoded, these
-// lie behind it in the last bytes(m) - head_bytes() of the place. m is 0 or at least kPiece, of which no codec takes more
-// than 4 bytes for each: so what has not been copied yet is not overwritten.
+// Front to back, a piece of kPiece elements at a time, which is copied before it is decoded. Decoded, it ends 4 m bytes
+// before the end of the place, where m elements follow it; encoded, these are the last bytes(m) - head_bytes() of the place.
+// Of no codec is that more than 4 m: so what has not been copied yet is not overwritten.
 void Codec::decode_in_place(const Options& with, float* values, size_t n) const {
   if (n == 0) return;
-  alignas(float) char payload[2 * kPiece * sizeof(float)];
+  alignas(float) char payload[kPiece * sizeof(float)];
   const size_t head = head_bytes();
   const char* source = reinterpret_cast<const char*>(values + n) - bytes(with, n);
   std::memcpy(payload, source, head);
   source += head;
-  for (size_t begin = 0; begin < n;) {
-    const size_t count = n - begin < 2 * kPiece ? n - begin : kPiece;
+  for (size_t begin = 0; begin < n; begin += kPiece) {
+    const size_t count = std::min(kPiece, n - begin);
     const size_t piece_bytes = bytes(with, count) - head;
     std::memcpy(payload + head, source, piece_bytes);
     start_sum(with, values + begin, payload, count);
-    begin += count;
     source += piece_bytes;
   }
 }

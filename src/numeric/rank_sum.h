@@ -4,8 +4,8 @@
 // the first m and that of the others, m being the largest power of two below n, each made in the same way. So neighbours
 // are added as soon as they are there, whoever is late.
 //   Payloads of few bits are added one after the other in runs of neighbours (Codec::run()), and runs are to the tree what
-// places are otherwise: of two bits 16, of one bit 32, of eight bits 4, which together take the bytes of one sum; of
-// top-k 16.
+// places are otherwise: of two bits 16, of one bit 32, of four bits 8, of eight bits 4, which together take the bytes of one
+// sum; of the largest elements 16.
 //
 // Memory:  takes over buffers of a pool. Of n places at most n/2, rounded up, have parts of a sum that wait for others;
 //          while m places are missing, at most m * log2(n), rounded up: 6 if rank 0 of 64 is late. A part is at most a

@@ -52,40 +52,53 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Compression compression(codec.encoding);
   const float threshold = 0.25f * static_cast<float>(1 + input.below(8));
   if (compression.encoding == Encoding::kTwoBit) compression.options[0] = threshold;
+  if (compression.encoding == Encoding::kLargest)
+    compression.options = {(1 + input.below(100)) / 100.0, 4.0 + input.below(5)};
   const size_t elements = input.below(200);
   if (codec.makes_steps()) return steps(input, compression, elements);
   const size_t bytes = encoded_bytes(compression, DType::kFloat32, elements);
 
   const std::vector<char> payload = input.bytes(bytes);
-  std::vector<float> sum(elements);
-  start_encoded_sum(compression, sum.data(), payload.data(), elements);
-  if (compression.encoding == Encoding::kTwoBit)
-    for (float value : sum) require(value == 0 || std::fabs(value) == threshold || std::isnan(value));
-  add_encoded_to_sum(compression, sum.data(), payload.data(), elements);
+  const auto is_sound = [&](const char* content) {
+    return problem_with_encoded(compression, content, bytes, elements) == nullptr;
+  };
+  if (is_sound(payload.data())) {
+    std::vector<float> sum(elements);
+    start_encoded_sum(compression, sum.data(), payload.data(), elements);
+    if (compression.encoding == Encoding::kTwoBit)
+      for (float value : sum) require(value == 0 || std::fabs(value) == threshold || std::isnan(value));
+    add_encoded_to_sum(compression, sum.data(), payload.data(), elements);
+  }
 
   // As a worker receives it: at the end of the place of its float32.
   if (compression.if_shorter(elements).codec() != nullptr) {
     std::vector<float> landing(elements), expected(elements);
     char* const place = reinterpret_cast<char*>(landing.data() + elements) - bytes;
     input.take(place, bytes);
-    const std::vector<char> came(place, place + bytes);
-    start_encoded_sum(compression, expected.data(), came.data(), elements);
-    decode_in_place(compression, landing.data(), elements);
-    for (size_t i = 0; i < elements; ++i)
-      require(landing[i] == expected[i] || (std::isnan(landing[i]) && std::isnan(expected[i])));
+    if (is_sound(place)) {
+      const std::vector<char> came(place, place + bytes);
+      start_encoded_sum(compression, expected.data(), came.data(), elements);
+      decode_in_place(compression, landing.data(), elements);
+      for (size_t i = 0; i < elements; ++i)
+        require(landing[i] == expected[i] || (std::isnan(landing[i]) && std::isnan(expected[i])));
+    }
   }
 
   std::vector<float> gradient(elements), residual(elements), decoded(elements);
   input.take(gradient.data(), elements * sizeof(float));
   std::vector<char> encoded(bytes);
   encode(compression, gradient.data(), residual.data(), encoded.data(), elements);
+  require(is_sound(encoded.data()));
   start_encoded_sum(compression, decoded.data(), encoded.data(), elements);
   if (codec.residuals() == 0) return 0;
   // Whatever comes, what is left out is finite; and it and what was sent are the gradient, or NaN was sent.
+  const bool is_exact = compression.encoding == Encoding::kEightBit || compression.encoding == Encoding::kFourBit ||
+                        compression.encoding == Encoding::kLargest;
   bool overflows = false;
   for (float value : gradient) overflows |= !std::isfinite(value);
   for (size_t i = 0; i < elements; ++i) {
     require(std::isfinite(residual[i]));
+    if (is_exact && !overflows) require(double{decoded[i]} + residual[i] == gradient[i]);
     require(std::isnan(decoded[i]) == overflows);
     if (overflows) require(residual[i] == 0);
     if (overflows || std::fabs(gradient[i]) > 1e3f) continue;

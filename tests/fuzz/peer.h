@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "input.h"
+#include "p3/codec.h"
 #include "p3/socket_stream.h"
 #include "p3/wire.h"
 #include "plan/rows.h"
@@ -58,6 +59,17 @@ inline std::vector<char> top_k_payload(Input& input, size_t elements) {
   std::vector<char> payload(top_k_bytes(offsets.size(), elements));
   TopKWriter writer(payload.data(), offsets.size(), elements);
   for (size_t offset : offsets) writer.add(offset, input.number<float>());
+  for (uint8_t changes = input.byte(); changes > 200; changes = input.byte())
+    payload[input.below(static_cast<uint32_t>(payload.size()))] = static_cast<char>(input.byte());
+  return payload;
+}
+
+// A payload of kLargest, of a slice with so many elements: mostly sound.
+inline std::vector<char> largest_payload(Input& input, const Compression& compression, size_t elements) {
+  std::vector<float> gradient(elements), residual(elements);
+  for (float& value : gradient) value = static_cast<float>(input.byte());
+  std::vector<char> payload(encoded_bytes(compression, DType::kFloat32, elements));
+  encode(compression, gradient.data(), residual.data(), payload.data(), elements);
   for (uint8_t changes = input.byte(); changes > 200; changes = input.byte())
     payload[input.below(static_cast<uint32_t>(payload.size()))] = static_cast<char>(input.byte());
   return payload;

@@ -60,6 +60,8 @@ std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& 
   const size_t elements = slice_at(plan, header.slice % slice_count(plan)).elements;
   if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) == Encoding::kTopK)
     return top_k_payload(input, elements);
+  if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) == Encoding::kLargest)
+    return largest_payload(input, compression, elements);
   if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) != Encoding::kPlain)
     return input.bytes(encoded_bytes(compression.for_key(plan.dtype), plan.dtype, elements));
   return input.bytes(elements * size_of(header.kind == FrameKind::kStore ? sum_type(plan.dtype) : plan.dtype));
@@ -142,6 +144,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Compression compression;
   compression.encoding = more & 32 ? Encoding::kOneBit : static_cast<Encoding>(more % 3);
   const bool takes_steps = more & 16;  // which needs an optimizer, and no average
+  if (apart >> 4 == 6) compression = {Encoding::kLargest, {0.1, 6}};
+  if (apart >> 4 == 12) compression = Encoding::kFourBit;
   if (compression.encoding == Encoding::kTwoBit) compression.options[0] = 0.5;
   if (takes_steps) compression = {Encoding::kTopK, {0.001, 0, 0, 1}};
 

@@ -159,7 +159,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     else if (plan.has_rows())
       payload = rows_payload(input, plan, header.slice, 12);
     else
-      payload = input.bytes(slice_at(plan, header.slice).elements * (header.encoding == 1 ? 2 : 4));
+      payload = input.bytes(encoded_bytes(static_cast<Encoding>(header.encoding), DType::kFloat32,
+                                          slice_at(plan, header.slice).elements));
     (from_neighbour ? neighbour : server).send(input, header, payload, checksums);
     if (input.below(8) == 0) (from_neighbour ? neighbour : server).read();
   }

@@ -13,6 +13,7 @@
 #include "p3/captured.h"
 #include "plan/rows.h"
 #include "server/server_job.h"
+#include "transport/encoded.h"
 
 namespace p3 {
 namespace {
@@ -164,8 +165,8 @@ TEST_P(ServerCapture, OfSumsThatTravelAsFloat16IsWhatTheWorkersGot) {
   job.initialise(1, {9, 9, 9});
   Header push = Job::header(FrameKind::kPush, 1, 0, 1, 3);
   push.encoding = static_cast<uint8_t>(Encoding::kFloat16);
-  push.payload_bytes = 3 * sizeof(half);
-  const std::vector<half> gradient = {float_to_half(1.5f), float_to_half(-2), float_to_half(65504)};
+  const std::vector<char> gradient = encoded(Encoding::kFloat16, {1.5f, -2, 65504});
+  push.payload_bytes = static_cast<uint32_t>(gradient.size());
   job.workers[0].send(push, gradient.data());
   EXPECT_EQ(job.workers[0].must_receive().encoding, static_cast<uint8_t>(Encoding::kFloat16));
   job.capture(1, 0, 1);
@@ -178,12 +179,12 @@ TEST_P(ServerCapture, OfSumsThatTravelAsFloat16IsWhatTheWorkersGot) {
 TEST_P(ServerCapture, OfSumsThatTravelAsFloat16StaysAfterARoundThatAllSkip) {
   CaptureJob job(2, with());
   job.set_codec({Encoding::kFloat16, 0});
-  job.define(1, 2);
-  job.initialise(1, {9, 9});
-  Header push = Job::header(FrameKind::kPush, 1, 0, 1, 2);
+  job.define(1, 3);
+  job.initialise(1, {9, 9, 9});
+  Header push = Job::header(FrameKind::kPush, 1, 0, 1, 3);
   push.encoding = static_cast<uint8_t>(Encoding::kFloat16);
-  push.payload_bytes = 2 * sizeof(half);
-  const std::vector<half> gradient = {float_to_half(1.5f), float_to_half(-2)};
+  const std::vector<char> gradient = encoded(Encoding::kFloat16, {1.5f, -2, 1});
+  push.payload_bytes = static_cast<uint32_t>(gradient.size());
   for (RawPeer& worker : job.workers) worker.send(push, gradient.data());
   for (RawPeer& worker : job.workers)
     EXPECT_EQ(worker.must_receive().encoding, static_cast<uint8_t>(Encoding::kFloat16));
@@ -193,7 +194,7 @@ TEST_P(ServerCapture, OfSumsThatTravelAsFloat16StaysAfterARoundThatAllSkip) {
   job.capture(1, 0, 2);
   const auto arrays = job.server.take_captured(0);
   ASSERT_EQ(arrays.size(), 1u);
-  EXPECT_EQ(floats(arrays[0]), (std::vector<float>{3, -4}));
+  EXPECT_EQ(floats(arrays[0]), (std::vector<float>{3, -4, 2}));
 }
 
 TEST_P(ServerCapture, OutlivesTheServer) {

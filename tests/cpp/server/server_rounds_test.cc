@@ -11,6 +11,7 @@
 #include "p3/codec.h"
 #include "p3/server.h"
 #include "server/server_job.h"
+#include "transport/encoded.h"
 
 namespace p3 {
 namespace {
@@ -165,22 +166,26 @@ TEST_P(Rounds, AddUpWhatTwoBitsSay) {
   }
 }
 
+const Compression kHalves{Encoding::kFloat16};
+
 TEST_P(Rounds, SendFloat16SumsAndExactWeights) {
   for (bool with_optimizer : {false, true}) {
     Job job(2, with());
     if (with_optimizer) job.server.set_optimizer(0, sgd());
-    job.set_codec({Encoding::kFloat16, 0.5f});
+    job.set_codec(kHalves);
     job.define(1, 3);
     const std::vector<float> first = {1.0001f, 2.0001f, 70000.0f};
     job.initialise(1, first);  // never rounded
+    const std::vector<char> gradient = encoded(kHalves, {1, 0.0001f, 40001});
+    const std::vector<float> sent = decoded(kHalves, gradient, 3);
+    const std::vector<float> twice = {2 * sent[0], 2 * sent[1], 2 * sent[2]};
     for (uint64_t round = 1; round <= 2; ++round) {
-      const half gradient[3] = {float_to_half(1), float_to_half(0.0001f), float_to_half(40000)};
       for (int worker : {0, 1}) {
         Header header = Job::header(FrameKind::kPush, 1, 0, round, 3);
         header.encoding = static_cast<uint8_t>(Encoding::kFloat16);
-        header.payload_bytes = sizeof gradient;
+        header.payload_bytes = static_cast<uint32_t>(gradient.size());
         header.scalars.lr = 1;
-        job.workers[static_cast<size_t>(worker)].send(header, gradient);
+        job.workers[static_cast<size_t>(worker)].send(header, gradient.data());
       }
       for (int worker : {0, 1}) {
         RawPeer& peer = job.workers[static_cast<size_t>(worker)];
@@ -191,15 +196,13 @@ TEST_P(Rounds, SendFloat16SumsAndExactWeights) {
           ASSERT_EQ(peer.payload.size(), sizeof weight);
           std::memcpy(weight, peer.payload.data(), sizeof weight);
           if (round == 1) {
-            for (size_t i = 0; i < 3; ++i) EXPECT_EQ(weight[i], first[i] - 2 * half_to_float(gradient[i]));
+            for (size_t i = 0; i < 3; ++i) EXPECT_EQ(weight[i], first[i] - twice[i]);
           }
         } else {
           ASSERT_EQ(encoding_of(header), Encoding::kFloat16);
-          half sum[3];
-          ASSERT_EQ(peer.payload.size(), sizeof sum);
-          std::memcpy(sum, peer.payload.data(), sizeof sum);
-          for (size_t i = 0; i < 3; ++i) EXPECT_EQ(sum[i], float_to_half(2 * half_to_float(gradient[i])));
-          EXPECT_EQ(sum[2], 0x7c00);  // 80000 is infinity
+          EXPECT_EQ(peer.payload, encoded(kHalves, twice));
+          EXPECT_EQ(decoded(kHalves, peer.payload, 3), twice);
+          EXPECT_EQ(twice[2], 80000);  // which float16 alone does not hold
         }
       }
     }
@@ -213,19 +216,19 @@ TEST_P(Rounds, ASlowWorkerGetsTheLastValueWholeThoughRankZeroGivesNewOnes) {
     SCOPED_TRACE(kind);
     Job job(2, with(), 4096);
     if (kind == kWeights) job.server.set_optimizer(0, sgd());
-    if (kind == kHalfSums) job.set_codec({Encoding::kFloat16, 0.5f});
+    if (kind == kHalfSums) job.set_codec(kHalves);
     constexpr uint32_t kElements = 100000;  // more than all buffers of a connection hold
     KeyPlan plan = job.axes;
     plan.wire_key = 1;
     plan.elements = plan.slice_elements = kElements;
     job.server.define(plan, "key1", 0);
     job.initialise(1, std::vector<float>(kElements, 100));
-    std::vector<half> halves(kElements, float_to_half(2));
+    const std::vector<char> halves = encoded(kHalves, std::vector<float>(kElements, 2));
     for (int worker : {0, 1}) {
       if (kind == kHalfSums) {
         Header header = Job::header(FrameKind::kPush, 1, 0, 1, kElements);
         header.encoding = static_cast<uint8_t>(Encoding::kFloat16);
-        header.payload_bytes /= 2;
+        header.payload_bytes = static_cast<uint32_t>(halves.size());
         job.workers[static_cast<size_t>(worker)].send(header, halves.data());
       } else {
         job.push(worker, 1, 1, std::vector<float>(kElements, 2), 0, 0, 1);
@@ -240,10 +243,8 @@ TEST_P(Rounds, ASlowWorkerGetsTheLastValueWholeThoughRankZeroGivesNewOnes) {
     const std::vector<float> last = job.receive_value(1, &header);
     if (kind == kHalfSums) {
       EXPECT_EQ(encoding_of(header), Encoding::kFloat16);
-      std::vector<half> sum(kElements);
-      ASSERT_EQ(job.workers[1].payload.size(), sum.size() * sizeof(half));
-      std::memcpy(sum.data(), job.workers[1].payload.data(), sum.size() * sizeof(half));
-      EXPECT_EQ(sum, std::vector<half>(kElements, float_to_half(4)));
+      ASSERT_EQ(job.workers[1].payload.size(), halves.size());
+      EXPECT_EQ(decoded(kHalves, job.workers[1].payload, kElements), std::vector<float>(kElements, 4));
     } else {
       EXPECT_EQ(last, std::vector<float>(kElements, kind == kWeights ? 96 : 4));
     }

@@ -1,0 +1,215 @@
+// Top-k: the elements of largest magnitude of a slice, in few bits, for any optimizer; what is not sent, or lost by rounding,
+// is kept and added to the next gradient. (Deep gradient compression, top_k.cc, needs SGD, and sends steps.)
+//
+//   payload = scale base codes lows highs, of k elements, which ratio and n, the slice's elements, give
+//     scale: bfloat16; base: uint16; codes: of value_bits each, from the lowest bit of the first byte on
+//     lows: a byte for each element: its offset mod 256
+//     highs: for each 256 elements of the slice a bit 1 for each that is sent, then a bit 0; packed like codes
+//
+// So an offset takes 9 bits and a share of one bit for 256 elements, of slices of any size. A code's highest bit is the
+// sign, the others a number m, and it stands for (base + m) x scale: what is sent is at least as large as the smallest of
+// them, so only the way from there to the largest needs steps.
+//   scale = (largest - smallest) / most m, but at least largest x 2^-15 and 2^-126, in float32, rounded to nearest;
+// base = smallest / scale and base + m = magnitude / scale, rounded to nearest even; one less where the product with the
+// scale were infinite; m at most what the bits can hold. The scale has 8 digits and a number of scales 16, so their product
+// is exact, and so is the difference that is kept: what was sent and what is kept are what came, to the bit. Of an overflow
+// the scale is NaN, which stands for NaN everywhere in the slice, base and codes are 0, and the first k elements are named.
+// Sources: Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018 (feedback); Elias, JACM 1974 (offsets).
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "base/half.h"
+#include "base/simd.h"
+#include "codec/overflow.h"
+#include "codec/selection.h"
+#include "p3/codec.h"
+
+namespace p3 {
+namespace {
+
+constexpr size_t kBlock = 256;  // elements that a low byte tells apart
+
+size_t bytes_of_bits(size_t bits) { return (bits + 7) / 8; }
+
+void set_bit(uint8_t* bytes, size_t bit) { bytes[bit / 8] = static_cast<uint8_t>(bytes[bit / 8] | 1 << bit % 8); }
+bool has_bit(const uint8_t* bytes, size_t bit) { return bytes[bit / 8] >> bit % 8 & 1; }
+
+// Where the parts of a payload are.
+struct Layout {
+  Layout(const Codec::Options& with, size_t elements) : n(elements), value_bits(static_cast<size_t>(with[1])) {
+    if (n == 0) return;
+    const double share = std::ceil(with[0] * static_cast<double>(n));
+    k = std::min(n, std::max<size_t>(1, static_cast<size_t>(share)));
+    high_bits = k + (n + kBlock - 1) / kBlock;
+    codes = sizeof(bfloat16) + sizeof(uint16_t);
+    lows = codes + bytes_of_bits(k * value_bits);
+    highs = lows + k;
+    bytes = highs + bytes_of_bits(high_bits);
+  }
+  uint32_t most() const { return (1u << (value_bits - 1)) - 1; }
+
+  const size_t n, value_bits;
+  size_t k = 0, high_bits = 0, codes = 0, lows = 0, highs = 0, bytes = 0;
+};
+
+// What a code stands for, up to its sign.
+struct Grid {
+  bfloat16 scale;
+  uint16_t base;
+
+  // `unit` is the scale. Of a magnitude below 2^16 units.
+  static uint16_t units(float magnitude, float unit) {
+    const float whole = std::nearbyint(magnitude / unit);
+    return static_cast<uint16_t>(std::isfinite(whole * unit) ? whole : whole - 1);
+  }
+  static Grid of(float smallest, float largest, uint32_t most) {
+    const float step = (largest - smallest) / static_cast<float>(most);
+    Grid made;
+    made.scale = float_to_bfloat16(std::max({step, largest * 0x1p-15f, 0x1p-126f}));
+    made.base = units(smallest, made.unit());
+    return made;
+  }
+  static Grid in(const uint8_t* payload) {
+    Grid read;
+    std::memcpy(&read.scale, payload, sizeof read.scale);
+    std::memcpy(&read.base, payload + sizeof read.scale, sizeof read.base);
+    return read;
+  }
+  void write(uint8_t* payload) const {
+    std::memcpy(payload, &scale, sizeof scale);
+    std::memcpy(payload + sizeof scale, &base, sizeof base);
+  }
+  float unit() const { return bfloat16_to_float(scale); }
+  float value(uint32_t m) const { return static_cast<float>(base + m) * unit(); }
+};
+
+// Codes of `bits` each, at most 8; behind the last of them is another byte of the payload.
+void write_code(uint8_t* codes, size_t index, size_t bits, uint32_t code) {
+  uint8_t* const two = codes + index * bits / 8;
+  const uint32_t shifted = code << index * bits % 8;
+  two[0] = static_cast<uint8_t>(two[0] | shifted);
+  two[1] = static_cast<uint8_t>(two[1] | shifted >> 8);
+}
+uint32_t code_at(const uint8_t* codes, size_t index, size_t bits) {
+  const uint8_t* const two = codes + index * bits / 8;
+  return (two[0] | static_cast<uint32_t>(two[1]) << 8) >> index * bits % 8 & ((1u << bits) - 1);
+}
+
+void write_offsets(const Layout& at, const std::vector<uint32_t>& offsets, uint8_t* payload) {
+  for (size_t i = 0; i < at.k; ++i) {
+    payload[at.lows + i] = static_cast<uint8_t>(offsets[i] % kBlock);
+    set_bit(payload + at.highs, i + offsets[i] / kBlock);  // behind a bit for each element and each block before it
+  }
+}
+
+// visit(which of those sent, offset) for each, in the order of offsets. Of a payload of any content: of no more than k, and
+// the blocks are those that the bits say. Returns whether there are as many of both as there must be.
+template <typename Visit>
+bool each_offset(const Layout& at, const uint8_t* payload, Visit visit) {
+  size_t which = 0, block = 0;
+  for (size_t bit = 0; bit < at.high_bits; ++bit) {
+    if (!has_bit(payload + at.highs, bit))
+      ++block;
+    else if (which == at.k)
+      return false;
+    else
+      visit(which, block * kBlock + payload[at.lows + which]), ++which;
+  }
+  return which == at.k;
+}
+
+void encode_largest(const Layout& at, const float* gradient, float* residual, uint8_t* payload) {
+  std::fill_n(payload, at.bytes, static_cast<uint8_t>(0));
+  if (at.n == 0) return;
+  if (!adds_up(gradient, residual, at.n)) {
+    Grid{float_to_bfloat16(kNaN), 0}.write(payload);
+    std::vector<uint32_t> first(at.k);
+    for (size_t i = 0; i < at.k; ++i) first[i] = static_cast<uint32_t>(i);
+    return write_offsets(at, first, payload);
+  }
+  loop(at.n, [=](size_t i) { residual[i] += gradient[i]; });
+  const std::vector<uint32_t> offsets = offsets_of_largest(residual, at.n, at.k);
+  float smallest = std::fabs(residual[offsets[0]]), largest = smallest;
+  for (uint32_t offset : offsets) {
+    smallest = std::min(smallest, std::fabs(residual[offset]));
+    largest = std::max(largest, std::fabs(residual[offset]));
+  }
+  const Grid grid = Grid::of(smallest, largest, at.most());
+  grid.write(payload);
+  write_offsets(at, offsets, payload);
+  for (size_t i = 0; i < at.k; ++i) {
+    float& left = residual[offsets[i]];
+    const uint32_t m = std::min<uint32_t>(Grid::units(std::fabs(left), grid.unit()) - grid.base, at.most());
+    const bool is_minus = std::signbit(left);
+    write_code(payload + at.codes, i, at.value_bits, m | static_cast<uint32_t>(is_minus) << (at.value_bits - 1));
+    left -= is_minus ? -grid.value(m) : grid.value(m);
+  }
+}
+
+// accumulator += the decoded payload.
+void add_largest(const Layout& at, float* accumulator, const uint8_t* payload) {
+  if (at.n == 0) return;
+  const Grid grid = Grid::in(payload);
+  if (std::isnan(grid.unit())) {
+    std::fill_n(accumulator, at.n, kNaN);
+    return;
+  }
+  each_offset(at, payload, [&](size_t i, size_t offset) {
+    const uint32_t code = code_at(payload + at.codes, i, at.value_bits);
+    const float value = grid.value(code & at.most());
+    accumulator[offset] += code > at.most() ? -value : value;
+  });
+}
+
+class Largest final : public Codec {
+ public:
+  Largest()
+      : Codec(Encoding::kLargest, "topk",
+              "sent, rounded, when it is one of the largest of its slice; the rest is added to the next gradient",
+              {{"ratio", 0.01, 0, 1, true, "a number above 0 and at most 1"},
+               {"value_bits", 8, 4, 8, false, "a whole number from 4 to 8", Option::Kind::kWhole}}) {}
+
+  bool is_for(DType type, bool is_vector) const override { return type == DType::kFloat32 && !is_vector; }
+  size_t residuals() const override { return 1; }
+  size_t run() const override { return 16; }
+  size_t bytes(const Options& with, size_t n) const override { return Layout(with, n).bytes; }
+  const char* problem_with(const Options& with, const void* payload, size_t, size_t n) const override {
+    const Layout at(with, n);
+    size_t next = 0;
+    bool ascends = true;
+    const bool is_whole = each_offset(at, static_cast<const uint8_t*>(payload), [&](size_t, size_t offset) {
+      ascends &= offset >= next && offset < n;
+      next = offset + 1;
+    });
+    return is_whole && ascends ? nullptr : "of elements that do not ascend within its slice";
+  }
+  void encode(const Options& with, const float* gradient, float* residual, void* payload, size_t n) const override {
+    encode_largest(Layout(with, n), gradient, residual, static_cast<uint8_t*>(payload));
+  }
+  void start_sum(const Options& with, float* accumulator, const void* payload, size_t n) const override {
+    std::fill_n(accumulator, n, 0.0f);
+    add_largest(Layout(with, n), accumulator, static_cast<const uint8_t*>(payload));
+  }
+  void add_to_sum(const Options& with, float* accumulator, const void* payload, size_t n) const override {
+    add_largest(Layout(with, n), accumulator, static_cast<const uint8_t*>(payload));
+  }
+  // Of which no piece is a payload: so all of it is copied out.
+  void decode_in_place(const Options& with, float* values, size_t n) const override {
+    const size_t size = bytes(with, n);
+    const char* const end = reinterpret_cast<const char*>(values + n);
+    const std::vector<char> payload(end - size, end);
+    start_sum(with, values, payload.data(), n);
+  }
+};
+
+}  // namespace
+
+const Codec& largest() {
+  static const Largest codec;
+  return codec;
+}
+
+}  // namespace p3
