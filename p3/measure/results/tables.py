@@ -128,7 +128,7 @@ def times_by_compression(row: Row, results: Results) -> List[Table]:
 _TOLD_OF_COMPRESSED = ("model", "rate", "compute", "delay", "hosts", "release", "clip")
 _COMPRESSED_NOTE = (
     "The bound is that of P3's frames, compressed so; for DDP's half precision hooks it counts half of all bytes, for "
-    "others it is not known. Over: times as fast as the best bucket size of DDP, and of DDP with its half precision hook."
+    "others it is not known. Over: times as fast as DDP's best bucket size, without a hook, and with half precision."
 )
 
 

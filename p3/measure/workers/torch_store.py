@@ -4,8 +4,8 @@ Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, and `ddp:25` for Distrib
 25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph. With a plus and a compression
 (p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes one of torch's communication hooks.
 
-PowerSGD needs all gradients in one bucket: its hook waits, in a thread of Gloo's, for what another one of these must do,
-and there are two.
+PowerSGD needs all gradients in one bucket: its hook waits, in a thread of Gloo's, for what another one of these must
+do, and there are two.
 
 A worker that clips by the global norm gives max_norm to distribute(), for P3's optimizer, which then clips by itself,
 and calls clip_as_usual() between backward() and step(), for all others.
@@ -105,8 +105,8 @@ def _require_hook(text: str, net: nn.Module, megabytes: float) -> None:
     bytes_ = sum(weights.numel() * weights.element_size() for weights in net.parameters())
     if text.startswith("powersgd") and bytes_ > megabytes * (1 << 20):
         raise ValueError(
-            f"PowerSGD on Gloo hangs with several buckets, as it waits in Gloo's two threads; this model has "
-            f"{bytes_ / (1 << 20):.0f} MB: take buckets of at least as much, as ddp_{math.ceil(bytes_ / (1 << 20))}_{text}"
+            f"PowerSGD on Gloo hangs with several buckets, as it waits in Gloo's two threads; take one bucket, as the "
+            f"store ddp_{math.ceil(bytes_ / (1 << 20))}_{text} has it for this model"
         )
 
 

@@ -313,12 +313,17 @@ def test_tables_of_the_documentation_are_what_the_code_gives():
         assert row[1:] == ["%.3f, %.2fx" % pair for pair in zip(late[::2], late[1::2])]
 
 
-PUSHED = {"fp16": 20_000, "2bit": 2500, "1bit": 8 + 1250, "bf16": 20_000, "int8": 10_000 + 40 * 4}
+PUSHED = {
+    "fp16": 4 + 20_000, "2bit": 2500, "1bit": 8 + 1250, "bf16": 20_000, "int8": 79 * 2 + 10_000, "int4": 157 * 2 + 5000,
+    "topk": 4 + 100 + 100 + 18,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind, pushed", PUSHED.items())
 def test_encoded_pushes_are_shorter_and_broadcasts_are_whole(kind, pushed):
-    model, cluster = model_of((0.04, 1)), one_of_each(2, MB_PER_S)  # 10,000 elements: one slice
+    matrix = models.Tensor("weight", (100, 100))  # one slice; of one dimension, topk would be as if there were none
+    model = models.Model("made", 1.0, (models.Layer("layer", (matrix,), 1 / 3, 2 / 3),))
+    cluster = one_of_each(2, MB_PER_S)
     sent = 80 + pushed + 80 + 40_000
     compression = Compression(kind, "exact")
     assert bounds.card_bytes(model, cluster, 10_000, compression=compression) == pytest.approx(sent / 2)
@@ -327,20 +332,23 @@ def test_encoded_pushes_are_shorter_and_broadcasts_are_whole(kind, pushed):
     assert least == pytest.approx(sent / 1e6)
 
 
+INT8, INT4 = 20_000 + 157 * 2, 10_000 + 313 * 2  # blocks of 128 and of 64 elements, with a bfloat16 each
+TOPK = 4 + 200 + 200 + 35  # a scale and a base; codes of 8 bits, low bytes, 200 high bits and one for each 256 elements
+
+
 @pytest.mark.parametrize("text, pushed, back", [
-    ("fp16", 40_000, 40_000), ("int8", 20_000 + 79 * 4, 20_000 + 79 * 4), ("int8-bf16", 20_000 + 79 * 4, 40_000),
-    ("exact-int8", 80_000, 20_000 + 79 * 4), ("2bit-exact", 5000, 80_000), ("1bit", 8 + 2500, 8 + 2500),
+    ("fp16", 4 + 40_000, 4 + 40_000), ("int8", INT8, INT8), ("int8-bf16", INT8, 40_000), ("exact-int8", 80_000, INT8),
+    ("int4", INT4, INT4), ("topk:0.01-int4", TOPK, INT4), ("2bit-exact", 5000, 80_000), ("1bit", 8 + 2500, 8 + 2500),
 ])  # fmt: skip
 def test_bytes_both_ways_are_those_of_each_codec(text, pushed, back):
-    """A matrix of 20,000 elements, in blocks of 256 where there are blocks, and a vector of 100, which comes back whole.
-    """
+    """A matrix of 20,000 elements, and a vector of 100, which comes back whole."""
     tensors = (models.Tensor("weight", (100, 200)), models.Tensor("bias", (100,)))
     model = models.Model("made", 1.0, (models.Layer("layer", tensors, 1 / 3, 2 / 3),))
     compression = Compression.of(text)
-    of_vector = {"fp16": 200, "int8": 104, "exact": 400, "2bit": 25 + 3, "1bit": 8 + 13}[compression.up]
+    of_vector = {"fp16": 204, "int8": 102, "int4": 54, "2bit": 28, "1bit": 8 + 16}.get(compression.up, 400)
     sent = 80 + pushed + 80 + back + 80 + of_vector + 80 + 400
     found = bounds.card_bytes(model, one_of_each(2, MB_PER_S), 50_000, compression=compression)
-    assert found == pytest.approx(sent / 2, abs=4)
+    assert found == sent / 2
     wire = 1 + 66 / 1448
     least = bound(model, 0.0, one_of_each(2, MB_PER_S), 50_000, compression=compression).seconds
     assert least >= (80 + pushed + 80 + back) * wire / 1e6 * (1 - 1e-6)

@@ -197,9 +197,9 @@ def test_slices_of_a_codec_have_its_bytes_both_ways():
         slices = settings.job(dataclasses.replace(setting, compression=Compression.of(text)))["slices"]
         return [(one["push_bytes"] - 80, one["value_bytes"] - 80) for one in slices]
 
-    # Blocks of 256 elements, of each a float. What comes back of a vector is whole.
-    assert sent("int8") == [(20_000 + 79 * 4,) * 2, (10_000 + 40 * 4,) * 2, (104, 400)]
-    assert sent("fp16-exact") == [(40_000, 80_000), (20_000, 40_000), (200, 400)]
+    # Blocks of 128 elements, with a bfloat16 each. What comes back of a vector is whole.
+    assert sent("int8") == [(20_000 + 157 * 2,) * 2, (10_000 + 79 * 2,) * 2, (102, 400)]
+    assert sent("bf16-exact") == [(40_000, 80_000), (20_000, 40_000), (200, 400)]
     assert sent("exact") == [(80_000,) * 2, (40_000,) * 2, (400,) * 2]
 
 
