@@ -84,8 +84,9 @@ def parse(text: str) -> Optional[Compression]:
     try:
         for one in made or ():
             _check(one)
-        if made and made.options["value_compression"]:
-            store_options.validate("value_compression", made.options["value_compression"])
+        for name, value in (made.options if made else {}).items():
+            if value is not None:
+                store_options.validate(name, value)
     except (ValueError, NotBuilt) as error:
         raise argparse.ArgumentTypeError(f"compression {text!r}: {error}") from None
     return made
@@ -146,14 +147,14 @@ def _option(one: str) -> Optional[Dict[str, Any]]:
     name, _, value = one.partition(":")
     codec = codecs.codecs()[name]
     if not value:
-        return {"type": name}
+        return codecs.complete({"type": name})
     option = next(iter(codec.options), None)
     if option is None:
         raise ValueError(f"{name} has no option")
     number = option.kind(value)
     if not option.allows(number):
         raise ValueError(f"{option.name} of {name} is {value}; it must be {option.allowed}")
-    return {"type": name, option.name: number}
+    return codecs.complete({"type": name, option.name: number})
 
 
 def _bits(one: str) -> float:

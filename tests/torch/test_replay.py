@@ -77,9 +77,11 @@ def assert_right_and_alike(status, output):
     assert len({line["digest"] for line in results}) == 1
 
 
-@pytest.mark.parametrize("command", [REPLAY, CLIPPED, TRAINING], ids=["replay", "clipped", "training"])
-@pytest.mark.parametrize("codec", ["fp16", "int8", "int8-bf16", "1bit"])
-def test_workers_of_p3_that_compress_both_ways_end_near_and_alike(codec, command):
+@pytest.mark.parametrize("command, codec", [
+    (REPLAY, "fp16"), (REPLAY, "int8-bf16"), (REPLAY, "1bit"), (REPLAY, "topk:0.05"), (CLIPPED, "int8"),
+    (CLIPPED, "topk:0.05"), (TRAINING, "int4"),
+], ids=["fp16", "int8-bf16", "1bit", "topk", "clipped int8", "clipped topk", "training"])  # fmt: skip
+def test_workers_of_p3_that_compress_both_ways_end_near_and_alike(command, codec):
     assert_right_and_alike(*jobs.run_p3(2, 2, [*command, "--store", "p3_torch+" + codec]))
 
 

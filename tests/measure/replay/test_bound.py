@@ -345,7 +345,7 @@ def test_bytes_both_ways_are_those_of_each_codec(text, pushed, back):
     tensors = (models.Tensor("weight", (100, 200)), models.Tensor("bias", (100,)))
     model = models.Model("made", 1.0, (models.Layer("layer", tensors, 1 / 3, 2 / 3),))
     compression = Compression.of(text)
-    of_vector = {"fp16": 204, "int8": 102, "int4": 54, "2bit": 28, "1bit": 8 + 16}.get(compression.up, 400)
+    of_vector = {"fp16": 204, "int8": 102, "int4": 54, "2bit": 28, "1bit": 8 + 13}.get(compression.up, 400)
     sent = 80 + pushed + 80 + back + 80 + of_vector + 80 + 400
     found = bounds.card_bytes(model, one_of_each(2, MB_PER_S), 50_000, compression=compression)
     assert found == sent / 2
