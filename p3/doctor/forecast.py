@@ -8,11 +8,12 @@ One worker and one server on each host. The bound is p3/measure/replay/bound.py'
 from __future__ import annotations
 
 import statistics
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from p3.errors import ConfigError
+from p3.errors import ConfigError, NotBuilt
+from p3.measure.compressions import Compression
 from p3.measure.replay import bound as bounds
 from p3.measure.replay import models
 from p3.trace.lives import Trace
@@ -23,8 +24,9 @@ COMPRESSED = "the network is several times too slow for the model"
 SPARSE = "it is slower still, the optimizer is SGD with momentum, and training is long"
 
 _HIDDEN = 1.1  # of the computation: an iteration that takes no longer needs no help
-# Gradients of one or two bits leave the values whole, so about half of the bytes. If even that leaves an iteration this
-# many times as long as its computation, the values must be sparse, too.
+# Codecs whose bytes are forecast, both ways, from the least that is lost to the most. If even the last one leaves an
+# iteration this many times as long as its computation, what is sent must be sparse.
+_CODECS = ("bf16", "int8")
 _TOO_SLOW = 2.0
 _EVEN_LAYERS = 24
 _MOST_SIMULATED = 32  # hosts; the time of a simulation grows with the square of their number
@@ -41,6 +43,7 @@ class Forecast(NamedTuple):
     bound_s: float
     bound_reason: str
     predicted_s: Optional[float]  # None for many hosts, or where the simulator is not built
+    compressed_s: Dict[str, float]  # the bound with these codecs both ways; empty without the core
     strategy: str  # a row of docs/strategies.md
 
     @property
@@ -110,20 +113,24 @@ def forecast(
 ) -> Forecast:
     hosts = list(range(len(up_mbit)))
 
-    def bound(compute_s: float, faster: float = 1.0) -> bounds.Bound:
-        links = ([faster * rate for rate in rates] for rates in (up_mbit, down_mbit))
-        return bounds.bound(model, compute_s, bounds.Cluster(*links, hosts, hosts), delay_s=delay_ms / 1e3)
+    def bound(compute_s: float, compression: Optional[Compression] = None) -> bounds.Bound:
+        cluster = bounds.Cluster(up_mbit, down_mbit, hosts, hosts)
+        return bounds.bound(model, compute_s, cluster, delay_s=delay_ms / 1e3, compression=compression)
 
     alone, best = bound(0.0), bound(compute_s)
+    try:
+        compressed_s = {codec: bound(compute_s, Compression(codec, codec)).seconds for codec in _CODECS}
+    except NotBuilt:
+        compressed_s = {}
     if best.seconds <= _HIDDEN * compute_s:
         strategy = EXACT
-    elif bound(compute_s, faster=2.0).seconds <= _TOO_SLOW * compute_s:
+    elif min(compressed_s.values(), default=0.0) <= _TOO_SLOW * compute_s:
         strategy = COMPRESSED
     else:
         strategy = SPARSE
     return Forecast(
         model.name, model.bytes, compute_s, alone.seconds, compute_s + alone.seconds, best.seconds, best.reason,
-        _predicted(model, compute_s, up_mbit, down_mbit, delay_ms), strategy,
+        _predicted(model, compute_s, up_mbit, down_mbit, delay_ms), compressed_s, strategy,
     )  # fmt: skip
 
 

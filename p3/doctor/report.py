@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator, Optional, Sequence
 
-from p3.doctor.forecast import Forecast
+from p3.doctor.forecast import EXACT, Forecast
 from p3.doctor.rows import Row, aligned, healthy, rate
 from p3.doctor.rows import lines as row_lines
 
@@ -53,6 +53,9 @@ def _forecast(told: Forecast, hosts: int) -> Iterator[str]:
     ]
     if told.predicted_s is not None:
         rows.insert(2, ["P3, as simulated", told.predicted_s, "an iteration by p3 simulate"])
+    if told.strategy != EXACT:
+        rows += [["with %s" % codec, one_s, "the bound, if gradients and what comes back are compressed so"]
+                 for codec, one_s in told.compressed_s.items()]  # fmt: skip
     for name, seconds, text in rows:
         yield "  %-20s %9.4f s  %s" % (name, seconds, text)
     yield "  Overlap can hide %.0f%% of the communication at best." % (100 * told.hidden)

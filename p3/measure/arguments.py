@@ -51,9 +51,14 @@ def name_among(known: Callable[[], Sequence[str]]) -> Callable[[str], str]:
 
 def names_among(known: Sequence[str]) -> Callable[[str], List[str]]:
     """A list, each at most once."""
+    return names_of(name_among(lambda: known))
+
+
+def names_of(one: Callable[[str], str]) -> Callable[[str], List[str]]:
+    """A list of what `one` parses, each at most once."""
 
     def parse(text: str) -> List[str]:
-        names = list_of(name_among(lambda: known))(text)
+        names = list_of(one)(text)
         if len(set(names)) < len(names):
             raise argparse.ArgumentTypeError(f"{text!r} names one twice")
         return names

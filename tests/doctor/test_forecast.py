@@ -5,8 +5,9 @@ import math
 import pytest
 from processes import ROOT
 
-from p3.doctor import forecast
+from p3.doctor import forecast, report
 from p3.errors import ConfigError
+from p3.measure.compressions import Compression
 from p3.measure.replay import bound, models
 from p3.trace import lives
 
@@ -32,6 +33,18 @@ def test_the_bound_is_that_of_the_replay():
 def test_each_row_of_the_strategies_is_found_where_it_belongs(compute_s, strategy):
     assert told(compute_s, 1000).strategy == strategy
     assert "\n| %s |" % strategy in STRATEGIES
+
+
+def test_bounds_with_codecs_are_by_their_own_formulas_and_told_where_they_matter():
+    found, cluster = told(0.6, 1000), bound.one_of_each(3, 1000)
+    assert found.compressed_s == {
+        codec: bound.bound(models.load("resnet50", 1.0), 0.6, cluster, delay_s=1e-4,
+                           compression=Compression(codec, codec)).seconds
+        for codec in ("bf16", "int8")
+    }  # fmt: skip
+    assert found.bound_s > found.compressed_s["bf16"] > found.compressed_s["int8"]
+    slow, hidden = ("\n".join(report._forecast(told(compute_s, 1000), 3)) for compute_s in (0.6, 20.0))
+    assert "with int8" in slow and "with bf16" in slow and "with " not in hidden.replace("with headers", "")
 
 
 def test_a_model_of_which_the_size_is_known():

@@ -1,4 +1,5 @@
-"""A worker that counts the bytes through its host's network card over some rounds of one key: KIND ALPHA ROUNDS.
+"""A worker that counts the bytes through its host's network card over some rounds of one key: KIND ALPHA ROUNDS, and
+for a dense one a compression (p3/measure/compressions.py).
 
 KIND: `dense`; `whole`, a dense weight with row_sparse gradients; `rows`, a row_sparse weight whose rows are fetched.
 Prints JSON: bytes of the value, in and out of the card, and how many rows were pushed by this worker and by all.
@@ -9,6 +10,8 @@ import sys
 
 import numpy as np
 
+from p3 import codecs
+from p3.measure import compressions
 from p3.worker.session import Session
 
 ROWS, LENGTH = 20000, 64
@@ -27,8 +30,13 @@ def rows_of(rank, workers, round_, alpha):
     return np.sort(np.concatenate([common[: count // 2], own]))
 
 
-def main(kind, alpha, rounds):
+def main(kind, alpha, rounds, compression="exact"):
     with Session.open() as session:
+        encoded = compressions.parse(compression)
+        for option, value in (encoded.options if encoded else {}).items():
+            if value is not None:
+                session.set_option(0, option, codecs.complete(value, of_mxnet=True))
+        generator = np.random.RandomState(session.rank)
         key = session.declare("w", (ROWS, LENGTH), "float32", sparse=kind != "dense")
         first = np.zeros((ROWS, LENGTH), "float32")
         landing = None if kind == "rows" else np.empty((ROWS, LENGTH), "float32")
@@ -45,7 +53,8 @@ def main(kind, alpha, rounds):
             mine = everyone[session.rank]
             values = np.ones((len(mine), LENGTH), "float32")
             if kind == "dense":
-                session.pushpull(key, np.ones((ROWS, LENGTH), "float32"), landing, lr=1.0).wait(TIMEOUT_S)
+                gradient = generator.randn(ROWS, LENGTH).astype("float32")
+                session.pushpull(key, gradient, landing, lr=1.0).wait(TIMEOUT_S)
             else:
                 session.pushpull(key, (mine, values), landing, lr=1.0).wait(TIMEOUT_S)
             if kind == "rows":
@@ -56,4 +65,4 @@ def main(kind, alpha, rounds):
         print(json.dumps({"value": 4 * ROWS * LENGTH, "card": card_bytes() - before, "pushed": pushed, "union": union}))
 
 
-main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

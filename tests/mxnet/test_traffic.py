@@ -9,9 +9,11 @@ import pytest
 from lab_traces import needs_lab
 from processes import ROOT
 
+from p3.measure import compressions
 from p3.measure.jobs.job import Job
 from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import lab
+from p3.measure.replay import bound, models
 
 SCRIPT = ROOT / "tests" / "jobs" / "traffic.py"
 ROUNDS = 4
@@ -20,9 +22,9 @@ ID_BYTES = 4  # of a row, at most: a gap, and the frames' own headers
 DEADLINE_S = 60
 
 
-def cards(tmp_path, hosts, kind, alpha, workers=None, **environment):
+def cards(tmp_path, hosts, kind, alpha, workers=None, compression="exact", **environment):
     """What each worker has counted, on its host."""
-    command = [sys.executable, str(SCRIPT), kind, str(alpha), str(ROUNDS)]
+    command = [sys.executable, str(SCRIPT), kind, str(alpha), str(ROUNDS), compression]
     with lab(hosts) as made, Job(
         STORES["p3_sync"], made, command, root=made[0], port=9100, folder=tmp_path, omp_threads=1,
         workers=workers, servers=hosts, environment=environment,
@@ -50,6 +52,20 @@ def test_bytes_on_the_cards_are_those_of_the_paper(tmp_path, hosts, kind, alpha)
     measured = statistics.mean(one["card"] for one in counted)
     print(f"{measured / (of_paper * elsewhere):.3f} of the paper's")
     assert 0.99 * of_paper * elsewhere <= measured <= (1.05 * of_paper + ID_BYTES * ids) * elsewhere
+
+
+@needs_lab
+@pytest.mark.parametrize("compression", ["exact", "int8", "fp16-int8", "exact-bf16", "1bit"])
+def test_bytes_on_the_cards_are_those_of_the_codecs_formulas_both_ways(tmp_path, compression):
+    """Of P3's frames alone. Besides them a card counts headers, of segments that leave as one once, acknowledgements,
+    and some kB of heartbeats and barriers."""
+    counted = cards(tmp_path, 2, "dense", 1, compression=compression)
+    shape = (counted[0]["value"] // ROW_BYTES, ROW_BYTES // 4)
+    model = models.Model("w", 1.0, (models.Layer("w", (models.Tensor("w", shape),), 1 / 3, 2 / 3),))
+    sent = bound.card_bytes(model, bound.one_of_each(2, 100.0), compression=compressions.parse(compression))
+    measured, frames = statistics.mean(one["card"] for one in counted), 2 * ROUNDS * sent
+    print(f"{measured / frames:.4f} of the frames")
+    assert frames <= measured <= 1.02 * frames + 20_000
 
 
 @needs_lab

@@ -33,7 +33,7 @@ def losses_on_the_joined_batch(name, max_norm=None):
     net = lesson.make_net(SIZE)
     optimizer, losses = lesson.make_optimizer(net), []
     for number in range(STEPS):
-        inputs, targets = map(torch.cat, zip(*(lesson.batch(data, number, rank) for rank in range(2))))
+        inputs, targets = map(torch.cat, zip(*(lesson.batch(data, number, rank, 0) for rank in range(2))))
         optimizer.zero_grad()
         loss = lesson.loss(net, inputs, targets)
         losses.append(loss.item())

@@ -15,7 +15,7 @@ import sys
 from typing import Dict, List
 
 from p3.errors import ConfigError
-from p3.measure.arguments import list_of, names_among, number, slice_size
+from p3.measure.arguments import list_of, names_among, names_of, number, slice_size
 from p3.measure.bench import experiments
 from p3.measure.jobs import stores
 from p3.measure.lab.command import delay, rates, told
@@ -111,8 +111,9 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
         "without_held_out": flag("only configurations that the simulator may be tuned by"),
         # How long it computes.
         "compute": option(f"seconds of emulated computation in an iteration (default{compute})", number(0, 1e4), "S"),
-        "regimes": option("slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s (default: both)",
-                          names_among(tuple(experiments.REGIMES)), default=",".join(experiments.REGIMES)),
+        "regimes": option("slow: 200 Mbit/s and 4 s of computation; fast: 800 Mbit/s and 1 s; others as 100mbit/1s "
+                          "(default: slow,fast)",
+                          names_of(experiments.regime_name), default=",".join(experiments.REGIMES)),
         "ratios": option("the values' time in one direction over the computation's (default %(default)s)",
                          list_of(number(0.01, 100)), "R[,...]", default=experiments.RATIOS),
         "jitter": option("spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
@@ -140,7 +141,9 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
                            "measured)", metavar="FILE"),
         "delay": option("delay between hosts, one way, for example 0.1ms (default: none)", delay, "D"),
         # How often.
-        "stores": option("stores, comma-separated (default %(default)s)", names_among(experiment.stores())),
+        "stores": option("stores, comma-separated; those of torch also with a compression, as p3_torch_int8, "
+                         "p3_torch_int8-bf16 or ddp_25_fp16 (default %(default)s)",
+                         names_of(stores.among(experiment.stores()))),
         "iterations": option("iterations of a run that count (default %(default)s)", whole, "N"),
         "epochs": option("epochs of a run (default %(default)s)", number(2, 10000, int), "N", dest="iterations"),
         # The first iteration waits for nothing, and would be shorter than the bound.

@@ -34,10 +34,11 @@ def _common(configuration: Configuration, course: Course) -> List[str]:
 
 
 def _compression(store: Store) -> List[str]:
-    if store.compression is None:
+    """Of MXNet's; those of torch have it in their names."""
+    if store.compression is None or store.is_torch:
         return []
-    kind, ratio = store.compression
-    return ["--compression", kind] if ratio is None else ["--dgc", repr(ratio)]
+    kind, _, ratio = store.compression.up.partition(":")
+    return ["--dgc", ratio] if ratio else ["--compression", kind]
 
 
 def _clip(configuration: Configuration) -> List[str]:
@@ -70,6 +71,10 @@ def _lesson(store: Store, configuration: Configuration, course: Course, _repeat:
     return _program("p3.measure.trainings.torch_lesson", store, *common, "--model", configuration.model)
 
 
+def _seeded_lesson(store: Store, configuration: Configuration, course: Course, repeat: int) -> List[str]:
+    return [*_lesson(store, configuration, course, repeat), "--seed", str(repeat)]
+
+
 def _lesson_bytes(configuration: Configuration) -> int:
     try:
         from p3.measure.trainings import lessons
@@ -92,6 +97,7 @@ REPLAY = Computation(
 )  # fmt: skip
 CONVNET = Computation("real", _convnet, lambda one: mxnet_convnet.model_bytes(one.size), _curve)
 LESSON = Computation("real", _lesson, _lesson_bytes, _curve)
+SEEDED_LESSON = LESSON._replace(command=_seeded_lesson)
 RESNET = Computation(
     "real", _resnet, lambda one: resnets.model_bytes(resnets.depth_of(one.model)),
     lambda workers, store: measured.accuracies(workers), lambda one: resnets.steps_of_an_epoch(one.workers),

@@ -7,16 +7,18 @@ compute, what is measured besides times, and how tables and figures show it.
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from functools import partial
 from typing import Callable, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from p3.errors import ConfigError
+from p3.measure.arguments import number
 from p3.measure.bench import validation as validated
-from p3.measure.bench.computations import CONVNET, LESSON, REPLAY, RESNET, Computation
+from p3.measure.bench.computations import CONVNET, LESSON, REPLAY, RESNET, SEEDED_LESSON, Computation
 from p3.measure.bench.configuration import Configuration, rate_text
 from p3.measure.bench.paths import PATHS
-from p3.measure.jobs.stores import OURS, Store, names, of_codecs
+from p3.measure.jobs.stores import OURS, Store, names, of_codecs, of_torch
+from p3.measure.lab.command import rates
 from p3.measure.replay import models
 from p3.measure.results import records, tables, views
 from p3.measure.results.tables import Table, times
@@ -28,6 +30,7 @@ SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 TRAINED = "convnet"  # the model of trainings/mxnet_convnet.py
 GOALS = {"gpt": 2.5, "convnet": 0.4}  # of trainings/lessons.py: the losses that they shall reach
+CLIPS = {"gpt": 1.0}  # the norms to which `codecs` clips their gradients, unless told
 
 
 def _replayed() -> Tuple[str, ...]:
@@ -80,9 +83,25 @@ def targets(options: Namespace) -> List[Configuration]:
             options, model, compute_s=_one(options.compute, compute_s), rate_mbit=_one(options.rate, rate_mbit),
             label=regime,
         )
-        for regime, (rate_mbit, compute_s) in ((name, REGIMES[name]) for name in options.regimes)
+        for regime, (rate_mbit, compute_s) in ((name, _regime(name)) for name in options.regimes)
         for model in options.models
     ]  # fmt: skip
+
+
+def regime_name(text: str) -> str:
+    """As argparse's `type`: of REGIMES, or a rate and the seconds of computation, as 100mbit/1s."""
+    _regime(text)
+    return text
+
+
+def _regime(name: str) -> Tuple[float, float]:
+    """Mbit/s, and seconds of computation."""
+    if name in REGIMES:
+        return REGIMES[name]
+    rate, slash, seconds = name.partition("/")
+    if not slash or not seconds.endswith("s"):
+        raise ArgumentTypeError(f"{name!r} is none of {', '.join(REGIMES)}, nor a rate and a time, as 100mbit/1s")
+    return rates(rate)[0], number(0, 1e4)(seconds[:-1])
 
 
 def bandwidth(options: Namespace) -> List[Configuration]:
@@ -177,6 +196,21 @@ def learn(options: Namespace) -> List[Configuration]:
     ]  # fmt: skip
 
 
+def codecs(options: Namespace) -> List[Configuration]:
+    return [
+        _configuration(
+            options, model, rate_text(options.rate[0]), compute_s=None, clip=options.clip or CLIPS.get(model)
+        )
+        for model in options.models
+    ]  # fmt: skip
+
+
+def _every_codec() -> str:
+    """Stores: exact training, DDP's hooks, and P3 with each codec that needs no option."""
+    ddp = ["ddp_1", "ddp_1_fp16", "ddp_25_powersgd", "ddp_25_powersgd:2"]
+    return ",".join([*ddp, "p3_torch", *(f"p3_torch_{codec}" for codec in of_torch())])
+
+
 def accuracy(options: Namespace) -> List[Configuration]:
     rate_mbit, workers = options.rate[0], options.hosts[0]
     if resnets.steps_of_an_epoch(workers) == 0:
@@ -259,6 +293,7 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         "targets", "each model at a slow and a fast rate: speedups over MXNet's stores, distance to the bound", targets,
         {"stores": "dist_sync,mxnet_p3,p3_sync", "rate": None, "compute": None},
         options=("regimes", *_REPLAYED),
+        tables=(partial(tables.times_by_compression, tables.MODEL),),
         figure=views.Figure("bars", "Iteration time"),
     ),
     Experiment(
@@ -346,9 +381,21 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
          "iterations": 150, "optimizer": "sgd"},
         options=("models", "loss", "clip", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
         stores=lambda: names("torch"), models=tuple(GOALS), megabytes=10, computation=LESSON, is_balanced=True,
-        agreement=lambda configuration, _repeat, _store: configuration,
+        agreement=lambda configuration, _repeat, store: (configuration, store.compression and store.name),
         tables=(partial(times, tables.MODEL), tables.seconds_to_goals),
         figure=views.Figure("curves", "Loss over seconds of real training"),
+    ),
+    Experiment(
+        "codecs", "what compression costs in learning: losses of a GPT, clipped, and of a convolutional net, trained "
+        "with PyTorch, with every codec both ways and with DDP's hooks; a seed for each repeat",
+        codecs,
+        {"models": ",".join(GOALS), "stores": _every_codec, "rate": "200mbit", "compute": None, "shrink": 0.3,
+         "iterations": 197, "warmup": 3, "optimizer": "sgd"},
+        options=("models", "clip", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
+        stores=lambda: names("torch"), models=tuple(GOALS), megabytes=3, computation=SEEDED_LESSON,
+        agreement=lambda configuration, repeat, store: (configuration, repeat, store.compression and store.name),
+        tables=(tables.losses_of_seeds,),
+        figure=views.Figure("losses", "Loss with and without compression"),
     ),
     Experiment(
         "accuracy", "test accuracy of a real residual net against epochs and seconds, a seed for each repeat (Fig. 11)",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Optional
 
 from p3.measure.bench.configuration import Configuration
+from p3.measure.compressions import Compression
 from p3.measure.jobs.stores import Store
 from p3.measure.replay import bound, models
-from p3.measure.replay.payloads import Compression
 
 
 def goal(configuration: Configuration, compression: Optional[Compression] = None) -> Optional[bound.Bound]:
-    """No store can be faster that compresses gradients in that way. None where that cannot be computed."""
-    if not configuration.is_emulated or configuration.batch is not None or configuration.rate_mbit is None:
+    """No store can be faster that compresses in that way. None where that cannot be computed."""
+    if not _is_emulated(configuration) or configuration.rate_mbit is None or not _has_formula(compression):
         return None
     return bound.bound(
         models.load(configuration.model, configuration.size),
@@ -26,14 +26,25 @@ def goal(configuration: Configuration, compression: Optional[Compression] = None
     )
 
 
-def why_unknown(configuration: Configuration) -> str:
-    if not configuration.is_emulated or configuration.batch is not None:
+def why_unknown(configuration: Configuration, compression: Optional[Compression] = None) -> str:
+    if not _is_emulated(configuration):
         return "unknown: the computation is real, and its layers' times are not measured"
-    return "unknown: no rate is given"
+    return "unknown: no rate is given" if _has_formula(compression) else f"unknown: no codec of P3's is {compression}"
 
 
-def card_bytes(store: Store, configuration: Configuration) -> float:
-    """That each card sends in an iteration, in the mean over the hosts."""
+def _is_emulated(configuration: Configuration) -> bool:
+    """All of it."""
+    return configuration.is_emulated and configuration.batch is None
+
+
+def _has_formula(compression: Optional[Compression]) -> bool:
+    return compression is None or compression.is_of_codecs
+
+
+def card_bytes(store: Store, configuration: Configuration) -> Optional[float]:
+    """That each card sends in an iteration, in the mean over the hosts; None where no formula has it."""
+    if not _has_formula(store.compression):
+        return None
     model = models.load(configuration.model, configuration.size)
     cluster, elements = _cluster(configuration), configuration.slice_elements
     if store.route is None:

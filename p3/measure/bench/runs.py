@@ -58,7 +58,7 @@ def run(store: Store, configuration: Configuration, course: Course, site: Site, 
         "iteration_s": [],
         "median_s": None,
         "bound_s": limit.seconds if limit else None,
-        "bound_reason": limit.reason if limit else limits.why_unknown(configuration),
+        "bound_reason": limit.reason if limit else limits.why_unknown(configuration, store.compression),
         "stall_s": None,
         "worst_layer": None,
         "cpu_s": None,
@@ -83,7 +83,8 @@ def run(store: Store, configuration: Configuration, course: Course, site: Site, 
     record.update(measured.summary(workers))
     record["cpu_s"] = None if used_s is None else round(used_s / len(record["iteration_s"]), 6)
     if experiment.counts_bytes:
-        record["card_bytes"] = round(limits.card_bytes(store, configuration))
+        card_bytes = limits.card_bytes(store, configuration)
+        record["card_bytes"] = None if card_bytes is None else round(card_bytes)
         record.update({f"{role}_peak_bytes": watched.peak_bytes(role) for role in ("worker", "server")})
     if experiment.is_paced or course.pause_s > 0:
         record.update(measured.pace(workers))

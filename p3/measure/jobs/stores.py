@@ -1,27 +1,33 @@
 """The stores that are compared: what a job of each is, and how tables and figures name and draw it.
 
 What all of them have in common stands here once; nothing elsewhere lists them. Results are read without the core.
+
+Stores of torch have one more for each compression (p3/measure/compressions.py), by a rule: p3_torch_int8,
+p3_torch_int8-bf16, ddp_25_fp16.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from p3 import codecs
 from p3.errors import NotBuilt
-from p3.measure.replay.payloads import Compression
+from p3.measure import compressions
+from p3.measure.compressions import EXACT, Compression
 from p3.mxnet import hooks
 
 # Of Okabe and Ito, told apart by people who see few colours; markers do so in print.
-BLUE, ORANGE, PINK, GREEN, SKY, RED, GREY = (
-    "#0072B2", "#E69F00", "#CC79A7", "#009E73", "#56B4E9", "#D55E00", "#999999"
+BLUE, ORANGE, PINK, GREEN, SKY, RED, YELLOW, GREY = (
+    "#0072B2", "#E69F00", "#CC79A7", "#009E73", "#56B4E9", "#D55E00", "#F0E442", "#999999"
 )  # fmt: skip
 
 
 class Store(NamedTuple):
     name: str  # in options and results
-    kvstore: str  # what mx.kv.create is given; or of torch, p3_torch, p3_torch:STALENESS or ddp:MEGABYTES
+    kvstore: str  # what mx.kv.create is given; or of torch, as torch_store.py has it
     label: str = ""  # of figures
     group: str = ""  # of which experiments offer all or none
     environment: Mapping[str, str] = {}  # of all its processes
@@ -52,7 +58,16 @@ class Store(NamedTuple):
     @property
     def is_workers_alone(self) -> bool:
         """Without servers and scheduler, found at MASTER_ADDR."""
-        return self.kvstore.startswith("ddp:") or self.kvstore == "alone"
+        return self.is_ddp or self.kvstore == "alone"
+
+    @property
+    def is_ddp(self) -> bool:
+        return self.kvstore.startswith("ddp:")
+
+    @property
+    def may_be_compressed(self) -> bool:
+        """Whether the rule of compressed stores applies to its name."""
+        return self.is_ddp or self.kvstore.startswith("p3_torch")
 
     def command(self, role: str, worker: Sequence[str]) -> List[str]:
         if self.is_p3:
@@ -68,8 +83,14 @@ def _factored(name: str, label: str, route: str) -> Store:
 
 
 def _sparse(ratio: float, label: str, look: Tuple[str, str]) -> Store:
-    compression = Compression("dgc", ratio)
-    return Store(f"p3_dgc_{ratio:g}", "p3_sync", "p3_sync, DGC " + label, "dgc", compression=compression, look=look)
+    return _encoded(f"p3_dgc_{ratio:g}", Compression(f"dgc:{ratio:g}", EXACT), "p3_sync, DGC " + label, "dgc", look)
+
+
+def _encoded(
+    name: str, compression: Compression, label: str, group: str = "", look: Tuple[str, str] = (GREY, "v")
+) -> Store:
+    simulated = {"compression": compression}
+    return Store(name, "p3_sync", label, group, compression=compression, look=look, simulated=simulated)
 
 
 def _ddp(megabytes: int, look: Tuple[str, str]) -> Store:
@@ -116,14 +137,65 @@ STORES: Dict[str, Store] = {
 }  # fmt: skip
 OURS = "p3_sync"
 _OF_CODECS = "p3_"  # and the name of any codec of gradients: a store, too
+_DDP = re.compile(r"ddp_([1-9]\d*)(?:_(.+))?")  # its buckets are of any size
+# Of codecs, in figures; of any other name, GREY. One of DDP's has the colour, and DDP's marker.
+_COLOURS = {"fp16": BLUE, "bf16": SKY, "int8": ORANGE, "int4": RED, "1bit": PINK, "topk": "#000000", "powersgd": YELLOW}
 
 
 def named(name: str) -> Store:
-    """Of STORES, or p3_CODEC. Of another name, as results of other versions may have, one that looks like no other."""
-    if name in STORES or not name.startswith(_OF_CODECS):
-        return STORES.get(name) or Store(name, name, name)
+    """Of STORES, p3_CODEC, or a compressed one of torch. Of another name, as results of other versions may have, one
+    that looks like no other."""
+    base, text = _split(name)
+    if base is not None and text:
+        return _compressed(base, text)
+    if base is not None or not name.startswith(_OF_CODECS):
+        return base or Store(name, name, name)
     codec = name[len(_OF_CODECS):]
-    return Store(name, "p3_sync", "p3_sync, " + codec, compression=Compression(codec))
+    return _encoded(name, Compression(codec, EXACT), "p3_sync, " + codec)
+
+
+def among(known: Sequence[str]) -> Callable[[str], str]:
+    """A parser, as argparse's `type`: of a name in `known`, and where there are stores of torch, of them with another
+    size of buckets or a compression."""
+
+    def parse(text: str) -> str:
+        base, compression = _split(text)
+        bases = [name for name in known if named(name).may_be_compressed]
+        if text in known or (base is not None and base.is_ddp and bases and not compression):
+            return text
+        if base is None or not compression or not (base.name in bases or (base.is_ddp and bases)):
+            more = f"; nor with a compression, as {bases[-1]}_fp16, or other buckets, as ddp_100" if bases else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}{more}")
+        (compressions.parse_hook if base.is_ddp else compressions.parse)(compression)
+        return text
+
+    return parse
+
+
+def _split(name: str) -> Tuple[Optional[Store], str]:
+    """A store, and its compression in words or ""; None, if the rule of names does not know it."""
+    if name in STORES:
+        return STORES[name], ""
+    of_ddp = _DDP.fullmatch(name)
+    if of_ddp:
+        megabytes, text = of_ddp.groups()
+        return STORES.get(f"ddp_{megabytes}") or _ddp(int(megabytes), (GREY, "x")), text or ""
+    bases = [one for one in STORES.values() if one.may_be_compressed and name.startswith(one.name + "_")]
+    if not bases:
+        return None, ""
+    base = max(bases, key=lambda one: len(one.name))
+    return base, name[len(base.name) + 1 :]
+
+
+def _compressed(base: Store, text: str) -> Store:
+    compression = Compression.of(text)
+    of_codecs = not base.is_ddp or (compression is not None and compression.halves_all)
+    simulated = {**base.simulated, "compression": compression} if base.simulated is not None and of_codecs else None
+    return base._replace(
+        name=f"{base.name}_{text}", kvstore=f"{base.kvstore}+{text}", label=f"{base.label}, {text}", over=(),
+        compression=compression, look=(_COLOURS.get(text.split("-")[0].split(":")[0], GREY), base.look[1]),
+        simulated=simulated,
+    )  # fmt: skip
 
 
 def names(*groups: str) -> Tuple[str, ...]:
@@ -138,8 +210,19 @@ def of_codecs() -> Tuple[str, ...]:
         return ()
 
 
+def of_torch() -> Tuple[str, ...]:
+    """Codecs of gradients that p3.torch takes without an option. None without the core."""
+    try:
+        known = codecs.codecs()
+    except NotBuilt:
+        return ()
+    return tuple(name for name in codecs.of_gradients() if not any(option.is_mxnets for option in known[name].options))
+
+
 def rank(name: str) -> Tuple[int, str]:
-    """By which stores are sorted; those of codecs come behind p3_sync, unknown ones last."""
-    if name in STORES:
-        return list(STORES).index(name), ""
+    """By which stores are sorted; those of codecs come behind p3_sync, compressed ones behind what they are of, unknown
+    ones last."""
+    base, text = _split(name)
+    if base is not None:
+        return list(STORES).index(base.name if base.name in STORES else "ddp_25"), name if base.is_ddp else text
     return (list(STORES).index(OURS) if name.startswith(_OF_CODECS) else len(STORES)), name

@@ -32,10 +32,10 @@ import itertools
 import sys
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Union
 
-from p3 import codecs
-from p3.measure.arguments import name_among, number, slice_size
+from p3.measure import compressions
+from p3.measure.arguments import slice_size
+from p3.measure.compressions import Compression, of_broadcast, of_push
 from p3.measure.replay import models
-from p3.measure.replay.payloads import Compression, of_broadcast, of_push
 from p3.placement import FRAME_BYTES
 from p3.plan import key_plan
 
@@ -110,7 +110,7 @@ def bound(
     for layer in model.layers:
         for tensor in layer.tensors:
             for elements in _slices(tensor.elements, slice_elements):
-                push, cast = (of(tensor, elements, compression) for of in (of_push, of_broadcast))
+                push, cast = (of(tensor.shape, elements, compression) for of in (of_push, of_broadcast))
                 traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
         prefixes.append(traffic.prefix(delay_s))
     for window in _windows(model, compute_s, release, clips):
@@ -182,8 +182,8 @@ def card_bytes(
     traffic = _Traffic(cluster)
     for tensor in model.tensors:
         for elements in _slices(tensor.elements, slice_elements):
-            push = of_push(tensor, elements, compression)
-            cast = of_broadcast(tensor, elements, compression, len(cluster.workers))
+            push = of_push(tensor.shape, elements, compression)
+            cast = of_broadcast(tensor.shape, elements, compression, len(cluster.workers))
             traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
     return traffic.sent() / len(cluster.hosts)
 
@@ -351,21 +351,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--slice-elements", type=slice_size, default="auto", metavar="N")
     parser.add_argument("--release", choices=models.RELEASES, default="layer",
                         help="of gradients: each layer's in its turn, or all at the end (default layer)")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--dgc", type=number(1e-9, 1), metavar="RATIO", help="with deep gradient compression")
-    how.add_argument("--compression", type=name_among(codecs.of_gradients), metavar="TYPE", help="of what is pushed")
+    parser.add_argument("--compression", type=compressions.parse, metavar="CODEC",
+                        help="both ways, as int8; or as int8-bf16, up and down, or int8-exact (default: exact)")
     parser.add_argument("--clip", action="store_true", help="by the global norm of all gradients")
     parser.add_argument("--payload-only", action="store_true", help="count no headers")
     options = parser.parse_args(argv)
     overhead = NO_OVERHEAD if options.payload_only else Overhead()
-    compression = Compression("dgc", options.dgc) if options.dgc else None
-    if options.compression:
-        compression = Compression(options.compression)
     try:
         model = models.load(options.model, options.size)
         cluster = one_of_each(options.hosts, options.rate)
         result = bound(model, options.compute, cluster, options.slice_elements, overhead, release=options.release,
-                       compression=compression, clips=options.clip)
+                       compression=options.compression, clips=options.clip)
     except ValueError as error:
         parser.error(str(error))
     print(f"{model.name}, {model.bytes / 1e6:.1f} MB, emulated computation: {result.explain()}")

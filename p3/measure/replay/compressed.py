@@ -12,11 +12,11 @@ from p3.plan.key_plan import Axes
 from p3.measure.replay import models
 from p3.measure.replay.dgc_reference import Dgc, slices_of, take_steps
 from p3.measure.replay.mxnet_replay import Replay
+from p3.measure.replay.probes import random_numbers, random_parts
 from p3.settings import Settings
 
 MOMENTUM = 0.9
 _MAGNITUDE = 0.5
-_POOL = 1_000_003  # random numbers, of which every gradient is a part, or several; drawn once, as that takes time
 
 
 class CompressedReplay(Replay):
@@ -30,18 +30,15 @@ class CompressedReplay(Replay):
 
     def __init__(self, mx, store: str, model: models.Model, ratio: float, release: str = "layer") -> None:
         self._ratio, self._option = ratio, {"type": "dgc", "ratio": ratio}
-        pool = np.random.RandomState(1).randn(_POOL).astype("float32")
-        self._pool, self._pool_array = pool, mx.nd.array(pool)
+        self._pool = random_numbers()
+        self._pool_array = mx.nd.array(self._pool)
         super().__init__(mx, store, model, "sgd", release)
 
     def make_gradients(self, layer: int) -> None:
         for key in self._keys[layer]:
             flat = self._gradients[key].reshape(-1)
-            begin, place = 0, _place(key, self.iterations, self.rank)
-            while begin < flat.size:
-                count = min(flat.size - begin, _POOL - place)
-                flat[begin : begin + count] = self._pool_array[place : place + count]
-                begin, place = begin + count, 0
+            for part, of_pool in random_parts(flat.size, key, self.iterations, self.rank):
+                flat[part] = self._pool_array[of_pool]
 
     def wrong_keys(self):
         elements = _slice_elements()
@@ -71,7 +68,7 @@ class CompressedReplay(Replay):
         return weight
 
     def _gradient(self, key: int, iteration: int, rank: int, elements: int):
-        return self._pool.take(np.arange(elements) + _place(key, iteration, rank), mode="wrap")
+        return np.concatenate([self._pool[of_pool] for _, of_pool in random_parts(elements, key, iteration, rank)])
 
     def _choose_updates(self, optimizer) -> str:
         self._kv.set_gradient_compression(self._option)
@@ -82,11 +79,6 @@ class CompressedReplay(Replay):
 def _slice_elements() -> int:
     settings = Settings.from_env(os.environ)
     return key_plan.slice_elements(settings.slice_elements, settings.num_servers or 1)
-
-
-def _place(key: int, iteration: int, rank: int) -> int:
-    """Where in the pool a gradient begins."""
-    return int(np.random.RandomState([key, iteration, rank]).randint(_POOL))
 
 
 class EncodedReplay(Replay):

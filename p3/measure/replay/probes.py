@@ -2,7 +2,9 @@
 
 import functools
 import math
-from typing import Optional, Tuple
+from typing import Iterator, Optional, Tuple
+
+import numpy as np
 
 # Every so many elements of a gradient one is not zero: some in each slice, each time elsewhere in it.
 STRIDE = 40009
@@ -21,6 +23,25 @@ def norm_of_mean(elements: Tuple[int, ...], workers: int, iteration: int) -> flo
     """Of the mean of all workers' gradients, of all keys."""
     means = (probe(key, iteration) + (workers - 1) / 2 for key in range(len(elements)))
     return math.sqrt(sum(-(-size // STRIDE) * mean**2 for size, mean in zip(elements, means)))
+
+
+# Random gradients, for what depends on their values: normally distributed, and other ones for each key, iteration and
+# worker. Drawing them would take time, so each is a part of one pool, or several.
+_POOL = 1_000_003
+
+
+def random_numbers() -> np.ndarray:
+    """The pool."""
+    return np.random.RandomState(1).randn(_POOL).astype("float32")
+
+
+def random_parts(elements: int, key: int, iteration: int, rank: int) -> Iterator[Tuple[slice, slice]]:
+    """Of a gradient of so many elements: its parts, and where in the pool they are."""
+    begin, place = 0, int(np.random.RandomState([key, iteration, rank]).randint(_POOL))
+    while begin < elements:
+        count = min(elements - begin, _POOL - place)
+        yield slice(begin, begin + count), slice(place, place + count)
+        begin, place = begin + count, 0
 
 
 class Probed:

@@ -56,13 +56,17 @@ class TorchReplay(Probed):
         return gradient
 
     def wrong_keys(self) -> List[int]:
-        """Keys whose weights are not what all workers' gradients make of them. Waits for the last step."""
-        if self._may_be_apart:
-            self.torch_optimizer.join()
-        values = weights(self._net)
+        """Keys whose weights are not what all workers' gradients make of them."""
+        values = self.last_weights()
         if self.max_norm is not None:
             self.digest = digest(values)
         return [key for key, value in enumerate(values) if not self.is_right(key, value.ravel())]
+
+    def last_weights(self) -> List:
+        """By key, as NumPy arrays. Waits for the last step."""
+        if self._may_be_apart:
+            self.torch_optimizer.join()
+        return weights(self._net)
 
     def leave(self, is_right: bool) -> None:
         leave(is_right)

@@ -14,8 +14,9 @@ from running its own stores' operations. So a machine without GPU behaves as one
 
 Gradients are small whole numbers that change with worker, key and iteration; at the end every weight must be exactly
 what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random, with
-`--compression` all +1/2 or -1/2: compressed.py; with `--factors` fully connected layers are real: factored.py. With
-`--clip` they are clipped by their global norm, which is computed for real, and so weights may differ by its rounding.
+`--compression` all +1/2 or -1/2: compressed.py; with compressed stores of torch random: torch_compressed.py; with
+`--factors` fully connected layers are real: factored.py. With `--clip` they are clipped by their global norm, which is
+computed for real, and so weights may differ by its rounding.
 docs/replay.md describes the output.
 """
 
@@ -28,7 +29,7 @@ import time
 from typing import Optional, Sequence
 
 from p3 import codecs
-from p3.measure import arguments
+from p3.measure import arguments, compressions
 from p3.measure.replay import gpu_clock, models
 from p3.measure.workers.lines import Lines
 from p3.measure.workers.mxnet_store import import_mxnet
@@ -67,9 +68,11 @@ def _is_torch(store: str) -> bool:
 
 def _replay(options, model: models.Model):
     if _is_torch(options.store):
+        from p3.measure.replay.torch_compressed import CompressedTorchReplay
         from p3.measure.replay.torch_replay import TorchReplay
 
-        return TorchReplay(options.store, model, options.release, options.clip)
+        kind = CompressedTorchReplay if compressions.split(options.store)[1] else TorchReplay
+        return kind(options.store, model, options.release, options.clip)
     mxnet = import_mxnet(options.store)
     if options.dgc is not None:
         from p3.measure.replay.compressed import CompressedReplay
@@ -132,7 +135,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "which job.",
     )
     parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync; "
-                        "or with torch p3_torch, p3_torch:4 with a staleness of 4, or ddp:25 for buckets of 25 MB")
+                        "or with torch p3_torch, p3_torch:4 with a staleness of 4, or ddp:25 for buckets of 25 MB; "
+                        "these also with a compression, as p3_torch+int8 or ddp:25+fp16")
     parser.add_argument("--model", required=True, choices=models.NAMES)
     parser.add_argument("--size", type=float, help="fraction of the model's parameters (default: the lab's)")
     parser.add_argument(

@@ -39,6 +39,8 @@ PANEL_INCHES = (4.6, 3.5)
 COLUMNS = 3
 _HEAD_INCHES = 0.8
 _FOOT_LINE_INCHES = 0.13
+_LEGEND_ROW_INCHES = 0.17
+_LEGEND_COLUMNS = 6
 
 
 def panels(members: Sequence, varying: Callable) -> List[Tuple[Tuple, List]]:
@@ -65,11 +67,12 @@ def figure(
     width = max(panel_width * columns, 2 * PANEL_INCHES[0])
     warnings, footer = _warnings(results, int(width * 16)), _footer(results, footer, remark, int(width * 17))
     foot = _FOOT_LINE_INCHES * (len(warnings) + len(footer) + 1)
-    height = PANEL_INCHES[1] * rows + _HEAD_INCHES + foot
+    head = _HEAD_INCHES + _LEGEND_ROW_INCHES * (_legend_rows(len({run.store for run in results.runs})) - 1)
+    height = PANEL_INCHES[1] * rows + head + foot
     made = Figure((width, height), layout="constrained")
     FigureCanvasAgg(made)
     made.get_layout_engine().set(
-        rect=(0, foot / height, 1, 1 - (_HEAD_INCHES + foot) / height), w_pad=0.1, h_pad=0.12
+        rect=(0, foot / height, 1, 1 - (head + foot) / height), w_pad=0.1, h_pad=0.12
     )
     emulated = any(run.computation == "emulated" for run in results.runs)
     made.text(0.5, 1 - 0.12 / height, title, ha="center", va="top", fontsize=13, fontweight="bold")
@@ -113,12 +116,26 @@ def legend(figure: Figure, summaries: Sequence[Summary]) -> None:
     handles = []
     for store in stores(summaries):
         colour, marker = style(store)
-        handles.append(Line2D([], [], color=colour, marker=marker, linewidth=1.8, label=label(store)))
+        handles.append(
+            Line2D([], [], color=colour, marker=marker, linewidth=1.8, linestyle=dashes(store), label=label(store))
+        )
     if any(one.bound_s for one in summaries):
         handles.append(Line2D([], [], label="bound: no schedule is faster", **BOUND_STYLE))
     height = figure.get_figheight()
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.55 / height), ncols=len(handles),
+    columns = -(-len(handles) // _legend_rows(len(stores(summaries))))
+    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.55 / height), ncols=columns,
                   fontsize=9, borderaxespad=0.0, columnspacing=1.4)
+
+
+def _legend_rows(count: int) -> int:
+    """Of so many stores."""
+    return -(-count // _LEGEND_COLUMNS)
+
+
+def dashes(store: str) -> str:
+    """Of a line: those of DDP's hooks have the codecs' colours."""
+    one = named(store)
+    return "--" if one.is_ddp and one.compression is not None else "-"
 
 
 def title(one, told: Sequence[str]) -> str:

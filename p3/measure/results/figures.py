@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from p3.errors import ConfigError
 from p3.measure.results import drawing
-from p3.measure.results.figures_of_trainings import accuracies, curves
+from p3.measure.results.figures_of_trainings import accuracies, curves, losses
 from p3.measure.results.records import Nic, Results
 from p3.measure.results.summaries import Summary, idle_share, setting, summarise
 from p3.measure.results.views import Axis, Figure, Measure
@@ -241,4 +241,6 @@ def _times(summary: Optional[Summary]) -> str:
     return "%.3g s an iteration%s" % (summary.median_s, bound)
 
 
-_KINDS = {"lines": _lines, "bars": _bars, "cards": _cards, "curves": curves, "accuracies": accuracies}
+_KINDS = {
+    "lines": _lines, "bars": _bars, "cards": _cards, "curves": curves, "losses": losses, "accuracies": accuracies
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The figures of real trainings: losses over seconds, and accuracies over epochs and seconds."""
+"""The figures of real trainings: losses over steps and seconds, and accuracies over epochs and seconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from matplotlib import figure as matplotlibs
 from p3.measure.results import accuracies as over_epochs
 from p3.measure.results import curves as losses_over_time
 from p3.measure.results import drawing
+from p3.measure.results import seeds as of_seeds
 from p3.measure.results.records import Results
-from p3.measure.results.summaries import comparable, summarise
+from p3.measure.results.summaries import Spread, comparable, summarise
 from p3.measure.results.views import Figure
 
 _ERRORS_SHOWN = 6  # as many times the greatest error of the last epoch; what lies further below is training's begin
@@ -59,6 +60,33 @@ def _draw_curves(axes, drawn: Sequence[losses_over_time.Curve]) -> None:
     axes.set_xlim(left=0)
 
 
+def losses(view: Figure, results: Results) -> matplotlibs.Figure:
+    """A row for each training. A line is the median over the seeds, its band from the least to the greatest."""
+    summaries = summarise(results.runs)
+    bands = of_seeds.bands(results.runs)
+    panels = drawing.panels(summaries, lambda one: {})
+    count = max((len(one.finals) for one in bands), default=0)
+    meaning = "Loss, mean of %d steps: median of %d seed%s, band from the least to the greatest. Dashed: DDP's hooks."
+    footer = [meaning % (losses_over_time.SMOOTHED_STEPS, count, "" if count == 1 else "s")]
+    figure, grid = drawing.figure(results, view.title, len(panels), 2, footer=footer)
+    for (by_step, by_seconds), (_, members) in zip(grid, panels):
+        here = [one for one in bands if comparable(one.configuration) == comparable(members[0])]
+        by_step.set_title(drawing.title(members[0], ("rate", "hosts")))
+        by_step.set_xlabel("steps")
+        by_seconds.set_title("the same over seconds")
+        by_seconds.set_xlabel("seconds")
+        for number, one in enumerate(here):
+            _draw_band(by_step, range(1, len(one.losses) + 1), one.configuration.store, one.losses, number)
+            _draw_band(by_seconds, one.at_s, one.configuration.store, one.losses, number)
+        for axes in (by_step, by_seconds):
+            axes.set_ylabel("loss")
+            axes.set_xlim(left=0)
+            if not here:
+                drawing.nothing_right(axes)
+    drawing.legend(figure, summaries)
+    return figure
+
+
 def accuracies(_view: Figure, results: Results) -> matplotlibs.Figure:
     """A row for each net and rate. A line is the median over the seeds, its band from the least to the greatest."""
     summaries = summarise(results.runs)
@@ -79,8 +107,8 @@ def accuracies(_view: Figure, results: Results) -> matplotlibs.Figure:
         by_seconds.set_xlabel("seconds")
         for number, one in enumerate(here):
             count = range(1, len(one.epochs) + 1)
-            _draw_band(by_epoch, count, one, number)
-            _draw_band(by_seconds, one.at_s, one, number)
+            _draw_band(by_epoch, count, one.configuration.store, one.epochs, number)
+            _draw_band(by_seconds, one.at_s, one.configuration.store, one.epochs, number)
         for axes in (by_epoch, by_seconds):
             axes.set_ylabel("test accuracy")
             axes.set_xlim(left=0)
@@ -92,8 +120,8 @@ def accuracies(_view: Figure, results: Results) -> matplotlibs.Figure:
     return figure
 
 
-def _draw_band(axes, places, band: over_epochs.Band, number: int) -> None:
-    colour, _ = drawing.style(band.configuration.store)
-    median, low, high = zip(*band.epochs)
+def _draw_band(axes, places, store: str, spreads: Sequence[Spread], number: int) -> None:
+    colour, _ = drawing.style(store)
+    median, low, high = zip(*spreads)
     axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
-    axes.plot(places, median, color=colour, linewidth=1.5, zorder=3 + number / 10)
+    axes.plot(places, median, color=colour, linewidth=1.5, zorder=3 + number / 10, linestyle=drawing.dashes(store))

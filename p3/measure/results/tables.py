@@ -17,7 +17,7 @@ from functools import partial
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3.measure.jobs import stores
-from p3.measure.results import accuracies, curves
+from p3.measure.results import accuracies, curves, seeds
 from p3.measure.results.records import Configuration, Nic, Results, unique
 from p3.measure.results.summaries import (
     IDLE_SHARE, PAPER_SPEEDUPS, Spread, Summary, comparable, idle_share, median_of, model_label, rate, runs_text,
@@ -97,6 +97,50 @@ def times(row: Row, results: Results) -> List[Table]:
         for title, places in titles.items()
         if any(one.cpu_s is not None for by_store in places.values() for one in by_store.values())
     ]  # fmt: skip
+
+
+def times_by_compression(row: Row, results: Results) -> List[Table]:
+    """times() of the stores that send all as it is; and for each setting with compressed ones a table of all, with a
+    row for each store: what no schedule with its bytes can beat, and how it stands to the usual way, DDP, with and
+    without a hook."""
+    compressed = {run.store for run in results.runs if stores.named(run.store).compression is not None}
+    plain = results._replace(runs=[run for run in results.runs if run.store not in compressed])
+    made = times(row, plain) if plain.runs else []
+    if not compressed:
+        return made
+    summaries = summarise(results.runs)
+    for place in unique(comparable(one) for one in summaries if one.store in compressed):
+        by_store = {one.store: one for one in summaries if comparable(one) == place}
+        bases = [one for one in (_best_ddp(by_store, False), _best_ddp(by_store, True)) if one is not None]
+        rows = [
+            [
+                store, _time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
+                *(_over(store, base, by_store) for base in bases), _cpu(store, by_store),
+            ]
+            for store, one in by_store.items()
+        ]  # fmt: skip
+        head = ["store", "seconds", "bound", "above bound", *("over " + base for base in bases), "CPU s"]
+        title = "%s: %s" % (_name(results), setting(place, _TOLD_OF_COMPRESSED))
+        made.append(Table(title, [head, *rows], [*_notes(list(by_store.values())), _COMPRESSED_NOTE]))
+    return made
+
+
+_TOLD_OF_COMPRESSED = ("model", "rate", "compute", "delay", "hosts", "release", "clip")
+_COMPRESSED_NOTE = (
+    "The bound is that of P3's frames, compressed so; for DDP's half precision hooks it counts half of all bytes, for "
+    "others it is not known. Over: times as fast as DDP's best bucket size, without a hook, and with half precision."
+)
+
+
+def _best_ddp(by_store: Dict[str, Summary], halved: bool) -> Optional[str]:
+    """Its fastest bucket size, sent as it is, or with a half precision hook; None where none was right."""
+    found = []
+    for one in by_store.values():
+        store = stores.named(one.store)
+        fits = store.compression is None if not halved else store.compression and store.compression.halves_all
+        if store.is_ddp and one.median_s and fits:
+            found.append(one)
+    return min(found, key=lambda one: one.median_s).store if found else None
 
 
 _Column = Tuple[str, Callable[[Dict[str, Summary]], str]]  # its name, and a cell of the stores in one place
@@ -192,13 +236,15 @@ def _notes(summaries: Sequence[Summary]) -> List[str]:
         % (runs_text(summaries),
            "Computation is emulated: a timed wait for each layer." if emulated else "Nothing is emulated.")
     ]  # fmt: skip
-    for one in summaries:
-        if one.failed:
-            error = " ".join((one.error or "").split())[:ERROR_CHARACTERS]
-            notes.append("%s: %d of %d runs failed: %s" % (one, one.failed, one.runs, error))
+    notes += _failures(summaries)
     if any(one.is_below_bound for one in summaries):
         notes.append("(!) Below the bound, which is impossible: check the rate of the network, and the bound.")
     return notes
+
+
+def _failures(summaries: Sequence[Summary]) -> List[str]:
+    errors = [(one, " ".join((one.error or "").split())[:ERROR_CHARACTERS]) for one in summaries if one.failed]
+    return ["%s: %d of %d runs failed: %s" % (one, one.failed, one.runs, error) for one, error in errors]
 
 
 def best_speedups(results: Results) -> List[Table]:
@@ -323,6 +369,44 @@ def final_accuracies(results: Results) -> List[Table]:
         title = "%s: %s" % (_name(results), setting(place, ("model", "rate", "delay", "hosts")))
         made.append(Table(title, [head, *rows], notes))
     return made
+
+
+def losses_of_seeds(results: Results) -> List[Table]:
+    """A table for each training, in it a row for each store: its loss at equal steps, and at equal seconds."""
+    summaries, made = summarise(results.runs), []
+    found = {one.configuration: one for one in seeds.bands(results.runs)}
+    for place in unique(comparable(one) for one in summaries):
+        here = [one for one in summaries if comparable(one) == place]
+        bands = [found[one.configuration] for one in here if one.configuration in found]
+        base, least_s = seeds.exact(bands), min((band.at_s[-1] for band in bands), default=0.0)
+        rows = [_losses(one, found.get(one.configuration), base, least_s) for one in here]
+        steps = max((len(band.losses) for band in bands), default=0)
+        head = ["store", "loss after %d steps" % steps, "against exact", "within the seeds",
+                "loss after %.3g s" % least_s, "seconds for a step", "CPU s", "seeds"]  # fmt: skip
+        title = "%s: %s" % (_name(results), setting(place, ("model", "rate", "delay", "hosts", "clip")))
+        made.append(Table(title, [head, *rows], [_SEEDS_NOTE, *_failures(here)]))
+    return made
+
+
+_SEEDS_NOTE = (
+    "Losses are means of %d steps; over the seeds mean (least..greatest). Against exact: seed by seed, training that "
+    "compresses nothing. Within the seeds: whether the mean is no greater than the greatest of exact training. After "
+    "as many seconds as the fastest store took for all steps: median." % curves.SMOOTHED_STEPS
+)
+
+
+def _losses(one: Summary, band: Optional[seeds.Band], base: Optional[seeds.Band], least_s: float) -> List[str]:
+    by_store = {one.store: one}
+    if band is None:
+        return [one.store, "has not learnt", "-", "-", "-", "-", "-", "0"]
+    less = accuracies.mean(band.differences(base)) if base not in (None, band) and band.differences(base) else None
+    return [
+        one.store, "%.3f (%.3f..%.3f)" % accuracies.mean(band.finals.values()),
+        _or_dash(less, lambda mean: "%+.3f (%+.3f..%+.3f)" % mean),
+        _or_dash(less and base, lambda base: "yes" if band.ends_within(base) else "no"),
+        _or_dash(band.at(least_s), "{:.3f}".format), _time(one.store, by_store), _cpu(one.store, by_store),
+        "%d" % len(band.finals),
+    ]  # fmt: skip
 
 
 # Network cards

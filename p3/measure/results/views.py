@@ -45,7 +45,7 @@ BATCHES = Measure("batches per second, of all workers", lambda one: one.workers 
 
 
 class Figure(NamedTuple):
-    kind: str  # lines, bars, cards, curves or accuracies: how figures.py draws it
+    kind: str  # lines, bars, cards, curves, losses or accuracies: how figures.py draws it
     title: str = ""
     x: Optional[Axis] = None  # of lines, as y
     y: Optional[Measure] = None

@@ -9,10 +9,11 @@ import re
 from typing import Callable, Dict, Iterator, List, Tuple
 
 from p3.errors import ConfigError
+from p3.measure import compressions
 from p3.measure.arguments import list_of, names_among, number, slice_size
 from p3.measure.lab.command import delay, rates
 from p3.measure.replay import models
-from p3.measure.simulate.setting import CLIPPING, CONGESTION, SCHEMES, Network, Setting
+from p3.measure.simulate.setting import CLIPPING, CONGESTION, SCHEMES, Network, Setting, can_compress
 
 # What --set sets.
 _OF_P3 = ("priorities", "window_kib", "pushes_first")
@@ -47,6 +48,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--scheme", "p3; layers for whole layers, first come, first served, over the same servers; ddp for "
         "DistributedDataParallel's ring (default %(default)s)", type=names_among(SCHEMES),
         default="p3")
+    add("--compression", "both ways, as int8; up and down, as int8-bf16; of gradients alone, as int8-exact; of DDP's "
+        "ring fp16 and bf16 (default %(default)s)", type=list_of(compressions.parse), default=compressions.EXACT,
+        metavar="CODEC[,CODEC]")
     add("--clip", "by the global norm: none; norm, the servers' parts of it come before the values; wait, until all "
         "values have come (default %(default)s)", type=names_among(CLIPPING), default="none")
     add("--set", "of P3: %s; of the network: %s" % (", ".join(_OF_P3), ", ".join(_OF_NETWORK)), type=_assignment,
@@ -73,22 +77,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def settings(options: argparse.Namespace) -> Iterator[Setting]:
     """In the order of the values given. ConfigError for what does not fit together."""
     swept = (options.models, options.compute, options.release, options.rate, options.delay, options.congestion,
-             options.slice_elements, options.scheme, options.clip, options.hosts)  # fmt: skip
+             options.slice_elements, options.scheme, options.compression, options.clip, options.hosts)  # fmt: skip
     if options.down is not None and len(options.down) > 1:
         raise ConfigError("p3 simulate takes one --down")
     loaded = {name: models.load(name, options.size) for name in options.models}
     for combination in itertools.product(*swept):
-        name, compute_s, release, rate, delay_ms, congestion, elements, scheme, clip, hosts = combination
+        name, compute_s, release, rate, delay_ms, congestion, elements, scheme, compression, clip, hosts = combination
         if scheme != "p3" and elements != options.slice_elements[0]:
             continue  # they are P3's alone
         if scheme == "ddp" and (congestion, clip) != (options.congestion[0], options.clip[0]):
             continue  # its ring is ideal, and done before any update
+        if len(options.compression) > 1 and not can_compress(scheme, compression):
+            continue
         down = options.down[0] if options.down else rate
         yield Setting(
             model=loaded[name],
             compute_s=compute_s,
             network=network(options, Network(_of_hosts(rate, hosts), _of_hosts(down, hosts), delay_ms), congestion),
             scheme=scheme,
+            compression=compression,
             clip=clip,
             **of_p3(options),
             workers_per_host=options.workers_per_host,

@@ -15,7 +15,7 @@ from p3.measure.jobs import stores
 from p3.measure.results import records, summaries
 from p3.measure.results.drawing import FORMATS, METADATA, SETTINGS
 from p3.measure.simulate.predict import Prediction
-from p3.measure.simulate.report import LAYERS
+from p3.measure.simulate.report import LAYERS, compressed
 from p3.measure.simulate.setting import Setting
 
 _COLOURS = (stores.GREEN, stores.RED, stores.BLUE, stores.PINK, stores.ORANGE, stores.SKY)
@@ -30,11 +30,11 @@ def save(
         raise ConfigError(f"--plot {path}: the name must end in .{' or .'.join(FORMATS)}")
     first = settings[0]
     alike = {
-        (one.model.name, one.model.size, one.compute_s, one.network.up_mbit[0], one.release, one.clip)
+        (one.model.name, one.model.size, one.compute_s, one.network.up_mbit[0], one.release, one.clip, one.compression)
         for one in settings
     }
     if len(alike) > 1:
-        raise ConfigError("--plot takes one model, size, computation, rate, release and clip")
+        raise ConfigError("--plot takes one model, size, computation, rate, release, clip and compression")
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **SETTINGS}):
         figure = Figure((7.2, 4.6), layout="constrained")
         FigureCanvasAgg(figure)
@@ -83,6 +83,7 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
         same = (one.model, one.compute_s, one.rate_mbit, one.release or "layer", one.clip is not None) == asked
         store = stores.named(one.store)
         is_drawn = store.simulated is not None and store.simulated.get("priorities", True)
+        is_drawn = is_drawn and store.simulated.get("compression") == first.compression
         if not (same and is_drawn and one.median_s) or abs(one.size / first.model.size - 1) > 1e-6:
             continue
         label = f"{store.label}, measured"
@@ -92,7 +93,8 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
         drawn.add(label)
     if not drawn:
         raise ConfigError(
-            "no run in %s is of this model, size, computation, rate, release and clipping" % ", ".join(measured)
+            "no run in %s is of this model, size, computation, rate, release, clipping and compression"
+            % ", ".join(measured)
         )
 
 
@@ -100,6 +102,7 @@ def _finish(axes, first: Setting, places: List[int]) -> None:
     axes.set_title(
         f"{summaries.model_label(first.model.name)}, {first.model.bytes / 1e6:.3g} MB, "
         f"{first.network.up_mbit[0]:g} Mbit/s, {first.compute_s:g} s of computation"
+        + compressed(first)
         + (", gradients at the end" if first.release == "end" else "")
         + (", clipped" if first.clip != "none" else "")
     )

@@ -52,7 +52,7 @@ def predict(setting: Setting) -> Prediction:
     """Raises ValueError for a setting that makes no sense."""
     job = settings.job(setting)
     if setting.scheme == "ddp":
-        result = _simulator.simulate_ring(job, setting.bucket_mb * (1 << 20), FIRST_BUCKET_BYTES)
+        result = _simulator.simulate_ring(job, setting.bucket_bytes, FIRST_BUCKET_BYTES * setting.sent_share)
     else:
         result = _simulator.simulate(job)
     begun = [([0.0, *ends])[setting.warmup] for ends in result["ends_s"]]
@@ -85,7 +85,8 @@ def _bound(setting: Setting) -> Optional[bound.Bound]:
         return None
     return bound.bound(
         setting.model, setting.compute_s, setting.cluster(), setting.slice_elements,
-        delay_s=setting.network.delay_ms / 1e3, release=setting.release, clips=setting.clip != "none",
+        delay_s=setting.network.delay_ms / 1e3, release=setting.release, compression=setting.compression,
+        clips=setting.clip != "none",
     )  # fmt: skip
 
 

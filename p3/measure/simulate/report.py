@@ -37,11 +37,17 @@ def _job(setting: Setting) -> str:
     rates = sorted(set(network.up_mbit + network.down_mbit))
     scheme = {"p3": "P3", "layers": LAYERS}.get(setting.scheme, f"DDP's ring, buckets of {setting.bucket_mb:g} MB")
     return (
-        f"{setting.model.name}, {setting.model.bytes / 1e6:.1f} MB, {scheme}: {network.hosts} hosts, "
+        f"{setting.model.name}, {setting.model.bytes / 1e6:.1f} MB, {scheme}{compressed(setting)}: "
+        f"{network.hosts} hosts, "
         f"{' and '.join(f'{rate:g}' for rate in rates)} Mbit/s, {setting.compute_s:g} s of computation"
         + (", gradients at the end" if setting.release == "end" else "")
         + (f", {CLIPPING[setting.clip]}" if setting.clip != "none" and setting.scheme != "ddp" else "")
     )
+
+
+def compressed(setting: Setting) -> str:
+    """In words, behind others."""
+    return "" if setting.compression is None else f", {setting.compression}"
 
 
 def _iteration(prediction: Prediction) -> str:
@@ -104,6 +110,7 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "slice": "" if setting.scheme == "layers" else str(setting.elements_of_a_slice),
         "compute, s": f"{setting.compute_s:g}",
         "gradients": "" if setting.release == "layer" else "at the end",
+        "compression": "" if setting.compression is None else str(setting.compression),
         "clip": "" if setting.scheme == "ddp" else setting.clip,
         "Mbit/s": _told(network.up_mbit) + ("" if network.up_mbit == network.down_mbit
                                             else " down " + _told(network.down_mbit)),
@@ -140,6 +147,7 @@ def record(setting: Setting, prediction: Prediction) -> Dict:
         "bytes": setting.model.bytes,
         "hosts": setting.network.hosts,
         **asked,
+        "compression": None if setting.compression is None else str(setting.compression),
         "slice_elements": setting.elements_of_a_slice,
         "network": dataclasses.asdict(setting.network),
         **told,

@@ -8,6 +8,8 @@ from itertools import islice
 from typing import List, Mapping, Optional, Tuple, Union
 
 from p3.plan import key_plan
+from p3.measure import compressions
+from p3.measure.compressions import Compression
 from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
 from p3.measure.replay import gpu_clock, models
 from p3.measure.replay.bound import Cluster, Overhead
@@ -76,6 +78,7 @@ class Setting:
     slice_elements: Union[int, str] = "auto"
     local_aggregation: bool = True
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
+    compression: Optional[Compression] = None  # of P3, or of one of DDP's hooks that halve all bytes
     clip: str = "none"  # of CLIPPING
     release: str = "layer"  # of gradients: each layer's when its backward step ends, or all at the "end" of the pass
     jitter: float = 0.0
@@ -106,9 +109,24 @@ class Setting:
     def elements_of_a_slice(self) -> int:
         return key_plan.slice_elements(self.slice_elements, len(self.server_hosts))
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether the workers of a host push as one."""
+        return self.local_aggregation and compressions.adds_up_on_machine(self.compression)
+
+    @property
+    def bucket_bytes(self) -> float:
+        """What travels of one of DDP's."""
+        return self.bucket_mb * (1 << 20) * self.sent_share
+
+    @property
+    def sent_share(self) -> float:
+        """Of DDP's gradients."""
+        return 1.0 if self.compression is None else 0.5
+
     def cluster(self) -> Cluster:
-        """For the bound: with local aggregation the workers of a host push as one."""
-        workers = list(range(self.network.hosts)) if self.local_aggregation else self.workers
+        """For the bound."""
+        workers = list(range(self.network.hosts)) if self.adds_up else self.workers
         return Cluster(self.network.up_mbit, self.network.down_mbit, workers, self.server_hosts)
 
 
@@ -124,7 +142,7 @@ def job(setting: Setting) -> dict:
         "hosts": [(_link(network, up), _link(network, down)) for up, down in zip(network.up_mbit, network.down_mbit)],
         "workers": setting.workers,
         "servers": setting.server_hosts,
-        "local_aggregation": setting.local_aggregation,
+        "local_aggregation": setting.adds_up,
         "layers": [
             {"forward_s": layer.forward * setting.compute_s, "backward_s": layer.backward * setting.compute_s}
             for layer in setting.model.layers
@@ -175,8 +193,7 @@ def _slices(setting: Setting) -> List[dict]:
             if alpha is None:
                 most = _elements_of_a_part(setting, tensor)
                 for begin in range(0, tensor.elements, most):
-                    size = min(most, tensor.elements - begin) * models.FLOAT32_BYTES
-                    add(number, size, size)
+                    add(number, *_bytes_of(setting, tensor.shape, min(most, tensor.elements - begin)))
             else:
                 # A partition for each server. Rows of several workers overlap by chance.
                 union = 1 - (1 - alpha) ** workers
@@ -184,6 +201,22 @@ def _slices(setting: Setting) -> List[dict]:
                     add(number, alpha * tensor.bytes / servers, union * tensor.bytes / servers)
             key += 1
     return made
+
+
+def _bytes_of(setting: Setting, shape: Tuple[int, ...], elements: int) -> Tuple[float, float]:
+    """Of a slice that is pushed, and comes back."""
+    if setting.scheme == "ddp":
+        size = elements * models.FLOAT32_BYTES * setting.sent_share
+        return size, size
+    push = compressions.of_push(shape, elements, setting.compression)
+    return push, compressions.of_broadcast(shape, elements, setting.compression, len(setting.workers))
+
+
+def can_compress(scheme: str, compression: Optional[Compression]) -> bool:
+    """Whether a scheme is known with that."""
+    if scheme == "ddp":
+        return compression is None or compression.halves_all
+    return compression is None or (scheme == "p3" and compression.is_of_codecs)
 
 
 def _elements_of_a_part(setting: Setting, tensor: models.Tensor) -> int:
@@ -215,6 +248,9 @@ def _check(setting: Setting) -> None:
         raise ValueError(f"no scheme is called {setting.scheme!r}; there are {', '.join(SCHEMES)}")
     if setting.release not in models.RELEASES:
         raise ValueError(f"release is {setting.release!r}; it must be one of {', '.join(models.RELEASES)}")
+    if not can_compress(setting.scheme, setting.compression):
+        raise ValueError(f"scheme {setting.scheme!r} is not known with compression {setting.compression}: "
+                         "P3's codecs are p3's, fp16 and bf16 both ways also ddp's")
     if setting.clip not in CLIPPING:
         raise ValueError(f"clip is {setting.clip!r}; it must be one of {', '.join(CLIPPING)}")
     if network.congestion not in CONGESTION:

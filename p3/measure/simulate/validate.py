@@ -19,7 +19,7 @@ from p3.measure.results import records, summaries
 from p3.measure.simulate import options as given
 from p3.measure.simulate import report
 from p3.measure.simulate.predict import predict
-from p3.measure.simulate.setting import Network, Setting
+from p3.measure.simulate.setting import Network, Setting, can_compress
 
 
 _TOLD = ("model", "rate", "compute", "delay", "hosts", "slice", "release", "clip")
@@ -46,8 +46,14 @@ def compare(found: records.Results, options: argparse.Namespace) -> List[Compari
         Comparison(one, predict(setting_of(one, asked[one.experiment], options)).median_s)
         for one in summaries.summarise(found.runs)
         if one.median_s and one.computation == "emulated" and one.rate_mbit and one.path is None
-        and stores.named(one.store).simulated is not None
+        and _is_known(stores.named(one.store))
     ]  # fmt: skip
+
+
+def _is_known(store: stores.Store) -> bool:
+    if store.simulated is None:
+        return False
+    return can_compress(store.simulated.get("scheme", "p3"), store.simulated.get("compression"))
 
 
 def setting_of(one: records.Configuration, asked: Dict, options: argparse.Namespace) -> Setting:

@@ -2,10 +2,10 @@
 
     lesson = LESSONS["gpt"]
     net = lesson.make_net(1.0)
-    loss = lesson.loss(net, *lesson.batch(lesson.data(), number=0, rank=1))
+    loss = lesson.loss(net, *lesson.batch(lesson.data(), number=0, rank=1, seed=0))
 
-Every batch follows from its number and the worker's rank alone, so all stores train on the same ones. `data()` is read
-from Python's own help texts (gpt) and from scikit-learn's handwritten digits (convnet), and differs only between
+Every batch follows from its number, the worker's rank and the seed, so all stores train on the same ones. `data()` is
+read from Python's own help texts (gpt) and from scikit-learn's handwritten digits (convnet), and differs only between
 versions of these.
 """
 
@@ -29,7 +29,7 @@ class Lesson(NamedTuple):
     make_net: Callable[[float], nn.Module]  # of a size: about the fraction of the parameters
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     data: Callable[[], Data]
-    batch: Callable[[Data, int, int], Data]  # of the data, a step's number and a rank: inputs and targets
+    batch: Callable[[Data, int, int, int], Data]  # of the data, a step's number, a rank and a seed: inputs and targets
 
     @staticmethod
     def loss(net: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -46,8 +46,8 @@ def bytes_of(net: nn.Module) -> int:
     return sum(4 * weights.numel() for weights in net.parameters())
 
 
-def _generator(number: int, rank: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1000 * number + rank)
+def _generator(number: int, rank: int, seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed << 32) + 1000 * number + rank)
 
 
 # GPT: predicts the next byte
@@ -83,9 +83,9 @@ def _help_texts() -> Data:
     return (torch.frombuffer(bytearray(text), dtype=torch.uint8),)
 
 
-def _pieces_of_text(data: Data, number: int, rank: int, count: int = 16) -> Data:
+def _pieces_of_text(data: Data, number: int, rank: int, seed: int, count: int = 16) -> Data:
     (text,) = data
-    starts = torch.randint(len(text) - CONTEXT - 1, (count,), generator=_generator(number, rank))
+    starts = torch.randint(len(text) - CONTEXT - 1, (count,), generator=_generator(number, rank, seed))
     pieces = text[starts[:, None] + torch.arange(CONTEXT + 1)].long()
     return pieces[:, :-1], pieces[:, 1:]
 
@@ -116,8 +116,8 @@ def _digits() -> Data:
     return nn.functional.interpolate(small, size=SIDE, mode="bilinear"), torch.tensor(digits.target)
 
 
-def _disturbed_digits(data: Data, number: int, rank: int, count: int = 128) -> Data:
-    generator = _generator(number, rank)
+def _disturbed_digits(data: Data, number: int, rank: int, seed: int, count: int = 128) -> Data:
+    generator = _generator(number, rank, seed)
 
     def uniform(low: float, high: float) -> torch.Tensor:
         return low + (high - low) * torch.rand(count, generator=generator)

@@ -30,7 +30,7 @@ def run(options, out) -> bool:
     lines = Lines(out, "real", options.store)
     lesson = LESSONS[options.model]
     data = lesson.data()
-    torch.manual_seed(1)  # the same first weights on every worker
+    torch.manual_seed(1 + options.seed)  # the same first weights on every worker
     net = lesson.make_net(options.size)
     optimizer = lesson.make_optimizer(net)
     if options.store == ALONE:
@@ -44,7 +44,7 @@ def run(options, out) -> bool:
     )  # fmt: skip
     losses, start = [], time.monotonic()
     for number in range(options.warmup + options.iterations):
-        inputs, targets = lesson.batch(data, number, rank)
+        inputs, targets = lesson.batch(data, number, rank, options.seed)
         optimizer.zero_grad()
         loss = lesson.loss(net, inputs, targets)
         losses.append(loss.item())
@@ -65,11 +65,13 @@ def run(options, out) -> bool:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m p3.measure.trainings.torch_lesson", description="Trains a lesson.")
-    parser.add_argument("--store", required=True, help="p3_torch, or ddp:25 for buckets of 25 MB, or alone")
+    parser.add_argument("--store", required=True, help="p3_torch, or ddp:25 for buckets of 25 MB, these also with a "
+                        "compression, as p3_torch+int8; or alone")
     parser.add_argument("--model", required=True, choices=tuple(LESSONS))
     parser.add_argument("--size", type=float, default=1.0, help="about the fraction of the parameters (default 1)")
     parser.add_argument("--iterations", type=int, default=150, help="that count (default 150)")
     parser.add_argument("--warmup", type=int, default=2, help="iterations before them (default 2)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the batches (default 0)")
     parser.add_argument("--clip", type=float, metavar="NORM", help="gradients to that global norm (default: not)")
     options = parser.parse_args(argv)
     if options.iterations < 1 or options.warmup < 0:

@@ -1,12 +1,18 @@
 """How a worker joins a store of torch's and leaves it.
 
 Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, and `ddp:25` for DistributedDataParallel on Gloo with buckets of
-25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph.
+25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph. With a plus and a compression
+(p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes one of torch's communication hooks.
+
+PowerSGD needs all gradients in one bucket: its hook waits, in a thread of Gloo's, for what another one of these must
+do, and there are two.
 
 A worker that clips by the global norm gives max_norm to distribute(), for P3's optimizer, which then clips by itself,
 and calls clip_as_usual() between backward() and step(), for all others.
 """
 
+import argparse
+import math
 import os
 import sys
 from typing import Optional, Tuple
@@ -14,29 +20,48 @@ from typing import Optional, Tuple
 import torch
 from torch import nn
 
+from p3.measure.compressions import Compression, parse_hook, split
+
 
 def is_p3(store: str) -> bool:
-    return store.partition(":")[0] == "p3_torch"
+    return _parts(store)[0] == "p3_torch"
 
 
 def staleness(store: str) -> int:
     """Of one of P3's."""
-    return int(store.partition(":")[2] or 0)
+    return int(_parts(store)[1] or 0)
+
+
+def compression(store: str) -> Optional[Compression]:
+    return Compression.of(split(store)[1]) if split(store)[1] else None
+
+
+def _parts(store: str) -> Tuple[str, str]:
+    name, _, value = split(store)[0].partition(":")
+    return name, value
 
 
 def distribute(
     store: str, net: nn.Module, optimizer: torch.optim.Optimizer, max_norm: Optional[float] = None
 ) -> Tuple[int, int, nn.Module]:
     """Joins the store's job; rank, number of workers, and the net to call."""
+    encoded = compression(store)
     if is_p3(store):
         import p3.torch
 
-        p3.torch.DistributedOptimizer(optimizer, net, staleness=staleness(store), max_grad_norm=max_norm)
+        p3.torch.DistributedOptimizer(
+            optimizer, net, staleness=staleness(store), max_grad_norm=max_norm,
+            compression=None if encoded is None else encoded.of_torch,
+        )  # fmt: skip
         return p3.torch.rank(), p3.torch.size(), net
+    if encoded is not None:
+        _require_hook(encoded.up, net, float(_parts(store)[1]))
     torch.distributed.init_process_group("gloo")
     net = nn.parallel.DistributedDataParallel(
-        net, bucket_cap_mb=float(store.partition(":")[2]), gradient_as_bucket_view=True, static_graph=True
+        net, bucket_cap_mb=float(_parts(store)[1]), gradient_as_bucket_view=True, static_graph=True
     )
+    if encoded is not None:
+        net.register_comm_hook(*_hook(encoded.up))
     return torch.distributed.get_rank(), torch.distributed.get_world_size(), net
 
 
@@ -69,3 +94,34 @@ def leave(is_right: bool) -> None:
 def weights(net: nn.Module):
     """All of the net's state as NumPy arrays, whatever DDP has put around it."""
     return [value.numpy() for value in getattr(net, "module", net).state_dict().values()]
+
+
+def _require_hook(text: str, net: nn.Module, megabytes: float) -> None:
+    """ValueError for one that Gloo cannot do."""
+    try:
+        parse_hook(text)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error)) from None
+    bytes_ = sum(weights.numel() * weights.element_size() for weights in net.parameters())
+    if text.startswith("powersgd") and bytes_ > megabytes * (1 << 20):
+        raise ValueError(
+            f"PowerSGD on Gloo hangs with several buckets, as it waits in Gloo's two threads; take one bucket, as the "
+            f"store ddp_{math.ceil(bytes_ / (1 << 20))}_{text} has it for this model"
+        )
+
+
+def _hook(text: str):
+    """As register_comm_hook takes it."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    name, _, rank = text.partition(":")
+    if name != "powersgd":
+        return None, getattr(default_hooks, name + "_compress_hook")
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=int(rank or 1), start_powerSGD_iter=_POWERSGD_AFTER_STEPS,
+        orthogonalization_epsilon=1e-8,
+    )  # fmt: skip
+    return state, powerSGD_hook.powerSGD_hook
+
+
+_POWERSGD_AFTER_STEPS = 2  # the fewest that torch allows; in these gradients travel as they are

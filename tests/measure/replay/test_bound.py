@@ -8,10 +8,10 @@ from ideal_schedule import ends_of_iterations
 from processes import ROOT
 
 from p3.plan.key_plan import slice_elements
+from p3.measure.compressions import Compression
 from p3.measure.replay import bound as bounds
 from p3.measure.replay import models
 from p3.measure.replay.bound import NO_OVERHEAD, Cluster, Overhead, bound, one_of_each
-from p3.measure.replay.payloads import Compression
 
 MB_PER_S = 8.0  # in Mbit/s
 
@@ -190,11 +190,11 @@ def test_compressed_slices_have_their_own_bytes_and_vectors_do_not():
     touched = round(10_000 * (1 - 0.99**4))
     assert touched == 394  # of 400, if no two workers chose the same
     sent = 6 * (80 + 4 * 20) + 2 * 3 * (sparse + 80 + 4 + 6 * touched)
-    assert bounds.card_bytes(model, cluster, 10_000, compression=Compression("dgc", 0.01)) == pytest.approx(sent / 4)
-    many = bounds.card_bytes(model, cluster, 10_000, compression=Compression("dgc", 0.9))
+    assert bounds.card_bytes(model, cluster, 10_000, compression=Compression.of("dgc:0.01")) == pytest.approx(sent / 4)
+    many = bounds.card_bytes(model, cluster, 10_000, compression=Compression.of("dgc:0.9"))
     assert many == bounds.card_bytes(model, cluster, 10_000)
     # The bound takes all workers to send the same elements: host 0 pushes two slices, and sends the third to three.
-    compression = Compression("dgc", 0.01)
+    compression = Compression.of("dgc:0.01")
     alike = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, compression=compression)
     assert alike == pytest.approx((sparse + 80 + 4 * 20 + 3 * sparse) / 1e6)
 
@@ -325,7 +325,30 @@ def test_encoded_pushes_are_shorter_and_broadcasts_are_whole(kind, pushed):
     model = models.Model("made", 1.0, (models.Layer("layer", (matrix,), 1 / 3, 2 / 3),))
     cluster = one_of_each(2, MB_PER_S)
     sent = 80 + pushed + 80 + 40_000
-    assert bounds.card_bytes(model, cluster, 10_000, compression=Compression(kind)) == pytest.approx(sent / 2)
+    compression = Compression(kind, "exact")
+    assert bounds.card_bytes(model, cluster, 10_000, compression=compression) == pytest.approx(sent / 2)
     # It goes to the server on the other host, and comes back.
-    least = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, compression=Compression(kind))
+    least = seconds(model, 0.0, cluster, 10_000, overhead=bounds.FRAMES_ALONE, compression=compression)
     assert least == pytest.approx(sent / 1e6)
+
+
+INT8, INT4 = 20_000 + 157 * 2, 10_000 + 313 * 2  # blocks of 128 and of 64 elements, with a bfloat16 each
+TOPK = 4 + 200 + 200 + 35  # a scale and a base; codes of 8 bits, low bytes, 200 high bits and one for each 256 elements
+
+
+@pytest.mark.parametrize("text, pushed, back", [
+    ("fp16", 4 + 40_000, 4 + 40_000), ("int8", INT8, INT8), ("int8-bf16", INT8, 40_000), ("exact-int8", 80_000, INT8),
+    ("int4", INT4, INT4), ("topk:0.01-int4", TOPK, INT4), ("2bit-exact", 5000, 80_000), ("1bit", 8 + 2500, 8 + 2500),
+])  # fmt: skip
+def test_bytes_both_ways_are_those_of_each_codec(text, pushed, back):
+    """A matrix of 20,000 elements, and a vector of 100, which comes back whole."""
+    tensors = (models.Tensor("weight", (100, 200)), models.Tensor("bias", (100,)))
+    model = models.Model("made", 1.0, (models.Layer("layer", tensors, 1 / 3, 2 / 3),))
+    compression = Compression.of(text)
+    of_vector = {"fp16": 204, "int8": 102, "int4": 54, "2bit": 28, "1bit": 8 + 13}.get(compression.up, 400)
+    sent = 80 + pushed + 80 + back + 80 + of_vector + 80 + 400
+    found = bounds.card_bytes(model, one_of_each(2, MB_PER_S), 50_000, compression=compression)
+    assert found == sent / 2
+    wire = 1 + 66 / 1448
+    least = bound(model, 0.0, one_of_each(2, MB_PER_S), 50_000, compression=compression).seconds
+    assert least >= (80 + pushed + 80 + back) * wire / 1e6 * (1 - 1e-6)

@@ -29,6 +29,8 @@ def lines_of(experiment):
         "compute": [{"computation": "real", "compute_s": None, "bound_s": None, "bound_reason": None}],
         "accuracy": [{"computation": "real", "compute_s": None, "bound_s": None, "bound_reason": None,
                       "accuracies": [0.5, 0.9], "accuracy_at_s": [1.0, 2.0]}],
+        "codecs": [{"computation": "real", "compute_s": None, "bound_s": None, "bound_reason": None,
+                    "losses": [3.0, 2.0], "loss_at_s": [1.0, 2.0]}],
         "learn": [{"computation": "real", "compute_s": None, "bound_s": None, "bound_reason": None}],
     }[experiment]
     lines = [made.settings(experiment)]
@@ -69,7 +71,7 @@ def test_figure_tells_stores_bound_emulation_and_what_was_run(text_of, experimen
     text = text_of(lines_of(experiment))
     for store in STORES:
         assert drawing.label(store) in text
-    real = experiment in ("compute", "learn", "accuracy")
+    real = experiment in ("compute", "learn", "codecs", "accuracy")
     assert ("real computation" in text) == real
     assert ("computation is emulated" in text) == ("bound" in text) == (not real)
     assert "p3 bench " + experiment in text and "a processor" in text and "0123456789abcdef" in text

@@ -68,6 +68,21 @@ def test_clipping_is_told_and_what_it_waits_for(simulate, tmp_path):
     assert "clipped" not in simulate(*SMALL, "--hosts", "2", "--clip", "norm", "--scheme", "ddp")
 
 
+def test_compression_is_told_and_swept_where_a_scheme_has_it(simulate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    out = simulate(*SMALL, "--rate", "10mbit", "--hosts", "2", "--scheme", "p3,layers,ddp", "--compression",
+                   "exact,fp16,int8-bf16",
+                   "--out", str(path))  # fmt: skip
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["scheme"], one["compression"]) for one in records] == [
+        ("p3", None), ("p3", "fp16"), ("p3", "int8-bf16"), ("layers", None), ("ddp", None), ("ddp", "fp16"),
+    ]  # fmt: skip
+    exact, half, less = (one["mean_s"] for one in records[:3])
+    assert exact > half > less and records[4]["mean_s"] > records[5]["mean_s"]
+    assert "compression" in out.splitlines()[1] and "int8-bf16" in out
+    assert "vgg19, 2.9 MB, P3, int8: 2 hosts" in simulate(*SMALL, "--hosts", "2", "--compression", "int8")
+
+
 def test_settings_of_p3_and_network_are_taken_by_name(simulate, tmp_path):
     path = tmp_path / "out.jsonl"
     simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "window_kib=16",
@@ -110,6 +125,9 @@ def test_validation_puts_predictions_beside_what_was_measured(simulate, tmp_path
         made.run("scale", "dist_sync", seconds=(5.4,) * 3, **common),
         made.failed("scale", "p3_sync", **dict(common, hosts=16)),
         made.run("scale", "p3_torch", seconds=(5.0,) * 3, **dict(common, clip=1.0)),
+        made.run("scale", "p3_torch_int8", seconds=(4.0,) * 3, **dict(common, clip=1.0)),
+        made.run("scale", "ddp_25_fp16", seconds=(5.0,) * 3, **dict(common, slice_elements=None)),
+        made.run("scale", "ddp_25_powersgd", seconds=(5.0,) * 3, **dict(common, slice_elements=None)),
         made.settings("validation", options={"iterations": 3, "warmup": 2}),
         made.run("validation", seconds=(3.0,) * 3, model=held_out.model, size=0.1, hosts=held_out.hosts,
                  workers=held_out.hosts, servers=held_out.hosts, compute_s=held_out.compute_s,
@@ -120,13 +138,13 @@ def test_validation_puts_predictions_beside_what_was_measured(simulate, tmp_path
     table, sums = out.split("\n\n")
     rows = table.splitlines()[1:]
     stores = [next(word for word in row.split() if word.startswith(("p3_", "ddp_"))) for row in rows]
-    assert stores == ["p3_slicing", "p3_sync", "ddp_25", "p3_torch", "p3_sync"]
-    assert "clipped to a norm of 1" in rows[3] and "clipped" not in "".join(rows[:3])
+    assert stores == ["p3_slicing", "p3_sync", "ddp_25", "ddp_25_fp16", "p3_torch", "p3_torch_int8", "p3_sync"]
+    assert "clipped to a norm of 1" in rows[4] and "clipped" not in "".join(rows[:4])
     errors = [float(next(word for word in row.split() if word.endswith("%"))[:-1]) for row in rows]
     assert abs(errors[1]) < 5, "close to what docs/benchmarks.md has"
     assert rows[-1].endswith("yes") and not rows[0].endswith("yes")
     mean = float(sums.split("mean error ")[1].split("%")[0])
-    assert sums.startswith("all: 5 configurations") and mean == pytest.approx(sum(map(abs, errors)) / 5, abs=0.1)
+    assert sums.startswith("all: 7 configurations") and mean == pytest.approx(sum(map(abs, errors)) / 7, abs=0.1)
     assert sums.splitlines()[2].startswith("held out: 1 configurations")
 
 

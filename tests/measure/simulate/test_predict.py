@@ -10,6 +10,7 @@ from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
 from processes import ROOT
 
+from p3.measure.compressions import Compression
 from p3.measure.replay import gpu_clock, models
 from p3.measure.simulate import setting as settings
 from p3.measure.simulate.predict import predict
@@ -20,7 +21,7 @@ def model_of(*layers):
     """Layers as (elements, share of the time); backward takes twice as long as forward."""
     total = 3 * sum(share for _, share in layers)
     return models.Model("made", 1.0, tuple(
-        models.Layer("layer%d" % number, (models.Tensor("weight", (elements,)),), share / total, 2 * share / total)
+        models.Layer("layer%d" % number, (models.Tensor("weight", (1, elements)),), share / total, 2 * share / total)
         for number, (elements, share) in enumerate(layers)
     ))
 
@@ -40,6 +41,7 @@ def random_setting(seed):
         workers_per_host=draw.randint(1, 2), servers=draw.randint(1, 2 * hosts),
         slice_elements=draw.choice([3000, 20000, 200000]), local_aggregation=draw.random() < 0.5, iterations=16,
         warmup=0, release=draw.choice(models.RELEASES),
+        compression=draw.choice([None, None, *map(Compression.of, ("int8", "bf16-1bit", "exact-fp16"))]),
     )  # fmt: skip
 
 
@@ -186,6 +188,38 @@ def test_ddp_waits_for_the_ring_after_the_backward_pass():
     assert predict(setting).mean_s == pytest.approx(expected, rel=1e-9)
 
 
+def test_slices_of_a_codec_have_its_bytes_both_ways():
+    tensors = (models.Tensor("weight", (100, 300)), models.Tensor("bias", (100,)))
+    model = models.Model("made", 1.0, (models.Layer("layer", tensors, 1 / 3, 2 / 3),))
+    setting = Setting(model, 1.0, links(2, 10.0), slice_elements=20_000)
+
+    def sent(text):
+        slices = settings.job(dataclasses.replace(setting, compression=Compression.of(text)))["slices"]
+        return [(one["push_bytes"] - 80, one["value_bytes"] - 80) for one in slices]
+
+    # Blocks of 128 elements, with a bfloat16 each. What comes back of a vector is whole.
+    assert sent("int8") == [(20_000 + 157 * 2,) * 2, (10_000 + 79 * 2,) * 2, (102, 400)]
+    assert sent("bf16-exact") == [(40_000, 80_000), (20_000, 40_000), (200, 400)]
+    assert sent("exact") == [(80_000,) * 2, (40_000,) * 2, (400,) * 2]
+
+
+def test_with_half_the_bytes_an_iteration_that_only_sends_takes_half_as_long():
+    model = models.Model("made", 1.0, (models.Layer("layer", (models.Tensor("weight", (1000, 1000)),), 1 / 3, 2 / 3),))
+    setting = Setting(model, 0.0, links(2, 100.0, burst_kib=0, delay_ms=0.0), slice_elements=10_000)
+    half = dataclasses.replace(setting, compression=Compression.of("bf16"))
+    assert predict(half).mean_s == pytest.approx(predict(setting).mean_s / 2, rel=0.02)
+    assert predict(half).bound_s == pytest.approx(predict(setting).bound_s / 2, rel=0.02)
+    assert predict(half).mean_s >= predict(half).bound_s
+
+
+def test_ddp_with_its_half_precision_hook_sends_half_the_bytes_in_as_many_buckets():
+    setting = Setting(model_of((500000, 1), (500000, 1)), 1.0, links(2, 100.0, delay_ms=0.0), scheme="ddp", bucket_mb=1)
+    half = dataclasses.replace(setting, compression=Compression.of("fp16"))
+    exact, halved = predict(setting), predict(half)
+    assert [link["segments"] for link in halved.up] == [link["segments"] for link in exact.up]
+    assert halved.up[0]["bytes"] == pytest.approx(exact.up[0]["bytes"] / 2, rel=0.01) and halved.mean_s < exact.mean_s
+
+
 def test_whole_layers_go_to_one_server_and_large_ones_to_all_evenly():
     setting = Setting(model_of((999_999, 1), (1_000_001, 1)), 1.0, links(2, 100.0), scheme="layers")
     slices = settings.job(setting)["slices"]
@@ -235,6 +269,9 @@ def test_1024_hosts_come_to_an_end():
     ({"network": Network((1.0,), ())}, "1 rates up and 0 down"),
     ({"network": Network((1.0, 0.0), (1.0, 1.0))}, "the uplink of host 1 has a rate of 0"),
     ({"slice_elements": 0}, "a slice has at least one element"),
+    ({"scheme": "layers", "compression": Compression.of("fp16")}, "'layers' is not known with compression fp16"),
+    ({"scheme": "ddp", "compression": Compression.of("int8")}, "'ddp' is not known with compression int8"),
+    ({"compression": Compression.of("powersgd")}, "'p3' is not known with compression powersgd"),
     ({"clip": "value"}, "clip is 'value'; it must be one of none, norm, wait"),
     ({"release": "late"}, "release is 'late'; it must be one of layer, end"),
     ({"warmup": 1, "iterations": 0}, "no iteration is left after the warm-up"),

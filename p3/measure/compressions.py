@@ -1,0 +1,173 @@
+"""How what is measured is compressed: the notation in options and in names of stores, and a slice's bytes by formula.
+
+    int8             gradients, and what comes back
+    int8-bf16        gradients as int8, what comes back as bf16
+    int8-exact       gradients alone
+    topk:0.01        with a value of the codec's first option (docs/compression.md)
+
+DDP's hooks are written alike: fp16, powersgd or powersgd:2, of that rank. A store and its compression are joined by a
+plus: p3_torch+int8, ddp:25+fp16.
+
+Bytes that are counted on network cards are held against those of the formulas. The core is asked for its codecs when
+one of these, or an option, is wanted: results are read without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from p3 import codecs
+from p3.errors import NotBuilt
+from p3.plan import planner
+from p3.plan.key_plan import Axes
+from p3.server import options as store_options
+
+EXACT = "exact"  # in the place of a codec: sent as it is
+HOOKS = ("fp16", "powersgd")  # of DDP on Gloo
+_HALVES = ("fp16", "bf16")  # hooks that halve all bytes, as the codecs of these names do
+
+_ELEMENT_BYTES = 4
+_TRIED_ELEMENTS = 10_000  # of a slice, by which the bits of an element are told
+_ONE = re.compile(r"[a-z0-9]+(:\d+(\.\d+)?)?")
+
+
+class Compression(NamedTuple):
+    """Of gradients, and of what comes back: a codec each, or EXACT."""
+
+    up: str
+    down: str
+
+    @classmethod
+    def of(cls, text: str) -> Optional[Compression]:
+        """None for EXACT. Whether there are such codecs is not looked at."""
+        up, dash, down = text.partition("-")
+        made = cls(up, down if dash else up)
+        return None if made == (EXACT, EXACT) else made
+
+    def __str__(self) -> str:
+        return self.up if self.up == self.down else f"{self.up}-{self.down}"
+
+    @property
+    def options(self) -> Dict[str, Optional[Dict[str, Any]]]:
+        """Of a store. Steps, as of dgc, come back by themselves."""
+        up, down = _option(self.up), _option(self.down)
+        makes_steps = up is not None and codecs.of(up).makes_steps
+        return {"compression": up, "value_compression": None if makes_steps else down}
+
+    @property
+    def of_torch(self) -> Dict[str, Any]:
+        """As p3.torch.DistributedOptimizer takes it."""
+        return {way: option for way, option in zip(("up", "down"), self.options.values()) if option is not None}
+
+    @property
+    def is_of_codecs(self) -> bool:
+        """Whether P3 can do that, and its bytes have a formula."""
+        return all(one == EXACT or _name(one) in codecs.codecs() for one in self)
+
+    @property
+    def halves_all(self) -> bool:
+        """Whether DDP has a hook that does as much."""
+        return self.up == self.down and self.up in _HALVES
+
+    @property
+    def fewest_bits(self) -> float:
+        """Of an element, in the way that has fewer; 0 where that is no codec's."""
+        return min(map(_bits, self))
+
+
+def parse(text: str) -> Optional[Compression]:
+    """As argparse's `type`: of P3's codecs."""
+    made = Compression.of(text)
+    try:
+        for one in made or ():
+            _check(one)
+        for name, value in (made.options if made else {}).items():
+            if value is not None:
+                store_options.validate(name, value)
+    except (ValueError, NotBuilt) as error:
+        raise argparse.ArgumentTypeError(f"compression {text!r}: {error}") from None
+    return made
+
+
+def parse_hook(text: str) -> Compression:
+    """As argparse's `type`: of DDP's hooks on Gloo, which is what torch has for CPUs."""
+    name, _, value = text.partition(":")
+    if name == "bf16":
+        raise argparse.ArgumentTypeError("DDP refuses bf16_compress_hook without NCCL, so on Gloo there is none")
+    if name not in HOOKS or (value and (name != "powersgd" or not value.isdigit() or int(value) < 1)):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of DDP's hooks on Gloo: fp16, powersgd or powersgd:RANK")
+    return Compression(text, text)
+
+
+def split(store: str) -> Tuple[str, str]:
+    """What MXNet or torch_store.py knows of a store's name, and its compression, or ""."""
+    name, _, text = store.partition("+")
+    return name, text
+
+
+def of_push(shape: Tuple[int, ...], elements: int, compression: Optional[Compression]) -> int:
+    """Bytes of a slice of so many elements of such a key that one worker pushes."""
+    axes = _axes(shape, compression)
+    return codecs.push_bytes(axes.codec, elements) if axes.codec else elements * _ELEMENT_BYTES
+
+
+def of_broadcast(
+    shape: Tuple[int, ...], elements: int, compression: Optional[Compression], workers: int = 1
+) -> int:
+    """Of the slice that comes back. With dgc: if so many workers have chosen their elements independently, then in the
+    mean so many of them; it is smallest with one, or if all choose the same."""
+    axes = _axes(shape, compression)
+    if not axes.takes_steps:
+        return codecs.bytes_back(axes.value_codec, elements)
+    untouched = (1 - codecs.sent(axes.codec, elements) / elements) ** workers
+    return codecs.value_bytes(axes.codec, round(elements * (1 - untouched)), elements)
+
+
+def adds_up_on_machine(compression: Optional[Compression]) -> bool:
+    """Whether the workers of a machine push as one."""
+    return compression is None or _axes((2, 2), compression).adds_up_on_machine
+
+
+@functools.lru_cache(maxsize=1024)
+def _axes(shape: Tuple[int, ...], compression: Optional[Compression]) -> Axes:
+    return planner.axes(shape, "float32", compression.options if compression else {})
+
+
+def _name(one: str) -> str:
+    return one.partition(":")[0]
+
+
+def _option(one: str) -> Optional[Dict[str, Any]]:
+    """Of a store; ValueError for what no codec of that name takes."""
+    if one == EXACT:
+        return None
+    name, _, value = one.partition(":")
+    codec = codecs.codecs()[name]
+    if not value:
+        return codecs.complete({"type": name})
+    option = next(iter(codec.options), None)
+    if option is None:
+        raise ValueError(f"{name} has no option")
+    number = option.kind(value)
+    if not option.allows(number):
+        raise ValueError(f"{option.name} of {name} is {value}; it must be {option.allowed}")
+    return codecs.complete({"type": name, option.name: number})
+
+
+def _bits(one: str) -> float:
+    if one == EXACT:
+        return 8.0 * _ELEMENT_BYTES
+    if _name(one) not in codecs.codecs():
+        return 0.0
+    return 8 * codecs.push_bytes(_option(one), _TRIED_ELEMENTS) / _TRIED_ELEMENTS
+
+
+def _check(one: str) -> None:
+    """ValueError for what is no codec, or is told of it wrongly."""
+    known = list(codecs.codecs())
+    if one != EXACT and (not _ONE.fullmatch(one) or _name(one) not in known):
+        raise ValueError(f"{one!r} is no codec: {EXACT}, {', '.join(known)}, or with a value, as dgc:0.01")
+    _option(one)

@@ -1,0 +1,61 @@
+"""Losses of trainings that were repeated with several seeds: bands over the seeds, and what a compression costs.
+
+A seed is a repeat: the same first weights and batches for every store. So stores are compared seed by seed, at equal
+steps; and at equal seconds, by when losses were known. Losses are smoothed as in curves.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+
+from p3.measure.jobs import stores
+from p3.measure.results.curves import smooth
+from p3.measure.results.records import Configuration, Run
+from p3.measure.results.summaries import Spread, by_configuration, spread
+
+
+@dataclass(frozen=True)
+class Band:
+    """All right runs of one configuration."""
+
+    configuration: Configuration
+    losses: Tuple[Spread, ...]  # of each step, over the seeds
+    at_s: Tuple[float, ...]  # when each was known: the median over the seeds
+    finals: Dict[int, float]  # of the last step, by seed
+
+    def at(self, seconds: float) -> Optional[float]:
+        """The median loss that was known by then."""
+        known = [loss.median for loss, at_s in zip(self.losses, self.at_s) if at_s <= seconds]
+        return known[-1] if known else None
+
+    def differences(self, base: Band) -> List[float]:
+        """Of the last losses, of the seeds that both have."""
+        return [loss - base.finals[seed] for seed, loss in self.finals.items() if seed in base.finals]
+
+    def ends_within(self, base: Band) -> bool:
+        """Whether its mean last loss is no greater than the greatest that `base` has with any seed."""
+        return statistics.fmean(self.finals.values()) <= max(base.finals.values())
+
+
+def bands(runs: Iterable[Run]) -> List[Band]:
+    """Of each configuration that has a right run with losses."""
+    known = (run for run in runs if run.losses and run.loss_at_s and run.result == "right")
+    return [_band(configuration, of_it) for configuration, of_it in by_configuration(known)]
+
+
+def exact(among: Sequence[Band]) -> Optional[Band]:
+    """With which the others are compared: P3 that compresses nothing, or else DDP."""
+    found = [one for one in among if stores.named(one.configuration.store).compression is None]
+    return next((one for one in found if stores.named(one.configuration.store).is_p3), found[0] if found else None)
+
+
+def _band(configuration: Configuration, runs: Sequence[Run]) -> Band:
+    smoothed = {run.repeat: smooth(run.losses) for run in runs}
+    return Band(
+        configuration,
+        losses=tuple(map(spread, zip(*smoothed.values()))),
+        at_s=tuple(map(statistics.median, zip(*(run.loss_at_s for run in runs)))),
+        finals={seed: losses[-1] for seed, losses in smoothed.items()},
+    )
