@@ -613,8 +613,8 @@ def test_optimizers_count_on_where_the_others_are(processes, optimizer, workers,
     # Each push of a key counts once, also in who came later; and the rounds of join() do not.
     counted = [list(map(int, re.findall(r"\d+", job.values(f"counts{number}")[0]))) for number in range(2)]
     complete = [[45] * 2 + [60] * 2 + [60], [40] * 2 + [33] * 2 + [40]]  # of the keys, and the greatest
-    # Alone, nobody pushes the rest of the step that is cut short: what is missing stays so if the key with the most rounds
-    # had been pushed, and if not, the step is taken again, with what had been pushed (docs/reliability.md).
+    # Alone, nobody pushes the rest of the step that is cut short: what is missing stays so if the key with the most
+    # rounds had been pushed, and if not, the step is taken again, with what had been pushed (docs/reliability.md).
     alone = workers == 1
     for have, want in zip(counted, complete):
         assert have == want or (alone and all(abs(one - every) <= 1 for one, every in zip(have, want))), counted
