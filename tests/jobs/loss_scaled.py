@@ -12,7 +12,10 @@ import numpy as np
 import p3
 
 STEPS, BAD, BATCH = 7, 3, 4
-KINDS = {"1bit": {"type": "1bit"}, "2bit": {"type": "2bit", "threshold": 40.0}, "int8": {"type": "int8"}}
+KINDS = {
+    "1bit": {"type": "1bit"}, "2bit": {"type": "2bit", "threshold": 40.0}, "int8": {"type": "int8"},
+    "int4": {"type": "int4"}, "topk": {"type": "topk", "ratio": 0.1, "value_bits": 8},
+}  # fmt: skip
 
 
 def data(rank, step):

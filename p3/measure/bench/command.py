@@ -25,7 +25,7 @@ from p3.settings import Settings
 
 _MICRO = {
     "pushpull": "how fast stores move gradients, and at what cost",
-    "kernels": "how fast one core sums and updates slices",
+    "kernels": "how fast one core sums, encodes and updates slices",
     "soak": "a million slices with delays and reconnects: sums are exact, memory stays flat",
     "sparsity": "how much sparse gradients save in a language model",
     "partitions": "whether the search for the number of partitions ends near the best",

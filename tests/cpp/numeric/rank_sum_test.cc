@@ -135,7 +135,12 @@ const std::vector<Kind> kKinds = [] {
       {"float64", DType::kFloat64, {}},
       {"float16", DType::kFloat16, {}},
   };
-  for (const Codec* codec : codecs()) made.push_back({codec->name, DType::kFloat32, {codec->encoding, 5.f}});
+  for (const Codec* codec : codecs()) {
+    Compression how(codec->encoding);
+    for (size_t i = 0; i < codec->options.size(); ++i) how.options[i] = codec->options[i].standard;
+    if (how.encoding == Encoding::kTwoBit) how.options[0] = 5;
+    made.push_back({codec->name, DType::kFloat32, how});
+  }
   return made;
 }();
 

@@ -72,7 +72,7 @@ struct Leader {
     EXPECT_EQ(pushed_header.of_machine, 1);
     if (static_cast<Encoding>(pushed_header.encoding) == Encoding::kAbsent) return {};
     EXPECT_EQ(static_cast<Encoding>(pushed_header.encoding), codec.encoding);
-    EXPECT_EQ(pushed_header.payload_bytes, codec.codec()->bytes(4));
+    EXPECT_EQ(pushed_header.payload_bytes, codec.bytes(4));
     std::vector<float> values(4);
     start_encoded_sum(codec, values.data(), server->payload.data(), 4);
     return values;

@@ -118,8 +118,10 @@ def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys)
     assert [one["bound_s"] < plain["bound_s"] for one in sparse] == [True, True]
     assert [one["card_bytes"] < plain["card_bytes"] / 10 for one in sparse] == [True, True]
     shares = {one["store"]: one["card_bytes"] / plain["card_bytes"] for one in encoded}
-    expected = {"p3_fp16": 3 / 4, "p3_2bit": 17 / 32, "p3_1bit": 33 / 64, "p3_bf16": 3 / 4, "p3_int8": 5 / 8,
-                "p3_int4": 9 / 16, "p3_topk": 1 / 2}  # fmt: skip
+    expected = {
+        "p3_fp16": 3 / 4, "p3_2bit": 17 / 32, "p3_1bit": 33 / 64, "p3_bf16": 3 / 4, "p3_int8": 5 / 8, "p3_int4": 9 / 16,
+        "p3_topk": 1 / 2,
+    }  # fmt: skip
     assert shares == pytest.approx(expected, rel=0.02)
     printed = capsys.readouterr().out
     assert "P3's frames alone" in printed and "idle share" not in printed
