@@ -106,7 +106,7 @@ def take(model, trained, loss, reference, where):
         trained.synchronize()
     for (name, one), expected in zip(model.named_parameters(), reference.published.parameters()):
         difference = (one - expected).abs().max().item()
-        assert difference < 2e-6, (where, name, difference)
+        assert difference < 2e-5, (where, name, difference)  # a code apart is more
 
 
 def follows(way, optimizer, *options):

@@ -35,7 +35,7 @@ def test_servers_publish_encoded_changes_of_exact_weights(way, optimizer, worker
 
 
 @pytest.mark.parametrize("options", [(), ("clipped",), ("synchronous",), ("clipped", "synchronous")])
-@pytest.mark.parametrize("way, workers, staged", [("int8", 3, False), ("each", 2, True)])
+@pytest.mark.parametrize("way, workers, staged", [("int8", 3, False), ("down", 2, True)])
 def test_workers_get_encoded_means(way, workers, staged, options):
     assert run(workers, *["--staged"] * staged, "follows", way, "adamax", *options).count("follows") == workers
 
