@@ -61,6 +61,31 @@ def test_workers_of_p3_follow_one_process_on_the_joined_batch(name, clip):
 
 @needs_lab
 @pytest.mark.timeout(300)
+def test_what_compression_costs_in_learning_is_told_for_each_seed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
+    out = str(tmp_path / "codecs.jsonl")
+    options = ["--models", "gpt", "--stores", "p3_torch,p3_torch_int8,ddp_25_powersgd", "--size", str(SIZE),
+               "--warmup", "1", "--iterations", str(STEPS - 1), "--repeats", "2"]  # fmt: skip
+    assert cli.main(["bench", "codecs", *options, "--out", out]) == 0, capsys.readouterr().err
+    records = [json.loads(line) for line in open(out)][1:]
+    assert [(one["store"], one["repeat"], one["result"], one["clip"]) for one in records] == [
+        (store, repeat, "right", 1.0)
+        for repeat, order in enumerate([["p3_torch", "p3_torch_int8", "ddp_25_powersgd"],
+                                        ["p3_torch_int8", "ddp_25_powersgd", "p3_torch"]])
+        for store in order
+    ]  # fmt: skip
+    losses = {(one["store"], one["repeat"]): one["losses"] for one in records}
+    for seed in range(2):
+        exact, int8 = losses["p3_torch", seed], losses["p3_torch_int8", seed]
+        assert exact[0] == int8[0] == losses["ddp_25_powersgd", seed][0], "first weights and batches are the same"
+        assert exact[1:] != int8[1:] == pytest.approx(exact[1:], rel=0.02)
+    assert losses["p3_torch", 0][0] != losses["p3_torch", 1][0], "and others with another seed"
+    printed = capsys.readouterr().out
+    assert "loss after 14" in " ".join(printed.split()) and "against" in printed and "has not learnt" not in printed
+
+
+@needs_lab
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("clip", [None, CLIP], ids=["plain", "clipped"])
 def test_ddp_and_p3_learn_the_same_at_a_rate_that_was_chosen(tmp_path, monkeypatch, capsys, clip):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([QUICK_IMPORT, str(ROOT)]))

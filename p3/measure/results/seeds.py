@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from p3.measure.jobs import stores
-from p3.measure.results.curves import smooth
+from p3.measure.results.curves import TOLERANCE, smooth
 from p3.measure.results.records import Configuration, Run
 from p3.measure.results.summaries import Spread, by_configuration, spread
 
@@ -35,8 +35,9 @@ class Band:
         return [loss - base.finals[seed] for seed, loss in self.finals.items() if seed in base.finals]
 
     def ends_within(self, base: Band) -> bool:
-        """Whether its mean last loss is no greater than the greatest that `base` has with any seed."""
-        return statistics.fmean(self.finals.values()) <= max(base.finals.values())
+        """Whether its mean last loss is no greater than the greatest that `base` has with any seed, but for what the
+        order of sums may change."""
+        return statistics.fmean(self.finals.values()) <= max(base.finals.values()) * (1 + TOLERANCE)
 
 
 def bands(runs: Iterable[Run]) -> List[Band]:
