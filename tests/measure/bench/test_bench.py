@@ -141,7 +141,7 @@ def test_compressed_stores_of_torch_and_ddps_hook_send_what_their_formulas_say(b
         assert_right(record)
         cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
         counted = sum(sum(card["bytes_out"]) for card in cards) / 2 / len(record["iteration_s"])
-        # Of so few iterations what is under way when they begin and end is a part; tests/mxnet/test_traffic.py has none.
+        # Of few iterations what is under way when they begin and end is a part; not so in tests/mxnet/test_traffic.py.
         assert counted == pytest.approx(record["card_bytes"], rel=0.3), record["store"]
     plain = found[0]["card_bytes"]
     shares = [one["card_bytes"] / plain for one in found]
