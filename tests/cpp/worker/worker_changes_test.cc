@@ -130,10 +130,10 @@ TEST(WorkerChanges, OfASliceThatIsShorterAsItIsThereAreNone) {
   OneServer job(unix_pair());
   std::vector<float>&value = job.array(1, 4), &landing = job.array(1);
   const int key = job.worker.declare("w", 1, DType::kFloat32);
-  job.worker.agree(key, plan_with_codec(kCodec, 1));
+  job.worker.agree(key, plan_with_codec(Encoding::kFloat16, 1));
   job.worker.push(key, value.data(), landing.data(), 0, RoundSettings{}, job.results.expect(0));
-  const std::vector<char> payload(5);  // a magnitude and a byte
-  job.server.send(header_of_answer(job.server.must_receive(), FrameKind::kChange, Encoding::kEightBit, payload.size()),
+  const std::vector<char> payload(6);  // a scale and a half
+  job.server.send(header_of_answer(job.server.must_receive(), FrameKind::kChange, Encoding::kFloat16, payload.size()),
                   payload.data());
   ASSERT_TRUE(job.results.wait_for(1));
   EXPECT_NE(job.results.text(0).find("in another encoding than agreed"), std::string::npos);
