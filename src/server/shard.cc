@@ -57,9 +57,7 @@ bool Shard::has_state(uint8_t part) const {
 }
 
 uint8_t Shard::part_of_master(const Optimizer* its) const {
-  const Compression& back = key.plan.value_codec;
-  if (its == nullptr) return back.residuals() > 0 ? kLeftOut : 0;
-  return back.codec() != nullptr || its->needs_master(dtype_) ? kMaster : 0;
+  return its != nullptr && its->needs_master(dtype_) ? kMaster : 0;
 }
 
 Header Shard::header_of(FrameKind kind, Encoding encoding, uint64_t round, int32_t priority) const {

@@ -144,7 +144,7 @@ class Shard {
   void make_state(const Optimizer& optimizer);
   void drop_state();
   // Which part `master_` is, with that optimizer or none: kMaster, kLeftOut, or 0 if there is no such array.
-  uint8_t part_of_master(const Optimizer* optimizer) const;
+  virtual uint8_t part_of_master(const Optimizer* optimizer) const;
   // It is there from then on, if the shard has one: a copy of the value, or nothing was left out yet.
   void make_master(const Optimizer* optimizer);
   // Of a part that was agreed, which is there from then on.

@@ -55,6 +55,12 @@ bool DenseShard::load(uint8_t part, const void* content, size_t bytes) {
   return true;
 }
 
+uint8_t DenseShard::part_of_master(const Optimizer* its) const {
+  const Compression& back = key.plan.value_codec;
+  if (back.codec() == nullptr) return Shard::part_of_master(its);
+  return its != nullptr ? kMaster : back.residuals() > 0 ? kLeftOut : 0;
+}
+
 size_t DenseShard::answer_bytes(const Header& header) const {
   return header.kind == FrameKind::kInit ? bytes_ : header.kind == FrameKind::kFetch ? sum_bytes_ : 0;
 }

@@ -17,6 +17,9 @@ class DenseShard : public Shard {
 
   bool load(uint8_t part, const void* content, size_t bytes) override;
 
+ protected:
+  uint8_t part_of_master(const Optimizer* optimizer) const override;
+
  private:
   const char* problem_with_payload(const Header& header, int worker) const override;
 
