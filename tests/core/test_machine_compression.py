@@ -10,8 +10,8 @@ from p3.placement import FRAME_BYTES
 
 ELEMENTS, SLICE = 25_001, 10_000
 MACHINES = ([0, 1, 0, 1], [7, 7, 7], [1, 0, 0])
-KINDS = {"fp16": {}, "bf16": {}, "1bit": {}, "int8": {}, "2bit": {"threshold": 0.5}}
-KEEPS = ("2bit", "1bit", "int8")  # what they leave out
+KINDS = {"fp16": {}, "bf16": {}, "1bit": {}, "int8": {}, "int4": {}, "2bit": {"threshold": 0.5}, "topk": {}}
+KEEPS = ("2bit", "1bit", "int8", "int4", "topk")  # what they leave out
 
 
 def test_every_codec_that_adds_up_is_here():
