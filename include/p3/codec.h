@@ -75,9 +75,6 @@ class Codec {
   virtual bool can_have_bytes(const Options& with, size_t elements, size_t payload_bytes) const {
     return payload_bytes == bytes(with, elements);
   }
-  // Of its first bytes, which are of all elements. A payload without them is that of its pieces of 4096 elements, one
-  // after the other: so with them each piece is a payload by itself.
-  virtual size_t head_bytes() const { return 0; }
   // How many elements a worker sends of so many, in that round of their key, counted from 1.
   virtual size_t sent(const Options& with, uint64_t round, size_t elements) const {
     (void)with, (void)round;
@@ -101,9 +98,6 @@ class Codec {
   // accumulator = the decoded payload, and accumulator += the decoded payload, in float32.
   virtual void start_sum(const Options& with, float* accumulator, const void* payload, size_t elements) const = 0;
   virtual void add_to_sum(const Options& with, float* accumulator, const void* payload, size_t elements) const = 0;
-  // Of one that encodes values: a sound payload that ends where `values` end becomes these values, where a worker
-  // receives them. Only where it takes no more bytes than they do, which Compression::if_shorter() tells.
-  virtual void decode_in_place(const Options& with, float* values, size_t elements) const;
 };
 
 // All of them, in the order of their numbers on the wire.
@@ -161,9 +155,6 @@ inline void start_encoded_sum(const Compression& how, float* accumulator, const 
 }
 inline void add_encoded_to_sum(const Compression& how, float* accumulator, const void* payload, size_t elements) {
   how.codec()->add_to_sum(how.options, accumulator, payload, elements);
-}
-inline void decode_in_place(const Compression& how, float* values, size_t elements) {
-  how.codec()->decode_in_place(how.options, values, elements);
 }
 
 }  // namespace p3

@@ -59,7 +59,6 @@ cdef extern from "p3/codec.h" namespace "p3" nogil:
                                                      size_t elements) except +
     void c_add_encoded_to_sum "p3::add_encoded_to_sum"(const Compression& how, float* accumulator, const void* payload,
                                                        size_t elements) except +
-    void c_decode_in_place "p3::decode_in_place"(const Compression& how, float* values, size_t elements) except +
 
 cdef extern from "codec/dgc.h" namespace "p3" nogil:
     cdef cppclass DgcStep:
@@ -188,14 +187,6 @@ cdef class NativeCodec:
         cdef _Array to = _floats("accumulator", accumulator, True), from_ = self.payload(payload, to.elements)
         with nogil:
             c_add_encoded_to_sum(self.how, <float*> to.view.buf, from_.view.buf, to.elements)
-
-    def decode_in_place(self, values):
-        """The payload that ends where the values end becomes these values."""
-        cdef _Array to = _floats("values", values, True)
-        if self.bytes(to.elements) > <size_t> to.view.len:
-            raise ValueError(f"{to.elements} values have no room for their payload")
-        with nogil:
-            c_decode_in_place(self.how, <float*> to.view.buf, to.elements)
 
     cdef _Array payload(self, payload, size_t elements, bint writable=False):
         cdef _Array array = _Array("payload", payload, writable)

@@ -66,7 +66,6 @@ class Float16 final : public Codec {
 
   bool carries_sums() const override { return true; }
   size_t bytes(const Options&, size_t n) const override { return n == 0 ? 0 : sizeof(float) + n * sizeof(half); }
-  size_t head_bytes() const override { return sizeof(float); }
 
   void encode(const Options&, const float* gradient, float*, void* payload, size_t n) const override {
     if (n == 0) return;

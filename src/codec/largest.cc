@@ -196,13 +196,6 @@ class Largest final : public Codec {
   void add_to_sum(const Options& with, float* accumulator, const void* payload, size_t n) const override {
     add_largest(Layout(with, n), accumulator, static_cast<const uint8_t*>(payload));
   }
-  // Of which no piece is a payload: so all of it is copied out.
-  void decode_in_place(const Options& with, float* values, size_t n) const override {
-    const size_t size = bytes(with, n);
-    const char* const end = reinterpret_cast<const char*>(values + n);
-    const std::vector<char> payload(end - size, end);
-    start_sum(with, values, payload.data(), n);
-  }
 };
 
 }  // namespace

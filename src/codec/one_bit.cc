@@ -100,7 +100,6 @@ class OneBit final : public Codec {
   size_t bytes(const Options&, size_t n) const override {
     return n == 0 ? 0 : sizeof(Means) + (n + kBitsPerByte - 1) / kBitsPerByte;
   }
-  size_t head_bytes() const override { return sizeof(Means); }
   void encode(const Options&, const float* gradient, float* residual, void* payload, size_t n) const override {
     encode_one_bit(gradient, residual, static_cast<uint8_t*>(payload), n);
   }

@@ -1,8 +1,6 @@
 // Every codec, and what is asked of all of them.
 
-#include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "p3/codec.h"
 #include "p3/error.h"
@@ -79,29 +77,6 @@ bool can_have_bytes(const Compression& how, DType type, size_t elements, size_t 
 const char* problem_with_encoded(const Compression& how, const void* payload, size_t bytes, size_t elements) {
   const Codec* const codec = how.codec();
   return codec == nullptr ? nullptr : codec->problem_with(how.options, payload, bytes, elements);
-}
-
-namespace {
-constexpr size_t kPiece = 4096;  // elements, as codec.h says
-}
-
-// Front to back, a piece of kPiece elements at a time, which is copied before it is decoded. Decoded, it ends 4 m bytes
-// before the end of the place, where m elements follow it; encoded, these are the last bytes(m) - head_bytes() of the place.
-// Of no codec is that more than 4 m: so what has not been copied yet is not overwritten.
-void Codec::decode_in_place(const Options& with, float* values, size_t n) const {
-  if (n == 0) return;
-  alignas(float) char payload[kPiece * sizeof(float)];
-  const size_t head = head_bytes();
-  const char* source = reinterpret_cast<const char*>(values + n) - bytes(with, n);
-  std::memcpy(payload, source, head);
-  source += head;
-  for (size_t begin = 0; begin < n; begin += kPiece) {
-    const size_t count = std::min(kPiece, n - begin);
-    const size_t piece_bytes = bytes(with, count) - head;
-    std::memcpy(payload + head, source, piece_bytes);
-    start_sum(with, values + begin, payload, count);
-    source += piece_bytes;
-  }
 }
 
 }  // namespace p3

@@ -54,11 +54,6 @@ def check(gradients, kind, **options):
         np.testing.assert_array_equal(total, expected)
         if residual is not None:
             np.testing.assert_array_equal(residual, reference.residual)
-        if payload.nbytes <= got.nbytes:
-            landed = np.full(size, np.nan, "float32")
-            landed.view("uint8")[landed.nbytes - payload.nbytes :] = payload
-            codec.decode_in_place(landed)
-            np.testing.assert_array_equal(landed, sent)
 
 
 @pytest.fixture(params=[True, False], ids=["avx2", "baseline"])
@@ -155,8 +150,6 @@ def test_a_codec_is_asked_for_what_it_can_do():
     gradient, payload = np.zeros(1, "float32"), np.zeros(3, "uint8")
     with pytest.raises(ValueError, match="residual"):
         NativeCodec({"type": "int8"}).encode(gradient, None, payload)
-    with pytest.raises(ValueError, match="no room"):
-        NativeCodec({"type": "fp16"}).decode_in_place(gradient)
     for option, value in (("ratio", 0.0), ("ratio", 1.1), ("value_bits", 3), ("value_bits", 9)):
         with pytest.raises(ValueError, match=option):
             NativeCodec({"type": "topk", option: value})

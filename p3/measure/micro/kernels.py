@@ -131,18 +131,11 @@ def encodings(elements, repeat):
         residual = np.zeros(elements, np.float32) if kernel.residuals else None
         payload, total = np.empty(kernel.bytes(elements), np.uint8), np.zeros(elements, np.float32)
         kernel.encode(gradient, residual, payload)
-        place = total.view(np.uint8)[total.nbytes - payload.nbytes :]
-
-        def decode_in_place():
-            place[:] = payload
-            kernel.decode_in_place(total)
-
         whole, encoded, kept = gradient.nbytes, payload.nbytes, 2 * gradient.nbytes * kernel.residuals
         for title, moved, work in (
             ("encode", whole + kept + encoded, lambda: kernel.encode(gradient, residual, payload)),
             ("start a sum", whole + encoded, lambda: kernel.start_sum(total, payload)),
             ("add to a sum", 2 * whole + encoded, lambda: kernel.add_to_sum(total, payload)),
-            ("decode in place", whole + 3 * encoded, decode_in_place),
         ):
             report(f"{name}: {title}", moved, repeat, work, None)
 
