@@ -16,6 +16,7 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.string cimport memset
 from libcpp.utility cimport move
 
 from p3.plan.key_plan import REDUCTIONS, UPDATES, KeyPlan
@@ -539,7 +540,9 @@ cdef class P3Worker:
         cdef size_t floats = self.core.residual_floats(key) if self.core.keeps_residual(key) else 0
         if floats == 0:
             return None
-        return CoreArray.over(new_bytes(floats * sizeof(float)), floats, DType.kFloat32)
+        cdef shared_ptr[char] memory = new_bytes(floats * sizeof(float))
+        memset(memory.get(), 0, floats * sizeof(float))  # it stays so where it turns out that another worker keeps it
+        return CoreArray.over(memory, floats, DType.kFloat32)
 
     # Arrays of the whole key, or of that part of its state.
     cdef Operation begin(self, int key, uint8_t part, source, landing):

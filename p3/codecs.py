@@ -118,13 +118,13 @@ def ways_of_mxnet(params: Mapping[str, Any]) -> Ways:
     up = {name: value for name, value in params.items() if name != "down"}
     down = params.get("down")
     of_up = complete(up, of_mxnet=True) if up or down is None else None
-    return Ways(of_up, _complete(down, of_mxnet=True))
+    return Ways(of_up, _complete(down))  # which MXNet's own stores do not have
 
 
-def _complete(given: Any, of_mxnet: bool = False) -> Any:
+def _complete(given: Any) -> Any:
     if isinstance(given, str):
         given = {"type": given}
-    return complete(given, of_mxnet) if isinstance(given, dict) else given
+    return complete(given) if isinstance(given, dict) else given
 
 
 # Bytes of a slice's payload; a frame's header comes on top (p3.placement.FRAME_BYTES).

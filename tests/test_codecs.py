@@ -98,7 +98,7 @@ def test_each_way_is_what_a_script_has_given(given, up, down):
 
 @pytest.mark.parametrize("given, up, down", [
     (INT8, INT8, None),
-    ({"type": "2bit", "down": "2bit"}, *[{"type": "2bit", "threshold": 0.5}] * 2),
+    ({"type": "2bit", "down": "2bit"}, {"type": "2bit", "threshold": 0.5}, {"type": "2bit"}),  # which is refused
     ({"down": "bf16"}, None, BF16),
     ({"type": "int8", "down": {"type": "bf16"}}, INT8, BF16),
     ({}, {}, None),

@@ -140,6 +140,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Set P3_PARTITIONS, or unset P3_ON_WORKER_LOSS"),
     Exclusion(REPLACED, (TORCH,), "torch's optimizers cannot begin behind steps that another process has taken",
               "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
+    Exclusion(JOIN, (NAMED_SCALER,), "a worker in join() cannot tell which steps the scaler leaves out",
+              "Give all workers the same number of steps"),
     Exclusion(JOIN, (LATE_SCALER,), "a worker in join() does not call the scaler's update(), so scales would differ",
               "Give all workers the same number of steps"),
     Exclusion(JOIN, (CLOSURE,), "a closure may compute many gradients in one step, and a worker that has joined could "

@@ -38,7 +38,7 @@ import numpy as np
 
 from p3.trace.clocks import Offset, offsets
 from p3.trace.reader import (
-    PUSH, PUSH_ROWS, QUEUED, READY, RECEIVE_BEGIN, RECEIVE_END, ROWS, SEND_BEGIN, SEND_END, STALL_BEGIN, STALL_END,
+    CHANGE, PUSH, PUSH_ROWS, QUEUED, READY, RECEIVE_BEGIN, RECEIVE_END, ROWS, SEND_BEGIN, SEND_END, STALL_BEGIN, STALL_END,
     SUMMED, UPDATED, VALUE, Key, Process, local_peer, read,
 )  # fmt: skip
 
@@ -100,14 +100,14 @@ def _one_number_each(processes) -> Dict[int, Key]:
 
 
 def _lives(trace: Trace) -> np.ndarray:
-    lives = np.concatenate([_lives_of(trace, PUSH, VALUE), _lives_of(trace, PUSH_ROWS, ROWS)])
+    lives = np.concatenate([_lives_of(trace, PUSH, VALUE, CHANGE), _lives_of(trace, PUSH_ROWS, ROWS)])
     lives.sort(order=["round", "worker", "key", "slice"])
     _complete(lives)
     return lives
 
 
-def _lives_of(trace: Trace, push: int, value: int) -> np.ndarray:
-    sent = _moments(trace, QUEUED, push, at_worker=True)
+def _lives_of(trace: Trace, push: int, *value: int) -> np.ndarray:
+    sent = _moments(trace, QUEUED, [push], at_worker=True)
     names = np.column_stack([sent[name] for name in ("worker", "key", "slice", "round")]).astype("i8")
     _, first, numbers = np.unique(names, axis=0, return_index=True, return_inverse=True)
     lives = np.zeros(len(first), LIFE)
@@ -118,13 +118,13 @@ def _lives_of(trace: Trace, push: int, value: int) -> np.ndarray:
         lives[name] = sent[name][first]
     np.add.at(lives["bytes"], numbers.reshape(-1), sent["bytes"].astype("i8"))
 
-    last = value == ROWS  # of several frames; a later kValue of a slice is a value set anew
+    last = ROWS in value  # of several frames; a later kValue of a slice is a value set anew
     for name, at_worker, kind, frame, takes_last in (
-        ("leaving", True, SEND_BEGIN, push, False),
-        ("sent", True, SEND_END, push, last),
-        ("arriving", False, RECEIVE_BEGIN, push, False),
-        ("received", False, RECEIVE_END, push, last),
-        ("summed", False, SUMMED, push, last),
+        ("leaving", True, SEND_BEGIN, [push], False),
+        ("sent", True, SEND_END, [push], last),
+        ("arriving", False, RECEIVE_BEGIN, [push], False),
+        ("received", False, RECEIVE_END, [push], last),
+        ("summed", False, SUMMED, [push], last),
         ("broadcast", False, QUEUED, value, False),
         ("returning", False, SEND_BEGIN, value, False),
         ("returned", False, SEND_END, value, last),
@@ -133,17 +133,17 @@ def _lives_of(trace: Trace, push: int, value: int) -> np.ndarray:
     ):
         found = _moments(trace, kind, frame, at_worker)
         _fill(lives, name, found, ("worker", "key", "slice", "round"), takes_last)
-    _fill(lives, "ready", _moments(trace, READY, push, at_worker=True), ("worker", "key", "round"))
+    _fill(lives, "ready", _moments(trace, READY, [push], at_worker=True), ("worker", "key", "round"))
     _fill(lives, "updated", _moments(trace, UPDATED, value, at_worker=False), ("key", "slice", "round"))
     return lives
 
 
-def _moments(trace, kind, frame, at_worker) -> Dict[str, np.ndarray]:
+def _moments(trace, kind, frames, at_worker) -> Dict[str, np.ndarray]:
     """Columns of all events of that kind, in the order of time. `worker`: whose life they belong to. Recorded by that
     worker, or at the other end: by a server, or the leader of its machine."""
     parts = []
     for number, process in enumerate(trace.processes):
-        events = process.events[(process.events["kind"] == kind) & (process.events["frame"] == frame)]
+        events = process.events[(process.events["kind"] == kind) & np.isin(process.events["frame"], frames)]
         events = events[events["round"] > 0]  # round 0 is the first value
         if process.role == "server":
             events = events[:0] if at_worker else events

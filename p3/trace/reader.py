@@ -43,7 +43,7 @@ def local_peer(rank):
 
 
 # FrameKind, as far as rounds go
-PUSH, VALUE, PUSH_ROWS, ROWS = 1, 3, 10, 11
+PUSH, VALUE, PUSH_ROWS, ROWS, CHANGE = 1, 3, 10, 11, 17
 
 
 class Key(NamedTuple):

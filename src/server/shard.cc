@@ -180,8 +180,9 @@ void Shard::report_norm(const NormPart& part) {
 
 void Shard::make_master(const Optimizer* its) {
   const uint8_t part = part_of_master(its);
-  if (master_ != nullptr || part == 0) return;
-  master_ = host_.values.take(sum_bytes_);
+  if (part == 0 || (master_ != nullptr && master_part_ == part)) return;
+  if (master_ == nullptr) master_ = host_.values.take(sum_bytes_);  // else it was another: an optimizer has come since
+  master_part_ = part;
   if (part == kMaster)
     start_sum(dtype_, master_, value_, elements_);
   else
@@ -203,11 +204,13 @@ void Shard::drop_state() {
 
 void*& Shard::part_at(uint8_t part) {
   if (part == 0) return value_;
-  const Optimizer* const its = optimizer();  // as it was when the frame was checked
+  const Optimizer* const its = optimizer();
   if (part == part_of_master(its)) {
     make_master(its);
     return master_;
   }
+  if (its == nullptr || part > its->state_count())  // it was there when the frame was checked
+    host_.refuse_call("a part of key '" + key.name + "' was asked for while the store's optimizer was set. Ask behind it.");
   make_state(*its);
   return state_[part - 1];
 }

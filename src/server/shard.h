@@ -163,6 +163,7 @@ class Shard {
 
   void* value_;
   void* master_ = nullptr;    // float32, beside the value: see part_of_master()
+  uint8_t master_part_ = 0;   // what it is
   std::vector<void*> state_;  // the optimizer's
 
   struct {

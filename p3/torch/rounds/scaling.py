@@ -23,6 +23,11 @@ class Scaling:
         self._has_unused_sums = False
 
     @property
+    def is_named(self) -> bool:
+        """The script has named a scaler."""
+        return self._scaler is not None
+
+    @property
     def scale(self) -> Optional[float]:
         return self._loss_scale.scale
 

@@ -121,6 +121,8 @@ class Synchronous(Rounds):
     def join(self, after_step: Optional[Callable[[], Any]]) -> None:
         if self._has_closure:
             combinations.require(self._session.label, choices.JOIN, choices.CLOSURE)
+        if self._scaling.is_named:
+            combinations.require(self._session.label, choices.JOIN, choices.NAMED_SCALER)
         super().join(after_step)
 
     def _follow(self) -> None:

@@ -49,6 +49,7 @@ bool DenseShard::load(uint8_t part, const void* content, size_t bytes) {
     if (part == kMaster) std::memcpy(value_, content, bytes);
     return true;
   }
+  if (is_beside) master_part_ = part;
   void*& place = is_beside ? master_ : state_.emplace_back(nullptr);
   place = host_.values.take(bytes);
   std::memcpy(place, content, bytes);
