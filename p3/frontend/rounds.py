@@ -38,6 +38,7 @@ class KeyRounds(ABC):
         self._awaited = "a new value of %s" % key.name  # in words
         self.priority = 0
         self.updates = 0  # that have been taken over
+        self.has_changed = False  # in any round, whatever state the script has given since
         self.is_new = False  # has a round of the current step
         self.landing = landing
         self.takes_steps = key.axes.takes_steps  # what is pushed
@@ -209,6 +210,7 @@ class KeyRounds(ABC):
     def _take_round(self, operation: Any) -> bool:
         if not operation.updated:
             return False
+        self.has_changed = True
         self.updates = self._session.updates(self.key) if self.key.staleness > 0 else self.updates + 1
         self._take_result(operation)
         return True

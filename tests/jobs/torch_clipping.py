@@ -310,6 +310,23 @@ def kept_and_scaled():
     scaler.step(pair.optimizer)
 
 
+def one_looks():
+    """As in a trainer, one worker reads a gradient that nothing clips; then all have a collective before step()."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, max_grad_norm=math.inf)
+    optimizer._p3.act_as_ddp()
+    for step in range(3):
+        model(torch.ones(1, 3) * (RANK + 1)).sum().backward()
+        optimizer._p3.watch_gradients()
+        if step > 0 and RANK == 0:  # in the first one gradients leave in step()
+            assert model.weight.grad.eq((1 + SIZE) / 2).all(), model.weight.grad
+        p3.torch.all_reduce(torch.ones(1))
+        optimizer.step()
+    optimizer.release()
+    print("looked alone")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--staged":
         arrays.DEVICES.add("cpu")

@@ -139,3 +139,17 @@ def test_what_is_encoded_is_said_once(caplog):
     optimizer.release()
     assert len(re.findall("what comes back of store .* is compressed", caplog.text)) == 1
     assert len(re.findall("changes of the weights .* come back as int8", caplog.text)) == 1
+
+
+def test_exact_weights_come_also_behind_load_state_dict_of_an_optimizer_without_states():
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, compression={"down": "int8"})
+    model(torch.randn(4, 64)).square().sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.synchronize()
+    compressed = model.weight.detach().clone()
+    optimizer.synchronize(exact=True)
+    assert not model.weight.equal(compressed)
+    optimizer.release()

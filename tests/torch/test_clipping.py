@@ -47,6 +47,7 @@ def test_every_optimizer_is_as_in_plain_torch_and_two_runs_have_the_same_bits(wo
     ("uneven", "follows", 3),
     ("options", "clipped all of them", 2),
     ("scaled", "scales as torch does", 2),
+    ("one_looks", "looked alone", 2),
 ])  # fmt: skip
 def test_what_scripts_do_with_it_is_as_in_plain_torch(name, said, workers):
     checks = {} if name == "not_finite" else {"P3_CHECK": "1"}  # which would wait for the norm within step()
@@ -291,4 +292,93 @@ def test_a_watched_gradient_is_shown_to_who_looks_and_copies_are_watched_by_nobo
     assert models[0].weight.grad.norm().item() == pytest.approx(math.sqrt(6 / 16), rel=1e-5), "clipped"
     assert type(models[0].weight) is torch.nn.Parameter, "watched no more"
     assert changes(models, optimizer, before) == pytest.approx([0.1 * math.sqrt(6 / 16)] * 2, rel=1e-5)
+    optimizer.release()
+
+
+def trained_as_ddp(**numbers):
+    """Behind its first step, so that gradients leave in the backward pass."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **numbers)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, max_grad_norm=math.inf)
+    optimizer._p3.act_as_ddp()
+    backward(model, optimizer)
+    optimizer.step()
+    return model, optimizer
+
+
+def test_who_uses_a_watched_weight_and_one_under_way_gets_the_new_value_of_that():
+    (watched, one), (stepped, other) = trained_as_ddp(), trained_as_ddp()
+    other.synchronize()
+    before = stepped.weight.detach().clone()
+    for model, optimizer in ((watched, one), (stepped, other)):
+        backward(model, optimizer)
+    one._p3.watch_gradients()
+    other.step()
+    with torch.no_grad():
+        found = torch.stack([watched.weight, stepped.weight])
+    assert torch.allclose(found[1], before - 0.1) and stepped.weight.equal(found[1])
+    one.step()
+    one.release(), other.release()
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_a_gradient_may_be_read_in_inference_mode(max_norm):
+    model, optimizer = trained_as_ddp()
+    optimizer.synchronize()
+    before = model.weight.detach().clone()
+    backward(model, optimizer)
+    if max_norm is not None:
+        optimizer.clip_grad_norm_(max_norm)
+    optimizer._p3.watch_gradients()
+    expected = 1.0 if max_norm is None else max_norm / math.sqrt(8)
+    with torch.inference_mode():
+        assert torch.allclose(model.weight.grad, torch.full((2, 3), expected))
+    optimizer.step()
+    optimizer.synchronize()
+    assert torch.allclose(before - model.weight, torch.full((2, 3), 0.1 * expected))
+    optimizer.release()
+
+
+def test_zero_grad_leaves_out_a_step_that_nobody_has_clipped_or_looked_at():
+    model, optimizer = trained_as_ddp(momentum=0.9)
+    optimizer.synchronize()
+    before = model.weight.detach().clone()
+    backward(model, optimizer)
+    optimizer.zero_grad()
+    assert model.weight.equal(before) and model.weight.grad is None
+    backward(model, optimizer)
+    optimizer.step()
+    optimizer.synchronize()
+    assert torch.allclose(before - model.weight, torch.full((2, 3), 0.1 * 1.9)), "one step, after another one"
+    optimizer.release()
+
+
+@pytest.mark.parametrize("looks, problem", [
+    (True, r"read or clipped before its last backward pass: .*no_sync\(\)"),
+    (False, r"all but the last backward pass.*no_sync\(\).*call zero_grad\(\) on every worker"),
+])  # fmt: skip
+def test_a_second_backward_pass_hears_what_a_script_of_a_trainer_can_do(looks, problem):
+    model, optimizer = trained_as_ddp()
+    backward(model, optimizer)
+    optimizer._p3.watch_gradients()
+    if looks:
+        assert model.weight.grad is not None
+    with pytest.raises(RuntimeError, match=problem) as raised:
+        model(torch.ones(1, 3)).sum().backward()
+    assert "synchronous" not in str(raised.value)
+    optimizer.release()
+
+
+def test_gradients_that_could_not_be_shown_are_still_watched():
+    model, optimizer = trained_as_ddp()
+    backward(model, optimizer)
+    optimizer.param_groups.append(dict(optimizer.param_groups[0], params=[torch.nn.Parameter(torch.ones(1))]))
+    optimizer._p3.watch_gradients()
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            model.weight.grad
+    optimizer.param_groups.pop()
+    assert model.weight.grad.eq(1).all()
+    assert type(model.weight) is torch.nn.Parameter
+    optimizer.step()
     optimizer.release()

@@ -37,6 +37,16 @@ def untouched() -> Any:
     return torch._C.DisableTorchFunctionSubclass()
 
 
+def land_for(function: Any, *arguments: Any) -> bool:
+    """What is pending within the arguments of `function` gets its value, if that is needed. Whether anything did."""
+    if function in _NEED_NO_VALUE:
+        return False
+    found = [tensor._p3_pending[0] for tensor in _pending_in(arguments)]
+    for land in found:
+        land(function in _GIVE_MEMORY_AWAY)
+    return bool(found)
+
+
 class _Pending:
     @classmethod
     @torch.compiler.disable
@@ -63,14 +73,11 @@ def _pending(kind: type) -> type:
 
 
 def _land(function: Any, *arguments: Any) -> None:
-    found = [tensor._p3_pending[0] for tensor in _pending_in(arguments)]
-    if not found:
+    if not land_for(function, *arguments):
         raise RuntimeError(
             "a weight whose new value is under way is within an argument of %s, where P3 does not find it: call "
             "optimizer.synchronize() before" % getattr(function, "__name__", function)
         )
-    for land in found:
-        land(function in _GIVE_MEMORY_AWAY)
 
 
 def _pending_in(value: Any) -> Iterator[torch.Tensor]:

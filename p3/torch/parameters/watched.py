@@ -19,7 +19,8 @@ class Watched:
     """Those of one optimizer. Threads: the script's."""
 
     def __init__(self, show: Callable[[], None]) -> None:
-        """`show()` is called before the first watched gradient is read, set or deleted; then none is watched."""
+        """`show()` is called before the first watched gradient is read, set or deleted; then none is watched. If it
+        raises, all are again."""
         self._show = show
         self._tensors: List[torch.Tensor] = []
 
@@ -31,8 +32,14 @@ class Watched:
             tensor._p3_show, tensor.__class__ = self._end_and_show, _asks(type(tensor))
 
     def _end_and_show(self) -> None:
+        tensors = self._tensors
         self.end()
-        self._show()
+        try:
+            with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode has no versions
+                self._show()
+        except BaseException:
+            self.begin(tensors)
+            raise
 
     def end(self) -> None:
         for tensor in self._tensors:
@@ -45,11 +52,13 @@ class _Asks:
     @classmethod
     @torch.compiler.disable
     def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        keywords = keywords or {}
         if function in _OF_GRADIENTS:
             arguments[0]._p3_show()
-            return function(*arguments, **(keywords or {}))
+            return function(*arguments, **keywords)
+        pending.land_for(function, arguments, keywords)  # another optimizer's weights, which nobody asks below
         with pending.untouched():
-            return function(*arguments, **(keywords or {}))
+            return function(*arguments, **keywords)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return self._as_it_was(lambda: copy.deepcopy(self, memo))

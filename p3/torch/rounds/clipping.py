@@ -49,12 +49,22 @@ class Clip:
         return self._norm.of(self.norm_type) / self.scale
 
     @property
+    def changes_gradients(self) -> bool:
+        """Waits for nothing."""
+        return self.max_norm < math.inf or self.scale != 1
+
+    @property
     def factor(self) -> float:
-        """What the gradients are to be multiplied by."""
-        if self.max_norm == math.inf and self.scale == 1:
+        """What the gradients are to be multiplied by. Waits for nothing where they stay as they are."""
+        if not self.changes_gradients:
             return 1.0
         clipped = 1.0 if self.max_norm == math.inf else min(1.0, self.max_norm / (self.norm + _TINY))
         return clipped / self.scale
+
+    @property
+    def factor_to_show(self) -> float:
+        """The same, but gradients that are not finite are shown as they are."""
+        return self.factor if self.changes_gradients and self.is_finite else 1.0
 
     def require_finite(self) -> None:
         """RuntimeError if it is not, and that was to be one; once: then the step is left out as any other."""
@@ -105,8 +115,8 @@ class Clipping(Overlapping):
         clip.max_norm = min(_single(max_norm), clip.max_norm) if norm_type == clip.norm_type else _single(max_norm)
         clip.norm_type, self._clips = norm_type, True
         clip.is_error_if_nonfinite |= error_if_nonfinite
-        if self._shown is not None and clip.is_finite:
-            self._shown.multiply(clip.factor)
+        if self._shown is not None:
+            self._shown.multiply(clip.factor_to_show)
         return _awaited(clip, next(iter(self._parameters)).device)
 
     def unscale(self, scale: float) -> Clip:
@@ -123,6 +133,7 @@ class Clipping(Overlapping):
 
     def act_as_ddp(self) -> None:
         self._is_as_ddp = True
+        self._how_to_leave_out = "call zero_grad() on every worker before the next one's backward pass"
         for parameter in self.parameters:
             parameter.lend()
 
@@ -130,8 +141,7 @@ class Clipping(Overlapping):
         self._watched_gradients.end()
         if self._shown is None:
             self._complete_round()
-            factor = self._clip.factor if self._clip.is_finite else 1.0
-            self._shown = Shown(self.parameters, factor)
+            self._shown = Shown(self.parameters, self._clip.factor_to_show)
 
     @property
     def has_sums(self) -> bool:
@@ -139,8 +149,9 @@ class Clipping(Overlapping):
 
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
-        if self._is_as_ddp and self._is_complete:
-            parameters = None if parameters is None else list(parameters)
+        parameters = None if parameters is None else list(parameters)
+        if self._is_as_ddp and any(one.is_new for one in (self.parameters if parameters is None else parameters)):
+            self._complete_round()
             is_whole = parameters is None or len(parameters) == len(self._parameters)
             self._leave_out_step() if is_whole else self.show_gradients()
         super().zero_grad(zero_grad, set_to_none, parameters)
@@ -202,6 +213,11 @@ class Clipping(Overlapping):
         super()._end_step()
 
     def _on_gradient(self, parameter: Parameter) -> None:
+        if self._is_complete and self._is_as_ddp:
+            raise RuntimeError(
+                "the gradient of %s was computed again, in a step whose gradients were read or clipped before its last "
+                "backward pass: read and clip them behind that, or run the earlier passes in no_sync()" % parameter.name
+            )
         if self._is_complete:
             raise RuntimeError(
                 "the gradient of %s was computed again behind clip_grad_norm_() or unscale_(), with which all "

@@ -111,7 +111,7 @@ class OnServers(Overlapping):
         parts = [
             (one, torch.empty_like(one.tensor, device="cpu", requires_grad=False))
             for one in self._parameters.values()
-            if one.comes_back_compressed and one.updates > 0
+            if one.comes_back_compressed and (one.has_changed or one.updates > 0)
         ]
         states_of_servers.fetch(self._session, [(one.key, MASTER, in_memory_order(array)) for one, array in parts])
         for parameter, array in parts:

@@ -47,6 +47,8 @@ class Rounds(job.Held, snapshots.Trainer):
     _updates_here = True  # the workers update, from the mean gradients
     _guards = True  # nobody else may write to parameters
     _watches_all = False  # all changes that torch does not count are found, in every step
+    # A step behind its backward pass.
+    _how_to_leave_out = "pass synchronous=True and call optimizer.synchronize() first"
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
                  compression: Ways, staleness: Union[int, float]) -> None:  # fmt: skip
@@ -319,9 +321,8 @@ class Rounds(job.Held, snapshots.Trainer):
                 "the gradient of %s was computed again after it had been sent, and before optimizer.step(). Run all "
                 "but the last backward pass of a step in `with optimizer.no_sync():`. If another model's loss goes "
                 "through this one, run its backward pass so, too, or switch off requires_grad. To leave out a step "
-                "behind its backward pass, pass synchronous=True and call optimizer.synchronize() first. Where a "
-                "module that a step uses more than once is checkpointed, pass use_reentrant=False to checkpoint()"
-                % parameter.name
+                "behind its backward pass, %s. Where a module that a step uses more than once is checkpointed, pass "
+                "use_reentrant=False to checkpoint()" % (parameter.name, self._how_to_leave_out)
             )
         if self._is_paused:
             return parameter.forget_gradient()

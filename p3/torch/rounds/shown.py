@@ -21,15 +21,21 @@ class Shown:
         """Waits for the mean gradients; they are multiplied by the factor. Every parameter has a round under way."""
         self._means: Gradients = {one: one.mean_gradient() for one in parameters}
         self._own: Gradients = {one: one.tensor.grad for one in self._means}
-        for parameter, mean in self._means.items():
-            parameter.tensor.grad = mean
+        self._note_marks()
         self.multiply(factor)
+        for parameter, mean in self._means.items():  # last: whatever fails before has changed nothing
+            parameter.tensor.grad = mean
 
     def multiply(self, factor: float) -> None:
         """Nobody has changed them so far."""
+        if factor == 1:
+            return
         for mean in self._means.values():
-            if factor != 1 and mean is not None:
+            if mean is not None:
                 mean.mul_(factor)
+        self._note_marks()
+
+    def _note_marks(self) -> None:
         self._marks = {one: _mark(mean) for one, mean in self._means.items()}
 
     @property
