@@ -133,7 +133,7 @@ def test_with_staleness_it_gives_way():
 
 
 def test_what_is_encoded_is_said_once(caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="p3")
     model = small_model()
     optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compression="int8")
     optimizer.release()

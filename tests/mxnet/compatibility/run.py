@@ -138,12 +138,13 @@ class _Job:
             env["P3_SECRET"] = "known to the tests alone"
             node = [sys.executable, "-m", "p3", "exec"]
             worker = node + worker
+        env.update(CASES[names[0]].env)
         for role, count in (("scheduler", 1), ("server", SERVERS)):
             for number in range(count):
                 self._start("%s %d" % (role, number), node, dict(env, DMLC_ROLE=role))
         for number, report in enumerate(self._reports):
             report.touch()
-            env.update(CASES[names[0]].env, DMLC_ROLE="worker")
+            env["DMLC_ROLE"] = "worker"
             self._start("worker %d" % number, [*worker, str(report), kind, *names], env)
 
     def _start(self, name, command, env):
