@@ -210,7 +210,8 @@ void*& Shard::part_at(uint8_t part) {
     return master_;
   }
   if (its == nullptr || part > its->state_count())  // it was there when the frame was checked
-    host_.refuse_call("a part of key '" + key.name + "' was asked for while the store's optimizer was set. Ask behind it.");
+    host_.refuse_call("a part of key '" + key.name +
+                      "' was asked for while the store's optimizer was set. Ask behind it.");
   make_state(*its);
   return state_[part - 1];
 }
