@@ -38,8 +38,8 @@ import numpy as np
 
 from p3.trace.clocks import Offset, offsets
 from p3.trace.reader import (
-    CHANGE, PUSH, PUSH_ROWS, QUEUED, READY, RECEIVE_BEGIN, RECEIVE_END, ROWS, SEND_BEGIN, SEND_END, STALL_BEGIN, STALL_END,
-    SUMMED, UPDATED, VALUE, Key, Process, local_peer, read,
+    CHANGE, PUSH, PUSH_ROWS, QUEUED, READY, RECEIVE_BEGIN, RECEIVE_END, ROWS, SEND_BEGIN, SEND_END, STALL_BEGIN,
+    STALL_END, SUMMED, UPDATED, VALUE, Key, Process, local_peer, read,
 )  # fmt: skip
 
 MOMENTS = (
