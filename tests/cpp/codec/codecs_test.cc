@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/simd.h"
+#include "codec/standard.h"
 #include "p3/codec.h"
 #include "p3/error.h"
 
@@ -21,19 +22,6 @@ void PrintTo(const Compression& compression, std::ostream* out) { *out << compre
 namespace {
 
 const std::vector<size_t> kSizes = {0, 1, 3, 15, 16, 17, 255, 256, 257, 1023, 1024, 1025, 50000};
-
-Compression standard(const Codec& codec) {
-  Compression made(codec.encoding);
-  for (size_t i = 0; i < codec.options.size(); ++i) made.options[i] = codec.options[i].standard;
-  return made;
-}
-
-std::vector<Compression> of_gradients() {
-  std::vector<Compression> made;
-  for (const Codec* codec : codecs())
-    if (!codec->makes_steps()) made.push_back(standard(*codec));
-  return made;
-}
 
 std::vector<float> gradient(size_t elements, std::mt19937& random) {
   std::normal_distribution<float> normal(0, 0.6f);
@@ -143,7 +131,7 @@ TEST_P(EveryCodec, ComesBackWhereItIsShorter) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EveryCodec, testing::ValuesIn(of_gradients()),
+INSTANTIATE_TEST_SUITE_P(All, EveryCodec, testing::ValuesIn(codecs_of_gradients()),
                          [](const auto& with) { return std::string("of_") + with.param.codec()->name; });
 
 TEST(Codecs, HaveNumbersAndNamesOfTheirOwn) {

@@ -14,6 +14,7 @@
 
 #include "base/half.h"
 #include "codec/dgc.h"
+#include "codec/standard.h"
 #include "numeric/sum.h"
 #include "wire/top_k.h"
 
@@ -136,8 +137,7 @@ const std::vector<Kind> kKinds = [] {
       {"float16", DType::kFloat16, {}},
   };
   for (const Codec* codec : codecs()) {
-    Compression how(codec->encoding);
-    for (size_t i = 0; i < codec->options.size(); ++i) how.options[i] = codec->options[i].standard;
+    Compression how = standard(*codec);
     if (how.encoding == Encoding::kTwoBit) how.options[0] = 5;
     made.push_back({codec->name, DType::kFloat32, how});
   }

@@ -214,40 +214,10 @@ TEST(LocalAggregation, ALeaderMayLeaveOnceItsNeighboursNeedNothing) {
   EXPECT_FALSE(job.server->error());
 }
 
-// A leader, worker 0; its neighbour and the server are played by the test.
-struct Leader {
-  Leader() : worker(0, 1, node("worker 0 (here)")) {
-    start_as_leader(worker, server, neighbour);
-    KeyPlan plan;
-    plan.wire_key = 3;
-    plan.elements = 4;
-    key = worker.declare("w", 4, DType::kFloat32);
-    worker.agree(key, plan);
-  }
-  static Header push(uint64_t round = 1) {
-    Header header;
-    header.kind = FrameKind::kPush;
-    header.key = 3;
-    header.round = round;
-    header.payload_bytes = 16;
-    return header;
-  }
-  std::string failure() {
-    EXPECT_TRUE(wait_readable(worker.event_fd()));
-    return worker.error() ? worker.error()->what() : "";
-  }
-
-  std::vector<float> ones = {1, 1, 1, 1}, landing = {0, 0, 0, 0};
-  Pending pending;
-  std::unique_ptr<RawPeer> server, neighbour;
-  int key;
-  Worker worker;
-};
-
 TEST(MachinesPush, CarriesTheSumTheCountAndTheLeadersPriority) {
   Leader job;
   job.worker.push(job.key, job.ones.data(), job.landing.data(), -7, RoundScalars{0.5}, job.pending.done());
-  Header theirs = Leader::push();
+  Header theirs = Leader::push_of();
   theirs.priority = 9;
   theirs.scalars.lr = 0.5;
   job.neighbour->send(theirs, job.ones.data());
@@ -275,7 +245,7 @@ TEST(MachinesPush, CarriesTheSumTheCountAndTheLeadersPriority) {
 TEST(MachinesPush, OfANeighbourThatCannotBeIsRefused) {
   const auto refusal = [](auto change) {
     Leader job;
-    Header header = Leader::push();
+    Header header = Leader::push_of();
     change(header);
     job.neighbour->send(header, job.ones.data());
     return job.failure();
@@ -291,7 +261,7 @@ TEST(MachinesPush, OfANeighbourThatCannotBeIsRefused) {
 
 TEST(MachinesPush, ComesOnceARound) {
   Leader job;
-  for (int i = 0; i < 2; ++i) job.neighbour->send(Leader::push(), job.ones.data());
+  for (int i = 0; i < 2; ++i) job.neighbour->send(Leader::push_of(), job.ones.data());
   EXPECT_NE(job.failure().find("out of turn"), std::string::npos);
 }
 
@@ -314,7 +284,7 @@ struct ServerOfSlices : ServerOfTwoMachines {
     server->define(plan, "w", 0);
   }
   void init(size_t worker) {
-    Header header = Leader::push(0);
+    Header header = Leader::push_of(0);
     header.kind = FrameKind::kInit;
     if (worker > 0) {
       header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
@@ -360,7 +330,7 @@ TEST(ServerOfMachines, RefusesPushesThatAreAnothersToSend) {
   const auto refusal = [](size_t worker, uint8_t of_machine, uint16_t contributors) {
     ServerOfSlices job;
     job.init_all();
-    Header header = Leader::push();
+    Header header = Leader::push_of();
     header.of_machine = of_machine;
     header.contributors = contributors;
     job.workers[worker].send(header, job.ones.data());

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/standard.h"
 #include "p3/codec.h"
 #include "worker/local_job.h"
 
@@ -18,37 +19,8 @@ namespace {
 
 const Compression kTwoBits(Encoding::kTwoBit, 0.5);
 
-// Of a key of float32 without steps.
-std::vector<Compression> codecs_that_add_up() {
-  std::vector<Compression> all;
-  for (const Codec* codec : codecs()) {
-    if (codec->makes_steps()) continue;
-    Codec::Options standard{};
-    for (size_t i = 0; i < codec->options.size(); ++i) standard[i] = codec->options[i].standard;
-    all.emplace_back(codec->encoding, standard);
-  }
-  return all;
-}
-
-// A leader, worker 0, of a key of four elements; its neighbour and the server are played by the test.
-struct Leader {
-  explicit Leader(const Compression& codec) : worker(0, 1, node("worker 0 (here)")) {
-    start_as_leader(worker, server, neighbour);
-    KeyPlan plan;
-    plan.wire_key = 3;
-    plan.elements = 4;
-    plan.codec = codec;
-    key = worker.declare("w", 4, DType::kFloat32, codec);
-    worker.agree(key, plan);
-  }
-  static Header push_of(uint64_t round) {
-    Header header;
-    header.kind = FrameKind::kPush;
-    header.key = 3;
-    header.round = round;
-    header.payload_bytes = 16;
-    return header;
-  }
+struct EncodingLeader : Leader {
+  using Leader::Leader;
   // Borrows `own` until the round is over.
   void push(const std::vector<float>& own, const std::vector<float>& neighbours) {
     ++round;
@@ -63,7 +35,7 @@ struct Leader {
       absent.encoding = static_cast<uint8_t>(Encoding::kAbsent);
       absent.payload_bytes = 0;
     }
-    neighbour->send(absent, gradient.data());
+    neighbour->send(absent, ones.data());
   }
   // The machine's push, decoded; empty: it is absent.
   std::vector<float> pushed(const Compression& codec) {
@@ -84,7 +56,7 @@ struct Leader {
     header.contributors = 0;
     header.encoding = static_cast<uint8_t>(Encoding::kPlain);
     header.payload_bytes = 16;
-    server->send(header, gradient.data());
+    server->send(header, ones.data());
     EXPECT_EQ(neighbour->must_receive().payload_bytes, 16u);
     EXPECT_EQ(pending.wait_for(1), "");
   }
@@ -103,24 +75,14 @@ struct Leader {
     EXPECT_EQ(pending.wait_for(1), "");
     return kept;
   }
-  std::string failure() {
-    EXPECT_TRUE(wait_readable(worker.event_fd()));
-    return worker.error() ? worker.error()->what() : "";
-  }
-
   uint64_t round = 0;
   Header pushed_header;
-  std::vector<float> gradient = {1, 1, 1, 1}, landing = {0, 0, 0, 0};
-  Pending pending;
-  std::unique_ptr<RawPeer> server, neighbour;
-  int key;
-  Worker worker;
 };
 
 using Floats = std::vector<float>;
 
 TEST(MachinesEncodedPush, IsOfTheSumAndKeepsWhatTheSumHasMore) {
-  Leader job(kTwoBits);
+  EncodingLeader job(kTwoBits);
   // Neither worker reaches the threshold, both together do.
   EXPECT_EQ(job.round_of({0.25, 0.25, -0.25, 0}, {0.375, 0.125, -0.5, 0.25}), (Floats{0.5, 0, -0.5, 0}));
   EXPECT_EQ(job.pushed_header.contributors, 2);
@@ -131,7 +93,7 @@ TEST(MachinesEncodedPush, IsOfTheSumAndKeepsWhatTheSumHasMore) {
 }
 
 TEST(MachinesEncodedPush, LeavesTheResidualAloneWhereNobodyHasAGradient) {
-  Leader job(kTwoBits);
+  EncodingLeader job(kTwoBits);
   job.round_of({0.25, 0, 0, 0}, {0, 0, 0, 0});
   job.skip(/*neighbour_too=*/true);
   EXPECT_EQ(job.pushed(kTwoBits), Floats());
@@ -140,7 +102,7 @@ TEST(MachinesEncodedPush, LeavesTheResidualAloneWhereNobodyHasAGradient) {
 }
 
 TEST(MachinesEncodedPush, OfASumThatOverflowsIsNaNAndLeavesTheResidualAlone) {
-  Leader job(kTwoBits);
+  EncodingLeader job(kTwoBits);
   job.round_of({0.25, 0, 0, 0}, {0, 0, 0, 0});
   const auto sent = job.round_of({1, 1, 1, 1}, {0, std::numeric_limits<float>::infinity(), 0, 0});
   EXPECT_TRUE(std::all_of(sent.begin(), sent.end(), [](float one) { return std::isnan(one); }));
@@ -148,17 +110,17 @@ TEST(MachinesEncodedPush, OfASumThatOverflowsIsNaNAndLeavesTheResidualAlone) {
 }
 
 TEST(MachinesEncodedPush, HasNeighboursThatSendPlainGradients) {
-  Leader job(kTwoBits);
+  EncodingLeader job(kTwoBits);
   Header encoded = Leader::push_of(1);
   encoded.encoding = static_cast<uint8_t>(Encoding::kTwoBit);
   encoded.payload_bytes = 4;
-  job.neighbour->send(encoded, job.gradient.data());
+  job.neighbour->send(encoded, job.ones.data());
   EXPECT_NE(job.failure().find("in another encoding than agreed"), std::string::npos);
 }
 
 // A loss scaler says so on the leader also where the leader itself had no gradient.
 TEST(MachinesEncodedPush, IsTakenBackByALossScaler) {
-  Leader job(kTwoBits);
+  EncodingLeader job(kTwoBits);
   EXPECT_THROW(job.worker.change_residual(job.key, true, 1), Error);  // nothing was kept
   job.worker.keep_former_residual(job.key);
   job.round_of({0.25, 0, 0, 0}, {0, 0.125, 0, 0});
@@ -185,7 +147,7 @@ TEST(MachinesEncodedPush, IsTakenBackByALossScaler) {
 
 TEST(AnEncodedSum, IsPassedOnAsThePlainOneThatTheLeaderHas) {
   const Compression half(Encoding::kFloat16);
-  Leader job(half);
+  EncodingLeader job(half);
   const Floats own = {1, 2, 3, 4};
   job.push(own, {1, 1, 1, 1});
   EXPECT_EQ(job.pushed(half), (Floats{2, 3, 4, 5}));
@@ -208,7 +170,7 @@ TEST(AnEncodedSum, IsPassedOnAsThePlainOneThatTheLeaderHas) {
 TEST(LocalEncoding, LosesNothingAndGivesAllTheSameBits) {
   constexpr size_t kElements = 2500, kRounds = 4;
   for (const auto& machines : {std::vector<int>{0, 1, 0, 1}, {7, 7, 7}, {1, 0, 0}})
-    for (const Compression& codec : codecs_that_add_up()) {
+    for (const Compression& codec : codecs_of_gradients()) {
       SCOPED_TRACE(std::string(codec.codec()->name) + " on " + std::to_string(machines.size()) + " workers");
       const Machines places(machines);
       Job job(machines, true);

@@ -64,6 +64,39 @@ class Pending {
   std::string error_;
 };
 
+// Worker 0, which leads its machine, of a key of four elements; its neighbour, worker 1, and the server are played by the
+// test.
+struct Leader {
+  explicit Leader(const Compression& codec = {}) : worker(0, 1, node("worker 0 (here)")) {
+    start_as_leader(worker, server, neighbour);
+    KeyPlan plan;
+    plan.wire_key = 3;
+    plan.elements = 4;
+    plan.codec = codec;
+    key = worker.declare("w", 4, DType::kFloat32, codec);
+    worker.agree(key, plan);
+  }
+  // Of the neighbour.
+  static Header push_of(uint64_t round = 1) {
+    Header header;
+    header.kind = FrameKind::kPush;
+    header.key = 3;
+    header.round = round;
+    header.payload_bytes = 16;
+    return header;
+  }
+  std::string failure() {
+    EXPECT_TRUE(wait_readable(worker.event_fd()));
+    return worker.error() ? worker.error()->what() : "";
+  }
+
+  std::vector<float> ones = {1, 1, 1, 1}, landing = {0, 0, 0, 0};
+  Pending pending;
+  std::unique_ptr<RawPeer> server, neighbour;
+  int key;
+  Worker worker;
+};
+
 // A job of real cores. `machines`: of each worker.
 struct Job {
   explicit Job(const std::vector<int>& machines, bool aggregated, SumOrder order = SumOrder::kRank) {

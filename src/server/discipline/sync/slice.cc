@@ -143,18 +143,20 @@ void ServerSlice::publish_sum(void*& sum) {
   }
 }
 
-// Of the exact value, since what the workers have: so what an encoding leaves out is in the next change. Where they would not
-// have finite values then, they get the exact ones, whole.
+// Of the exact value, since what the workers have: so what an encoding leaves out is in the next change, and what a codec
+// keeps of that itself is of no use. Where they would not have finite values then, they get the exact ones, whole.
 void ServerSlice::publish_change(float* scratch) {
   auto* const value = static_cast<float*>(value_);
   const auto* const exact = static_cast<const float*>(master_);
   if (of_changes_.codec() != nullptr) {
-    loop(elements_, [=](size_t i) { scratch[i] = exact[i] - value[i]; });
-    const size_t kept_bytes = of_changes_.residuals() * elements_ * sizeof(float);
-    const PooledBuffer left_out(host_.transient, kept_bytes);
-    std::memset(left_out.data(), 0, kept_bytes);
     change_ = PooledBuffer(host_.transient, of_changes_.bytes(elements_));
-    encode(of_changes_, scratch, static_cast<float*>(left_out.data()), change_.data(), elements_);
+    if (of_changes_.residuals() > 0) {  // the codec adds up both
+      loop(elements_, [=](size_t i) { scratch[i] = -value[i]; });
+      encode(of_changes_, exact, scratch, change_.data(), elements_);
+    } else {
+      loop(elements_, [=](size_t i) { scratch[i] = exact[i] - value[i]; });
+      encode(of_changes_, scratch, nullptr, change_.data(), elements_);
+    }
     add_encoded_to_sum(of_changes_, value, change_.data(), elements_);
     if (are_finite(elements_, [=](size_t i) { return value[i]; })) return;
     change_.give_back();
