@@ -12,23 +12,13 @@ import numpy as np
 import p3  # noqa: F401
 import mxnet as mx
 from compressions import Dgc, take_steps
-from mxnet import autograd, gluon
+from gluon_lessons import gradients, learn
 
-SHAPE = (300, 400)  # three slices
 STEPS = 8
 SETTINGS = {
     "plain": {"ratio": 0.01},
     "all options": {"ratio": 0.001, "warmup_steps": 6, "clip_norm": 40.0, "masking": False},
 }
-
-
-def gradients(rank, step):
-    random = np.random.RandomState(1000 * step + rank)
-    return {
-        "w": random.randn(*SHAPE).astype("float32"),
-        "b": random.randn(400).astype("float32"),
-        "d": random.randn(20, 30).astype("float64"),
-    }
 
 
 def sgd(workers):
@@ -67,36 +57,6 @@ def check_weights(options):
     kinds = {key: stats["compression"] for key, stats in kv.stats()["keys"].items()}
     assert kinds == {"w": "dgc", "b": None, "d": None}, kinds
     print("rank %d: weights are those of NumPy, %s" % (kv.rank, hashlib.sha256(weight.tobytes()).hexdigest()[:16]))
-
-
-def train():
-    kv = mx.kv.create("p3_sync")
-    mx.random.seed(1)
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(64, activation="tanh"), gluon.nn.Dense(32, activation="tanh"), gluon.nn.Dense(1))
-    net.initialize(mx.init.Xavier())
-    compression = {"type": "dgc", "ratio": 0.05, "warmup_steps": 20, "clip_norm": 5.0}
-    settings = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-4}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", settings, kvstore=kv, compression_params=compression)
-    random = np.random.RandomState(kv.rank)
-    losses = []
-    for step in range(60 + 5 * kv.rank):
-        x = mx.nd.array(random.uniform(-1, 1, (16, 8)))
-        y = (x * x).sum(axis=1, keepdims=True) - x.sum(axis=1, keepdims=True)
-        with autograd.record():
-            loss = gluon.loss.L2Loss()(net(x), y)
-        loss.backward()
-        trainer.step(16 * kv.num_workers)
-        losses.append(loss.mean().asscalar())
-        if step == 30:
-            trainer.set_learning_rate(0.02)
-    kv.join()
-    digest = hashlib.sha256()
-    for parameter in net.collect_params().values():
-        digest.update(parameter.data().asnumpy().tobytes())
-    print("rank %d: from %.3f to %.3f" % (kv.rank, np.mean(losses[:5]), np.mean(losses[-10:])))
-    assert np.mean(losses[-10:]) < 0.3 * np.mean(losses[:5]), losses
-    print("rank %d: digest %s" % (kv.rank, digest.hexdigest()[:16]))
 
 
 def refusal(call, *arguments):
@@ -147,6 +107,6 @@ if sys.argv[1] == "numpy":
     for CHOSEN in SETTINGS.values():
         check_weights(CHOSEN)
 elif sys.argv[1] == "trainer":
-    train()
+    learn({"type": "dgc", "ratio": 0.05, "warmup_steps": 20, "clip_norm": 5.0}, new_rates=[(30, 0.02)])
 else:
     check_refusals()

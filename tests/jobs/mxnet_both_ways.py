@@ -6,29 +6,19 @@ trainer  trains a net, some workers for more steps than others; prints the loss 
 UP and DOWN: types of compression, or none.
 """
 
-import hashlib
 import sys
 
 import numpy as np
 import p3  # noqa: F401
 import mxnet as mx
 from compressions import sender
-from mxnet import autograd, gluon
+from gluon_lessons import SHAPE, gradients, learn
 
 from p3._core import MASTER
 
 MODE, UP, DOWN = sys.argv[1:4]
 PARAMS = {"down": DOWN} if UP == "none" else {"type": UP, "down": DOWN}
-SHAPE, SLICE, STEPS = (300, 400), 50_000, 5  # three slices
-
-
-def gradients(rank, step):
-    random = np.random.RandomState(1000 * step + rank)
-    return {
-        "w": random.randn(*SHAPE).astype("float32"),
-        "b": random.randn(400).astype("float32"),
-        "d": random.randn(20, 30).astype("float64"),
-    }
+SLICE, STEPS = 50_000, 5
 
 
 def stores():
@@ -84,31 +74,4 @@ def check_sums():
     print("rank %d: sums are those of NumPy" % kv.rank)
 
 
-def train():
-    kv = mx.kv.create("p3_sync")
-    mx.random.seed(1)
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(64, activation="tanh"), gluon.nn.Dense(32, activation="tanh"), gluon.nn.Dense(1))
-    net.initialize(mx.init.Xavier())
-    settings = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-4}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", settings, kvstore=kv, compression_params=PARAMS)
-    random = np.random.RandomState(kv.rank)
-    losses = []
-    for _ in range(60 + 5 * kv.rank):
-        x = mx.nd.array(random.uniform(-1, 1, (16, 8)))
-        y = (x * x).sum(axis=1, keepdims=True) - x.sum(axis=1, keepdims=True)
-        with autograd.record():
-            loss = gluon.loss.L2Loss()(net(x), y)
-        loss.backward()
-        trainer.step(16 * kv.num_workers)
-        losses.append(loss.mean().asscalar())
-    kv.join()
-    digest = hashlib.sha256()
-    for parameter in net.collect_params().values():
-        digest.update(parameter.data().asnumpy().tobytes())
-    print("rank %d: from %.3f to %.3f" % (kv.rank, np.mean(losses[:5]), np.mean(losses[-10:])))
-    assert np.mean(losses[-10:]) < 0.3 * np.mean(losses[:5]), losses
-    print("rank %d: digest %s" % (kv.rank, digest.hexdigest()[:16]))
-
-
-{"values": check_values, "sums": check_sums, "trainer": train}[MODE]()
+{"values": check_values, "sums": check_sums, "trainer": lambda: learn(PARAMS)}[MODE]()
