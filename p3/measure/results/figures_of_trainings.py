@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 from matplotlib import figure as matplotlibs
 
@@ -62,58 +62,57 @@ def _draw_curves(axes, drawn: Sequence[losses_over_time.Curve]) -> None:
 
 def losses(view: Figure, results: Results) -> matplotlibs.Figure:
     """A row for each training. A line is the median over the seeds, its band from the least to the greatest."""
-    summaries = summarise(results.runs)
     bands = of_seeds.bands(results.runs)
-    panels = drawing.panels(summaries, lambda one: {})
-    count = max((len(one.finals) for one in bands), default=0)
-    meaning = "Loss, mean of %d steps: median of %d seed%s, band from the least to the greatest. Dashed: DDP's hooks."
-    footer = [meaning % (losses_over_time.SMOOTHED_STEPS, count, "" if count == 1 else "s")]
-    figure, grid = drawing.figure(results, view.title, len(panels), 2, footer=footer)
-    for (by_step, by_seconds), (_, members) in zip(grid, panels):
-        here = [one for one in bands if comparable(one.configuration) == comparable(members[0])]
-        by_step.set_title(drawing.title(members[0], ("rate", "hosts")))
-        by_step.set_xlabel("steps")
-        by_seconds.set_title("the same over seconds")
-        by_seconds.set_xlabel("seconds")
-        for number, one in enumerate(here):
-            _draw_band(by_step, range(1, len(one.losses) + 1), one.configuration.store, one.losses, number)
-            _draw_band(by_seconds, one.at_s, one.configuration.store, one.losses, number)
-        for axes in (by_step, by_seconds):
-            axes.set_ylabel("loss")
-            axes.set_xlim(left=0)
-            if not here:
-                drawing.nothing_right(axes)
-    drawing.legend(figure, summaries)
-    return figure
+    footer = "Loss, mean of %d steps: %s. Dashed: DDP's hooks." % (losses_over_time.SMOOTHED_STEPS, _meaning(bands))
+    return _of_bands(results, view.title, [footer], bands, lambda one: one.losses, "steps", "loss")
 
 
 def accuracies(_view: Figure, results: Results) -> matplotlibs.Figure:
     """A row for each net and rate. A line is the median over the seeds, its band from the least to the greatest."""
-    summaries = summarise(results.runs)
     bands = over_epochs.bands(results.runs)
+    footer = [
+        "Test accuracy after each epoch: %s. Seconds are those of training: tests are not counted." % _meaning(bands),
+        over_epochs.HERE,
+        over_epochs.PAPER,
+    ]
+
+    def finish(axes, here) -> None:
+        worst = max((1 - one.epochs[-1].low for one in here), default=1.0)
+        axes.set_ylim(max(0.0, 1 - _ERRORS_SHOWN * worst), 1.0)
+
+    title = "Accuracy with and without lost gradients"
+    return _of_bands(results, title, footer, bands, lambda one: one.epochs, "epochs", "test accuracy", finish)
+
+
+def _meaning(bands: Sequence[Any]) -> str:
+    count = max((len(one.finals) for one in bands), default=0)
+    return "median of %d seed%s, band from the least to the greatest" % (count, "" if count == 1 else "s")
+
+
+def _of_bands(
+    results: Results, title: str, footer: Sequence[str], bands: Sequence[Any],
+    spreads: Callable[[Any], Sequence[Spread]], counted: str, told: str,
+    finish: Callable[[Any, Sequence[Any]], None] = lambda axes, here: None,
+) -> matplotlibs.Figure:  # fmt: skip
+    """A row for each training: what is `told` of a band, over what is `counted` and over seconds. `spreads`: of a band,
+    one for each. `finish`: of the axes, and the bands that are in them."""
+    summaries = summarise(results.runs)
     panels = drawing.panels(summaries, lambda one: {})
-    seeds = max((len(one.finals) for one in bands), default=0)
-    meaning = (
-        "Test accuracy after each epoch: median of %d seed%s, band from the least to the greatest. Seconds are those "
-        "of training: tests are not counted."
-    )
-    footer = [meaning % (seeds, "" if seeds == 1 else "s"), over_epochs.HERE, over_epochs.PAPER]
-    figure, grid = drawing.figure(results, "Accuracy with and without lost gradients", len(panels), 2, footer=footer)
-    for (by_epoch, by_seconds), (_, members) in zip(grid, panels):
+    figure, grid = drawing.figure(results, title, len(panels), 2, footer=footer)
+    for (by_count, by_seconds), (_, members) in zip(grid, panels):
         here = [one for one in bands if comparable(one.configuration) == comparable(members[0])]
-        by_epoch.set_title(drawing.title(members[0], ("rate", "hosts")))
-        by_epoch.set_xlabel("epochs")
+        by_count.set_title(drawing.title(members[0], ("rate", "hosts")))
+        by_count.set_xlabel(counted)
         by_seconds.set_title("the same over seconds")
         by_seconds.set_xlabel("seconds")
         for number, one in enumerate(here):
-            count = range(1, len(one.epochs) + 1)
-            _draw_band(by_epoch, count, one.configuration.store, one.epochs, number)
-            _draw_band(by_seconds, one.at_s, one.configuration.store, one.epochs, number)
-        for axes in (by_epoch, by_seconds):
-            axes.set_ylabel("test accuracy")
+            values = spreads(one)
+            _draw_band(by_count, range(1, len(values) + 1), one.configuration.store, values, number)
+            _draw_band(by_seconds, one.at_s, one.configuration.store, values, number)
+        for axes in (by_count, by_seconds):
+            axes.set_ylabel(told)
             axes.set_xlim(left=0)
-            worst = max((1 - one.epochs[-1].low for one in here), default=1.0)
-            axes.set_ylim(max(0.0, 1 - _ERRORS_SHOWN * worst), 1.0)
+            finish(axes, here)
             if not here:
                 drawing.nothing_right(axes)
     drawing.legend(figure, summaries)
