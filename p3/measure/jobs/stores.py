@@ -166,7 +166,8 @@ def among(known: Sequence[str]) -> Callable[[str], str]:
         if base is None or not compression or not (base.name in bases or (base.is_ddp and bases)):
             more = f"; nor with a compression, as {bases[-1]}_fp16, or other buckets, as ddp_100" if bases else ""
             raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}{more}")
-        (compressions.parse_hook if base.is_ddp else compressions.parse)(compression)
+        if (compressions.parse_hook if base.is_ddp else compressions.parse)(compression) is None:
+            raise argparse.ArgumentTypeError(f"{text!r} compresses nothing: that is {base.name}")
         return text
 
     return parse

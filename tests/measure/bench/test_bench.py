@@ -397,6 +397,7 @@ def test_every_experiment_has_configurations():
     (["slices", "--rate", "800bps"], "write bit, kbit"),
     (["learn", "--models", "vgg19"], "'vgg19' is none of gpt, convnet"),
     (["learn", "--stores", "p3_sync"], "'p3_sync' is none of ddp_1"),
+    (["learn", "--stores", "p3_torch_exact"], "'p3_torch_exact' compresses nothing: that is p3_torch"),
     (["accuracy", "--depth", "9"], "invalid choice: 9"),
     (["accuracy", "--epochs", "1"], "'1' is not a number from 2 to"),
     (["accuracy", "--stores", "p3_async"], "'p3_async' is none of dist_sync"),
