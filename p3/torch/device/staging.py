@@ -1,13 +1,12 @@
 """Parameters on a GPU: how gradients come to the core, which reads and writes CPU memory alone, and new values back.
 
 Each parameter has a *host array*, pinned CPU memory of its size, and a second one for what comes back, if that is
-changes of what is there. The gradient's hook records an event and hands the
-gradient over. A thread of the device's has a stream of its own wait for that event and copy the gradient, piece by
-piece; another one waits for the copies, and tells the core which elements have come (Session.ready). So the first slice
-leaves before the rest is copied, and while one piece is waited for those behind it are queued on the device already.
-The new value lands in the same host array, slice after slice. When it is whole, a third thread (arrivals.py) has a
-second stream copy it to the device. When a module needs it, the stream that computes waits for that copy; the training
-thread waits for the network alone.
+changes of what is there. The gradient's hook records an event and hands the gradient over. A thread of the device's
+has a stream of its own wait for that event and copy the gradient, piece by piece; another one waits for the copies,
+and tells the core which elements have come (Session.ready). So the first slice leaves before the rest is copied, and
+while one piece is waited for those behind it are queued on the device already. The new value lands in the same host
+array, slice after slice. When it is whole, a third thread (arrivals.py) has a second stream copy it to the device.
+When a module needs it, the stream that computes waits for that copy; the training thread waits for the network alone.
 
 Order: gradients are copied as they were computed, for the most urgent ones are computed last; priorities hold in the
 core's queues behind. What comes back has a stream of its own: no gradient that is not computed yet holds it up.
