@@ -160,7 +160,8 @@ void Worker::restore_residual(int key, const float* residual) {
   if (way.key.round > 0)
     impl_->refuse_call("the residual of key '" + way.key.name + "' can only be restored before the key's first push");
   if (way.key.by_leader)
-    impl_->refuse_call("the residual of key '" + way.key.name + "' is kept by the leader of this machine: restore it there");
+    impl_->refuse_call("the residual of key '" + way.key.name +
+                       "' is kept by the leader of this machine: restore it there");
   std::vector<float>& kept = way.residual.kept;
   if (way.codec.makes_steps()) way.steps.rounds_before = read_round(residual + kept.size());
   std::copy_n(residual, kept.size(), kept.data());
