@@ -644,7 +644,7 @@ def test_models_and_norms_that_make_no_sense_are_refused(model):
     for norm in (0, -1.0, "1", True, float("nan")):
         with pytest.raises(ValueError, match="max_grad_norm is .* positive number"):
             p3.torch.DistributedOptimizer(optimizer, model, max_grad_norm=norm)
-    for compression in ("fp16", {"type": "fp8"}, {"type": "2bit"}, {"type": "2bit", "threshold": -1.0}):
+    for compression in ("fp8", {"type": "fp8"}, {"type": "2bit"}, {"type": "2bit", "threshold": -1.0}):
         with pytest.raises(ValueError, match="compression"):
             p3.torch.DistributedOptimizer(optimizer, model, compression=compression)
     scripted = torch.jit.script(small_model())
