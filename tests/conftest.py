@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import List, Optional
 
+import forked
 import pytest
 from processes import Cluster, Finished, Process, clean_environment, write_script
 
@@ -57,7 +58,7 @@ def start_job(tmp_path, processes):
         script: str, workers: int = 2, servers: int = 1, env: Optional[dict] = None, options=(), arguments=()
     ) -> Process:
         command = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", str(servers), *options]
-        command += [sys.executable, write_script(tmp_path, script), *arguments]
+        command += forked.command(write_script(tmp_path, script), *arguments)
         processes.append(Process(command, clean_environment(**(env or {})), tmp_path))
         return processes[-1]
 

@@ -1,8 +1,8 @@
 """The examples learn, alone and on two workers, and there every worker ends with the same weights."""
 
 import re
-import sys
 
+import forked
 import plugin_jobs as jobs
 import pytest
 from processes import ROOT
@@ -40,7 +40,7 @@ def test_every_example_is_tested():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_learns(name, workers):
     options, pattern, learned = EXAMPLES[name]
-    command = [sys.executable, str(ROOT / "examples" / name), *options.split()]
+    command = forked.command(str(ROOT / "examples" / name), *options.split())
     status, output = jobs.run_p3(workers, 2, command) if workers > 1 else jobs.run(command, 100)
     assert status == 0, output
     if name == RANK_0_ONLY:

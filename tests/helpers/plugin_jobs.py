@@ -1,16 +1,21 @@
 """Runs the scripts of tests/jobs as jobs: real processes, a deadline, and nothing left behind."""
 
-import os
 import socket
 import sys
 
-from processes import HELPERS, QUICK_IMPORT, ROOT, Process, clean_environment
+import forked
+from processes import ROOT, Process
 
 SCRIPTS = ROOT / "tests" / "jobs"
 
 
 def python(script, *arguments):
-    return [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
+    return forked.command(str(SCRIPTS / script), *map(str, arguments))
+
+
+def script(name, *arguments):
+    """For a launcher that starts Python itself."""
+    return [str(SCRIPTS / name), *map(str, arguments)]
 
 
 def run(command, timeout_s=60, **variables):
@@ -51,9 +56,7 @@ def run_dist_sync(workers, servers, command, timeout_s=100, **variables):
 
 
 def _start(command, **variables):
-    # One OpenMP thread, as `p3 run` sets it: the machines that test have few cores.
-    quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(HELPERS), str(ROOT)])}
-    return Process(command, clean_environment(**{**quick, **variables}), SCRIPTS)
+    return Process(command, {**forked.environment(), **variables}, SCRIPTS)
 
 
 def _status_and_output(process, timeout_s):

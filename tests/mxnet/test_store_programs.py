@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 pytest.importorskip("mxnet")
@@ -54,7 +55,7 @@ def test_a_worker_that_dies_is_a_finding_and_the_next_program_has_another(tmp_pa
         "import os, sys, random_programs\n"
         "random_programs.serve(sys.argv[1], 0, lambda dies: os._exit(3) if dies else random_programs.Answer())\n"
     )
-    with random_programs.Runner([sys.executable, str(script)]) as runner:
+    with random_programs.Runner(forked.command(str(script))) as runner:
         assert not runner(False)
         with pytest.raises(random_programs.Finding, match="worker 0 has died"):
             runner(True)

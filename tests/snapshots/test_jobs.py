@@ -8,6 +8,7 @@ import sys
 import time
 
 import numpy as np
+import forked
 import plugin_jobs as jobs
 import pytest
 from processes import PYTHONPATH, ROOT, Process, clean_environment
@@ -296,7 +297,7 @@ def counted(finished):
 
 def start(processes, tmp_path, workers, servers, script, *arguments, options=(), **env):
     command = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", str(servers), *options]
-    command += [sys.executable, str(script), *map(str, arguments)]
+    command += forked.command(str(script), *map(str, arguments))
     env = dict({"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}, **env)
     processes.append(Process(command, clean_environment(**env), tmp_path))
     return processes[-1]

@@ -41,9 +41,7 @@ class Book:
     def take(self, round):
         self.say(0, "captured", round=round)
         for node in WORKERS + SERVERS:
-            self.agreement.receive(
-                node, {"kind": "snapshot_written", "round": round, "bytes": 1, "sha256": "0f" * 32}
-            )
+            self.agreement.receive(node, {"kind": "snapshot_written", "round": round, "bytes": 1, "sha256": "0f" * 32})
         return self.say(0, "snapshot_taken", round=round)
 
 
@@ -116,7 +114,7 @@ def run(tmp_path, processes):
     def start(front_end, steps, *options):
         command = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--snapshot-dir", "snapshots"]
         command += ["--snapshot-every", "1000000", *options]
-        command += [sys.executable, str(jobs.SCRIPTS / "on_demand.py"), front_end, str(steps)]
+        command += jobs.python("on_demand.py", front_end, steps)
         env = clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=PYTHONPATH)
         processes.append(Process(command, env, tmp_path))
         return processes[-1]

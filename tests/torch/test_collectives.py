@@ -23,5 +23,5 @@ def test_under_torchrun():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(port), "--nproc-per-node", "2"]
-    status, output = jobs.run([*launcher, *jobs.python("torch_collectives.py")[1:]], 100)
+    status, output = jobs.run([*launcher, *jobs.script("torch_collectives.py")], 100)
     assert status == 0 and output.count("of 2: all is well") == 2, output

@@ -2,8 +2,8 @@
 
 import re
 import shutil
-import sys
 
+import forked
 import plugin_jobs as jobs
 import pytest
 from pages import block_with, output_of
@@ -32,7 +32,7 @@ def test_every_example_is_tested():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_learns(name, workers):
     options, pattern, learned = EXAMPLES[name]
-    command = [sys.executable, str(FOLDER / name), *options.split()]
+    command = forked.command(str(FOLDER / name), *options.split())
     status, output = (
         jobs.run_p3(workers, 2, command, **ENVIRONMENT) if workers > 1 else jobs.run(command, 100, **ENVIRONMENT)
     )
@@ -45,14 +45,14 @@ def test_example_learns(name, workers):
 def test_script_of_the_readme_prints_what_it_says(tmp_path):
     script = tmp_path / "train_torch.py"
     script.write_text(block_with("import p3.torch", "python"))
-    status, output = jobs.run_p3(2, 2, [sys.executable, str(script)])
+    status, output = jobs.run_p3(2, 2, forked.command(str(script)))
     assert status == 0, output
     assert sorted(output.splitlines()) == output_of("p3 run -n 2 -s 2 python train_torch.py")
 
 
 def test_gpt_goes_on_where_it_was(tmp_path):
     """The same loss of unseen text as of an uninterrupted training, to the last digit."""
-    command = [sys.executable, str(FOLDER / "gpt.py"), "--steps"]
+    command = forked.command(str(FOLDER / "gpt.py"), "--steps")
     variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "10"}
     whole = jobs.run([*command, "30"], 100)
     first = jobs.run([*command, "30"], 100, **variables)

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 
+import forked
 import launched_jobs as jobs_of_launchers
 import plugin_jobs as jobs
 import pytest
@@ -30,7 +31,7 @@ def torchrun(*options):
 
 
 def of_torch(command):
-    return command[1:]  # torchrun starts Python itself
+    return forked.started(command)  # torchrun starts Python itself
 
 
 def test_no_call_waits_for_the_network():

@@ -6,6 +6,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import forked
 import plugin_jobs as jobs
 import pytest
 from processes import HELPERS, ROOT, SECRET, Process, clean_environment
@@ -31,7 +32,7 @@ def run(directory, workers, kill_at):
     if workers > 1:
         with socket.create_server(("127.0.0.1", 0)) as free:
             options = ["--master-port", str(free.getsockname()[1]), "--nproc-per-node", str(workers)]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, *command[1:]]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, *forked.started(command)]
     return jobs.run(command, timeout_s=100, P3_SNAPSHOT_DIR=str(directory), P3_SNAPSHOT_EVERY="2")
 
 
@@ -70,7 +71,7 @@ def agent(folder, port, is_host, **variables):
     conf = "is_host=%d,join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3" % is_host
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "127.0.0.1"]
     options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % port, "--rdzv-conf", conf]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, *jobs.python("torch_regrouped.py", 6, 2, 4)[1:]]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *jobs.script("torch_regrouped.py", 6, 2, 4)]
     path = os.pathsep.join(map(str, (ROOT, HELPERS)))
     settings = {"P3_SNAPSHOT_DIR": str(folder / "snapshots"), "P3_SNAPSHOT_EVERY": "2", "P3_SECRET": SECRET}
     settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or torch 2.13 lets a host that comes later wait for ever

@@ -74,7 +74,7 @@ def test_ddp_gives_the_same(trained, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    command = [*torchrun, *jobs.python("torch_training.py", tmp_path)[1:], "ddp", *names]
+    command = [*torchrun, *jobs.script("torch_training.py", tmp_path), "ddp", *names]
     status, *said = jobs.run(command, timeout_s=100, OMP_NUM_THREADS="1")
     assert status == 0, said
     for name in names:

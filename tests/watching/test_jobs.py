@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 
+import forked
 import pytest
 from plugin_jobs import SCRIPTS
 from processes import PYTHONPATH, SECRET, Process, clean_environment, wait_until
@@ -33,7 +34,7 @@ def watched(tmp_path, processes):
 
     def begin(seconds, workers=2, servers=2, **env):
         command = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", str(servers)]
-        command += [sys.executable, str(SCRIPTS / "watched.py"), str(tmp_path / "stop"), str(seconds)]
+        command += forked.command(str(SCRIPTS / "watched.py"), str(tmp_path / "stop"), str(seconds))
         process = Process(command, clean_environment(**{"P3_LOCAL_AGGREGATION": "0", **env}), tmp_path)
         processes.append(process)
         process.lines = []

@@ -1,32 +1,11 @@
-"""PyTorch's import takes a third of its time: what only torch.compile needs is imported when something is compiled.
+"""What trains with PyTorch imports half as much: its compiler is imported when something is compiled.
 
-torch imports its compiler, torch._dynamo, when the first optimizer is made and at each step, only to tell it what it
-shall not compile; and at its own import the shapes of all operators' results, which the compiler asks for. Until a
-script imports the compiler there is nobody to tell.
+torch imports the compiler, torch._dynamo, when the first optimizer is made and at each step, only to tell it what it
+shall not compile. Until a script imports the compiler there is nobody to tell.
 """
 
 import functools
-import importlib
 import sys
-import types
-
-_SHAPES = "torch._meta_registrations"
-
-
-def _load_without_shapes(load, torch):
-    if _SHAPES in sys.modules:
-        return load(torch)
-    sys.modules[_SHAPES] = types.ModuleType(_SHAPES)
-    try:
-        load(torch)
-    finally:
-        del sys.modules[_SHAPES]
-    importlib.import_module("torch._prims.rng_prims")  # makes what torch.Generator needs, and is imported by the shapes
-
-
-def _load_compiler(load, module):
-    importlib.import_module(_SHAPES)
-    load(module)
 
 
 def _once_there_is_a_compiler(decorate, otherwise=lambda function: function):
@@ -74,8 +53,6 @@ def _load_optimizer(load, module):
 
 
 LOADS = {
-    "torch": _load_without_shapes,
-    "torch._dynamo": _load_compiler,
     "torch._compile": _load_what_disables("_disable_dynamo"),
     "torch.compiler": _load_what_disables("disable"),
     "torch.optim.optimizer": _load_optimizer,

@@ -1,4 +1,4 @@
-"""In the PYTHONPATH of tests' processes: what takes long to import takes a part of its time (quick_mxnet, quick_torch)."""
+"""In the PYTHONPATH of tests' processes: what is slow to import takes a part of its time: quick_mxnet, quick_torch."""
 
 import functools
 import os

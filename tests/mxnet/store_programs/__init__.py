@@ -6,7 +6,6 @@ draw.py and draw_trainers.py draw programs. In each worker machine.py runs them,
 store_pair.py and trainer_pair.py.
 """
 
-import sys
 from pathlib import Path
 
 COMMAND = "PYTHONPATH=.:tests/mxnet:tests/helpers python -m store_programs"
@@ -19,9 +18,10 @@ JOBS = {
 
 
 def make_runner(job):
+    import forked
     from random_programs import Runner
 
     workers, servers, settings = JOBS[job]
-    command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
+    command = forked.command(str(Path(__file__).with_name("worker.py")))
     settings = {"P3_SLICE_ELEMENTS": "7", "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0", **settings}
     return Runner(command, workers, servers, **settings)

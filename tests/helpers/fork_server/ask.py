@@ -1,0 +1,53 @@
+"""Stands for a process that a fork server forks: python -ISu ask.py SOCKET PYTHON SCRIPT ARGUMENT...
+
+It passes signals on to that process and ends as that does. If there is no such server, or it must not run it, this
+becomes `PYTHON SCRIPT ARGUMENT...`.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main(path, *command):
+    connection = ask(path, command[1:])
+    if connection is None:
+        os.execv(command[0], command)
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: connection.send(b"%d" % number))
+    answer = connection.recv(4)
+    end_as(struct.unpack("<i", answer)[0] if answer else signal.SIGKILL)
+
+
+def ask(path, arguments):
+    """The connection to the server that runs them; None if none does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "namespaces": {kind: os.readlink("/proc/self/ns/" + kind) for kind in ("net", "mnt")},
+    }
+    try:
+        connection.connect(path)
+        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
+        return connection if connection.recv(2) == b"ok" else None
+    except OSError:
+        return None
+
+
+def end_as(status):
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
+
+
+main(*sys.argv[1:])

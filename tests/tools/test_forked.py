@@ -1,0 +1,122 @@
+"""What a fork server runs is, for a test and for the script, as any other process."""
+
+import json
+import os
+import signal
+import sys
+import textwrap
+
+import forked
+import pytest
+from processes import Process, is_running, wait_until
+
+TELLS = """
+    import json, os, sys, threading
+    print(json.dumps({
+        "pid": os.getpid(), "name": __name__, "file": __file__, "arguments": sys.argv, "folder": os.getcwd(),
+        "first": sys.path[0], "of": os.environ["P3_OF"], "main": sys.modules["__main__"].__file__,
+        "threads": threading.active_count(), "has": "P3_OF" in os.environ, "command": open("/proc/self/cmdline").read(),
+    }))
+"""
+
+
+@pytest.fixture(params=sorted(forked.LIBRARIES))
+def start(request, tmp_path, processes):
+    """start(text, *arguments, **variables) -> Process of a script that imports a library."""
+    pytest.importorskip(request.param)
+
+    def begin(text, *arguments, **variables):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent("    import %s\n" % request.param + text))
+        command = forked.command(str(path), *arguments)
+        processes.append(Process(command, {**forked.environment(), **variables}, tmp_path))
+        return processes[-1]
+
+    return begin
+
+
+def test_a_script_is_as_one_that_was_started(start, tmp_path):
+    told = json.loads(start(TELLS, "a", "b c", P3_OF="a test").wait().out)
+    script = str(tmp_path / "script.py")
+    assert told["name"] == "__main__" and told["file"] == told["main"] == script
+    assert told["arguments"] == [script, "a", "b c"] and told["of"] == "a test"
+    assert told["folder"] == told["first"] == str(tmp_path) and told["threads"] == 1
+    assert "serve.py" in told["command"]
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MXNET_CPU_WORKER_NTHREADS", "LD_BIND_NOW", "PYTHONPATH"])
+def test_one_whose_libraries_would_read_something_else_is_started(start, name):
+    value = forked.environment().get(name, "2") + {"PYTHONPATH": ":/nowhere"}.get(name, "")
+    text = "    import os\n    print(open('/proc/self/cmdline').read(), os.environ[%r])\n" % name
+    finished = start(text, **{name: value if name != "OMP_NUM_THREADS" else "2"}).wait()
+    assert finished.code == 0 and "serve.py" not in finished.out and "script.py" in finished.out
+
+
+@pytest.mark.parametrize("end, code", [
+    ("sys.exit(3)", 3),
+    ("sys.exit('a reason')", 1),
+    ("raise ValueError('a reason')", 1),
+    ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ("os.abort()", -signal.SIGABRT),
+    ("atexit.register(print, 'a reason', file=sys.stderr)", 0),
+])  # fmt: skip
+def test_it_ends_as_the_script_does(start, end, code):
+    finished = start("    import atexit, os, signal, sys\n    %s\n" % end).wait()
+    assert finished.code == code and ("a reason" in finished.err) == ("a reason" in end), finished
+
+
+def test_signals_reach_the_script(start):
+    text = """
+        import os, signal, sys
+        def end(*_):
+            print("ends", flush=True)
+            sys.exit(4)
+        signal.signal(signal.SIGTERM, end)
+        print(os.getpid(), flush=True)
+        signal.pause()
+    """
+    process = start(textwrap.dedent(text).replace("\n", "\n    "))
+    assert int(process.read_line()) != process.popen.pid
+    process.signal(signal.SIGTERM)
+    finished = process.wait()
+    assert finished.code == 4 and finished.out == "ends\n"
+
+
+def test_a_script_dies_with_the_process_that_stands_for_it(start):
+    process = start("    import os, signal\n    print(os.getpid(), flush=True)\n    signal.pause()\n")
+    script = int(process.read_line())
+    process.end()
+    wait_until(lambda: not is_running(script), "the script runs on")
+
+
+def test_nothing_runs_on_when_the_tests_have_ended(tmp_path):
+    library = next((name for name in sorted(forked.LIBRARIES) if forked.find_spec(name)), None)
+    if library is None:
+        pytest.skip("neither MXNet nor torch is here")
+    text = "import %s, os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n" % library
+    (tmp_path / "script.py").write_text(text)
+    (tmp_path / "tests.py").write_text(
+        "import forked, os, subprocess\n"
+        "process = subprocess.Popen(forked.command('script.py'), env=forked.environment(), stdout=subprocess.PIPE)\n"
+        "print(forked._kept[0][1].pid, int(process.stdout.readline()), flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    tests = Process([sys.executable, "tests.py"], forked.environment(), tmp_path)
+    try:
+        for process in map(int, tests.read_line().split()):
+            wait_until(lambda process=process: not is_running(process), "process %d runs on" % process)
+    finally:
+        tests.end()
+
+
+def test_a_server_survives_all_ends_of_processes(start):
+    """One that has died is missed by nobody: the scripts are started as any other."""
+    for number in range(20):
+        process = start("    import os, signal\n    print(os.getpid(), flush=True)\n    signal.pause()\n")
+        script = int(process.read_line())
+        if number % 2:
+            os.kill(script, signal.SIGKILL)
+        process.signal(signal.SIGTERM)
+        process.end()
+    assert all(server.poll() is None for _, server in forked._kept)
