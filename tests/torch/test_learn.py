@@ -20,8 +20,7 @@ from p3.measure.results import records as written
 from p3.measure.trainings import lessons
 
 SIZE, STEPS = 0.02, 14
-
-
+FOLLOWED = 6  # steps of all lessons, of which one computes much
 CLIP = 0.5  # which all these gradients exceed
 
 
@@ -32,7 +31,7 @@ def losses_on_the_joined_batch(name, max_norm=None):
     torch.manual_seed(1)
     net = lesson.make_net(SIZE)
     optimizer, losses = lesson.make_optimizer(net), []
-    for number in range(STEPS):
+    for number in range(FOLLOWED):
         inputs, targets = map(torch.cat, zip(*(lesson.batch(data, number, rank, 0) for rank in range(2))))
         optimizer.zero_grad()
         loss = lesson.loss(net, inputs, targets)
@@ -48,14 +47,14 @@ def losses_on_the_joined_batch(name, max_norm=None):
 @pytest.mark.parametrize("name", lessons.LESSONS)
 def test_workers_of_p3_follow_one_process_on_the_joined_batch(name, clip):
     command = [sys.executable, "-m", "p3.measure.trainings.torch_lesson", "--store", "p3_torch", "--model", name,
-               "--size", str(SIZE), "--warmup", "0", "--iterations", str(STEPS)]  # fmt: skip
+               "--size", str(SIZE), "--warmup", "0", "--iterations", str(FOLLOWED)]  # fmt: skip
     command += [] if clip is None else ["--clip", str(clip)]
     status, output = plugin_jobs.run_p3(2, 2, command, PYTHONPATH=PYTHONPATH)  # scikit-learn needs SciPy
     assert status == 0, output
     decoder = json.JSONDecoder()
     lines = [decoder.raw_decode("{" + part)[0] for part in output.split("{")[1:] if part.startswith('"kind": "iter')]
-    of_workers = [[line["loss"] for line in lines if line["iteration"] == step] for step in range(STEPS)]
-    assert [len(one) for one in of_workers] == [2] * STEPS
+    of_workers = [[line["loss"] for line in lines if line["iteration"] == step] for step in range(FOLLOWED)]
+    assert [len(one) for one in of_workers] == [2] * FOLLOWED
     assert [sum(one) / 2 for one in of_workers] == pytest.approx(losses_on_the_joined_batch(name, clip), rel=1e-3)
 
 
