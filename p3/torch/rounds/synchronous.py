@@ -46,6 +46,9 @@ class Synchronous(Rounds):
 
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
+        parameters = None if parameters is None else list(parameters)
+        if self._is_as_ddp and any(one.is_new for one in (self.parameters if parameters is None else parameters)):
+            self.synchronize()
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         super().zero_grad(zero_grad, set_to_none, parameters)
 
@@ -73,9 +76,10 @@ class Synchronous(Rounds):
     def _take_mean_gradients(self) -> bool:
         """Whether any worker had a gradient, which all of them learn."""
         is_any_updated = False
+        until = "step()" if self._is_as_ddp else "synchronize()"
         for tensor, parameter in self._parameters.items():
             is_updated = parameter.land()
-            parameter.release_gradient("synchronize(): call that before scaler.unscale_(), clipping and other changes")
+            parameter.release_gradient(until, parameter.advice.to_change_early)
             if not is_updated:
                 continue
             is_any_updated = True
