@@ -189,14 +189,14 @@ class Parameter(KeyRounds):
         if self._update_here is not None:  # a scheduler may change the group before that, and a tensor in it in place
             copied = {name: value.clone() for name, value in self.group.items() if isinstance(value, torch.Tensor)}
             self._group_then = {**self.group, **copied}
-        self.release_gradient("step()", self.advice.to_change)
+        self.release_gradient("step(). " + self.advice.to_change)
 
-    def release_gradient(self, until: str, advice: str) -> None:
+    def release_gradient(self, until: str) -> None:
         """P3 looks at it no more: ValueError if it was changed since it was pushed, as nobody could before `until`."""
         if self._sent is not None:
             sent = self._gradient
-            problem = ("the gradient of %s was changed when it was under way already, between backward() and %s. %s"
-                       % (self.name, until, advice))  # fmt: skip
+            problem = ("the gradient of %s was changed when it was under way already, between backward() and %s"
+                       % (self.name, until))  # fmt: skip
             if not self._is_as_it_was(sent, problem):
                 raise ValueError(problem)
             if self._may_go_ahead:

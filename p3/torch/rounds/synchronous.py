@@ -76,10 +76,9 @@ class Synchronous(Rounds):
     def _take_mean_gradients(self) -> bool:
         """Whether any worker had a gradient, which all of them learn."""
         is_any_updated = False
-        until = "step()" if self._is_as_ddp else "synchronize()"
         for tensor, parameter in self._parameters.items():
             is_updated = parameter.land()
-            parameter.release_gradient(until, parameter.advice.to_change_early)
+            parameter.release_gradient(parameter.advice.to_change_awaited)
             if not is_updated:
                 continue
             is_any_updated = True
