@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from p3.torch.parameters import trained
+
 
 def refuse() -> None:
     """From now on, of models that a DistributedOptimizer trains. Call it once."""
@@ -15,7 +17,7 @@ def refuse() -> None:
 
     @functools.wraps(wrap)
     def checked(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
-        name = next((one._p3_parameter for one in module.parameters() if hasattr(one, "_p3_parameter")), None)
+        name = next((trained.names[one] for one in module.parameters() if one in trained.names), None)
         if name is not None:
             raise ValueError(
                 "DistributedDataParallel(model): P3 trains its parameter %s already. Take DistributedDataParallel away "

@@ -327,6 +327,34 @@ def one_looks():
     print("looked alone")
 
 
+def others_use_and_wait():
+    others_use(synchronous=True)
+
+
+def others_use(synchronous=False):
+    """Each worker uses one layer of two, and has the mean gradients of both, in whatever order it reads them."""
+    layers = nn.ModuleList(nn.Linear(3, 2) for _ in range(SIZE))
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, layers, max_grad_norm=math.inf, synchronous=synchronous)
+    optimizer._p3.act_as_ddp()
+    first = [one.weight.detach().clone() for one in layers]
+    steps = 6
+    for step in range(steps):
+        (layers[RANK](torch.ones(1, 3)) * (RANK + 1)).sum().backward()
+        optimizer._p3.watch_gradients()
+        if step % 3 == 0 or RANK == 0:
+            for at in sorted(range(SIZE), reverse=step % 2):
+                gradient = layers[at].weight.grad
+                assert gradient is not None and gradient.eq((at + 1) / SIZE).all(), (step, at, gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.synchronize()
+    for at, (was, now) in enumerate(zip(first, layers)):
+        assert torch.allclose(was - now.weight, torch.tensor(0.1 * steps * (at + 1) / SIZE)), at
+    optimizer.release()
+    print("saw what others use")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--staged":
         arrays.DEVICES.add("cpu")

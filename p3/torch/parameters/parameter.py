@@ -16,7 +16,7 @@ import torch
 from p3._core import NO_SCALARS
 from p3.frontend.rounds import KeyRounds, Round
 from p3.torch import rules
-from p3.torch.parameters import pending
+from p3.torch.parameters import advice, pending, trained
 from p3.torch.parameters.arrays import (
     DTYPES, bits, flat, in_memory_order, integers, like, other_holders, shape_in_memory,
 )  # fmt: skip
@@ -49,6 +49,7 @@ class Parameter(KeyRounds):
         super().__init__(session, self._declare(session, store, name, staleness), landing, self._array_of(landing))
         self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
         self.fields: Optional[Tuple[float, ...]] = None  # of that, as rounds go by now; None: as described
+        self.advice = advice.OF_SCRIPTS
         self.is_guarded = True  # nobody else may write to the tensor
         self.is_lent = False  # but for the time from a value's arrival to the next step's end
         self.is_watched = False  # a change of it, or of its gradient under way, that torch does not count is found, too
@@ -93,7 +94,7 @@ class Parameter(KeyRounds):
 
     def leave(self) -> None:
         """The tensor is the script's again."""
-        del self.tensor._p3_parameter
+        del trained.names[self.tensor]
 
     def end_without_result(self) -> None:
         super().end_without_result()
@@ -132,9 +133,8 @@ class Parameter(KeyRounds):
         if self._gradient is None:
             return
         problem = (
-            "the gradient of %s was changed between backward() and step(), when it was this worker's alone. To "
-            "clip it, pass max_grad_norm; for other changes pass synchronous=True and call optimizer.synchronize() "
-            "before them" % self.name
+            "the gradient of %s was changed between backward() and step(), when it was this worker's alone. %s"
+            % (self.name, self.advice.to_change)
         )
         if not self._is_as_it_was(self._gradient, problem):
             raise ValueError(problem)
@@ -189,8 +189,7 @@ class Parameter(KeyRounds):
         if self._update_here is not None:  # a scheduler may change the group before that, and a tensor in it in place
             copied = {name: value.clone() for name, value in self.group.items() if isinstance(value, torch.Tensor)}
             self._group_then = {**self.group, **copied}
-        self.release_gradient("step(). To clip it, pass max_grad_norm; for other changes pass synchronous=True and "
-                              "call optimizer.synchronize() before them")  # fmt: skip
+        self.release_gradient("step(). " + self.advice.to_change)
 
     def release_gradient(self, until: str) -> None:
         """P3 looks at it no more: ValueError if it was changed since it was pushed, as nobody could before `until`."""
@@ -304,9 +303,8 @@ class Parameter(KeyRounds):
 
     def _require_unwritten(self) -> None:
         problem = (
-            "parameter %s was written by the script, but its value is kept on the servers. Call "
-            "optimizer.synchronize() before writing to parameters, and optimizer.broadcast() afterwards, on every "
-            "worker" % self.name
+            "parameter %s was written by the script, but its value is kept on the servers. %s"
+            % (self.name, self.advice.to_write)
         )
         if not self._is_unwritten(problem):
             self._require_same_layout()

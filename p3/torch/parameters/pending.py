@@ -10,41 +10,31 @@ torch does not ask where C++ gets the tensor itself: a function of an extension,
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, Iterator
 
 import torch
+
+from p3.torch.parameters import layers
 
 
 def begin(tensor: torch.Tensor, land: Callable[[bool], Any]) -> None:
     """From here on `land(may_be_written)` is called before the tensor is used; it calls end(). `may_be_written`: the
     memory is given away, and what is written there torch does not count."""
-    tensor._p3_pending = land, type(tensor)
-    tensor.__class__ = _pending(type(tensor))
+    tensor._p3_pending = land
+    layers.lay(tensor, _Pending)
 
 
 def end(tensor: torch.Tensor) -> bool:
     """The tensor has its own class again. Whether it had not."""
-    before = tensor.__dict__.pop("_p3_pending", None)
-    if before is None:
+    if tensor.__dict__.pop("_p3_pending", None) is None:
         return False
-    tensor.__class__ = before[1]
+    layers.take_away(tensor, _Pending)
     return True
 
 
 def untouched() -> Any:
     """A context in which torch asks nobody."""
     return torch._C.DisableTorchFunctionSubclass()
-
-
-def land_for(function: Any, *arguments: Any) -> bool:
-    """What is pending within the arguments of `function` gets its value, if that is needed. Whether anything did."""
-    if function in _NEED_NO_VALUE:
-        return False
-    found = [tensor._p3_pending[0] for tensor in _pending_in(arguments)]
-    for land in found:
-        land(function in _GIVE_MEMORY_AWAY)
-    return bool(found)
 
 
 class _Pending:
@@ -67,17 +57,16 @@ class _Pending:
         return self.__reduce_ex__(protocol)
 
 
-@functools.lru_cache(maxsize=None)
-def _pending(kind: type) -> type:
-    return type(kind.__name__, (_Pending, kind), {"__module__": kind.__module__})
-
-
 def _land(function: Any, *arguments: Any) -> None:
-    if not land_for(function, *arguments):
+    """What is pending within the arguments of `function` gets its value."""
+    found = [tensor._p3_pending for tensor in _pending_in(arguments)]
+    if not found:
         raise RuntimeError(
             "a weight whose new value is under way is within an argument of %s, where P3 does not find it: call "
             "optimizer.synchronize() before" % getattr(function, "__name__", function)
         )
+    for land in found:
+        land(function in _GIVE_MEMORY_AWAY)
 
 
 def _pending_in(value: Any) -> Iterator[torch.Tensor]:

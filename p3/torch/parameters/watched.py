@@ -1,18 +1,19 @@
 """Gradients that are not yet what the script expects of them: whoever looks at one, or sets it, is told so first.
 
-As with weights that are under way (pending.py), the parameter is of a class that torch asks first. torch does not ask
-where C++ gets at the gradient itself, as backward() does.
+While that is so, `grad` is a property of the parameter, of which C++ knows nothing: backward() gets at the gradient
+itself. All else that is done with the parameter is as ever, also while its new value is under way (pending.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import functools
-from typing import Any, Callable, Iterable, List
+from typing import Any, Callable, Iterable, Iterator, List, Set
 
 import torch
+from torch._guards import CompileContext
 
-from p3.torch.parameters import pending
+from p3.torch.parameters import layers
 
 
 class Watched:
@@ -23,13 +24,56 @@ class Watched:
         raises, all are again."""
         self._show = show
         self._tensors: List[torch.Tensor] = []
+        self._paused_by: Set[Any] = set()
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
-        """From here on these are watched, none of which is pending, and no others."""
+        """From here on these are watched, and no others."""
         self.end()
         self._tensors = list(tensors)
+        self._lay()
+
+    def end(self) -> None:
+        if not self._paused_by:
+            self._take_away()
+        self._tensors = []
+        self._paused_by.clear()
+
+    def pause(self, by: Any) -> None:
+        """Until all who have called this have called resume(), or end() was called, the parameters are of their own
+        class, and nobody is told. For compiled code, which would be compiled again for another class, and looks at
+        gradients while it is; what it does with them is nothing."""
+        if not self._tensors:
+            return
+        if not self._paused_by:
+            self._take_away()
+        self._paused_by.add(by)
+
+    def resume(self, by: Any) -> None:
+        """Nothing, unless it has called pause() before."""
+        if by not in self._paused_by:
+            return
+        self._paused_by.remove(by)
+        if not self._paused_by:
+            self._lay()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        by = object()
+        self.pause(by)
+        try:
+            yield
+        finally:
+            self.resume(by)
+
+    def _lay(self) -> None:
         for tensor in self._tensors:
-            tensor._p3_show, tensor.__class__ = self._end_and_show, _asks(type(tensor))
+            tensor._p3_show = self._end_and_show
+            layers.lay(tensor, _Shows)
+
+    def _take_away(self) -> None:
+        for tensor in self._tensors:
+            layers.take_away(tensor, _Shows)
+            del tensor._p3_show
 
     def _end_and_show(self) -> None:
         tensors = self._tensors
@@ -41,24 +85,22 @@ class Watched:
             self.begin(tensors)
             raise
 
-    def end(self) -> None:
-        for tensor in self._tensors:
-            tensor.__class__ = type(tensor).__bases__[1]
-            del tensor._p3_show
-        self._tensors = []
 
+class _Shows:
+    @property
+    def grad(self) -> Any:
+        _show(self)
+        return torch.Tensor.grad.__get__(self)
 
-class _Asks:
-    @classmethod
-    @torch.compiler.disable
-    def __torch_function__(cls, function, types, arguments=(), keywords=None):
-        keywords = keywords or {}
-        if function in _OF_GRADIENTS:
-            arguments[0]._p3_show()
-            return function(*arguments, **keywords)
-        pending.land_for(function, arguments, keywords)  # another optimizer's weights, which nobody asks below
-        with pending.untouched():
-            return function(*arguments, **keywords)
+    @grad.setter
+    def grad(self, gradient: Any) -> None:
+        _show(self)
+        torch.Tensor.grad.__set__(self, gradient)
+
+    @grad.deleter
+    def grad(self) -> None:
+        _show(self)
+        torch.Tensor.grad.__delete__(self)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return self._as_it_was(lambda: copy.deepcopy(self, memo))
@@ -67,18 +109,16 @@ class _Asks:
         return self._as_it_was(lambda: self.__reduce_ex__(protocol))
 
     def _as_it_was(self, function: Callable[[], Any]) -> Any:
-        """While the tensor is of its own class: a copy is watched by nobody."""
-        kind, show = type(self), self.__dict__.pop("_p3_show")
-        self.__class__ = kind.__bases__[1]
+        """While nobody watches the tensor, as nobody shall watch the copy."""
+        show = self.__dict__.pop("_p3_show")
+        layers.take_away(self, _Shows)
         try:
             return function()
         finally:
-            self._p3_show, self.__class__ = show, kind
+            self._p3_show = show
+            layers.lay(self, _Shows)
 
 
-@functools.lru_cache(maxsize=None)
-def _asks(kind: type) -> type:
-    return type(kind.__name__, (_Asks, kind), {"__module__": kind.__module__})
-
-
-_OF_GRADIENTS = frozenset(getattr(torch.Tensor.grad, access) for access in ("__get__", "__set__", "__delete__"))
+def _show(tensor: Any) -> None:
+    if CompileContext.try_get() is None:  # the compiler looks at what it compiles code for
+        tensor._p3_show()

@@ -87,7 +87,6 @@ class Clipping(Overlapping):
         self._is_complete = False  # all of the step's rounds have begun
         self._clips = False  # clip_grad_norm_() was called in the step
         self._has_warned = False
-        self._is_as_ddp = False
         self._shown: Optional[Shown] = None  # in the step under way
         self._changed: Optional[Gradients] = None  # what the last step goes by, if the script has changed it
         super().__init__(*arguments)
@@ -132,8 +131,7 @@ class Clipping(Overlapping):
     # As with DistributedDataParallel
 
     def act_as_ddp(self) -> None:
-        self._is_as_ddp = True
-        self._how_to_leave_out = "call zero_grad() on every worker before the next one's backward pass"
+        super().act_as_ddp()
         for parameter in self.parameters:
             parameter.lend()
 

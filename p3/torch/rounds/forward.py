@@ -17,6 +17,7 @@ import torch
 
 from p3.frontend.order import Order
 from p3.torch.parameters.parameter import Parameter
+from p3.torch.parameters.watched import Watched
 from p3.torch.start import job
 
 log = logging.getLogger("p3.torch")
@@ -27,11 +28,12 @@ class Forward(job.Held):
 
     def __init__(
         self, models: Sequence[torch.nn.Module], parameters: Dict[torch.Tensor, Parameter], order: Optional[Order],
-        note_batch: Callable[[tuple, dict], None],
+        note_batch: Callable[[tuple, dict], None], watched: Watched,
     ) -> None:
         """`order`: of the parameters' names; None: nobody wants it. `note_batch` is told what the first module that
-        runs in a step is called with."""
+        runs in a step is called with. `watched`: their gradients."""
         self._parameters, self._order, self._note_batch = parameters, order, note_batch
+        self._watched = watched
         self._ran: Dict[torch.nn.Module, None] = {}  # in this step, as they ran first
         self._ran_before: Optional[int] = None  # how many of them before the step's first gradient left, if one has
         self._ran_late: List[torch.nn.Module] = []  # the others, of the last step
@@ -43,6 +45,7 @@ class Forward(job.Held):
         self._own: Dict[torch.nn.Module, List[Parameter]] = {}
         self._waits: Dict[torch.nn.Module, List[Parameter]] = {}
         self._waits_first: List[Parameter] = []  # in whatever module runs first
+        self._compiled: Set[torch.nn.Module] = set()
         self._looked_at: Set[torch.nn.Module] = set()  # models whose first forward pass is over
         self._undo: List[Callable[[], None]] = []  # what takes each hook away again
         for model in models:
@@ -55,6 +58,9 @@ class Forward(job.Held):
                 is_root = any(module is one for one in models)  # which others call, by name of its arguments perhaps
                 hook = module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=is_root)
                 self._undo.append(hook.remove)
+                if module in self._compiled:
+                    hook = module.register_forward_hook(self._after_compiled, always_call=True)
+                    self._undo.append(hook.remove)
             self._undo.append(module.register_state_dict_pre_hook(self._before_state_dict).remove)
         self._roots = list(models)
 
@@ -65,6 +71,7 @@ class Forward(job.Held):
         self._paths[module] = path
         is_compiled = _is_compiled(module)
         if is_compiled:
+            self._compiled.add(module)
             log.info("%s is compiled: it waits for all of its parameters before it runs", type(module).__name__)
         own = (self._parameters.get(tensor) for tensor in module.parameters(recurse=is_compiled))
         self._waits[module] = self._own[module] = [parameter for parameter in own if parameter is not None]
@@ -80,7 +87,10 @@ class Forward(job.Held):
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             self._before_forward(module, arguments, keywords)
-            return compiled(*arguments, **keywords)
+            try:
+                return compiled(*arguments, **keywords)
+            finally:
+                self._after_compiled(module)
 
         def undo() -> None:
             if module._compiled_call_impl is call:
@@ -109,6 +119,12 @@ class Forward(job.Held):
             self._note_batch(inputs, keywords or {})
         if module.training or torch.is_grad_enabled():  # no evaluation
             self._ran.setdefault(module)
+        if module in self._compiled:
+            self._watched.pause(module)
+
+    @torch.compiler.disable
+    def _after_compiled(self, module: torch.nn.Module, *_ignored: Any) -> None:
+        self._watched.resume(module)
 
     def _before_state_dict(self, module: torch.nn.Module, *_ignored) -> None:
         for parameter in self._waits.get(module, ()):

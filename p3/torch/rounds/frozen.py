@@ -12,6 +12,7 @@ from typing import Any, List, Sequence, Tuple
 import numpy as np
 import torch
 
+from p3.torch.parameters import trained
 from p3.torch.rounds.forward import named_parameters
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -32,7 +33,7 @@ class Frozen:
     def _tensors(self) -> List[torch.Tensor]:
         """As it is now: another optimizer may have taken some, or given them back."""
         named = named_parameters(self._models)
-        return [tensor for _, tensor in named if not hasattr(tensor, "_p3_parameter") and tensor.numel() > 0]
+        return [tensor for _, tensor in named if tensor not in trained.names and tensor.numel() > 0]
 
     def broadcast(self) -> None:
         """Rank 0's, on every worker at the same point. Waits for them."""

@@ -25,7 +25,7 @@ from p3.torch.batches.weights import Weights
 from p3.torch.device import staging
 from p3.torch.device.comparisons import Comparisons
 from p3.torch.factors import FactoredParameter
-from p3.torch.parameters import pending
+from p3.torch.parameters import advice, pending, trained
 from p3.torch.parameters.arrays import on_host
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.parameters.watched import Watched
@@ -47,14 +47,13 @@ class Rounds(job.Held, snapshots.Trainer):
     _updates_here = True  # the workers update, from the mean gradients
     _guards = True  # nobody else may write to parameters
     _watches_all = False  # all changes that torch does not count are found, in every step
-    # A step behind its backward pass.
-    _how_to_leave_out = "pass synchronous=True and call optimizer.synchronize() first"
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
                  compression: Ways, staleness: Union[int, float]) -> None:  # fmt: skip
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
+        self._is_as_ddp, self._advice = False, advice.OF_SCRIPTS
         self._is_paused = self._has_begun = False
         self._is_counted = False  # the step under way, with all of its rounds
         self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
@@ -78,7 +77,8 @@ class Rounds(job.Held, snapshots.Trainer):
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
-        self._forward = Forward(models, self._parameters, self._order, self._control.alike.note)
+        self._forward = Forward(models, self._parameters, self._order, self._control.alike.note,
+                                self._watched_gradients)  # fmt: skip
         self._weights = Weights(session, self._control.steps, self._count_step)
         for model in models:
             self._undo += [
@@ -93,11 +93,22 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def act_as_ddp(self) -> None:
         """From the first step on: the script may write to parameters between two steps, and leave out a step by
-        zero_grad(), as long as every worker does so alike."""
+        zero_grad(), as long as every worker does so alike. Errors say what it can do, who has no DistributedOptimizer
+        of its own."""
+        self._is_as_ddp, self._advice = True, advice.OF_TRAINERS
+        for parameter in self._parameters.values():
+            parameter.advice = self._advice
 
     def watch_gradients(self) -> None:
-        """Behind a backward pass: whoever looks at a gradient from here to step() gets show_gradients() before."""
-        self._watched_gradients.begin(one.tensor for one in self._parameters.values() if one.is_new or one.fires)
+        """Behind a backward pass: whoever looks at a gradient from here to step() gets show_gradients() before. At any
+        of them, also one that this worker has not used: another one may have. But where the pass has left no gradient
+        in any of them, it was no pass of this optimizer's step, and nobody is told."""
+        self._watched_gradients.begin(self._parameters if self._has_gradients else ())
+
+    @property
+    def _has_gradients(self) -> bool:
+        """Of the step under way."""
+        return any(one.is_new or one.fires for one in self._parameters.values())
 
     @property
     def has_sums(self) -> bool:
@@ -256,7 +267,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _add_hook(self, parameter: Parameter) -> None:
         tensor, needed = parameter.tensor, parameter.tensor.requires_grad
-        tensor._p3_parameter = parameter.name
+        trained.names[tensor] = parameter.name
         tensor.requires_grad_(True)  # a frozen one can be thawed later, and takes a hook only so
         hook = tensor.register_post_accumulate_grad_hook(lambda _tensor: self._on_gradient(parameter))
         self._undo.append(hook.remove)
@@ -292,9 +303,8 @@ class Rounds(job.Held, snapshots.Trainer):
         for parameter in self._parameters.values():
             if parameter.is_new:
                 raise ValueError(
-                    "the gradient of %s is under way, and step() has not ended its step: call this after step() or "
-                    "before backward(), or pass synchronous=True to DistributedOptimizer and call "
-                    "optimizer.synchronize() before this" % parameter.name
+                    "the gradient of %s is under way, and step() has not ended its step: %s"
+                    % (parameter.name, self._advice.to_wait)
                 )
             parameter.land()
 
@@ -322,7 +332,7 @@ class Rounds(job.Held, snapshots.Trainer):
                 "but the last backward pass of a step in `with optimizer.no_sync():`. If another model's loss goes "
                 "through this one, run its backward pass so, too, or switch off requires_grad. To leave out a step "
                 "behind its backward pass, %s. Where a module that a step uses more than once is checkpointed, pass "
-                "use_reentrant=False to checkpoint()" % (parameter.name, self._how_to_leave_out)
+                "use_reentrant=False to checkpoint()" % (parameter.name, self._advice.to_leave_out)
             )
         if self._is_paused:
             return parameter.forget_gradient()
@@ -367,7 +377,7 @@ class Rounds(job.Held, snapshots.Trainer):
         with a learning rate of zero, and gradients of zero that no backward pass has made."""
         if any("lr" not in group or rules.number(group["lr"]) != 0 for group in self._optimizer.param_groups):
             return False
-        if any(one.is_new or one.fires for one in self._parameters.values()):
+        if self._has_gradients:
             return False
         gradients = [tensor.grad for tensor in self._parameters if tensor.grad is not None]
         return bool(gradients) and not any(gradient.any() for gradient in gradients)
@@ -403,12 +413,14 @@ class Rounds(job.Held, snapshots.Trainer):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         """`zero_grad()` of torch's, and what it means to the gradients of `parameters` that have left; None: of all."""
-        with pending.untouched():
+        with pending.untouched(), self._watched_gradients.paused():
             zero_grad(set_to_none)
         for parameter in self._parameters.values() if parameters is None else parameters:
             parameter.zero_left_gradient(set_to_none)
             if not parameter.is_new:
                 parameter.forget_gradient()
+        if not self._has_gradients:
+            self._watched_gradients.end()
 
     def parameters_of(self, model: torch.nn.Module) -> List[Parameter]:
         return [self._parameters[tensor] for tensor in model.parameters() if tensor in self._parameters]

@@ -46,6 +46,9 @@ class Synchronous(Rounds):
 
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
+        parameters = None if parameters is None else list(parameters)
+        if self._is_as_ddp and any(one.is_new for one in (self.parameters if parameters is None else parameters)):
+            self.synchronize()
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         super().zero_grad(zero_grad, set_to_none, parameters)
 
@@ -75,7 +78,7 @@ class Synchronous(Rounds):
         is_any_updated = False
         for tensor, parameter in self._parameters.items():
             is_updated = parameter.land()
-            parameter.release_gradient("synchronize(): call that before scaler.unscale_(), clipping and other changes")
+            parameter.release_gradient(parameter.advice.to_change_awaited)
             if not is_updated:
                 continue
             is_any_updated = True
