@@ -193,6 +193,7 @@ def test_torchrun_starts_a_job_and_a_restart_resumes(tmp_path):
     assert sorted(re.findall(r"has ([0-9a-f]{8})", output)) == sorted(re.findall(r"has ([0-9a-f]{8})", whole[1]))
 
 
+@pytest.mark.timeout(240)
 def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains_and_the_doctor_asks_both(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % free.getsockname()[1]]

@@ -87,6 +87,7 @@ def read_until(process, text):
     return "\n".join(lines)
 
 
+@pytest.mark.timeout(240)
 def test_torchrun_goes_on_without_a_host_and_with_it_when_it_is_back(tmp_path, processes):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
