@@ -21,8 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import forked
 import hypothesis
-from processes import HELPERS, QUICK_IMPORT, ROOT, clean_environment
 
 START_S = 60  # until all workers of a job are there
 PROGRAM_S = 30  # for one program
@@ -135,12 +135,11 @@ class _Job:
         self._output = Path(self._folder.name, "output")
         path = str(Path(self._folder.name, "socket"))
         launcher = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", str(servers)] if servers else []
-        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([QUICK_IMPORT, str(HELPERS), str(ROOT)])}
         with socket.socket(socket.AF_UNIX) as listener, open(self._output, "w") as output:
             listener.bind(path)
             listener.listen(workers)
             self._process = subprocess.Popen(
-                [*launcher, *command, path], env=clean_environment(**dict(env, **variables)), cwd=self._folder.name,
+                [*launcher, *command, path], env={**forked.environment(), **variables}, cwd=self._folder.name,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
             self._connections = {}  # rank -> (socket, its lines)

@@ -26,8 +26,9 @@ QUICK = os.path.join(ROOT, "tests", "helpers", "quick_import")
 AUTOLOAD = os.path.join(ROOT, "p3", "_autoload")
 AT_START = dict(os.environ)  # libraries write there when they are imported
 die_with = runpy.run_path(os.path.join(ROOT, "p3", "launch", "dying_with.py"))["die_with"]
-_OF_LIBRARIES = ("DMLC_", "P3_", "MXNET_EXEC_", "KMP_", "NVPL_", "TORCHINDUCTOR_")
-READ_LATER = _OF_LIBRARIES + ("PYTEST_", "HOME", "PWD", "OLDPWD", "SHLVL", "_")
+NOT_READ = (  # prefixes of variables; see read_at_import
+    "DMLC_", "P3_", "MXNET_EXEC_", "KMP_", "NVPL_", "TORCHINDUCTOR_", "PYTEST_", "HOME", "PWD", "OLDPWD", "SHLVL", "_",
+)  # fmt: skip
 
 
 def main(path, *modules):
@@ -98,7 +99,7 @@ def begin(connection):
 def read_at_import(environment):
     """What libraries may read there when they are imported: not what P3 does, which scripts import themselves, what is
     read later, what they write, and what tells of the test."""
-    read = {name: value for name, value in environment.items() if not name.startswith(READ_LATER)}
+    read = {name: value for name, value in environment.items() if not name.startswith(NOT_READ)}
     read["PYTHONPATH"] = [path for path in paths(environment) if path == QUICK or not path.startswith(ROOT)]
     return read
 
@@ -116,7 +117,7 @@ def pass_on(connection, started, waiting):
         number = connection.recv(16)
     if number:
         os.kill(process, int(number))
-    else:  # its own process is still there: nobody has waited for it
+    else:  # end() waits for it: until then its number is no other process's
         waiting.unregister(connection)
         os.kill(process, signal.SIGKILL)
 
