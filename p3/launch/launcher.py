@@ -9,8 +9,8 @@ Ray actor. Where and how they are started is an engine's (engines.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import json
 import logging
 import os
 import re
@@ -28,6 +28,7 @@ from p3.launch.output import Output
 from p3.launch.placement import Host, Task, moved
 from p3.launch.restarts import Budget, Cooling
 from p3.launch.running import DRAIN_S, Running, all_ended, signal_all
+from p3.launch.status import Status
 from p3.launch.telling import Telling
 from p3.settings import Settings
 
@@ -54,7 +55,7 @@ class Launcher:
         # For all processes; signals are this one's.
         self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers), "P3_SIGNALS": "0"}
         self._command: Sequence[str] = ()
-        self._status: Optional[asyncio.Task] = None  # reads what the scheduler says of the job
+        self._status: Optional[Status] = None
         self._telling: Optional[Telling] = None  # of the job while it runs
         self._secret = secrets.token_hex(32)
         self._output = Output()
@@ -70,6 +71,7 @@ class Launcher:
         self._waiting: Set[asyncio.Task] = set()  # each to start one when its pause is over
         self.began_at: Optional[float] = None  # all were connected
         self._job_failure: Optional[str] = None  # in the scheduler's words
+        self._ends_all = False  # all that still run, whatever the job's end was
         self._began_before = began_before
         self._grace_s = grace_s  # that SIGTERM leaves a job to take a snapshot
         self._signalled_at: Dict[int, float] = {}  # by which signals we were asked to end, and when first
@@ -99,8 +101,9 @@ class Launcher:
             await self._end_all()
             await self._engine.release()
             if self._status is not None:
-                await asyncio.wait({self._status}, timeout=DRAIN_S)
-                self._status.cancel()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._status.over(), DRAIN_S)
+                self._status.close()
         goes_on = interrupted if job.done() and not job.cancelled() else None
         try:
             read_out = asyncio.gather(*(running.read_out() for running in self._ever))
@@ -150,7 +153,7 @@ class Launcher:
         finally:
             listener.close()
             os.close(status_write)
-            self._status = asyncio.ensure_future(self._read_status(status_read))
+            self._status = Status(status_read, self._take_note)
         port = int(self._job["DMLC_PS_ROOT_PORT"])
         watched = dataclasses.replace(
             self._settings, root_host=self._engine.root, root_port=port, secret=self._secret, secret_file=None
@@ -171,19 +174,6 @@ class Launcher:
         self._ever.append(running)
         return running
 
-    async def _read_status(self, descriptor: int) -> None:
-        """What the scheduler says of the job: one JSON object a line."""
-        reader = asyncio.StreamReader()
-        pipe = os.fdopen(descriptor, "rb", 0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), pipe
-        )
-        try:
-            while line := await reader.readline():
-                self._take_note(json.loads(line))
-        finally:
-            transport.close()
-
     def _take_note(self, status: dict) -> None:
         state = status["state"]
         if state == "running":
@@ -202,7 +192,7 @@ class Launcher:
             self._joining.discard(status["rank"])
             self._in_place_since[status["rank"]] = time.monotonic()
             self._cooling.did_well(self._workers[status["rank"]].host)
-        elif state == "failed" and self._job_failure is None:
+        elif state == "failed" and not self._ends_all:  # else it lost those that we have ended
             self._job_failure = status["text"]
 
     # Ending
@@ -214,6 +204,7 @@ class Launcher:
         timeout_s: Optional[float] = None
         while ending:
             done, ending = await asyncio.wait(ending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            self._status.read()
             for task in [task for task in done if self._may_restart(task.result())]:
                 done.remove(task)
                 self._running.remove(task.result())
@@ -312,6 +303,9 @@ class Launcher:
 
     async def _end_all(self) -> None:
         self._start_no_more()
+        if self._status is not None:
+            self._status.read()
+        self._ends_all = True
         alive = [running for running in self._running if running.process.returncode is None]
         workers = [running for running in alive if running.task.role == "worker"]
         others = [running for running in alive if running.task.role != "worker"]

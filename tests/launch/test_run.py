@@ -32,6 +32,19 @@ JOIN = """
     session = Session.open()
 """
 
+UNTIL_MISSING = """
+    import asyncio, os, sys, time
+    from p3.cluster.watching import watcher
+    from p3.settings import Settings
+
+    def until_missing(which):
+        "Returns when these have not joined the job, and all others have."
+        deadline = time.monotonic() + 30
+        while asyncio.run(watcher.look(Settings.from_env(os.environ), 10))["missing"] != which:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+"""
+
 
 def run_here(command, env, folder):
     return subprocess.run(command, env=env, cwd=str(folder), capture_output=True, text=True, timeout=60)
@@ -230,6 +243,22 @@ def test_a_worker_that_fails_before_it_joins_ends_the_job(run_job):
     assert finished.err.splitlines()[-1] == "p3 run: worker 1 ended with exit code 1; its last line: no data here"
 
 
+@pytest.mark.parametrize("worker, code, told", [
+    ("sys.exit('no data here')", 1, "worker 1 ended with exit code 1; its last line: no data here"),
+    ("sys.exit(7)", 7, "worker 1 ended with exit code 7"),
+])  # fmt: skip
+def test_what_comes_of_ending_those_that_have_joined_is_not_taken_for_the_cause(run_job, worker, code, told):
+    script = UNTIL_MISSING + """
+    if os.environ["P3_RANK"] == "1":
+        until_missing("1 of 2 workers (rank 1)")
+        %s
+    from p3.worker.session import Session
+    Session.open()
+    """
+    finished = run_job(script % worker)
+    assert (finished.code, finished.err) == (code, "p3 run: %s\n" % told), finished
+
+
 def test_a_command_that_does_not_exist(tmp_path):
     command = [sys.executable, "-m", "p3", "run", "-n", "1", "-s", "1", "no-such-program"]
     finished = run_here(command, clean_environment(), tmp_path)
@@ -237,9 +266,10 @@ def test_a_command_that_does_not_exist(tmp_path):
 
 
 def test_workers_that_never_join_end_with_a_warning(run_job):
-    finished = run_job("print('trained alone')", workers=2)
-    assert finished.code == 0
-    assert "all workers ended without ever joining the job" in finished.err.splitlines()[-1]
+    finished = run_job(UNTIL_MISSING + "    until_missing('2 of 2 workers (rank 0, 1)')", workers=2)
+    assert finished.code == 0, finished
+    (told,) = finished.err.splitlines()
+    assert told.startswith("p3 run: all workers ended without ever joining the job")
 
 
 def test_workers_that_train_alone_for_long_are_told_of_the_store(run_job):
