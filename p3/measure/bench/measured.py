@@ -93,10 +93,10 @@ def accuracies(workers: Workers) -> Dict:
     }
 
 
-def cards(workers: Workers, samples: List[Dict]) -> Iterator[Dict]:
-    """Each host's bytes while iterations that count went on. A host's worker has its clock."""
-    for host, (lines, sampled) in enumerate(zip(counted(workers), samples)):
-        if lines:
-            intervals = nic.per_interval(sampled, lines[0]["start"], _end(lines), NIC_INTERVAL_S)
-            if intervals["bytes_in"]:
-                yield {"host": host, "interval_s": NIC_INTERVAL_S, **intervals}
+def cards(workers: Workers, samples: List[Dict], one_clock: bool) -> Iterator[Dict]:
+    """Each host's bytes while iterations that count went on: anybody's, if all hosts have one clock; else those of its
+    own worker, whose clock is the host's."""
+    for host, (lines, sampled) in enumerate(zip(workers, samples)):
+        intervals = nic.per_interval(sampled, *span(workers if one_clock else [lines]), NIC_INTERVAL_S)
+        if intervals["bytes_in"]:
+            yield {"host": host, "interval_s": NIC_INTERVAL_S, **intervals}

@@ -58,9 +58,9 @@ def runs_of(records, further=()):
     return found
 
 
-def assert_right(record):
+def assert_right(record, iterations=2):
     assert (record["result"], record["error"]) == ("right", None)
-    assert len(record["iteration_s"]) == 2 and min(record["iteration_s"]) > 0
+    assert len(record["iteration_s"]) == iterations and min(record["iteration_s"]) > 0
     assert min(record["iteration_s"]) <= record["median_s"] <= max(record["iteration_s"])
 
 
@@ -113,8 +113,7 @@ def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys)
         cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
         counted = sum(sum(card["bytes_out"]) for card in cards) / 2 / len(record["iteration_s"])
         assert min(record["worker_peak_bytes"], record["server_peak_bytes"]) > 10e6  # Python alone
-        # Heartbeats count, too; not what passes before a worker that begins later than the other does so.
-        assert len(cards) == 2 and 0.7 * record["card_bytes"] < counted
+        assert len(cards) == 2 and 0.8 * record["card_bytes"] < counted  # heartbeats count, too
     assert plain["card_bytes"] > plain["bytes"] and counted < plain["bytes"] / 4
     assert [one["bound_s"] < plain["bound_s"] for one in sparse] == [True, True]
     assert [one["card_bytes"] < plain["card_bytes"] / 10 for one in sparse] == [True, True]
@@ -133,16 +132,17 @@ def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys)
 def test_compressed_stores_of_torch_and_ddps_hook_send_what_their_formulas_say(bench, capsys):
     names = ["p3_torch", "p3_torch_int8-bf16", "p3_torch_fp16", "ddp_1_fp16"]
     options = ["--models", "sockeye", "--rate", "400mbit", "--compute", "0.1", "--hosts", "2", "--size", "0.1",
-               "--iterations", "2", "--warmup", "1", "--repeats", "1"]  # fmt: skip
+               "--iterations", "6", "--warmup", "1", "--repeats", "1"]  # fmt: skip
     status, _, records = bench("dgc", *options, "--stores", ",".join(names))
     assert status == 0, records
     found = runs_of(records, ["card_bytes", "worker_peak_bytes", "server_peak_bytes"])
     assert [one["store"] for one in found] == names
     for record in found:
-        assert_right(record)
+        assert_right(record, iterations=6)
         cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
         counted = sum(sum(card["bytes_out"]) for card in cards) / 2 / len(record["iteration_s"])
-        # Of few iterations what is under way when they begin and end is a part; not so in tests/mxnet/test_traffic.py.
+        # What is under way when they begin is a part, the greater the fewer they are; not so in
+        # tests/mxnet/test_traffic.py.
         assert counted == pytest.approx(record["card_bytes"], rel=0.3), record["store"]
     plain = found[0]["card_bytes"]
     shares = [one["card_bytes"] / plain for one in found]
@@ -187,8 +187,7 @@ def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_co
         # Of each iteration half of the pushes and half of the broadcasts cross each card, each way.
         for way in ("bytes_in", "bytes_out"):
             assert sum(card[way]) > right["bytes"]
-            # Those of the host's own worker, whose iterations are shorter if it begins them later than the other.
-            assert 0 < len(card[way]) < sum(right["iteration_s"]) / card["interval_s"] + 20
+            assert len(card[way]) == pytest.approx(sum(right["iteration_s"]) / card["interval_s"], abs=20)
     printed = capsys.readouterr().out
     assert "1 of 1 runs failed: dist_sync:" in printed and "idle share of network cards" in printed
 
@@ -482,6 +481,18 @@ def test_bytes_of_an_interval_are_between_the_samples_next_to_its_edges():
     samples = {"times": [0.0, 1.0, 2.5], "bytes_in": [100, 200, 500], "bytes_out": [0, 0, 3]}
     found = nic.per_interval(samples, 0.5, 2.6, 1.0)
     assert found == {"bytes_in": [150, 200], "bytes_out": [1, 2]}
+
+
+@pytest.mark.parametrize("one_clock, spans", [(True, [(1, 4), (1, 4)]), (False, [(1, 3), (2, 4)])])
+def test_cards_are_counted_over_one_span_where_hosts_have_one_clock(one_clock, spans):
+    def lines(*starts):
+        return [{"kind": "iteration", "warmup": start < 1, "start": start, "seconds": 0.5} for start in starts]
+
+    samples = {"times": [0.0, 5.0], "bytes_in": [0, 500], "bytes_out": [0, 5000]}
+    found = list(measured.cards([lines(0.0, 1.0, 2.5), lines(0.0, 2.0, 3.5)], [samples] * 2, one_clock))
+    assert [card["host"] for card in found] == [0, 1]
+    for card, (begin, end) in zip(found, spans):
+        assert card["bytes_in"] == [1] * ((end - begin) * 100) and card["bytes_out"] == [10] * ((end - begin) * 100)
 
 
 def test_sampler_of_a_card_has_one_thread():
