@@ -30,7 +30,8 @@ class Job:
             rendezvous_timeout_s=3,
             **settings
         )
-        self.ending = asyncio.ensure_future(Scheduler(self.settings, self.listener).run())
+        self.scheduler = Scheduler(self.settings, self.listener)
+        self.ending = asyncio.ensure_future(self.scheduler.run())
 
     async def join(self):
         self.worker, self.server = await asyncio.gather(
@@ -87,6 +88,27 @@ def test_signs_of_life_are_echoed_and_their_absence_is_death():
 
     failure = play(test, timeout_s=0.5)
     assert failure.startswith("scheduler (127.0.0.1): worker 0 (127.0.0.1) sent no heartbeat for 0.5 s")
+
+
+def test_signs_of_life_are_echoed_between_messages_of_which_many_have_come():
+    count = 1000
+
+    async def test(job, _):
+        await job.start()
+        for number in range(count):
+            job.worker.send({"kind": "barrier", "number": number + 1})
+        await channel.send(job.worker_watch, FRAME)
+        await channel.read_exactly(job.worker_watch, len(FRAME))
+        handled = job.scheduler._agreement.barriers_entered(job.worker.node)
+        assert handled < count
+        for _ in range(count):
+            await job.worker.receive("barrier_done")
+        job.worker.send({"kind": "bye"})
+        await job.server.receive("stop")
+        job.server.send({"kind": "bye"})
+        await asyncio.gather(job.worker.close(), job.server.close())
+
+    assert play(test) is None
 
 
 def test_a_watch_that_ends_without_a_goodbye_is_death_after_a_while():

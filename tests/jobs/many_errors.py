@@ -11,7 +11,7 @@ from pathlib import Path
 import mxnet as mx
 from processes import wait_until
 
-KEYS = [str(number) for number in range(2000)]
+KEYS = [str(number) for number in range(3000)]
 
 
 def main(mark):

@@ -216,8 +216,11 @@ class Stream:
     async def receive(self) -> Optional[dict]:
         """The next message; None when the peer has closed. Waits as long as it takes: others watch for life.
 
-        May be cancelled: what has been read of a message is kept for the next call.
+        May be cancelled: what has been read of a message is kept for the next call. Other tasks have a turn before
+        each message, also while many wait here, which a reader gives out without leaving the loop: heartbeats are
+        answered between the keys of a large model.
         """
+        await asyncio.sleep(0)
         try:
             if self._body_bytes is None:
                 self._body_bytes = messages.body_bytes(await self._reader.readexactly(4))
