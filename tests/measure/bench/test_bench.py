@@ -37,7 +37,7 @@ FIELDS = {
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
+def bench(tmp_path, quick_imports):
     """bench(EXPERIMENT, option, ...) -> (exit status, the settings written, the other records)."""
 
     def run(*arguments):
@@ -47,8 +47,6 @@ def bench(tmp_path, monkeypatch):
         assert settings["kind"] == "settings" and settings["experiment"] == arguments[0]
         return status, settings, records
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     return run
 
 

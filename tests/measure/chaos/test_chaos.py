@@ -9,6 +9,8 @@ from p3 import cli
 from p3.measure.chaos import run, tables
 from p3.measure.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
 
+pytestmark = pytest.mark.usefixtures("quick_imports")
+
 QUICK = {"P3_TIMEOUT_S": "2"}
 
 
