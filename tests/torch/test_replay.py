@@ -23,6 +23,10 @@ TRAINING = [sys.executable, "-m", "p3.measure.trainings.torch_convnet", "--size"
             "--warmup", "0"]  # fmt: skip
 
 
+def run_p3(command, store):
+    return jobs.run_p3(2, 2, jobs.python("torch_module.py", *command[2:], "--store", store))
+
+
 def lines_of(output):
     """The objects that the workers have printed; torchrun may join the lines of two."""
     decoder = json.JSONDecoder()
@@ -41,7 +45,7 @@ WITH_CLIPPED = pytest.mark.parametrize(
 
 @WITH_CLIPPED
 def test_workers_of_p3_end_right(command):
-    status, output = jobs.run_p3(2, 2, [*command, "--store", "p3_torch"])
+    status, output = run_p3(command, "p3_torch")
     assert status == 0, output
     lines = lines_of(output)
     assert [line["result"] for line in lines if line["kind"] == "result"] == ["right", "right"], output
@@ -51,7 +55,7 @@ def test_workers_of_p3_end_right(command):
 
 @COMMANDS
 def test_workers_of_p3_that_are_steps_apart_end_right(command):
-    status, output = jobs.run_p3(2, 2, [*command, "--store", "p3_torch:4"])
+    status, output = run_p3(command, "p3_torch:4")
     assert status == 0, output
     assert [line["result"] for line in lines_of(output) if line["kind"] == "result"] == ["right", "right"], output
 
@@ -82,7 +86,7 @@ def assert_right_and_alike(status, output):
     (CLIPPED, "topk:0.05"), (TRAINING, "int4"),
 ], ids=["fp16", "int8-bf16", "1bit", "topk", "clipped int8", "clipped topk", "training"])  # fmt: skip
 def test_workers_of_p3_that_compress_both_ways_end_near_and_alike(command, codec):
-    assert_right_and_alike(*jobs.run_p3(2, 2, [*command, "--store", "p3_torch+" + codec]))
+    assert_right_and_alike(*run_p3(command, "p3_torch+" + codec))
 
 
 @pytest.mark.parametrize("command, store", [
