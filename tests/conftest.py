@@ -25,11 +25,13 @@ def pytest_configure(config):
     config.option.loadscopereorder = False  # xdist's own order: files of many tests first, however long they take
 
 
-# With --dist loadfile a long file that begins last leaves the other cores idle. Longest first.
+# With --dist loadfile a long file that begins last leaves the other cores idle. Longest first; those that compute take
+# turns with those that wait.
 BEGIN_FIRST = (
-    "cluster/test_replacing.py", "packaging/test_wheel.py", "torch/test_replay.py", "measure/bench/",
-    "examples/test_examples.py", "launch/test_run.py", "mxnet/test_trajectory.py", "mxnet/test_staleness.py",
-    "launch/test_mpi.py", "launch/test_slurm.py", "snapshots/test_jobs.py", "worker/test_local_aggregation.py",
+    "mxnet/test_trajectory.py", "cluster/test_replacing.py", "torch/test_learn.py", "launch/test_slurm.py",
+    "torch/test_jobs.py", "measure/chaos/", "torch/test_replay.py", "launch/test_mpi.py", "measure/bench/",
+    "packaging/test_wheel.py", "examples/test_examples.py", "launch/test_run.py", "mxnet/test_staleness.py",
+    "snapshots/test_jobs.py", "worker/test_local_aggregation.py",
 )  # fmt: skip
 
 
