@@ -183,9 +183,13 @@ def _adapt_trainer(trainer, store_type):
         if scaled is not None:
             scaled[1]._follow_loss_scale(scaled[0].loss_scale)
         reduce(self)
+        if isinstance(self._kvstore, store_type):
+            self._kvstore._end_pushes()
 
     @functools.wraps(update)
     def _update(self, *arguments, **named):
+        if isinstance(self._kvstore, store_type):
+            self._kvstore._end_step()
         scaled = scale_of(self)
         if scaled is None or self._update_on_kvstore:
             return update(self, *arguments, **named)
