@@ -7,6 +7,7 @@ import gc
 import hashlib
 import math
 import sys
+import time
 
 import numpy as np
 
@@ -321,6 +322,37 @@ def one_by_one():
         other.pushpull(0, late.copy(), out=late)
     mx.nd.waitall()
     print("worker %d has all" % pair.kv.rank)
+
+
+def in_step():
+    """Two workers, of which one is late with one key: no other key has its next round before the norm is told."""
+    kv, other = mx.kv.create("p3_sync"), mx.kv.create("p3_sync")
+    kv.set_clipping()
+    early, late, landed = mx.nd.full(4, 3), mx.nd.full(4, 4), [mx.nd.zeros(4) for _ in range(2)]
+    other.init(0, late)
+    for key in range(2):
+        kv.init(key, landed[key])
+    mx.nd.waitall()
+    kv._barrier()
+    if kv.rank == 0:
+        other.pushpull(0, late.copy(), out=late)
+    norms = []
+    for _ in range(2):
+        kv.pushpull(0, early, out=landed[0])
+        kv.pushpull(1, late, out=landed[1])
+        kv._end_pushes()
+        norms.append(kv._norm.clip([], math.inf))
+    deadline = time.monotonic() + 1  # for what must not happen
+    while time.monotonic() < deadline:
+        assert kv.stats()["keys"][0]["rounds"] <= 1
+        time.sleep(0.01)
+    kv._barrier()
+    if kv.rank == 1:
+        other.pushpull(0, mx.nd.full(4, 6))
+    sums = 3 + 3, 4 + 6 + 4  # the late gradient is what the other store has summed
+    for norm in norms:
+        close(norm, 2 * math.hypot(*sums))
+    print("worker %d has rounds of one step" % kv.rank)
 
 
 def naive():

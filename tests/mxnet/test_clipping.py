@@ -74,6 +74,11 @@ def test_a_gradient_does_not_wait_for_others_that_are_late_nor_layers_for_any():
     assert output.count("has all") == 2, output
 
 
+def test_keys_do_not_run_ahead_of_the_norm():
+    output = run(2, 2, "in_step")
+    assert output.count("has rounds of one step") == 2, output
+
+
 def test_naive_engine_waits_for_each():
     output = run(2, 2, "naive", MXNET_ENGINE_TYPE="NaiveEngine")
     assert output.count("waited for each") == 2, output
