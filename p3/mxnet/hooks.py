@@ -8,6 +8,7 @@
 - With AMP's loss scaler and a P3 store, Trainer updates on the workers unless told otherwise: a step whose gradients
   have overflowed must be left out, and MXNet looks for the overflow only after the gradients have been pushed. What
   compression has left out follows the scale, and forgets such a step. dgc, which cannot leave a step out, is refused.
+- A P3 store hears where the pushes of a Trainer's step end, and where its updates begin (clipping.py).
 - With a P3 store Trainer also updates on the workers where gradients are row_sparse; for other distributed stores it
   refuses as before.
 - Module synchronises its first weights also where the store does not update them.

@@ -204,7 +204,6 @@ def test_factors_are_refused(kv):
 
 def test_loss_scalers_are_refused(kv):
     net, trainer = trainer_of(kv)
-    mx.contrib.amp.init_trainer(trainer) if hasattr(trainer, "_amp_original_scale") else None
     backward(net)
     trainer.allreduce_grads()
     trainer._amp_loss_scaler = object()
