@@ -324,6 +324,18 @@ def one_by_one():
     print("worker %d has all" % pair.kv.rank)
 
 
+def resumed(last):
+    """Steps up to that one, from the newest snapshot on if there is one; one is taken behind each second step."""
+    kv = mx.kv.create("p3_sync")
+    kv.set_clipping()
+    pair = Pair(ADAM, kv=kv)
+    first, _state = kv.resume(trainer=pair.trainer)
+    for step in range(first, int(last)):
+        pair.step(step, NORM)
+        kv.snapshot(step + 1, trainer=pair.trainer)
+    print("worker %d took steps from %d on and ends with %s" % (kv.rank, first, pair.digest()))
+
+
 def in_step():
     """Two workers, of which one is late with one key: no other key has its next round before the norm is told."""
     kv, other = mx.kv.create("p3_sync"), mx.kv.create("p3_sync")

@@ -79,6 +79,16 @@ def test_keys_do_not_run_ahead_of_the_norm():
     assert output.count("has rounds of one step") == 2, output
 
 
+def test_a_job_that_clips_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path):
+    ends = {}
+    for name, steps in (("whole", 6), ("broken", 3), ("broken", 6)):
+        output = run(2, 2, f"resumed:{steps}", P3_SNAPSHOT_DIR=str(tmp_path / name), P3_SNAPSHOT_EVERY="2")
+        found = set(re.findall(r"took steps from (\d) on and ends with (\w+)", output))
+        assert len(found) == 1, output
+        ends[name, steps] = found.pop()
+    assert ends["whole", 6][0] == "0" and ends["broken", 6] == ("2", ends["whole", 6][1]), ends
+
+
 def test_naive_engine_waits_for_each():
     output = run(2, 2, "naive", MXNET_ENGINE_TYPE="NaiveEngine")
     assert output.count("waited for each") == 2, output
