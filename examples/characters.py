@@ -4,7 +4,7 @@
     p3 run -n 2 -s 2 python examples/characters.py     # two workers and two servers
 
 Gradients of recurrent nets sometimes explode, so they are clipped by their global norm. The norm is that of the joined
-batch: the workers sum the gradients first, then each clips and updates.
+batch: the servers tell it before the summed gradients have come, and each of these is clipped as it comes.
 """
 
 import argparse
@@ -67,6 +67,7 @@ def main():
     options = parser.parse_args()
 
     kv = mx.kv.create("p3_sync")
+    kv.set_clipping()
     streams, characters = read_streams()
     mine, unseen = np.asarray(p3.shard(streams[:-1])), streams[-1]
     mx.random.seed(SEED)
@@ -87,8 +88,7 @@ def main():
                 loss = loss_of(output, following).mean() * text.size
             loss.backward()
             trainer.allreduce_grads()
-            gradients = [parameter.grad() for parameter in parameters.values()]
-            gluon.utils.clip_global_norm(gradients, LARGEST_NORM * characters_of_all)
+            p3.mxnet.clip_global_norm(trainer, LARGEST_NORM * characters_of_all)
             trainer.update(characters_of_all)
             if step % 50 == 0 and kv.rank == 0:
                 print(f"step {step}: perplexity {math.exp(loss.asscalar() / text.size):.2f} while learning")

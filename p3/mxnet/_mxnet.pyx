@@ -1,9 +1,9 @@
 # distutils: language = c++
-"""P3's rounds as operations of MXNet's dependency engine, for Python: engine/engine.h and rows.h describe them.
+"""P3's rounds as operations of MXNet's dependency engine, for Python: engine.h, rows.h, norm.h in engine/ tell of them.
 
 Handles are addresses: NDArray.handle.value; 0 is null. Nothing here waits. Like _core.pyx, this file converts and
-releases the GIL; it decides nothing. A `priority` is a p3.mxnet.priorities.Priority, and `completions` gets `token` when
-an operation is done.
+releases the GIL; it decides nothing. A `priority` is a p3.mxnet.priorities.Priority, and `completions` gets `token`
+when an operation is done.
 """
 
 from cpython.ref cimport Py_INCREF
@@ -39,8 +39,18 @@ cdef extern from "engine/engine.h" namespace "p3" nogil:
         shared_ptr[Arrival] push_arriving(void* buffer, const RoundSettings&, Priority) except +
         void arrived(shared_ptr[Arrival], void* buffer, uint64_t elements, Priority) except +
         void skip(Priority, Done) except +
+        void leave_out(Priority) except +
+        void wait_for(void* array, Priority) except +
         void capture(uint64_t snapshot, shared_ptr[char] residual, Priority, Done) except +
         void gather(vector[int64_t] ids, void* source, void* destination, uint64_t row_bytes, Priority) except +
+
+
+cdef extern from "engine/norm.h" namespace "p3" nogil:
+    cdef cppclass CMXNetNorm "p3::MXNetNorm"(CMXNetKey):
+        CMXNetNorm(const MXNetApi*, Worker*, int handle, string name) except +
+        void tell(void* before, void* norm, uint64_t elements, Priority) except +
+        void skip(void* norm, uint64_t elements, Priority, Done) except +
+        void factor(void* norm, void* factor, float max_norm, Priority) except +
 
 
 cdef extern from "engine/rows.h" namespace "p3" nogil:
@@ -141,6 +151,16 @@ cdef class MXNetKey:
         with nogil:
             self.key.get().skip(urgency, done)
 
+    def leave_out(self, priority):
+        cdef Priority urgency = priority_of(priority)
+        with nogil:
+            self.key.get().leave_out(urgency)
+
+    def wait_for(self, size_t array, priority):
+        cdef Priority urgency = priority_of(priority)
+        with nogil:
+            self.key.get().wait_for(<void*>array, urgency)
+
     def capture(self, uint64_t snapshot, priority, Completions completions not None, int64_t token):
         """Returns what then holds the residual: a CoreArray of float32; None where compression leaves nothing out."""
         cdef CoreArray residual = self.worker.new_residual(self.handle)
@@ -158,6 +178,35 @@ cdef class MXNetKey:
         cdef Priority urgency = priority_of(priority)
         with nogil:
             self.key.get().gather(copied, <void*>source, <void*>destination, row_bytes, urgency)
+
+
+cdef class MXNetNorm:
+    """Those of a key of norms, of so many elements."""
+
+    cdef CMXNetNorm* norm
+    cdef shared_ptr[CMXNetKey] key
+    cdef uint64_t elements
+
+    def __init__(self, MXNetEngine engine not None, int handle, str name not None, uint64_t elements):
+        self.norm = new CMXNetNorm(engine.api, engine.worker.core, handle, name.encode())
+        self.key.reset(<CMXNetKey*>self.norm)
+        self.elements = elements
+
+    def tell(self, size_t before, size_t norm, priority):
+        cdef Priority urgency = priority_of(priority)
+        with nogil:
+            self.norm.tell(<void*>before, <void*>norm, self.elements, urgency)
+
+    def skip(self, size_t norm, priority, Completions completions not None, int64_t token):
+        cdef Priority urgency = priority_of(priority)
+        cdef Done done = completions.done_of(token)
+        with nogil:
+            self.norm.skip(<void*>norm, self.elements, urgency, done)
+
+    def factor(self, size_t norm, size_t factor, float max_norm, priority):
+        cdef Priority urgency = priority_of(priority)
+        with nogil:
+            self.norm.factor(<void*>norm, <void*>factor, max_norm, urgency)
 
 
 cdef class MXNetRowsKey(MXNetKey):

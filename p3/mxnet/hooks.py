@@ -8,6 +8,7 @@
 - With AMP's loss scaler and a P3 store, Trainer updates on the workers unless told otherwise: a step whose gradients
   have overflowed must be left out, and MXNet looks for the overflow only after the gradients have been pushed. What
   compression has left out follows the scale, and forgets such a step. dgc, which cannot leave a step out, is refused.
+- A P3 store hears where the pushes of a Trainer's step end, and where its updates begin (clipping.py).
 - With a P3 store Trainer also updates on the workers where gradients are row_sparse; for other distributed stores it
   refuses as before.
 - Module synchronises its first weights also where the store does not update them.
@@ -183,9 +184,13 @@ def _adapt_trainer(trainer, store_type):
         if scaled is not None:
             scaled[1]._follow_loss_scale(scaled[0].loss_scale)
         reduce(self)
+        if isinstance(self._kvstore, store_type):
+            self._kvstore._end_pushes()
 
     @functools.wraps(update)
     def _update(self, *arguments, **named):
+        if isinstance(self._kvstore, store_type):
+            self._kvstore._end_step()
         scaled = scale_of(self)
         if scaled is None or self._update_on_kvstore:
             return update(self, *arguments, **named)

@@ -4,6 +4,9 @@ It takes part in each round of each key with a skip: a push without a gradient. 
 round, and the key is skipped again. Once all workers skip a round of a key, it completes without a new value: no worker
 will push that key any more. So nobody counts steps, and the servers know of no joined workers, only of skips.
 
+Where the servers tell norms (clipping.py), the keys of a store are skipped together, with the round of its norm: for
+there who steps has a round of each key in each step, which may be a skip as well.
+
 All workers must serve the same keys, or they would wait for each other: those of every store that this process has
 made. Which of them a script still holds, and when Python takes the others away, is each worker's own affair.
 """
@@ -13,6 +16,7 @@ from mxnet.base import MXNetError
 
 from p3._core import Completions
 from p3.frontend import waiting
+from p3.mxnet import clipping
 from p3.mxnet.keys.dense import DenseKey
 from p3.mxnet.keys.rows import ServerRowKey
 
@@ -25,8 +29,9 @@ _NEEDS_UPDATE = (
 class DroppedStore:
     """Stands for a store that this worker's script has dropped. What others may still push lands and is forgotten."""
 
-    def __init__(self, engine, keys):
+    def __init__(self, engine, keys, norm):
         """`keys`: the store's, of Session.stores.keys_by_name. Memory that nothing lands in stays untouched."""
+        self._norm = norm
         self._keys = {id: (ServerRowKey if key.sparse else DenseKey)(engine, id, key) for id, key in keys.items()}
 
     def _hands_out_sums(self):
@@ -55,7 +60,7 @@ def join(store, held, update):
     if session.progress.join():
         for number, keys in enumerate(session.stores.keys_by_name):
             if number not in stores:
-                stores[number] = DroppedStore(store._engine, keys)
+                stores[number] = DroppedStore(store._engine, keys, clipping.norms.get(number))
         _serve_others(session, [stores[number] for number in sorted(stores)], update)
         session.progress.joined()
 
@@ -63,29 +68,21 @@ def join(store, held, update):
 def _serve_others(session, stores, update):
     """Returns when every worker is here. `stores`: all that were made, in their order."""
     keys = [(store, entry) for store in stores for entry in store._keys.values()]
-    landed = {store: [] for store in stores}  # the numbers of keys whose sums wait for the rest of their step
+    keys += [(store, None) for store in stores if store._norm is not None]
+    landed = {store: [] for store in stores}  # the numbers of keys whose rounds wait for the rest of their step
     completions = Completions()
 
     def skip(numbers):
         mx.nd.waitall()  # skips go past MXNet's engine
         for number in numbers:
-            entry = keys[number][1]
+            store, entry = keys[number]
+            if entry is None:
+                store._norm.skip(completions, number)
+                continue
             session.progress.skip(entry.declared)
             entry.operations.skip(entry.priority, completions, number)
 
-    skip(range(len(keys)))
-    still_pushed = len(keys)
-    while still_pushed:
-        number, updated = waiting.next_of(session, completions)
-        store, entry = keys[number]
-        if not updated:
-            still_pushed -= 1
-            store._take_last(entry)
-            continue
-        if not store._hands_out_sums():
-            store._follow(entry)
-            skip([number])
-            continue
+    def take_sum(store, entry):
         if update is None:
             raise MXNetError(_NEEDS_UPDATE)
         if not entry.in_steps:
@@ -94,6 +91,40 @@ def _serve_others(session, stores, update):
                 "applied here. Take at least one step before join, or create the Trainer with update_on_kvstore=True"
             )
         store._follow(entry)
+
+    skip(range(len(keys)))
+    changed = set()  # stores with norms of which somebody has pushed a key in the step
+    still_pushed = len(keys)
+    while still_pushed:
+        number, updated = waiting.next_of(session, completions)
+        store, entry = keys[number]
+        if store._norm is not None:
+            if updated and entry is not None:
+                changed.add(store)
+                if store._hands_out_sums():
+                    take_sum(store, entry)
+            landed[store].append(number)
+            if len(landed[store]) <= len(store._keys):
+                continue
+            numbers, landed[store] = landed[store], []
+            if store not in changed:
+                still_pushed -= len(numbers)
+                continue
+            changed.remove(store)
+            if store._hands_out_sums():
+                update(store)
+                store._end_step()
+            skip(numbers)
+            continue
+        if not updated:
+            still_pushed -= 1
+            store._take_last(entry)
+            continue
+        if not store._hands_out_sums():
+            store._follow(entry)
+            skip([number])
+            continue
+        take_sum(store, entry)
         landed[store].append(number)
         if len(landed[store]) == sum(one.in_steps for one in store._keys.values()):
             update(store)

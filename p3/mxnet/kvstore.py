@@ -43,13 +43,14 @@ from p3.frontend import partitions
 from p3.frontend.loss_scale import LossScale
 from p3.mxnet import _mxnet, hooks, joining, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
-from p3.mxnet.arrays import is_sparse
+from p3.mxnet.arrays import classic, is_sparse
 from p3.mxnet.keys import beginnings
 from p3.mxnet.keys.rows import pull_rows
 from p3.mxnet.optimizers.descriptions import LiveFields, NotOnServer, describe, round_scalars
 from p3.mxnet.optimizers.saved_states import SavedStates
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.staleness import Staleness
+from p3.plan import choices, combinations
 from p3.settings import Settings
 from p3.worker import session as sessions
 
@@ -108,6 +109,8 @@ class P3KVStore(mx.kvstore.KVStore):
         self._outdated = set()  # keys that take a new value at their next init
         self._priorities = Priorities(session, self._store, settings.priority)
         self._loss_scale = LossScale(session)
+        self._clips = False  # set_clipping() was called
+        self._norm = None  # then, of its sums, as soon as it has a key
         self._saved_states = SavedStates(self)
         self._resuming = store_snapshots.Resuming(self)
         _stores.add(self)
@@ -347,6 +350,25 @@ class P3KVStore(mx.kvstore.KVStore):
         """
         self._staleness.set(rounds, None if keys is None else as_list(keys), begun=self._keys)
 
+    @_call
+    def set_clipping(self):
+        """Has the servers tell the norm of each step's sums, for p3.mxnet.clip_global_norm.
+
+        Before the store's first init, which then waits until all workers are there, the same on all. Of a store with
+        which gluon.Trainer trains, with update_on_kvstore=False: each key has one round in each step, and no key comes
+        after the first step.
+        """
+        discipline = choices.SYNCHRONOUS if self._kind == staleness.SYNC else choices.STALE
+        combinations.require(self._kind, choices.NORM, discipline)
+        if self._updater is not None:
+            self._refuse_updates()
+        if self._keys and not self._clips:
+            raise MXNetError(
+                "set_clipping: the store has keys already; call it before the first init, as a Trainer does in its "
+                "first step"
+            )
+        self._clips = True
+
     # Optimizers
 
     @_call
@@ -393,11 +415,19 @@ class P3KVStore(mx.kvstore.KVStore):
             )
         if updater is self._updater:
             return
+        if self._clips:
+            self._refuse_updates()
         if self._updater is None:
             for entry in self._keys.values():
                 entry.keep_weight()
         self._updater = updater
         store_snapshots.restore_optimizer(self)
+
+    def _refuse_updates(self):
+        raise MXNetError(
+            f"{self._kind}: with set_clipping() the Trainer updates, behind the store's sums and their norm, and not "
+            "the store: pass update_on_kvstore=False to the Trainer"
+        )
 
     @_call
     def save_optimizer_states(self, fname, dump_optimizer=False):
@@ -495,12 +525,41 @@ class P3KVStore(mx.kvstore.KVStore):
             scalars = (*scalars, self._live_fields.of(self._optimizer, entry.declared))
         entry.priority = self._priorities.of_round(entry, priority, (*outs, *values))
         partitions.note_push(self._session, entry.declared)
+        if self._norm is not None:
+            self._norm.before_push(entry, self._keys.values())
         entry.push(gradient, scalars, entry.priority)
         entry.pushed = entry.in_steps = True
         if self._updates_here:
             self._updater(entry.id, entry.sum_for_updater(), entry.weight)
         self._after_operation()
         return entry
+
+    @_call
+    def _end_pushes(self):
+        """Of a Trainer's step."""
+        if self._norm is not None:
+            self._norm.end_pushes(self._keys.values())
+            self._after_operation()
+
+    def _end_step(self):
+        """The Trainer has queued its updates."""
+        if self._norm is not None:
+            self._norm.end_step()
+
+    @_call
+    def _clip(self, trainer, max_norm):
+        """p3.mxnet.clip_global_norm."""
+        if not self._clips:
+            raise MXNetError(
+                "clip_global_norm: the servers tell no norms. Call set_clipping() of the store before the first step "
+                "of the Trainer, and pass update_on_kvstore=False to that"
+            )
+        if getattr(trainer, "_amp_loss_scaler", None) is not None:
+            combinations.require("clip_global_norm", choices.CLIPPING, choices.SCALER)
+        parameters = (one for one in trainer._params if one.grad_req != "null")
+        norm = self._norm.clip([classic(grad) for one in parameters for grad in one.list_grad()], max_norm)
+        self._after_operation()
+        return norm
 
     def _follow_loss_scale(self, scale):
         """The gradients that are pushed next have this scale. Nothing may be under way where it has changed."""

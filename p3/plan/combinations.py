@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
-    ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLOSURE, Choice, DENSE, DGC,
-    ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, MEAN, MOVING, NAMED_SCALER, NORM,
+    ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPING, CLOSURE, Choice, DENSE,
+    DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, MEAN, MOVING, NAMED_SCALER, NORM,
     NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SNAPSHOTS,
     STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
@@ -123,12 +123,16 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(NORM, (STALE,), "a norm is of what all workers have sent in a round, and with staleness there is no such "
               "round", "Set staleness to 0"),
     Exclusion(NORM, _RULES, "it is of sums that go out, and the servers' optimizer keeps them",
-              "Let the workers update: a store without an optimizer"),
+              "Let the workers update: a store without an optimizer (Trainer: update_on_kvstore=False)"),
     Exclusion(NORM, (DGC,), "what workers send are steps, and no sums go out",
               "Use another compression; dgc has a clip_norm of its own"),
     _gives_way(ENCODED, (NORM,), "norms are sixteen bytes of each server", "They travel as they are"),
     Exclusion(NORM, (MOVING,), "while rows move, no server could say that it has summed all of a round",
               "Set P3_PARTITIONS, before the key is declared"),
+    Exclusion(CLIPPING, (FACTORS,), "the servers have no sums of factors, so their norm would lack the layer's",
+              "Leave the layer out of p3.factors"),
+    Exclusion(CLIPPING, (SCALER,), "the norm that the servers tell is of gradients that have the scale of the loss",
+              "Leave set_clipping() out, and call gluon.utils.clip_global_norm behind amp.unscale"),
     Exclusion(REPLACED, (NO_RULE,), "the workers have the weights, and a lost one has taken them with it",
               "Let the servers update (update_on_kvstore=True, and an optimizer that they know), or unset "
               "P3_ON_WORKER_LOSS"),

@@ -76,7 +76,35 @@ void MXNetKey::skip(Priority priority, Worker::Done done) {
   // The script may give up waiting, and drop the array, while the core still writes there.
   worker_.skip(
       handle_, landing_address(landing_), priority.in_queues,
-      [kept = api_.keep(landing_), done = std::move(done)](const Error* error, bool updated) { done(error, updated); });
+      [kept = api_.keep(landing_), landed = note_skip(), done = std::move(done)](const Error* error, bool updated) {
+        landed();
+        done(error, updated);
+      });
+}
+
+void MXNetKey::leave_out(Priority priority) {
+  enqueue(priority, "", nullptr, landing_, [this, priority, landed = note_skip()](const Operation& operation) {
+    worker_.skip(
+        handle_, landing_address(operation.output()), priority.in_queues,
+        [this, key = shared_from_this(), landed, end = operation.done()](const Error* error, bool updated) {
+          landed();
+          if (!error && updated)
+            worker_.fail(Error(ErrorKind::kUsage, "a worker has pushed key '" + name_ +
+                                                      "' in a step in which another has not: where gradients are "
+                                                      "clipped by their global norm, all push the same keys"));
+          end(error, updated);
+        },
+        /*gated=*/false, /*goes_on=*/true);
+  });
+}
+
+void MXNetKey::wait_for(NDArrayHandle array, Priority priority) {
+  enqueue(priority, "norm before a round", array, landing_,
+          [](const Operation& operation) { operation.done()(nullptr, true); });
+}
+
+std::function<void()> MXNetKey::note_skip() {
+  return [] {};
 }
 
 // It reads the landing array, so it runs between the pushes, which write it. The engine drops what would read an array

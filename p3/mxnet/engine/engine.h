@@ -52,7 +52,12 @@ class MXNetKey : public std::enable_shared_from_this<MXNetKey> {
   void arrived(std::shared_ptr<Arrival> arrival, NDArrayHandle buffer, uint64_t elements, Priority priority);
   // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing
   // array.
-  virtual void skip(Priority priority, Worker::Done done);
+  void skip(Priority priority, Worker::Done done);
+  // The same for this round alone, in the engine's order, as push(). The landing array stays as it is, for no worker may
+  // push in this round: the job fails if one does.
+  void leave_out(Priority priority);
+  // What is queued of this key from here on waits until `array` is ready.
+  void wait_for(NDArrayHandle array, Priority priority);
   // Worker::capture after the rounds queued so far and before the next one, which does not wait for it. `done` is
   // called in any case; `residual`, which may be null, is kept until then.
   void capture(uint64_t snapshot, std::shared_ptr<char> residual, Priority priority, Worker::Done done);
@@ -68,6 +73,8 @@ class MXNetKey : public std::enable_shared_from_this<MXNetKey> {
   using Work = std::function<void(const Operation&)>;
   // `work` runs when `input` is ready and nobody uses `output`; one of them may be null. `input_word`: for messages.
   void enqueue(Priority priority, const char* input_word, NDArrayHandle input, NDArrayHandle output, Work work);
+  // A round that this worker skips is queued. Returns what is to be called when its result is in the landing array.
+  virtual std::function<void()> note_skip();
   // Where rounds write: of the landing array, or the running operation's handle of it.
   virtual void* landing_address(NDArrayHandle landing) const;
 

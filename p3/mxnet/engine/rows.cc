@@ -126,13 +126,8 @@ void MXNetRowsKey::push(NDArrayHandle gradient, const RoundSettings& settings, P
           });
 }
 
-void MXNetRowsKey::skip(Priority priority, Worker::Done done) {
-  worker_.skip(handle_, landing_address(landing_), priority.in_queues,
-               [this, key = shared_from_this(), kept = api_.keep(landing_), done = std::move(done), round = ++rounds_](
-                   const Error* error, bool updated) {
-                 changed_.note_all(round);
-                 done(error, updated);
-               });
+std::function<void()> MXNetRowsKey::note_skip() {
+  return [this, key = shared_from_this(), round = ++rounds_] { changed_.note_all(round); };
 }
 
 void MXNetRowsKey::copy_changed(NDArrayHandle weight, uint64_t since, Priority priority) {

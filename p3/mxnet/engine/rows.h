@@ -53,7 +53,6 @@ class MXNetRowsKey : public MXNetKey {
   void init(NDArrayHandle value, Priority priority) override;
   // `gradient`: in CPU memory; row_sparse, and nobody will write it again; or dense: all rows.
   void push(NDArrayHandle gradient, const RoundSettings& settings, Priority priority) override;
-  void skip(Priority priority, Worker::Done done) override;
 
   // Of the landing array so far: each init, push and skip is one.
   uint64_t rounds() const { return rounds_; }
@@ -63,6 +62,7 @@ class MXNetRowsKey : public MXNetKey {
   void fetch(std::vector<int64_t> ids, NDArrayHandle destination, Priority priority);
 
  private:
+  std::function<void()> note_skip() override;
   void* landing_address(NDArrayHandle landing) const override;
 
   const uint64_t rows_, row_bytes_;

@@ -11,6 +11,7 @@ from mxnet.base import MXNetError
 from p3.mxnet import store_snapshots
 from p3.mxnet.arguments import checked
 from p3.mxnet.arrays import is_sparse
+from p3.mxnet.clipping import StoreNorm
 from p3.mxnet.keys.dense import DenseKey
 from p3.mxnet.keys.factored import FactoredKey
 from p3.mxnet.keys.rows import RowKey, ServerRowKey
@@ -83,6 +84,11 @@ def _settled(store, entry, sparse_gradient):
         kind = RowKey  # sums go to the workers
     if type(entry) is kind or (kind is DenseKey and not sparse_gradient):
         return entry
+    if store._norm is not None:  # of which the key that is there is a part by now
+        raise MXNetError(
+            f"key {entry.id!r} was declared for a dense gradient, and its gradient is row_sparse: with set_clipping() "
+            "that must be known at init, as it is of the Parameters of a gluon.Trainer"
+        )
     name, shape, dtype = _name_as(kind, entry.id), entry.shape, entry.dtype
     settled = _declare(store, kind, entry.id, name, shape, dtype, entry.sparse_weight, entry.landing)
     store._priorities.replace(entry, settled)
@@ -99,6 +105,8 @@ def _factored(store, entry, gradients):
         return None
     of_key = choices.of_staleness(entry.declared.staleness)
     combinations.require(f"{store._session.label}: key {entry.id!r}", of_key, choices.FACTORS)
+    if layer.has_factors and store._norm is not None:
+        combinations.require(f"{store._session.label}: key {entry.id!r}", choices.CLIPPING, choices.FACTORS)
     declared = layer.declare(entry.declared)
     if not layer.has_factors:
         return None
@@ -118,6 +126,13 @@ def _name_as(kind, key):
 
 
 def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
+    if store._clips and store._norm is None:
+        store._norm = StoreNorm(store._session, store._engine, store._store)
+    if store._norm is not None and store._norm.has_begun:
+        raise MXNetError(
+            f"key {key!r} comes after the first step, whose norm the servers have told: with set_clipping() all keys "
+            "are initialised before. Run a forward pass of the whole net before the Trainer's first step"
+        )
     rounds = store._staleness.of(key)
     if not store._keys and store.rank == 0 and store._staleness:
         log.warning(store._staleness.describe())
