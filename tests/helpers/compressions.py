@@ -79,7 +79,7 @@ class TopK:
             step = (size.max() - size.min()) / np.float32(self.most)
             scale = brain(max(step, size.max() * np.float32(2**-15), np.float32(2**-126)))[0]
             steps = np.rint(size / scale)
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 steps -= ~np.isfinite(steps * scale)
             base = steps.min()
             steps = base + np.minimum(steps - base, np.float32(self.most))
