@@ -95,7 +95,10 @@ cdef Compression compression_from(description) except *:
 
 
 def codec_applies(description not None, str dtype not None, int dimensions):
-    """Whether that compression, a store's option, is for dense keys of that type and so many dimensions."""
+    """Whether that compression, a store's option, is for dense keys of that type and so many dimensions. Of a type that
+    there is not: no, and whoever defines the key says so."""
+    if dtype not in DTYPES:
+        return False
     return compression_from(description).codec().is_for(dtype_of(DTYPES[dtype]), dimensions <= 1)
 
 

@@ -112,6 +112,11 @@ class Ways(NamedTuple):
         named = {"compression": self.up, "value_compression": self.down}
         return {option: value for option, value in named.items() if value is not None}
 
+    @property
+    def of_key(self) -> Dict[str, Any]:
+        """Both, by name, of a key that has them in place of its store's. {}: none."""
+        return {"compression": {}, "value_compression": {}, **self.options}
+
 
 def ways_of_mxnet(params: Mapping[str, Any]) -> Ways:
     """From what MXNet's scripts give: as of MXNet's own stores, and with "down" what comes back."""

@@ -13,6 +13,7 @@ from typing import Dict, Hashable, NamedTuple, Sequence, Tuple
 from p3.plan.key_plan import Axes, KeyPlan
 
 FRAME_BYTES = 80  # of a header
+PACKET_BYTES = 66  # of a packet's headers: Ethernet, IPv4 and TCP with time stamps
 _ELEMENT_BYTES = 4
 
 

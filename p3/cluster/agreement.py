@@ -18,6 +18,7 @@ from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan import combinations, key_plan, planner
 from p3.plan.key_plan import Axes, KeyPlan
+from p3.server import options
 
 # What one worker may have the scheduler keep: far more than jobs come to.
 MAX_CLAIM_BYTES = 64 << 20  # of keys and options, as text
@@ -144,7 +145,11 @@ class Agreement:
             raise ProtocolError("%s announced the key of factors %r without elements" % (node, message["name"]))
         if kind["norm"] and (tuple(shape), kind["dtype"]) != (key_plan.norm_shape(len(self._servers)), "float64"):
             raise ProtocolError("%s announced the key of norms %r with another shape" % (node, message["name"]))
-        value = {"shape": shape, **kind}
+        try:
+            options.validate_of_key(message["options"])
+        except ValueError as error:
+            raise ProtocolError("%s announced key %.100r with %s" % (node, message["name"], error)) from None
+        value = {"shape": shape, **kind, **message["options"]}
         decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
         for option in message["defaults"]:
             self._claim_option(message["store"], option, node, {})
@@ -171,9 +176,9 @@ class Agreement:
     def _axes(self, announced: dict) -> Axes:
         """`announced`: by rank 0, which has settled the store's options."""
         leader = self._workers[0]
-        options = {name: self._options.get((announced["store"], name), {}).get(leader) for name in planner.OPTIONS}
+        of_store = {name: self._options.get((announced["store"], name), {}).get(leader) for name in planner.OPTIONS}
         key = {field: announced[field] for field in ("shape", "dtype", "sparse", "staleness", "gathered", "norm")}
-        return planner.axes(options=options, **key)
+        return planner.axes(options={**of_store, **announced["options"]}, **key)
 
     def _define(self, identity: Identity, plan: KeyPlan, outcome: dict, predecessor: int) -> Sent:
         """Has the servers define the latest plan of a key; then the workers get the outcome."""
@@ -508,4 +513,6 @@ def _compare(what: str, node: Node, value: Dict[str, Any], other: Node, other_va
 def _shown(value: Any) -> str:
     if value is None:
         return "not set"
+    if value == {}:
+        return "none"
     return str(tuple(value)) if isinstance(value, list) else str(value)

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -170,6 +170,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         "gathered": _bool,  # a key of factors: its shape is that of one worker's
         "norm": _bool,  # a key of norms, of which its shape is a row for each server
         "defaults": _list_of(_str),  # options of the store that this worker has not set, and from now on cannot set
+        "options": _values(_flat),  # that the key has in place of its store's, by name; empty ones: none
     },
     "option": {"store": _int, "name": _str, "value": _flat},  # empty: an optimizer that this worker goes without
     "order": {"store": _int, "names": _list_of(_name)},  # also from the scheduler to all workers

@@ -8,6 +8,7 @@
     weights     all of these for a framework whose steps are functions of NumPy arrays
     waiting     how a script waits for its job
     factors     which fully connected layers send their gradients as factors
+    compression  how each key is compressed: as all, or as a function says
     loss_scale  what compression has left out of gradients whose loss is scaled
     partitions  into how many the rows of a sparse key are cut: the search while a job trains
     pieces      how a gradient that comes from a device is cut

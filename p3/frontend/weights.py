@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, List, Mapping, Tuple, Union
 
 import numpy as np
 
-from p3.codecs import Ways
 from p3.frontend import snapshots
+from p3.frontend.compression import Compression, Given
 from p3.frontend.order import Order
 from p3.frontend.rounds import KeyRounds, Round
 from p3.frontend.steps import Steps
@@ -33,21 +33,21 @@ class Weights(snapshots.Trainer):
 
     def __init__(
         self, session: Session, first: Mapping[str, Any], optimizer: Dict[str, Any],
-        compression: Union[None, str, Dict[str, Any]] = None, staleness: Union[int, float] = 0,
+        compression: Given = None, staleness: Union[int, float] = 0,
     ) -> None:  # fmt: skip
         """On every worker at the same point. Returns when all have rank 0's values, or if the job has resumed
         (snapshots.resume) those of the snapshot.
 
         `first`: arrays by name, of any shape and of a type that P3 can train; names, shapes and types are the same on
         every worker. `optimizer`: one of the torch_* of p3/server/optimizers.py, whose corrections the servers make.
-        `compression`: as of p3.codecs.Ways. `staleness`: see Session.declare.
+        `compression`: as of p3.codecs.Ways, or a function of name and shape. `staleness`: see Session.declare.
         """
         if not str(optimizer.get("name")).startswith("torch_"):
             raise ValueError("the optimizer is %r; it must be a torch_* of p3.server.optimizers" % (optimizer,))
-        self._session, self._staleness = session, staleness
+        self._session, self._staleness, self._compression = session, staleness, Compression(compression)
         settings = Settings.from_env(os.environ)
         self._store, control = session.new_store(), session.new_store()
-        for option, value in Ways.of(compression).options.items():
+        for option, value in self._compression.of_store.options.items():
             session.set_option(self._store, option, value)
         session.set_optimizer(self._store, optimizer)
         self._weights = {name: self._declare(name, first[name]) for name in first}
@@ -66,7 +66,8 @@ class Weights(snapshots.Trainer):
 
     def _declare(self, name: str, first: Any) -> _Weight:
         first = np.asarray(first)
-        key = self._session.declare(name, first.shape, first.dtype, self._store, staleness=self._staleness)
+        own = self._compression.options_of(name, first.shape)
+        key = self._session.declare(name, first.shape, first.dtype, self._store, False, self._staleness, own)
         return _Weight(self._session, key, first.dtype)
 
     def __getitem__(self, name: str) -> np.ndarray:

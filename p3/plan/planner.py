@@ -12,6 +12,7 @@ from p3 import codecs
 from p3.plan.key_plan import Axes
 
 OPTIONS = ("compression", "value_compression", "reduction")  # of a store: its first key settles them
+OF_KEYS = ("compression", "value_compression")  # of which a key may have others than its store
 
 Options = Mapping[str, Optional[Mapping[str, Any]]]  # of a store, by name; None or {} where it is not set
 
@@ -20,7 +21,7 @@ def axes(
     shape: Sequence[int], dtype: str, options: Options, sparse: bool = False, staleness: int = 0,
     gathered: bool = False, norm: bool = False,
 ) -> Axes:  # fmt: skip
-    """`options`: OPTIONS of the key's store. `norm`: a key of norms."""
+    """`options`: OPTIONS of the key's store, or its own. `norm`: a key of norms."""
     if norm:
         return Axes(staleness, {}, "norm")
     reduction = (options.get("reduction") or {"type": "sum"})["type"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from p3 import codecs
+from p3.plan import planner
 from p3.server.optimizers import FIELDS, validate_fields
 
 _OPTIONS = {  # the field that selects a kind, and what tells the further fields of each kind
@@ -30,3 +31,12 @@ def validate(name: Any, value: Any) -> None:
         raise ValueError(f"option {name!r} is unknown; a store has {', '.join(_OPTIONS)}")
     selector, kinds = _OPTIONS[name]
     validate_fields(name, selector, kinds(), value)
+
+
+def validate_of_key(options: Any) -> None:
+    """Of what a key has in place of its store's, by name; {} as a value: none. ValueError as of validate()."""
+    for name, value in options.items():
+        if name not in planner.OF_KEYS:
+            raise ValueError(f"option {name!r} is of stores; a key has {', '.join(planner.OF_KEYS)}")
+        if value != {}:
+            validate(name, value)

@@ -119,10 +119,10 @@ class FactoredParameter(Parameter):
     """The weight of such a layer. Its key brings the first value, and if the layer has factors that key has no rounds:
     another one gathers them."""
 
-    def __init__(self, session, store, name, tensor, group, update_here, staleness) -> None:
+    def __init__(self, session, store, name, tensor, group, update_here, staleness, options) -> None:
         self._layer = tensor._p3_layer
         self._factors_key: Any = None
-        super().__init__(session, store, name, tensor, group, update_here, staleness)
+        super().__init__(session, store, name, tensor, group, update_here, staleness, options)
 
     def leave(self) -> None:
         super().leave()

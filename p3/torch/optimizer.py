@@ -20,10 +20,9 @@ from typing import Any, Callable, ContextManager, Dict, NoReturn, Optional, Sequ
 
 import torch
 
-from p3 import codecs
-from p3.server import options
+from p3.frontend.compression import Given
 from p3.torch.requirements import require_model, require_norm
-from p3.torch.rounds.choice import rounds_of
+from p3.torch.rounds.choice import compressions_of, rounds_of
 from p3.torch.rounds.rounds import Rounds
 
 
@@ -33,7 +32,7 @@ def DistributedOptimizer(  # a class to its users
     *,
     synchronous: bool = False,
     max_grad_norm: Optional[float] = None,
-    compression: Union[None, str, Dict[str, Any]] = None,
+    compression: Given = None,
     staleness: Union[int, float] = 0,
     grad_scaler: Optional[torch.amp.GradScaler] = None,
     independent: bool = False,
@@ -56,7 +55,9 @@ def DistributedOptimizer(  # a class to its users
     exact weights, send to all workers alike; of the mean gradients, where the workers update, these. Each way its own:
     {"up": "int8", "down": "bf16"}, None for neither; a type with options: {"type": "2bit", "threshold": 0.01} in the
     place of its name. {"type": "int8"} alone: what leaves. {"type": "dgc", "ratio": 0.001}: deep gradient compression,
-    of torch.optim.SGD. Parameters of one dimension come back exact.
+    of torch.optim.SGD. Parameters of one dimension come back exact. Or a function of a parameter's name and shape that
+    returns any of these, the same on every worker: `lambda name, shape: "int8" if len(shape) > 1 else None`. A param
+    group's own entry "compression", but no function, is that of its parameters.
 
     `grad_scaler`: the p3.torch.GradScaler that scales this optimizer's losses; so steps wait for nothing, as with
     max_grad_norm. Or torch's, with `synchronous`: compression that keeps what it leaves out must know of it, as that
@@ -82,13 +83,12 @@ def DistributedOptimizer(  # a class to its users
         require_model(one)
     if max_grad_norm is not None:
         require_norm(max_grad_norm, "max_grad_norm")
-    ways = codecs.Ways.of(compression)
-    for option, value in ways.options.items():
-        options.validate(option, value)
+    compressions = compressions_of(optimizer, compression)
     if isinstance(optimizer, _Distributed):
         optimizer.release()
         optimizer.__class__ = type(optimizer).__bases__[1]
-    optimizer._p3 = rounds_of(optimizer, models, synchronous, max_grad_norm, ways, staleness, grad_scaler, independent)
+    optimizer._p3 = rounds_of(optimizer, models, synchronous, max_grad_norm, compressions, staleness, grad_scaler,
+                              independent)  # fmt: skip
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._patch_step_function()

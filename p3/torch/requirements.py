@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from itertools import chain, islice, starmap, zip_longest
-from typing import Any, Dict, Iterable, List
+from typing import Any, Dict, Iterable, List, Sequence
 
 import torch
 
@@ -41,17 +41,18 @@ def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tenso
     _require_apart(parameters, names)
 
 
-def require_together(session, optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str],
-                     asked: Iterable[Choice]) -> None:  # fmt: skip
-    """ValueError unless what the script has `asked` for goes together, and with this optimizer and its parameters."""
-    tensors = list(parameters_of(optimizer))
+def require_together(session, optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor],
+                     names: Dict[torch.Tensor, str], asked: Iterable[Choice]) -> None:  # fmt: skip
+    """ValueError unless what the script has `asked` for these parameters goes together, and with this optimizer."""
     found = {choices.FACTORS: filter(is_factored, tensors),
              choices.GPU: (one for one in tensors if one.device.type != "cpu")}  # fmt: skip
     chosen = [choice.said(names[one]) for choice, those in found.items() for one in islice(those, 1)]
-    if any(isinstance(value, torch.Tensor) for one in optimizer.state.values()
-           if isinstance(one, dict) for value in one.values()):  # fmt: skip
+    states = (optimizer.state[one] for one in tensors if one in optimizer.state)
+    if any(isinstance(value, torch.Tensor) for state in states if isinstance(state, dict) for value in state.values()):
         chosen.append(choices.STEPS_TAKEN)
-    combinations.require("%s: DistributedOptimizer" % session.label, *asked, *chosen)
+    is_for_all = len(tensors) == sum(len(group["params"]) for group in optimizer.param_groups)
+    where = "%s: DistributedOptimizer%s" % (session.label, "" if is_for_all else ", parameter %s" % names[tensors[0]])
+    combinations.require(where, *asked, *chosen)
 
 
 def require_same_parameters(optimizer: torch.optim.Optimizer, known: Iterable[torch.Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import List, Set
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 from p3._core import DTYPES
 from p3.plan import choices, combinations, planner
@@ -27,18 +27,24 @@ class Declarations:
 
     def require_together(self, key: Key) -> None:
         """ValueError unless this job, and its store, can have such a key."""
-        wanted = {name: self._options.wanted(key.store, name) for name in (*planner.OPTIONS, "optimizer")}
-        of_store = (choices.of_compression(wanted["compression"]), choices.of_reduction(wanted["reduction"]),
-                    choices.of_value_compression(wanted["value_compression"]))  # fmt: skip
+        wanted = self._wanted(key)
+        asked = (choices.of_compression(wanted["compression"]), choices.of_reduction(wanted["reduction"]),
+                 choices.of_value_compression(wanted["value_compression"]))  # fmt: skip
         of_job = choices.of_job(self._link.settings.snapshot_dir is not None, self._link.replaces_workers)
-        rule = [choices.of_optimizer(wanted["optimizer"])] if key.is_norm else []  # others hear of it at the first push
-        self._require(key, *self._choices(key), *of_store, *rule, *of_job)
+        rule = []  # others hear of it at the first push
+        if key.is_norm:
+            rule = [choices.of_optimizer(self._options.wanted(key.store, "optimizer"))]
+        self._require(key, *self._choices(key), *asked, *rule, *of_job)
 
     def require_to_push(self, key: Key) -> None:
         """ValueError unless it can be pushed with the optimizer that its store has by now, or without one."""
         rule = choices.of_optimizer(self._options.wanted(key.store, "optimizer"))
-        compression = choices.of_compression(self._options.wanted(key.store, "compression"))
+        compression = choices.of_compression(self._wanted(key)["compression"])
         self._require(key, *self._choices(key), compression, rule)
+
+    def _wanted(self, key: Key) -> Dict[str, Optional[Mapping[str, Any]]]:
+        """The planner's options: its own, or its store's."""
+        return {**{name: self._options.wanted(key.store, name) for name in planner.OPTIONS}, **key.options}
 
     def _choices(self, key: Key) -> List[Choice]:
         return choices.of_key(key.dtype, key.sparse, key.factors is not None, key.staleness, key.is_norm)
@@ -48,8 +54,7 @@ class Declarations:
 
     def axes_of(self, key: Key) -> Axes:
         """As the scheduler will have them, which goes by the same options."""
-        options = {name: self._options.wanted(key.store, name) for name in planner.OPTIONS}
-        is_gathered = key.factors is not None
+        is_gathered, options = key.factors is not None, self._wanted(key)
         return planner.axes(key.shape, key.dtype, options, key.sparse, key.staleness, is_gathered, key.is_norm)
 
     def declare_to_core(self, key: Key) -> int:
@@ -90,8 +95,8 @@ class Declarations:
         self._session.core.set_momentum(key.handle, optimizer["momentum"], clip_norm)
 
     def _say_if_left_out(self, key: Key) -> None:
-        """What of its store's compression does not apply to it. Small keys, as biases are, go without saying."""
-        compression = choices.of_compression(self._options.wanted(key.store, "compression"))
+        """What of the compression asked for does not apply to it. Small keys, as biases are, go without saying."""
+        compression = choices.of_compression(self._wanted(key)["compression"])
         if self._session.rank == 0 and compression == choices.DGC and len(key.shape) > 1 and not key.axes.codec:
             text = combinations.yielding(compression, *self._choices(key))
             log.warning("%s: key %r: %s", self._session.label, key.name, text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from p3.plan import key_plan
 from p3._core import DTYPES
 from p3.plan.key_plan import Axes, KeyPlan
+from p3.server.options import validate_of_key
 
 Name = Union[str, int]  # 1 and "1" are different keys
 NORM = "(norm)"  # of a key of norms, as no parameter is called
@@ -46,6 +47,7 @@ class Key(NamedTuple):
     sparse: bool = False  # a key of rows: its gradients touch few of them
     factors: Optional[FactorShape] = None  # of one worker; then rounds land in the weight, whose shape this is not
     axes: Axes = Axes()  # how its rounds go; before it is declared, what the script says of that
+    options: Mapping[str, Any] = {}  # that it has in place of its store's, by name
 
     def __hash__(self) -> int:  # of a tuple it would need that of the codec, a dict
         return hash((self.store, self.name, self.handle))
@@ -85,8 +87,9 @@ class Agreed:
 
 
 def checked(
-    label: str, store: int, name: Name, shape: Sequence[int], dtype: Any, sparse: bool, staleness: Union[int, float]
-) -> Key:
+    label: str, store: int, name: Name, shape: Sequence[int], dtype: Any, sparse: bool, staleness: Union[int, float],
+    options: Optional[Mapping[str, Any]] = None,
+) -> Key:  # fmt: skip
     """The Key, still without a handle. `label`: of the worker. ValueError if there cannot be such a key."""
     name = name if isinstance(name, str) else operator.index(name)
     shape = tuple(operator.index(length) for length in shape)
@@ -94,8 +97,13 @@ def checked(
         raise ValueError("%s: key %r: shape %s has a negative length" % (label, name, shape))
     if sparse and (not shape or 0 in shape[1:]):
         raise ValueError("%s: key %r: shape %s has no rows to be sparse in" % (label, name, shape))
-    axes = Axes(staleness=key_plan.staleness(staleness))  # the rest follows from its store
-    return Key(store, name, shape, _dtype_name(dtype), -1, sparse, axes=axes)
+    axes = Axes(staleness=key_plan.staleness(staleness))  # the rest follows from its options and its store's
+    own = {option: dict(value or {}) for option, value in (options or {}).items()}
+    try:
+        validate_of_key(own)
+    except ValueError as error:
+        raise ValueError("%s: key %r: %s" % (label, name, error)) from None
+    return Key(store, name, shape, _dtype_name(dtype), -1, sparse, axes=axes, options=own)
 
 
 def require_same(label: str, key: Key, declared: Key) -> None:
@@ -105,6 +113,9 @@ def require_same(label: str, key: Key, declared: Key) -> None:
         raise ValueError("%s: key %r was declared %s; it cannot become %s" % (label, key.name, *kinds))
     if declared.staleness != key.staleness:
         raise ValueError("%s: key %r was declared with another staleness; that cannot change" % (label, key.name))
+    if declared.options != key.options:
+        raise ValueError("%s: key %r was declared with the options %s; they cannot become %s"
+                         % (label, key.name, key.options, declared.options))  # fmt: skip
     if (declared.shape, declared.dtype, declared.factors) != (key.shape, key.dtype, key.factors):
         raise ValueError(
             "%s: key %r was declared with shape %s and type %s; it cannot become %s and %s"

@@ -56,7 +56,7 @@ class Keys:
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
         announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype}
         announced.update(sparse=key.sparse, staleness=key.staleness, gathered=key.factors is not None)
-        announced.update(norm=key.is_norm, kind="announce", defaults=defaults)
+        announced.update(norm=key.is_norm, kind="announce", defaults=defaults, options=key.options)
         self._link.send(announced)
         if agreed is not None:
             self.apply(key, agreed)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -129,18 +129,20 @@ class Session(Control):
 
     def declare(
         self, name: Name, shape: Sequence[int], dtype: Any, store: int = 0, sparse: bool = False,
-        staleness: Union[int, float] = 0,
+        staleness: Union[int, float] = 0, options: Optional[Mapping[str, Any]] = None,
     ) -> Key:  # fmt: skip
         """Makes a key known and starts its agreement; returns at once. The same key again returns the same Key.
 
         A `sparse` key is one of rows, which its first dimension counts: see pushpull(). `dtype` is a name of
         _core.DTYPES, or a NumPy type. `staleness`: how many rounds the fastest worker may be ahead of the slowest, or
-        math.inf; each push of such a key updates it at once, so its store needs an optimizer. ValueError if this worker
-        declared the key with another shape or type, or if its store or the job's settings exclude it
-        (p3/plan/combinations.py). Another worker's contradiction fails the job, with an error that names both workers.
+        math.inf; each push of such a key updates it at once, so its store needs an optimizer. `options`: "compression"
+        and "value_compression" as of set_option(), which this key has in place of its store's; {} or None: none.
+        ValueError if this worker declared the key with another shape or type, or if its store or the job's settings
+        exclude it (p3/plan/combinations.py). Another worker's contradiction fails the job, with an error that names
+        both workers.
         """
         self.check()
-        return self.keys.declare(checked(self.label, store, name, shape, dtype, sparse, staleness))
+        return self.keys.declare(checked(self.label, store, name, shape, dtype, sparse, staleness, options))
 
     def declare_factors(self, name: Name, factors: FactorShape, store: int = 0) -> Key:
         """A key whose rounds gather the workers' factors of a float32 weight, which each worker then updates itself.

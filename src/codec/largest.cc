@@ -2,7 +2,8 @@
 // is kept and added to the next gradient. (Deep gradient compression, top_k.cc, needs SGD, and sends steps.)
 //
 //   payload = scale base codes lows highs, of k elements, which ratio and n, the slice's elements, give
-//     scale: bfloat16; base: uint16; codes: of value_bits each, from the lowest bit of the first byte on
+//     scale: bfloat16; base: uint16, or with two bits low high, bfloat16 both
+//     codes: of value_bits each, from the lowest bit of the first byte on
 //     lows: a byte for each element: its offset mod 256
 //     highs: for each 256 elements of the slice a bit 1 for each that is sent, then a bit 0; packed like codes
 //
@@ -14,6 +15,13 @@
 // scale were infinite; m at most what the bits can hold. The scale has 8 digits and a number of scales 16, so their product
 // is exact, and so is the difference that is kept: what was sent and what is kept are what came, to the bit. Of an overflow
 // the scale is NaN, which stands for NaN everywhere in the slice, base and codes are 0, and the first k elements are named.
+//   With two bits a code has two values to choose from, and steps of one size would waste one wherever a few elements are far
+// larger than the others: docs/decisions.md has the figures. So m stands for low or for high:
+//   low = smallest; mean = of all that are sent, high = of those that are no smaller than that mean: sums in float64, in the
+// order of offsets, divided by the count, and rounded to float32; high at least largest x 2^-15; both rounded to nearest
+// bfloat16, to its largest number where that were infinite. low is 0 if smallest is below high x 2^-15. m is 1 for a magnitude
+// of at least low / 2 + high / 2. What it stands for is at most twice the magnitude, or has no digit below its last one: so
+// the difference is exact here, too.
 // Sources: Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018 (feedback); Elias, JACM 1974 (offsets).
 #include <algorithm>
 #include <cmath>
@@ -50,6 +58,7 @@ struct Layout {
     bytes = highs + bytes_of_bits(high_bits);
   }
   uint32_t most() const { return (1u << (value_bits - 1)) - 1; }
+  bool has_levels() const { return value_bits == 2; }
 
   const size_t n, value_bits;
   size_t k = 0, high_bits = 0, codes = 0, lows = 0, highs = 0, bytes = 0;
@@ -84,6 +93,48 @@ struct Grid {
   }
   float unit() const { return bfloat16_to_float(scale); }
   float value(uint32_t m) const { return static_cast<float>(base + m) * unit(); }
+  uint32_t code(float magnitude, uint32_t most) const {
+    return std::min<uint32_t>(units(magnitude, unit()) - base, most);
+  }
+};
+
+// The same of two bits.
+struct Levels {
+  bfloat16 low, high;
+
+  static bfloat16 rounded(float value) {
+    const bfloat16 nearest = float_to_bfloat16(value);
+    return std::isinf(bfloat16_to_float(nearest)) ? float_to_bfloat16(0x1.fep127f) : nearest;
+  }
+  // Of the magnitudes of values[offset], all of which are finite.
+  static Levels of(const float* values, const std::vector<uint32_t>& offsets, float smallest, float largest) {
+    const auto mean_from = [&](float least) {
+      double sum = 0;
+      size_t count = 0;
+      for (uint32_t offset : offsets) {
+        const float size = std::fabs(values[offset]);
+        if (size >= least) sum += static_cast<double>(size), ++count;
+      }
+      return static_cast<float>(sum / static_cast<double>(count));
+    };
+    Levels made;
+    made.high = rounded(std::max(mean_from(mean_from(0)), largest * 0x1p-15f));
+    made.low = rounded(smallest < bfloat16_to_float(made.high) * 0x1p-15f ? 0 : smallest);
+    return made;
+  }
+  static Levels in(const uint8_t* payload) {
+    Levels read;
+    std::memcpy(&read.low, payload, sizeof read.low);
+    std::memcpy(&read.high, payload + sizeof read.low, sizeof read.high);
+    return read;
+  }
+  void write(uint8_t* payload) const {
+    std::memcpy(payload, &low, sizeof low);
+    std::memcpy(payload + sizeof low, &high, sizeof high);
+  }
+  float unit() const { return bfloat16_to_float(low); }
+  float value(uint32_t m) const { return bfloat16_to_float(m > 0 ? high : low); }
+  uint32_t code(float magnitude, uint32_t) const { return magnitude >= value(0) / 2 + value(1) / 2 ? 1 : 0; }
 };
 
 // Codes of `bits` each, at most 8; behind the last of them is another byte of the payload.
@@ -121,6 +172,20 @@ bool each_offset(const Layout& at, const uint8_t* payload, Visit visit) {
   return which == at.k;
 }
 
+// Writes the codes, and leaves what they do not say.
+template <typename Scale>
+void encode_values(const Layout& at, const Scale& scale, const std::vector<uint32_t>& offsets, float* residual,
+                   uint8_t* payload) {
+  scale.write(payload);
+  for (size_t i = 0; i < at.k; ++i) {
+    float& left = residual[offsets[i]];
+    const uint32_t m = scale.code(std::fabs(left), at.most());
+    const bool is_minus = std::signbit(left);
+    write_code(payload + at.codes, i, at.value_bits, m | static_cast<uint32_t>(is_minus) << (at.value_bits - 1));
+    left -= is_minus ? -scale.value(m) : scale.value(m);
+  }
+}
+
 void encode_largest(const Layout& at, const float* gradient, float* residual, uint8_t* payload) {
   std::fill_n(payload, at.bytes, static_cast<uint8_t>(0));
   if (at.n == 0) return;
@@ -137,31 +202,33 @@ void encode_largest(const Layout& at, const float* gradient, float* residual, ui
     smallest = std::min(smallest, std::fabs(residual[offset]));
     largest = std::max(largest, std::fabs(residual[offset]));
   }
-  const Grid grid = Grid::of(smallest, largest, at.most());
-  grid.write(payload);
   write_offsets(at, offsets, payload);
-  for (size_t i = 0; i < at.k; ++i) {
-    float& left = residual[offsets[i]];
-    const uint32_t m = std::min<uint32_t>(Grid::units(std::fabs(left), grid.unit()) - grid.base, at.most());
-    const bool is_minus = std::signbit(left);
-    write_code(payload + at.codes, i, at.value_bits, m | static_cast<uint32_t>(is_minus) << (at.value_bits - 1));
-    left -= is_minus ? -grid.value(m) : grid.value(m);
-  }
+  if (at.has_levels())
+    encode_values(at, Levels::of(residual, offsets, smallest, largest), offsets, residual, payload);
+  else
+    encode_values(at, Grid::of(smallest, largest, at.most()), offsets, residual, payload);
 }
 
 // accumulator += the decoded payload.
-void add_largest(const Layout& at, float* accumulator, const uint8_t* payload) {
-  if (at.n == 0) return;
-  const Grid grid = Grid::in(payload);
-  if (std::isnan(grid.unit())) {
+template <typename Scale>
+void add_values(const Layout& at, const Scale& scale, float* accumulator, const uint8_t* payload) {
+  if (std::isnan(scale.unit())) {
     std::fill_n(accumulator, at.n, kNaN);
     return;
   }
   each_offset(at, payload, [&](size_t i, size_t offset) {
     const uint32_t code = code_at(payload + at.codes, i, at.value_bits);
-    const float value = grid.value(code & at.most());
+    const float value = scale.value(code & at.most());
     accumulator[offset] += code > at.most() ? -value : value;
   });
+}
+
+void add_largest(const Layout& at, float* accumulator, const uint8_t* payload) {
+  if (at.n == 0) return;
+  if (at.has_levels())
+    add_values(at, Levels::in(payload), accumulator, payload);
+  else
+    add_values(at, Grid::in(payload), accumulator, payload);
 }
 
 class Largest final : public Codec {
@@ -170,7 +237,7 @@ class Largest final : public Codec {
       : Codec(Encoding::kLargest, "topk",
               "sent, rounded, when it is one of the largest of its slice; the rest is added to the next gradient",
               {{"ratio", 0.01, 0, 1, true, "a number above 0 and at most 1"},
-               {"value_bits", 8, 4, 8, false, "a whole number from 4 to 8", Option::Kind::kWhole}}) {}
+               {"value_bits", 8, 2, 8, false, "a whole number from 2 to 8", Option::Kind::kWhole}}) {}
 
   bool is_for(DType type, bool is_vector) const override { return type == DType::kFloat32 && !is_vector; }
   size_t residuals() const override { return 1; }

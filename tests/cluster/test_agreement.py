@@ -26,9 +26,9 @@ class Job:
             self.sent[receiver].append(messages.check(message))
 
     def announce(self, rank, name, shape=(2, 3), dtype="float32", store=0, defaults=(), sparse=False, staleness=0,
-                 gathered=False, norm=False):  # fmt: skip
+                 gathered=False, norm=False, **options):  # fmt: skip
         fields = dict(store=store, name=name, shape=list(shape), dtype=dtype, defaults=list(defaults), sparse=sparse,
-                      staleness=staleness, gathered=gathered, norm=norm)
+                      staleness=staleness, gathered=gathered, norm=norm, options=options)
         self.say(WORKERS[rank], "announce", **fields)
 
     def set_option(self, rank, option, store=0, **value):
@@ -53,7 +53,7 @@ class Job:
 def test_slices_are_smaller_with_more_servers(num_servers, elements):
     servers = [Node("server", rank, "s%d" % rank) for rank in range(num_servers)]
     announced = dict(kind="announce", store=0, name="w", shape=[10], dtype="float32", defaults=[], sparse=False)
-    announced.update(staleness=0, gathered=False, norm=False)
+    announced.update(staleness=0, gathered=False, norm=False, options={})
     sent = Agreement(WORKERS[:1], servers).receive(WORKERS[0], announced)
     assert [message["slice_elements"] for _, message in sent] == [elements] * num_servers
 
@@ -215,6 +215,39 @@ def test_another_type_is_a_disagreement():
     job.announce(0, 7)
     with pytest.raises(DisagreementError, match="key 7: dtype is float32 on the first and float64 on the second"):
         job.announce(2, 7, dtype="float64")
+
+
+def test_a_key_has_its_own_compression_in_place_of_its_stores():
+    job = Job()
+    job.set_option(0, "compression", type="fp16")
+    job.announce(0, "v")
+    job.announce(0, "w", compression={"type": "int8"}, value_compression={"type": "bf16"})
+    job.announce(0, "x", compression={})
+    defined = [message for message in job.sent[SERVERS[0]] if message["kind"] == "define"]
+    assert [one["codec"] for one in defined] == [{"type": "fp16"}, {"type": "int8"}, {}]
+    assert [one["value_codec"] for one in defined] == [{}, {"type": "bf16"}, {}]
+
+
+@pytest.mark.parametrize("mine, shown", [({}, "none"), (None, "not set"), ({"type": "bf16"}, "{'type': 'bf16'}")])
+def test_another_compression_of_a_key_is_a_disagreement(mine, shown):
+    job = Job()
+    job.announce(0, "w", compression={"type": "int8"})
+    with pytest.raises(DisagreementError) as caught:
+        job.announce(1, "w", **({} if mine is None else {"compression": mine}))
+    assert str(caught.value) == (
+        "worker 0 (w0) and worker 1 (w1) disagree about key 'w': "
+        "compression is {'type': 'int8'} on the first and %s on the second" % shown
+    )
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"compression": {"type": "int9"}}, "compression: type is 'int9'"),
+    ({"value_compression": {"type": "dgc"}}, "value_compression: type is 'dgc'"),
+    ({"reduction": {"type": "mean"}}, "option 'reduction' is of stores; a key has compression, value_compression"),
+])  # fmt: skip
+def test_a_key_of_options_that_there_are_not_is_refused(options, said):
+    with pytest.raises(ProtocolError, match="worker 0 .* announced key 'w' with %s" % said):
+        Job().announce(0, "w", **options)
 
 
 def test_a_key_announced_again_changes_nothing():

@@ -147,7 +147,7 @@ def test_a_member_that_reads_nothing_holds_up_nobody():
         for _ in range(200):  # 40 MB for a worker that reads none of them, more than any socket buffers
             job.worker.send({"kind": "order", "store": 0, "names": ["x" * 200000]})
         key = {"store": 0, "name": "w", "shape": [3], "dtype": "float32", "sparse": False, "staleness": 0,
-               "gathered": False, "norm": False, "defaults": []}
+               "gathered": False, "norm": False, "defaults": [], "options": {}}
         job.worker.send(dict(key, kind="announce"))
         assert (await job.server.receive("define"))["name"] == "w"
         job.worker.send({"kind": "failed", "text": "that will do"})
@@ -207,7 +207,7 @@ def test_a_worker_that_is_lost_is_not_late_and_its_successor_only_from_then_on()
     async def test(job, _):
         await job.start()
         job.worker.send({"kind": "announce", "store": 0, "name": "w", "shape": [1], "dtype": "float32", "sparse": False,
-                         "staleness": 0, "gathered": False, "norm": False, "defaults": []})  # fmt: skip
+                         "staleness": 0, "gathered": False, "norm": False, "defaults": [], "options": {}})  # fmt: skip
         await job.server.receive("define")
         job.server.send({"kind": "defined", "wire_key": 0})
         await job.worker.receive("agreed")

@@ -23,7 +23,7 @@ BYTES = {
     "topk": lambda n: top_k_bytes(n, 0.01, 8),
 }
 EXACT = ["int8", "int4", "topk"]  # what was sent and what is kept are what came
-TOP_K = [{"ratio": ratio, "value_bits": bits} for ratio in (1e-9, 0.1, 0.5, 1.0) for bits in (4, 5, 8)]
+TOP_K = [{"ratio": ratio, "value_bits": bits} for ratio in (1e-9, 0.1, 0.5, 1.0) for bits in (2, 3, 4, 5, 8)]
 SIZES = [0, 1, 2, 3, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 4097, 50_000, 70_000]
 
 
@@ -82,19 +82,35 @@ def test_the_largest_are_those_of_numpy_with_any_options(options, size):
 FLOATS = st.floats(-(2.0**120), 2.0**120, width=32)
 
 
-@pytest.mark.parametrize("kind", ["fp16", "bf16", *EXACT])
+IN_TWO_BITS = ("topk", {"ratio": 0.3, "value_bits": 2})
+
+
+@pytest.mark.parametrize("kind, options", [*((kind, {}) for kind in ("fp16", "bf16", *EXACT)), IN_TWO_BITS])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_numbers_are_encoded_as_numpy_has_it(kind, data):
+def test_any_numbers_are_encoded_as_numpy_has_it(kind, options, data):
     size = data.draw(st.integers(1, 200))
-    check(data.draw(st.lists(arrays("float32", size, elements=FLOATS), min_size=1, max_size=3)), kind)
+    check(data.draw(st.lists(arrays("float32", size, elements=FLOATS), min_size=1, max_size=3)), kind, **options)
 
 
-@pytest.mark.parametrize("kind", EXACT)
-def test_nothing_is_lost_of_whole_numbers(kind):
+@pytest.mark.parametrize("bits", [2, 8])
+@pytest.mark.parametrize("values", [
+    [3.4e38, -3.39e38, 3.4028234e38], [1e-45, 3e-45, -1e-38], [1.0, 1e-20, -1e-7, 3e38], [0.0, -0.0, 2.0], [0.0, 0.0],
+])  # fmt: skip
+def test_the_largest_and_the_smallest_numbers_are_encoded_as_numpy_has_it(values, bits):
+    check([np.float32(values), np.zeros(len(values), "float32")], "topk", ratio=1.0, value_bits=bits)
+
+
+def test_two_bits_say_no_value_whose_digits_are_below_those_of_the_largest():
+    """Of so many elements the mean of those above the mean can be less than a 2^15th of the largest."""
+    check([np.float32([1.0] + [1.01 / 150_000] * 150_000 + [1e-9] * 150_000)], "topk", ratio=1.0, value_bits=2)
+
+
+@pytest.mark.parametrize("kind, options", [*((kind, {}) for kind in EXACT), IN_TWO_BITS])
+def test_nothing_is_lost_of_whole_numbers(kind, options):
     """All that was sent in many rounds, and what is left at the end, add up to all that came."""
     random = np.random.RandomState(3)
-    codec = NativeCodec(codecs.codecs()[kind].complete())
+    codec = NativeCodec(codecs.codecs()[kind].complete(**options))
     payload, residual = np.empty(codec.bytes(3001), "uint8"), np.zeros(3001, "float32")
     came, sent = np.zeros(3001), np.zeros(3001)
     for _ in range(50):
@@ -150,6 +166,6 @@ def test_a_codec_is_asked_for_what_it_can_do():
     gradient, payload = np.zeros(1, "float32"), np.zeros(3, "uint8")
     with pytest.raises(ValueError, match="residual"):
         NativeCodec({"type": "int8"}).encode(gradient, None, payload)
-    for option, value in (("ratio", 0.0), ("ratio", 1.1), ("value_bits", 3), ("value_bits", 9)):
+    for option, value in (("ratio", 0.0), ("ratio", 1.1), ("value_bits", 1), ("value_bits", 9)):
         with pytest.raises(ValueError, match=option):
             NativeCodec({"type": "topk", option: value})

@@ -75,6 +75,19 @@ def test_a_gradient_that_does_not_fit_is_refused(weights, gradient, problem):
         weights.push("w", gradient, 0.1)
 
 
+def test_a_function_chooses_the_compression_of_each_weight():
+    first, gradient = np.ones((2, 3), np.float32), np.full((2, 3), 0.5, np.float32)
+    with p3.Session.open(Settings()) as session:
+        weights = Weights(session, {"v": first, "w": first}, SGD,
+                          compression=lambda name, shape: {"v": {"up": "int8", "down": "bf16"}}.get(name))  # fmt: skip
+        codecs = [(one.axes.codec, one.axes.value_codec) for one in weights.keys_to_capture()]
+        assert codecs == [({"type": "int8"}, {"type": "bf16"}), ({}, {})]
+        for name in ("v", "w"):
+            weights.push(name, gradient, 0.5)
+        weights.end_step(0.5)
+        assert (weights["v"] == 0.75).all() and (weights["w"] == 0.75).all()
+
+
 def test_a_second_gradient_in_a_step_is_refused(weights):
     gradient = np.ones((2, 3), np.float32)
     weights.push("w", gradient, 0.5)

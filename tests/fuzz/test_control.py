@@ -28,7 +28,7 @@ def test_nothing_but_refusals_comes_of_mutated_messages(seed):
 
 def announce(name, shape=(1,), defaults=()):
     kind = dict(dtype="float32", sparse=False, staleness=0, gathered=False, norm=False)
-    fields = dict(kind, store=0, name=name, shape=list(shape), kind="announce", defaults=list(defaults))
+    fields = dict(kind, store=0, name=name, shape=list(shape), kind="announce", defaults=list(defaults), options={})
     return messages.check(fields)
 
 

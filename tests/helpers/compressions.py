@@ -72,15 +72,39 @@ class TopK:
             count = max(1, math.ceil(self.ratio * size.size))
             chosen = np.argsort(-size, kind="stable")[:count]  # of equal ones the first
             size = size[chosen]
+            if self.most == 1:
+                at = np.sort(chosen)
+                sent[first + at] = np.copysign(two_levels(np.abs(value[first + at])), value[first + at])
+                continue
             step = (size.max() - size.min()) / np.float32(self.most)
             scale = brain(max(step, size.max() * np.float32(2**-15), np.float32(2**-126)))[0]
-            steps, base = np.rint(size / scale), np.rint(size.min() / scale)
+            steps = np.rint(size / scale)
+            with np.errstate(over="ignore", invalid="ignore"):
+                steps -= ~np.isfinite(steps * scale)
+            base = steps.min()
             steps = base + np.minimum(steps - base, np.float32(self.most))
             sent[first + chosen] = np.copysign(steps * scale, value[first + chosen])
         self.residual = value - sent
         if np.isfinite(value).all():
             assert np.array_equal(sent.astype("float64") + self.residual, value)  # nothing is lost
         return sent
+
+
+def two_levels(size):
+    """What magnitudes in the order of their offsets are sent as, with two bits."""
+    middle = mean_in_order(size)
+    high = brain_finite(np.maximum(mean_in_order(size[size >= middle]), size.max() * np.float32(2**-15)))
+    low = np.float32(0) if size.min() < high * np.float32(2**-15) else brain_finite(size.min())
+    return np.where(size >= low / np.float32(2) + high / np.float32(2), high, low).astype("float32")
+
+
+def mean_in_order(values):
+    return np.float32(np.cumsum(values, dtype="float64")[-1] / values.size)
+
+
+def brain_finite(value):
+    rounded = brain(value)[0]
+    return rounded if np.isfinite(rounded) else np.float32(float.fromhex("0x1.fep127"))
 
 
 class Half:

@@ -23,7 +23,10 @@ WAYS = {
     "down": {"down": "int8"},
     "each": {"up": "fp16", "down": {"type": "int8"}},
     "1bit": {"up": "int8", "down": "1bit"},
+    "mixed": lambda name, shape: None if len(shape) < 2 else MIXED[name],
+    "grouped": "bf16",  # and the first layer is of a group that has int8
 }
+MIXED = {"0.weight": {"up": {"type": "topk", "ratio": 0.2}, "down": "int8"}, "2.weight": {"up": "1bit", "down": "bf16"}}
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
@@ -34,6 +37,22 @@ OPTIMIZERS = {
 def made():
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
+
+
+def ways_of(way):
+    """Of each parameter."""
+    if way == "grouped":
+        return [codecs.Ways.of(one) for one in ("int8", "int8", "bf16", "bf16")]
+    given = WAYS[way]
+    return [codecs.Ways.of(given(name, tuple(one.shape)) if callable(given) else given)
+            for name, one in made().named_parameters()]  # fmt: skip
+
+
+def trained_of(model, way):
+    """What an optimizer takes."""
+    if way != "grouped":
+        return model.parameters()
+    return [{"params": model[0].parameters(), "compression": "int8"}, {"params": model[2].parameters()}]
 
 
 def loss_of(model, worker, step):
@@ -63,15 +82,16 @@ class Encoded:
 class Reference:
     """`published`: what all workers compute with."""
 
-    def __init__(self, ways, make, updates_here, options):
+    def __init__(self, ways, make, updates_here, options):  # `ways`: of each parameter
         self.published, exact = made(), made()
         self.exact = list(exact.parameters())
         self.updates_here = updates_here
         self.clips, self.is_synchronous = "clipped" in options, "synchronous" in options
         self.plain = make(list(self.published.parameters()) if updates_here else self.exact)
         parameters = list(self.published.parameters())
-        self.up = [[Encoded(ways.up) for _ in parameters] for _ in range(SIZE)]
-        self.down = [Encoded(ways.down if one.dim() > 1 else None, keeps=updates_here) for one in parameters]
+        self.up = [[Encoded(each.up) for each in ways] for _ in range(SIZE)]
+        self.down = [Encoded(each.down if one.dim() > 1 else None, keeps=updates_here)
+                     for one, each in zip(parameters, ways)]  # fmt: skip
 
     def step(self, loss):
         parameters = list(self.published.parameters())
@@ -111,14 +131,13 @@ def take(model, trained, loss, reference, where):
 
 def follows(way, optimizer, *options):
     """As the reference says, after each step. `options`: clipped, synchronous."""
-    ways = codecs.Ways.of(WAYS[way])
     updates_here = optimizer == "adamax" or bool(options)
     given = {"max_grad_norm": MAX_NORM} if "clipped" in options else {}
     given["synchronous"] = "synchronous" in options
-    reference = Reference(ways, OPTIMIZERS[optimizer], updates_here, options)
+    reference = Reference(ways_of(way), OPTIMIZERS[optimizer], updates_here, options)
     model = made()
     trained = p3.torch.DistributedOptimizer(
-        OPTIMIZERS[optimizer](model.parameters()), model, compression=WAYS[way], **given
+        OPTIMIZERS[optimizer](trained_of(model, way)), model, compression=WAYS[way], **given
     )
     assert [one.comes_back_compressed for one in trained._p3.parameters] == [True, False, True, False]
     for step in range(8):
@@ -162,6 +181,15 @@ def scaled(way, synchronous):
     for (name, one), expected in zip(model.named_parameters(), plain.parameters()):
         assert (one - expected).abs().max() < 2e-3, (name, (one - expected).abs().max())  # a fifth of a step of AdamW
     print("worker %d has left out one step" % RANK)
+
+
+def differs():
+    """Worker 1's function chooses otherwise for one parameter."""
+    model = made()
+    p3.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model,
+        compression=lambda name, shape: "bf16" if name == "2.weight" and RANK == 1 else "int8",
+    )  # fmt: skip
 
 
 def learns(way, optimizer):

@@ -541,6 +541,10 @@ def resumed(folder, kind, steps, die_at):
         options = {"compression": {"type": "dgc", "ratio": 0.1, "warmup_steps": 6}}
     elif kind.startswith("both_ways"):
         options = {"compression": "int8", "synchronous": kind == "both_ways_synchronous"}
+    elif kind.startswith("each_its_own"):
+        options = {"compression": lambda name, shape: ways.get(name), "synchronous": kind.endswith("synchronous")}
+        ways = {"0.weight": {"up": "1bit", "down": "int8"}, "3.weight": {"up": {"type": "topk", "ratio": 0.2}},
+                "1.weight": "int8"}  # fmt: skip
     if kind == "cycled":  # sets the optimizer's numbers when it is made, so it must be before they are resumed
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
     optimizer = p3.torch.DistributedOptimizer(optimizer, model, **options)

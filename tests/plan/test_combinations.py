@@ -128,7 +128,7 @@ def test_a_server_defines_what_the_table_allows_and_refuses_the_rest_as_the_core
 def test_the_scheduler_takes_a_key_of_factors_only_as_the_table_says(dtype, sparse, staleness):
     worker = Node("worker", 0, "here")
     key = dict(dtype=dtype, sparse=sparse, staleness=staleness, gathered=True, norm=False)
-    message = messages.check(dict(key, kind="announce", store=0, name="w", shape=[6, 50], defaults=[]))
+    message = messages.check(dict(key, kind="announce", store=0, name="w", shape=[6, 50], defaults=[], options={}))
     agreement = Agreement([worker], [Node("server", 0, "here")])
     if (dtype, sparse, staleness) == ("float32", False, 0):
         assert agreement.receive(worker, message)

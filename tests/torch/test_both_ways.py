@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import p3.torch  # noqa: E402
-from torch_steps import small_model, step  # noqa: E402
+from p3.torch.rounds import choice  # noqa: E402
+from torch_steps import backward, small_model, step  # noqa: E402
 
 
 def script(*arguments):
@@ -29,15 +30,26 @@ def run(workers, *arguments, aggregates="0"):
     ("bf16", "adamw", 2, False),
     ("1bit", "sgd", 2, False),
     ("each", "adamw", 2, False),
+    ("mixed", "sgd", 1, False),
+    ("mixed", "adamw", 2, True),
+    ("grouped", "adamw", 2, False),
 ])  # fmt: skip
 def test_servers_publish_encoded_changes_of_exact_weights(way, optimizer, workers, staged):
     assert run(workers, *["--staged"] * staged, "follows", way, optimizer).count("follows") == workers
 
 
 @pytest.mark.parametrize("options", [(), ("clipped",), ("synchronous",), ("clipped", "synchronous")])
-@pytest.mark.parametrize("way, workers, staged", [("int8", 3, False), ("down", 2, True)])
+@pytest.mark.parametrize("way, workers, staged", [("int8", 3, False), ("down", 2, True), ("mixed", 2, False)])
 def test_workers_get_encoded_means(way, workers, staged, options):
     assert run(workers, *["--staged"] * staged, "follows", way, "adamax", *options).count("follows") == workers
+
+
+def test_workers_whose_functions_choose_otherwise_are_told_of_which_parameter():
+    status, output = jobs.run_p3(2, 1, script("differs"))
+    assert status != 0
+    assert re.search(
+        r"worker 0 \(.*\) and worker 1 \(.*\) disagree about key '2.weight': compression is {'type': 'int8'} on the "
+        "first and {'type': 'bf16'} on the second", output), output  # fmt: skip
 
 
 @pytest.mark.parametrize("aggregates", ["0", "1"])
@@ -77,6 +89,105 @@ def test_each_way_is_as_it_is_asked_for(compression, up, down):
     assert (of_weight.codec.get("type"), of_weight.value_codec.get("type")) == (up, down)
     assert (of_bias.codec.get("type"), of_bias.value_codec.get("type")) == (up, None)
     optimizer.release()
+
+
+def test_a_function_of_name_and_shape_chooses_for_each_parameter_once():
+    asked, model = [], small_model()
+
+    def choose(name, shape):
+        asked.append((name, shape))
+        return {"0.weight": "int8", "0.bias": {"down": "int8"}, "2.weight": {"up": "topk", "down": "bf16"}}.get(name)
+
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compression=choose)
+    assert asked == [("0.weight", (3, 4)), ("0.bias", (3,)), ("2.weight", (2, 3)), ("2.bias", (2,))]
+    assert types_of(optimizer) == [("int8", "int8"), (None, None), ("topk", "bf16"), (None, None)]
+    step(model, optimizer)
+    optimizer.synchronize(exact=True)
+    optimizer.release()
+
+
+def test_a_group_has_its_own_and_the_others_have_what_is_given():
+    model = small_model()
+    groups = [{"params": [model[0].weight], "compression": {"up": "int8"}},
+              {"params": [model[0].bias, model[2].bias], "compression": None},
+              {"params": [model[2].weight]}]  # fmt: skip
+    plain = torch.optim.AdamW(groups, lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(plain, model, compression=lambda name, shape: "bf16")
+    expected = [("int8", None), (None, None), (None, None), ("bf16", "bf16")]
+    assert types_of(optimizer) == expected
+    step(model, optimizer)
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    optimizer.release()
+    torch.optim.AdamW(groups, lr=0.1).load_state_dict(saved)
+    optimizer = p3.torch.DistributedOptimizer(plain, model, compression=lambda name, shape: "bf16")
+    assert types_of(optimizer) == expected
+    step(model, optimizer)
+    optimizer.release()
+
+
+def test_trainers_take_it_from_the_groups():
+    from p3.trainers import gradients
+
+    model = small_model()
+    groups = [{"params": [model[0].weight, model[2].weight], "compression": "int8"},
+              {"params": [model[0].bias, model[2].bias]}]  # fmt: skip
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
+    gradients.distribute(optimizer, [model])
+    assert types_of(optimizer) == [("int8", "int8")] * 2 + [(None, None)] * 2
+    backward(model)
+    gradients.clip_norm([optimizer], list(model.parameters()), 1.0, 2.0)
+    optimizer.step()
+    optimizer.release()
+
+
+def test_steps_of_dgc_and_gradients_in_few_bits_are_trained_side_by_side():
+    model, dgc = small_model(), {"type": "dgc", "ratio": 1.0, "masking": False}
+    optimizer = p3.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), model,
+        compression=lambda name, shape: dgc if name == "0.weight" else "int8",
+    )  # fmt: skip
+    assert [one.takes_steps for one in optimizer._p3.parameters] == [True, False, False, False]
+    plain = small_model()
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.5)
+    for _ in range(3):
+        step(model, optimizer)
+        step(plain, reference)
+    optimizer.synchronize()
+    for one, expected in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one, expected, rtol=0, atol=0.02)
+    optimizer.release()
+
+
+def types_of(optimizer):
+    """Up and down, of each parameter."""
+    axes = [one.key.axes for one in optimizer._p3.parameters]
+    return [(one.codec.get("type"), one.value_codec.get("type")) for one in axes]
+
+
+@pytest.mark.parametrize("compression, said", [
+    (lambda name, shape: "int9" if name == "2.weight" else "int8",
+     "the compression of 2.weight: compression: type is 'int9'; it must be one of"),
+    (lambda name, shape: {"down": "dgc"}, "the compression of 0.weight: value_compression: type is 'dgc'"),
+    (lambda name, shape: choice, "the compression of 0.weight: compression: the value must be a dict, not module"),
+    (lambda name, shape: {"type": "dgc"} if name == "2.weight" else "int8",
+     r"DistributedOptimizer, parameter 2.weight: dgc and another optimizer on the servers .* exclude each other"),
+])  # fmt: skip
+def test_what_a_function_cannot_have_is_refused_by_the_parameters_name(compression, said):
+    model = small_model()
+    with pytest.raises(ValueError, match=said):
+        p3.torch.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1), model, compression=compression)
+
+
+@pytest.mark.parametrize("compression, said", [
+    ("int9", "param group 1 of the optimizer: compression: type is 'int9'; it must be one of"),
+    (lambda name, shape: "int8", "param group 1 of the optimizer: its compression is a function; give that to Distri"),
+])  # fmt: skip
+def test_what_a_group_cannot_have_is_refused_by_its_number(compression, said):
+    model = small_model()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "compression": compression}]
+    with pytest.raises(ValueError, match=said):
+        p3.torch.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), model)
 
 
 @pytest.mark.parametrize("options, said", [
@@ -139,6 +250,19 @@ def test_what_is_encoded_is_said_once(caplog):
     optimizer.release()
     assert len(re.findall("what comes back of store .* is compressed", caplog.text)) == 1
     assert len(re.findall("changes of the weights .* come back as int8", caplog.text)) == 1
+
+
+def test_what_a_function_has_chosen_is_said_of_each_type_once_with_a_warning(caplog):
+    caplog.set_level("WARNING", logger="p3")
+    model = small_model()
+    optimizer = p3.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model,
+        compression=lambda name, shape: "int8" if name == "0.weight" else "bf16" if len(shape) > 1 else None,
+    )  # fmt: skip
+    optimizer.release()
+    for codec in ("int8", "bf16"):
+        assert len(re.findall("the gradients of 1 of 4 parameters travel as %s" % codec, caplog.text)) == 1
+        assert len(re.findall("changes of the weights of 1 of 4 parameters come back as %s" % codec, caplog.text)) == 1
 
 
 def test_exact_weights_come_also_behind_load_state_dict_of_an_optimizer_without_states():

@@ -81,6 +81,39 @@ def test_a_key_declared_otherwise_names_both(session, shape, dtype):
     session.check()  # the job goes on
 
 
+def test_a_key_has_options_of_its_own_in_place_of_its_stores(session):
+    session.set_option(0, "compression", {"type": "int8"})
+    own = {"compression": {"type": "bf16"}, "value_compression": {"type": "int8"}}
+    of_store, of_key = session.declare("v", (2, 3), "float32"), session.declare("w", (2, 3), "float32", options=own)
+    whole = session.declare("x", (2, 3), "float32", options={"compression": None})
+    assert [(one.axes.codec, one.axes.value_codec) for one in (of_store, of_key, whole)] == [
+        ({"type": "int8"}, {}), ({"type": "bf16"}, {"type": "int8"}), ({}, {})
+    ]  # fmt: skip
+    assert session.declare("w", (2, 3), "float32", options=own) is of_key
+    with pytest.raises(ValueError, match="key 'w' was declared with the options .*'bf16'.*; they cannot become {}"):
+        session.declare("w", (2, 3), "float32")
+    sums = []
+    for key in (of_store, of_key, whole):
+        landing = np.zeros(key.shape, np.float32)
+        session.init(key, landing.copy(), landing).wait(30)
+        session.pushpull(key, np.full(key.shape, 0.5, np.float32), landing).wait(30)
+        sums.append(landing[0, 0])
+    as_int8 = np.float32(0.49996948)  # 127 scales, of which each is a bfloat16
+    assert sums == [as_int8, as_int8, 0.5]
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"compression": {"type": "int9"}}, "key 'w': compression: type is 'int9'; it must be one of"),
+    ({"optimizer": {"name": "sgd"}}, "key 'w': option 'optimizer' is of stores; a key has compression, value_compr"),
+    ({"compression": {"type": "dgc", "ratio": 0.1, "warmup_steps": 0, "clip_norm": 0.0, "masking": True},
+      "value_compression": {"type": "int8"}}, "key 'w': compression of what comes back .* and dgc exclude each other"),
+])  # fmt: skip
+def test_options_that_a_key_cannot_have_are_refused_by_its_name(session, options, said):
+    with pytest.raises(ValueError, match=said):
+        session.declare("w", (2, 3), "float32", options=options)
+    session.declare("w", (2, 3), "float32")
+
+
 def test_1_and_one_are_different_keys(session):
     assert session.declare(1, (2,), "float32").handle != session.declare("1", (3,), "float32").handle
     assert session.declare(np.int64(1), (2,), "float32").name == 1

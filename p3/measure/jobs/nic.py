@@ -1,7 +1,7 @@
-"""Bytes in and out of a host's network card, every few milliseconds.
+"""Bytes in and out of a host's network card, and packets out, every few milliseconds.
 
     python -m p3.measure.jobs.nic PEER 0.01  prints, at SIGTERM, {"times": [...], "bytes_in": [...], "bytes_out":
-    [...]}
+    [...], "packets_out": [...]}
 
 The card is the one by which the host reaches PEER. Times are those of the monotonic clock, which all processes of a
 machine share; counters are the kernel's, and only what changed between two samples means something.
@@ -9,6 +9,7 @@ machine share; counters are the kernel's, and only what changed between two samp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -18,14 +19,19 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 
+COUNTERS = {"bytes_in": "rx_bytes", "bytes_out": "tx_bytes", "packets_out": "tx_packets"}  # as the kernel calls them
+
+
 def sample(peer: str, interval_s: float) -> None:
     folder = Path("/sys/class/net", _interface(peer), "statistics")
-    samples: List[Tuple[float, int, int]] = []
-    with open(folder / "rx_bytes", "rb", 0) as rx, open(folder / "tx_bytes", "rb", 0) as tx:
+    samples: List[Tuple[float, ...]] = []
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(folder / name, "rb", 0)) for name in COUNTERS.values()]
 
         def count() -> None:
-            rx.seek(0), tx.seek(0)
-            samples.append((time.monotonic(), int(rx.read()), int(tx.read())))
+            for file in files:
+                file.seek(0)
+            samples.append((time.monotonic(), *(int(file.read()) for file in files)))
 
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         due = time.monotonic()
@@ -34,8 +40,7 @@ def sample(peer: str, interval_s: float) -> None:
             due = max(due + interval_s, time.monotonic())
             if signal.sigtimedwait({signal.SIGTERM}, max(0.0, due - time.monotonic())) is not None:
                 break
-    times, bytes_in, bytes_out = zip(*samples)
-    print(json.dumps({"times": times, "bytes_in": bytes_in, "bytes_out": bytes_out}), flush=True)
+    print(json.dumps(dict(zip(("times", *COUNTERS), zip(*samples)))), flush=True)
 
 
 def per_interval(samples: Dict[str, list], begin: float, end: float, interval_s: float) -> Dict[str, List[int]]:
@@ -45,7 +50,7 @@ def per_interval(samples: Dict[str, list], begin: float, end: float, interval_s:
     edges = begin + interval_s * np.arange(int((end - begin) / interval_s) + 1)
     return {
         name: np.diff(np.interp(edges, samples["times"], samples[name])).round().astype(int).tolist()
-        for name in ("bytes_in", "bytes_out")
+        for name in COUNTERS
     }
 
 

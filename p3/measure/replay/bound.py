@@ -36,7 +36,7 @@ from p3.measure import compressions
 from p3.measure.arguments import slice_size
 from p3.measure.compressions import Compression, of_broadcast, of_push
 from p3.measure.replay import models
-from p3.placement import FRAME_BYTES
+from p3.placement import FRAME_BYTES, PACKET_BYTES
 from p3.plan import key_plan
 
 
@@ -47,7 +47,7 @@ class Overhead(NamedTuple):
     """
 
     slice_bytes: int = FRAME_BYTES
-    packet_bytes: int = 66
+    packet_bytes: int = PACKET_BYTES
     packet_payload_bytes: int = 1448
 
     def on_wire(self, payload_bytes: int) -> float:

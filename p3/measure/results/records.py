@@ -99,6 +99,7 @@ class Nic(Configuration):
     interval_s: Positive
     bytes_in: Bytes
     bytes_out: Bytes
+    packets_out: Later[Bytes]
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,8 @@ def _check(one) -> None:
             raise ValueError("%d %s at %d moments" % (count, name, at))
     if isinstance(one, Nic) and (len(one.bytes_in) != len(one.bytes_out) or not one.bytes_in):
         raise ValueError("%d intervals in, %d out" % (len(one.bytes_in), len(one.bytes_out)))
+    if isinstance(one, Nic) and len(one.packets_out or one.bytes_out) != len(one.bytes_out):
+        raise ValueError("%d intervals of bytes, %d of packets" % (len(one.bytes_out), len(one.packets_out or ())))
     if not isinstance(one, Run):
         return
     if one.result == "failed":

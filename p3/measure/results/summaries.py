@@ -16,6 +16,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequenc
 from p3.measure.jobs import stores
 from p3.measure.results.records import Configuration, Nic, Run
 from p3.measure.trainings import resnets
+from p3.placement import PACKET_BYTES
 
 MODELS = {
     "vgg19": "VGG-19",
@@ -141,10 +142,15 @@ def speedup(summary: Summary, store: str, among: Iterable[Summary]) -> Optional[
     return others[0].median_s / summary.median_s
 
 
-def sent_by_a_card(run: Run, nics: Iterable[Nic]) -> Optional[float]:
-    """Bytes in an iteration, in the mean over the hosts whose cards were sampled; None if none was."""
-    cards = [sum(one.bytes_out) for one in nics if (one.configuration, one.repeat) == (run.configuration, run.repeat)]
-    return statistics.fmean(cards) / len(run.iteration_s) if cards else None
+def sent_by_a_card(run: Run, nics: Iterable[Nic], without_headers: bool = False) -> Optional[float]:
+    """Bytes in an iteration, in the mean over the hosts whose cards were sampled; None if none was. `without_headers`:
+    of packets, whose number may be unknown: then None."""
+    of_run = [one for one in nics if (one.configuration, one.repeat) == (run.configuration, run.repeat)]
+    if not of_run or (without_headers and not all(one.packets_out for one in of_run)):
+        return None
+    headers = PACKET_BYTES if without_headers else 0
+    cards = [sum(one.bytes_out) - headers * sum(one.packets_out or ()) for one in of_run]
+    return statistics.fmean(cards) / len(run.iteration_s)
 
 
 def idle_share(bytes_: Sequence[float], interval_s: float, rate_mbit: Optional[float]) -> float:

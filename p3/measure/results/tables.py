@@ -421,7 +421,10 @@ def counted(plain: str, results: Results) -> List[Table]:
         rows = []
         for store, one in by_store.items():
             right = [run for run in results.runs if run.configuration == one.configuration and run.result == "right"]
-            of_cards = median_of(right, partial(sent_by_a_card, nics=results.nics))
+            of_cards, in_frames = (
+                median_of(right, partial(sent_by_a_card, nics=results.nics, without_headers=without))
+                for without in (False, True)
+            )
             formula, *memory = (
                 median_of(right, operator.attrgetter(field))
                 for field in ("card_bytes", "worker_peak_bytes", "server_peak_bytes")
@@ -430,10 +433,11 @@ def counted(plain: str, results: Results) -> List[Table]:
                 store, _time(store, by_store), _or_dash(one.bound_s, _seconds), _above(store, by_store),
                 _over(store, plain, by_store), _cpu(store, by_store), _or_dash(of_cards, _megabytes),
                 _or_dash(formula, _megabytes), _or_dash(of_cards and formula and of_cards / formula, "{:.3f}".format),
+                _or_dash(in_frames and formula and in_frames / formula, "{:.3f}".format),
                 *(_or_dash(peak, _megabytes) for peak in memory),
             ])  # fmt: skip
         head = ["store", "seconds", "bound", "above bound", "over " + plain, "CPU s",
-                "MB counted", "by formula", "over it", "worker MB", "server MB"]
+                "MB counted", "by formula", "over it", "frames over it", "worker MB", "server MB"]
         told = ("model", "rate", "compute", "delay", "hosts", "batch", "release", "clip")
         notes = [*_notes(list(by_store.values())), _CARD_NOTE]
         made.append(Table("%s: %s" % (_name(results), setting(place, told)), [head, *rows], notes))
@@ -442,7 +446,8 @@ def counted(plain: str, results: Results) -> List[Table]:
 
 _CARD_NOTE = (
     "MB that each network card sends in an iteration, and receives, in the mean over the hosts: counted by the kernel, "
-    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone. "
+    "which includes headers of TCP and IP, acknowledgements and heartbeats; and computed of P3's frames alone. Frames "
+    "over it: what was counted, but for the headers of the packets that the kernel counted. "
     "Of memory, the most that a worker and a server have had."
 )
 

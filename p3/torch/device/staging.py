@@ -246,10 +246,10 @@ class StagedParameter(Parameter):
     goes_ahead = False  # the next gradient needs the host array, where the answer lands
     comparisons: Comparisons  # whose optimizer makes them
 
-    def __init__(self, session, store, name, tensor, group, update_here, staleness) -> None:
+    def __init__(self, session, store, name, tensor, group, update_here, staleness, options) -> None:
         self._staging = _of(tensor.device)
         self._host = self._incoming = self._staging.host_array(tensor)
-        super().__init__(session, store, name, tensor, group, update_here, staleness)
+        super().__init__(session, store, name, tensor, group, update_here, staleness, options)
         self._outgoing = as_numpy(self._host)
         if self.lands_changes:  # which is no place for gradients
             self._incoming = self._staging.host_array(tensor)

@@ -42,11 +42,14 @@ class Parameter(KeyRounds):
     """Threads: those of the script, one at a time; autograd's hooks count as such."""
 
     def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
-                 update_here: Optional[Callable], staleness: Union[int, float] = 0) -> None:  # fmt: skip
-        """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do."""
+                 update_here: Optional[Callable], staleness: Union[int, float] = 0,
+                 options: Optional[Dict[str, Any]] = None) -> None:  # fmt: skip
+        """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do.
+        `options`: see Session.declare."""
         landing = torch.empty_like(tensor, requires_grad=False)
         self.tensor, self.group = tensor, group
-        super().__init__(session, self._declare(session, store, name, staleness), landing, self._array_of(landing))
+        key = self._declare(session, store, name, staleness, options)
+        super().__init__(session, key, landing, self._array_of(landing))
         self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
         self.fields: Optional[Tuple[float, ...]] = None  # of that, as rounds go by now; None: as described
         self.advice = advice.OF_SCRIPTS
@@ -83,9 +86,9 @@ class Parameter(KeyRounds):
         landing = torch.empty_like(self.landing)
         return landing, self._array_of(landing)
 
-    def _declare(self, session, store: int, name: str, staleness: Union[int, float]):
+    def _declare(self, session, store: int, name: str, staleness: Union[int, float], options: Any):
         shape, dtype = shape_in_memory(self.tensor), DTYPES[self.tensor.dtype]
-        return session.declare(name, shape, dtype, store, staleness=staleness)
+        return session.declare(name, shape, dtype, store, False, staleness, options)
 
     def lend(self) -> None:
         """From the next value on the script may write to the tensor, too, where no round of it is under way."""
@@ -396,9 +399,9 @@ class RowParameter(Parameter):
 
     goes_ahead = False  # its landing keeps all that has landed, so there is one
 
-    def _declare(self, session, store: int, name: str, staleness: Union[int, float]):
+    def _declare(self, session, store: int, name: str, staleness: Union[int, float], options: Any):
         tensor = self.tensor
-        return session.declare(name, tensor.shape, DTYPES[tensor.dtype], store, True, staleness)
+        return session.declare(name, tensor.shape, DTYPES[tensor.dtype], store, True, staleness, options)
 
     def _push(self, gradient, _more):
         if gradient.layout != torch.sparse_coo:

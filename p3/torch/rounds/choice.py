@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import torch
 
 from p3.codecs import Ways
 from p3.errors import ConfigError
+from p3.frontend.compression import Compression, Given
 from p3.plan import choices, combinations, key_plan
 from p3.plan.choices import Choice
 from p3.settings import Settings
@@ -27,10 +28,27 @@ from p3.torch.start import job
 log = logging.getLogger("p3.torch")
 
 
+def compressions_of(optimizer: torch.optim.Optimizer, given: Given) -> List[Compression]:
+    """Of each param group: its own entry, or what is `given` for all. ValueError if there is no such compression."""
+    return [_of_group(number, group["compression"]) if "compression" in group else Compression(given)
+            for number, group in enumerate(optimizer.param_groups)]  # fmt: skip
+
+
+def _of_group(number: int, given: Any) -> Compression:
+    where = "param group %d of the optimizer" % number
+    if callable(given):  # state_dict() has the group's entries, and no function can be saved
+        raise ValueError("%s: its compression is a function; give that to DistributedOptimizer" % where)
+    try:
+        return Compression(given)
+    except ValueError as error:
+        raise ValueError("%s: %s" % (where, error)) from None
+
+
 def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
-              max_grad_norm: Optional[float], compression: Ways, staleness: Union[int, float],
+              max_grad_norm: Optional[float], compressions: Sequence[Compression], staleness: Union[int, float],
               grad_scaler: Any = None, independent: bool = False) -> Rounds:  # fmt: skip
-    """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer."""
+    """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer, but
+    `compressions`: of each param group."""
     session, settings = job.current(), Settings.from_env(os.environ)
     of_job = choices.of_job(takes_snapshots=False, replaces_workers=settings.replaces_workers)
     refusal = combinations.refusal(choices.TORCH, *of_job)
@@ -43,20 +61,22 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     waits = synchronous or clips and not can_clip
     why = "synchronous=True" if synchronous else "max_grad_norm is set" if not scales else "grad_scaler is set"
     updates = _updates(optimizer, why if synchronous or clips else "", says_so=session.rank == 0)
-    asked = [choices.of_compression(compression.up), choices.of_value_compression(compression.down)]
-    asked += [choices.of_staleness(key_plan.staleness(staleness)), *updates]
+    asked = [choices.of_staleness(key_plan.staleness(staleness)), *updates]
     asked += [choices.CHECK] * (settings.check > 0)
     asked += [choices.NAMED_SCALER] * (grad_scaler is not None and not scales)
     asked += [choices.UNAWAITED] * (not waits)
-    if grad_scaler is not None and choices.NO_RULE in updates:
-        asked += [*choices.of_sums_back(compression.down), *[choices.LATE_SCALER] * scales]
+    scales_sums = grad_scaler is not None and choices.NO_RULE in updates
+    asked += [choices.LATE_SCALER] * (scales_sums and scales)
     if independent:
         asked += [choices.INDEPENDENT.said(type(optimizer).__name__)]
         asked += [choices.AWAITED] * synchronous + [choices.JOINT] * isinstance(optimizer, torch.optim.LBFGS)
     names = {tensor: name for name, tensor in named_parameters(models)}
     require_parameters(optimizer, names)
-    require_together(session, optimizer, names, asked)
-    arguments = (optimizer, models, compression, staleness)
+    for one in _compressed_alike(optimizer, compressions, names):
+        ways = [choices.of_compression(one.ways.up), choices.of_value_compression(one.ways.down)]
+        ways += choices.of_sums_back(one.ways.down) if scales_sums else []
+        require_together(session, optimizer, one.tensors, names, [*ways, *asked])
+    arguments = (optimizer, models, compressions, staleness)
     if choices.NO_RULE not in updates:
         return OnServers(*arguments)
     if not waits and clips:
@@ -64,6 +84,26 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     if not waits and (is_known or independent):
         return (Overlapping if is_known else Declared)(*arguments)
     return Synchronous(*arguments, max_grad_norm=max_grad_norm, grad_scaler=grad_scaler)
+
+
+class _Alike(NamedTuple):
+    ways: Ways
+    tensors: List[torch.Tensor]
+
+
+def _compressed_alike(optimizer: torch.optim.Optimizer, compressions: Sequence[Compression],
+                      names: Dict[torch.Tensor, str]) -> List[_Alike]:  # fmt: skip
+    """The optimizer's parameters, by how they are compressed."""
+    found: List[_Alike] = []
+    for group, compression in zip(optimizer.param_groups, compressions):
+        for tensor in group["params"]:
+            ways = compression.of(names[tensor], tuple(tensor.shape))
+            alike = next((one for one in found if one.ways == ways), None)
+            if alike is None:
+                found.append(_Alike(ways, [tensor]))
+            else:
+                alike.tensors.append(tensor)
+    return found
 
 
 def _updates(optimizer: torch.optim.Optimizer, why_not: str, says_so: bool) -> List[Choice]:

@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import torch
 
-from p3.codecs import Ways
 from p3.frontend import partitions, snapshots
+from p3.frontend.compression import Compression
 from p3.frontend.order import Order
 from p3.plan import choices, combinations
 from p3.settings import Settings
@@ -49,7 +49,8 @@ class Rounds(job.Held, snapshots.Trainer):
     _watches_all = False  # all changes that torch does not count are found, in every step
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
-                 compression: Ways, staleness: Union[int, float]) -> None:  # fmt: skip
+                 compressions: Sequence[Compression], staleness: Union[int, float]) -> None:  # fmt: skip
+        """`compressions`: of each of the optimizer's groups."""
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
@@ -66,14 +67,14 @@ class Rounds(job.Held, snapshots.Trainer):
         self._watched_gradients = Watched(self.show_gradients)
         self._undo: List[Callable[[], None]] = []  # what takes each hook away again
         self._sparse = _with_sparse_gradients(models)
-        for store in self._stores:
-            for option, value in compression.options.items():
+        for store, compression in zip(self._stores, compressions):
+            for option, value in compression.of_store.options.items():
                 session.set_option(store, option, value)
         self._choose_reduction()
-        self._declare(names, settings)
+        self._declare(names, compressions, settings)
         self._watch = Watch(self._parameters, self._watches_all or settings.check > 0)
         if session.rank == 0:
-            self._log_other_mathematics(compression)
+            self._log_other_mathematics(names, compressions)
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
@@ -235,30 +236,37 @@ class Rounds(job.Held, snapshots.Trainer):
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
         }
 
-    def _log_other_mathematics(self, compression: Ways) -> None:
+    def _log_other_mathematics(self, names: Dict[torch.Tensor, str], compressions: Sequence[Compression]) -> None:
         if self._staleness != 0:
             log.warning("staleness %s: each gradient updates the weights at once, so no two runs are alike",
                         self._staleness)  # fmt: skip
-        if compression.up is not None:
-            compressed = [one for one in self._parameters.values() if one.is_compressed]
-            log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of other "
-                     "types than float32, and with dgc those of one dimension, as they are",
-                     len(compressed), len(self._parameters), compression.up["type"])  # fmt: skip
-        if compression.down is not None:
-            compressed = [one for one in self._parameters.values() if one.comes_back_compressed]
-            log.info("compression: %s of %d of %d parameters come back as %s; those of sparse ones, of other types "
-                     "than float32 and of one dimension, as they are",
-                     "the mean gradients" if self._updates_here else "changes of the weights",
-                     len(compressed), len(self._parameters), compression.down["type"])  # fmt: skip
+        asked = [compression.of(names[tensor], tuple(tensor.shape))
+                 for group, compression in zip(self._optimizer.param_groups, compressions)
+                 for tensor in group["params"]]  # fmt: skip
+        axes = [one.key.axes for one in self._parameters.values()]
+        # Of stores the session has warned.
+        level = logging.WARNING if any(one.key.options for one in self._parameters.values()) else logging.INFO
+        for codec in dict.fromkeys(ways.up["type"] for ways in asked if ways.up is not None):
+            log.log(level, "compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of "
+                    "other types than float32, and with dgc and topk those of one dimension, as they are",
+                    sum(one.codec.get("type") == codec for one in axes), len(axes), codec)  # fmt: skip
+        what = "the mean gradients" if self._updates_here else "changes of the weights"
+        for codec in dict.fromkeys(ways.down["type"] for ways in asked if ways.down is not None):
+            log.log(level, "compression: %s of %d of %d parameters come back as %s; those of sparse ones, of other "
+                    "types than float32 and of one dimension, as they are",
+                    what, sum(one.value_codec.get("type") == codec for one in axes), len(axes), codec)  # fmt: skip
 
-    def _declare(self, names: Dict[torch.Tensor, str], settings: Settings) -> None:
+    def _declare(self, names: Dict[torch.Tensor, str], compressions: Sequence[Compression],
+                 settings: Settings) -> None:  # fmt: skip
         by_index = settings.priority != "off"
-        for store, group in zip(self._stores, self._optimizer.param_groups):
+        for store, group, compression in zip(self._stores, self._optimizer.param_groups, compressions):
             for tensor in group["params"]:
-                kind = staging.kind_of(names[tensor], tensor, self._has_rows(tensor, group))
+                name = names[tensor]
+                kind = staging.kind_of(name, tensor, self._has_rows(tensor, group))
                 if is_factored(tensor):
                     kind = FactoredParameter
-                parameter = kind(self._session, store, names[tensor], tensor, group, self._update_one, self._staleness)
+                own = compression.options_of(name, tuple(tensor.shape))
+                parameter = kind(self._session, store, name, tensor, group, self._update_one, self._staleness, own)
                 parameter.comparisons = self._comparisons
                 parameter.is_guarded = self._guards
                 parameter.priority = -len(self._parameters) if by_index else 0  # until a forward pass gives others

@@ -438,9 +438,23 @@ TEST_P(Compressed, TheLargestHaveTheseBytes) {
   EXPECT_EQ(encoded(top_k(0.005), values), bytes_of({0xc0, 0x7f, 0, 0, 0, 0, 0, 0, 1, 2, 0x07}));
 }
 
+TEST_P(Compressed, TheLargestInTwoBitsHaveTheseBytes) {
+  std::vector<float> values(600, 0.25f), left(600);
+  values[3] = 1, values[300] = -2.5f, values[599] = 4;  // a mean of 2.5; of what is no less, 3.25; 2.125 is in between
+  const std::vector<char> expected = bytes_of({0x80, 0x3f, 0x50, 0x40, 0b011100, 3, 0x2c, 0x57, 0x15});
+  EXPECT_EQ(encoded(top_k(0.005, 2), values, &left), expected);
+  EXPECT_EQ(left[3], 0);
+  EXPECT_EQ(left[300], 0.75f);
+  EXPECT_EQ(left[599], 0.75f);
+  const std::vector<float> got = decoded(top_k(0.005, 2), expected, 600);
+  for (size_t i = 0; i < 600; ++i) ASSERT_EQ(got[i], i == 3 ? 1 : i == 300 ? -3.25f : i == 599 ? 3.25f : 0) << i;
+  values[0] = kInfinity;
+  EXPECT_EQ(encoded(top_k(0.005, 2), values), bytes_of({0xc0, 0x7f, 0, 0, 0, 0, 1, 2, 0x07}));
+}
+
 TEST_P(Compressed, TheLargestOfEachSizeAreThoseOfASort) {
   for (double ratio : {1e-9, 0.01, 0.3, 1.0}) {
-    for (double value_bits : {4, 5, 6, 7, 8}) {
+    for (double value_bits : {2, 3, 4, 5, 6, 7, 8}) {
       for (size_t n : {1, 2, 3, 255, 256, 257, 513, 1000, 70000}) {
         std::mt19937 random(static_cast<unsigned>(n));
         const Compression compression = top_k(ratio, value_bits);
@@ -457,9 +471,10 @@ TEST_P(Compressed, TheLargestOfEachSizeAreThoseOfASort) {
         const std::vector<float> got = decoded(compression, payload, n);
         const float step =
             (sizes[0] - sizes[k - 1]) / static_cast<float>((1 << (static_cast<int>(value_bits) - 1)) - 1);
+        const float of_scale = sizes[0] * (value_bits == 2 ? 0x1p-8f : 0x1p-15f);  // two bits name two bfloat16
         for (size_t i = 0; i < n; ++i) {
           const bool is_sent = std::fabs(values[i]) >= sizes[k - 1];
-          ASSERT_NEAR(got[i], is_sent ? values[i] : 0, is_sent ? 1.01f * step + sizes[0] * 0x1p-15f : 0) << n;
+          ASSERT_NEAR(got[i], is_sent ? values[i] : 0, is_sent ? 1.01f * step + of_scale : 0) << n;
           ASSERT_EQ(left[i], values[i] - got[i]);
         }
       }

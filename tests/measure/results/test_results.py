@@ -89,6 +89,7 @@ def test_load_of_the_machine_makes_no_other_machine(read):
     (made.run("targets", result="good"), "result is 'good'; it must be one of right, wrong, failed"),
     (made.failed("targets", "p3_sync", error=None), "a failed run must say its error"),
     (made.nic("targets", "p3_sync", bytes_in=[1]), "1 intervals in, 300 out"),
+    (made.nic("targets", "p3_sync", packets_out=[1]), "300 intervals of bytes, 1 of packets"),
 ])  # fmt: skip
 def test_unusable_line_is_refused_by_file_and_number(read, line, text):
     with pytest.raises(ConfigError) as caught:

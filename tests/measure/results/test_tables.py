@@ -130,6 +130,16 @@ def test_best_speedup_over_the_bandwidths_stands_beside_the_papers(tables_of):
     ]
 
 
+@pytest.mark.parametrize("packets, frames", [({"packets_out": [1] * 300}, "1.000"), ({}, "-")])
+def test_what_cards_counted_is_compared_with_the_formula_with_headers_and_without(tables_of, packets, frames):
+    seconds = (1.0, 1.0, 1.0)
+    run = made.run("dgc", seconds=seconds, card_bytes=100_000, worker_peak_bytes=1, server_peak_bytes=1)
+    card = made.nic("dgc", "p3_sync", bytes_out=[1066] * 300, **packets)  # 1000 of frames in each interval
+    table = next(one for one in tables_of(run, card) if "by formula" in one.rows[0])
+    of_store = dict(zip(*table.rows))
+    assert (of_store["over it"], of_store["frames over it"]) == ("1.066", frames)
+
+
 def test_idle_share_is_told_of_every_card(tables_of):
     lines = [made.run("utilization"), made.nic("utilization", "p3_sync"), made.nic("utilization", "p3_sync", host=1)]
     table = tables_of(*lines)[-1]
