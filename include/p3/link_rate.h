@@ -1,47 +1,55 @@
-// The link that leaves this machine, as one process sees it: how fast it is, and how many of its connections share it.
+// The link that leaves this machine: how fast it is, and how many connections share it.
 //
 // All of them derive their windows from this. A window that follows the rate of its own connection does not stay fair:
-// who has had less gets a smaller one, and so less again (docs/decisions.md).
-// Threads: who writes. Memory: outlives the streams that it is given to.
+// who has had less gets a smaller one, and so less again. And windows that differ between the processes of a job leave
+// links half empty that are full both ways. So each process says what its link carries, and all go by what the job has
+// agreed on (docs/decisions.md).
+// Threads: who writes; rate(), connections() and agree() any. Memory: outlives the streams that it is given to.
 #pragma once
 
-#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "p3/wire.h"
 
 namespace p3 {
 
+class NetworkCard;  // transport/network_card.h
+
 class LinkRate {
  public:
-  void add_connection() { ++connections_; }
+  LinkRate();
+  ~LinkRate();
+
+  // `fd`: of the connection, -1: there is none. The first one that a network card is known of says which card counts.
+  void add_connection(int fd = -1);
   void remove_connection() { --connections_; }
   uint64_t connections() const { return connections_; }
 
-  // So many bytes have been taken by one of them. The rate is measured so, and not the kernel's delivery rate, which
-  // takes what a token bucket lets pass at once for the rate of the path.
-  void wrote(uint64_t bytes) {
-    written_ += bytes;
-    if (written_ < kBytesPerMeasurement) return;
-    const auto now = std::chrono::steady_clock::now();
-    const double seconds = std::chrono::duration<double>(now - since_).count();
-    measured(static_cast<uint64_t>(static_cast<double>(written_) / seconds));
-    written_ = 0;
-    since_ = now;
-  }
-  void measured(uint64_t rate) {
-    rate_ = std::max(rate, rate_ - rate_ / kMemory);
-    ++measurements_;
-  }
-  uint64_t measurements() const { return measurements_; }
-
+  // So many bytes have been taken by one of them. The rate is measured so, and by what the card has sent in the same time
+  // for other processes. Not the kernel's delivery rate, which takes what a token bucket lets pass at once for the rate
+  // of the path.
+  void wrote(uint64_t bytes);
+  void measured(uint64_t rate);
   // Bytes per second; 0: not known yet. The greatest of late, because often there is less to send.
   uint64_t rate() const { return rate_; }
 
- private:
-  static constexpr uint64_t kBytesPerMeasurement = 1 << 20;
-  static constexpr uint64_t kMemory = 256;  // measurements
+  // What all processes of the job go by from here on.
+  void agree(const LinkShare& link);
+  // That; before, what this process knows.
+  LinkShare share() const;
+  // Changes whenever share() may have.
+  uint64_t version() const { return version_; }
 
-  uint64_t connections_ = 0, rate_ = 0, written_ = 0, measurements_ = 0;
+ private:
+  std::unique_ptr<NetworkCard> card_;
+  std::atomic<uint64_t> connections_{0}, rate_{0}, version_{0};
+  std::atomic<uint64_t> agreed_rate_{0}, agreed_connections_{0};  // 0: nothing is agreed yet
+  uint64_t written_ = 0;                                           // since_
+  std::optional<uint64_t> card_then_;                              // what the card had sent, since_
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
 };
 

@@ -34,10 +34,9 @@ class SocketStream : public Stream {
   void end_writing() override;
   void close() override;
 
-  // How many bytes may be in flight on one of so many connections that share a link, whose rate is in bytes per second.
-  // Always more than what the path itself holds at that rate, so if this bound keeps the rate low, it grows. Powers of
-  // two, so that connections that share a link agree on one although their measurements differ.
-  static uint64_t bytes_under_way(uint64_t link_rate, uint64_t connections, uint32_t min_rtt_us);
+  // How many bytes may be in flight on one of the connections that share a link. Always more than what the path itself
+  // holds at the link's rate, so if this bound keeps the rate low, it grows. Whole KiB.
+  static uint64_t bytes_under_way(const LinkShare& link, uint32_t min_rtt_us);
   // What is handed to the kernel at once, at most, where so many bytes may be in flight.
   static uint64_t piece_of(uint64_t bound);
 
@@ -64,7 +63,7 @@ class SocketStream : public Stream {
   LinkRate* link_ = &own_link_;
   // Of all that the kernel has told; none at first.
   uint32_t min_rtt_us_ = std::numeric_limits<uint32_t>::max();
-  uint64_t looked_at_ = 0;   // of the link's measurements, the last one
+  uint64_t looked_at_ = 0;   // the link's version
   uint64_t bound_ = 0;       // of the send buffer
   bool is_bounded_ = false;  // false: the kernel's own choice
 };

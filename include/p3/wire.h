@@ -110,6 +110,21 @@ constexpr double kNoUpdate = 1;
 // key that says who has nothing to add to another worker's part.
 inline bool goes_on(const Header& push) { return push.part == 1; }
 
+// Of a heartbeat between a node and the scheduler: the link of the node's machine, what it carries as far as the node knows
+// and how many of its connections the node has; and, on the way back, what all windows of the job go by: the greatest of
+// both over all machines. Zeros: not known yet.
+struct LinkShare {
+  uint64_t bytes_per_second = 0, connections = 0;
+};
+inline void set_link_share(Header& ping, const LinkShare& link) {
+  ping.scalars.lr = static_cast<double>(link.bytes_per_second);
+  ping.scalars.wd = static_cast<double>(link.connections);
+}
+inline LinkShare link_share(const Header& ping) {
+  const auto whole = [](double value) { return value >= 0 && value < 0x1p53 ? static_cast<uint64_t>(value) : 0; };
+  return {whole(ping.scalars.lr), whole(ping.scalars.wd)};
+}
+
 // What is wrong with a header whatever was agreed for its key, or an empty string. `checksums`: slices have them.
 std::string malformed(const Header& header, bool checksums);
 

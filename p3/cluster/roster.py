@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional
 
 from p3.cluster.connections import channel
+from p3.cluster.connections.frames import LinkShare
 from p3.cluster.node import Node
 from p3.cluster.rendezvous import label_of
 from p3.cluster.watching.view import Reports
@@ -20,6 +21,7 @@ class Entry:
         self.watched = False
         self.last_heard = 0.0  # when its last heartbeat came, and the round that it had completed by then
         self.last_round = 0
+        self.link = LinkShare(0.0, 0.0)  # as its last heartbeat has told
         self.reports = Reports()  # for those who watch
         self.left = False
         self.gone = False  # lost, and perhaps replaced

@@ -34,6 +34,7 @@ from p3.cluster.stragglers import Stragglers
 from p3.cluster.vacancies import Vacancies
 from p3.cluster.watching.metrics import METRICS_EVERY_S, METRICS_SPAN_S, Metrics
 from p3.cluster.watching.watching import Watching
+from p3.cluster.windows import Windows
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
 from p3.settings import Settings
 
@@ -65,6 +66,7 @@ class Scheduler:
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
         self._gate = Gate(self._label, log)
+        self._windows = Windows(self._roster)
         self._watching = Watching(self._roster, self._end, self._rendezvous.missing)
         self._metrics = metrics
 
@@ -192,7 +194,7 @@ class Scheduler:
         await entry.stream.close(_FAREWELL_S)
 
     async def _watch(self, sock: socket.socket, first: dict, encrypted: Callable) -> None:
-        """Echoes the heartbeats of a node's core, and notices when they cease."""
+        """Echoes the heartbeats of a node's core, with what windows go by, and notices when they cease."""
         node = "%s %d" % (first["role"], first["rank"])
         entry = self._roster.find(first["role"], first["rank"])
         if entry is None or entry.watched:
@@ -209,7 +211,8 @@ class Scheduler:
                 entry.last_heard = time.monotonic()
                 entry.last_round = frames.round_of(frame)
                 self._watching.note_heartbeat(entry)
-                await asyncio.wait_for(channel.send(sock, frame), timeout_s)
+                link = self._windows.note(entry, frames.link_share_of(frame), entry.last_heard)
+                await asyncio.wait_for(channel.send(sock, frames.with_link_share(frame, link)), timeout_s)
         except asyncio.TimeoutError:
             what = "sent no heartbeat for %g s" % timeout_s
             long_ago = time.monotonic() - timeout_s / 2

@@ -114,7 +114,7 @@ struct Result {
   std::vector<double> waited_to_clip_s;       // [worker], the same, for what clipping needs of all layers
   std::vector<LinkUse> up, down;              // of each host, after the warm-up
   std::vector<Span> spans;
-  double window_bytes = 0;  // the least of all connections
+  double window_bytes = 0;  // of each connection
   uint64_t events = 0;
 };
 

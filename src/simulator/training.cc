@@ -65,39 +65,43 @@ void Training::connect() {
   to_machine_.assign(pairs, -1);
   std::set<int> used;
   for (const Slice& one : job_.slices) used.insert(one.server);
-  const auto count = [](auto&& is_elsewhere, const auto& all) {
-    return static_cast<int>(std::count_if(all.begin(), all.end(), is_elsewhere));
-  };
-  std::vector<int> servers_elsewhere, machines_elsewhere;  // of each host
-  for (int host = 0; host < static_cast<int>(job_.hosts.size()); ++host) {
-    servers_elsewhere.push_back(count([host](int other) { return other != host; }, job_.servers));
-    machines_elsewhere.push_back(count([host](const Machine& other) { return other.host != host; }, machines_));
-  }
-  result_.window_bytes = 0;
-  const auto open = [&](int from, int to, int connections) {
+  result_.window_bytes = window();
+  const auto open = [&](int from, int to) {
     const int number = network_.connect(from, to);
-    const double window = window_of(from, connections);
-    dispatcher_.add(number, window);
-    result_.window_bytes = result_.window_bytes > 0 ? std::min(result_.window_bytes, window) : window;
+    dispatcher_.add(number, result_.window_bytes);
     return number;
   };
   for (int m = 0; m < static_cast<int>(machines_.size()); ++m) {
     for (int server : used) {
       const int here = machine(m).host, there = server_host(server);
       if (here == there) continue;
-      connection(to_server_, m, server) = open(here, there, servers_elsewhere[static_cast<size_t>(here)]);
-      connection(to_machine_, m, server) = open(there, here, machines_elsewhere[static_cast<size_t>(there)]);
+      connection(to_server_, m, server) = open(here, there);
+      connection(to_machine_, m, server) = open(there, here);
     }
   }
 }
 
-// What SocketStream allows a connection of a process that knows its host's link, and has so many on it.
-double Training::window_of(int from_host, int connections) const {
+// What SocketStream allows a connection of a job that has agreed on the greatest of its links' rates, and on the greatest
+// number of connections that leave a host.
+double Training::window() const {
   if (job_.sender.window_bytes > 0) return job_.sender.window_bytes;
-  const double rate = job_.hosts[static_cast<size_t>(from_host)].up.bytes_per_s;
+  LinkShare link;
+  const auto on = [](int host, const std::vector<int>& hosts) {
+    return static_cast<uint64_t>(std::count(hosts.begin(), hosts.end(), host));
+  };
+  std::vector<int> machines;
+  for (const Machine& one : machines_) machines.push_back(one.host);
+  for (int host = 0; host < static_cast<int>(job_.hosts.size()); ++host) {
+    const uint64_t machines_here = on(host, machines), servers_here = on(host, job_.servers);
+    const uint64_t machines_elsewhere = machines.size() - machines_here;
+    const uint64_t servers_elsewhere = job_.servers.size() - servers_here;
+    const double rate = job_.hosts[static_cast<size_t>(host)].up.bytes_per_s;
+    link.bytes_per_second = std::max(link.bytes_per_second, static_cast<uint64_t>(rate));
+    link.connections =
+        std::max(link.connections, machines_here * servers_elsewhere + servers_here * machines_elsewhere);
+  }
   const auto round_trip_us = static_cast<uint32_t>(std::lround(2e6 * job_.transport.delay_s));
-  return static_cast<double>(
-      SocketStream::bytes_under_way(static_cast<uint64_t>(rate), static_cast<uint64_t>(connections), round_trip_us));
+  return static_cast<double>(SocketStream::bytes_under_way(link, round_trip_us));
 }
 
 Result Training::run() {

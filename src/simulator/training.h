@@ -45,7 +45,7 @@ class Training : private Network::Listener {
   void passed(Span::Kind link, int host, int frame, double begin, double end) override;
 
   void connect();
-  double window_of(int from_host, int connections) const;
+  double window() const;
   void prepare_clipping();
   void begin_forward(int worker, int layer);
   void wait(int worker, int layer);

@@ -18,17 +18,11 @@
 namespace p3 {
 namespace {
 
-// What lies in front of the link besides what the path holds, for all connections together: enough for a sender that
-// wakes up late, and on fast links for the kernel to work in full segments. In steps that are far apart, because the
-// windows of a job's hosts must not differ (docs/decisions.md).
-struct Step {
-  uint64_t below_bytes_per_second, spare_bytes;
-};
-constexpr Step kSteps[] = {{8'750'000, 48 << 10}, {43'750'000, 96 << 10}};  // 70 and 350 Mbit/s: no usual rates
-constexpr uint64_t kSpareBytes = 256 << 10;                                 // of faster links
-constexpr uint64_t kFastBytesPerSecond = 125'000'000;  // 1 Gbit/s; above, as much more as passes in
-constexpr uint64_t kFastMicroseconds = 3000;
-constexpr uint32_t kNearMicroseconds = 1000;  // for paths up to there, that is enough
+// What lies in front of the link besides what the path holds, for all connections of a machine together: enough for a
+// sender that wakes up late, and on fast links for the kernel to work in full segments; less than a queue of 20 ms holds.
+constexpr uint64_t kSpareBytes = 32 << 10;
+constexpr uint64_t kSpareMicroseconds = 6000;  // and what the link carries in that time
+constexpr uint32_t kNearMicroseconds = 1000;   // for paths up to there, that is enough
 constexpr uint64_t kLeastBound = 8 << 10;
 constexpr uint64_t kFirstBound = 16 << 10;  // until a rate is known
 // What is handed to the kernel at once, at least; and how many of them make a bound.
@@ -41,13 +35,6 @@ constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
 #ifndef SO_BUF_LOCK
 #define SO_BUF_LOCK 72  // Linux 5.14
 #endif
-
-uint64_t spare_of(uint64_t link_rate) {
-  for (const Step& step : kSteps)
-    if (link_rate < step.below_bytes_per_second) return step.spare_bytes;
-  const uint64_t above = std::max(link_rate, kFastBytesPerSecond) - kFastBytesPerSecond;
-  return kSpareBytes + above * kFastMicroseconds / 1'000'000;
-}
 
 }  // namespace
 
@@ -76,7 +63,7 @@ void SocketStream::share_link(LinkRate* link) {
   if (!is_tcp_) return;
   link_->remove_connection();
   link_ = link;
-  link_->add_connection();
+  link_->add_connection(fd_);
 }
 
 // The kernel asks whether the send buffer is full only before it begins a segment, which it then fills up to 64 KiB
@@ -95,7 +82,7 @@ IoResult SocketStream::write(const iovec* parts, int count) {
   }
   if (is_tcp_) {
     link_->wrote(result.bytes);
-    if (looked_at_ != link_->measurements()) look_at_path();
+    if (looked_at_ != link_->version()) look_at_path();
   }
   return result;
 }
@@ -112,9 +99,9 @@ IoResult SocketStream::send(Piece& piece, bool ends_segment) {
 }
 
 void SocketStream::look_at_path() {
-  looked_at_ = link_->measurements();
+  looked_at_ = link_->version();
   if (!measure_path()) return;
-  const uint64_t bound = bytes_under_way(link_->rate(), link_->connections(), min_rtt_us_);
+  const uint64_t bound = bytes_under_way(link_->share(), min_rtt_us_);
   if (bound != bound_) bound_send_buffer(bound);
   leave_bbr();
 }
@@ -141,11 +128,12 @@ void SocketStream::leave_bbr() {
 
 bool SocketStream::is_short(uint32_t min_rtt_us) { return min_rtt_us <= kShortRoundTripMicroseconds; }
 
-uint64_t SocketStream::bytes_under_way(uint64_t link_rate, uint64_t connections, uint32_t min_rtt_us) {
-  const uint64_t path = min_rtt_us > kNearMicroseconds ? link_rate * 5 * min_rtt_us / 4 / 1'000'000 : 0;
-  uint64_t power = kLeastBound;
-  while (power <= path + spare_of(link_rate) / connections) power *= 2;
-  return power;
+uint64_t SocketStream::bytes_under_way(const LinkShare& link, uint32_t min_rtt_us) {
+  const auto carried_in = [&](uint64_t microseconds) { return link.bytes_per_second * microseconds / 1'000'000; };
+  const uint64_t path = min_rtt_us > kNearMicroseconds ? carried_in(min_rtt_us) * 5 / 4 : 0;
+  const uint64_t share = (kSpareBytes + carried_in(kSpareMicroseconds)) / std::max<uint64_t>(link.connections, 1);
+  const uint64_t bytes = path + std::max(kLeastBound, share);
+  return bytes - bytes % (1 << 10);
 }
 
 void SocketStream::bound_send_buffer(uint64_t bytes) {

@@ -180,7 +180,7 @@ class Transport {
 
   NodeOptions options_;
   Handler& handler_;
-  LinkRate link_;  // who has the sending role
+  LinkRate link_;
   std::vector<std::unique_ptr<Van>> vans_;
   int event_fd_ = -1;
   int send_epoll_ = -1, send_wake_ = -1;

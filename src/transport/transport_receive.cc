@@ -132,6 +132,8 @@ void Transport::read_from(Van& van) {
       } else if (header.kind == FrameKind::kYield) {
         if (!van.is_local()) handler_.refuse(van.number, header, "of another machine, whose link is not this one's");
         yield(van, header);
+      } else if (header.kind == FrameKind::kPing) {
+        if (van.is_watch()) link_.agree(link_share(header));
       } else if (header.kind == FrameKind::kBye) {
         van.advance(Van::State::kPeerLeft);
         if (phase_ < Phase::kFinishing) handler_.left(van.number);

@@ -59,6 +59,7 @@ void Transport::queue_pings(Clock::time_point now) {
     Header ping;
     ping.round = handler_.last_round();
     ping.priority = std::numeric_limits<int32_t>::max();
+    if (van->is_watch()) set_link_share(ping, {link_.rate(), link_.connections()});
     van->push({ping}, now);
   }
 }

@@ -13,7 +13,7 @@ from p3.cluster.scheduler import Scheduler
 from p3.errors import RendezvousError
 from p3.settings import Settings
 
-FRAME = bytes(range(frames.HEADER.size))
+FRAME = frames.with_link_share(bytes(range(frames.HEADER.size)), frames.LinkShare(0.0, 0.0))
 
 
 class Job:

@@ -57,6 +57,25 @@ def test_windows_do_not_follow_the_queue_that_they_fill(tmp_path, monkeypatch):
     assert max(window_bytes for _, window_bytes, _, _ in samples) <= 64 << 10, samples
 
 
+@needs_lab
+def test_all_windows_of_a_job_become_the_same_though_its_links_are_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    command = [sys.executable, str(ROOT / "tests" / "jobs" / "full_links.py")]
+    found, deadline = [], time.monotonic() + STARTS_IN_S
+    with lab(3, [100.0, 100.0, 50.0]) as hosts:
+        with Job(STORES["p3_sync"], hosts, command, root=hosts[0], port=9100, folder=tmp_path,
+                      omp_threads=1) as job:  # fmt: skip
+            job.start()
+            # Each of three hosts sends to two others, its worker and its server.
+            while len(found) < 12 or len({window_bytes for window_bytes, _, _ in found}) > 1 or found[0][0] < 20 << 10:
+                job.check()
+                assert time.monotonic() < deadline, found
+                time.sleep(POLL_S)
+                found = [one for host in hosts for one in connections(output(host, "ss", "-tinmOH"))]
+    # What four connections have of a queue that holds what the faster link carries in 20 ms.
+    assert 4 * found[0][0] <= 100e6 / 8 * 0.02, found
+
+
 def test_what_ss_says_is_read():
     text = (
         "ESTAB 0 0 10.0.0.1:9 10.0.0.2:9 skmem:(r0,rb131072,t0,tb65536,f0,w4,o0,bl0,d0) cubic rtt:9.7/1.2 cwnd:10 "

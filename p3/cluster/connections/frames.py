@@ -6,7 +6,9 @@ headers without a payload. tests/docs compares this layout, the specification an
 
 from __future__ import annotations
 
+import math
 import struct
+from typing import NamedTuple
 
 # Each field and its code of the module struct; little-endian, in this order, without padding.
 FIELDS = {
@@ -32,9 +34,30 @@ FIELDS = {
 }
 HEADER = struct.Struct("<" + "".join(FIELDS.values()))
 
-_ROUND = list(FIELDS).index("round")
+_ROUND, _RATE, _CONNECTIONS = (list(FIELDS).index(name) for name in ("round", "lr", "wd"))
+
+
+class LinkShare(NamedTuple):
+    """The link that leaves a machine, and how many connections share it; zeros: not known."""
+
+    bytes_per_second: float
+    connections: float
 
 
 def round_of(header: bytes) -> int:
     """Of a heartbeat: the last round that its sender has completed."""
     return HEADER.unpack(header)[_ROUND]
+
+
+def link_share_of(header: bytes) -> LinkShare:
+    """Of a heartbeat: what its sender says of its machine's link, and of its own connections there."""
+    fields = HEADER.unpack(header)
+    told = (fields[_RATE], fields[_CONNECTIONS])
+    return LinkShare(*(value if math.isfinite(value) and value > 0 else 0.0 for value in told))
+
+
+def with_link_share(header: bytes, link: LinkShare) -> bytes:
+    """A heartbeat that tells this."""
+    fields = list(HEADER.unpack(header))
+    fields[_RATE], fields[_CONNECTIONS] = link
+    return HEADER.pack(*fields)

@@ -238,8 +238,8 @@ TEST(Simulate, ChoosesItsWindowsAsTheSocketsDo) {
     for (Host& host : job.hosts) host.up.bytes_per_s = host.down.bytes_per_s = 25e6;
     return simulate(job).window_bytes;
   };
-  EXPECT_DOUBLE_EQ(window(2), 128 << 10) << "one connection to another host";
-  EXPECT_DOUBLE_EQ(window(8), 16 << 10) << "seven share the link";
+  EXPECT_DOUBLE_EQ(window(2), 89 << 10) << "a worker's connection and a server's share the link";
+  EXPECT_DOUBLE_EQ(window(8), 12 << 10) << "fourteen share the link";
 }
 
 TEST(Simulate, JobsThatMakeNoSenseAreRefusedByName) {
