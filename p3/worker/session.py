@@ -178,6 +178,7 @@ class Session(Control):
 
         Arrays are C-ordered buffers of the key's shape and type; they belong to the core until the operation is done.
         Called again, by every worker at the same point, it gives the key a new value; an optimizer keeps its state.
+        A worker that is late may get the value of a later call: where it must not, barrier() or a round comes between.
         `value` may be what first_value() gave. `landing` None, here and below, of a key of rows: this worker keeps no
         copy of the value, and fetches the rows that it wants.
         """
