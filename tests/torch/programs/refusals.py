@@ -73,6 +73,10 @@ def _clips(program, _at):
     return dict(program, max_grad_norm=0.5, staleness=None)
 
 
+def _clips_by_one_type(program, at):
+    return _with(program, [at], kind=2.0)  # max_grad_norm's
+
+
 def _common_steps(program, _at):
     return dict(program, staleness=None)
 
@@ -161,6 +165,8 @@ REFUSALS = [
             _is_stale_and_synchronous, _common_steps),
     Refusal("not told of clipping", "to clip by the global norm, pass max_grad_norm to DistributedOptimizer",
             _has("train_clipped"), _clips),
+    Refusal("clipped otherwise", "clipped by a norm of type .* already.*clip by one type only", _has("train_clipped"),
+            _clips_by_one_type),
     Refusal("scaler", "GradScaler must see the mean gradients.*synchronous=True", _has("scaled"), _synchronous),
     Refusal("forked", "forked from a worker.*use P3 in the parent only", _has("fork")),
     Refusal("saved whole", "cannot be (copied or )?saved whole.*state_dict", _has("pickle")),
