@@ -575,29 +575,108 @@ def resumed(folder, kind, steps, die_at):
     print("worker %d began at %d and has %08x" % (p3.torch.rank(), round, digest), flush=True)
 
 
-def broadcasts_again(folder):
-    """Worker 1 asks for the first value when rank 0 is about to give another."""
-    session, again = job.current(), os.path.join(folder, "again")
-    init = session.init
+class Turns:
+    """Between two workers, told by files. Each is waited for by who must not go on before it has come."""
 
-    def init_late(*arguments):
+    def __init__(self, folder):
+        self._folder = folder
+
+    def come(self, turn):
+        open(os.path.join(self._folder, turn), "w").close()
+
+    def wait(self, turn):
         deadline = time.monotonic() + 30
-        while arguments[0].name == "weight" and not os.path.exists(again):
-            assert time.monotonic() < deadline
+        while not os.path.exists(os.path.join(self._folder, turn)):
+            assert time.monotonic() < deadline, turn
             time.sleep(0.001)
-        return init(*arguments)
 
+    def behind(self, call, turn):
+        """`call`, which waits for that turn first."""
+
+        def waiting(*arguments, **keywords):
+            self.wait(turn)
+            return call(*arguments, **keywords)
+
+        return waiting
+
+    def before(self, call, turn):
+        """`call`, which is an operation of the core, behind which the turn has come."""
+
+        def telling(*arguments, **keywords):
+            operation = call(*arguments, **keywords)
+            operation.wait(30)
+            self.come(turn)
+            return operation
+
+        return telling
+
+    def within(self, barrier, turn):
+        """`barrier`, in which the turn has come."""
+
+        def telling():
+            self.come(turn)
+            barrier()
+
+        return telling
+
+
+def broadcasts_again(folder):
+    """Worker 1 asks for the first value when rank 0 has given another, or waits to do so."""
+    session, turns = job.current(), Turns(folder)
     if session.rank == 1:
-        session.init = init_late
+        session.init = turns.behind(session.init, "again")
     model = nn.Linear(3, 2)
     model.weight.data.fill_(1.0)
     optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     first = model.weight.tolist()
     if session.rank == 0:
         model.weight.data.fill_(2.0)
-        open(again, "w").close()
+        session.init, session.barrier = turns.before(session.init, "again"), turns.within(session.barrier, "again")
     optimizer.broadcast()
     assert (first, model.weight.tolist()) == ([[1.0] * 3] * 2, [[2.0] * 3] * 2), (first, model.weight)
+
+
+def saves_before_it_loads(folder):
+    """Worker 1 has still to get the state that it saves when rank 0 has given another, or waits to do so."""
+    session, turns = job.current(), Turns(folder)
+    optimizer, zeros = _trained_and_zeros()
+    if session.rank == 1:
+        session.fetch = turns.behind(session.fetch, "load")
+    saved = optimizer.state_dict()
+    if session.rank == 0:
+        session.store, session.barrier = turns.before(session.store, "load"), turns.within(session.barrier, "load")
+    optimizer.load_state_dict(zeros)
+    assert _have_momentum(saved) == [True, True]
+
+
+def saves_behind_a_load(folder):
+    """Rank 0 has still to give the state when worker 1 has got what it saves, or waits for rank 0."""
+    session, turns = job.current(), Turns(folder)
+    optimizer, zeros = _trained_and_zeros()
+    if session.rank == 0:
+        session.store = turns.behind(session.store, "save")
+    else:
+        session.fetch, enter = turns.before(session.fetch, "save"), session.barrier
+        session.barrier = lambda: (enter(), setattr(session, "barrier", turns.within(enter, "save")))
+    optimizer.load_state_dict(zeros)
+    assert _have_momentum(optimizer.state_dict()) == [False, False]
+
+
+def _trained_and_zeros():
+    """An optimizer that the servers have, with momentum, and a state for it that has none."""
+    model = nn.Linear(400, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model)
+    _one_step(model, optimizer)
+    zeros = optimizer.state_dict()
+    for state in zeros["state"].values():
+        state["momentum_buffer"].zero_()
+    p3.torch.barrier()
+    return optimizer, zeros
+
+
+def _have_momentum(state):
+    return [bool(one["momentum_buffer"].any()) for one in state["state"].values()]
 
 
 class Late(torch.autograd.Function):

@@ -97,8 +97,9 @@ def test_workers_that_push_in_turn_have_the_weights_of_one_process():
     assert output.count("is as one process") == 2
 
 
-def test_a_worker_that_is_late_gets_the_value_of_its_broadcast_and_not_the_next_ones(tmp_path):
-    status, output = jobs.run_p3(2, 1, script("broadcasts_again", tmp_path))
+@pytest.mark.parametrize("job", ["broadcasts_again", "saves_before_it_loads", "saves_behind_a_load"])
+def test_a_worker_that_is_early_or_late_gets_what_its_own_call_stands_for(tmp_path, job):
+    status, output = jobs.run_p3(2, 1, script(job, tmp_path))
     assert status == 0, output
 
 

@@ -152,4 +152,7 @@ class OnServers(Overlapping):
         self._loaded = states.taken(self._optimizer)
         if self._has_begun:
             self._begin()
+            # What any worker saves before its call is what was there, and after it the new.
+            self._session.barrier()
             self._give_loaded()
+            self._session.barrier()
