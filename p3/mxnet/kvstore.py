@@ -502,8 +502,12 @@ class P3KVStore(mx.kvstore.KVStore):
         except KeyError:
             raise MXNetError(f"key {key!r} was not initialised on this store; call init or broadcast first") from None
 
+    @_call
     def _expect_new_values(self):
-        """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker."""
+        """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker at the
+        same point; waits for them, or one that is late would get that value in the place of the one before."""
+        mx.nd.waitall()
+        self._session.barrier()
         self._outdated = set(self._keys)
 
     def _gradients_of(self, key, values):

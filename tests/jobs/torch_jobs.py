@@ -17,6 +17,7 @@ from p3.torch import states
 from p3.torch.device import staging
 from p3.torch.parameters import arrays
 from p3.torch.start import job
+from turns import Turns
 
 
 def frozen_server(port):
@@ -573,51 +574,6 @@ def resumed(folder, kind, steps, die_at):
         if isinstance(content[name], torch.Tensor):
             digest = zlib.crc32(content[name].numpy().tobytes(), digest)
     print("worker %d began at %d and has %08x" % (p3.torch.rank(), round, digest), flush=True)
-
-
-class Turns:
-    """Between two workers, told by files. Each is waited for by who must not go on before it has come."""
-
-    def __init__(self, folder):
-        self._folder = folder
-
-    def come(self, turn):
-        open(os.path.join(self._folder, turn), "w").close()
-
-    def wait(self, turn):
-        deadline = time.monotonic() + 30
-        while not os.path.exists(os.path.join(self._folder, turn)):
-            assert time.monotonic() < deadline, turn
-            time.sleep(0.001)
-
-    def behind(self, call, turn):
-        """`call`, which waits for that turn first."""
-
-        def waiting(*arguments, **keywords):
-            self.wait(turn)
-            return call(*arguments, **keywords)
-
-        return waiting
-
-    def before(self, call, turn):
-        """`call`, which is an operation of the core, behind which the turn has come."""
-
-        def telling(*arguments, **keywords):
-            operation = call(*arguments, **keywords)
-            operation.wait(30)
-            self.come(turn)
-            return operation
-
-        return telling
-
-    def within(self, barrier, turn):
-        """`barrier`, in which the turn has come."""
-
-        def telling():
-            self.come(turn)
-            barrier()
-
-        return telling
 
 
 def broadcasts_again(folder):

@@ -27,6 +27,11 @@ def test_a_weight_does_not_wait_for_others_that_are_late():
     assert output.count("has all") == 2
 
 
+def test_a_worker_that_is_late_gets_the_first_value_and_not_the_one_that_was_set_behind_it(tmp_path):
+    status, output = jobs.run_p3(2, 1, jobs.python("set_again.py", tmp_path))
+    assert status == 0, output
+
+
 def test_workers_that_go_their_own_ways_follow_rank_0s_order_and_end_with_the_same_bits():
     digests = set()
     for priority in ("auto", "off"):

@@ -367,7 +367,8 @@ class Rounds(job.Held, snapshots.Trainer):
         left = next((one.name for one in self._parameters.values() if one.is_new), None)
         if left is not None:
             raise ValueError("weigh() comes before the step's last backward pass, and the gradient of %s is under way "
-                             "already" % left)  # fmt: skip
+                             "already. Call it before that, and run all but the last backward pass of a step in `with "
+                             "optimizer.no_sync():`" % left)  # fmt: skip
         self._weights.begin(samples)
 
     def _count_step(self, samples: Optional[float]) -> Any:

@@ -1,5 +1,7 @@
 """Programs on which P3 and plain torch have not agreed once, as small as hypothesis has made them, and alike ones."""
 
+import math
+
 from programs.operations import PLAINEST
 
 
@@ -101,6 +103,14 @@ KNOWN = {
     ),
     "a gradient is added up in no_sync() when it has left": _program(
         _train("A"), _do("backward", ways=["A", "A"], seed=0), _do("backward", ways=["A", "A"], seed=0, no_sync=True)
+    ),
+    "samples are told when a gradient has left": _program(
+        _train("A"), _do("backward", ways=["c", "c"], seed=9),
+        _do("train", ways=["b", "b"], seed=8, zero="model_none", samples=[0, 2], closure=True), optimizer="adagrad",
+    ),
+    "a step is clipped by two types of norm": _program(
+        _train("A"), _do("train_clipped", ways=["A", "A"], seed=0, norm=0.1, kind=math.inf, reads="before"),
+        max_grad_norm=0.5,
     ),
     "a forked child runs the model": _program(_train("a"), _do("fork", way="a", seed=0)),
 }  # fmt: skip

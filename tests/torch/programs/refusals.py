@@ -149,6 +149,8 @@ REFUSALS = [
             _is_between_backward_and_step, _behind_synchronize),
     Refusal("computed again", "computed again after it had been sent.*no_sync.*use_reentrant", _sends_early,
             _in_no_sync),
+    Refusal("weighed late", r"weigh\(\) comes before the step's last backward pass.*no_sync",
+            _is_between_backward_and_step, _in_no_sync),
     Refusal("used early", r"used before its new value had been waited for.*Call optimizer.synchronize\(\)",
             _uses_weights_outside, _insert("synchronize", {})),
     Refusal("written", r"was written by the script.*synchronize\(\) before.*broadcast\(\)", _writes,
