@@ -116,6 +116,8 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
                           names_of(experiments.regime_name), default=",".join(experiments.REGIMES)),
         "ratios": option("the values' time in one direction over the computation's (default %(default)s)",
                          list_of(number(0.01, 100)), "R[,...]", default=experiments.RATIOS),
+        "shares": option("the computation over the time that the bound's communication takes (default %(default)s)",
+                         list_of(number(0.01, 100)), "S[,...]", default=experiments.SHARES),
         "jitter": option("spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
                          number(0, 2), "SIGMA"),
         "pause": option("mean pause of each worker in each step: steps of varying length (default none)",

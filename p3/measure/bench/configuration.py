@@ -25,6 +25,7 @@ class Configuration(NamedTuple):
     batch: Optional[int] = None  # of real fully connected layers
     computation: str = "emulated"  # or real
     clip: Optional[float] = None  # the global norm to which gradients are clipped
+    compute_share: Optional[float] = None  # compute_s, of what the bound's communication takes; None: not chosen so
 
     @property
     def path(self) -> Path:
@@ -60,6 +61,7 @@ class Configuration(NamedTuple):
             "label": self.label,
         }
         later = {"goal_loss": self.goal_loss, "path": self.path_name, "batch": self.batch, "clip": self.clip,
+                 "compute_share": self.compute_share,
                  "release": None if self.release == "layer" else self.release}  # fmt: skip
         return {**fields, **{name: value for name, value in later.items() if value is not None}}
 

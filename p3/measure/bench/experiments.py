@@ -13,6 +13,7 @@ from typing import Callable, Dict, Hashable, List, Mapping, NamedTuple, Optional
 
 from p3.errors import ConfigError
 from p3.measure.arguments import number
+from p3.measure.bench import limits
 from p3.measure.bench import validation as validated
 from p3.measure.bench.computations import CONVNET, LESSON, REPLAY, RESNET, SEEDED_LESSON, Computation
 from p3.measure.bench.configuration import Configuration, rate_text
@@ -27,6 +28,7 @@ from p3.plan import key_plan
 
 RATIOS = "0.6,1.0,1.4"
 SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
+SHARES = "0.25,0.5,1"
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 TRAINED = "convnet"  # the model of trainings/mxnet_convnet.py
 GOALS = {"gpt": 2.5, "convnet": 0.4}  # of trainings/lessons.py: the losses that they shall reach
@@ -113,8 +115,7 @@ def bandwidth(options: Namespace) -> List[Configuration]:
 
 
 def utilization(options: Namespace) -> List[Configuration]:
-    if options.hosts[0] < 2:
-        raise ConfigError("p3 bench utilization needs at least 2 --hosts: what one sends to itself crosses no card")
+    _need_hosts(options)
     return [_configuration(options, model, label=rate_text(options.rate[0])) for model in options.models]
 
 
@@ -142,6 +143,20 @@ def ratio(options: Namespace) -> List[Configuration]:
         communication_s = models.load(model, _size(options, model)).bytes * 8 / (options.rate[0] * 1e6)
         for one in options.ratios:
             made.append(_configuration(options, model, compute_s=communication_s / one, label=f"ratio {one:g}"))
+    return made
+
+
+def sweep(options: Namespace) -> List[Configuration]:
+    """Communication is what the bound takes if nothing is computed."""
+    _need_hosts(options)
+    _need_rate(options)
+    made = []
+    for model in options.models:
+        for share in options.shares:
+            for rate_mbit in options.rate:
+                label = f"{rate_text(rate_mbit)}, computation {share:g} of communication"
+                one = _configuration(options, model, label, compute_s=0.0, rate_mbit=rate_mbit, compute_share=share)
+                made.append(one._replace(compute_s=float(f"{share * limits.goal(one).seconds:.4g}")))
     return made
 
 
@@ -265,8 +280,15 @@ def _configuration(options: Namespace, model: str, label: str, **differing) -> C
     )  # fmt: skip
 
 
+def _need_hosts(options: Namespace) -> None:
+    if options.hosts[0] < 2:
+        raise ConfigError(
+            f"p3 bench {options.experiment} needs at least 2 --hosts: what one sends to itself crosses no card"
+        )
+
+
 def _need_rate(options: Namespace) -> None:
-    if options.rate[0] is None:
+    if None in options.rate:
         raise ConfigError(f"p3 bench {options.experiment} needs a --rate: on one host there is none to measure")
 
 
@@ -283,9 +305,9 @@ def _one(given, default):
     return given[0] if isinstance(given, list) else given
 
 
-def _but(left_out: str, *instead: str) -> Tuple[str, ...]:
+def _but(left_out: Sequence[str], *instead: str) -> Tuple[str, ...]:
     """A replay's options."""
-    return tuple(name for name in _REPLAYED if name != left_out) + instead
+    return tuple(name for name in _REPLAYED if name not in left_out) + instead
 
 
 EXPERIMENTS: Tuple[Experiment, ...] = (
@@ -320,17 +342,27 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
     ),
     Experiment(
         "slices", "throughput against the size of a slice (Fig. 12)", slices, {"stores": OURS},
-        options=_but("slice_elements", "slices"),
+        options=_but(["slice_elements"], "slices"),
         tables=(partial(times, tables.SLICE),),
         figure=views.Figure("lines", "Throughput against the size of a slice", views.SLICE, views.THROUGHPUT),
     ),
     Experiment(
         "ratio", "throughput against the ratio of communication to computation", ratio,
         {"rate": "200mbit", "compute": None},
-        options=_but("compute", "ratios"),
+        options=_but(["compute"], "ratios"),
         tables=(partial(times, tables.RATIO),),
         figure=views.Figure("lines", "Iteration time against the ratio of communication to computation", views.RATIO,
                             views.TIME),
+    ),
+    Experiment(
+        "sweep", "distance to the bound against the rate, at several shares of computation", sweep,
+        {"stores": f"{OURS},p3_torch", "models": "vgg19,resnet50", "hosts": "4", "compute": None, "shrink": 0.5,
+         "rate": "30mbit,50mbit,80mbit,120mbit,200mbit,300mbit,450mbit,700mbit,1000mbit",
+         "iterations": 4, "warmup": 1},
+        options=_but(["compute", "rates"], "shares"), several=("rate",), megabytes=40,
+        tables=(partial(times, tables.RATE), tables.far_from_bound),
+        figure=views.Figure("shares", "Distance to the bound against bandwidth", views.RATE_OF_SHARES,
+                            views.OVER_BOUND),
     ),
     Experiment(
         "paths", "other queues, shapers and congestion controls, TLS, several workers on a host", paths,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -61,13 +61,15 @@ def figure(
     panel_width: float = PANEL_INCHES[0],
     footer: Sequence[str] = (),
     remark: str = "",
+    legend_rows: Optional[int] = None,
 ):
     """A figure and its axes, by row and column. `footer`: what its marks mean, where they are not those of medians;
-    `remark`: and what else they mean."""
+    `remark`: and what else they mean. `legend_rows`: None: those of a legend of the stores."""
     width = max(panel_width * columns, 2 * PANEL_INCHES[0])
     warnings, footer = _warnings(results, int(width * 16)), _footer(results, footer, remark, int(width * 17))
     foot = _FOOT_LINE_INCHES * (len(warnings) + len(footer) + 1)
-    head = _HEAD_INCHES + _LEGEND_ROW_INCHES * (_legend_rows(len({run.store for run in results.runs})) - 1)
+    legend_rows = legend_rows or _legend_rows(len({run.store for run in results.runs}))
+    head = _HEAD_INCHES + _LEGEND_ROW_INCHES * (legend_rows - 1)
     height = PANEL_INCHES[1] * rows + head + foot
     made = Figure((width, height), layout="constrained")
     FigureCanvasAgg(made)
@@ -120,11 +122,18 @@ def legend(figure: Figure, summaries: Sequence[Summary]) -> None:
             Line2D([], [], color=colour, marker=marker, linewidth=1.8, linestyle=dashes(store), label=label(store))
         )
     if any(one.bound_s for one in summaries):
-        handles.append(Line2D([], [], label="bound: no schedule is faster", **BOUND_STYLE))
+        handles.append(bound_handle())
+    place_legend(figure, handles, _legend_rows(len(stores(summaries))))
+
+
+def bound_handle() -> Line2D:
+    return Line2D([], [], label="bound: no schedule is faster", **BOUND_STYLE)
+
+
+def place_legend(figure: Figure, handles: Sequence[Line2D], rows: int) -> None:
     height = figure.get_figheight()
-    columns = -(-len(handles) // _legend_rows(len(stores(summaries))))
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.55 / height), ncols=columns,
-                  fontsize=9, borderaxespad=0.0, columnspacing=1.4)
+    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.55 / height),
+                  ncols=-(-len(handles) // rows), fontsize=9, borderaxespad=0.0, columnspacing=1.4)
 
 
 def _legend_rows(count: int) -> int:

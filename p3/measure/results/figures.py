@@ -6,18 +6,21 @@ marked by a cross. All arithmetic is in summaries.py.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import matplotlib
 from matplotlib import figure as matplotlibs
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from p3.errors import ConfigError
+from p3.measure.jobs.stores import BLUE, GREEN, ORANGE, PINK, RED
 from p3.measure.results import drawing
 from p3.measure.results.figures_of_trainings import accuracies, curves, losses
-from p3.measure.results.records import Nic, Results
-from p3.measure.results.summaries import Summary, idle_share, setting, summarise
+from p3.measure.results.records import Nic, Results, unique
+from p3.measure.results.summaries import FAR_FROM_BOUND, Summary, idle_share, setting, summarise
 from p3.measure.results.views import Axis, Figure, Measure
 
 
@@ -79,23 +82,31 @@ def _draw_lines(axes, members: Sequence[Summary], stores: Sequence[str], x: Axis
             axes.axhline(y.value(own[0]), color=colour, linewidth=1.5, linestyle=":")
             axes.axhspan(*y.spread(own[0]), color=colour, alpha=0.15, linewidth=0)
             continue
-        right = sorted((one for one in own if one.median_s and x.value(one) is not None), key=x.value)
-        if right:
-            values = [y.value(one) for one in right]
-            low, high = zip(*(y.spread(one) for one in right))
-            at = [x.value(one) for one in right]
-            axes.plot(at, values, color=colour, linewidth=1.8, zorder=3 + number / 10)
-            axes.errorbar(at, values, [_less(values, low), _less(high, values)], fmt="none", ecolor=colour, capsize=3,
-                          elinewidth=1.2, zorder=3 + number / 10)
-            for place, value, one in zip(at, values, right):
-                axes.plot([place], [value], color=colour, marker=marker, markersize=6,
-                          markerfacecolor="white" if one.failed else colour, zorder=4 + number / 10)
-        lost = [place for place in places if place not in {x.value(one) for one in right}]
-        for place in lost:
-            axes.plot([place], [0.03 + 0.05 * number], color=colour, marker="x", markersize=8, markeredgewidth=2,
-                      transform=axes.get_xaxis_transform(), zorder=5)
+        _draw_line(axes, own, places, x, y, (colour, marker, "-"), number)
     axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
     _set_places(axes, places, x.log_base is not None)
+
+
+def _draw_line(
+    axes, own: Sequence[Summary], places: Sequence[float], x: Axis, y: Measure, look: Tuple[str, str, str], number: int
+) -> None:
+    """With a cross at those places where none of `own` was right. `look`: colour, marker and dashes."""
+    colour, marker, dashes = look
+    right = sorted((one for one in own if one.median_s and x.value(one) is not None), key=x.value)
+    if right:
+        values = [y.value(one) for one in right]
+        low, high = zip(*(y.spread(one) for one in right))
+        at = [x.value(one) for one in right]
+        axes.plot(at, values, color=colour, linewidth=1.8, linestyle=dashes, zorder=3 + number / 10)
+        axes.errorbar(at, values, [_less(values, low), _less(high, values)], fmt="none", ecolor=colour, capsize=3,
+                      elinewidth=1.2, zorder=3 + number / 10)
+        for place, value, one in zip(at, values, right):
+            axes.plot([place], [value], color=colour, marker=marker, markersize=6,
+                      markerfacecolor="white" if one.failed else colour, zorder=4 + number / 10)
+    lost = [place for place in places if place not in {x.value(one) for one in right}]
+    for place in lost:
+        axes.plot([place], [0.03 + 0.05 * number], color=colour, marker="x", markersize=8, markeredgewidth=2,
+                  transform=axes.get_xaxis_transform(), zorder=5)
 
 
 def _set_places(axes, places: Sequence[float], is_log: bool) -> None:
@@ -111,6 +122,43 @@ def _set_places(axes, places: Sequence[float], is_log: bool) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format(value, ",.10g")))
     if len(places) > 4:
         axes.tick_params(axis="x", rotation=45)
+
+
+def _shares(view: Figure, results: Results) -> matplotlibs.Figure:
+    """A panel for each store and setting, in it a line for each model and share of computation; the bound is 1."""
+    summaries, x, y = [one for one in summarise(results.runs) if one.bound_s], view.x, view.y
+    if not summaries:
+        raise ConfigError("%s: no run has a bound" % results.runs[0].experiment)
+    models = unique(setting(one, ["model"]) for one in summaries)
+    shares = unique(setting(one, ["compute"]) for one in summaries)
+    looks = {model: _LOOKS[number % len(_LOOKS)] for number, model in enumerate(models)}
+    dashes = {share: _DASHES[number % len(_DASHES)] for number, share in enumerate(shares)}
+    panels = drawing.panels(summaries, lambda one: {**dict.fromkeys(x.varying), "store": one.store})
+    dotted = " Dotted: {:.0%} above the bound.".format(FAR_FROM_BOUND)
+    figure, grid = drawing.figure(results, view.title, len(panels), 1, remark=dotted, legend_rows=_ROWS_OF_SHARES)
+    for (axes,), (_, members) in zip(grid, panels):
+        axes.set_title("%s\n%s" % (drawing.label(members[0].store), setting(members[0], x.told)))
+        axes.set_xlabel(x.label)
+        axes.set_ylabel(y.label)
+        axes.set_xscale("log", base=x.log_base)
+        axes.axhline(1, **drawing.BOUND_STYLE)
+        axes.axhline(1 + FAR_FROM_BOUND, color="#333333", linewidth=0.9, linestyle=":")
+        places = sorted({x.value(one) for one in members})
+        for number, (model, share) in enumerate(itertools.product(models, shares)):
+            own = [one for one in members if (setting(one, ["model"]), setting(one, ["compute"])) == (model, share)]
+            _draw_line(axes, own, places, x, y, (*looks[model], dashes[share]), number)
+        _set_places(axes, places, is_log=True)
+    handles = [Line2D([], [], color=colour, marker=marker, linewidth=1.8, label=model)
+               for model, (colour, marker) in looks.items()]
+    handles += [Line2D([], [], color="#333333", linewidth=1.8, linestyle=line, label=share)
+                for share, line in dashes.items()]
+    drawing.place_legend(figure, [*handles, drawing.bound_handle()], _ROWS_OF_SHARES)
+    return figure
+
+
+_LOOKS = [(GREEN, "D"), (BLUE, "o"), (ORANGE, "s"), (RED, "^"), (PINK, "v")]
+_DASHES = ["-", "--", "-.", ":"]
+_ROWS_OF_SHARES = 2  # of the legend
 
 
 def _less(greater: Sequence[float], smaller: Sequence[float]) -> List[float]:
@@ -242,5 +290,6 @@ def _times(summary: Optional[Summary]) -> str:
 
 
 _KINDS = {
-    "lines": _lines, "bars": _bars, "cards": _cards, "curves": curves, "losses": losses, "accuracies": accuracies
+    "lines": _lines, "shares": _shares, "bars": _bars, "cards": _cards, "curves": curves, "losses": losses,
+    "accuracies": accuracies,
 }  # fmt: skip

@@ -52,6 +52,7 @@ class Configuration:
     release: Later[Release]  # "end": all gradients became ready when the backward pass ended
     batch: Later[AtLeastOne]  # of real fully connected layers
     clip: Later[Positive]  # the global norm to which gradients were clipped
+    compute_share: Later[Positive]  # compute_s was chosen so: of what the bound's communication takes
 
     @property
     def configuration(self) -> Configuration:

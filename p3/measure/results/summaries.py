@@ -35,6 +35,8 @@ PAPER_SPEEDUPS = {"resnet50": 1.26, "inception_v3": 1.18, "vgg19": 1.66, "sockey
 IDLE_SHARE = 0.05
 # A median may be this much below the bound: what a token bucket lets through at once, and rounding.
 BOUND_TOLERANCE = 0.01
+# A median that is more than this above the bound asks for an explanation.
+FAR_FROM_BOUND = 0.08
 
 
 class Spread(NamedTuple):
@@ -73,6 +75,10 @@ class Summary(Configuration):
     def above_bound(self) -> Optional[float]:
         """How much longer than the bound, as a fraction; 0 is the goal."""
         return self.median_s / self.bound_s - 1 if self.median_s and self.bound_s else None
+
+    @property
+    def is_far_from_bound(self) -> bool:
+        return self.above_bound is not None and self.above_bound > FAR_FROM_BOUND
 
     @property
     def is_below_bound(self) -> bool:
@@ -187,7 +193,7 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
     parts = {
         "model": "%s, %.3g MB" % (model_label(one.model), one.bytes / 1e6),
         "rate": ", ".join(map(rate, one.rates_mbit or [one.rate_mbit])),
-        "compute": "" if one.compute_s is None else "%.4g s of computation" % one.compute_s,
+        "compute": _computation(one),
         "delay": "%g ms delay" % one.delay_ms if one.delay_ms else "",
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
         "slice": "" if one.slice_elements is None else "slices of %d" % one.slice_elements,
@@ -196,3 +202,10 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "clip": "" if one.clip is None else "clipped to a norm of %g" % one.clip,
     }
     return ", ".join(parts[name] for name in told if parts[name])
+
+
+def _computation(one: Configuration) -> str:
+    """Its seconds, or what they were chosen by: one share at different rates is one setting."""
+    if one.compute_share is not None:
+        return "computation %g of communication" % one.compute_share
+    return "" if one.compute_s is None else "%.4g s of computation" % one.compute_s

@@ -20,8 +20,8 @@ from p3.measure.jobs import stores
 from p3.measure.results import accuracies, curves, seeds
 from p3.measure.results.records import Configuration, Nic, Results, unique
 from p3.measure.results.summaries import (
-    IDLE_SHARE, PAPER_SPEEDUPS, Spread, Summary, comparable, idle_share, median_of, model_label, rate, runs_text,
-    sent_by_a_card, setting, speedup, spread, summarise,
+    FAR_FROM_BOUND, IDLE_SHARE, PAPER_SPEEDUPS, Spread, Summary, comparable, idle_share, median_of, model_label, rate,
+    runs_text, sent_by_a_card, setting, speedup, spread, summarise,
 )  # fmt: skip
 from p3.measure.trainings import mxnet_convnet
 
@@ -245,6 +245,22 @@ def _notes(summaries: Sequence[Summary]) -> List[str]:
 def _failures(summaries: Sequence[Summary]) -> List[str]:
     errors = [(one, " ".join((one.error or "").split())[:ERROR_CHARACTERS]) for one in summaries if one.failed]
     return ["%s: %d of %d runs failed: %s" % (one, one.failed, one.runs, error) for one, error in errors]
+
+
+def far_from_bound(results: Results) -> List[Table]:
+    """The settings in which a store is far from its bound, and of how many; also if there are none."""
+    known = [one for one in summarise(results.runs) if one.above_bound is not None]
+    rows = [
+        [
+            one.store, setting(one, ["model"]), rate(one.rate_mbit), setting(one, ["compute", "release", "clip"]),
+            _time(one.store, {one.store: one}), _seconds(one.bound_s), _above(one.store, {one.store: one}),
+        ]
+        for one in known
+        if one.is_far_from_bound
+    ]  # fmt: skip
+    title = "{}: more than {:.0%} above the bound: {} of {}"
+    title = title.format(_name(results), FAR_FROM_BOUND, len(rows), len(known))
+    return [Table(title, [["store", "model", "rate", "computation", "seconds", "bound", "above bound"], *rows])]
 
 
 def best_speedups(results: Results) -> List[Table]:

@@ -29,6 +29,8 @@ class Measure(NamedTuple):
 
 RATE = Axis("rate of each network card, Mbit/s", lambda one: one.rate_mbit, ["rate_mbit"],
             ("compute", "delay", "hosts"), 2)  # fmt: skip
+RATE_OF_SHARES = RATE._replace(varying=["rate_mbit", "compute_s", "compute_share", "model", "size", "bytes"],
+                               told=("delay", "hosts", "release", "clip"))  # fmt: skip
 HOSTS = Axis("hosts", lambda one: one.hosts, ["hosts", "workers", "servers"], ("rate", "compute", "delay"))
 SLICE = Axis("elements of a slice", lambda one: one.slice_elements, ["slice_elements"],
              ("rate", "compute", "delay", "hosts"), 10, may_lack=True)  # fmt: skip
@@ -43,9 +45,12 @@ BATCHES = Measure("batches per second, of all workers", lambda one: one.workers 
                   lambda one: tuple(one.workers * value for value in one.throughput_spread),
                   lambda one: one.bound_throughput and one.workers * one.bound_throughput)  # fmt: skip
 
+OVER_BOUND = Measure("seconds over those of the bound", lambda one: one.median_s / one.bound_s,
+                     lambda one: (one.low_s / one.bound_s, one.high_s / one.bound_s), lambda one: 1.0)  # fmt: skip
+
 
 class Figure(NamedTuple):
-    kind: str  # lines, bars, cards, curves, losses or accuracies: how figures.py draws it
+    kind: str  # lines, shares, bars, cards, curves, losses or accuracies: how figures.py draws it
     title: str = ""
-    x: Optional[Axis] = None  # of lines, as y
+    x: Optional[Axis] = None  # of lines and shares, as y
     y: Optional[Measure] = None

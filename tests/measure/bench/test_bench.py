@@ -195,6 +195,23 @@ def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_co
 
 
 @needs_lab
+def test_sweep_computes_for_a_share_of_the_bounds_communication_at_every_rate(bench, capsys, tmp_path):
+    options = [*EMULATED, "--rate", "50mbit,200mbit", "--shares", "0.5,1", "--hosts", "2", "--stores", "p3_sync"]
+    status, _, records = bench("sweep", *options)
+    assert status == 0, records
+    found = runs_of(records, ["compute_share"])
+    assert [(one["compute_share"], one["rate_mbit"]) for one in found] == [(0.5, 50), (0.5, 200), (1, 50), (1, 200)]
+    for record in found:
+        assert_right(record)
+        assert record["median_s"] > record["bound_s"] >= record["compute_s"]
+    printed = capsys.readouterr().out
+    assert "computation 0.5 of communication" in printed and "above the bound: " in printed and " of 4\n" in printed
+    if importlib.util.find_spec("matplotlib"):
+        assert cli.main(["plot", str(tmp_path / "results.jsonl"), "--out", str(tmp_path), "--format", "svg"]) == 0
+        assert capsys.readouterr().out == printed and (tmp_path / "sweep.svg").exists()
+
+
+@needs_lab
 def test_compute_trains_and_emulates_nothing(bench, capsys):
     options = ["--iterations", "2", "--warmup", "10", "--repeats", "1", "--size", "0.01", "--hosts", "2"]
     options += ["--pause", "0.01", "--loss", "3"]
@@ -330,6 +347,22 @@ def test_ratio_chooses_the_computation():
     assert models.load("bert").bytes * 8 / 100e6 / made.compute_s == pytest.approx(1.4)
 
 
+@pytest.mark.parametrize("further, clips", [([], False), (["--clip", "1"], True)])
+def test_sweep_computes_for_shares_of_the_bound_without_computation(further, clips):
+    arguments = ["--models", "vgg19,bert", "--rate", "30mbit,1gbit", "--shares", "0.25,1", "--size", "0.02", *further]
+    made = configurations("sweep", *arguments)
+    assert [(one.model, one.compute_share, one.rate_mbit, one.hosts) for one in made] == [
+        (*point, 4) for point in itertools.product(("vgg19", "bert"), (0.25, 1), (30, 1000))
+    ]
+    for one in made:
+        communication = bound.bound(
+            models.load(one.model, 0.02), 0.0, bound.one_of_each(4, one.rate_mbit), "auto", clips=clips
+        )
+        assert one.compute_s == pytest.approx(one.compute_share * communication.seconds, rel=1e-3)
+        assert one.identity()["compute_share"] == one.compute_share
+    assert "compute_share" not in configurations("targets")[0].identity()
+
+
 def test_late_gradients_have_a_bound_of_their_own_and_are_told(tmp_path):
     arguments = ["targets", "--models", "vgg19", "--regimes", "slow"]
     (plain,), (late,) = configurations(*arguments), configurations(*arguments, "--release", "end")
@@ -406,6 +439,9 @@ def test_every_experiment_has_configurations():
     (["accuracy", "--stores", "p3_async"], "'p3_async' is none of dist_sync"),
     (["compute", "--stores", "p3_dgc_0.01"], "'p3_dgc_0.01' is none of"),
     (["ratio", "--release", "late"], "invalid choice: 'late'"),
+    (["sweep", "--compute", "1"], "unrecognized arguments: --compute"),
+    (["sweep", "--hosts", "2", "--rates", "20mbit,40mbit"], "unrecognized arguments: --rates"),
+    (["sweep", "--shares", "1/4"], "'1/4' is not a number from"),
     (["targets", "--clip", "0"], "'0' is not a number from"),
     (["accuracy", "--clip", "1"], "unrecognized arguments: --clip"),
 ])  # fmt: skip
@@ -419,7 +455,8 @@ def test_wrong_options_are_refused(arguments, words, capsys):
     (["targets", "--hosts", "2,4"], "p3 bench targets takes one --hosts"),
     (["dgc", "--optimizer", "none"], "needs a --rate, and --optimizer sgd"),
     (["accuracy", "--hosts", "40"], "too few pictures for 40 --hosts"),
-    (["utilization", "--hosts", "1"], "at least 2 --hosts"),
+    (["utilization", "--hosts", "1"], "p3 bench utilization needs at least 2 --hosts"),
+    (["sweep", "--hosts", "1"], "p3 bench sweep needs at least 2 --hosts"),
     (["targets", "--hostfile", "/nowhere"], "--hostfile /nowhere cannot be read"),
 ])  # fmt: skip
 def test_what_an_experiment_cannot_do_is_refused(arguments, words, capsys):

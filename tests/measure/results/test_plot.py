@@ -24,6 +24,7 @@ def lines_of(experiment):
         "scale": [{"hosts": count, "workers": count, "servers": count} for count in (2, 4)],
         "slices": [{"slice_elements": 5000}, {"slice_elements": 50000}],
         "ratio": [{"compute_s": 1.4}, {"compute_s": 0.6}],
+        "sweep": [{"rate_mbit": rate, "compute_s": 100 / rate, "compute_share": 0.5} for rate in (200, 800)],
         "targets": [{"model": "vgg19"}, {"model": "bert"}],
         "utilization": [{}],
         "compute": [{"computation": "real", "compute_s": None, "bound_s": None, "bound_reason": None}],
@@ -103,6 +104,45 @@ def test_scale_counts_the_batches_of_all_workers(read):
     runs = [made.run("scale", hosts=hosts, workers=hosts, servers=hosts, seconds=(2.0,)) for hosts in (2, 8)]
     (axes,) = draw(read([made.settings("scale"), *runs])).axes
     assert [1, 4] in [list(line.get_ydata()) for line in axes.lines]
+
+
+def test_sweep_has_a_line_over_the_rates_for_each_model_and_share(read, text_of):
+    lines = [
+        made.run("sweep", store, (seconds,), model=model, rate_mbit=rate, compute_s=share / rate, compute_share=share,
+                 bound_s=2.0, repeat=repeat)
+        for repeat, slower in enumerate((0.0, 0.1, 0.4))
+        for store, model, share, of_rates in (
+            ("p3_sync", "vgg19", 0.25, (2.0, 2.2)), ("p3_sync", "vgg19", 1, (2.1, 2.4)),
+            ("p3_sync", "resnet50", 0.25, (2.3, 2.6)), ("p3_torch", "vgg19", 0.25, (2.5, 2.0)),
+        )
+        for rate, seconds in zip((30, 100), (one + slower for one in of_rates))
+    ]  # fmt: skip
+    lines.insert(0, made.settings("sweep"))
+    found = read(lines)
+    ours, torchs = draw(found).axes
+    assert (ours.get_title(), torchs.get_title()) == ("p3_sync\n2 hosts", "p3.torch\n2 hosts")
+    drawn = {(line.get_color(), line.get_linestyle()): list(line.get_ydata())
+             for line in ours.lines if list(line.get_xdata()) == [30, 100] and line.get_linestyle() != "None"}
+    assert drawn == {
+        (GREEN, "-"): pytest.approx([1.05, 1.15]), (GREEN, "--"): pytest.approx([1.1, 1.25]),
+        (BLUE, "-"): pytest.approx([1.2, 1.35]),
+    }  # fmt: skip
+    assert sorted(ours.collections[0].get_segments()[0][:, 1]) == pytest.approx([1.0, 1.2])
+    assert [line.get_ydata()[0] for line in ours.lines if list(line.get_xdata()) == [0, 1]] == [1, 1.08]
+    assert crosses(ours) == [(BLUE, 30), (BLUE, 100)]  # the other share was not run
+    text = text_of(lines)
+    assert "computation 0.25 of communication" in text and "ResNet-50, 86 MB" in text and "Dotted: 8% above" in text
+
+
+def test_point_of_the_sweep_that_failed_is_crossed_and_what_has_no_bound_is_left_out(read):
+    lines = [
+        made.settings("sweep"), made.run("sweep", rate_mbit=30), made.failed("sweep", "p3_sync", rate_mbit=100),
+        made.run("sweep", "ddp_25_powersgd", bound_s=None),
+    ]  # fmt: skip
+    (axes,) = draw(read(lines)).axes
+    assert crosses(axes) == [(GREEN, 100)]
+    with pytest.raises(ConfigError, match="sweep: no run has a bound"):
+        draw(read([lines[0], lines[-1]]))
 
 
 def test_store_that_failed_or_was_not_run_is_crossed(read, text_of):

@@ -59,6 +59,7 @@ def test_spread_is_of_the_runs_medians(tables_of):
     ("scale", {}, "VGG-19, 86 MB, 800 Mbit/s, 1 s of computation", "2"),
     ("slices", {}, "VGG-19, 86 MB, 800 Mbit/s, 1 s of computation, 2 hosts", "slices of 50000"),
     ("ratio", {}, "VGG-19, 86 MB, 800 Mbit/s, 2 hosts", "0.86"),
+    ("sweep", {"compute_share": 0.25}, "VGG-19, 86 MB, computation 0.25 of communication, 2 hosts", "800 Mbit/s"),
     ("compute", {"computation": "real", "compute_s": None}, "VGG-19, 86 MB, 2 hosts", "800 Mbit/s"),
     ("paths", {"path": "TLS"}, "VGG-19, 86 MB, 800 Mbit/s, 1 s of computation, 2 hosts", "TLS"),
     ("utilization", {"delay_ms": 5}, "800 Mbit/s, 1 s of computation, 5 ms delay, 2 hosts", "VGG-19, 86 MB"),
@@ -112,6 +113,26 @@ def test_result_below_the_bound_is_marked(tables_of):
 def test_a_worker_that_waits_for_nobody_may_be_below_the_bound_of_those_that_do(tables_of):
     (table,) = tables_of(made.run("targets", "p3_async", seconds=(1.0,), bound_s=1.1))
     assert "(!)" not in table.rows[1][1] + "".join(table.notes)
+
+
+def test_sweep_lists_what_is_far_from_its_bound_and_says_of_how_many(tables_of):
+    slow, fast = ({"rate_mbit": rate, "compute_s": 10 / rate, "compute_share": 0.5} for rate in (30, 100))
+    lines = [
+        made.run("sweep", seconds=(1.07,), bound_s=1.0, **slow),
+        made.run("sweep", seconds=(1.09,), bound_s=1.0, **fast),
+        *(made.run("sweep", "p3_torch", (seconds,), bound_s=1.0, repeat=repeat, **slow)
+          for repeat, seconds in enumerate((1.0, 1.2, 1.3))),
+        made.failed("sweep", "p3_torch", **fast),
+    ]  # fmt: skip
+    times, far = tables_of(*lines)
+    assert [row[0] for row in times.rows[1:]] == ["30 Mbit/s", "100 Mbit/s"]
+    assert far.title == "sweep: more than 8% above the bound: 2 of 3"
+    share = "computation 0.5 of communication"
+    assert far.rows[1:] == [
+        ["p3_torch", "VGG-19, 86 MB", "30 Mbit/s", share, "1.20 (1.00..1.30)", "1.00", "+20.0%"],
+        ["p3_sync", "VGG-19, 86 MB", "100 Mbit/s", share, "1.09 (1.09..1.09)", "1.00", "+9.0%"],
+    ]
+    assert tables_of(lines[0])[-1] == ("sweep: more than 8% above the bound: 0 of 1", far.rows[:1], ())
 
 
 def test_real_training_has_neither_bound_nor_emulation(tables_of):
