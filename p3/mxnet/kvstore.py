@@ -533,6 +533,7 @@ class P3KVStore(mx.kvstore.KVStore):
             self._norm.before_push(entry, self._keys.values())
         entry.push(gradient, scalars, entry.priority)
         entry.pushed = entry.in_steps = True
+        self._saved_states.note_round(entry.id)
         if self._updates_here:
             self._updater(entry.id, entry.sum_for_updater(), entry.weight)
         self._after_operation()
@@ -579,6 +580,7 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _follow(self, entry):
         """Takes over what has landed in a round that this worker skipped."""
+        self._saved_states.note_round(entry.id)
         if self._servers_update:
             round_scalars(self._optimizer, entry.id)  # counts the update here as elsewhere
         elif self._updates_here:

@@ -755,6 +755,23 @@ def test_loading_parameters_keeps_the_optimizers_state(kv, tmp_path, optimizer, 
     assert_close(through, trained(None, during, optimizer=optimizer, **settings))
 
 
+def test_a_state_that_begins_anew_begins_with_the_value_that_is_set_behind_it(kv, tmp_path):
+    """DCASGD's has the weight of the update before in it."""
+    states = str(tmp_path / "states")
+
+    def during(step, net, trainer):
+        if step == 0:
+            trainer.save_states(states)  # of nothing
+        elif step in (3, 5):
+            if step == 3:
+                trainer.load_states(states)
+            net[0].weight.set_data(mx.nd.ones((6, 3)) * 0.1)
+            net[1].bias.set_data(mx.nd.ones(2))
+
+    settings = {"optimizer": "dcasgd", "steps": 8, "learning_rate": 0.9, "lamda": 0.9}
+    assert_close(trained(kv, during, **settings), trained(None, during, **settings))
+
+
 def test_other_stores_of_mxnet_still_refuse():
     """The wrappers are for P3's stores only."""
     parameter = gluon.Parameter("p", shape=(1,))

@@ -41,6 +41,7 @@ def init(store, key, values, outs=()):
         if resumed is not None:
             value = resumed
     _give_first_value(store, entry, value)
+    store._saved_states.note_value(entry)
     return entry
 
 

@@ -23,6 +23,7 @@ class SavedStates:
     def __init__(self, store):
         self._store = weakref.proxy(store)
         self._loaded = {}  # of keys not pushed yet, in case they become of another kind
+        self._begun = set()  # ids of keys whose states have begun anew, and which have had no round since
 
     def save(self, path, dump_optimizer):
         store = self._store
@@ -46,9 +47,8 @@ class SavedStates:
         if not store._servers_update:
             store._updater.states, store._updater.states_synced = states, dict.fromkeys(states, False)
         else:
-            for entry in store._pushed_keys():
-                if entry.id not in arrays:  # as MXNet would begin it
-                    arrays[entry.id] = _fresh(optimizer, entry)
+            begun = [entry for entry in store._pushed_keys() if entry.id not in arrays]
+            arrays.update(self._begun_anew(begun, optimizer))
             self._give_between_barriers(arrays, saved_optimizer)
             self._loaded = {key: arrays[key] for key in arrays if not keys[key].pushed}
         if saved_optimizer is not None:
@@ -63,7 +63,20 @@ class SavedStates:
         begun = [store._keys[key] for key in self._loaded] + store._pushed_keys()
         self._loaded = {}
         if begun:
-            self._give_between_barriers({entry.id: _fresh(store._optimizer, entry) for entry in begun}, None)
+            self._give_between_barriers(self._begun_anew(begun, store._optimizer), None)
+
+    def _begun_anew(self, entries, optimizer):
+        """Their states, as MXNet would begin them."""
+        self._begun = {entry.id for entry in entries}
+        return {entry.id: _fresh(optimizer, entry) for entry in entries}
+
+    def note_round(self, key):
+        self._begun.discard(key)
+
+    def note_value(self, entry):
+        """The key has another value: MXNet would make its state with the next update, and DCASGD's has the weight."""
+        if entry.id in self._begun:
+            self._give_between_barriers({entry.id: _fresh(self._store._optimizer, entry)}, None)
 
     def give_loaded(self, key):
         """Of a key that has just become of another kind: what was loaded before."""
