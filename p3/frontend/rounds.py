@@ -38,6 +38,7 @@ class KeyRounds(ABC):
         self._awaited = "a new value of %s" % key.name  # in words
         self.priority = 0
         self.updates = 0  # that have been taken over
+        self.counts = True  # whether rounds that begin now are updates, if any worker pushes
         self.has_changed = False  # in any round, whatever state the script has given since
         self.is_new = False  # has a round of the current step
         self.landing = landing
@@ -52,6 +53,7 @@ class KeyRounds(ABC):
         self._before: Optional[Round] = None  # with staleness: one that a step has not waited for
         self._other_landing: Optional[Tuple[Any, Any]] = None  # and where that lands; the two are used in turn
         self._is_skip = False  # this worker's part of the last round
+        self._counts = True  # the last round
         self._may_go_ahead = self.goes_ahead and key.staleness > 0
         self.also_awaited: Callable[[], Any] = lambda: None  # before a result is taken over; may be interrupted
 
@@ -82,7 +84,7 @@ class KeyRounds(ABC):
         """With the round under way. Waits for that if this worker has skipped it, as others may have pushed."""
         if self._is_skip:
             self.land()
-        return self.updates + self.is_pending
+        return self.updates + (self.is_pending and self._counts)
 
     # What the front end does with values
 
@@ -102,7 +104,7 @@ class KeyRounds(ABC):
 
     def _begin(self, operation: Any, is_skip: bool) -> None:
         """It is the current step's; behind _make_room()."""
-        self._under_way, self._is_skip = Round(operation, self._take_round), is_skip
+        self._under_way, self._is_skip, self._counts = Round(operation, self._take_round), is_skip, self.counts
         self._rounds += 1
         self.is_new = True
 
@@ -211,6 +213,6 @@ class KeyRounds(ABC):
         if not operation.updated:
             return False
         self.has_changed = True
-        self.updates = self._session.updates(self.key) if self.key.staleness > 0 else self.updates + 1
+        self.updates = self._session.updates(self.key) if self.key.staleness > 0 else self.updates + self._counts
         self._take_result(operation)
         return True

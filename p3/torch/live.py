@@ -43,7 +43,7 @@ class LiveGroups:
             announced, parameters = self._announced[index], [parameter_of(tensor) for tensor in group["params"]]
             fields = self._fields(announced, group, parameters)
             for parameter in parameters:
-                parameter.fields = fields
+                parameter.fields, parameter.counts = fields, rules.counts(announced, group)
             self._read[index] = now
 
     def _fields(self, announced: Dict[str, Any], group: Dict[str, Any], parameters: List[Parameter]) -> rules.Fields:

@@ -77,6 +77,11 @@ def forget_numbers() -> None:
 _numbers: Dict[int, Tuple[torch.Tensor, int, float]] = {}  # those read in this step
 
 
+def counts(announced: Dict[str, Any], group: Dict[str, Any]) -> bool:
+    """Whether a step is an update of the states: of SGD without momentum it leaves velocities, and begins none."""
+    return announced["name"] != "torch_sgd" or announced["momentum"] == 0 or group["momentum"] != 0
+
+
 def scalars(group: Dict[str, Any], rescale: float, updates: int) -> Tuple[float, float, float, float, float]:
     """Those of a push (p3/optimizer.h, RoundScalars) that makes the parameter's `updates`-th update."""
     lr = number(group["lr"])

@@ -104,6 +104,10 @@ KNOWN = {
     "a gradient is added up in no_sync() when it has left": _program(
         _train("A"), _do("backward", ways=["A", "A"], seed=0), _do("backward", ways=["A", "A"], seed=0, no_sync=True)
     ),
+    "a momentum that begins behind steps without it": _program(
+        _train("b"), _do("set", field="momentum", value=0.0), _train("A"), _train("ab", 1),
+        _do("set", field="momentum", value=0.9), _train("A", 2), _train("ab"), optimizer="dampened", dtype="float64",
+    ),
     "samples are told when a gradient has left": _program(
         _train("A"), _do("backward", ways=["c", "c"], seed=9),
         _do("train", ways=["b", "b"], seed=8, zero="model_none", samples=[0, 2], closure=True), optimizer="adagrad",
