@@ -27,6 +27,7 @@ class SocketStream : public Stream {
 
   IoResult write(const iovec* parts, int count) override;
   IoResult read(const iovec* parts, int count) override;
+  void await(size_t bytes) override;
   int read_fd() const override { return fd_; }
   int write_fd() const override { return fd_; }
   uint32_t write_event() const override { return EPOLLOUT; }
@@ -66,6 +67,7 @@ class SocketStream : public Stream {
   uint64_t looked_at_ = 0;   // the link's version
   uint64_t bound_ = 0;       // of the send buffer
   bool is_bounded_ = false;  // false: the kernel's own choice
+  size_t awaited_ = 1;
 };
 
 }  // namespace p3

@@ -15,6 +15,7 @@ struct IoResult {
   size_t bytes = 0;
   int error = 0;     // errno; EAGAIN: nothing can move now. With bytes > 0 it is 0.
   bool end = false;  // read: the peer closed its side
+  bool emptied = false;  // read: nothing more was there
 };
 
 class Stream {
@@ -27,6 +28,8 @@ class Stream {
   // Takes as many bytes as fit. Fewer than asked means: full, wait for the write event.
   virtual IoResult write(const iovec* parts, int count) = 0;
   virtual IoResult read(const iovec* parts, int count) = 0;
+  // The read event need not come before so many bytes are there, or the end; until this is called again. At least 1.
+  virtual void await(size_t /*bytes*/) {}
 
   // For epoll. The read event is a level (EPOLLIN while read() may move bytes or report the end), the write event an
   // edge (when write() may move bytes again after it was full).

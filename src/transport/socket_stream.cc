@@ -166,7 +166,16 @@ IoResult SocketStream::read(const iovec* parts, int count) {
   do n = recvmsg(fd_, &message, MSG_DONTWAIT);
   while (n < 0 && errno == EINTR);
   if (n < 0) return {0, errno == EWOULDBLOCK ? EAGAIN : errno, false};
-  return {static_cast<size_t>(n), 0, n == 0};
+  size_t room = 0;
+  for (int i = 0; i < count; ++i) room += parts[i].iov_len;
+  return {static_cast<size_t>(n), 0, n == 0, static_cast<size_t>(n) < room};
+}
+
+void SocketStream::await(size_t bytes) {
+  if (!is_tcp_ || bytes == awaited_) return;
+  awaited_ = bytes;
+  const int least = static_cast<int>(bytes);
+  setsockopt(fd_, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
 }
 
 void SocketStream::end_writing() { shutdown(fd_, SHUT_WR); }

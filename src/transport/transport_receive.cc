@@ -92,6 +92,11 @@ void Transport::run_tasks() {
 
 void Transport::read_from(Van& van) {
   if (phase_ >= Phase::kLingering) return read_to_the_end(van);
+  read_turn(van);
+  van.await_rest();
+}
+
+void Transport::read_turn(Van& van) {
   for (size_t reads = 0; reads < kReadsPerTurn && phase_ < Phase::kStopping; ++reads) {
     if (van.is_bounded && !van.broken && van.held_bytes() > options_.max_held_bytes) return pause(van);
     switch (van.read_some()) {
@@ -139,6 +144,7 @@ void Transport::read_from(Van& van) {
         if (phase_ < Phase::kFinishing) handler_.left(van.number);
       }
     }
+    if (van.has_read_all()) return;
   }
 }
 
@@ -221,6 +227,7 @@ void Transport::accuse_silent_peers(Clock::time_point now) {
     return van.state() == Van::State::kOpen && now - van.last_read > seconds(silence_s);
   };
   for (const auto& van : vans_) {
+    if (is_silent_for(*van, options_.timeout_s / 4)) van->await_any();  // a few bytes are a sign of life, too
     if (!is_silent_for(*van, options_.timeout_s)) continue;
     const auto others = std::count_if(vans_.begin(), vans_.end(), [&](const auto& other) {
       return other->state() == Van::State::kOpen && other != van;

@@ -9,6 +9,13 @@
 #include "transport/parts.h"
 
 namespace p3 {
+namespace {
+
+// So that a slow peer is heard several times in a time-out.
+constexpr size_t kMostAwaited = 32 << 10;
+
+}  // namespace
+
 Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, const NodeOptions& options,
          bool bounded)
     : number(van_number),
@@ -164,6 +171,7 @@ Van::Progress Van::read_some() {
   }
   if (result.end) return Progress::kEnd;
   bytes_received_.fetch_add(result.bytes, std::memory_order_relaxed);
+  has_read_all_ = result.emptied;
   const size_t first = std::min(result.bytes, parts[0].iov_len);
   if (reading_ == Reading::kPayload) {
     in_payload_bytes_ += first;
@@ -172,6 +180,12 @@ Van::Progress Van::read_some() {
     in_header_bytes_ += first;
   }
   return Progress::kMoved;
+}
+
+// A payload's rest is of no use before it is there, so the kernel need not wake us for each of its segments.
+void Van::await_rest() {
+  const size_t rest = reading_ == Reading::kPayload ? in_header_.payload_bytes - in_payload_bytes_ : 1;
+  stream_->await(std::clamp<size_t>(rest, 1, kMostAwaited));
 }
 
 Van::Event Van::next() {

@@ -461,6 +461,44 @@ TEST(SocketStream, ExceedsItsBoundByLessThanAPiece) {
   EXPECT_GT(written, 0u);
 }
 
+// Or the kernel wakes its reader for each segment of a slice that is of no use before it is whole.
+TEST(SocketStream, TheReadEventWaitsForWhatIsAwaitedOrTheEnd) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  std::vector<char> bytes(1000);
+  const auto send = [&](size_t count) {
+    const iovec part{bytes.data(), count};
+    ASSERT_EQ(pair.first->write(&part, 1).bytes, count);
+  };
+  const auto is_readable = [&](int within_ms) {
+    pollfd readable{pair.second->read_fd(), POLLIN, 0};
+    return poll(&readable, 1, within_ms) == 1;
+  };
+  const auto receive = [&](size_t most) {
+    const iovec part{bytes.data(), most};
+    return pair.second->read(&part, 1);
+  };
+  pair.second->await(1000);
+  send(100);
+  EXPECT_FALSE(is_readable(50));
+  send(900);
+  EXPECT_TRUE(is_readable(10'000));
+  IoResult result = receive(900);
+  EXPECT_EQ(result.bytes, 900u);
+  EXPECT_FALSE(result.emptied);
+  result = receive(900);
+  EXPECT_EQ(result.bytes, 100u);
+  EXPECT_TRUE(result.emptied);
+  send(100);
+  EXPECT_FALSE(is_readable(50));
+  pair.second->await(1);
+  EXPECT_TRUE(is_readable(10'000));
+  pair.second->await(1000);
+  pair.first->end_writing();
+  EXPECT_TRUE(is_readable(10'000));
+  EXPECT_EQ(receive(900).bytes, 100u);
+  EXPECT_TRUE(receive(900).end);
+}
+
 // Loopback is a path of many Gbit/s: what has been written there must have raised the bound.
 TEST(SocketStream, AFastPathGetsALargerBound) {
   const StreamPair pair = socket_pair(tcp_pair());
