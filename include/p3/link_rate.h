@@ -26,7 +26,7 @@ class LinkRate {
 
   // `fd`: of the connection, -1: there is none. The first one that a network card is known of says which card counts.
   void add_connection(int fd = -1);
-  void remove_connection() { --connections_; }
+  void remove_connection();
   uint64_t connections() const { return connections_; }
 
   // So many bytes have been taken by one of them. The rate is measured so, and by what the card has sent in the same time

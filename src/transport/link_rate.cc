@@ -19,9 +19,15 @@ LinkRate::~LinkRate() = default;
 
 void LinkRate::add_connection(int fd) {
   ++connections_;
+  ++version_;
   if (fd < 0 || card_->is_known()) return;
   *card_ = NetworkCard::of(fd);
   card_then_ = card_->bytes_sent();
+}
+
+void LinkRate::remove_connection() {
+  --connections_;
+  ++version_;
 }
 
 void LinkRate::wrote(uint64_t bytes) {
