@@ -337,7 +337,7 @@ cdef class P3Worker:
         self.core.start()
 
     def declare(self, str name not None, uint64_t elements, int dtype, compression=None):
-        """A handle, local to this worker. `compression`: as an option of the store (p3/server/options.py), or None."""
+        """A handle, local to this worker. `compression`: as an option of the store (p3/plan/options.py), or None."""
         return self.core.declare(name, elements, dtype_of(dtype), compression_from(compression))
 
     def set_momentum(self, int key, double momentum, double clip_norm=0.0):
@@ -350,7 +350,7 @@ cdef class P3Worker:
         return self.core.declare_factors(name, core_shape, workers)
 
     def set_optimizer(self, int key, description not None):
-        """Of a key of factors: what p3.server.optimizers.describe() makes."""
+        """Of a key of factors: what p3.plan.optimizers.describe() makes."""
         self.core.set_optimizer(key, optimizer_spec(description))
 
     def declare_rows(self, str name not None, uint64_t rows, uint64_t row_elements, int dtype):
@@ -372,7 +372,7 @@ cdef class P3Worker:
     def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool gated=False,
              cbool more=False, tell=None):
         """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars), and the values of the rule's
-        fields (p3.server.optimizers.values) where they are not those that were announced. `tell`: Completions, and the
+        fields (p3.plan.optimizers.values) where they are not those that were announced. `tell`: Completions, and the
         token by which they announce it."""
         if gradient is None:
             raise ValueError("push needs a gradient")

@@ -4,9 +4,9 @@ def optimizer_rules():
     return {rule.name: rule.fields() for rule in rules}
 
 
-# ValueError, naming the field, unless the description is complete and sensible (p3/server/optimizers.py).
+# ValueError, naming the field, unless the description is complete and sensible (p3/plan/optimizers.py).
 cdef OptimizerSpec optimizer_spec(description) except *:
-    from p3.server.optimizers import validate
+    from p3.plan.optimizers import validate
 
     validate(description)
     cdef OptimizerSpec spec

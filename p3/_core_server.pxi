@@ -72,7 +72,7 @@ cdef class P3Server:
             self.running().load(wire_key, slice, part, data, size)
 
     def set_optimizer(self, int store, description):
-        """`description` as p3.server.optimizers has them: {"name": "sgd", "momentum": 0.9, ...}"""
+        """`description` as p3.plan.optimizers has them: {"name": "sgd", "momentum": 0.9, ...}"""
         self.running().set_optimizer(store, optimizer_spec(description))
 
     def lose_worker(self, int worker):

@@ -76,7 +76,7 @@ def complete(compression: Mapping[str, Any], of_mxnet: bool = False) -> Dict[str
 
 
 def checks() -> Dict[str, Dict[str, Tuple[str, Callable[[Any], bool]]]]:
-    """Of each, by name, what is checked of its options: see p3.server.optimizers.validate_fields."""
+    """Of each, by name, what is checked of its options: see p3.plan.optimizers.validate_fields."""
     return {
         name: {option.name: (option.allowed, option.allows) for option in codec.options}
         for name, codec in sorted(codecs().items())
@@ -97,7 +97,7 @@ class Ways(NamedTuple):
     @classmethod
     def of(cls, given: Any) -> Ways:
         """From what a script gives: a name, which means both ways; {"up": ..., "down": ...}, each a name, a compression
-        or None; a compression, which means what is pushed; or None. Not validated: p3/server/options.py."""
+        or None; a compression, which means what is pushed; or None. Not validated: p3/plan/options.py."""
         if isinstance(given, str):
             both = _complete(given)
             codec = of(both)

@@ -9,7 +9,7 @@ import pytest
 from processes import ROOT
 
 from p3 import codecs, placement
-from p3.server.options import validate
+from p3.plan.options import validate
 
 core = pytest.importorskip("p3._core", reason="the extension is not built")
 
@@ -127,7 +127,7 @@ def test_every_codec_of_gradients_has_a_numpy_reference():
 
 def test_the_core_is_imported_at_the_first_question():
     script = (
-        "import sys, p3.codecs as codecs, p3.server.options, p3.plan.choices as choices, p3.measure.replay.bound\n"
+        "import sys, p3.codecs as codecs, p3.plan.options, p3.plan.choices as choices, p3.measure.replay.bound\n"
         "assert choices.of_compression(None) == choices.PLAIN and 'p3._core' not in sys.modules\n"
         "assert codecs.codecs() and 'p3._core' in sys.modules\n"
     )

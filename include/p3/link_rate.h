@@ -17,7 +17,7 @@
 
 namespace p3 {
 
-class NetworkCard;  // transport/network_card.h
+class NetworkCard;  // transport/streams/network_card.h
 
 class LinkRate {
  public:

@@ -112,17 +112,20 @@ inline bool goes_on(const Header& push) { return push.part == 1; }
 
 // Of a heartbeat between a node and the scheduler: the link of the node's machine, what it carries as far as the node knows
 // and how many of its connections the node has; and, on the way back, what all windows of the job go by: the greatest of
-// both over all machines. Zeros: not known yet.
+// both over all machines. Zeros: not known yet; a number above the most that makes sense is read as zero.
 struct LinkShare {
   uint64_t bytes_per_second = 0, connections = 0;
 };
+constexpr double kMostBytesPerSecond = 1e12, kMostConnections = 1e6;
 inline void set_link_share(Header& ping, const LinkShare& link) {
   ping.scalars.lr = static_cast<double>(link.bytes_per_second);
   ping.scalars.wd = static_cast<double>(link.connections);
 }
 inline LinkShare link_share(const Header& ping) {
-  const auto whole = [](double value) { return value >= 0 && value < 0x1p53 ? static_cast<uint64_t>(value) : 0; };
-  return {whole(ping.scalars.lr), whole(ping.scalars.wd)};
+  const auto whole = [](double value, double most) {
+    return value >= 0 && value <= most ? static_cast<uint64_t>(value) : uint64_t{0};
+  };
+  return {whole(ping.scalars.lr, kMostBytesPerSecond), whole(ping.scalars.wd, kMostConnections)};
 }
 
 // What is wrong with a header whatever was agreed for its key, or an empty string. `checksums`: slices have them.

@@ -16,9 +16,8 @@ from p3.cluster.demand import Demand
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
-from p3.plan import combinations, key_plan, planner
+from p3.plan import combinations, key_plan, options, planner
 from p3.plan.key_plan import Axes, KeyPlan
-from p3.server import options
 
 # What one worker may have the scheduler keep: far more than jobs come to.
 MAX_CLAIM_BYTES = 64 << 20  # of keys and options, as text

@@ -111,7 +111,7 @@ def _answered(probe: socket.socket, token: bytes, size: int, timeout_s: float) -
 
 
 def _congestion(sock: socket.socket, round_trip_s: float) -> str:
-    """Chooses as P3's connections do (src/transport/socket_stream.cc), and returns what the connection has then."""
+    """Chooses as src/transport/streams/socket_stream.cc does, and returns what the connection has then."""
 
     def name() -> str:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).partition(b"\0")[0].decode()

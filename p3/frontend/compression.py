@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Tuple, Union
 
 from p3.codecs import Ways
-from p3.server import options
+from p3.plan import options
 
 Shape = Tuple[int, ...]
 Given = Union[None, str, Dict[str, Any], Callable[[str, Shape], Any]]  # as Ways.of(), or what returns that

@@ -39,11 +39,11 @@ class Weights(snapshots.Trainer):
         (snapshots.resume) those of the snapshot.
 
         `first`: arrays by name, of any shape and of a type that P3 can train; names, shapes and types are the same on
-        every worker. `optimizer`: one of the torch_* of p3/server/optimizers.py, whose corrections the servers make.
+        every worker. `optimizer`: one of the torch_* of p3/plan/optimizers.py, whose corrections the servers make.
         `compression`: as of p3.codecs.Ways, or a function of name and shape. `staleness`: see Session.declare.
         """
         if not str(optimizer.get("name")).startswith("torch_"):
-            raise ValueError("the optimizer is %r; it must be a torch_* of p3.server.optimizers" % (optimizer,))
+            raise ValueError("the optimizer is %r; it must be a torch_* of p3.plan.optimizers" % (optimizer,))
         self._session, self._staleness, self._compression = session, staleness, Compression(compression)
         settings = Settings.from_env(os.environ)
         self._store, control = session.new_store(), session.new_store()

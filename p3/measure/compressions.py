@@ -21,9 +21,9 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from p3 import codecs
 from p3.errors import NotBuilt
+from p3.plan import options as store_options
 from p3.plan import planner
 from p3.plan.key_plan import Axes
-from p3.server import options as store_options
 
 EXACT = "exact"  # in the place of a codec: sent as it is
 HOOKS = ("fp16", "powersgd")  # of DDP on Gloo

@@ -151,7 +151,7 @@ def no_optimizer(why: str) -> Choice:
 
 
 def of_optimizer(description: Optional[Mapping[str, Any]]) -> Choice:
-    """An option of a store (p3/server/optimizers.py); None or {}: it has none."""
+    """An option of a store (p3/plan/optimizers.py); None or {}: it has none."""
     if not description:
         return no_optimizer("no optimizer is set on the servers")
     name = description["name"]

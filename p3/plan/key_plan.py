@@ -60,7 +60,7 @@ class Axes(NamedTuple):
     """Five independent choices of how a key's rounds go, which p3/plan/planner.py makes."""
 
     staleness: int = 0  # discipline: rounds that the fastest worker may be ahead of the slowest; 0: synchronous
-    codec: Mapping[str, Any] = {}  # of what is pushed, as the store's option (p3/server/options.py); {}: sent as it is
+    codec: Mapping[str, Any] = {}  # of what is pushed, as the store's option (p3/plan/options.py); {}: sent as it is
     reduction: str = "sum"  # of REDUCTIONS: "average" over those that took part, "mean" over all; "norm": see Session
     update: str = "servers"  # of UPDATES: who applies the optimizer's rule; "steps": the workers its momentum
     value_codec: Mapping[str, Any] = {}  # of what comes back, as the store's option; {}: whole values

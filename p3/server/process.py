@@ -25,7 +25,7 @@ from p3.cluster.watching import report
 from p3.errors import ConfigError, RendezvousError
 from p3.plan import combinations
 from p3.plan.key_plan import KeyPlan
-from p3.server.options import validate
+from p3.plan.options import validate
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of

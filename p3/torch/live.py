@@ -1,7 +1,7 @@
 """The numbers of each param group that the servers' rules read, from step to step.
 
 The servers are told of a group's optimizer once. Where a step finds other numbers in the group, its pushes go by those
-(p3/server/optimizers.py); the states that the servers keep stay those of what was announced.
+(p3/plan/optimizers.py); the states that the servers keep stay those of what was announced.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List
 
 import torch
 
-from p3.server.optimizers import differing, missing_state, values
+from p3.plan.optimizers import differing, missing_state, values
 from p3.torch import rules
 from p3.torch.parameters.parameter import Parameter
 

@@ -1,4 +1,4 @@
-"""torch's optimizers for the servers: their descriptions (p3/server/optimizers.py), numbers of a push, and states."""
+"""torch's optimizers for the servers: their descriptions (p3/plan/optimizers.py), numbers of a push, and states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from p3._core import state_names
-from p3.server.optimizers import FIELDS, values
+from p3.plan.optimizers import FIELDS, values
 from p3.torch.parameters.arrays import DEVICES
 
 # Each updates every parameter by itself, so a parameter can be updated just before its module needs it.
@@ -15,7 +15,7 @@ _LAZY = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NA
          "SparseAdam", "Adafactor", "Muon")  # fmt: skip
 
 
-Fields = Optional[Tuple[float, ...]]  # of p3.server.optimizers.values()
+Fields = Optional[Tuple[float, ...]]  # of p3.plan.optimizers.values()
 
 
 class NotOnServer(Exception):

@@ -8,7 +8,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 from p3.plan import key_plan
 from p3._core import DTYPES
 from p3.plan.key_plan import Axes, KeyPlan
-from p3.server.options import validate_of_key
+from p3.plan.options import validate_of_key
 
 Name = Union[str, int]  # 1 and "1" are different keys
 NORM = "(norm)"  # of a key of norms, as no parameter is called

@@ -178,6 +178,7 @@ class Session(Control):
 
         Arrays are C-ordered buffers of the key's shape and type; they belong to the core until the operation is done.
         Called again, by every worker at the same point, it gives the key a new value; an optimizer keeps its state.
+        A worker that is late may get the value of a later call: where it must not, barrier() or a round comes between.
         `value` may be what first_value() gave. `landing` None, here and below, of a key of rows: this worker keeps no
         copy of the value, and fetches the rows that it wants.
         """
@@ -197,7 +198,7 @@ class Session(Control):
         """One round: the gradient goes out, the new value (without an optimizer: the sum) comes into `landing`.
 
         Higher priorities leave sooner. The numbers must be the same on every worker; they are used by the store's
-        optimizer. `fields`: the p3.server.optimizers.values() that it has in this round, if they are not those that
+        optimizer. `fields`: the p3.plan.optimizers.values() that it has in this round, if they are not those that
         were announced; its states stay. Returns an Operation; arrays as in init(). Reading `landing` afterwards is the
         pull. A `gated` round leaves piece by piece, as ready() is called; `landing` may be `gradient` itself. `more`:
         other calls follow soon, and a small gradient may wait for them; call flush() before waiting. `tell`: who
@@ -314,7 +315,7 @@ class Session(Control):
     # What all workers agree on
 
     def set_option(self, store: int, name: str, value: dict) -> None:
-        """Sets an option of p3.server.options. Blocks until all servers have it, at most P3_WAIT_TIMEOUT_S.
+        """Sets an option of p3.plan.options. Blocks until all servers have it, at most P3_WAIT_TIMEOUT_S.
 
         Set an optimizer before the store's first push, and all others before its first key is declared.
         The same value again is fine. ValueError if the value makes no sense, if this worker has set another one
@@ -324,7 +325,7 @@ class Session(Control):
         self._options.set(store, name, value)
 
     def set_optimizer(self, store: int, description: dict) -> None:
-        """set_option() of what p3.server.optimizers.describe() makes of an optimizer."""
+        """set_option() of what p3.plan.optimizers.describe() makes of an optimizer."""
         self.set_option(store, "optimizer", description)
 
     def option(self, store: int, name: str) -> Optional[dict]:

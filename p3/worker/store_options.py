@@ -1,4 +1,4 @@
-"""The options of stores (p3/server/options.py) as one worker sets them, and as all have agreed on them."""
+"""The options of stores (p3/plan/options.py) as one worker sets them, and as all have agreed on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from p3.plan import choices, combinations, planner
-from p3.server.options import validate
+from p3.plan.options import validate
 from p3.worker.key import Key
 from p3.worker.links.link import Link
 from p3.worker.repartition import Repartition

@@ -21,6 +21,7 @@ EXAMPLES = {
     "strs": ["a", "b"],
     "names": ["a", 1],
     "flat": {"momentum": 0.9, "name": "sgd", "centered": True, "clip": None},
+    "values": {"compression": {"type": "int8"}, "value_compression": {}},
     "flats": [{"rounds": 3, "cpu_s": 0.5}, {}],
     "workers": [{"host": "10.0.0.8", "local": "", "machine": "m"}],
     "sha256": "0f" * 32,

@@ -58,7 +58,7 @@ def test_who_is_not_there_any_more_does_not_count(how):
     assert job.tell(3, 9e6) == LinkShare(10e6, 6)
 
 
-@pytest.mark.parametrize("told", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("told", [math.nan, math.inf, -1.0, 1.1e12])
 def test_numbers_that_make_no_sense_are_unknown(told):
     header = frames.with_link_share(bytes(frames.HEADER.size), LinkShare(told, told))
     assert frames.link_share_of(header) == UNKNOWN

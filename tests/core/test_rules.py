@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from p3.server.optimizers import FIELDS
+from p3.plan.optimizers import FIELDS
 from p3.settings import Settings
 from p3.worker.session import Session
 

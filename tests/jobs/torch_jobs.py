@@ -575,6 +575,31 @@ def resumed(folder, kind, steps, die_at):
     print("worker %d began at %d and has %08x" % (p3.torch.rank(), round, digest), flush=True)
 
 
+def broadcasts_again(folder):
+    """Worker 1 asks for the first value when rank 0 is about to give another."""
+    session, again = job.current(), os.path.join(folder, "again")
+    init = session.init
+
+    def init_late(*arguments):
+        deadline = time.monotonic() + 30
+        while arguments[0].name == "weight" and not os.path.exists(again):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return init(*arguments)
+
+    if session.rank == 1:
+        session.init = init_late
+    model = nn.Linear(3, 2)
+    model.weight.data.fill_(1.0)
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    first = model.weight.tolist()
+    if session.rank == 0:
+        model.weight.data.fill_(2.0)
+        open(again, "w").close()
+    optimizer.broadcast()
+    assert (first, model.weight.tolist()) == ([[1.0] * 3] * 2, [[2.0] * 3] * 2), (first, model.weight)
+
+
 class Late(torch.autograd.Function):
     """Worker 1 is late with what comes behind it in the backward pass."""
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from p3.measure._kernels import NativeOptimizer, use_avx2
-from p3.server.optimizers import validate
+from p3.plan.optimizers import validate
 
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed: pip install mxnet==1.9.1", allow_module_level=True)
@@ -304,7 +304,7 @@ def test_arrays_that_do_not_fit_are_refused():
 def test_servers_and_scheduler_validate_without_mxnet_or_numpy():
     code = (
         "import sys\n"
-        "from p3.server.optimizers import validate\n"
+        "from p3.plan.optimizers import validate\n"
         f"validate({ADAM!r})\n"
         "assert not {'mxnet', 'numpy'} & set(sys.modules)\n"
     )

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from p3.measure._kernels import NativeOptimizer, add_to_sum, finish_sum, start_sum, use_avx2
-from p3.server.optimizers import FIELDS, validate
+from p3.plan.optimizers import FIELDS, validate
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 

@@ -97,6 +97,11 @@ def test_workers_that_push_in_turn_have_the_weights_of_one_process():
     assert output.count("is as one process") == 2
 
 
+def test_a_worker_that_is_late_gets_the_value_of_its_broadcast_and_not_the_next_ones(tmp_path):
+    status, output = jobs.run_p3(2, 1, script("broadcasts_again", tmp_path))
+    assert status == 0, output
+
+
 def test_workers_that_are_steps_apart_begin_with_the_optimizers_state():
     status, output = jobs.run_p3(2, 1, script("begins_with_states"))
     assert status == 0, output

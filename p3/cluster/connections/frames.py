@@ -6,7 +6,6 @@ headers without a payload. tests/docs compares this layout, the specification an
 
 from __future__ import annotations
 
-import math
 import struct
 from typing import NamedTuple
 
@@ -35,6 +34,7 @@ FIELDS = {
 HEADER = struct.Struct("<" + "".join(FIELDS.values()))
 
 _ROUND, _RATE, _CONNECTIONS = (list(FIELDS).index(name) for name in ("round", "lr", "wd"))
+_MOST_BYTES_PER_SECOND, _MOST_CONNECTIONS = 1e12, 1e6  # above, a number makes no sense
 
 
 class LinkShare(NamedTuple):
@@ -52,8 +52,8 @@ def round_of(header: bytes) -> int:
 def link_share_of(header: bytes) -> LinkShare:
     """Of a heartbeat: what its sender says of its machine's link, and of its own connections there."""
     fields = HEADER.unpack(header)
-    told = (fields[_RATE], fields[_CONNECTIONS])
-    return LinkShare(*(value if math.isfinite(value) and value > 0 else 0.0 for value in told))
+    told = ((fields[_RATE], _MOST_BYTES_PER_SECOND), (fields[_CONNECTIONS], _MOST_CONNECTIONS))
+    return LinkShare(*(value if 0 < value <= most else 0.0 for value, most in told))
 
 
 def with_link_share(header: bytes, link: LinkShare) -> bytes:

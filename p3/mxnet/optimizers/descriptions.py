@@ -1,4 +1,4 @@
-"""MXNet's optimizers for the servers: their descriptions (p3/server/optimizers.py), and the numbers of each push."""
+"""MXNet's optimizers for the servers: their descriptions (p3/plan/optimizers.py), and the numbers of each push."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import mxnet as mx
 
-from p3.server.optimizers import FIELDS, differing, missing_state, per_round, validate, values
+from p3.plan.optimizers import FIELDS, differing, missing_state, per_round, validate, values
 from p3.worker.key import Key
 
 # MXNet's class -> our algorithm.

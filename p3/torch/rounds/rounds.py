@@ -302,6 +302,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def broadcast(self) -> None:
         self._land()  # so that rank 0 gives what its last step has made
+        self._session.barrier()  # or a worker that is late would get this value in the place of the one before
         for parameter in self._parameters.values():
             parameter.init()
         self._land()

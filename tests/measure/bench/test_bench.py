@@ -101,20 +101,21 @@ def test_workers_that_are_rounds_apart_are_compared_by_their_pace(bench):
 
 @needs_lab
 def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys):
-    status, _, records = bench("dgc", *EMULATED, "--compute", "0.1", "--hosts", "2")
+    status, _, records = bench("dgc", *EMULATED, "--iterations", "8", "--compute", "0.1", "--hosts", "2")
     assert status == 0, records
     found = runs_of(records, ["card_bytes", "worker_peak_bytes", "server_peak_bytes"])
     assert [one["store"] for one in found] == ["p3_sync", *stores.of_codecs(), *stores.names("dgc")]
     plain, *encoded = found[:-2]
     sparse = found[-2:]
     for record in found:
-        assert_right(record)
+        assert_right(record, iterations=8)
         cards = [card for card in records if card["kind"] == "nic" and card["store"] == record["store"]]
         counted = sum(sum(card["bytes_out"]) for card in cards) / 2 / len(record["iteration_s"])
         headers = PACKET_BYTES * sum(sum(card["packets_out"]) for card in cards) / 2 / len(record["iteration_s"])
         assert min(record["worker_peak_bytes"], record["server_peak_bytes"]) > 10e6  # Python alone
-        # Heartbeats count, too.
-        assert len(cards) == 2 and 0.8 * record["card_bytes"] < counted - headers < 1.01 * record["card_bytes"] + 20_000
+        # What is under way when they begin and when they end is up to one iteration's; heartbeats count, too.
+        assert len(cards) == 2
+        assert 7 / 8 * record["card_bytes"] < counted - headers < 9 / 8 * record["card_bytes"] + 20_000
     assert plain["card_bytes"] > plain["bytes"] and counted < plain["bytes"] / 4
     assert [one["bound_s"] < plain["bound_s"] for one in sparse] == [True, True]
     assert [one["card_bytes"] < plain["card_bytes"] / 10 for one in sparse] == [True, True]

@@ -17,8 +17,8 @@ from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Setting, links
 from p3.measure.simulate.timeline import groups, timeline, timelines
 
-OPTIONS = ["--models", "resnet50", "--size", "0.04", "--compute", "0.2"]
-SETTING = Setting(models.load("resnet50", 0.04), 0.2, links(2, 200.0))
+OPTIONS = ["--models", "resnet50", "--size", "0.2", "--compute", "0.9"]
+SETTING = Setting(models.load("resnet50", 0.2), 0.9, links(2, 200.0))
 
 
 def words_of(picture):
@@ -41,7 +41,7 @@ def test_p3s_iteration_ends_before_that_of_whole_layers(drawn):
 def test_computation_is_whole_and_what_is_left_of_an_iteration_are_waits(drawn):
     for one in drawn:
         computed_s = sum(bar.end_s - bar.begin_s for bar in (*one.backward, *one.forward))
-        assert computed_s == pytest.approx(0.2) and one.seconds == pytest.approx(computed_s + one.waited_s)
+        assert computed_s == pytest.approx(0.9) and one.seconds == pytest.approx(computed_s + one.waited_s)
         assert len(one.backward) == len(one.forward) == len(SETTING.model.layers)
         assert one.backward[0].begin_s == 0 and one.forward[-1].end_s == pytest.approx(one.seconds)
 
@@ -49,7 +49,7 @@ def test_computation_is_whole_and_what_is_left_of_an_iteration_are_waits(drawn):
 def test_what_clipping_waits_for_counts_as_the_first_layers():
     clipped = timeline(dataclasses.replace(SETTING, clip="wait"))
     computed_s = sum(bar.end_s - bar.begin_s for bar in (*clipped.backward, *clipped.forward))
-    assert clipped.seconds == pytest.approx(computed_s + clipped.waited_s) and computed_s == pytest.approx(0.2)
+    assert clipped.seconds == pytest.approx(computed_s + clipped.waited_s) and computed_s == pytest.approx(0.9)
     assert [wait.group for wait in clipped.waits] == [0] and clipped.waited_s > 0
 
 

@@ -1,4 +1,4 @@
-#include "transport/network_card.h"
+#include "transport/streams/network_card.h"
 
 #include <ifaddrs.h>
 #include <netinet/in.h>
@@ -14,14 +14,19 @@ namespace {
 // As /proc/self/net/dev has them: eight of what came, then what left.
 constexpr int kFieldsBeforeBytesSent = 8;
 
+// IPv4's as IPv6 has it, since a socket of IPv6 may have it so.
+std::optional<in6_addr> address_of(const sockaddr& one) {
+  if (one.sa_family == AF_INET6) return reinterpret_cast<const sockaddr_in6&>(one).sin6_addr;
+  if (one.sa_family != AF_INET) return std::nullopt;
+  in6_addr mapped{};
+  mapped.s6_addr[10] = mapped.s6_addr[11] = 0xff;
+  std::memcpy(&mapped.s6_addr[12], &reinterpret_cast<const sockaddr_in&>(one).sin_addr, sizeof(in_addr));
+  return mapped;
+}
+
 bool is_same_address(const sockaddr& one, const sockaddr& other) {
-  if (one.sa_family != other.sa_family) return false;
-  if (one.sa_family == AF_INET)
-    return reinterpret_cast<const sockaddr_in&>(one).sin_addr.s_addr ==
-           reinterpret_cast<const sockaddr_in&>(other).sin_addr.s_addr;
-  return one.sa_family == AF_INET6 && std::memcmp(&reinterpret_cast<const sockaddr_in6&>(one).sin6_addr,
-                                                  &reinterpret_cast<const sockaddr_in6&>(other).sin6_addr,
-                                                  sizeof(in6_addr)) == 0;
+  const auto first = address_of(one), second = address_of(other);
+  return first && second && std::memcmp(&*first, &*second, sizeof(in6_addr)) == 0;
 }
 
 }  // namespace
@@ -34,7 +39,7 @@ NetworkCard NetworkCard::of(int fd) {
   NetworkCard found;
   for (const ifaddrs* one = all; one != nullptr && !found.is_known(); one = one->ifa_next)
     if (one->ifa_addr != nullptr && is_same_address(*one->ifa_addr, reinterpret_cast<const sockaddr&>(address)))
-      found = NetworkCard(one->ifa_name);
+      found = NetworkCard(std::string(one->ifa_name, std::strcspn(one->ifa_name, ":")));  // eth0:1 is a name of eth0
   freeifaddrs(all);
   return found;
 }

@@ -100,8 +100,9 @@ IoResult SocketStream::send(Piece& piece, bool ends_segment) {
 
 void SocketStream::look_at_path() {
   looked_at_ = link_->version();
-  if (!measure_path()) return;
-  const uint64_t bound = bytes_under_way(link_->share(), min_rtt_us_);
+  const LinkShare link = link_->share();
+  if (link.bytes_per_second == 0 || !measure_path()) return;  // kFirstBound is for a rate that nobody knows
+  const uint64_t bound = bytes_under_way(link, min_rtt_us_);
   if (bound != bound_) bound_send_buffer(bound);
   leave_bbr();
 }

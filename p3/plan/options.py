@@ -1,6 +1,6 @@
 """The options of a store, on which all its workers agree and which its servers follow: a name, and a flat value.
 
-    optimizer    {"name": "sgd", "momentum": 0.9, ...}      updates the weights; see p3.server.optimizers
+    optimizer    {"name": "sgd", "momentum": 0.9, ...}      updates the weights; see p3.plan.optimizers
     compression  {"type": "2bit", "threshold": 0.5}         how gradients travel; see p3.codecs
     reduction    {"type": "average"}                        what becomes of the workers' gradients: over those that took
                                                             part; or {"type": "mean"}, over all; or {"type": "sum"}
@@ -15,7 +15,7 @@ from typing import Any
 
 from p3 import codecs
 from p3.plan import planner
-from p3.server.optimizers import FIELDS, validate_fields
+from p3.plan.optimizers import FIELDS, validate_fields
 
 _OPTIONS = {  # the field that selects a kind, and what tells the further fields of each kind
     "compression": ("type", codecs.checks),

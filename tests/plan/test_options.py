@@ -2,7 +2,7 @@
 
 import pytest
 
-from p3.server.options import validate
+from p3.plan.options import validate
 
 SGD = {"name": "sgd", "momentum": 0.9, "clip_gradient": -1.0, "multi_precision": False}
 DGC = {"type": "dgc", "ratio": 0.001, "warmup_steps": 0, "clip_norm": 0.0, "masking": True}

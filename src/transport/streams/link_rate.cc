@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "transport/network_card.h"
+#include "transport/streams/network_card.h"
 
 namespace p3 {
 namespace {
@@ -51,7 +51,8 @@ void LinkRate::measured(uint64_t rate) {
 }
 
 void LinkRate::agree(const LinkShare& link) {
-  if (link.connections == 0 || (link.bytes_per_second == agreed_rate_ && link.connections == agreed_connections_)) return;
+  if (link.connections == 0 || link.bytes_per_second == 0) return;
+  if (link.bytes_per_second == agreed_rate_ && link.connections == agreed_connections_) return;
   agreed_rate_ = link.bytes_per_second;
   agreed_connections_ = link.connections;
   ++version_;
