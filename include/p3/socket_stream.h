@@ -2,9 +2,10 @@
 //
 // What the kernel and the network hold can no longer be overtaken, so on TCP it is kept small: bytes that are not yet
 // sent by TCP_NOTSENT_LOWAT, and all that are not yet acknowledged by a send buffer of about what keeps the path busy,
-// resized continually from the rate at which it and those it shares the link with drain (LinkRate) and the least
-// round-trip time that the connection has ever had, and by writing in pieces, as the kernel would exceed a small buffer
-// by a whole segment. Equal buffers give the connections of a host equal shares of its link.
+// and by writing in pieces, as the kernel would exceed a small buffer by a whole segment. The buffer follows the rate of
+// the link and the number of connections that fill it, both as the job has agreed on them (LinkRate), and the least
+// round-trip time that the connection has ever had. Equal buffers give the connections of a host equal shares of its
+// link. A connection between two processes of one machine has a buffer by its own rate: it has no part in the link.
 #pragma once
 
 #include <sys/epoll.h>
@@ -65,6 +66,7 @@ class SocketStream : public Stream {
   // Of all that the kernel has told; none at first.
   uint32_t min_rtt_us_ = std::numeric_limits<uint32_t>::max();
   uint64_t looked_at_ = 0;   // the link's version
+  uint64_t filled_in_ = 0;   // the link's note
   uint64_t bound_ = 0;       // of the send buffer
   bool is_bounded_ = false;  // false: the kernel's own choice
   size_t awaited_ = 1;

@@ -14,6 +14,7 @@
 
 #include "base/epoll.h"
 #include "transport/parts.h"
+#include "transport/streams/network_card.h"
 
 namespace p3 {
 namespace {
@@ -49,21 +50,18 @@ SocketStream::SocketStream(int fd, int notsent_low_water_bytes) : fd_(fd) {
   is_tcp_ = getsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0;
   has_bbr_ = is_tcp_ && std::strcmp(name, "bbr") == 0;
   if (!is_tcp_) return;
-  link_->add_connection();
   bound_send_buffer(kFirstBound);
   if (measure_path()) leave_bbr();
 }
 
-SocketStream::~SocketStream() {
-  if (is_tcp_) link_->remove_connection();
-  SocketStream::close();
-}
+SocketStream::~SocketStream() { SocketStream::close(); }
 
+// What crosses no network is much faster than what does, and would raise all windows of the job.
 void SocketStream::share_link(LinkRate* link) {
-  if (!is_tcp_) return;
-  link_->remove_connection();
+  if (!is_tcp_ || NetworkCard::of_peer(fd_).is_known()) return;
   link_ = link;
-  link_->add_connection(fd_);
+  filled_in_ = 0;
+  link_->leaves_by_card_of(fd_);
 }
 
 // The kernel asks whether the send buffer is full only before it begins a segment, which it then fills up to 64 KiB
@@ -72,7 +70,8 @@ void SocketStream::share_link(LinkRate* link) {
 IoResult SocketStream::write(const iovec* parts, int count) {
   const size_t most = piece_bytes();
   IoResult result;
-  for (bool is_full = false; !is_full;) {
+  bool is_full = false;
+  while (!is_full) {
     Piece piece(parts, count, result.bytes, most);
     if (piece.count == 0) break;
     const IoResult sent = send(piece, piece.bytes > most / 2);
@@ -81,6 +80,7 @@ IoResult SocketStream::write(const iovec* parts, int count) {
     if (result.bytes == 0) result.error = sent.error;
   }
   if (is_tcp_) {
+    if (is_full) link_->filled(filled_in_);
     link_->wrote(result.bytes);
     if (looked_at_ != link_->version()) look_at_path();
   }

@@ -369,12 +369,68 @@ int send_buffer(const StreamPair& pair) {
 
 TEST(SocketStream, TellsItsLinkHowFastItIs) {
   LinkRate link;
-  const StreamPair pair = socket_pair(tcp_pair());
+  const StreamPair pair = socket_pair(far_tcp_pair());
   pair.first->share_link(&link);
-  EXPECT_EQ(link.connections(), 1u);
   EXPECT_EQ(link.rate(), 0u);
   move_through(pair, 64 << 20);  // for some measurements' time
   EXPECT_GT(link.rate(), 0u);
+  EXPECT_EQ(link.connections(), 1u);
+}
+
+// Or a job's windows were sized for memory as soon as two processes of one machine have a socket between them.
+TEST(SocketStream, HasNoPartInTheLinkIfItStaysOnTheMachine) {
+  LinkRate link;
+  const StreamPair pair = socket_pair(tcp_pair());
+  pair.first->share_link(&link);
+  move_through(pair, 64 << 20);
+  EXPECT_EQ(link.rate(), 0u);
+  EXPECT_EQ(link.connections(), 0u);
+  EXPECT_GT(send_buffer(pair), 128 << 10) << "it has a bound of its own all the same";
+}
+
+// A machine has connections to all workers of the others, and often only their leaders are sent anything.
+TEST(SocketStream, HasAPartInTheLinkOnceItHasBeenFull) {
+  LinkRate link;
+  const StreamPair idle = socket_pair(far_tcp_pair()), busy = socket_pair(far_tcp_pair());
+  for (const StreamPair* pair : {&idle, &busy}) pair->first->share_link(&link);
+  char heartbeat[64] = {};
+  const iovec part{heartbeat, sizeof heartbeat};
+  for (int i = 0; i < 2000; ++i) {
+    ASSERT_EQ(idle.first->write(&part, 1).bytes, sizeof heartbeat);
+    for (size_t came = 0; came < sizeof heartbeat;) {
+      pollfd readable{idle.second->read_fd(), POLLIN, 0};
+      ASSERT_EQ(poll(&readable, 1, kDeadlineMs), 1);
+      came += idle.second->read(&part, 1).bytes;
+    }
+  }
+  EXPECT_EQ(link.connections(), 0u);
+  move_through(busy, 4 << 20);
+  EXPECT_EQ(link.connections(), 1u);
+}
+
+TEST(LinkRate, ForgetsWhoHasNotBeenFullOfLate) {
+  LinkRate link;
+  uint64_t once = 0, always = 0;
+  const auto a_while = [&] {
+    for (int i = 0; i < 256; ++i) {
+      link.filled(always);
+      link.measured(1'000'000);
+    }
+  };
+  link.filled(once);
+  link.filled(once);
+  EXPECT_EQ(link.connections(), 1u);
+  link.filled(always);
+  EXPECT_EQ(link.connections(), 2u);
+  a_while();
+  EXPECT_EQ(link.connections(), 2u);
+  a_while();
+  EXPECT_EQ(link.connections(), 1u);
+  link.filled(always);
+  link.filled(once);
+  EXPECT_EQ(link.connections(), 2u);
+  for (int i = 0; i < 512; ++i) link.measured(1'000'000);
+  EXPECT_EQ(link.connections(), 2u) << "while none is full, nothing is known better";
 }
 
 // So that a rate which is low because of the bound raises it, up to that of the path.
@@ -412,7 +468,8 @@ TEST(SocketStream, WhatIsUnderWayHasNoSteps) {
 
 TEST(LinkRate, GoesByWhatTheJobHasAgreedOn) {
   LinkRate link;
-  link.add_connection();
+  uint64_t noted = 0;
+  link.filled(noted);
   link.measured(6'000'000);
   EXPECT_EQ(link.share().bytes_per_second, 6'000'000u);
   EXPECT_EQ(link.share().connections, 2u);  // the other process of this machine has one as well
@@ -510,11 +567,11 @@ TEST(SocketStream, AFastPathGetsALargerBound) {
 TEST(SocketStream, ItsBoundIsItsShareWhenOthersCome) {
   LinkRate link;
   link.measured(uint64_t{1} << 40);  // more than loopback, so that only the number of connections decides
-  const StreamPair pair = socket_pair(tcp_pair());
+  const StreamPair pair = socket_pair(far_tcp_pair());
   pair.first->share_link(&link);
   int before = 0;
   for (uint64_t connections : {uint64_t{1} << 15, uint64_t{1} << 16}) {
-    while (link.connections() < connections) link.add_connection();
+    for (uint64_t never; link.connections() < connections; link.filled(never)) never = 0;
     move_through(pair, 4 << 20);
     const uint64_t bound = SocketStream::bytes_under_way(link.share(), 0);
     EXPECT_EQ(send_buffer(pair), static_cast<int>(bound));
