@@ -9,12 +9,6 @@
 #include "transport/parts.h"
 
 namespace p3 {
-namespace {
-
-// So that a slow peer is heard several times in a time-out.
-constexpr size_t kMostAwaited = 32 << 10;
-
-}  // namespace
 
 Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, const NodeOptions& options,
          bool bounded)
@@ -185,7 +179,7 @@ Van::Progress Van::read_some() {
 // A payload's rest is of no use before it is there, so the kernel need not wake us for each of its segments.
 void Van::await_rest() {
   const size_t rest = reading_ == Reading::kPayload ? in_header_.payload_bytes - in_payload_bytes_ : 1;
-  stream_->await(std::clamp<size_t>(rest, 1, kMostAwaited));
+  stream_->await(std::max<size_t>(rest, 1));
 }
 
 Van::Event Van::next() {

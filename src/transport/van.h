@@ -112,7 +112,7 @@ class Van {
   Progress read_some();
   // The last read_some() has left nothing to read.
   bool has_read_all() const { return has_read_all_; }
-  // What the read event waits for from here on: the rest of a payload, or much of it; or any byte.
+  // What the read event waits for from here on: the rest of the payload that is being read, never more; or any byte.
   void await_rest();
   void await_any() { stream_->await(1); }
   enum class Event { kNothing, kHeader, kFrame };

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/epoll.h"
 #include "transport/parts.h"
@@ -29,6 +30,10 @@ constexpr uint64_t kFirstBound = 16 << 10;  // until a rate is known
 // What is handed to the kernel at once, at least; and how many of them make a bound.
 constexpr uint64_t kLeastPiece = 8 << 10;
 constexpr uint64_t kPiecesPerBound = 4;
+
+// Less than a few packets is worth no system call; more than that might not fit into the kernel's receive buffer (128 KiB
+// at first) with all that it keeps for each packet.
+constexpr size_t kLeastAwaited = 4 << 10, kMostAwaited = 32 << 10;
 
 // Paths that are not longer have no need of BBR.
 constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
@@ -172,11 +177,14 @@ IoResult SocketStream::read(const iovec* parts, int count) {
   return {static_cast<size_t>(n), 0, n == 0, static_cast<size_t>(n) < room};
 }
 
+// The peer's window is as large as ours. If we waited for all of it, kernels before 4.18 would not acknowledge it at once,
+// and it would stand still.
 void SocketStream::await(size_t bytes) {
-  if (!is_tcp_ || bytes == awaited_) return;
-  awaited_ = bytes;
-  const int least = static_cast<int>(bytes);
-  setsockopt(fd_, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+  if (!is_tcp_) return;
+  const size_t most = std::min<size_t>(bound_ / 2, kMostAwaited);
+  const int low_water = bytes < kLeastAwaited ? 1 : static_cast<int>(std::min(bytes, most));
+  if (std::exchange(low_water_, low_water) == low_water) return;
+  setsockopt(fd_, SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water);
 }
 
 void SocketStream::end_writing() { shutdown(fd_, SHUT_WR); }

@@ -156,6 +156,35 @@ TEST_P(StreamContract, ReadableIsALevel) {
   }
 }
 
+// A reader that awaits what is still to come, and not a byte more, never waits in vain, however small the buffers are.
+TEST_P(StreamContract, WhatIsAwaitedComesAndSoDoesTheEnd) {
+  Waiter readable(b.read_fd(), EPOLLIN);
+  for (size_t size : {1, 3000, 5000, 100'000}) {
+    std::thread writer([&] {
+      const std::vector<char> bytes(size);
+      Waiter writable(a.write_fd(), a.write_event() | EPOLLET);
+      for (size_t sent = 0; sent < size;) {
+        sent += write(a, bytes.data() + sent, size - sent).bytes;
+        if (sent < size && !writable.wait()) break;
+      }
+    });
+    std::vector<char> room(size);
+    size_t came = 0;
+    while (came < size) {
+      b.await(size - came);
+      if (!readable.wait()) break;
+      came += read(b, room.data(), size - came).bytes;
+    }
+    writer.join();
+    ASSERT_EQ(came, size);
+  }
+  b.await(100'000);
+  a.end_writing();
+  EXPECT_TRUE(readable.wait());
+  char byte;
+  EXPECT_TRUE(read(b, &byte, 1).end);
+}
+
 TEST_P(StreamContract, TheEndComesAfterTheLastByte) {
   ASSERT_EQ(write(a, "bye", 3).bytes, 3u);
   a.end_writing();
@@ -521,7 +550,7 @@ TEST(SocketStream, ExceedsItsBoundByLessThanAPiece) {
 // Or the kernel wakes its reader for each segment of a slice that is of no use before it is whole.
 TEST(SocketStream, TheReadEventWaitsForWhatIsAwaitedOrTheEnd) {
   const StreamPair pair = socket_pair(tcp_pair());
-  std::vector<char> bytes(1000);
+  std::vector<char> bytes(8000);
   const auto send = [&](size_t count) {
     const iovec part{bytes.data(), count};
     ASSERT_EQ(pair.first->write(&part, 1).bytes, count);
@@ -534,26 +563,41 @@ TEST(SocketStream, TheReadEventWaitsForWhatIsAwaitedOrTheEnd) {
     const iovec part{bytes.data(), most};
     return pair.second->read(&part, 1);
   };
-  pair.second->await(1000);
-  send(100);
+  pair.second->await(8000);
+  send(800);
   EXPECT_FALSE(is_readable(50));
-  send(900);
+  send(7200);
   EXPECT_TRUE(is_readable(10'000));
-  IoResult result = receive(900);
-  EXPECT_EQ(result.bytes, 900u);
+  IoResult result = receive(7200);
+  EXPECT_EQ(result.bytes, 7200u);
   EXPECT_FALSE(result.emptied);
-  result = receive(900);
-  EXPECT_EQ(result.bytes, 100u);
+  result = receive(7200);
+  EXPECT_EQ(result.bytes, 800u);
   EXPECT_TRUE(result.emptied);
-  send(100);
+  send(800);
   EXPECT_FALSE(is_readable(50));
   pair.second->await(1);
   EXPECT_TRUE(is_readable(10'000));
-  pair.second->await(1000);
+  pair.second->await(8000);
   pair.first->end_writing();
   EXPECT_TRUE(is_readable(10'000));
-  EXPECT_EQ(receive(900).bytes, 100u);
-  EXPECT_TRUE(receive(900).end);
+  EXPECT_EQ(receive(7200).bytes, 800u);
+  EXPECT_TRUE(receive(7200).end);
+}
+
+// What the peer's window does not let it send would never come on some kernels; a few packets are worth no system call.
+TEST(SocketStream, AwaitsNoMoreThanHalfAWindowAndNoLessThanAFewPackets) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  const auto low_water = [&](size_t bytes) {
+    pair.second->await(bytes);
+    int got = 0;
+    socklen_t length = sizeof got;
+    EXPECT_EQ(getsockopt(pair.second->read_fd(), SOL_SOCKET, SO_RCVLOWAT, &got, &length), 0);
+    return got;
+  };
+  EXPECT_EQ(low_water(1 << 20), 8 << 10) << "of the first window, 16 KiB";
+  EXPECT_EQ(low_water(5000), 5000);
+  EXPECT_EQ(low_water(4000), 1);
 }
 
 // Loopback is a path of many Gbit/s: what has been written there must have raised the bound.
