@@ -1,4 +1,4 @@
-// The link that leaves this machine: how fast it is, and how many connections share it.
+// The link that leaves this machine: how fast it is, and how many connections fill it.
 //
 // All of them derive their windows from this. A window that follows the rate of its own connection does not stay fair:
 // who has had less gets a smaller one, and so less again. And windows that differ between the processes of a job leave
@@ -24,9 +24,13 @@ class LinkRate {
   LinkRate();
   ~LinkRate();
 
-  // `fd`: of the connection, -1: there is none. The first one that a network card is known of says which card counts.
-  void add_connection(int fd = -1);
-  void remove_connection();
+  // `fd`: of a connection that leaves through it. The first one that a network card is known of says which card counts.
+  void leaves_by_card_of(int fd);
+
+  // A connection did not take all that it was to write. `noted`: the caller keeps it for that connection, 0 at first.
+  void filled(uint64_t& noted);
+  // How many have been full of late. The others, such as those to workers that only their leader sends to, need no part
+  // of the link, and if they counted, those that do would have too little of it.
   uint64_t connections() const { return connections_; }
 
   // So many bytes have been taken by one of them. The rate is measured so, and by what the card has sent in the same time
@@ -47,9 +51,11 @@ class LinkRate {
  private:
   std::unique_ptr<NetworkCard> card_;
   std::atomic<uint64_t> connections_{0}, rate_{0}, version_{0};
+  uint64_t period_ = 1, measurements_ = 0;                        // in this period
+  uint64_t filled_ = 0;                                           // connections, in this period
   std::atomic<uint64_t> agreed_rate_{0}, agreed_connections_{0};  // 0: nothing is agreed yet
-  uint64_t written_ = 0;                                           // since_
-  std::optional<uint64_t> card_then_;                              // what the card had sent, since_
+  uint64_t written_ = 0;                                          // since_
+  std::optional<uint64_t> card_then_;                             // what the card had sent, since_
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
 };
 

@@ -2,13 +2,18 @@
 //
 // What the kernel and the network hold can no longer be overtaken, so on TCP it is kept small: bytes that are not yet
 // sent by TCP_NOTSENT_LOWAT, and all that are not yet acknowledged by a send buffer of about what keeps the path busy,
-// resized continually from the rate at which it and those it shares the link with drain (LinkRate) and the least
-// round-trip time that the connection has ever had, and by writing in pieces, as the kernel would exceed a small buffer
-// by a whole segment. Equal buffers give the connections of a host equal shares of its link.
+// and by writing in pieces, as the kernel would exceed a small buffer by a whole segment. The buffer follows the rate of
+// the link and the number of connections that fill it, both as the job has agreed on them (LinkRate), and the least
+// round-trip time that the connection has ever had. Equal buffers give the connections of a host equal shares of its
+// link. A connection between two processes of one machine has a buffer by its own rate: it has no part in the link.
+//
+// On TCP the read event waits for what await() says (SO_RCVLOWAT), at most half of what the peer may have under way, so
+// that a reader is not woken for each packet.
 #pragma once
 
 #include <sys/epoll.h>
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 
@@ -27,6 +32,7 @@ class SocketStream : public Stream {
 
   IoResult write(const iovec* parts, int count) override;
   IoResult read(const iovec* parts, int count) override;
+  void await(size_t bytes) override;
   int read_fd() const override { return fd_; }
   int write_fd() const override { return fd_; }
   uint32_t write_event() const override { return EPOLLOUT; }
@@ -63,9 +69,11 @@ class SocketStream : public Stream {
   LinkRate* link_ = &own_link_;
   // Of all that the kernel has told; none at first.
   uint32_t min_rtt_us_ = std::numeric_limits<uint32_t>::max();
-  uint64_t looked_at_ = 0;   // the link's version
-  uint64_t bound_ = 0;       // of the send buffer
-  bool is_bounded_ = false;  // false: the kernel's own choice
+  uint64_t looked_at_ = 0;          // the link's version
+  uint64_t filled_in_ = 0;          // the link's note
+  std::atomic<uint64_t> bound_{0};  // of the send buffer; the reader goes by it, too
+  bool is_bounded_ = false;         // false: the kernel's own choice
+  int low_water_ = 1;               // the reader's, as the kernel has it
 };
 
 }  // namespace p3

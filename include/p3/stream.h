@@ -13,8 +13,9 @@ class LinkRate;
 
 struct IoResult {
   size_t bytes = 0;
-  int error = 0;     // errno; EAGAIN: nothing can move now. With bytes > 0 it is 0.
-  bool end = false;  // read: the peer closed its side
+  int error = 0;         // errno; EAGAIN: nothing can move now. With bytes > 0 it is 0.
+  bool end = false;      // read: the peer closed its side
+  bool emptied = false;  // read: nothing more was there
 };
 
 class Stream {
@@ -27,6 +28,9 @@ class Stream {
   // Takes as many bytes as fit. Fewer than asked means: full, wait for the write event.
   virtual IoResult write(const iovec* parts, int count) = 0;
   virtual IoResult read(const iovec* parts, int count) = 0;
+  // The reader has no use for less than so many bytes, at least 1, or the end: until this is called again the read event
+  // need not come before they are there. It may, and always does when they are. Called by the reader.
+  virtual void await(size_t /*bytes*/) {}
 
   // For epoll. The read event is a level (EPOLLIN while read() may move bytes or report the end), the write event an
   // edge (when write() may move bytes again after it was full).

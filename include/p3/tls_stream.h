@@ -40,6 +40,8 @@ class TlsStream : public SocketStream {
 
   IoResult write(const iovec* parts, int count) override;
   IoResult read(const iovec* parts, int count) override;
+  // Nothing: the socket holds records, of which nobody knows how many make so many bytes.
+  void await(size_t) override {}
   int read_fd() const override { return read_epoll_; }
   bool holds_unwritten() const override { return sealed_bytes_ > 0; }
   void close() override;

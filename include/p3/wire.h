@@ -111,8 +111,8 @@ constexpr double kNoUpdate = 1;
 inline bool goes_on(const Header& push) { return push.part == 1; }
 
 // Of a heartbeat between a node and the scheduler: the link of the node's machine, what it carries as far as the node knows
-// and how many of its connections the node has; and, on the way back, what all windows of the job go by: the greatest of
-// both over all machines. Zeros: not known yet; a number above the most that makes sense is read as zero.
+// and how many of its connections the node fills; and, on the way back, what all windows of the job go by: the greatest
+// of both over all machines. Zeros: not known yet; a number above the most that makes sense is read as zero.
 struct LinkShare {
   uint64_t bytes_per_second = 0, connections = 0;
 };

@@ -1,7 +1,7 @@
 """What the windows of a job's connections go by: one rate and one number of connections for all machines, whose windows
 must be the same (docs/decisions.md, "Why does every connection of a job have the same window?").
 
-Heartbeats tell the scheduler what the link of a process's machine carries and how many connections the process has
+Heartbeats tell the scheduler what the link of a process's machine carries and how many connections the process fills
 there; the echoes tell all processes the greatest rate, and the greatest number of connections on one machine.
 """
 

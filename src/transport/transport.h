@@ -167,6 +167,7 @@ class Transport {
   void serve(Van& van);
   void accuse_silent_peers(Clock::time_point now);
   void read_from(Van& van);
+  void read_turn(Van& van);
   void read_to_the_end(Van& van);
   bool ended(Van& van);
   void linger(Clock::time_point deadline);

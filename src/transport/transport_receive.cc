@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kReadsPerTurn = 16;
 // At once, of what nobody wants any more.
 constexpr size_t kDiscardedBytes = 64 << 10;
+// A payload's rest may stay away so long, or a quarter of what makes a peer dead; then each byte of it counts.
+constexpr double kMostPatienceS = 5;
 
 }  // namespace
 
@@ -38,10 +40,12 @@ void Transport::receive_loop() {
         else
           read_from(*static_cast<Van*>(events[i].data.ptr));
       }
-      if (phase_ >= Phase::kLingering)
+      if (phase_ >= Phase::kLingering) {
+        for (auto& van : vans_) van->await_any();  // of what is discarded no rest is awaited
         tell_if_all_have_ended();
-      else
+      } else {
         accuse_silent_peers(now);
+      }
       if (now - last_look >= seconds(tick_s)) {
         last_look = now;
         handler_.look(now);
@@ -92,6 +96,11 @@ void Transport::run_tasks() {
 
 void Transport::read_from(Van& van) {
   if (phase_ >= Phase::kLingering) return read_to_the_end(van);
+  read_turn(van);
+  van.await_rest();
+}
+
+void Transport::read_turn(Van& van) {
   for (size_t reads = 0; reads < kReadsPerTurn && phase_ < Phase::kStopping; ++reads) {
     if (van.is_bounded && !van.broken && van.held_bytes() > options_.max_held_bytes) return pause(van);
     switch (van.read_some()) {
@@ -139,6 +148,7 @@ void Transport::read_from(Van& van) {
         if (phase_ < Phase::kFinishing) handler_.left(van.number);
       }
     }
+    if (van.has_read_all()) return;
   }
 }
 
@@ -220,7 +230,9 @@ void Transport::accuse_silent_peers(Clock::time_point now) {
   const auto is_silent_for = [&](const Van& van, double silence_s) {
     return van.state() == Van::State::kOpen && now - van.last_read > seconds(silence_s);
   };
+  const double patience_s = std::min(options_.timeout_s / 4, kMostPatienceS);
   for (const auto& van : vans_) {
+    if (is_silent_for(*van, patience_s)) van->await_any();  // a few bytes are a sign of life, too
     if (!is_silent_for(*van, options_.timeout_s)) continue;
     const auto others = std::count_if(vans_.begin(), vans_.end(), [&](const auto& other) {
       return other->state() == Van::State::kOpen && other != van;

@@ -9,6 +9,7 @@
 #include "transport/parts.h"
 
 namespace p3 {
+
 Van::Van(int van_number, std::unique_ptr<Stream> stream, std::string label, int peer, const NodeOptions& options,
          bool bounded)
     : number(van_number),
@@ -164,6 +165,7 @@ Van::Progress Van::read_some() {
   }
   if (result.end) return Progress::kEnd;
   bytes_received_.fetch_add(result.bytes, std::memory_order_relaxed);
+  has_read_all_ = result.emptied;
   const size_t first = std::min(result.bytes, parts[0].iov_len);
   if (reading_ == Reading::kPayload) {
     in_payload_bytes_ += first;
@@ -172,6 +174,12 @@ Van::Progress Van::read_some() {
     in_header_bytes_ += first;
   }
   return Progress::kMoved;
+}
+
+// A payload's rest is of no use before it is there, so the kernel need not wake us for each of its segments.
+void Van::await_rest() {
+  const size_t rest = reading_ == Reading::kPayload ? in_header_.payload_bytes - in_payload_bytes_ : 1;
+  stream_->await(std::max<size_t>(rest, 1));
 }
 
 Van::Event Van::next() {

@@ -110,6 +110,11 @@ class Van {
   // --- receiving ---------------------------------------------------------------------------------------------------
   // One system call. After kMoved, call next() until it returns kNothing.
   Progress read_some();
+  // The last read_some() has left nothing to read.
+  bool has_read_all() const { return has_read_all_; }
+  // What the read event waits for from here on: the rest of the payload that is being read, never more; or any byte.
+  void await_rest();
+  void await_any() { stream_->await(1); }
   enum class Event { kNothing, kHeader, kFrame };
   // kHeader: received_header() is complete; payload_goes_to() must follow. kFrame: the payload lies where it was told.
   Event next();
@@ -182,6 +187,7 @@ class Van {
   size_t in_header_bytes_ = 0;
   void* in_payload_ = nullptr;
   size_t in_payload_bytes_ = 0;
+  bool has_read_all_ = false;
   // The header behind the payload being read: one system call fetches both.
   Header ahead_;
   size_t ahead_bytes_ = 0;

@@ -38,7 +38,7 @@ _MOST_BYTES_PER_SECOND, _MOST_CONNECTIONS = 1e12, 1e6  # above, a number makes n
 
 
 class LinkShare(NamedTuple):
-    """The link that leaves a machine, and how many connections share it; zeros: not known."""
+    """The link that leaves a machine, and how many connections fill it; zeros: not known."""
 
     bytes_per_second: float
     connections: float
@@ -50,7 +50,7 @@ def round_of(header: bytes) -> int:
 
 
 def link_share_of(header: bytes) -> LinkShare:
-    """Of a heartbeat: what its sender says of its machine's link, and of its own connections there."""
+    """Of a heartbeat: what its sender says of its machine's link, and of how many connections it fills there."""
     fields = HEADER.unpack(header)
     told = ((fields[_RATE], _MOST_BYTES_PER_SECOND), (fields[_CONNECTIONS], _MOST_CONNECTIONS))
     return LinkShare(*(value if 0 < value <= most else 0.0 for value, most in told))

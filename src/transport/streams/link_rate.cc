@@ -1,6 +1,7 @@
 #include "p3/link_rate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "transport/streams/network_card.h"
 
@@ -10,23 +11,22 @@ namespace {
 // A measurement takes so much at least: less passes at once through a token bucket, or into the kernel's memory.
 constexpr uint64_t kBytesPerMeasurement = 1 << 20;
 constexpr std::chrono::milliseconds kLeastTime{10};
-constexpr uint64_t kMemory = 256;  // measurements
+constexpr uint64_t kMemory = 256;  // measurements, of the rate and of who is full
 
 }  // namespace
 
 LinkRate::LinkRate() : card_(std::make_unique<NetworkCard>()) {}
 LinkRate::~LinkRate() = default;
 
-void LinkRate::add_connection(int fd) {
-  ++connections_;
-  ++version_;
-  if (fd < 0 || card_->is_known()) return;
+void LinkRate::leaves_by_card_of(int fd) {
+  if (card_->is_known()) return;
   *card_ = NetworkCard::of(fd);
   card_then_ = card_->bytes_sent();
 }
 
-void LinkRate::remove_connection() {
-  --connections_;
+void LinkRate::filled(uint64_t& noted) {
+  if (std::exchange(noted, period_) == period_ || ++filled_ <= connections_) return;
+  connections_ = filled_;
   ++version_;
 }
 
@@ -47,6 +47,11 @@ void LinkRate::wrote(uint64_t bytes) {
 void LinkRate::measured(uint64_t rate) {
   const uint64_t before = rate_;
   rate_ = std::max(rate, before - before / kMemory);
+  if (++measurements_ == kMemory) {
+    ++period_;
+    measurements_ = 0;
+    if (filled_ > 0) connections_ = std::exchange(filled_, 0);  // else there was little to send
+  }
   ++version_;
 }
 

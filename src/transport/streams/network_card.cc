@@ -29,13 +29,12 @@ bool is_same_address(const sockaddr& one, const sockaddr& other) {
   return first && second && std::memcmp(&*first, &*second, sizeof(in6_addr)) == 0;
 }
 
-}  // namespace
-
-NetworkCard NetworkCard::of(int fd) {
+// getsockname or getpeername.
+NetworkCard with_address(int (*name_of)(int, sockaddr*, socklen_t*), int fd) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   ifaddrs* all = nullptr;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0 || getifaddrs(&all) != 0) return {};
+  if (name_of(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0 || getifaddrs(&all) != 0) return {};
   NetworkCard found;
   for (const ifaddrs* one = all; one != nullptr && !found.is_known(); one = one->ifa_next)
     if (one->ifa_addr != nullptr && is_same_address(*one->ifa_addr, reinterpret_cast<const sockaddr&>(address)))
@@ -43,6 +42,12 @@ NetworkCard NetworkCard::of(int fd) {
   freeifaddrs(all);
   return found;
 }
+
+}  // namespace
+
+NetworkCard NetworkCard::of(int fd) { return with_address(getsockname, fd); }
+
+NetworkCard NetworkCard::of_peer(int fd) { return with_address(getpeername, fd); }
 
 // Not in /sys, which may show the cards of another network namespace.
 std::optional<uint64_t> NetworkCard::bytes_sent() const {

@@ -13,6 +13,8 @@ class NetworkCard {
  public:
   // The one that has the local address of a connected socket. Without a name, if none is found or it is no IP socket.
   static NetworkCard of(int fd);
+  // The one that has the address of its other end: none, unless that is on this machine.
+  static NetworkCard of_peer(int fd);
 
   NetworkCard() = default;
   explicit NetworkCard(std::string name) : name_(std::move(name)) {}

@@ -11,9 +11,11 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/epoll.h"
 #include "transport/parts.h"
+#include "transport/streams/network_card.h"
 
 namespace p3 {
 namespace {
@@ -28,6 +30,10 @@ constexpr uint64_t kFirstBound = 16 << 10;  // until a rate is known
 // What is handed to the kernel at once, at least; and how many of them make a bound.
 constexpr uint64_t kLeastPiece = 8 << 10;
 constexpr uint64_t kPiecesPerBound = 4;
+
+// Less than a few packets is worth no system call; more than that might not fit into the kernel's receive buffer (128 KiB
+// at first) with all that it keeps for each packet.
+constexpr size_t kLeastAwaited = 4 << 10, kMostAwaited = 32 << 10;
 
 // Paths that are not longer have no need of BBR.
 constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
@@ -49,21 +55,18 @@ SocketStream::SocketStream(int fd, int notsent_low_water_bytes) : fd_(fd) {
   is_tcp_ = getsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0;
   has_bbr_ = is_tcp_ && std::strcmp(name, "bbr") == 0;
   if (!is_tcp_) return;
-  link_->add_connection();
   bound_send_buffer(kFirstBound);
   if (measure_path()) leave_bbr();
 }
 
-SocketStream::~SocketStream() {
-  if (is_tcp_) link_->remove_connection();
-  SocketStream::close();
-}
+SocketStream::~SocketStream() { SocketStream::close(); }
 
+// What crosses no network is much faster than what does, and would raise all windows of the job.
 void SocketStream::share_link(LinkRate* link) {
-  if (!is_tcp_) return;
-  link_->remove_connection();
+  if (!is_tcp_ || NetworkCard::of_peer(fd_).is_known()) return;
   link_ = link;
-  link_->add_connection(fd_);
+  filled_in_ = 0;
+  link_->leaves_by_card_of(fd_);
 }
 
 // The kernel asks whether the send buffer is full only before it begins a segment, which it then fills up to 64 KiB
@@ -72,7 +75,8 @@ void SocketStream::share_link(LinkRate* link) {
 IoResult SocketStream::write(const iovec* parts, int count) {
   const size_t most = piece_bytes();
   IoResult result;
-  for (bool is_full = false; !is_full;) {
+  bool is_full = false;
+  while (!is_full) {
     Piece piece(parts, count, result.bytes, most);
     if (piece.count == 0) break;
     const IoResult sent = send(piece, piece.bytes > most / 2);
@@ -81,6 +85,7 @@ IoResult SocketStream::write(const iovec* parts, int count) {
     if (result.bytes == 0) result.error = sent.error;
   }
   if (is_tcp_) {
+    if (is_full) link_->filled(filled_in_);
     link_->wrote(result.bytes);
     if (looked_at_ != link_->version()) look_at_path();
   }
@@ -167,7 +172,19 @@ IoResult SocketStream::read(const iovec* parts, int count) {
   do n = recvmsg(fd_, &message, MSG_DONTWAIT);
   while (n < 0 && errno == EINTR);
   if (n < 0) return {0, errno == EWOULDBLOCK ? EAGAIN : errno, false};
-  return {static_cast<size_t>(n), 0, n == 0};
+  size_t room = 0;
+  for (int i = 0; i < count; ++i) room += parts[i].iov_len;
+  return {static_cast<size_t>(n), 0, n == 0, static_cast<size_t>(n) < room};
+}
+
+// The peer's window is as large as ours. If we waited for all of it, kernels before 4.18 would not acknowledge it at once,
+// and it would stand still.
+void SocketStream::await(size_t bytes) {
+  if (!is_tcp_) return;
+  const size_t most = std::min<size_t>(bound_ / 2, kMostAwaited);
+  const int low_water = bytes < kLeastAwaited ? 1 : static_cast<int>(std::min(bytes, most));
+  if (std::exchange(low_water_, low_water) == low_water) return;
+  setsockopt(fd_, SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water);
 }
 
 void SocketStream::end_writing() { shutdown(fd_, SHUT_WR); }

@@ -23,7 +23,8 @@ namespace p3 {
 constexpr int kDeadlineMs = 20000;
 
 // Two ends of one connection: {ours, the core's}. Small buffers make the van as slow as the test reads.
-inline std::pair<int, int> tcp_pair(int buffer_bytes = 0) {
+// `address_of_host`: of the end that accepts, in the host's order of bytes.
+inline std::pair<int, int> tcp_pair(int buffer_bytes = 0, in_addr_t address_of_host = INADDR_LOOPBACK) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   const int client = socket(AF_INET, SOCK_STREAM, 0);
   if (buffer_bytes > 0) {
@@ -34,7 +35,7 @@ inline std::pair<int, int> tcp_pair(int buffer_bytes = 0) {
   }
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(address_of_host);
   socklen_t length = sizeof address;
   EXPECT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
   EXPECT_EQ(listen(listener, 1), 0);
@@ -44,6 +45,9 @@ inline std::pair<int, int> tcp_pair(int buffer_bytes = 0) {
   ::close(listener);
   return {client, server};
 }
+
+// As to another machine: that of the second end is an address that no network card here has.
+inline std::pair<int, int> far_tcp_pair() { return tcp_pair(0, INADDR_LOOPBACK + 1); }
 
 inline std::pair<int, int> unix_pair() {
   int ends[2];

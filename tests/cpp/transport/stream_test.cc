@@ -156,6 +156,35 @@ TEST_P(StreamContract, ReadableIsALevel) {
   }
 }
 
+// A reader that awaits what is still to come, and not a byte more, never waits in vain, however small the buffers are.
+TEST_P(StreamContract, WhatIsAwaitedComesAndSoDoesTheEnd) {
+  Waiter readable(b.read_fd(), EPOLLIN);
+  for (size_t size : {1, 3000, 5000, 100'000}) {
+    std::thread writer([&] {
+      const std::vector<char> bytes(size);
+      Waiter writable(a.write_fd(), a.write_event() | EPOLLET);
+      for (size_t sent = 0; sent < size;) {
+        sent += write(a, bytes.data() + sent, size - sent).bytes;
+        if (sent < size && !writable.wait()) break;
+      }
+    });
+    std::vector<char> room(size);
+    size_t came = 0;
+    while (came < size) {
+      b.await(size - came);
+      if (!readable.wait()) break;
+      came += read(b, room.data(), size - came).bytes;
+    }
+    writer.join();
+    ASSERT_EQ(came, size);
+  }
+  b.await(100'000);
+  a.end_writing();
+  EXPECT_TRUE(readable.wait());
+  char byte;
+  EXPECT_TRUE(read(b, &byte, 1).end);
+}
+
 TEST_P(StreamContract, TheEndComesAfterTheLastByte) {
   ASSERT_EQ(write(a, "bye", 3).bytes, 3u);
   a.end_writing();
@@ -369,12 +398,68 @@ int send_buffer(const StreamPair& pair) {
 
 TEST(SocketStream, TellsItsLinkHowFastItIs) {
   LinkRate link;
-  const StreamPair pair = socket_pair(tcp_pair());
+  const StreamPair pair = socket_pair(far_tcp_pair());
   pair.first->share_link(&link);
-  EXPECT_EQ(link.connections(), 1u);
   EXPECT_EQ(link.rate(), 0u);
   move_through(pair, 64 << 20);  // for some measurements' time
   EXPECT_GT(link.rate(), 0u);
+  EXPECT_EQ(link.connections(), 1u);
+}
+
+// Or a job's windows were sized for memory as soon as two processes of one machine have a socket between them.
+TEST(SocketStream, HasNoPartInTheLinkIfItStaysOnTheMachine) {
+  LinkRate link;
+  const StreamPair pair = socket_pair(tcp_pair());
+  pair.first->share_link(&link);
+  move_through(pair, 64 << 20);
+  EXPECT_EQ(link.rate(), 0u);
+  EXPECT_EQ(link.connections(), 0u);
+  EXPECT_GT(send_buffer(pair), 128 << 10) << "it has a bound of its own all the same";
+}
+
+// A machine has connections to all workers of the others, and often only their leaders are sent anything.
+TEST(SocketStream, HasAPartInTheLinkOnceItHasBeenFull) {
+  LinkRate link;
+  const StreamPair idle = socket_pair(far_tcp_pair()), busy = socket_pair(far_tcp_pair());
+  for (const StreamPair* pair : {&idle, &busy}) pair->first->share_link(&link);
+  char heartbeat[64] = {};
+  const iovec part{heartbeat, sizeof heartbeat};
+  for (int i = 0; i < 2000; ++i) {
+    ASSERT_EQ(idle.first->write(&part, 1).bytes, sizeof heartbeat);
+    for (size_t came = 0; came < sizeof heartbeat;) {
+      pollfd readable{idle.second->read_fd(), POLLIN, 0};
+      ASSERT_EQ(poll(&readable, 1, kDeadlineMs), 1);
+      came += idle.second->read(&part, 1).bytes;
+    }
+  }
+  EXPECT_EQ(link.connections(), 0u);
+  move_through(busy, 4 << 20);
+  EXPECT_EQ(link.connections(), 1u);
+}
+
+TEST(LinkRate, ForgetsWhoHasNotBeenFullOfLate) {
+  LinkRate link;
+  uint64_t once = 0, always = 0;
+  const auto a_while = [&] {
+    for (int i = 0; i < 256; ++i) {
+      link.filled(always);
+      link.measured(1'000'000);
+    }
+  };
+  link.filled(once);
+  link.filled(once);
+  EXPECT_EQ(link.connections(), 1u);
+  link.filled(always);
+  EXPECT_EQ(link.connections(), 2u);
+  a_while();
+  EXPECT_EQ(link.connections(), 2u);
+  a_while();
+  EXPECT_EQ(link.connections(), 1u);
+  link.filled(always);
+  link.filled(once);
+  EXPECT_EQ(link.connections(), 2u);
+  for (int i = 0; i < 512; ++i) link.measured(1'000'000);
+  EXPECT_EQ(link.connections(), 2u) << "while none is full, nothing is known better";
 }
 
 // So that a rate which is low because of the bound raises it, up to that of the path.
@@ -412,7 +497,8 @@ TEST(SocketStream, WhatIsUnderWayHasNoSteps) {
 
 TEST(LinkRate, GoesByWhatTheJobHasAgreedOn) {
   LinkRate link;
-  link.add_connection();
+  uint64_t noted = 0;
+  link.filled(noted);
   link.measured(6'000'000);
   EXPECT_EQ(link.share().bytes_per_second, 6'000'000u);
   EXPECT_EQ(link.share().connections, 2u);  // the other process of this machine has one as well
@@ -461,6 +547,59 @@ TEST(SocketStream, ExceedsItsBoundByLessThanAPiece) {
   EXPECT_GT(written, 0u);
 }
 
+// Or the kernel wakes its reader for each segment of a slice that is of no use before it is whole.
+TEST(SocketStream, TheReadEventWaitsForWhatIsAwaitedOrTheEnd) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  std::vector<char> bytes(8000);
+  const auto send = [&](size_t count) {
+    const iovec part{bytes.data(), count};
+    ASSERT_EQ(pair.first->write(&part, 1).bytes, count);
+  };
+  const auto is_readable = [&](int within_ms) {
+    pollfd readable{pair.second->read_fd(), POLLIN, 0};
+    return poll(&readable, 1, within_ms) == 1;
+  };
+  const auto receive = [&](size_t most) {
+    const iovec part{bytes.data(), most};
+    return pair.second->read(&part, 1);
+  };
+  pair.second->await(8000);
+  send(800);
+  EXPECT_FALSE(is_readable(50));
+  send(7200);
+  EXPECT_TRUE(is_readable(10'000));
+  IoResult result = receive(7200);
+  EXPECT_EQ(result.bytes, 7200u);
+  EXPECT_FALSE(result.emptied);
+  result = receive(7200);
+  EXPECT_EQ(result.bytes, 800u);
+  EXPECT_TRUE(result.emptied);
+  send(800);
+  EXPECT_FALSE(is_readable(50));
+  pair.second->await(1);
+  EXPECT_TRUE(is_readable(10'000));
+  pair.second->await(8000);
+  pair.first->end_writing();
+  EXPECT_TRUE(is_readable(10'000));
+  EXPECT_EQ(receive(7200).bytes, 800u);
+  EXPECT_TRUE(receive(7200).end);
+}
+
+// What the peer's window does not let it send would never come on some kernels; a few packets are worth no system call.
+TEST(SocketStream, AwaitsNoMoreThanHalfAWindowAndNoLessThanAFewPackets) {
+  const StreamPair pair = socket_pair(tcp_pair());
+  const auto low_water = [&](size_t bytes) {
+    pair.second->await(bytes);
+    int got = 0;
+    socklen_t length = sizeof got;
+    EXPECT_EQ(getsockopt(pair.second->read_fd(), SOL_SOCKET, SO_RCVLOWAT, &got, &length), 0);
+    return got;
+  };
+  EXPECT_EQ(low_water(1 << 20), 8 << 10) << "of the first window, 16 KiB";
+  EXPECT_EQ(low_water(5000), 5000);
+  EXPECT_EQ(low_water(4000), 1);
+}
+
 // Loopback is a path of many Gbit/s: what has been written there must have raised the bound.
 TEST(SocketStream, AFastPathGetsALargerBound) {
   const StreamPair pair = socket_pair(tcp_pair());
@@ -472,11 +611,11 @@ TEST(SocketStream, AFastPathGetsALargerBound) {
 TEST(SocketStream, ItsBoundIsItsShareWhenOthersCome) {
   LinkRate link;
   link.measured(uint64_t{1} << 40);  // more than loopback, so that only the number of connections decides
-  const StreamPair pair = socket_pair(tcp_pair());
+  const StreamPair pair = socket_pair(far_tcp_pair());
   pair.first->share_link(&link);
   int before = 0;
   for (uint64_t connections : {uint64_t{1} << 15, uint64_t{1} << 16}) {
-    while (link.connections() < connections) link.add_connection();
+    for (uint64_t never; link.connections() < connections; link.filled(never)) never = 0;
     move_through(pair, 4 << 20);
     const uint64_t bound = SocketStream::bytes_under_way(link.share(), 0);
     EXPECT_EQ(send_buffer(pair), static_cast<int>(bound));

@@ -3,10 +3,13 @@
 #include "transport/transport.h"
 
 #include <gtest/gtest.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
 
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <future>
 #include <memory>
@@ -321,6 +324,91 @@ class Sink : public Stream {
  private:
   std::unique_ptr<Stream> end_;
 };
+
+// Its reader waits for much of a payload at once, but never for what belongs to the next frame, which may not come soon.
+TEST(Transport, AFrameIsReceivedWithItsLastByteInWhateverPiecesItCame) {
+  std::atomic<uint64_t> came{0};
+  Node node("node");
+  node.on_slice = [&](int, const Header&) { ++came; };
+  const auto [end, fd] = tcp_pair();
+  const int on = 1;
+  ASSERT_EQ(setsockopt(end, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on), 0);
+  RawPeer peer(end);
+  node.transport.add_van(stream_of(fd), "peer", 0);
+  node.transport.start();
+  const Payloads payloads;
+  const auto started = std::chrono::steady_clock::now();
+  std::mt19937 random(1);
+  for (uint32_t number = 0; number < 200; ++number) {
+    const Frame frame = payloads.frame(number, 0, number % 4 == 0 ? kMaxPayload : random() % kMaxPayload);
+    std::vector<char> bytes(sizeof(Header) + frame.header.payload_bytes);
+    std::memcpy(bytes.data(), &frame.header, sizeof(Header));
+    std::memcpy(bytes.data() + sizeof(Header), frame.payload, frame.header.payload_bytes);
+    for (size_t at = 0, size; at < bytes.size(); at += size) {
+      size = std::min<size_t>(bytes.size() - at, 1 + random() % 5000);
+      peer.send_bytes(bytes.data() + at, size);
+      int unread = 1;
+      // Between frames any byte is read at once: what follows meets a reader that waits for the rest of a payload.
+      while (at == 0 && unread > 0) {
+        ASSERT_EQ(ioctl(fd, FIONREAD, &unread), 0);
+        ASSERT_LT(std::chrono::steady_clock::now() - started, kDeadline);
+        std::this_thread::yield();
+      }
+    }
+    ASSERT_TRUE(within_deadline([&] { return came == number + 1; })) << "frame " << number;
+    ASSERT_LT(std::chrono::steady_clock::now() - started, kDeadline) << "frame " << number;
+  }
+  EXPECT_EQ(node.torn, 0u);
+}
+
+// Less than what its reader waits for is not read at once, but it is a sign of life.
+TEST(Transport, WhoSendsAFewBytesNowAndThenIsNotSilent) {
+  NodeOptions options;
+  options.timeout_s = 1.5;
+  Node node("node", options);
+  const auto [end, fd] = tcp_pair();
+  RawPeer peer(end);
+  node.transport.add_van(stream_of(fd), "peer", 0);
+  node.transport.start();
+  const Payloads payloads;
+  const Frame frame = payloads.frame(1, 0, kMaxPayload);
+  peer.send_bytes(&frame.header, sizeof(Header));
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  while (std::chrono::steady_clock::now() < until && !node.transport.error()) {
+    peer.send_bytes(frame.payload, 10);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const std::optional<Error> error = node.transport.error();
+  EXPECT_FALSE(error) << error->what();
+}
+
+// Or it would close with bytes unread, which resets the connection, and the peer may lose the goodbye.
+TEST(Transport, WhatItNoLongerWantsIsReadAtOnceThoughItWaitedForMore) {
+  Node node("node");
+  const auto [end, fd] = tcp_pair();
+  RawPeer peer(end);
+  node.transport.add_van(stream_of(fd), "peer", 0);
+  node.transport.start();
+  const Payloads payloads;
+  const Frame frame = payloads.frame(1, 0, kMaxPayload);
+  peer.send_bytes(&frame.header, sizeof(Header));
+  peer.send_bytes(frame.payload, 100);
+  const auto unread = [socket_fd = fd] {
+    int bytes = -1;
+    EXPECT_EQ(ioctl(socket_fd, FIONREAD, &bytes), 0);
+    return bytes;
+  };
+  ASSERT_TRUE(within_deadline([&] { return unread() == 0; }));
+  std::future<bool> finished = std::async(std::launch::async, [&] { return node.transport.finish(10, true); });
+  Header bye;
+  ASSERT_TRUE(peer.receive(bye));
+  EXPECT_EQ(bye.kind, FrameKind::kBye);
+  EXPECT_FALSE(peer.receive(bye)) << "its side must have ended: from here on it discards";
+  peer.send_bytes(frame.payload, 100);
+  ASSERT_TRUE(within_deadline([&] { return unread() <= 0; }));
+  peer.close();
+  EXPECT_TRUE(finished.get());
+}
 
 TEST(Transport, ItsVansShareOneLink) {
   Node node("node");
