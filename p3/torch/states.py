@@ -30,11 +30,13 @@ def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
         if parameter.takes_steps:
             continue  # its momentum is on each worker
         kept = rules.state_of(parameter.description)
+        if parameter.unread_state:
+            states[parameter.tensor] = dict(parameter.unread_state)
         if parameter.updates == 0:
             if parameter.description["name"] == "torch_adagrad":  # which has its state from the beginning
                 states[parameter.tensor] = {"step": torch.tensor(0.0, device="cpu"), "sum": _initial(parameter)}
             continue
-        state = states[parameter.tensor] = {}
+        state = states.setdefault(parameter.tensor, {})
         if kept.counts:
             state["step"] = torch.tensor(float(parameter.updates), device="cpu")
         for part, name in enumerate(kept.arrays, 1):
@@ -47,7 +49,7 @@ def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
             states[parameter.tensor]["step"].fill_(session.updates(parameter.key))
     for tensor, state in states.items():
         for name, array in state.items():
-            if name != "step":
+            if name != "step" and isinstance(array, torch.Tensor):
                 state[name] = array.to(tensor.device, tensor.dtype)
     return states
 
@@ -62,6 +64,8 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
             _require_no_momentum(parameter, state)
             continue
         kept = rules.state_of(parameter.description)
+        read = {"step", *kept.arrays}
+        parameter.unread_state = {name: value for name, value in state.items() if name not in read}
         given = [name for name in kept.arrays if isinstance(state.get(name), torch.Tensor)]
         if given and len(given) < len(kept.arrays):
             missing = ", ".join(name for name in kept.arrays if name not in given)

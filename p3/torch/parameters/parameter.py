@@ -52,6 +52,7 @@ class Parameter(KeyRounds):
         super().__init__(session, key, landing, self._array_of(landing))
         self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
         self.fields: Optional[Tuple[float, ...]] = None  # of that, as rounds go by now; None: as described
+        self.unread_state: Dict[str, Any] = {}  # loaded: a velocity, where there is no momentum, stays as it is
         self.advice = advice.OF_SCRIPTS
         self.is_guarded = True  # nobody else may write to the tensor
         self.is_lent = False  # but for the time from a value's arrival to the next step's end

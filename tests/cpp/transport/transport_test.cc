@@ -340,8 +340,8 @@ TEST(Transport, AFrameIsReceivedWithItsLastByteInWhateverPiecesItCame) {
   const auto started = std::chrono::steady_clock::now();
   std::mt19937 random(1);
   for (uint32_t number = 0; number < 200; ++number) {
-    const auto size = static_cast<uint32_t>(number % 4 == 0 ? kMaxPayload : random() % kMaxPayload);
-    const Frame frame = payloads.frame(number, 0, size);
+    const auto payload_bytes = static_cast<uint32_t>(number % 4 == 0 ? kMaxPayload : random() % kMaxPayload);
+    const Frame frame = payloads.frame(number, 0, payload_bytes);
     std::vector<char> bytes(sizeof(Header) + frame.header.payload_bytes);
     std::memcpy(bytes.data(), &frame.header, sizeof(Header));
     std::memcpy(bytes.data() + sizeof(Header), frame.payload, frame.header.payload_bytes);

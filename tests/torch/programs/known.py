@@ -108,6 +108,10 @@ KNOWN = {
         _train("b"), _do("set", field="momentum", value=0.0), _train("A"), _train("ab", 1),
         _do("set", field="momentum", value=0.9), _train("A", 2), _train("ab"), optimizer="dampened", dtype="float64",
     ),
+    "a velocity of before stays where there is no momentum": {
+        **_program(optimizer="dampened", dtype="float64"),
+        "operations": [_train("A"), _do("distribute"), _do("set", field="momentum", value=0.0), _train("ab")],
+    },
     "samples are told when a gradient has left": _program(
         _train("A"), _do("backward", ways=["c", "c"], seed=9),
         _do("train", ways=["b", "b"], seed=8, zero="model_none", samples=[0, 2], closure=True), optimizer="adagrad",
