@@ -755,6 +755,28 @@ def test_loading_parameters_keeps_the_optimizers_state(kv, tmp_path, optimizer, 
     assert_close(through, trained(None, during, optimizer=optimizer, **settings))
 
 
+def test_states_that_were_loaded_before_the_first_step_are_saved_again(kv, tmp_path):
+    states, again = str(tmp_path / "states"), str(tmp_path / "again")
+
+    def during(step, net, trainer):
+        if step == 2:
+            trainer.save_states(states)
+
+    trained(kv, during, optimizer="adam")
+    before, _ = pickle.loads(open(states, "rb").read())
+    parameters = [gluon.Parameter("p%d" % key, shape=before[key][0].shape, init="zeros") for key in sorted(before)]
+    for parameter in parameters:
+        parameter.initialize()
+    trainer = gluon.Trainer(parameters, "adam", kvstore=mx.kv.create("p3_sync"))
+    trainer.load_states(states)
+    trainer.save_states(again)
+    after, _ = pickle.loads(open(again, "rb").read())
+    assert before.keys() == after.keys() and len(after) == 4
+    for key in before:
+        for one, other in zip(before[key], after[key]):
+            assert one.asnumpy().tobytes() == other.asnumpy().tobytes() and one.asnumpy().any()
+
+
 def test_a_state_that_begins_anew_begins_with_the_value_that_is_set_behind_it(kv, tmp_path):
     """DCASGD's has the weight of the update before in it."""
     states = str(tmp_path / "states")

@@ -28,7 +28,8 @@ class SavedStates:
     def save(self, path, dump_optimizer):
         store = self._store
         optimizer = _optimizer_of(store, "saved")
-        states = _fetch(store, optimizer) if store._servers_update else store._updater.states
+        with_states = store._pushed_keys() + [store._keys[key] for key in self._loaded if not store._keys[key].pushed]
+        states = _fetch(store, optimizer, with_states) if store._servers_update else store._updater.states
         if dump_optimizer:
             optimizer = _with_servers_counts(store, optimizer)
         optimizer_states.write(path, states, optimizer if dump_optimizer else None)
@@ -120,12 +121,12 @@ def _require_same_kind(store, optimizer, saved, path):
         raise MXNetError(f"{path} holds the state of {saved_kind}, but this store's optimizer is {kind}")
 
 
-def _fetch(store, optimizer):
-    """{key: state as MXNet's Updater would hold it} of the keys that were pushed."""
+def _fetch(store, optimizer, entries):
+    """{key: state as MXNet's Updater would hold it}"""
     description, fetched = describe(optimizer), {}
 
     def parts():
-        for entry in store._pushed_keys():
+        for entry in entries:
             key = entry.declared
             dtype = "float32" if key.dtype == "float16" else key.dtype
             entry.wait()
