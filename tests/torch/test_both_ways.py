@@ -169,7 +169,8 @@ def types_of(optimizer):
     (lambda name, shape: "int9" if name == "2.weight" else "int8",
      "the compression of 2.weight: compression: type is 'int9'; it must be one of"),
     (lambda name, shape: {"down": "dgc"}, "the compression of 0.weight: value_compression: type is 'dgc'"),
-    (lambda name, shape: choice, "the compression of 0.weight: compression: the value must be a dict, not module"),
+    (lambda name, shape: choice,
+     "the compression of 0.weight: compression: the value must be a dict like {.*}, not <module"),
     (lambda name, shape: {"type": "dgc"} if name == "2.weight" else "int8",
      r"DistributedOptimizer, parameter 2.weight: dgc and another optimizer on the servers .* exclude each other"),
 ])  # fmt: skip

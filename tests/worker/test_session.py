@@ -107,6 +107,9 @@ def test_a_key_has_options_of_its_own_in_place_of_its_stores(session):
     ({"optimizer": {"name": "sgd"}}, "key 'w': option 'optimizer' is of stores; a key has compression, value_compr"),
     ({"compression": {"type": "dgc", "ratio": 0.1, "warmup_steps": 0, "clip_norm": 0.0, "masking": True},
       "value_compression": {"type": "int8"}}, "key 'w': compression of what comes back .* and dgc exclude each other"),
+    ({"compression": "int8"}, "worker 0.*: key 'w': compression: the value must be a dict like {.*}, not 'int8'"),
+    ({"value_compression": 0}, "key 'w': value_compression: the value must be a dict like {'type': .*}, not 0"),
+    ("int8", r"key 'w': options is 'int8'; it must be a dict, by name, as {'compression': {'type': 'int8'}}"),
 ])  # fmt: skip
 def test_options_that_a_key_cannot_have_are_refused_by_its_name(session, options, said):
     with pytest.raises(ValueError, match=said):
