@@ -62,15 +62,10 @@ class StoreNorm:
     """Of the rounds of one store's keys. Threads: the store's."""
 
     def __init__(self, session, engine, store):
-        """On every worker at the same point, before the store has any key; waits for them."""
+        """On every worker, before the store has any key; waits for rank 0. A worker that does without one fails the job
+        as soon as it has a key."""
         key = session.declare_norm(store)
-        try:
-            waiting.from_rank_0(session, key, np.zeros(key.shape))
-            session.barrier()  # or rank 0 would not notice that another worker does without
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"{error}. All workers call set_clipping() of a store before its first init, or none"
-            ) from None
+        waiting.from_rank_0(session, key, np.zeros(key.shape))
         self._session, self._engine = session, engine
         self._operations = _mxnet.MXNetNorm(engine, key.handle, key.name, math.prod(key.shape))
         self._told = None  # of the last round

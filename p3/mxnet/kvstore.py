@@ -354,9 +354,10 @@ class P3KVStore(mx.kvstore.KVStore):
     def set_clipping(self):
         """Has the servers tell the norm of each step's sums, for p3.mxnet.clip_global_norm.
 
-        Before the store's first init, which then waits until all workers are there, the same on all. Of a store with
-        which gluon.Trainer trains, with update_on_kvstore=False: each key has one round in each step, and no key comes
-        after the first step.
+        Before the store's first init, on every worker; one that differs fails the job at its first init, with an error
+        that names it. That init waits for rank 0's. The store is for a gluon.Trainer with update_on_kvstore=False: each
+        key has one round in each step, and no key comes after the first step. MXNetError if the store updates, is not
+        synchronous, or has keys already.
         """
         discipline = choices.SYNCHRONOUS if self._kind == staleness.SYNC else choices.STALE
         combinations.require(self._kind, choices.NORM, discipline)

@@ -52,7 +52,7 @@ class Keys:
             key = key._replace(handle=self._declarations.declare_to_core(key))
             self._declared[key.identity] = key
             agreed = self.agreed.get(key.identity)
-            defaults = self._options.defaults(store)
+            defaults = [] if key.is_norm else self._options.defaults(store)  # none of them applies to norms
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
         announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype}
         announced.update(sparse=key.sparse, staleness=key.staleness, gathered=key.factors is not None)

@@ -165,9 +165,14 @@ class Session(Control):
         skip(), when all keys of the store have had theirs; `landing` holds it as soon as the servers have summed, which
         may be long before the sums themselves have come. Rows of keys that nobody pushed are zero. Two runs give the
         same bits, as sums do. Keys of factors have no part in it: the servers have no sums of them. ValueError where
-        the servers have an optimizer, or the settings exclude it (p3/plan/combinations.py).
+        the store has keys already, the servers have an optimizer, or the settings exclude it
+        (p3/plan/combinations.py). Every worker declares it, or none: a difference fails the job at the store's first
+        key, with an error that names two workers. It settles none of the store's options.
         """
         self.check()
+        if self.keys.of(store) and not self.keys.have_norm(store):
+            raise ValueError("%s: store %d has keys already; the one of norms is declared before them"
+                             % (self.label, store))  # fmt: skip
         declared = checked(self.label, store, NORM, key_plan.norm_shape(self.num_servers), "float64", False, 0)
         return self.keys.declare(declared._replace(axes=Axes(reduction="norm")))
 
@@ -317,7 +322,8 @@ class Session(Control):
     def set_option(self, store: int, name: str, value: dict) -> None:
         """Sets an option of p3.plan.options. Blocks until all servers have it, at most P3_WAIT_TIMEOUT_S.
 
-        Set an optimizer before the store's first push, and all others before its first key is declared.
+        Set an optimizer before the store's first push, and all others before its first key is declared, or behind one
+        of norms.
         The same value again is fine. ValueError if the value makes no sense, if this worker has set another one
         before, or if a key has settled the option. Workers that differ fail the job.
         """

@@ -32,7 +32,7 @@ class StoreOptions:
         return self._agreed.get((store, name))
 
     def defaults(self, store: int) -> List[str]:
-        """Those that the store's first key settles, as this worker has not set them."""
+        """Those that the store's first key settles (but for one of norms), as this worker has not set them."""
         return [option for option in planner.OPTIONS if (store, option) not in self._wanted]
 
     def begin_push(self, key: Key, require: Callable[[Key], None]) -> None:
@@ -98,7 +98,7 @@ class StoreOptions:
 
     def _require_still_open(self, store: int, name: str, value: dict) -> None:
         session = self._session
-        if name in planner.OPTIONS and session.keys.of(store):
+        if name in planner.OPTIONS and any(not key.is_norm for key in session.keys.of(store)):
             raise ValueError(
                 "%s: store %d has keys already; its %s %s must be set before the first init"
                 % (session.label, store, name, value)
