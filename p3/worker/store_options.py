@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from p3.plan import choices, combinations, planner
 from p3.plan.options import validate
@@ -12,6 +12,12 @@ from p3.worker.links.link import Link
 from p3.worker.repartition import Repartition
 
 log = logging.getLogger("p3")
+
+
+def say_lossy(label: str, option: str, of: str, value: Mapping[str, Any]) -> None:
+    """`option`: one of planner.OF_KEYS. Once for all that have it."""
+    what = of if option == "compression" else "what comes back of %s" % of
+    log.warning("%s: %s is compressed, %s. That is lossy: training differs from uncompressed", label, what, value)
 
 
 class StoreOptions:
@@ -67,12 +73,8 @@ class StoreOptions:
                 text = combinations.yielding(choices.AGGREGATION, choices.of_compression(value))
                 if text:
                     log.info("%s: store %d: %s", session.label, store, text)
-            if name == "compression" and session.rank == 0:
-                log.warning("%s: store %d is compressed, %s. That is lossy: training differs from uncompressed",
-                            session.label, store, value)  # fmt: skip
-            if name == "value_compression" and session.rank == 0:
-                log.warning("%s: what comes back of store %d is compressed, %s. That is lossy: training differs from "
-                            "uncompressed", session.label, store, value)  # fmt: skip
+            if name in planner.OF_KEYS and session.rank == 0:
+                say_lossy(session.label, name, "store %d" % store, value)
             self._link.send({"kind": "option", "store": store, "name": name, "value": value})
         elif before != value:
             raise ValueError(

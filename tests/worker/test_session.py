@@ -102,6 +102,39 @@ def test_a_key_has_options_of_its_own_in_place_of_its_stores(session):
     assert sums == [as_int8, as_int8, 0.5]
 
 
+def test_norms_come_before_other_keys_and_settle_no_option(session):
+    norm = session.declare_norm(2)
+    session.set_option(2, "reduction", {"type": "mean"})
+    session.declare("w", (2, 3), "float32", 2)
+    assert session.declare_norm(2) is norm
+    session.declare("w", (2, 3), "float32", 3)
+    with pytest.raises(ValueError, match="store 3 has keys already; the one of norms is declared before them"):
+        session.declare_norm(3)
+    with pytest.raises(ValueError, match="store 2 has keys already; its compression"):
+        session.set_option(2, "compression", {"type": "fp16"})
+
+
+def test_that_a_key_is_compressed_is_said_once_for_each_way_of_a_store(session, caplog):
+    int8 = {"compression": {"type": "int8"}}
+    both = {"compression": {"type": "bf16"}, "value_compression": {"type": "int8"}}
+    for store in (0, 1):
+        for name, shape, options in (
+            ("v", (2, 3), int8), ("w", (2, 3), int8), ("x", (2, 3), both), ("plain", (2, 3), {"compression": None}),
+            ("bias", (3,), {"value_compression": {"type": "int8"}}), ("none", (2, 3), None),
+        ):  # fmt: skip
+            session.declare(name, shape, "float32", store, options=options)
+    said = [record.getMessage().split(": ", 1)[1] for record in caplog.records if record.levelname == "WARNING"]
+    lossy = "is compressed, {'type': '%s'}. That is lossy: training differs from uncompressed"
+    assert said == [
+        text % store + " " + lossy % codec
+        for store in (0, 1)
+        for text, codec in (
+            ("key 'v' of store %d, and others so,", "int8"), ("key 'x' of store %d, and others so,", "bf16"),
+            ("what comes back of key 'x' of store %d, and others so,", "int8"),
+        )
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("options, said", [
     ({"compression": {"type": "int9"}}, "key 'w': compression: type is 'int9'; it must be one of"),
     ({"optimizer": {"name": "sgd"}}, "key 'w': option 'optimizer' is of stores; a key has compression, value_compr"),
