@@ -110,9 +110,9 @@ constexpr double kNoUpdate = 1;
 // key that says who has nothing to add to another worker's part.
 inline bool goes_on(const Header& push) { return push.part == 1; }
 
-// Of a heartbeat between a node and the scheduler: the link of the node's machine, what it carries as far as the node knows
-// and how many of its connections the node has; and, on the way back, what all windows of the job go by: the greatest of
-// both over all machines. Zeros: not known yet; a number above the most that makes sense is read as zero.
+// Of a heartbeat between a node and the scheduler: the link of the node's machine, what it carries as far as the node
+// knows and how many of its connections the node has; and, on the way back, what all windows of the job go by: the
+// greatest of both over all machines. Zeros: not known yet; a number above the most that makes sense is read as zero.
 struct LinkShare {
   uint64_t bytes_per_second = 0, connections = 0;
 };

@@ -543,7 +543,7 @@ class P3KVStore(mx.kvstore.KVStore):
             self._after_operation()
 
     def _end_step(self):
-        """The Trainer has queued its updates."""
+        """The Trainer is about to update by the sums as they are."""
         if self._norm is not None:
             self._norm.end_step()
 
