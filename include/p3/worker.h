@@ -68,7 +68,8 @@ class Worker {
   using Done = std::function<void(const Error* error, bool updated)>;
 
   Worker(int rank, int num_servers, NodeOptions options);
-  ~Worker();  // as close(0), and joins the threads
+  ~Worker();                         // as close(0), and joins the threads
+  const std::string& label() const;  // this worker's, as errors have it
 
   // Before start(): a stream to a server, authenticated at both ends.
   void add_server(int server, std::unique_ptr<Stream> stream, std::string label);
@@ -237,6 +238,7 @@ class Worker {
     void abandon();
     Error why() const;
 
+    const std::string& label() const { return label_; }
    private:
     std::unique_ptr<Impl> impl_;
     std::string label_;
