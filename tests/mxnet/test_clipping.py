@@ -248,3 +248,9 @@ def test_rows_that_nobody_announced_are_an_error(kv):
     kv.init("table", mx.nd.ones((4, 2)))
     gradient = mx.nd.sparse.row_sparse_array((mx.nd.ones((1, 2)), mx.nd.array([1])), shape=(4, 2))
     refuses("that must be known at init", kv.push, "table", gradient)
+def test_row_sparse_weights_are_refused_as_such(kv):
+    weight = mx.nd.ones((4, 2)).tostype("row_sparse")
+    kv.init("table", weight)
+    refuses("key 'table' has a row_sparse weight, which the servers update", kv.push, "table", weight)
+
+
