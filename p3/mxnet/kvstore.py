@@ -41,7 +41,7 @@ from p3 import codecs
 from p3._core import NO_SCALARS, P3Error
 from p3.frontend import partitions
 from p3.frontend.loss_scale import LossScale
-from p3.mxnet import _mxnet, hooks, joining, staleness, store_snapshots
+from p3.mxnet import _mxnet, clipping, hooks, joining, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
 from p3.mxnet.arrays import classic, is_sparse
 from p3.mxnet.keys import beginnings
@@ -555,6 +555,8 @@ class P3KVStore(mx.kvstore.KVStore):
                 "clip_global_norm: the servers tell no norms. Call set_clipping() of the store before the first step "
                 "of the Trainer, and pass update_on_kvstore=False to that"
             )
+        if self._norm is None:
+            raise MXNetError(clipping.NOTHING_TO_CLIP)
         if getattr(trainer, "_amp_loss_scaler", None) is not None:
             combinations.require("clip_global_norm", choices.CLIPPING, choices.SCALER)
         parameters = (one for one in trainer._params if one.grad_req != "null")

@@ -202,6 +202,16 @@ def half():
     trainer.update(kv.num_workers)
     for weight, factor in zip(weights, (3, 4)):
         np.testing.assert_allclose(weight.data().asnumpy(), 1 - factor / 5 / math.sqrt(200), rtol=2e-3)
+
+    with mx.autograd.record():  # sums of 20,000 and 30,000, to be clipped by a factor that float16 does not have
+        loss = sum((one.data() * (factor * 1e4 / kv.num_workers)).sum() for one, factor in zip(weights, (2, 3)))
+    loss.backward()
+    trainer.allreduce_grads()
+    sums = [one.grad().asnumpy() for one in weights]
+    norm = clip_global_norm(trainer, 0.01).asscalar()
+    for one, before in zip(weights, sums):
+        expected = (before.astype("float32") * np.float32(0.01 / norm)).astype("float16")
+        assert expected.min() > 3e-4 and (one.grad().asnumpy() == expected).all(), (one.grad(), expected)
     print("worker %d clipped half precision" % kv.rank)
 
 

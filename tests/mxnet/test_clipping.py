@@ -4,6 +4,7 @@ waiting for any gradient."""
 import math
 import re
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import plugin_jobs as jobs
 import pytest
@@ -188,6 +189,22 @@ def test_the_norm_is_the_scripts_to_write_to(kv):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
+def test_without_any_key_there_is_nothing_to_clip(kv):
+    trainer = SimpleNamespace(_kvstore=kv, _params=[])
+    refuses("there are no new sums to clip", clip_global_norm, trainer, 1.0)
+
+
+@pytest.mark.parametrize("norm, factor", [(1e39, 1), (1e300, 1), (1e-36, 1e-36), (1e-50, 0)])
+def test_any_norm_above_0_is_one_to_clip_by(kv, norm, factor):
+    net, trainer = trainer_of(kv)
+    backward(net)
+    trainer.allreduce_grads()
+    told = math.sqrt(6 * 16 + 2 * 16)
+    assert abs(clip_global_norm(trainer, norm).asscalar() - told) < 1e-5
+    expected = 4.0 if factor == 1 else 4 * factor / told
+    assert abs(net.weight.grad().asnumpy() - expected).max() <= 1e-3 * expected
+
+
 def test_stores_that_update_are_refused(kv, optimizer):
     net = gluon.nn.Dense(2, in_units=3)
     net.initialize()

@@ -20,11 +20,11 @@ void MXNetNorm::skip(NDArrayHandle norm, uint64_t elements, Priority priority, W
         [kept = api_.keep(norm), done = std::move(done)](const Error* error, bool updated) { done(error, updated); });
 }
 
-void MXNetNorm::factor(NDArrayHandle norm, NDArrayHandle factor, float max_norm, Priority priority) {
+void MXNetNorm::factor(NDArrayHandle norm, NDArrayHandle factor, double max_norm, Priority priority) {
   enqueue(priority, "norm", norm, factor, [this, max_norm](const Operation& operation) {
-    const float known = *static_cast<const float*>(operation.input_address());
-    const float wanted = max_norm / (known + 1e-8f);
-    *static_cast<float*>(landing_address(operation.output())) = wanted > 1 ? 1 : wanted;
+    const double known = *static_cast<const float*>(operation.input_address());
+    const double wanted = max_norm / (known + 1e-8);
+    *static_cast<float*>(landing_address(operation.output())) = static_cast<float>(wanted > 1 ? 1 : wanted);
     operation.done()(nullptr, true);
   });
 }

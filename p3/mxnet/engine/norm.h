@@ -21,9 +21,9 @@ class MXNetNorm : public MXNetKey {
   void tell(NDArrayHandle before, NDArrayHandle norm, uint64_t elements, Priority priority);
   // The same, at once and past the engine: nothing queued there may use `norm`.
   void skip(NDArrayHandle norm, uint64_t elements, Priority priority, Worker::Done done);
-  // `factor`, one float32 in CPU memory, becomes min(1, max_norm / (norm + 1e-8)); NaN if the norm is. MXNet's own
-  // operators for that share a workspace with those of layers, which would wait for the norm.
-  void factor(NDArrayHandle norm, NDArrayHandle factor, float max_norm, Priority priority);
+  // `factor`, one float32 in CPU memory, becomes min(1, max_norm / (norm + 1e-8)), computed in float64 and rounded; NaN
+  // if the norm is. MXNet's own operators for that share a workspace with those of layers, which would wait for it.
+  void factor(NDArrayHandle norm, NDArrayHandle factor, double max_norm, Priority priority);
 
  private:
   void begin(void* norm, uint64_t elements, Priority priority, Worker::Done done);
