@@ -106,8 +106,8 @@ inline uint64_t least_clock(const Header& answer) {
 // that has one is an update, though perhaps of no row of the partition.
 constexpr double kNoUpdate = 1;
 
-// Of a push without a gradient: whether its worker takes part in the round all the same, with its numbers. Of a gathered
-// key that says who has nothing to add to another worker's part.
+// Of a push without a gradient: whether its worker takes part in the round all the same. Of a gathered key that says who
+// has nothing to add to another worker's part, but numbers; of a key of norms, who has not taken its last step.
 inline bool goes_on(const Header& push) { return push.part == 1; }
 
 // Of a heartbeat between a node and the scheduler: the link of the node's machine, what it carries as far as the node

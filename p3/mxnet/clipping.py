@@ -25,8 +25,6 @@ from p3.mxnet import _mxnet
 from p3.mxnet.arrays import to_dense
 from p3.mxnet.priorities import Priority
 
-norms = {}  # each StoreNorm of this process, by the number of its store: also of stores that the script has dropped
-
 NOTHING_TO_CLIP = (
     "clip_global_norm: there are no new sums to clip; call it between trainer.allreduce_grads() and trainer.update()"
 )
@@ -76,7 +74,7 @@ class StoreNorm:
         self._operations = _mxnet.MXNetNorm(engine, key.handle, key.name, math.prod(key.shape))
         self._told = None  # of the last round
         self._pushed = set()  # entries of the round that has begun
-        norms[store] = self
+        session.stores.norms[store] = self
         self._of_step = None  # the norm of the sums as they are now; None: of a step that is over, or has none
 
     @property
@@ -109,7 +107,8 @@ class StoreNorm:
         self._told = self._of_step = norm
 
     def skip(self, completions, token):
-        """In join(): of rounds that all begin past MXNet's engine, which holds nothing of the store."""
+        """In join(): of rounds that all begin past MXNet's engine, which holds nothing of the store. Completes without
+        an update if no worker takes the step."""
         self._told = self._of_step = _one_float()
         self._operations.skip(self._told.handle.value, _URGENCY, completions, token)
 
@@ -119,7 +118,7 @@ class StoreNorm:
             entry.operations.wait_for(self._told.handle.value, entry.priority)
 
     def end_step(self):
-        """Nobody may clip any more."""
+        """The sums are used: nobody may clip them any more."""
         self._of_step = None
 
     def clip(self, gradients, max_norm):

@@ -267,10 +267,10 @@ class P3KVStore(mx.kvstore.KVStore):
 
         Until then the others' rounds, of every store that was made, go on without this worker, and its weights follow
         theirs; also of stores that the script has dropped, as others may still use theirs. A store that hands its sums
-        to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with the store after each step of the
-        others, when their sums lie in the arrays that this worker pulled to last, it does what this worker would have
-        done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go on. As Horovod's join, but
-        without an idle worker's zeros on the wire.
+        to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with the store after each step in which
+        the others have pushed keys, when their sums lie in the arrays that this worker pulled to last, it does what
+        this worker would have done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go on. As
+        Horovod's join, but without an idle worker's zeros on the wire.
         """
         joining.join(self, _all_stores(self._session), update)
 

@@ -90,6 +90,17 @@ def test_a_job_that_clips_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path
     assert ends["whole", 6][0] == "0" and ends["broken", 6] == ("2", ends["whole", 6][1]), ends
 
 
+@pytest.mark.parametrize("aggregates", ["1", "0"])
+def test_a_step_in_which_nobody_pushes_is_not_the_end_of_join(aggregates):
+    output = run(3, 2, "frozen_for_a_step", P3_LOCAL_AGGREGATION=aggregates)
+    assert output.count("followed all steps") == 3, output
+
+
+def test_a_session_knows_nothing_of_the_norms_of_another_one():
+    status, output = jobs.run(jobs.python("gluon_clipping.py", "another_session"), **QUIET)
+    assert status == 0 and "joined in another session" in output, output
+
+
 def test_naive_engine_waits_for_each():
     output = run(2, 2, "naive", MXNET_ENGINE_TYPE="NaiveEngine")
     assert output.count("waited for each") == 2, output
@@ -109,8 +120,8 @@ def test_a_worker_that_clips_alone_is_an_error_that_names_it_on_all(rank):
     output = run(2, 1, f"on_one_alone:{rank}", status=1, P3_WAIT_TIMEOUT_S="600")
     said = ("asked for", "not set") if rank == 0 else ("not set", "asked for")
     problem = (
-        r"error: (?:MXNetError: )?.*worker 0 \(.*\) and worker 1 \(.*\) disagree about the norm to clip the gradients of "
-        r"store 0 by, which all workers ask for or none \(.*set_clipping\(\) in MXNet\): "
+        r"error: (?:MXNetError: )?.*worker 0 \(.*\) and worker 1 \(.*\) disagree about the norm to clip the gradients "
+        r"of store 0 by, which all workers ask for or none \(.*set_clipping\(\) in MXNet\): "
         "it is %s on the first and %s on the second" % said
     )
     assert len(re.findall(problem, output)) == 2, output
@@ -178,17 +189,6 @@ def test_it_needs_new_sums(kv):
     refuses("there are no new sums", clip_global_norm, trainer, 1.0)
 
 
-def test_the_norm_is_the_scripts_to_write_to(kv):
-    net, trainer = trainer_of(kv)
-    backward(net)
-    trainer.allreduce_grads()
-    norm = clip_global_norm(trainer, math.inf)
-    norm *= 100
-    again = clip_global_norm(trainer, math.inf)
-    assert again.shape == (1,) and abs(again.asscalar() - math.sqrt(6 * 16 + 2 * 16)) < 1e-5
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
 def test_without_any_key_there_is_nothing_to_clip(kv):
     trainer = SimpleNamespace(_kvstore=kv, _params=[])
     refuses("there are no new sums to clip", clip_global_norm, trainer, 1.0)
@@ -205,6 +205,17 @@ def test_any_norm_above_0_is_one_to_clip_by(kv, norm, factor):
     assert abs(net.weight.grad().asnumpy() - expected).max() <= 1e-3 * expected
 
 
+def test_the_norm_is_the_scripts_to_write_to(kv):
+    net, trainer = trainer_of(kv)
+    backward(net)
+    trainer.allreduce_grads()
+    norm = clip_global_norm(trainer, math.inf)
+    norm *= 100
+    again = clip_global_norm(trainer, math.inf)
+    assert again.shape == (1,) and abs(again.asscalar() - math.sqrt(6 * 16 + 2 * 16)) < 1e-5
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
 def test_stores_that_update_are_refused(kv, optimizer):
     net = gluon.nn.Dense(2, in_units=3)
     net.initialize()
@@ -261,13 +272,13 @@ def test_keys_that_come_late_or_twice_are_errors(kv):
     kv._end_pushes()  # or no worker could join() any more
 
 
-def test_rows_that_nobody_announced_are_an_error(kv):
-    kv.init("table", mx.nd.ones((4, 2)))
-    gradient = mx.nd.sparse.row_sparse_array((mx.nd.ones((1, 2)), mx.nd.array([1])), shape=(4, 2))
-    refuses("that must be known at init", kv.push, "table", gradient)
 def test_row_sparse_weights_are_refused_as_such(kv):
     weight = mx.nd.ones((4, 2)).tostype("row_sparse")
     kv.init("table", weight)
     refuses("key 'table' has a row_sparse weight, which the servers update", kv.push, "table", weight)
 
 
+def test_rows_that_nobody_announced_are_an_error(kv):
+    kv.init("table", mx.nd.ones((4, 2)))
+    gradient = mx.nd.sparse.row_sparse_array((mx.nd.ones((1, 2)), mx.nd.array([1])), shape=(4, 2))
+    refuses("that must be known at init", kv.push, "table", gradient)
