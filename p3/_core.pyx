@@ -95,8 +95,8 @@ cdef Compression compression_from(description) except *:
 
 
 def codec_applies(description not None, str dtype not None, int dimensions):
-    """Whether that compression, a store's option, is for dense keys of that type and so many dimensions. Of a type that
-    there is not: no, and whoever defines the key says so."""
+    """Whether that compression applies to dense keys of that type with so many dimensions. False for a type that P3 does
+    not know; whoever defines the key refuses it."""
     if dtype not in DTYPES:
         return False
     return compression_from(description).codec().is_for(dtype_of(DTYPES[dtype]), dimensions <= 1)

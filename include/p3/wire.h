@@ -106,13 +106,13 @@ inline uint64_t least_clock(const Header& answer) {
 // that has one is an update, though perhaps of no row of the partition.
 constexpr double kNoUpdate = 1;
 
-// Of a push without a gradient: whether its worker takes part in the round all the same, with its numbers. Of a gathered
-// key that says who has nothing to add to another worker's part.
+// Of a push without a gradient: whether its worker takes part in the round all the same. Of a gathered key that says who
+// has nothing to add to another worker's part, but numbers; of a key of norms, who has not taken its last step.
 inline bool goes_on(const Header& push) { return push.part == 1; }
 
-// Of a heartbeat between a node and the scheduler: the link of the node's machine, what it carries as far as the node knows
-// and how many of its connections the node fills; and, on the way back, what all windows of the job go by: the greatest
-// of both over all machines. Zeros: not known yet; a number above the most that makes sense is read as zero.
+// Of a heartbeat between a node and the scheduler: the link of the node's machine, what it carries as far as the node
+// knows and how many of its connections the node fills; and, on the way back, what all windows of the job go by: the
+// greatest of both over all machines. Zeros: not known yet; a number above the most that makes sense is read as zero.
 struct LinkShare {
   uint64_t bytes_per_second = 0, connections = 0;
 };

@@ -68,7 +68,8 @@ class Worker {
   using Done = std::function<void(const Error* error, bool updated)>;
 
   Worker(int rank, int num_servers, NodeOptions options);
-  ~Worker();  // as close(0), and joins the threads
+  ~Worker();                         // as close(0), and joins the threads
+  const std::string& label() const;  // this worker's, as errors have it
 
   // Before start(): a stream to a server, authenticated at both ends.
   void add_server(int server, std::unique_ptr<Stream> stream, std::string label);
@@ -115,9 +116,10 @@ class Worker {
   void flush();
   // The next round of a key of either kind, without a gradient of this worker, which has taken its last step while others
   // go on: their new value lands as ever. Once every worker skips, the round completes with `updated` false and the
-  // landing array as it is. `goes_on`: it has no gradient for this round alone. That makes a difference for a key with
-  // staleness: a worker that has taken its last step holds up nobody, and is answered when all others have come as far; a
-  // worker that continues is answered as if it had pushed, so such a round is always `updated`.
+  // landing array as it is. `goes_on`: it has no gradient for this round alone. That makes a difference for two kinds of
+  // keys. With staleness a worker that has taken its last step holds up nobody, and is answered when all others have come
+  // as far; a worker that continues is answered as if it had pushed, so such a round is always `updated`. Of a key of
+  // norms a round is `updated` if any worker continues, whatever gradients the store's other keys have had.
   void skip(int key, void* landing, int32_t priority, Done done, bool gated = false, bool goes_on = false);
   // A `gated` round of a dense key waits: each of its slices leaves once ready() has said so, and until then that part of
   // the gradient is not read, nor that of the landing array written. Thus a gradient can leave while it is still being
@@ -236,6 +238,7 @@ class Worker {
     explicit operator bool() const { return impl_ != nullptr; }
     void abandon();
     Error why() const;
+    const std::string& label() const { return label_; }
 
    private:
     std::unique_ptr<Impl> impl_;

@@ -4,7 +4,7 @@ The scheduler runs one `Agreement`; so does an embedded session, without any sch
 one node and returns what must be sent to whom. Agreement on a key is no barrier: workers announce in any order, rank
 0's word decides, and the others' are compared with it whenever both are known. Options are agreed in the same way;
 where a store's first key settles an option, announcing the key is a word on that option too, and the first push is one
-on the optimizer.
+on the optimizer. So it is with clipping: a worker's first key of a store says whether the servers are to tell its norm.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Agreement:
         self._partitions: int = len(self._servers) if partitions == "auto" else partitions
         self._keys: Claims = {}  # what each worker announced
         self._options: Claims = {}  # what each worker asked for; {} if it goes without
+        self._norms: Claims = {}  # of each store: who has its norm told; {}: who goes without
         self._slices = 0  # of all keys so far
         self._wire_keys = 0
         self._plans: Dict[Identity, KeyPlan] = {}  # of each decided key, the latest
@@ -136,20 +137,21 @@ class Agreement:
         identity = (message["store"], message["name"])
         shape, is_sparse = message["shape"], message["sparse"]
         if is_sparse and (not shape or 0 in shape[1:]):
-            raise ProtocolError("%s announced the sparse key %r without rows" % (node, message["name"]))
+            raise ProtocolError("%s announced the sparse key %.100r without rows" % (node, message["name"]))
         if len(shape) > _MAX_DIMENSIONS or math.prod([max(1, length) for length in shape]) >= 1 << 63:
             raise ProtocolError("%s announced key %.100r with a shape that no array has" % (node, message["name"]))
         kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered", "norm")}
         if kind["gathered"] and math.prod(shape) == 0:
-            raise ProtocolError("%s announced the key of factors %r without elements" % (node, message["name"]))
+            raise ProtocolError("%s announced the key of factors %.100r without elements" % (node, message["name"]))
         if kind["norm"] and (tuple(shape), kind["dtype"]) != (key_plan.norm_shape(len(self._servers)), "float64"):
-            raise ProtocolError("%s announced the key of norms %r with another shape" % (node, message["name"]))
+            raise ProtocolError("%s announced the key of norms %.100r with another shape" % (node, message["name"]))
         try:
             options.validate_of_key(message["options"])
         except ValueError as error:
             raise ProtocolError("%s announced key %.100r with %s" % (node, message["name"], error)) from None
         value = {"shape": shape, **kind, **message["options"]}
-        decided = self._claim(self._keys, identity, "key %r" % (message["name"],), node, value)
+        self._claim_norm(node, message)
+        decided = self._claim(self._keys, identity, "key %.100r" % (message["name"],), node, value)
         for option in message["defaults"]:
             self._claim_option(message["store"], option, node, {})
         if not decided:
@@ -168,7 +170,7 @@ class Agreement:
         )
         problem = combinations.contradiction(plan)
         if problem:
-            raise ProtocolError("%s announced key %r: %s" % (node, message["name"], problem))
+            raise ProtocolError("%s announced key %.100r: %s" % (node, message["name"], problem))
         self._agreed[plan.wire_key] = plan.agreed(*identity, shape)
         return self._define(identity, plan, self._agreed[plan.wire_key], predecessor=plan.wire_key)
 
@@ -192,11 +194,11 @@ class Agreement:
         identity, partitions = (message["store"], message["name"]), message["partitions"]
         plan = self._plans.get(identity)
         if node.rank != 0 or plan is None or not plan.row_elements or plan.staleness > 0:
-            raise ProtocolError("%s may not change the partitions of key %r" % (node, message["name"]))
+            raise ProtocolError("%s may not change the partitions of key %.100r" % (node, message["name"]))
         former = plan.wire_key
         is_moving = any(identity == moving for moving, _ in self._leaving.values())
         if not 1 <= partitions <= plan.rows or is_moving or ("defined", former) in self._questions:
-            raise ProtocolError("%s cannot have %d partitions of key %r now" % (node, partitions, message["name"]))
+            raise ProtocolError("%s cannot have %d partitions of key %.100r now" % (node, partitions, message["name"]))
         self._leaving[former] = identity, set(self._workers)
         successor = plan._replace(wire_key=self._wire_keys, first_slice=self._slices, partitions=partitions)
         return self._define(identity, successor, successor.repartitioned(*identity), former)
@@ -233,7 +235,7 @@ class Agreement:
         """What it took of each worker's claims is free again."""
         del self._releasing[store]
         self._orders.pop(store, None)
-        for table in (self._keys, self._options):
+        for table in (self._keys, self._options, self._norms):
             for identity in [one for one in table if one[0] == store]:
                 for node, value in table.pop(identity).items():
                     self._claim_bytes[node] -= _claim_bytes(identity, value)
@@ -316,7 +318,7 @@ class Agreement:
     def _question(self, node: Node, answer: str, identity: Hashable) -> _Question:
         question = self._questions.get((answer, identity))
         if question is None or node not in question.unanswered:
-            raise ProtocolError("%s sent %r for %s, which nobody asked for" % (node, answer, identity))
+            raise ProtocolError("%s sent %r for %.200s, which nobody asked for" % (node, answer, identity))
         return question
 
     def _answered(self, node: Node, answer: str, identity: Hashable) -> Sent:
@@ -437,7 +439,19 @@ class Agreement:
     # What they have in common
 
     def _claim_option(self, store: int, name: str, node: Node, value: dict) -> bool:
-        return self._claim(self._options, (store, name), "the %s of store %d" % (name, store), node, value)
+        return self._claim(self._options, (store, name), "the %.100s of store %d" % (name, store), node, value)
+
+    def _claim_norm(self, node: Node, announced: dict) -> None:
+        """A worker that clips alone would wait for norms, or for rounds that others never begin."""
+        store, tells = announced["store"], announced["norm"]
+        known = self._norms.get((store, "norm"), {})
+        if node in known and not tells:
+            return
+        if node in known and not known[node]:
+            raise ProtocolError("%s announced the key of norms of store %d behind other keys of it" % (node, store))
+        what = "the norm to clip the gradients of store %d by, which all workers ask for or none (max_grad_norm or " \
+               "grad_scaler in PyTorch, set_clipping() in MXNet)" % store  # fmt: skip
+        self._claim(self._norms, (store, "norm"), what, node, {"it": "asked for"} if tells else {})
 
     def _claim(self, table: Claims, identity: Identity, what: str, node: Node, value: dict) -> bool:
         """Notes what a worker says of something that must be equal everywhere. True if it has just been decided."""

@@ -220,6 +220,7 @@ class Launcher:
                 self._start_no_more()
                 if ending and (self._has_begun or self._job_failure is not None):
                     await asyncio.wait(ending, timeout=_LAST_WORDS_S)
+                    self._status.read()
                 return min((r for r in self._running if r.process.returncode), key=self._unlikelihood)
             if not done:  # servers and scheduler outlive the workers
                 return None

@@ -50,7 +50,7 @@ cdef extern from "engine/norm.h" namespace "p3" nogil:
         CMXNetNorm(const MXNetApi*, Worker*, int handle, string name) except +
         void tell(void* before, void* norm, uint64_t elements, Priority) except +
         void skip(void* norm, uint64_t elements, Priority, Done) except +
-        void factor(void* norm, void* factor, float max_norm, Priority) except +
+        void factor(void* norm, void* factor, double max_norm, Priority) except +
 
 
 cdef extern from "engine/rows.h" namespace "p3" nogil:
@@ -203,7 +203,7 @@ cdef class MXNetNorm:
         with nogil:
             self.norm.skip(<void*>norm, self.elements, urgency, done)
 
-    def factor(self, size_t norm, size_t factor, float max_norm, priority):
+    def factor(self, size_t norm, size_t factor, double max_norm, priority):
         cdef Priority urgency = priority_of(priority)
         with nogil:
             self.norm.factor(<void*>norm, <void*>factor, max_norm, urgency)

@@ -22,10 +22,12 @@ from mxnet.base import MXNetError
 from p3.frontend import waiting
 from p3.frontend.steps import FIRST
 from p3.mxnet import _mxnet
-from p3.mxnet.arrays import is_sparse, to_dense
+from p3.mxnet.arrays import to_dense
 from p3.mxnet.priorities import Priority
 
-norms = {}  # each StoreNorm of this process, by the number of its store: also of stores that the script has dropped
+NOTHING_TO_CLIP = (
+    "clip_global_norm: there are no new sums to clip; call it between trainer.allreduce_grads() and trainer.update()"
+)
 
 _URGENCY = Priority(FIRST, 1 << 30)
 
@@ -41,6 +43,8 @@ def clip_global_norm(trainer, max_norm):
     Returns the norm, an NDArray of shape (1,), at once: it is waited for when it is read. So is each gradient, which
     needs the norm and its own sum, not those of the others. `max_norm` may change in each step, and is the same on
     every worker. math.inf leaves gradients as they are. A second call in a step is about what the first one has left.
+    The factor is a float32 (0 where `max_norm` is too small for one); float16 gradients are multiplied by just that,
+    and rounded once.
 
     A norm that is not finite is no error: then gradients become what the formula makes of them, NaN or zero, on all
     workers alike. Who wants to leave out such steps reads the norm, which all workers find alike, and does not update.
@@ -62,20 +66,15 @@ class StoreNorm:
     """Of the rounds of one store's keys. Threads: the store's."""
 
     def __init__(self, session, engine, store):
-        """On every worker at the same point, before the store has any key; waits for them."""
+        """On every worker, before the store has any key; waits for rank 0. A worker that does without one fails the job
+        as soon as it has a key."""
         key = session.declare_norm(store)
-        try:
-            waiting.from_rank_0(session, key, np.zeros(key.shape))
-            session.barrier()  # or rank 0 would not notice that another worker does without
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"{error}. All workers call set_clipping() of a store before its first init, or none"
-            ) from None
+        waiting.from_rank_0(session, key, np.zeros(key.shape))
         self._session, self._engine = session, engine
         self._operations = _mxnet.MXNetNorm(engine, key.handle, key.name, math.prod(key.shape))
         self._told = None  # of the last round
         self._pushed = set()  # entries of the round that has begun
-        norms[store] = self
+        session.stores.norms[store] = self
         self._of_step = None  # the norm of the sums as they are now; None: of a step that is over, or has none
 
     @property
@@ -108,7 +107,8 @@ class StoreNorm:
         self._told = self._of_step = norm
 
     def skip(self, completions, token):
-        """In join(): of rounds that all begin past MXNet's engine, which holds nothing of the store."""
+        """In join(): of rounds that all begin past MXNet's engine, which holds nothing of the store. Completes without
+        an update if no worker takes the step."""
         self._told = self._of_step = _one_float()
         self._operations.skip(self._told.handle.value, _URGENCY, completions, token)
 
@@ -118,29 +118,30 @@ class StoreNorm:
             entry.operations.wait_for(self._told.handle.value, entry.priority)
 
     def end_step(self):
-        """Nobody may clip any more."""
+        """The sums are used: nobody may clip them any more."""
         self._of_step = None
 
     def clip(self, gradients, max_norm):
         """All arrays of the step's sums. Returns their norm before."""
         norm = self._of_step
         if norm is None:
-            raise MXNetError(
-                "clip_global_norm: there are no new sums to clip; call it between trainer.allreduce_grads() and "
-                "trainer.update()"
-            )
+            raise MXNetError(NOTHING_TO_CLIP)
         if max_norm < math.inf:
             factor = _one_float()
             self._operations.factor(norm.handle.value, factor.handle.value, max_norm, _URGENCY)
             for gradient in gradients:
-                of_kind = factor.astype(gradient.dtype, copy=False).as_in_context(gradient.context)
-                if is_sparse(gradient):  # which MXNet can multiply by numbers alone
-                    scaled = mx.nd.broadcast_mul(to_dense(gradient), of_kind).tostype(gradient.stype)
-                    self._engine.copy(scaled.handle.value, gradient.handle.value)
-                else:
-                    mx.nd.broadcast_mul(gradient, of_kind, out=gradient)
+                self._multiply(gradient, factor)
             self._of_step = mx.nd.broadcast_mul(norm, factor)
         return norm.copy()  # the script may write to it
+
+    def _multiply(self, gradient, factor):
+        """In place, and rounded once: a factor in float16 would lose digits, or become 0."""
+        kind = gradient.dtype if np.dtype(gradient.dtype).itemsize > 2 else "float32"
+        scaled = to_dense(gradient).astype(kind, copy=False)  # MXNet multiplies rows by numbers alone
+        mx.nd.broadcast_mul(scaled, factor.astype(kind, copy=False).as_in_context(gradient.context), out=scaled)
+        if scaled is not gradient:
+            scaled = scaled.astype(gradient.dtype, copy=False).tostype(gradient.stype)
+            self._engine.copy(scaled.handle.value, gradient.handle.value)
 
 
 def _one_float():

@@ -5,7 +5,8 @@ round, and the key is skipped again. Once all workers skip a round of a key, it 
 will push that key any more. So nobody counts steps, and the servers know of no joined workers, only of skips.
 
 Where the servers tell norms (clipping.py), the keys of a store are skipped together, with the round of its norm: for
-there who steps has a round of each key in each step, which may be a skip as well.
+there who steps has a round of each key in each step, which may be a skip as well. So it is the norm's round that tells
+the end: all may skip all keys in a step, as when all layers are frozen, and there is another one behind it.
 
 All workers must serve the same keys, or they would wait for each other: those of every store that this process has
 made. Which of them a script still holds, and when Python takes the others away, is each worker's own affair.
@@ -16,7 +17,6 @@ from mxnet.base import MXNetError
 
 from p3._core import Completions
 from p3.frontend import waiting
-from p3.mxnet import clipping
 from p3.mxnet.keys.dense import DenseKey
 from p3.mxnet.keys.rows import ServerRowKey
 
@@ -60,7 +60,7 @@ def join(store, held, update):
     if session.progress.join():
         for number, keys in enumerate(session.stores.keys_by_name):
             if number not in stores:
-                stores[number] = DroppedStore(store._engine, keys, clipping.norms.get(number))
+                stores[number] = DroppedStore(store._engine, keys, session.stores.norms.get(number))
         _serve_others(session, [stores[number] for number in sorted(stores)], update)
         session.progress.joined()
 
@@ -93,13 +93,15 @@ def _serve_others(session, stores, update):
         store._follow(entry)
 
     skip(range(len(keys)))
-    changed = set()  # stores with norms of which somebody has pushed a key in the step
+    changed, taken = set(), set()  # stores with norms: somebody has pushed a key in the step; has taken it
     still_pushed = len(keys)
     while still_pushed:
         number, updated = waiting.next_of(session, completions)
         store, entry = keys[number]
         if store._norm is not None:
-            if updated and entry is not None:
+            if updated and entry is None:
+                taken.add(store)
+            elif updated:
                 changed.add(store)
                 if store._hands_out_sums():
                     take_sum(store, entry)
@@ -107,14 +109,15 @@ def _serve_others(session, stores, update):
             if len(landed[store]) <= len(store._keys):
                 continue
             numbers, landed[store] = landed[store], []
-            if store not in changed:
-                still_pushed -= len(numbers)
-                continue
-            changed.remove(store)
-            if store._hands_out_sums():
+            if store in changed and store._hands_out_sums():
                 update(store)
-                store._end_step()
-            skip(numbers)
+            store._norm.end_step()
+            if store in taken:
+                skip(numbers)
+            else:
+                still_pushed -= len(numbers)
+            changed.discard(store)
+            taken.discard(store)
             continue
         if not updated:
             still_pushed -= 1

@@ -41,7 +41,7 @@ from p3 import codecs
 from p3._core import NO_SCALARS, P3Error
 from p3.frontend import partitions
 from p3.frontend.loss_scale import LossScale
-from p3.mxnet import _mxnet, hooks, joining, staleness, store_snapshots
+from p3.mxnet import _mxnet, clipping, hooks, joining, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
 from p3.mxnet.arrays import classic, is_sparse
 from p3.mxnet.keys import beginnings
@@ -267,10 +267,10 @@ class P3KVStore(mx.kvstore.KVStore):
 
         Until then the others' rounds, of every store that was made, go on without this worker, and its weights follow
         theirs; also of stores that the script has dropped, as others may still use theirs. A store that hands its sums
-        to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with the store after each step of the
-        others, when their sums lie in the arrays that this worker pulled to last, it does what this worker would have
-        done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go on. As Horovod's join, but
-        without an idle worker's zeros on the wire.
+        to the caller (Trainer(update_on_kvstore=False)) needs `update`: called with the store after each step in which
+        the others have pushed keys, when their sums lie in the arrays that this worker pulled to last, it does what
+        this worker would have done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go on. As
+        Horovod's join, but without an idle worker's zeros on the wire.
         """
         joining.join(self, _all_stores(self._session), update)
 
@@ -354,9 +354,10 @@ class P3KVStore(mx.kvstore.KVStore):
     def set_clipping(self):
         """Has the servers tell the norm of each step's sums, for p3.mxnet.clip_global_norm.
 
-        Before the store's first init, which then waits until all workers are there, the same on all. Of a store with
-        which gluon.Trainer trains, with update_on_kvstore=False: each key has one round in each step, and no key comes
-        after the first step.
+        Before the store's first init, on every worker; one that differs fails the job at its first init, with an error
+        that names it. That init waits for rank 0's. The store is for a gluon.Trainer with update_on_kvstore=False: each
+        key has one round in each step, and no key comes after the first step. MXNetError if the store updates, is not
+        synchronous, or has keys already.
         """
         discipline = choices.SYNCHRONOUS if self._kind == staleness.SYNC else choices.STALE
         combinations.require(self._kind, choices.NORM, discipline)
@@ -547,7 +548,7 @@ class P3KVStore(mx.kvstore.KVStore):
             self._after_operation()
 
     def _end_step(self):
-        """The Trainer has queued its updates."""
+        """The Trainer is about to update by the sums as they are."""
         if self._norm is not None:
             self._norm.end_step()
 
@@ -559,6 +560,8 @@ class P3KVStore(mx.kvstore.KVStore):
                 "clip_global_norm: the servers tell no norms. Call set_clipping() of the store before the first step "
                 "of the Trainer, and pass update_on_kvstore=False to that"
             )
+        if self._norm is None:
+            raise MXNetError(clipping.NOTHING_TO_CLIP)
         if getattr(trainer, "_amp_loss_scaler", None) is not None:
             combinations.require("clip_global_norm", choices.CLIPPING, choices.SCALER)
         parameters = (one for one in trainer._params if one.grad_req != "null")

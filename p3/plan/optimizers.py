@@ -97,16 +97,18 @@ def validate_fields(option: str, selector: str, kinds: Mapping[str, Mapping[str,
     """Of an option of a store: ValueError unless the value is a dict whose field `selector` names one of `kinds`, and
     which has just the further fields of that."""
     if not isinstance(value, dict):
-        raise ValueError(f"{option}: the value must be a dict, not {type(value).__name__}")
+        example = {selector: next(iter(kinds))}
+        raise ValueError(f"{option}: the value must be a dict like {example}, not {value!r:.500}")
     kind = value.get(selector)
     if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{option}: {selector} is {kind!r}; it must be one of {', '.join(kinds)}")
+        raise ValueError(f"{option}: {selector} is {kind!r:.100}; it must be one of {', '.join(kinds)}")
     fields = kinds[kind]
     for field in value.keys() - fields.keys() - {selector}:
         allowed = ", ".join([selector, *fields])
-        raise ValueError(f"{option} {kind}: {field!r} (which is {value[field]!r}) is no field of it; it has {allowed}")
+        what = f"{field!r:.100} (which is {value[field]!r:.500})"
+        raise ValueError(f"{option} {kind}: {what} is no field of it; it has {allowed}")
     for field, (wanted, fits) in fields.items():
         if field not in value:
             raise ValueError(f"{option} {kind}: {field} is missing; it must be {wanted}")
         if not fits(value[field]):
-            raise ValueError(f"{option} {kind}: {field} is {value[field]!r}; it must be {wanted}")
+            raise ValueError(f"{option} {kind}: {field} is {value[field]!r:.500}; it must be {wanted}")

@@ -28,7 +28,7 @@ _OPTIONS = {  # the field that selects a kind, and what tells the further fields
 def validate(name: Any, value: Any) -> None:
     """Raises ValueError, naming option, field, value and what is allowed, unless this is an option and makes sense."""
     if not isinstance(name, str) or name not in _OPTIONS:
-        raise ValueError(f"option {name!r} is unknown; a store has {', '.join(_OPTIONS)}")
+        raise ValueError(f"option {name!r:.100} is unknown; a store has {', '.join(_OPTIONS)}")
     selector, kinds = _OPTIONS[name]
     validate_fields(name, selector, kinds(), value)
 
@@ -37,6 +37,6 @@ def validate_of_key(options: Any) -> None:
     """Of what a key has in place of its store's, by name; {} as a value: none. ValueError as of validate()."""
     for name, value in options.items():
         if name not in planner.OF_KEYS:
-            raise ValueError(f"option {name!r} is of stores; a key has {', '.join(planner.OF_KEYS)}")
+            raise ValueError(f"option {name!r:.100} is of stores; a key has {', '.join(planner.OF_KEYS)}")
         if value != {}:
             validate(name, value)

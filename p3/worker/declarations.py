@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from p3._core import DTYPES
 from p3.plan import choices, combinations, planner
@@ -13,7 +13,7 @@ from p3.plan.key_plan import Axes
 from p3.worker import dgc
 from p3.worker.key import Key
 from p3.worker.links.link import Link
-from p3.worker.store_options import StoreOptions
+from p3.worker.store_options import StoreOptions, say_lossy
 
 log = logging.getLogger("p3")
 
@@ -24,6 +24,7 @@ class Declarations:
     def __init__(self, session, link: Link, options: StoreOptions) -> None:
         self._session, self._link, self._options = session, link, options
         self._with_momentum: Set[int] = set()  # handles of keys whose momentum this worker's core knows
+        self._warned: Set[Tuple[int, str, str]] = set()  # by store and option: values that only some keys have
 
     def require_together(self, key: Key) -> None:
         """ValueError unless this job, and its store, can have such a key."""
@@ -51,6 +52,19 @@ class Declarations:
 
     def _require(self, key: Key, *chosen: Choice) -> None:
         combinations.require("%s: key %r" % (self._session.label, key.name), *chosen)
+
+    def say_if_lossy(self, key: Key) -> None:
+        """What a key has of its own is said once for all of its store that have the same, by the first one's name."""
+        applying = {"compression": key.axes.codec, "value_compression": key.axes.value_codec}
+        for option, value in key.options.items():
+            one = key.store, option, repr(value)
+            if self._session.rank != 0 or not value or not applying[option] or one in self._warned:
+                continue
+            self._warned.add(one)
+            say_lossy(self._session.label, option, "key %r of store %d, and others so," % (key.name, key.store), value)
+
+    def forget(self, store: int) -> None:
+        self._warned = {one for one in self._warned if one[0] != store}
 
     def axes_of(self, key: Key) -> Axes:
         """As the scheduler will have them, which goes by the same options."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from p3.plan import key_plan
 from p3._core import DTYPES
@@ -98,12 +98,21 @@ def checked(
     if sparse and (not shape or 0 in shape[1:]):
         raise ValueError("%s: key %r: shape %s has no rows to be sparse in" % (label, name, shape))
     axes = Axes(staleness=key_plan.staleness(staleness))  # the rest follows from its options and its store's
-    own = {option: dict(value or {}) for option, value in (options or {}).items()}
     try:
-        validate_of_key(own)
+        own = _own_options({} if options is None else options)
     except ValueError as error:
         raise ValueError("%s: key %r: %s" % (label, name, error)) from None
     return Key(store, name, shape, _dtype_name(dtype), -1, sparse, axes=axes, options=own)
+
+
+def _own_options(options: Any) -> Dict[str, Dict[str, Any]]:
+    """A copy, once they are found to make sense; None as a value: none."""
+    if not isinstance(options, Mapping):
+        raise ValueError("options is %.100r; it must be a dict, by name, as {'compression': {'type': 'int8'}}"
+                         % (options,))  # fmt: skip
+    own = {option: {} if value is None else value for option, value in options.items()}
+    validate_of_key(own)
+    return {option: dict(value) for option, value in own.items()}
 
 
 def require_same(label: str, key: Key, declared: Key) -> None:

@@ -50,9 +50,10 @@ class Keys:
             self._declarations.require_together(declared)
             key = declared._replace(axes=self._declarations.axes_of(declared))
             key = key._replace(handle=self._declarations.declare_to_core(key))
+            self._declarations.say_if_lossy(key)
             self._declared[key.identity] = key
             agreed = self.agreed.get(key.identity)
-            defaults = self._options.defaults(store)
+            defaults = [] if key.is_norm else self._options.defaults(store)  # none of them applies to norms
         # Announced even if rank 0's plan is known already: the scheduler then compares, and names both workers.
         announced = {"store": store, "name": key.name, "shape": list(key.shape), "dtype": key.dtype}
         announced.update(sparse=key.sparse, staleness=key.staleness, gathered=key.factors is not None)
@@ -126,6 +127,7 @@ class Keys:
 
     def forget(self, store: int) -> None:
         """With the lock held."""
+        self._declarations.forget(store)
         for key in self.of(store):
             self._session.core.release(key.handle)
             del self._declared[key.identity]

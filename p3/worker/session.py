@@ -162,12 +162,18 @@ class Session(Control):
 
         Of float64, one row for each server: of all that it has summed in the same round of the store's keys, and sends
         to the workers, the sum of the squares, and the largest absolute value. Each worker begins such a round by
-        skip(), when all keys of the store have had theirs; `landing` holds it as soon as the servers have summed, which
-        may be long before the sums themselves have come. Rows of keys that nobody pushed are zero. Two runs give the
-        same bits, as sums do. Keys of factors have no part in it: the servers have no sums of them. ValueError where
-        the servers have an optimizer, or the settings exclude it (p3/plan/combinations.py).
+        skip() with `goes_on`, when all keys of the store have had theirs; `landing` holds it as soon as the servers
+        have summed, which may be long before the sums themselves have come. Rows of keys that nobody pushed are zero. A
+        worker that has taken its last step leaves `goes_on` out; once all do, the round is not `updated`. Two runs give
+        the same bits, as sums do. Keys of factors have no part in it: the servers have no sums of them. ValueError
+        where the store has keys already, the servers have an optimizer, or the settings exclude it
+        (p3/plan/combinations.py). Every worker declares it, or none: a difference fails the job at the store's first
+        key, with an error that names two workers. It settles none of the store's options.
         """
         self.check()
+        if self.keys.of(store) and not self.keys.have_norm(store):
+            raise ValueError("%s: store %d has keys already; the one of norms is declared before them"
+                             % (self.label, store))  # fmt: skip
         declared = checked(self.label, store, NORM, key_plan.norm_shape(self.num_servers), "float64", False, 0)
         return self.keys.declare(declared._replace(axes=Axes(reduction="norm")))
 
@@ -237,7 +243,7 @@ class Session(Control):
 
         Their new value comes into `landing`. Once every worker skips, it stays as it is, and the Operation, when done,
         is not `updated`: so a worker that has finished skips each key again and again until then. `goes_on`: it has no
-        gradient for this round alone; see include/p3/worker.h for what that means with staleness.
+        gradient for this round alone; see include/p3/worker.h for what that means with staleness, and of norms.
         """
         self.check()
         if key.sparse:
@@ -317,7 +323,8 @@ class Session(Control):
     def set_option(self, store: int, name: str, value: dict) -> None:
         """Sets an option of p3.plan.options. Blocks until all servers have it, at most P3_WAIT_TIMEOUT_S.
 
-        Set an optimizer before the store's first push, and all others before its first key is declared.
+        Set an optimizer before the store's first push, and all others before its first key is declared, or behind one
+        of norms.
         The same value again is fine. ValueError if the value makes no sense, if this worker has set another one
         before, or if a key has settled the option. Workers that differ fail the job.
         """

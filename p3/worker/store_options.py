@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from p3.plan import choices, combinations, planner
 from p3.plan.options import validate
@@ -12,6 +12,12 @@ from p3.worker.links.link import Link
 from p3.worker.repartition import Repartition
 
 log = logging.getLogger("p3")
+
+
+def say_lossy(label: str, option: str, of: str, value: Mapping[str, Any]) -> None:
+    """`option`: one of planner.OF_KEYS. Once for all that have it."""
+    what = of if option == "compression" else "what comes back of %s" % of
+    log.warning("%s: %s is compressed, %s. That is lossy: training differs from uncompressed", label, what, value)
 
 
 class StoreOptions:
@@ -32,7 +38,7 @@ class StoreOptions:
         return self._agreed.get((store, name))
 
     def defaults(self, store: int) -> List[str]:
-        """Those that the store's first key settles, as this worker has not set them."""
+        """Those that the store's first key settles (but for one of norms), as this worker has not set them."""
         return [option for option in planner.OPTIONS if (store, option) not in self._wanted]
 
     def begin_push(self, key: Key, require: Callable[[Key], None]) -> None:
@@ -67,12 +73,8 @@ class StoreOptions:
                 text = combinations.yielding(choices.AGGREGATION, choices.of_compression(value))
                 if text:
                     log.info("%s: store %d: %s", session.label, store, text)
-            if name == "compression" and session.rank == 0:
-                log.warning("%s: store %d is compressed, %s. That is lossy: training differs from uncompressed",
-                            session.label, store, value)  # fmt: skip
-            if name == "value_compression" and session.rank == 0:
-                log.warning("%s: what comes back of store %d is compressed, %s. That is lossy: training differs from "
-                            "uncompressed", session.label, store, value)  # fmt: skip
+            if name in planner.OF_KEYS and session.rank == 0:
+                say_lossy(session.label, name, "store %d" % store, value)
             self._link.send({"kind": "option", "store": store, "name": name, "value": value})
         elif before != value:
             raise ValueError(
@@ -98,7 +100,7 @@ class StoreOptions:
 
     def _require_still_open(self, store: int, name: str, value: dict) -> None:
         session = self._session
-        if name in planner.OPTIONS and session.keys.of(store):
+        if name in planner.OPTIONS and any(not key.is_norm for key in session.keys.of(store)):
             raise ValueError(
                 "%s: store %d has keys already; its %s %s must be set before the first init"
                 % (session.label, store, name, value)

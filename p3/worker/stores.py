@@ -8,7 +8,7 @@ told that it is gone (`released`). Its number is free again.
 from __future__ import annotations
 
 import heapq
-from typing import Callable, Dict, List, Sequence, Set
+from typing import Any, Callable, Dict, List, Sequence, Set
 
 from p3.plan import choices, combinations
 from p3.worker.key import Key, Name
@@ -25,6 +25,7 @@ class Stores:
         # Of each store that was made, what the script calls a key -> the Key that stands for it; whoever makes the
         # store notes them. They stay when the script drops the store: see p3/mxnet/joining.py.
         self.keys_by_name: List[Dict[Name, Key]] = []
+        self.norms: Dict[int, Any] = {}  # by store: what tells the norm of its sums to the script; noted as those are
         self._free: List[int] = []  # numbers of stores that were released; a heap
         self._asked: Set[int] = set()  # by this worker, and not gone
         self._workers: Dict[int, Set[int]] = {}  # by store: who has done with it
@@ -83,6 +84,7 @@ class Stores:
         for forget in self._forget:
             forget(store)
         self._asked.discard(store)
+        self.norms.pop(store, None)
         del self._workers[store]
         if store < len(self.keys_by_name):  # its number is one of new()
             self.keys_by_name[store] = {}

@@ -1,27 +1,16 @@
-// Top-k: the elements of largest magnitude of a slice, in few bits, for any optimizer; what is not sent, or lost by rounding,
-// is kept and added to the next gradient. (Deep gradient compression, top_k.cc, needs SGD, and sends steps.)
+// Top-k: the elements of largest magnitude of a slice, in few bits, for any optimizer; what is not sent, or lost by
+// rounding, is kept and added to the next gradient. (Deep gradient compression, top_k.cc, needs SGD, and sends steps.)
 //
-//   payload = scale base codes lows highs, of k elements, which ratio and n, the slice's elements, give
-//     scale: bfloat16; base: uint16, or with two bits low high, bfloat16 both
-//     codes: of value_bits each, from the lowest bit of the first byte on
-//     lows: a byte for each element: its offset mod 256
-//     highs: for each 256 elements of the slice a bit 1 for each that is sent, then a bit 0; packed like codes
+//   payload = scale base codes lows highs; with two bits, low high codes lows highs
 //
-// So an offset takes 9 bits and a share of one bit for 256 elements, of slices of any size. A code's highest bit is the
-// sign, the others a number m, and it stands for (base + m) x scale: what is sent is at least as large as the smallest of
-// them, so only the way from there to the largest needs steps.
-//   scale = (largest - smallest) / most m, but at least largest x 2^-15 and 2^-126, in float32, rounded to nearest;
-// base = smallest / scale and base + m = magnitude / scale, rounded to nearest even; one less where the product with the
-// scale were infinite; m at most what the bits can hold. The scale has 8 digits and a number of scales 16, so their product
-// is exact, and so is the difference that is kept: what was sent and what is kept are what came, to the bit. Of an overflow
-// the scale is NaN, which stands for NaN everywhere in the slice, base and codes are 0, and the first k elements are named.
-//   With two bits a code has two values to choose from, and steps of one size would waste one wherever a few elements are far
-// larger than the others: docs/decisions.md has the figures. So m stands for low or for high:
-//   low = smallest; mean = of all that are sent, high = of those that are no smaller than that mean: sums in float64, in the
-// order of offsets, divided by the count, and rounded to float32; high at least largest x 2^-15; both rounded to nearest
-// bfloat16, to its largest number where that were infinite. low is 0 if smallest is below high x 2^-15. m is 1 for a magnitude
-// of at least low / 2 + high / 2. What it stands for is at most twice the magnitude, or has no digit below its last one: so
-// the difference is exact here, too.
+// docs/protocol.md has the layout and every rule of rounding ("Largest"). Why they are so:
+//   An offset takes its low byte and a share of one bit for 256 elements, of slices of any size.
+//   What is sent is at least as large as the smallest of them, base x scale, so only the way from there to the largest
+// needs steps. The scale has 8 digits and a number of scales 16, so their product is exact, and so is the difference
+// that is kept: what was sent and what is kept are what came, to the bit.
+//   With two bits a code has two values to choose from, and steps of one size would waste one wherever a few elements
+// are far larger than the others: docs/decisions.md has the figures. What is sent is at most twice the magnitude, or
+// has no digit below its last one: so the difference is exact here, too.
 // Sources: Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018 (feedback); Elias, JACM 1974 (offsets).
 #include <algorithm>
 #include <cmath>
@@ -156,8 +145,8 @@ void write_offsets(const Layout& at, const std::vector<uint32_t>& offsets, uint8
   }
 }
 
-// visit(which of those sent, offset) for each, in the order of offsets. Of a payload of any content: of no more than k, and
-// the blocks are those that the bits say. Returns whether there are as many of both as there must be.
+// visit(which of those sent, offset) for each, in the order of offsets. Of a payload of any content: of no more than k,
+// and the blocks are those that the bits say. Returns whether there are as many of both as there must be.
 template <typename Visit>
 bool each_offset(const Layout& at, const uint8_t* payload, Visit visit) {
   size_t which = 0, block = 0;

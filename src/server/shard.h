@@ -171,6 +171,7 @@ class Shard {
     int pushed = 0;          // pushes that are in
     int present = 0;         // workers with a gradient
     bool is_filled = false;  // for a lost worker: if nobody has a gradient, it is not the last round all the same
+    bool goes_on = false;    // some worker that has none takes part all the same
   } round_;                  // in progress
   int32_t priority_ = 0;     // of the round, as rank 0 pushed it
 

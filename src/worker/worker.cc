@@ -249,6 +249,8 @@ std::vector<Late> Worker::late() const {
 
 // --- the end -------------------------------------------------------------------------------------------------------
 
+const std::string& Worker::label() const { return impl_.label(); }
+
 void Worker::fail(const Error& error) {
   if (impl_) impl_->transport_.fail(error);
 }

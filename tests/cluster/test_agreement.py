@@ -244,10 +244,48 @@ def test_another_compression_of_a_key_is_a_disagreement(mine, shown):
     ({"compression": {"type": "int9"}}, "compression: type is 'int9'"),
     ({"value_compression": {"type": "dgc"}}, "value_compression: type is 'dgc'"),
     ({"reduction": {"type": "mean"}}, "option 'reduction' is of stores; a key has compression, value_compression"),
+    ({"c" * 200: {}}, "option 'c{99} is of stores; a key has"),
 ])  # fmt: skip
 def test_a_key_of_options_that_there_are_not_is_refused(options, said):
     with pytest.raises(ProtocolError, match="worker 0 .* announced key 'w' with %s" % said):
         Job().announce(0, "w", **options)
+
+
+NORM = {"name": "(norm)", "shape": (2, 2), "dtype": "float64", "norm": True}
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+@pytest.mark.parametrize("rank_0_is_first", [True, False])
+@pytest.mark.parametrize("store", [0, 3])
+def test_who_clips_alone_is_found_at_the_first_key(alone, rank_0_is_first, store):
+    job = Job()
+    first, second = (0, 1) if rank_0_is_first else (1, 0)
+    said = [NORM if rank == alone else {"name": "w"} for rank in (first, second)]
+    job.announce(first, store=store, **said[0])
+    words = ("asked for", "not set") if alone == 0 else ("not set", "asked for")
+    problem = (r"worker 0 \(w0\) and worker 1 \(w1\) disagree about the norm to clip the gradients of store %d by, "
+               r"which all workers ask for or none \(.*\): it is %s on the first and %s on the second"
+               % (store, *words))  # fmt: skip
+    with pytest.raises(DisagreementError, match=problem):
+        job.announce(second, store=store, **said[1])
+
+
+def test_stores_have_norms_or_not_each_for_itself():
+    job = Job()
+    for rank in (1, 0, 2):
+        for store in (0, 1):
+            if store == 0:
+                job.announce(rank, **NORM)
+            for name in ("w", "b"):
+                job.announce(rank, name, store=store)
+    assert job.kinds(SERVERS[0]) == ["define"] * 5
+
+
+def test_a_norm_is_of_all_keys_of_its_store():
+    job = Job()
+    job.announce(0, "w")
+    with pytest.raises(ProtocolError, match="the key of norms of store 0 behind other keys"):
+        job.announce(0, **NORM)
 
 
 def test_a_key_announced_again_changes_nothing():
@@ -405,6 +443,18 @@ def test_a_store_is_gone_when_all_workers_have_done_with_it_and_all_servers_have
         assert list(job.agreement.stores().values()) == [1]
         assert list(job.agreement.catch_up(WORKERS[1], 1, {}))[0]["name"] == "v" and not job.agreement._leaving
     assert all(count == job.agreement._claim_bytes[WORKERS[0]] for count in job.agreement._claim_bytes.values())
+
+
+def test_a_released_store_may_have_a_norm_the_next_time():
+    job = Job()
+    job.announce(0, "w")
+    job.answer_all()
+    for rank in range(3):
+        job.say(WORKERS[rank], "release", store=0)
+    job.answer_all()
+    for rank in range(3):
+        job.announce(rank, **NORM)
+        job.announce(rank, "w")
 
 
 def test_who_has_released_a_store_says_no_more_of_it_and_nobody_waits_for_who_has_left():

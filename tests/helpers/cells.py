@@ -111,7 +111,7 @@ def _train_with_norm(session, cell, norm):
         session.init(one, landing.copy() if session.rank == 0 else None, landing).wait(DEADLINE_S)
     for step in range(STEPS):
         given = session.pushpull(key, gradient(cell, session.rank, step), sums)
-        session.skip(norm, told).wait(DEADLINE_S)
+        session.skip(norm, told, goes_on=True).wait(DEADLINE_S)
         given.wait(DEADLINE_S)
         np.testing.assert_allclose(told[:, 0].sum(), np.square(sums, dtype=float).sum(), rtol=1e-12)
         assert told[:, 1].max() == abs(sums).max()

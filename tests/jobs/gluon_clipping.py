@@ -202,6 +202,16 @@ def half():
     trainer.update(kv.num_workers)
     for weight, factor in zip(weights, (3, 4)):
         np.testing.assert_allclose(weight.data().asnumpy(), 1 - factor / 5 / math.sqrt(200), rtol=2e-3)
+
+    with mx.autograd.record():  # sums of 20,000 and 30,000, to be clipped by a factor that float16 does not have
+        loss = sum((one.data() * (factor * 1e4 / kv.num_workers)).sum() for one, factor in zip(weights, (2, 3)))
+    loss.backward()
+    trainer.allreduce_grads()
+    sums = [one.grad().asnumpy() for one in weights]
+    norm = clip_global_norm(trainer, 0.01).asscalar()
+    for one, before in zip(weights, sums):
+        expected = (before.astype("float32") * np.float32(0.01 / norm)).astype("float16")
+        assert expected.min() > 3e-4 and (one.grad().asnumpy() == expected).all(), (one.grad(), expected)
     print("worker %d clipped half precision" % kv.rank)
 
 
@@ -432,6 +442,68 @@ def uneven():
         pair.step_plain(STEPS, NORM)
         pair.compare("and on")
     print("worker %d follows" % rank)
+
+
+def frozen_for_a_step():
+    """A step in which nobody pushes any key is a step: a worker in join() does not take it for the end."""
+    pair = Pair()
+    kv, trained = pair.kv, [one for one in pair.net.collect_params().values() if one.grad_req != "null"]
+    pair.step(0, NORM)
+    followed = []
+
+    def follow(_store):
+        clip_global_norm(pair.trainer, NORM)
+        pair.update()
+        followed.append(len(followed))
+
+    if kv.rank == 0:
+        for step in (1, 2, 3):
+            pair.step(step, NORM)
+            for state in ("null", "write"):
+                for one in trained:
+                    one.grad_req = state
+                if state == "null":
+                    pair.trainer.allreduce_grads()
+                    assert clip_global_norm(pair.trainer, NORM).asscalar() == 0
+                    pair.update()
+    kv.join(update=follow)
+    assert len(followed) == (0 if kv.rank == 0 else 3), followed
+    says(lambda: clip_global_norm(pair.trainer, NORM), "there are no new sums to clip")
+    for step in range(4):
+        pair.step_plain(step, NORM, [0] if step else None)
+    pair.compare("joined")
+    pair.step(4, NORM)
+    pair.step_plain(4, NORM)
+    pair.compare("and on")
+    print("worker %d followed all steps" % kv.rank)
+
+
+def another_session():
+    """One worker. A store that tells no norms is joined as such, whatever store had its number in a session before."""
+    pair = Pair()
+    pair.step(0, NORM)
+    mx.nd.waitall()
+    pair.kv._session.close()
+    kv = mx.kv.create("p3_sync")
+    assert kv._session is not pair.kv._session and kv._store == pair.kv._store
+    weight = mx.nd.ones(3)
+    kv.init(0, weight)
+    kv.pushpull(0, weight, out=weight)
+    del kv
+    gc.collect()
+    held = mx.kv.create("p3_sync")
+    held.init(0, weight)
+    held.join()
+    print("worker 0 joined in another session")
+
+
+def says(call, text):
+    try:
+        call()
+    except mx.MXNetError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("no error")
 
 
 def fails(call):

@@ -220,6 +220,17 @@ def differing():
     p3.torch.barrier()
 
 
+def on_one_alone(rank, optimizer):
+    """Clips on that worker; on the others not."""
+    options = {"max_grad_norm": NORM} if RANK == int(rank) else {}
+    pair = Pair(optimizers()[optimizer], **options)
+    for step in range(2):
+        pair.backward(step)
+        pair.optimizer.step()
+    pair.optimizer.synchronize()
+    p3.torch.barrier()
+
+
 def options():
     """Rows, half precision, compression: as without clipping, times the factor."""
     tolerance = {"fp16": 2e-3, "bf16": 2e-2, "int8": 2e-2}

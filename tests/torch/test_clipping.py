@@ -76,6 +76,17 @@ def test_what_cannot_be_is_refused_on_all_workers(name, said):
     assert re.search(said, output), output
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "Adamax"])  # the servers update by one of them
+def test_a_worker_that_clips_alone_is_named(rank, optimizer):
+    status, output = jobs.run_p3(2, 1, script("on_one_alone", rank, optimizer), P3_WAIT_TIMEOUT_S="600")
+    assert status != 0
+    said = ("asked for", "not set") if rank == "0" else ("not set", "asked for")
+    problem = (r"worker 0 \(.*\) and worker 1 \(.*\) disagree about the norm to clip the gradients of store \d+ by, .*"
+               "it is %s on the first and %s on the second" % said)  # fmt: skip
+    assert re.search(problem, output), output
+
+
 def test_with_rows_whose_partitions_are_searched_none_moves():
     status, output = jobs.run_p3(2, 2, script("options"), **SLICES, P3_PARTITIONS="auto")
     assert status == 0, output

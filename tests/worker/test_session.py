@@ -102,11 +102,47 @@ def test_a_key_has_options_of_its_own_in_place_of_its_stores(session):
     assert sums == [as_int8, as_int8, 0.5]
 
 
+def test_norms_come_before_other_keys_and_settle_no_option(session):
+    norm = session.declare_norm(2)
+    session.set_option(2, "reduction", {"type": "mean"})
+    session.declare("w", (2, 3), "float32", 2)
+    assert session.declare_norm(2) is norm
+    session.declare("w", (2, 3), "float32", 3)
+    with pytest.raises(ValueError, match="store 3 has keys already; the one of norms is declared before them"):
+        session.declare_norm(3)
+    with pytest.raises(ValueError, match="store 2 has keys already; its compression"):
+        session.set_option(2, "compression", {"type": "fp16"})
+
+
+def test_that_a_key_is_compressed_is_said_once_for_each_way_of_a_store(session, caplog):
+    int8 = {"compression": {"type": "int8"}}
+    both = {"compression": {"type": "bf16"}, "value_compression": {"type": "int8"}}
+    for store in (0, 1):
+        for name, shape, options in (
+            ("v", (2, 3), int8), ("w", (2, 3), int8), ("x", (2, 3), both), ("plain", (2, 3), {"compression": None}),
+            ("bias", (3,), {"value_compression": {"type": "int8"}}), ("none", (2, 3), None),
+        ):  # fmt: skip
+            session.declare(name, shape, "float32", store, options=options)
+    said = [record.getMessage().split(": ", 1)[1] for record in caplog.records if record.levelname == "WARNING"]
+    lossy = "is compressed, {'type': '%s'}. That is lossy: training differs from uncompressed"
+    assert said == [
+        text % store + " " + lossy % codec
+        for store in (0, 1)
+        for text, codec in (
+            ("key 'v' of store %d, and others so,", "int8"), ("key 'x' of store %d, and others so,", "bf16"),
+            ("what comes back of key 'x' of store %d, and others so,", "int8"),
+        )
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("options, said", [
     ({"compression": {"type": "int9"}}, "key 'w': compression: type is 'int9'; it must be one of"),
     ({"optimizer": {"name": "sgd"}}, "key 'w': option 'optimizer' is of stores; a key has compression, value_compr"),
     ({"compression": {"type": "dgc", "ratio": 0.1, "warmup_steps": 0, "clip_norm": 0.0, "masking": True},
       "value_compression": {"type": "int8"}}, "key 'w': compression of what comes back .* and dgc exclude each other"),
+    ({"compression": "int8"}, "worker 0.*: key 'w': compression: the value must be a dict like {.*}, not 'int8'"),
+    ({"value_compression": 0}, "key 'w': value_compression: the value must be a dict like {'type': .*}, not 0"),
+    ("int8", r"key 'w': options is 'int8'; it must be a dict, by name, as {'compression': {'type': 'int8'}}"),
 ])  # fmt: skip
 def test_options_that_a_key_cannot_have_are_refused_by_its_name(session, options, said):
     with pytest.raises(ValueError, match=said):

@@ -217,8 +217,8 @@ class Stream:
         """The next message; None when the peer has closed. Waits as long as it takes: others watch for life.
 
         May be cancelled: what has been read of a message is kept for the next call. Other tasks have a turn before
-        each message, also while many wait here, which a reader gives out without leaving the loop: heartbeats are
-        answered between the keys of a large model.
+        each message: a reader hands out messages that are here already without letting any other task run, and the keys
+        of a large model are so many that heartbeats would go unanswered.
         """
         await asyncio.sleep(0)
         try:

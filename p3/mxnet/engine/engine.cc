@@ -89,9 +89,9 @@ void MXNetKey::leave_out(Priority priority) {
         [this, key = shared_from_this(), landed, end = operation.done()](const Error* error, bool updated) {
           landed();
           if (!error && updated)
-            worker_.fail(Error(ErrorKind::kUsage, "a worker has pushed key '" + name_ +
-                                                      "' in a step in which another has not: where gradients are "
-                                                      "clipped by their global norm, all push the same keys"));
+            worker_.fail(misuse("another worker has pushed key '" + name_ +
+                                "' in a step in which this one has not: where gradients are clipped by their global "
+                                "norm, all push the same keys"));
           end(error, updated);
         },
         /*gated=*/false, /*goes_on=*/true);
@@ -144,9 +144,13 @@ void MXNetKey::enqueue(Priority priority, const char* input_word, NDArrayHandle 
 void* MXNetKey::landing_address(NDArrayHandle landing) const {
   void* address = api_.address_of(landing);
   if (!address)
-    throw Error(ErrorKind::kUsage, "the landing array of key '" + name_ +
-                                       "' was moved into a blocked oneDNN layout; only P3 may write it");
+    throw misuse("the landing array of key '" + name_ +
+                 "' was moved into a blocked oneDNN layout; only P3 may write it");
   return address;
+}
+
+Error MXNetKey::misuse(const std::string& what) const {
+  return Error(ErrorKind::kUsage, worker_.label() + ": " + what);
 }
 
 MXNetKey::Operation::Operation(std::shared_ptr<MXNetKey> key, Priority priority, const char* input_word,
@@ -169,16 +173,16 @@ void MXNetKey::Operation::run(void*, void* on_complete, void* param) {
   } catch (const Error& error) {
     operation->fail(error);
   } catch (const std::exception& error) {
-    operation->fail(Error(ErrorKind::kUsage, "key '" + operation->key_->name_ + "': " + error.what()));
+    operation->fail(operation->key_->misuse("key '" + operation->key_->name_ + "': " + error.what()));
   }
 }
 
 const void* MXNetKey::Operation::input_address() const {
   const void* address = key_->api_.address_of(input());
   if (!address)
-    throw Error(ErrorKind::kUsage, "the " + input_name() +
-                                       " is held in a blocked oneDNN layout, which P3 cannot read in place; give it a "
-                                       "copy of the array");
+    throw key_->misuse("the " + input_name() +
+                       " is held in a blocked oneDNN layout, which P3 cannot read in place; give it a copy of the "
+                       "array");
   return address;
 }
 
@@ -205,7 +209,7 @@ void MXNetKey::Operation::with_input(std::function<void(const void* input, Worke
 
   // This operation ends with the one that reads the copy: also if the engine drops that, as the copy has failed.
   const auto ending = std::make_shared<CalledOnce>(
-      done(), Error(ErrorKind::kUsage, "the " + input_name() + " was not sent: MXNet could not copy it"));
+      done(), key_->misuse("the " + input_name() + " was not sent: MXNet could not copy it"));
   key_->enqueue(priority_, input_word_, copy.get(), nullptr, [use = std::move(use), ending](const Operation& copied) {
     use(copied.input_address(), [ending, end = copied.done()](const Error* error, bool updated) {
       ending->call(error, updated);
@@ -219,9 +223,9 @@ void MXNetKey::Operation::with_input(std::function<void(const void* input, Worke
 void MXNetKey::Operation::release(void* param) {
   const std::unique_ptr<Operation> operation(static_cast<Operation*>(param));
   if (operation->has_run_) return;
-  operation->key_->worker_.fail(
-      Error(ErrorKind::kUsage, operation->input_name() + " failed on this worker: the MXNet operation that computes it "
-                                                         "raised an error, which MXNet reports at the next wait"));
+  operation->key_->worker_.fail(operation->key_->misuse(operation->input_name() +
+                                                        " failed on this worker: the MXNet operation that computes it "
+                                                        "raised an error, which MXNet reports at the next wait"));
 }
 
 }  // namespace p3

@@ -53,8 +53,8 @@ class MXNetKey : public std::enable_shared_from_this<MXNetKey> {
   // The key's next round without a gradient, at once and past the engine: nothing queued there may use the landing
   // array.
   void skip(Priority priority, Worker::Done done);
-  // The same for this round alone, in the engine's order, as push(). The landing array stays as it is, for no worker may
-  // push in this round: the job fails if one does.
+  // The same for this round alone, in the engine's order, as push(). The landing array stays as it is, for no worker
+  // may push in this round: the job fails if one does.
   void leave_out(Priority priority);
   // What is queued of this key from here on waits until `array` is ready.
   void wait_for(NDArrayHandle array, Priority priority);
@@ -77,6 +77,8 @@ class MXNetKey : public std::enable_shared_from_this<MXNetKey> {
   virtual std::function<void()> note_skip();
   // Where rounds write: of the landing array, or the running operation's handle of it.
   virtual void* landing_address(NDArrayHandle landing) const;
+  // Names this worker, for those who hear of it elsewhere.
+  Error misuse(const std::string& what) const;
 
   const MXNetApi& api_;
   Worker& worker_;

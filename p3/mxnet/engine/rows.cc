@@ -134,9 +134,9 @@ void MXNetRowsKey::copy_changed(NDArrayHandle weight, uint64_t since, Priority p
   enqueue(priority, "landing array", landing_, weight, [this, since, now = rounds_](const Operation& operation) {
     auto* destination = static_cast<char*>(api_.address_of(operation.output()));
     if (!destination)
-      throw Error(ErrorKind::kUsage, "the weight of key '" + name_ +
-                                         "' is held in a blocked oneDNN layout, in which rows cannot be written; use "
-                                         "the key with dense gradients");
+      throw misuse("the weight of key '" + name_ +
+                   "' is held in a blocked oneDNN layout, in which rows cannot be written; use the key with dense "
+                   "gradients");
     const auto* landing = static_cast<const char*>(operation.input_address());
     std::vector<int64_t> ids;
     if (changed_.between(since, now, &ids)) {

@@ -86,6 +86,11 @@ def _settled(store, entry, sparse_gradient):
     if type(entry) is kind or (kind is DenseKey and not sparse_gradient):
         return entry
     if store._norm is not None:  # of which the key that is there is a part by now
+        if entry.sparse_weight:
+            raise MXNetError(
+                f"key {entry.id!r} has a row_sparse weight, which the servers update, and with set_clipping() the "
+                "Trainer updates: use a dense weight; its gradient may be row_sparse (Embedding(sparse_grad=True))"
+            )
         raise MXNetError(
             f"key {entry.id!r} was declared for a dense gradient, and its gradient is row_sparse: with set_clipping() "
             "that must be known at init, as it is of the Parameters of a gluon.Trainer"

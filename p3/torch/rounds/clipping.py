@@ -96,8 +96,8 @@ class Clipping(Overlapping):
             parameter.also_awaited = self._await_norm
 
     def _choose_reduction(self) -> None:
+        self._norms = Norms(job.current(), self._stores)  # first: of one that clips alone nothing else is said
         super()._choose_reduction()
-        self._norms = Norms(job.current(), self._stores)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         require_norm(max_norm, "max_norm")

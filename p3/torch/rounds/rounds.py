@@ -237,6 +237,7 @@ class Rounds(job.Held, snapshots.Trainer):
         }
 
     def _log_other_mathematics(self, names: Dict[torch.Tensor, str], compressions: Sequence[Compression]) -> None:
+        """What makes training differ from that on the joined batch. That compression is lossy, the session has said."""
         if self._staleness != 0:
             log.warning("staleness %s: each gradient updates the weights at once, so no two runs are alike",
                         self._staleness)  # fmt: skip
@@ -244,17 +245,15 @@ class Rounds(job.Held, snapshots.Trainer):
                  for group, compression in zip(self._optimizer.param_groups, compressions)
                  for tensor in group["params"]]  # fmt: skip
         axes = [one.key.axes for one in self._parameters.values()]
-        # Of stores the session has warned.
-        level = logging.WARNING if any(one.key.options for one in self._parameters.values()) else logging.INFO
         for codec in dict.fromkeys(ways.up["type"] for ways in asked if ways.up is not None):
-            log.log(level, "compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of "
-                    "other types than float32, and with dgc and topk those of one dimension, as they are",
-                    sum(one.codec.get("type") == codec for one in axes), len(axes), codec)  # fmt: skip
+            log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of other "
+                     "types than float32, and with dgc and topk those of one dimension, as they are",
+                     sum(one.codec.get("type") == codec for one in axes), len(axes), codec)  # fmt: skip
         what = "the mean gradients" if self._updates_here else "changes of the weights"
         for codec in dict.fromkeys(ways.down["type"] for ways in asked if ways.down is not None):
-            log.log(level, "compression: %s of %d of %d parameters come back as %s; those of sparse ones, of other "
-                    "types than float32 and of one dimension, as they are",
-                    what, sum(one.value_codec.get("type") == codec for one in axes), len(axes), codec)  # fmt: skip
+            log.info("compression: %s of %d of %d parameters come back as %s; those of sparse ones, of other types "
+                     "than float32 and of one dimension, as they are",
+                     what, sum(one.value_codec.get("type") == codec for one in axes), len(axes), codec)  # fmt: skip
 
     def _declare(self, names: Dict[torch.Tensor, str], compressions: Sequence[Compression],
                  settings: Settings) -> None:  # fmt: skip

@@ -52,8 +52,10 @@ struct NormJob : Job {
     for (size_t i = 0; i < workers.size(); ++i) EXPECT_EQ(receive_norm(static_cast<int>(i)).squares, 0);
   }
 
-  void begin_norm(int worker, uint64_t round) {
-    workers[static_cast<size_t>(worker)].send(norm_header(FrameKind::kPush, round));
+  void begin_norm(int worker, uint64_t round, bool goes_on = true) {
+    Header push = norm_header(FrameKind::kPush, round);
+    push.part = goes_on;
+    workers[static_cast<size_t>(worker)].send(push);
   }
 
   NormPart receive_norm(int worker) {
@@ -130,6 +132,28 @@ TEST_P(Norms, OfNothingAreZeroAndComeAtOnce) {
       EXPECT_EQ(told.squares, 0);
       EXPECT_EQ(told.largest, 0);
     }
+  }
+}
+
+TEST_P(Norms, OfAStepThatNoWorkerTakesAreAbsentWhateverWasPushed) {
+  NormJob job(2, with());
+  job.define_norm();
+  job.define(1, 2);
+  job.initialise_norm();
+  job.initialise(1, {0, 0});
+  const bool takes_step[][2] = {{true, false}, {false, false}, {false, true}, {true, true}, {false, false}};
+  for (uint64_t round = 1; round <= 5; ++round) {
+    const bool* takes = takes_step[round - 1];
+    for (int worker : {0, 1}) {
+      job.begin_norm(worker, round, takes[worker]);
+      job.skip(worker, 1, round);
+    }
+    for (int worker : {0, 1})
+      for (int answer = 0; answer < 2; ++answer) {
+        const Header header = job.workers[static_cast<size_t>(worker)].must_receive();
+        const bool is_absent = static_cast<Encoding>(header.encoding) == Encoding::kAbsent;
+        EXPECT_EQ(is_absent, header.key != kNorm || !(takes[0] || takes[1])) << round;
+      }
   }
 }
 

@@ -214,6 +214,29 @@ TEST(LocalAggregation, ALeaderMayLeaveOnceItsNeighboursNeedNothing) {
   EXPECT_FALSE(job.server->error());
 }
 
+TEST(MachinesPush, SaysThatAnyOfItsWorkersGoesOn) {
+  for (const uint8_t theirs : {0, 1}) {
+    Leader job;
+    Header push = Leader::push_of();
+    push.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    push.payload_bytes = 0;
+    for (const bool is_first : {true, false}) {
+      push.part = is_first && theirs;
+      job.neighbour->send(push);
+      job.worker.skip(job.key, job.landing.data(), 0, job.pending.done());
+      Header answer = job.server->must_receive();
+      EXPECT_EQ(answer.of_machine, 1);
+      EXPECT_EQ(answer.part, push.part) << "round " << push.round;
+      answer.kind = FrameKind::kValue;
+      answer.part = 0;
+      job.server->send(answer);
+      job.neighbour->must_receive();
+      EXPECT_EQ(job.pending.wait_for(1), "");
+      ++push.round;
+    }
+  }
+}
+
 TEST(MachinesPush, CarriesTheSumTheCountAndTheLeadersPriority) {
   Leader job;
   job.worker.push(job.key, job.ones.data(), job.landing.data(), -7, RoundScalars{0.5}, job.pending.done());

@@ -9,11 +9,12 @@ void NormSlice::resume(Reply& reply) {
 }
 
 void NormSlice::update() {
+  const bool goes_on = round_.goes_on || round_.is_filled;
   ServerSlice::update();
   const NormPart norm = key.norm->take();
   const double told[kNormElements] = {norm.squares, norm.largest};
   std::memcpy(value_, told, sizeof told);
-  has_new_value_ = true;
+  has_new_value_ = goes_on;
 }
 
 }  // namespace p3

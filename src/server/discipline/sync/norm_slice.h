@@ -1,6 +1,6 @@
 // The slice of a key of norms (KeyPlan::tells_norms) on its server. Workers push nothing but that they have begun the round;
 // the answer is the norm of what this server has summed in that round of the store's other keys, as soon as it has summed
-// all of it: the sum of squares, and the largest absolute value.
+// all of it: the sum of squares, and the largest absolute value. Or that there is none, as no worker goes on.
 //
 // Memory: as any slice.
 #pragma once

@@ -57,6 +57,7 @@ void ServerSlice::add(Task& task) {
   ++round_.pushed;
   round_.present += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
   round_.is_filled |= task.is_filled;
+  round_.goes_on |= goes_on(task.header);
   if (worker == 0) priority_ = task.header.priority;
   PooledBuffer gradient = std::move(task.payload);
   const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));

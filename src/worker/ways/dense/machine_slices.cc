@@ -8,7 +8,10 @@
 namespace p3 {
 
 MachineSlices::MachineSlices(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round, DenseWay& way)
-    : MachineSum(machine, its_plan, next_round, kSliceFrames.push), way_(way), leaving_(slice_count(plan)) {
+    : MachineSum(machine, its_plan, next_round, kSliceFrames.push),
+      way_(way),
+      leaving_(slice_count(plan)),
+      goes_on_(slice_count(plan)) {
   for (uint32_t i = 0; i < slice_count(plan); ++i)
     sums_.emplace_back(workers(), plan.dtype, slice_at(plan, i).elements, pool_);
 }
@@ -26,8 +29,10 @@ MachineSum::Outcome MachineSlices::add(int place, const Frame& frame, PooledBuff
   Outcome outcome;
   outcome.contradicts = note(place, frame, static_cast<bool>(payload));
   sum.add(place, std::move(payload));
+  if (goes_on(push)) goes_on_[push.slice] = 1;
   if (outcome.contradicts >= 0 || !sum.complete()) return outcome;
-  const Header header = take_header(push.slice);
+  Header header = take_header(push.slice);
+  header.part = std::exchange(goes_on_[push.slice], uint8_t{0});
   PooledBuffer total = sum.take_rounded();
   if (encodes())
     outcome.push.push_back(to_encode(header, std::move(total)));

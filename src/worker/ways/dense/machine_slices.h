@@ -4,6 +4,7 @@
 // Threads: encode() by who sends; the key's round ends only when all its frames have left.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "numeric/rank_sum.h"
@@ -34,6 +35,7 @@ class MachineSlices final : public MachineSum, private Encoder {
   DenseWay& way_;
   std::vector<RankSum> sums_;          // by slice
   std::vector<PooledBuffer> leaving_;  // by slice: a sum until it is encoded
+  std::vector<uint8_t> goes_on_;       // by slice: in the round, some worker whose push says so (p3::goes_on)
 };
 
 }  // namespace p3

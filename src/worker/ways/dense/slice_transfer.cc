@@ -21,7 +21,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Frame frame;
   frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
-  if (goes_on_ && !plan.is_synchronous()) frame.header.part = 1;
+  if (goes_on_ && (!plan.is_synchronous() || plan.tells_norms())) frame.header.part = 1;
   const uint32_t count = slice_count(plan);
   std::vector<Frame> frames;
   frames.reserve(count);
