@@ -215,7 +215,7 @@ TEST(LocalAggregation, ALeaderMayLeaveOnceItsNeighboursNeedNothing) {
 }
 
 TEST(MachinesPush, SaysThatAnyOfItsWorkersGoesOn) {
-  for (const uint8_t theirs : {0, 1}) {
+  for (const bool theirs : {false, true}) {
     Leader job;
     Header push = Leader::push_of();
     push.encoding = static_cast<uint8_t>(Encoding::kAbsent);
