@@ -35,9 +35,18 @@ class Job:
         self.workers, self._folder, self._process = workers, folder, None
         self._workers: List[socket.socket] = []
         self._programs = 0
+        self._has_refused = False  # the last program, of which rounds may still be under way: they may not agree
 
     def run(self, program: Dict[str, Any]) -> Dict[str, Any]:
         """The answer of all workers, or of one that has met a difference or an error, which ends the job of all."""
+        answer = self._run(program)
+        if answer["outcome"] == "failed" and self._has_refused and answer["at"] <= _first(program, "distribute"):
+            self.end()  # the job, before the program has done anything with P3
+            answer = self._run(program)
+        self._has_refused = answer["outcome"] == "refused"
+        return answer
+
+    def _run(self, program: Dict[str, Any]) -> Dict[str, Any]:
         if self._process is None or self._programs >= LIVES:
             self.end()
             self._start()
@@ -152,6 +161,10 @@ class Machine:
             program = remedied
         self.outcomes["refused in the end"] += 1
         return met
+
+
+def _first(program, name):
+    return next((at for at, (operation, _) in enumerate(program["operations"]) if operation == name), -1)
 
 
 def _run(program, met):
