@@ -190,7 +190,11 @@ def install(machine, pip="exit 0", build="exit 0"):
     machine.stand_in("bin/python", """
         cd %s
         case $* in
-        *"pip install"*-r*) echo $$ > pip; for file; do :; done; echo needs $(cat $file) >> said; %s;;
+        *"pip install"*-r*)
+            for file; do :; done
+            echo needs $(cat $file) >> said
+            echo $$ > beginning && mv beginning pip  # the build may end us now
+            %s;;
         *"pip install"*) echo $* >> said;;
         "setup.py -q build_ext --inplace") while [ ! -e pip ]; do sleep 0.01; done; echo the build says this; %s;;
         *) exec %s "$@";;
