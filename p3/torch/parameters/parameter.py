@@ -128,8 +128,7 @@ class Parameter(KeyRounds):
         goes_on = before is not None and now is before.tensor and now._version == before.version + 1
         self.fires = self.fires + 1 if goes_on else 1
         is_complete = self.fires == self.expected_fires
-        waits_for_step = self.is_guarded and not is_complete
-        self._gradient = _Gradient(now, waits_for_step and (self.is_watched or not self.expected_fires))
+        self._gradient = _Gradient(now, not is_complete and (self.is_watched or not self.expected_fires))
         return is_complete
 
     def require_gradient_of_backward(self) -> None:

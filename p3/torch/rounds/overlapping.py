@@ -24,9 +24,6 @@ class Overlapping(Rounds):
     def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
         return tensor in self._sparse
 
-    def _require_own_gradient(self, parameter: Parameter) -> None:
-        parameter.require_gradient_of_backward()
-
     def _step(self, closure: Optional[Callable]) -> Any:
         loss = None
         if closure is not None:

@@ -157,9 +157,6 @@ class Rounds(job.Held, snapshots.Trainer):
         """Whether only the rows of its gradients travel."""
         return False
 
-    def _require_own_gradient(self, parameter: Parameter) -> None:
-        """Of one that leaves at the end of the step."""
-
     def _before_push(self) -> None:
         """Of any gradient."""
 
@@ -413,7 +410,7 @@ class Rounds(job.Held, snapshots.Trainer):
             if parameter.tensor.grad is None and not parameter.take_zero_gradient():
                 parameter.skip()
                 continue
-            self._require_own_gradient(parameter)
+            parameter.require_gradient_of_backward()
             parameter.expected_fires = parameter.expected_fires or parameter.fires
             self._push(parameter)
         self._weights.end_pushes()

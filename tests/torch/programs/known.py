@@ -112,6 +112,12 @@ KNOWN = {
         **_program(optimizer="dampened", dtype="float64"),
         "operations": [_train("A"), _do("distribute"), _do("set", field="momentum", value=0.0), _train("ab")],
     },
+    "the same of a synchronous optimizer": _program(
+        _train("A"), _do("backward", ways=["b", "b"], seed=0), _do("clip", how="norm"), optimizer="own"
+    ),
+    "the same past torch's notice": _program(
+        _train("A"), _do("backward", ways=["b", "b"], seed=0), _do("clip", how="data"), optimizer="own"
+    ),
     "samples are told when a gradient has left": _program(
         _train("A"), _do("backward", ways=["c", "c"], seed=9),
         _do("train", ways=["b", "b"], seed=8, zero="model_none", samples=[0, 2], closure=True), optimizer="adagrad",
