@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Tuple
+import contextlib
+from typing import Any, Iterable, Iterator, Tuple
 
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -29,3 +30,11 @@ def give(session: Session, parts: Iterable[Tuple[Key, int, Any, int]]) -> None:
     for key, part, array, updates in parts:
         operations.append(session.store(key, array, part, updates=updates if key.staleness > 0 else 0))
     session.wait(operations)
+
+
+@contextlib.contextmanager
+def between_barriers(session: Session) -> Iterator[None]:
+    """Around give(), on every worker: what any saves before its call is what was there, and after it the new."""
+    session.barrier()
+    yield
+    session.barrier()

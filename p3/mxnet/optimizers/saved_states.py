@@ -11,7 +11,7 @@ import numpy as np
 from mxnet.base import MXNetError
 
 from p3._core import DTYPES, MASTER, state_parts
-from p3.frontend.states import fetch, give, has_a_say
+from p3.frontend.states import between_barriers, fetch, give, has_a_say
 from p3.mxnet.optimizers import states as optimizer_states
 from p3.mxnet.optimizers.descriptions import describe
 from p3.plan import choices, combinations
@@ -28,8 +28,7 @@ class SavedStates:
     def save(self, path, dump_optimizer):
         store = self._store
         optimizer = _optimizer_of(store, "saved")
-        with_states = store._pushed_keys() + [store._keys[key] for key in self._loaded if not store._keys[key].pushed]
-        states = _fetch(store, optimizer, with_states) if store._servers_update else store._updater.states
+        states = _fetch(store, optimizer, self._with_states()) if store._servers_update else store._updater.states
         if dump_optimizer:
             optimizer = _with_servers_counts(store, optimizer)
         optimizer_states.write(path, states, optimizer if dump_optimizer else None)
@@ -61,10 +60,14 @@ class SavedStates:
         store = self._store
         if _compression_of(store) == choices.DGC:
             return  # each worker keeps its momentum
-        begun = [store._keys[key] for key in self._loaded] + store._pushed_keys()
-        self._loaded = {}
+        begun, self._loaded = self._with_states(), {}
         if begun:
             self._give_between_barriers(self._begun_anew(begun, store._optimizer), None)
+
+    def _with_states(self):
+        """The keys of which the servers have a state."""
+        loaded = (self._store._keys[key] for key in self._loaded)
+        return [*(entry for entry in loaded if not entry.pushed), *self._store._pushed_keys()]
 
     def _begun_anew(self, entries, optimizer):
         """Their states, as MXNet would begin them."""
@@ -86,11 +89,8 @@ class SavedStates:
             _give(store, {key: self._loaded.pop(key)}, store._optimizer)
 
     def _give_between_barriers(self, states, counted_by):
-        """Rank 0's word is the servers': what any worker saves before its call is what was there, after it the new."""
-        store = self._store
-        store._session.barrier()
-        _give(store, states, counted_by)
-        store._session.barrier()
+        with between_barriers(self._store._session):
+            _give(self._store, states, counted_by)
 
 
 def _fresh(optimizer, entry):

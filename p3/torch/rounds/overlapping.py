@@ -149,7 +149,5 @@ class OnServers(Overlapping):
         self._loaded = states.taken(self._optimizer)
         if self._has_begun:
             self._begin()
-            # What any worker saves before its call is what was there, and after it the new.
-            self._session.barrier()
-            self._give_loaded()
-            self._session.barrier()
+            with states_of_servers.between_barriers(self._session):
+                self._give_loaded()

@@ -362,21 +362,33 @@ TEST(Transport, AFrameIsReceivedWithItsLastByteInWhateverPiecesItCame) {
   EXPECT_EQ(node.torn, 0u);
 }
 
+// A node's peer over TCP that has sent the header of a large frame, and nothing of what belongs to it.
+class BegunFrame {
+ public:
+  explicit BegunFrame(Node& node) : BegunFrame(node, tcp_pair()) {}
+
+  RawPeer peer;
+  const int fd;  // the node's
+  const Payloads payloads;
+  const Frame frame = payloads.frame(1, 0, kMaxPayload);
+
+ private:
+  BegunFrame(Node& node, const std::pair<int, int>& ends) : peer(ends.first), fd(ends.second) {
+    node.transport.add_van(stream_of(fd), "peer", 0);
+    node.transport.start();
+    peer.send_bytes(&frame.header, sizeof(Header));
+  }
+};
+
 // Less than what its reader waits for is not read at once, but it is a sign of life.
 TEST(Transport, WhoSendsAFewBytesNowAndThenIsNotSilent) {
   NodeOptions options;
   options.timeout_s = 1.5;
   Node node("node", options);
-  const auto [end, fd] = tcp_pair();
-  RawPeer peer(end);
-  node.transport.add_van(stream_of(fd), "peer", 0);
-  node.transport.start();
-  const Payloads payloads;
-  const Frame frame = payloads.frame(1, 0, kMaxPayload);
-  peer.send_bytes(&frame.header, sizeof(Header));
+  BegunFrame begun(node);
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
   while (std::chrono::steady_clock::now() < until && !node.transport.error()) {
-    peer.send_bytes(frame.payload, 10);
+    begun.peer.send_bytes(begun.frame.payload, 10);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   const std::optional<Error> error = node.transport.error();
@@ -386,28 +398,22 @@ TEST(Transport, WhoSendsAFewBytesNowAndThenIsNotSilent) {
 // Or it would close with bytes unread, which resets the connection, and the peer may lose the goodbye.
 TEST(Transport, WhatItNoLongerWantsIsReadAtOnceThoughItWaitedForMore) {
   Node node("node");
-  const auto [end, fd] = tcp_pair();
-  RawPeer peer(end);
-  node.transport.add_van(stream_of(fd), "peer", 0);
-  node.transport.start();
-  const Payloads payloads;
-  const Frame frame = payloads.frame(1, 0, kMaxPayload);
-  peer.send_bytes(&frame.header, sizeof(Header));
-  peer.send_bytes(frame.payload, 100);
-  const auto unread = [socket_fd = fd] {
+  BegunFrame begun(node);
+  begun.peer.send_bytes(begun.frame.payload, 100);
+  const auto unread = [&begun] {
     int bytes = -1;
-    EXPECT_EQ(ioctl(socket_fd, FIONREAD, &bytes), 0);
+    EXPECT_EQ(ioctl(begun.fd, FIONREAD, &bytes), 0);
     return bytes;
   };
   ASSERT_TRUE(within_deadline([&] { return unread() == 0; }));
   std::future<bool> finished = std::async(std::launch::async, [&] { return node.transport.finish(10, true); });
   Header bye;
-  ASSERT_TRUE(peer.receive(bye));
+  ASSERT_TRUE(begun.peer.receive(bye));
   EXPECT_EQ(bye.kind, FrameKind::kBye);
-  EXPECT_FALSE(peer.receive(bye)) << "its side must have ended: from here on it discards";
-  peer.send_bytes(frame.payload, 100);
+  EXPECT_FALSE(begun.peer.receive(bye)) << "its side must have ended: from here on it discards";
+  begun.peer.send_bytes(begun.frame.payload, 100);
   ASSERT_TRUE(within_deadline([&] { return unread() <= 0; }));
-  peer.close();
+  begun.peer.close();
   EXPECT_TRUE(finished.get());
 }
 
