@@ -4,10 +4,8 @@ Each worker writes what it has seen of every training to FOLDER/NAME.RANK.json.
 """
 
 import contextlib
-import json
 import os
 import sys
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import this_job
@@ -16,7 +14,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import GradientAccumulationPlugin, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_jobs import error
+from trainer_jobs import error, main
 
 if sys.argv[1] == "p3":
     from p3.accelerate import Accelerator
@@ -306,13 +304,11 @@ def refused(folder):
     }
 
 
+def reset():
+    """Or all trainings had the precision of the first."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[2])
-    for name in sys.argv[3:]:
-        (folder / name).mkdir(exist_ok=True)
-        AcceleratorState._reset_state()  # or all trainings had the precision of the first
-        GradientState._reset_state()
-        told = globals()[name](folder / name)
-        (folder / ("%s.%s.json" % (name, os.environ.get("RANK", "0")))).write_text(json.dumps(told))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    main(globals(), reset)

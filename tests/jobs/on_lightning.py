@@ -4,12 +4,10 @@ Each worker writes what it has seen of every training to FOLDER/NAME.RANK.json.
 """
 
 import contextlib
-import json
 import logging
 import os
 import sys
 import warnings
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning
@@ -19,7 +17,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAverag
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_jobs import error
+from trainer_jobs import error, main
 
 BY_P3 = sys.argv[1] == "p3"
 if BY_P3:
@@ -291,10 +289,4 @@ def refused(folder):
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[2])
-    for name in sys.argv[3:]:
-        (folder / name).mkdir(exist_ok=True)
-        told = globals()[name](folder / name)
-        (folder / ("%s.%s.json" % (name, os.environ.get("RANK", "0")))).write_text(json.dumps(told))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    main(globals())

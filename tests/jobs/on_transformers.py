@@ -5,7 +5,6 @@ has trained on which.
 """
 
 import contextlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import this_job
 import torch
 import transformers
-from trainer_jobs import error
+from trainer_jobs import error, main
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 if sys.argv[1] == "p3":
@@ -263,10 +262,4 @@ def refused(folder):
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[2])
-    for name in sys.argv[3:]:
-        told = globals()[name](folder / name)
-        path = folder / ("%s.%s.json" % (name, os.environ.get("RANK", "0")))
-        path.write_text(json.dumps(told))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    main(globals())
