@@ -156,6 +156,17 @@ include "_core_tls.pxi"
 include "_core_rules.pxi"
 
 
+def digest(memory not None):
+    """64 bits that change with the bytes of a contiguous array, and with their order; in this process alone."""
+    cdef Py_buffer view
+    cdef uint64_t found
+    PyObject_GetBuffer(memory, &view, PyBUF_SIMPLE)
+    with nogil:
+        found = digest_of(view.buf, view.len)
+    PyBuffer_Release(&view)
+    return found
+
+
 def make_ring(bytes_each_way):
     """Descriptors of new shared memory for one van, to be passed to the other side and to add_server / add_worker.
 
