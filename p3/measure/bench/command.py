@@ -30,6 +30,7 @@ _MICRO = {
     "sparsity": "how much sparse gradients save in a language model",
     "partitions": "whether the search for the number of partitions ends near the best",
     "trace_cost": "what P3_TRACE costs",
+    "step_cost": "what a step of many small parameters costs the thread that trains, with PyTorch",
     "selection": "what choosing the largest elements costs, in deep gradient compression",
     "cards": "bytes of gradients and of their factors on network cards, and whether the rule chooses the fewer",
 }
