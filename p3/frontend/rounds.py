@@ -21,6 +21,8 @@ from p3.worker.session import Session
 class Round:
     """One that is under way."""
 
+    __slots__ = ("operation", "take", "pushed")
+
     def __init__(self, operation: Any, take: Callable[[Any], bool]) -> None:
         self.operation = operation
         self.take = take  # what becomes of its result, and whether any worker pushed
@@ -54,7 +56,8 @@ class KeyRounds(ABC):
         self._other_landing: Optional[Tuple[Any, Any]] = None  # and where that lands; the two are used in turn
         self._is_skip = False  # this worker's part of the last round
         self._counts = True  # the last round
-        self._may_go_ahead = self.goes_ahead and key.staleness > 0
+        self._is_stale = key.staleness > 0
+        self._may_go_ahead = self.goes_ahead and self._is_stale
         self.also_awaited: Callable[[], Any] = lambda: None  # before a result is taken over; may be interrupted
 
     @property
@@ -79,6 +82,11 @@ class KeyRounds(ABC):
     def is_pending(self) -> bool:
         """The result of a round, or the first value, is still to be taken over."""
         return self._under_way is not None
+
+    @property
+    def has_come(self) -> bool:
+        """The last step's result is still to be taken over, and nobody need wait for it."""
+        return not self.is_new and self._under_way is not None and self._under_way.operation.done
 
     def updates_by_now(self) -> int:
         """With the round under way. Waits for that if this worker has skipped it, as others may have pushed."""
@@ -123,7 +131,7 @@ class KeyRounds(ABC):
     def take_last(self) -> None:
         """When no worker steps any more: lands the value that all end with, where they have been steps apart."""
         self.land()
-        if self.key.staleness > 0:
+        if self._is_stale:
             self._under_way = Round(self._skip(goes_on=False), self._take_value)
             self._rounds += 1
 
@@ -213,6 +221,6 @@ class KeyRounds(ABC):
         if not operation.updated:
             return False
         self.has_changed = True
-        self.updates = self._session.updates(self.key) if self.key.staleness > 0 else self.updates + self._counts
+        self.updates = self._session.updates(self.key) if self._is_stale else self.updates + self._counts
         self._take_result(operation)
         return True

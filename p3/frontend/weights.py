@@ -148,8 +148,8 @@ class _Weight(KeyRounds):
                 "the gradient of %s has shape %s and type %s; the weight has %s and %s"
                 % (self.name, gradient.shape, gradient.dtype, self.value.shape, self.value.dtype)
             )
-        is_stale = self.key.staleness > 0  # then the servers count
-        scalars = (lr, wd, self._rescale, 0.0, 0.0) if is_stale else (lr, wd, self._rescale, self.updates + 1.0, 1.0)
+        counted = (0.0, 0.0) if self._is_stale else (self.updates + 1.0, 1.0)  # with staleness by the servers
+        scalars = (lr, wd, self._rescale, *counted)
         operation = self._session.pushpull(self.key, gradient, self._array, self.priority, *scalars)
         self._begin(operation, is_skip=False)
 

@@ -84,10 +84,14 @@ def counts(announced: Dict[str, Any], group: Dict[str, Any]) -> bool:
 
 def scalars(group: Dict[str, Any], rescale: float, updates: int) -> Tuple[float, float, float, float, float]:
     """Those of a push (p3/optimizer.h, RoundScalars) that makes the parameter's `updates`-th update."""
-    lr = number(group["lr"])
+    lr, wd = group["lr"], group["weight_decay"]
+    if type(lr) is not float:
+        lr = number(lr)
+    if type(wd) is not float:
+        wd = number(wd)
     if "lr_decay" in group:
         lr /= 1 + (updates - 1) * group["lr_decay"]
-    return lr, number(group["weight_decay"]), rescale, float(updates), 1.0
+    return lr, wd, rescale, float(updates), 1.0
 
 
 def scalars_of_apart(group: Dict[str, Any], rescale: float) -> Tuple[float, float, float, float, float]:

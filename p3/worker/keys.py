@@ -69,16 +69,14 @@ class Keys:
             self._declarations.give_momentum(key)
 
     def require_to_push(self, key: Key) -> None:
-        """ValueError unless it goes together with the optimizer that its store has by now, or with none."""
-        self._declarations.require_to_push(key)
-
-    def require_present(self, key: Key) -> None:
-        """ValueError if it is gone with its store."""
+        """ValueError if it is gone with its store, or does not go together with the optimizer that this has by now, or
+        with none."""
         known = self._declared.get(key.identity)
         if known is None or known.handle != key.handle:
             raise ValueError(
                 "%s: key %r is gone: its store %d was released" % (self._session.label, key.name, key.store)
             )
+        self._declarations.require_to_push(key)
 
     def completed_pushes(self, identity: Identity) -> int:
         return self._session.core.key_counters(self._declared[identity].handle)["rounds"]

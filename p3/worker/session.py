@@ -314,7 +314,6 @@ class Session(Control):
     def begin_push(self, key: Key, order: Optional[int] = None) -> None:
         """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well. `order`: of the key
         among those of its store, if the script says so (see Steps.push)."""
-        self.keys.require_present(key)
         self._options.begin_push(key, self.keys.require_to_push)
         self.progress.push(key, order)
 

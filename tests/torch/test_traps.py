@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import importlib
+import itertools
 import statistics
 import weakref
 
@@ -9,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import p3.torch  # noqa: E402
+from p3.torch.rounds.updates import Updates  # noqa: E402
+from processes import wait_until  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_steps import backward, step  # noqa: E402
 
@@ -486,6 +490,51 @@ def test_an_independent_optimizer_updates_each_parameter_when_its_module_needs_i
     assert Plain.updates == [1, 1]
     optimizer.synchronize()
     assert Plain.updates == [1] * 4
+
+
+@pytest.mark.parametrize("options, sizes", [({}, [4]), ({"foreach": True}, [1, 1])])
+def test_updates_whose_gradients_have_come_are_made_in_one_step(model, monkeypatch, options, sizes):
+    """And not where torch would compute them in another way then, which workers may do for different ones."""
+    module, steps = importlib.import_module("torch.optim.adamax"), []
+    adamax = module.adamax
+
+    def counted(parameters, *arguments, **keywords):
+        steps.append(len(parameters))
+        return adamax(parameters, *arguments, **keywords)
+
+    monkeypatch.setattr(module, "adamax", counted)
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.Adamax(model.parameters(), lr=0.1, **options), model)
+    step(model, optimizer)
+    wait_until(lambda: all(one.has_come for one in optimizer._p3.parameters), "the mean gradients have not come")
+    assert steps == []
+    model[0](torch.ones(1, 4))
+    assert steps == sizes
+    optimizer.synchronize()
+    assert sum(steps) == 4
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adamax, torch.optim.NAdam, torch.optim.Rprop, torch.optim.Adafactor])
+def test_which_updates_are_made_together_changes_no_bit(make, monkeypatch):
+    """All at once, as they come, or each in a step of its own."""
+
+    def trained(may_join):
+        monkeypatch.setattr(Updates, "may_join", may_join)
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4)))
+        optimizer = p3.torch.DistributedOptimizer(make(model.parameters(), lr=0.1), model, max_grad_norm=0.5)
+        for number in range(4):
+            optimizer.zero_grad()
+            model(torch.full((3, 5), 0.1 + number)).square().mean().backward()
+            optimizer.step()
+        optimizer.synchronize()
+        weights = [one.detach().clone() for one in model.parameters()]
+        optimizer.release()
+        return weights
+
+    turns = itertools.cycle([True, False, False])
+    ways = [lambda *_: True, lambda *_: False, lambda *_: next(turns)]
+    one, *others = [trained(way) for way in ways]
+    assert all(torch.equal(*pair) for other in others for pair in zip(one, other))
 
 
 def test_what_is_not_independent_is_not_said_to_be(model):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, Deque, Dict, List, Tuple
+from typing import Any, Callable, Deque, Dict, List, Tuple
 
 import torch
+
+
+Problem = Callable[[], str]  # in words
 
 
 class Comparisons:
     """Those of one optimizer. Threads: the script's."""
 
     def __init__(self) -> None:
-        self._noted: Dict[Any, List[Tuple[torch.Tensor, str]]] = {}  # in this step, by their Staging
+        self._noted: Dict[Any, List[Tuple[torch.Tensor, Problem]]] = {}  # in this step, by their Staging
         # The outcomes of whole steps that are on their way here.
-        self._under_way: Deque[Tuple[Any, torch.Tensor, Any, List[str]]] = collections.deque()
+        self._under_way: Deque[Tuple[Any, torch.Tensor, Any, List[Problem]]] = collections.deque()
 
-    def note(self, staging: Any, differs: torch.Tensor, problem: str) -> None:
-        """`differs`: one bool on the device of `staging`. If it is true, `problem` is told."""
+    def note(self, staging: Any, differs: torch.Tensor, problem: Problem) -> None:
+        """`differs`: one bool on the device of `staging`. If it is true, `problem()` is told."""
         self._noted.setdefault(staging, []).append((differs, problem))
 
     def end_step(self) -> None:
@@ -40,7 +43,7 @@ class Comparisons:
             staging, differs, came, problems = self._under_way.popleft()
             came.synchronize()
             staging.give_back(came)
-            known += [problem for problem, is_told in zip(problems, differs.tolist()) if is_told]
+            known += [problem() for problem, is_told in zip(problems, differs.tolist()) if is_told]
         return known
 
 

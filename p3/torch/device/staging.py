@@ -326,4 +326,4 @@ class StagedParameter(Parameter):
 
     def _take_update(self, _operation) -> None:
         # Not by changing places: a device copies its own memory in no time, and CUDA graphs know weights by address.
-        self.tensor.copy_(self.landing)
+        self._copy_landing()

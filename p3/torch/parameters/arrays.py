@@ -5,9 +5,11 @@ Whoever makes a tensor for the core names the CPU: the script may have set anoth
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Tuple, Union
 
 import torch
+
+from p3._core import digest
 
 # Types of devices that the CPU has to wait for to see what is there. Tests of the staging add "cpu", whose streams and
 # events in torch do nothing.
@@ -28,8 +30,9 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def in_memory_order(tensor: torch.Tensor) -> Any:
-    """The elements of a dense CPU tensor as one axis of a NumPy array that shares their memory: see as_numpy()."""
-    return as_numpy(flat(tensor))
+    """A dense CPU tensor as a NumPy array that shares its memory, with the elements in the order of that. It has the
+    tensor's axes, where they are in that order, or one. See as_numpy()."""
+    return as_numpy(tensor.detach() if tensor.is_contiguous() else flat(tensor))
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,8 +41,9 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def on_host(tensor: torch.Tensor) -> Any:
-    """As in_memory_order(), of a tensor on any device: if that is not the CPU, of a copy. Waits for the device."""
-    return in_memory_order(tensor.detach().to("cpu"))
+    """As in_memory_order(), with one axis, of a tensor on any device: if that is not the CPU, of a copy. Waits for the
+    device."""
+    return as_numpy(flat(tensor.detach().to("cpu")))
 
 
 def as_numpy(tensor: torch.Tensor) -> Any:
@@ -65,12 +69,13 @@ def _holders(tensor: torch.Tensor) -> int:
 _ALONE = _holders(torch.empty(1, device="cpu"))
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A digest that changes with the elements, whatever has changed them; the same for every order of summation.
-
-    One number on the tensor's device, so that nothing waits for that.
-    """
+def bits(tensor: torch.Tensor) -> Union[int, torch.Tensor]:
+    """A digest that changes with the elements, whatever has changed them. On a device it is a tensor there, so that
+    nothing waits for that, and the same for every order of summation."""
     values = tensor.detach() if tensor.layout == torch.strided else tensor.detach()._values()
+    if values.device.type not in DEVICES:
+        has_order = values.is_contiguous() or is_dense(values)
+        return digest(in_memory_order(values if has_order else values.contiguous()))
     elements = flat(values) if is_dense(values) else values.reshape(-1)
     in_word = 8 // elements.element_size()
     if elements.storage_offset() % in_word:

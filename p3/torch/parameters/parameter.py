@@ -28,6 +28,8 @@ _SMALL_BYTES = 16 << 10
 class _Gradient:
     """One that is being added up, or was pushed, as it was then."""
 
+    __slots__ = ("tensor", "version", "bits")
+
     def __init__(self, tensor: torch.Tensor, is_watched: bool = False) -> None:
         self.tensor = tensor
         self.version = tensor._version
@@ -44,7 +46,8 @@ class Parameter(KeyRounds):
     def __init__(self, session, store: int, name: str, tensor: torch.Tensor, group: Dict[str, Any],
                  update_here: Optional[Callable], staleness: Union[int, float] = 0,
                  options: Optional[Dict[str, Any]] = None) -> None:  # fmt: skip
-        """`update_here(parameter, gradient, group)` makes the update from the mean gradient; None: the servers do.
+        """`update_here(parameter, gradient, group)` makes the update from the mean gradient, and returns True; or it is
+        made later, with note_written() behind it. None: the servers do.
         `options`: see Session.declare."""
         landing = torch.empty_like(tensor, requires_grad=False)
         self.tensor, self.group = tensor, group
@@ -68,7 +71,8 @@ class Parameter(KeyRounds):
         self._version = -1  # of the tensor, when P3 wrote it last; -1: anybody may write
         self._address: Optional[int] = None  # of its memory then; None: it may be any
         self._memory: Optional[torch.Tensor] = None  # that memory, which a tensor that moves leaves behind
-        self._bits: Optional[torch.Tensor] = None  # of its elements then; None: nobody looks
+        self._bits: Any = None  # of its elements then; None: nobody looks
+        self._is_written = True  # what has landed is in the tensor
         self._is_given_away = False  # others have the memory, who may write without torch's counting it
         self._array_of_tensor: Any = None  # the same of its memory, if that was the landing before
         self._is_small = tensor.numel() * tensor.element_size() <= _SMALL_BYTES
@@ -135,12 +139,13 @@ class Parameter(KeyRounds):
         """ValueError if a gradient that waits for step() was changed since backward(): other workers' are not in it."""
         if self._gradient is None:
             return
-        problem = (
-            "the gradient of %s was changed between backward() and step(), when it was this worker's alone. %s"
-            % (self.name, self.advice.to_change)
-        )
+
+        def problem() -> str:
+            return ("the gradient of %s was changed between backward() and step(), when it was this worker's alone. %s"
+                    % (self.name, self.advice.to_change))  # fmt: skip
+
         if not self._is_as_it_was(self._gradient, problem):
-            raise ValueError(problem)
+            raise ValueError(problem())
 
     def forget_gradient(self) -> None:
         self._gradient, self.fires = None, 0
@@ -173,7 +178,7 @@ class Parameter(KeyRounds):
     def _scalars(self):
         if self._update_here is not None:
             return NO_SCALARS
-        if self.key.staleness > 0:
+        if self._is_stale:
             return (*rules.scalars_of_apart(self.group, self._rescale), self.fields)
         return (*rules.scalars(self.group, self._rescale, self.updates + 1), self.fields)
 
@@ -198,18 +203,21 @@ class Parameter(KeyRounds):
         """P3 looks at it no more: ValueError if it was changed since it was pushed, as nobody could before `until`."""
         if self._sent is not None:
             sent = self._gradient
-            problem = ("the gradient of %s was changed when it was under way already, between backward() and %s"
-                       % (self.name, until))  # fmt: skip
+
+            def problem() -> str:
+                return ("the gradient of %s was changed when it was under way already, between backward() and %s"
+                        % (self.name, until))  # fmt: skip
+
             if not self._is_as_it_was(sent, problem):
-                raise ValueError(problem)
+                raise ValueError(problem())
             if self._may_go_ahead:
                 self._under_way.pushed = sent
         self._has_left, self.has_zero_gradient = self._sent is not None, False
         self._sent, self.is_new = None, False
         self.forget_gradient()
 
-    def _is_as_it_was(self, gradient: _Gradient, problem: str) -> bool:
-        """Whether the tensor's gradient is this one, and was not written to since."""
+    def _is_as_it_was(self, gradient: _Gradient, problem: Callable[[], str]) -> bool:
+        """Whether the tensor's gradient is this one, and was not written to since. `problem()` says that it was."""
         if self.tensor.grad is not gradient.tensor or gradient.tensor._version != gradient.version:
             return False
         return gradient.bits is None or self._is_same(gradient.bits != bits(gradient.tensor), problem)
@@ -260,14 +268,16 @@ class Parameter(KeyRounds):
         was_pending = pending.end(self.tensor)
         try:
             self._require_unwritten()
-            self._require_gradients_unwritten()
+            if self._may_go_ahead:
+                self._require_gradients_unwritten()
         except ValueError:
             if was_pending:
                 self.leave_pending()
             raise
-        with torch.no_grad():
-            is_updated = super()._take_over(round)
-        self.note_written()
+        self._is_written = True
+        is_updated = super()._take_over(round)
+        if self._is_written:
+            self.note_written()
         return is_updated
 
     def show(self, value: torch.Tensor) -> None:
@@ -294,10 +304,14 @@ class Parameter(KeyRounds):
             self.watch()
 
     def _note_place(self) -> None:
+        if not self.is_guarded:
+            self._version, self._address, self._memory = -1, None, None
+            return
         # Parameters that are parts of one memory have one version.
-        self._version = self.tensor._version if self.is_guarded and self._may_swap else -1
-        self._address = self.tensor.data_ptr() if self.is_guarded else None
-        self._memory = self.tensor.detach() if self.is_guarded else None
+        self._version = self.tensor._version if self._may_swap else -1
+        self._address = self.tensor.data_ptr()
+        if self._memory is None or self._memory.data_ptr() != self._address:
+            self._memory = self.tensor.detach()
 
     def watch(self) -> None:
         """Notes the elements as they are: what is written from here on is found, also where torch does not count it."""
@@ -305,13 +319,13 @@ class Parameter(KeyRounds):
             self._bits = bits(self.tensor)
 
     def _require_unwritten(self) -> None:
-        problem = (
-            "parameter %s was written by the script, but its value is kept on the servers. %s"
-            % (self.name, self.advice.to_write)
-        )
-        if not self._is_unwritten(problem):
+        if not self._is_unwritten():
             self._require_same_layout()
-            raise ValueError(problem)
+            raise ValueError(self._was_written())
+
+    def _was_written(self) -> str:
+        return ("parameter %s was written by the script, but its value is kept on the servers. %s"
+                % (self.name, self.advice.to_write))  # fmt: skip
 
     def _require_gradients_unwritten(self) -> None:
         """Of the rounds that have landed: else what has left may be neither the one nor the other."""
@@ -324,26 +338,27 @@ class Parameter(KeyRounds):
             "P3 a clone, or call optimizer.synchronize() before writing" % self.name
         )
 
-    def _is_unwritten(self, problem: str) -> bool:
+    def _is_unwritten(self) -> bool:
         if self._version not in (-1, self.tensor._version):
             return False
-        if self._address not in (None, self.tensor.data_ptr()) and not self._follow(problem):
+        if self._address not in (None, self.tensor.data_ptr()) and not self._follow():
             return False
-        return self._bits is None or self._is_same(self._bits != bits(self.tensor), problem)
+        return self._bits is None or self._is_same(self._bits != bits(self.tensor), self._was_written)
 
-    def _follow(self, problem: str) -> bool:
+    def _follow(self) -> bool:
         """To other memory, where the tensor has its old elements: flatten_parameters() of an LSTM moves weights so."""
         if self._layout(self.tensor) != self._layout(self.landing):
             return False
         was, now = (integers(flat(one)) for one in (self._memory, self.tensor))
-        if not self._is_same((was != now).any(), problem):
+        if not self._is_same((was != now).any(), self._was_written):
             return False
         self._may_swap, self._array_of_tensor = self._has_own_memory(), None
         self._note_place()
         return True
 
-    def _is_same(self, differs: torch.Tensor, _problem: str) -> bool:
-        """Whether not. On a device it is not known yet: then True, and the problem is told later, if it is one."""
+    def _is_same(self, differs: Any, _problem: Callable[[], str]) -> bool:
+        """Whether not. `differs`: a bool, or a tensor of one. On a device it is not known yet: then True, and the
+        problem is told later, if it is one."""
         return not differs
 
     def _require_same_layout(self) -> None:
@@ -359,28 +374,33 @@ class Parameter(KeyRounds):
         return tensor.dtype, tensor.device, tensor.stride()
 
     def _take_value(self, _operation) -> bool:
-        self.tensor.copy_(self.landing)
+        self._copy_landing()
         return True
+
+    def _copy_landing(self) -> None:
+        with torch.no_grad():
+            self.tensor.copy_(self.landing)
 
     def _take_result(self, operation) -> None:
         if self._update_here is None:
             self._take_update(operation)
         else:
-            self._update_here(self, self._mean_gradient(operation), self._group_then)
+            with torch.no_grad():
+                self._is_written = self._update_here(self, self._mean_gradient(operation), self._group_then)
 
     def _take_update(self, _operation) -> None:
         known = self._array_of_tensor
         if self.must_copy or not self._may_swap:
-            self.tensor.copy_(self.landing)
-            return
+            return self._copy_landing()
         ours = (known is not None) + (self._memory is not None)
         if other_holders(self.tensor) > ours:  # who would keep the old memory
             self._is_given_away = True
-            self.tensor.copy_(self.landing)
-            return
+            return self._copy_landing()
         # Without a copy, for which the forward pass would wait. An older graph that needs the old value must notice.
         array = in_memory_order(self.tensor) if known is None else known
-        self.tensor.data, self.landing = self.landing, self.tensor.data
+        before = self.tensor.data if self._memory is None else self._memory
+        self.tensor.data = self._memory = self.landing
+        self.landing = before
         self._array_of_tensor, self._array = self._array, array
         torch.autograd.graph.increment_version(self.tensor)
 
@@ -427,9 +447,10 @@ class RowParameter(Parameter):
 
     def _take_update(self, operation) -> None:
         if operation.changed is None:  # after a skip
-            return self.tensor.copy_(self.landing)  # they cannot change places: the landing keeps all that has landed
+            return self._copy_landing()  # they cannot change places: the landing keeps all that has landed
         rows = torch.from_numpy(operation.changed)
-        self.tensor.index_copy_(0, rows, self.landing.index_select(0, rows))
+        with torch.no_grad():
+            self.tensor.index_copy_(0, rows, self.landing.index_select(0, rows))
 
     def _mean_gradient(self, operation) -> torch.Tensor:
         # Rows of the round before are listed, too, as they have become zero.

@@ -33,6 +33,8 @@ class Watched:
         self._lay()
 
     def end(self) -> None:
+        if not self._tensors:
+            return
         if not self._paused_by:
             self._take_away()
         self._tensors = []

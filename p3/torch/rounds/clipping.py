@@ -177,9 +177,8 @@ class Clipping(Overlapping):
                 self._update_by(parameter, gradient, parameter.group)
             self._changed = None
 
-    def _update_by(self, parameter: Parameter, gradient: Optional[torch.Tensor], group: Dict[str, Any]) -> None:
-        if gradient is not None:
-            super()._update_one(parameter, gradient, group)
+    def _update_by(self, parameter: Parameter, gradient: Optional[torch.Tensor], group: Dict[str, Any]) -> bool:
+        return gradient is None or super()._update_one(parameter, gradient, group)
 
     def require_mean_gradients(self) -> bool:
         raise ValueError("torch's GradScaler must see the mean gradients, and this optimizer waits for none: use "
@@ -255,14 +254,15 @@ class Clipping(Overlapping):
         self._numbers.finish()
         self._norms.finish()
 
-    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
+    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> bool:
         clip = self._clip
         if self._changed is not None:
             return self._update_by(parameter, self._changed.pop(parameter), group)
         if not clip.is_finite:
-            return self._say_left_out(clip)
+            self._say_left_out(clip)
+            return True
         factor = clip.factor
-        super()._update_one(parameter, gradient if factor == 1 else gradient.mul_(factor), group)
+        return super()._update_one(parameter, gradient if factor == 1 else gradient.mul_(factor), group)
 
     def _say_left_out(self, clip: Clip) -> None:
         if clip.scale == 1 and not self._has_warned and self._session.rank == 0:  # else GradScaler makes it smaller

@@ -15,6 +15,8 @@ from p3.torch.rounds.overlapping import Overlapping
 
 
 class Declared(Overlapping):
+    _joins_updates = False  # or workers whose updates are not of one parameter alone would drift apart
+
     def _update(self, closure: Optional[Callable] = None) -> Any:
         """Of the groups that the optimizer has now: one parameter's."""
         optimizer = self._optimizer

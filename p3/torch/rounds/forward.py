@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -28,11 +28,12 @@ class Forward(job.Held):
 
     def __init__(
         self, models: Sequence[torch.nn.Module], parameters: Dict[torch.Tensor, Parameter], order: Optional[Order],
-        note_batch: Callable[[tuple, dict], None], watched: Watched,
+        renew: Callable[[Iterable[Parameter], bool], None], note_batch: Callable[[tuple, dict], None], watched: Watched,
     ) -> None:
-        """`order`: of the parameters' names; None: nobody wants it. `note_batch` is told what the first module that
+        """`order`: of the parameters' names; None: nobody wants it. `renew(parameters, for_step)` waits for their new
+        values, for the step's own forward pass or another one. `note_batch` is told what the first module that
         runs in a step is called with. `watched`: their gradients."""
-        self._parameters, self._order, self._note_batch = parameters, order, note_batch
+        self._parameters, self._order, self._renew, self._note_batch = parameters, order, renew, note_batch
         self._watched = watched
         self._ran: Dict[torch.nn.Module, None] = {}  # in this step, as they ran first
         self._ran_before: Optional[int] = None  # how many of them before the step's first gradient left, if one has
@@ -113,8 +114,7 @@ class Forward(job.Held):
             self._looked_at.add(module)
             _warn_if_within_compiled(module)
         trains = module.training and torch.is_grad_enabled()
-        for parameter in (*(() if self._ran else self._waits_first), *waits):
-            parameter.renew_for_step() if trains else parameter.renew()
+        self._renew(waits if self._ran else [*self._waits_first, *waits], trains)
         if trains and not self._ran:
             self._note_batch(inputs, keywords or {})
         if module.training or torch.is_grad_enabled():  # no evaluation

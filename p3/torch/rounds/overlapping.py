@@ -5,7 +5,7 @@ On the servers, where they have the optimizer with torch's arithmetic; else on t
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import torch
 
@@ -16,10 +16,18 @@ from p3.torch.live import LiveGroups
 from p3.torch.parameters.arrays import in_memory_order
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.rounds.rounds import Rounds
+from p3.torch.rounds.updates import Updates
 
 
 class Overlapping(Rounds):
     """Of an optimizer that updates each parameter by itself, on every worker."""
+
+    _joins_updates = True  # of several parameters, into one step of the optimizer
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        self._updates = Updates(optimizer, self._update, self._joins_updates)
+        self._coming: List[Parameter] = []  # of the last step, what the forward pass needs last to first
+        super().__init__(optimizer, *arguments)
 
     def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
         return tensor in self._sparse
@@ -39,6 +47,9 @@ class Overlapping(Rounds):
             parameter.end_step()
             parameter.tensor.grad = None  # it belongs to P3 until it has left
             parameter.leave_pending()
+        may_join = self._updates.may_join
+        of_several = [one for one in self._parameters.values() if may_join(one, one.group)]
+        self._coming = sorted(of_several, key=lambda one: one.priority)
         self._end_step()
 
     def show_gradients(self) -> None:
@@ -52,16 +63,18 @@ class Overlapping(Rounds):
     def _follow(self) -> None:
         self._land()
 
-    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
-        """The optimizer's own step for one parameter."""
-        optimizer, tensor = self._optimizer, parameter.tensor
-        groups, kept = optimizer.param_groups, tensor.grad
-        try:
-            optimizer.param_groups, tensor.grad = [dict(group, params=[tensor])], gradient
-            with torch.autocast(tensor.device.type, enabled=False):  # the forward pass may have it on
-                self._update()
-        finally:
-            optimizer.param_groups, tensor.grad = groups, kept
+    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> bool:
+        return self._updates.make(parameter, gradient, group)
+
+    def _renew(self, parameters: Iterable[Parameter], for_step: bool) -> None:
+        with self._updates.gathered():
+            super()._renew(parameters, for_step)
+            while self._coming and (self._coming[-1].has_come or not self._coming[-1].is_pending):
+                self._coming.pop().renew()
+
+    def _land(self) -> None:
+        with self._updates.gathered():
+            super()._land()
 
     def with_states(self, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
         self._comparisons.finish()
@@ -72,8 +85,9 @@ class Overlapping(Rounds):
 class OnServers(Overlapping):
     """Of an optimizer that the servers have: they have its states, too."""
 
-    _updates_here = False
+    _updates_here = _joins_updates = False
     _update_one = None  # type: ignore[assignment]
+    _renew = Rounds._renew
     _live: LiveGroups  # once it is described
     _loaded: Optional[states.States]  # what the servers' state has to become before the next round
 

@@ -78,7 +78,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._control = Control(session, models)
         self._check = Check(session, self._parameters, settings.check)
         self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
-        self._forward = Forward(models, self._parameters, self._order, self._control.alike.note,
+        self._forward = Forward(models, self._parameters, self._order, self._renew, self._control.alike.note,
                                 self._watched_gradients)  # fmt: skip
         self._weights = Weights(session, self._control.steps, self._count_step)
         for model in models:
@@ -150,8 +150,14 @@ class Rounds(job.Held, snapshots.Trainer):
         """All that has a round in each step, for join(): first the parameters."""
         return list(self._parameters.values())
 
-    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> None:
-        """The mean gradient of a parameter has landed."""
+    def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> bool:
+        """The mean gradient of a parameter has landed. See Parameter, `update_here`."""
+        return True
+
+    def _renew(self, parameters: Iterable[Parameter], for_step: bool) -> None:
+        """A module needs their new values, for the step's own forward pass or another one."""
+        for parameter in parameters:
+            parameter.renew_for_step() if for_step else parameter.renew()
 
     def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
         """Whether only the rows of its gradients travel."""
