@@ -8,6 +8,10 @@ Where the servers tell norms (clipping.py), the keys of a store are skipped toge
 there who steps has a round of each key in each step, which may be a skip as well. So it is the norm's round that tells
 the end: all may skip all keys in a step, as when all layers are frozen, and there is another one behind it.
 
+Where each worker updates by an optimizer whose updates of one key depend on those of others, the keys that this worker
+has pushed count as a step: when the rounds of all have landed, they are updated in their order. For a small key's sum
+may land before that of a large one, and the next step's before this one's.
+
 All workers must serve the same keys, or they would wait for each other: those of every store that this process has
 made. Which of them a script still holds, and when Python takes the others away, is each worker's own affair.
 """
@@ -35,6 +39,9 @@ class DroppedStore:
         self._keys = {id: (ServerRowKey if key.sparse else DenseKey)(engine, id, key) for id, key in keys.items()}
 
     def _hands_out_sums(self):
+        return False
+
+    def _updates_in_order(self):
         return False
 
     def _follow(self, entry):
@@ -123,13 +130,18 @@ def _serve_others(session, stores, update):
             still_pushed -= 1
             store._take_last(entry)
             continue
-        if not store._hands_out_sums():
+        if store._hands_out_sums():
+            take_sum(store, entry)
+        elif not (entry.in_steps and store._updates_in_order()):
             store._follow(entry)
             skip([number])
             continue
-        take_sum(store, entry)
         landed[store].append(number)
         if len(landed[store]) == sum(one.in_steps for one in store._keys.values()):
-            update(store)
-            skip(landed[store])
-            landed[store] = []
+            numbers, landed[store] = sorted(landed[store]), []
+            if store._hands_out_sums():
+                update(store)
+            else:
+                for number in numbers:
+                    store._follow(keys[number][1])
+            skip(numbers)

@@ -46,7 +46,7 @@ from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
 from p3.mxnet.arrays import classic, is_sparse
 from p3.mxnet.keys import beginnings
 from p3.mxnet.keys.rows import pull_rows
-from p3.mxnet.optimizers.descriptions import LiveFields, NotOnServer, describe, round_scalars
+from p3.mxnet.optimizers.descriptions import LiveFields, NotOnServer, describe, looks_across_keys, round_scalars
 from p3.mxnet.optimizers.saved_states import SavedStates
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.staleness import Staleness
@@ -461,6 +461,10 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def _hands_out_sums(self):
         return self._updater is None
+
+    def _updates_in_order(self):
+        """Whether it matters in which order this worker updates the keys."""
+        return self._updates_here and looks_across_keys(self._optimizer)
 
     def _pushed_keys(self):
         return [entry for entry in self._keys.values() if entry.pushed]

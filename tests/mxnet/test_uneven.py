@@ -109,6 +109,38 @@ def test_stores_that_one_worker_has_dropped_and_another_still_trains(run_job):
         assert len(lines) == 6 and lines[::2] == lines[1::2], finished.out
 
 
+@pytest.mark.parametrize("optimizer", ["lamb", "nadam"])
+def test_a_worker_that_has_joined_updates_keys_in_the_order_of_the_others(run_job, optimizer):
+    """Though a small key's sum comes before that of a large one, the learning rate is of as many updates."""
+    script = """
+        import sys, p3, mxnet as mx
+        kv = mx.kv.create("p3_sync")
+        shapes = {"large": (1 << 20,), "small": (2,)}
+        for key, shape in shapes.items():
+            kv.init(key, mx.nd.ones(shape))
+        def step(*keys):
+            for key in keys:
+                kv.push(key, mx.nd.ones(shapes[key]))
+        step(*shapes)
+        scheduler = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=1) if "%s" == "lamb" else None
+        kv.set_optimizer(mx.optimizer.create("%s", lr_scheduler=scheduler))  # behind a push: the workers update
+        for _ in range(3):
+            step("large")
+        if kv.rank == 1:
+            for _ in range(3):
+                step(*shapes)
+        kv.join()
+        for key, shape in shapes.items():
+            out = mx.nd.zeros(shape)
+            kv.pull(key, out)
+            print("ends with", key, out[0].asscalar())
+    """ % (optimizer, optimizer)
+    finished = run_job(script, workers=2)
+    assert finished.code == 0, finished.err
+    ends = sorted(line.partition("ends with")[2] for line in finished.out.splitlines() if "ends with" in line)
+    assert len(ends) == 4 and ends[::2] == ends[1::2], finished.out
+
+
 def test_a_worker_that_dies_ends_the_wait(run_job):
     script = """
         import os, signal, p3, mxnet as mx

@@ -100,6 +100,15 @@ def _described(optimizer: Any, announced: Mapping[str, Any]) -> Dict[str, Any]:
     return description
 
 
+def looks_across_keys(optimizer: Any) -> bool:
+    """Whether an update of a key depends on which updates of others came before it: a scheduler goes by the greatest
+    count of all keys."""
+    return optimizer is not None and (
+        optimizer.lr_scheduler is not None
+        or isinstance(optimizer, (mx.optimizer.Nadam, mx.optimizer.LBSGD, mx.optimizer.SGLD))
+    )
+
+
 def _attribute(algorithm: str, field: str) -> str:
     return "float_stable_eps" if (algorithm, field) == ("adagrad", "epsilon") else field
 
