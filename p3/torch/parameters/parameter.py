@@ -75,6 +75,7 @@ class Parameter(KeyRounds):
         self._is_written = True  # what has landed is in the tensor
         self._is_given_away = False  # others have the memory, who may write without torch's counting it
         self._array_of_tensor: Any = None  # the same of its memory, if that was the landing before
+        self.is_on_cpu = tensor.device.type == "cpu"
         self._is_small = tensor.numel() * tensor.element_size() <= _SMALL_BYTES
         self._may_swap = self._has_own_memory()
 
@@ -385,8 +386,7 @@ class Parameter(KeyRounds):
         if self._update_here is None:
             self._take_update(operation)
         else:
-            with torch.no_grad():
-                self._is_written = self._update_here(self, self._mean_gradient(operation), self._group_then)
+            self._is_written = self._update_here(self, self._mean_gradient(operation), self._group_then)
 
     def _take_update(self, _operation) -> None:
         known = self._array_of_tensor

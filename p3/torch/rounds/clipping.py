@@ -7,6 +7,7 @@ without clipping; then its parameters are updated, from the mean gradients times
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from typing import Any, Callable, Dict, Iterable, List, Optional
@@ -60,6 +61,11 @@ class Clip:
             return 1.0
         clipped = 1.0 if self.max_norm == math.inf else min(1.0, self.max_norm / (self.norm + _TINY))
         return clipped / self.scale
+
+    @functools.cached_property
+    def last_factor(self) -> Optional[float]:
+        """The same, when nothing changes any more what it goes by. None: the step is left out."""
+        return self.factor if self.is_finite else None
 
     @property
     def factor_to_show(self) -> float:
@@ -258,10 +264,10 @@ class Clipping(Overlapping):
         clip = self._clip
         if self._changed is not None:
             return self._update_by(parameter, self._changed.pop(parameter), group)
-        if not clip.is_finite:
+        factor = clip.last_factor
+        if factor is None:
             self._say_left_out(clip)
             return True
-        factor = clip.factor
         return super()._update_one(parameter, gradient if factor == 1 else gradient.mul_(factor), group)
 
     def _say_left_out(self, clip: Clip) -> None:

@@ -47,9 +47,9 @@ class Overlapping(Rounds):
             parameter.end_step()
             parameter.tensor.grad = None  # it belongs to P3 until it has left
             parameter.leave_pending()
-        may_join = self._updates.may_join
-        of_several = [one for one in self._parameters.values() if may_join(one, one.group)]
-        self._coming = sorted(of_several, key=lambda one: one.priority)
+        if self._joins_updates:
+            coming = [one for one in self._parameters.values() if self._updates.may_join(one, one.group)]
+            self._coming = sorted(coming, key=lambda one: one.priority)
         self._end_step()
 
     def show_gradients(self) -> None:

@@ -42,8 +42,7 @@ class Updates:
 
     def may_join(self, parameter: Parameter, group: Dict[str, Any]) -> bool:
         """Whether its update may be made together with others."""
-        is_one_by_one = parameter.tensor.device.type == "cpu" and not group.get("foreach") and not group.get("fused")
-        return self._of_several and is_one_by_one
+        return self._of_several and parameter.is_on_cpu and not group.get("foreach") and not group.get("fused")
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
