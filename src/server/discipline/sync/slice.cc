@@ -106,14 +106,15 @@ void ServerSlice::update() {
                       "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
                       "first push.");
   published_settings_ = round_.numbers.settings();
-  void* sum = total_.take().release();
+  PooledBuffer total = total_.take();  // goes back by itself, also if numbers of the round are refused
+  void* const sum = total.data();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
   if (sum != nullptr && key.plan.takes_steps()) {
     take_step(static_cast<const float*>(sum));
   } else if (sum != nullptr && its == nullptr) {
     const bool divides = key.plan.averages() && !key.plan.is_gathered();  // a part is no gradient: its workers divide
     if (divides) divide_sum(dtype_, sum, key.divisor(round_.present), elements_);
-    publish_sum(sum);
+    publish_sum(total);
   } else if (sum != nullptr) {
     make_state(*its);
     if (key.plan.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present);
@@ -126,11 +127,11 @@ void ServerSlice::update() {
       publish_change(static_cast<float*>(sum));
     }
   }
-  if (sum != nullptr) host_.transient.give_back(sum, sum_bytes_);
   round_ = {};
 }
 
-void ServerSlice::publish_sum(void*& sum) {
+void ServerSlice::publish_sum(PooledBuffer& total) {
+  void* sum = total.data();
   make_master(nullptr);  // of each slice of the key, or of none
   if (of_sums_.codec() != nullptr) {
     if (!wire_value_) wire_value_ = PooledBuffer(host_.values, of_sums_.bytes(elements_));
@@ -138,7 +139,9 @@ void ServerSlice::publish_sum(void*& sum) {
     encode(of_sums_, static_cast<const float*>(sum), left_out, wire_value_.data(), elements_);
     value_encoding_ = of_sums_.encoding;
   } else if (sum_dtype_ == dtype_) {
+    total.release();
     std::swap(value_, sum);
+    total = PooledBuffer(host_.transient, sum, sum_bytes_);
   } else {
     finish_sum(dtype_, value_, sum, elements_);
   }

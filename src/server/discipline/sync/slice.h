@@ -36,7 +36,7 @@ class ServerSlice : public DenseShard, public Lender {
   void push(Task& task, Reply& reply) override;
   void add(Task& task);
   NormPart norm_of_sum() const;
-  void publish_sum(void*& sum);
+  void publish_sum(PooledBuffer& total);
   // What all workers are to add to the value that they have: it becomes what they have then. `scratch`: of a sum.
   void publish_change(float* scratch);
   // Of a key that takes steps: subtracts the sum from the value, and keeps it as it is sent, if it takes fewer bytes.
