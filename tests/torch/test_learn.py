@@ -43,8 +43,7 @@ def losses_on_the_joined_batch(name, max_norm=None):
     return losses
 
 
-@pytest.mark.parametrize("clip", [None, CLIP], ids=["plain", "clipped"])
-@pytest.mark.parametrize("name", lessons.LESSONS)
+@pytest.mark.parametrize("name, clip", [(name, None) for name in lessons.LESSONS] + [("gpt", CLIP), ("convnet", CLIP)])
 def test_workers_of_p3_follow_one_process_on_the_joined_batch(name, clip):
     command = [sys.executable, "-m", "p3.measure.trainings.torch_lesson", "--store", "p3_torch", "--model", name,
                "--size", str(SIZE), "--warmup", "0", "--iterations", str(FOLLOWED)]  # fmt: skip
@@ -67,6 +66,7 @@ def test_what_compression_costs_in_learning_is_told_for_each_seed(tmp_path, monk
                "--warmup", "1", "--iterations", str(STEPS - 1), "--repeats", "2"]  # fmt: skip
     assert cli.main(["bench", "codecs", *options, "--out", out]) == 0, capsys.readouterr().err
     records = [json.loads(line) for line in open(out)][1:]
+    assert all(0 <= one["heldout_accuracy"] <= 1 and one["heldout_loss"] < one["losses"][0] for one in records)
     assert [(one["store"], one["repeat"], one["result"], one["clip"]) for one in records] == [
         (store, repeat, "right", 1.0)
         for repeat, order in enumerate([["p3_torch", "p3_torch_int8", "ddp_25_powersgd"],
@@ -81,6 +81,20 @@ def test_what_compression_costs_in_learning_is_told_for_each_seed(tmp_path, monk
     assert losses["p3_torch", 0][0] != losses["p3_torch", 1][0], "and others with another seed"
     printed = capsys.readouterr().out
     assert "loss after 14" in " ".join(printed.split()) and "against" in printed and "has not learnt" not in printed
+
+
+@needs_lab
+def test_rows_travel_as_they_are_where_all_else_is_compressed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([QUICK_IMPORT, str(ROOT)]))
+    out = str(tmp_path / "codecs.jsonl")
+    options = ["--models", "words", "--stores", "p3_torch,p3_torch_int8,ddp_25,ddp_25_fp16", "--size", str(SIZE),
+               "--warmup", "1", "--iterations", "9", "--repeats", "1"]  # fmt: skip
+    assert cli.main(["bench", "codecs", *options, "--out", out]) == 0, capsys.readouterr().err
+    exact, int8, ddp, hook = (json.loads(line) for line in list(open(out))[1:])
+    assert {one["result"] for one in (exact, int8, ddp, hook)} == {"right"}
+    assert ddp["losses"] == pytest.approx(exact["losses"], rel=1e-3)
+    for one in (int8, hook):
+        assert exact["losses"][1:] != one["losses"][1:] == pytest.approx(exact["losses"][1:], rel=0.02)
 
 
 @needs_lab

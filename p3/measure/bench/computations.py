@@ -49,6 +49,10 @@ def _curve(workers: measured.Workers, store: Store) -> Dict:
     return measured.curve(workers, store.may_be_apart)
 
 
+def _lesson_tells(workers: measured.Workers, store: Store) -> Dict:
+    return {**_curve(workers, store), **measured.heldout(workers)}
+
+
 def _replay(store: Store, configuration: Configuration, course: Course, _repeat: int) -> List[str]:
     return _program(
         "p3.replay", store, *_common(configuration, course), "--model", configuration.model,
@@ -96,7 +100,7 @@ REPLAY = Computation(
     "emulated", _replay, lambda one: models.load(one.model, one.size).bytes, lambda workers, store: {}
 )  # fmt: skip
 CONVNET = Computation("real", _convnet, lambda one: mxnet_convnet.model_bytes(one.size), _curve)
-LESSON = Computation("real", _lesson, _lesson_bytes, _curve)
+LESSON = Computation("real", _lesson, _lesson_bytes, _lesson_tells)
 SEEDED_LESSON = LESSON._replace(command=_seeded_lesson)
 RESNET = Computation(
     "real", _resnet, lambda one: resnets.model_bytes(resnets.depth_of(one.model)),

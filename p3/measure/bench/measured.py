@@ -81,6 +81,12 @@ def curve(workers: Workers, are_apart: bool) -> Dict:
     }
 
 
+def heldout(workers: Workers) -> Dict:
+    """Of the first worker: all have the same weights, and the same data that no batch has."""
+    result = workers[0][-1]
+    return {name: result[name] for name in ("heldout_loss", "heldout_accuracy")}
+
+
 def accuracies(workers: Workers) -> Dict:
     """After each epoch: the mean over the workers, and when the last of them had all weights. Of the first epoch, whose
     rounding has had no time to grow, also each step's loss."""

@@ -84,6 +84,8 @@ class Run(Configuration):
     goal_loss: Later[Positive]
     losses: Later[Losses]
     loss_at_s: Later[Seconds]
+    heldout_loss: Later[Positive]  # at the end, of what no batch has; and the share of right answers
+    heldout_accuracy: Later[NotNegative]
     accuracies: Later[Shares]  # after each epoch, with the seconds of training until then
     accuracy_at_s: Later[Seconds]
     card_bytes: Later[Positive]  # that each card sends in an iteration, by formula, in the mean over the hosts

@@ -24,6 +24,7 @@ class Band:
     losses: Tuple[Spread, ...]  # of each step, over the seeds
     at_s: Tuple[float, ...]  # when each was known: the median over the seeds
     finals: Dict[int, float]  # of the last step, by seed
+    heldout: Tuple[float, ...]  # the share of right answers about what no batch has, of each seed; () if not known
 
     def at(self, seconds: float) -> Optional[float]:
         """The median loss that was known by then."""
@@ -59,4 +60,5 @@ def _band(configuration: Configuration, runs: Sequence[Run]) -> Band:
         losses=tuple(map(spread, zip(*smoothed.values()))),
         at_s=tuple(map(statistics.median, zip(*(run.loss_at_s for run in runs)))),
         finals={seed: losses[-1] for seed, losses in smoothed.items()},
+        heldout=tuple(run.heldout_accuracy for run in runs if run.heldout_accuracy is not None),
     )

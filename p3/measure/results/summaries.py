@@ -24,6 +24,7 @@ MODELS = {
     "inception_v3": "Inception V3",
     **{resnets.name(depth): "ResNet-%d" % depth for depth in resnets.DEPTHS},
     "gpt": "GPT",
+    "words": "Word model",
     "sockeye": "Sockeye-like",
     "bert": "BERT-base-like",
 }

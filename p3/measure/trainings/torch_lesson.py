@@ -5,7 +5,8 @@
 Stores are those of p3/measure/workers/torch_store.py, and `alone`: rank RANK of WORLD_SIZE, which talks to nobody. It
 writes the lines of p3/measure/workers/lines.py, and in each iteration's the loss of this worker's own batch. An
 iteration lasts from one loss that has been read to the next; the first begins when all workers have come. `digest` is
-of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen.
+of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen. With it stand the
+loss and the accuracy of what no batch has.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def run(options, out) -> bool:
     few = max(1, len(losses) // 10)
     first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
     right = last < first or options.store == ALONE  # so few steps may not have learnt
-    lines.result(right, digest=digest(torch_store.weights(net)))
+    heldout_loss, heldout_accuracy = lesson.heldout(net, data)
+    lines.result(right, digest=digest(torch_store.weights(net)), heldout_loss=heldout_loss,
+                 heldout_accuracy=heldout_accuracy)  # fmt: skip
     print(f"{options.store}: the loss went from {first:.3f} to {last:.3f}", file=sys.stderr)
     torch_store.leave(right)
     return right

@@ -56,6 +56,9 @@ def distribute(
         return p3.torch.rank(), p3.torch.size(), net
     if encoded is not None:
         _require_hook(encoded.up, net, float(_parts(store)[1]))
+        for module in net.modules():  # hooks are given dense gradients
+            if isinstance(module, nn.Embedding):
+                module.sparse = False
     torch.distributed.init_process_group("gloo")
     net = nn.parallel.DistributedDataParallel(
         net, bucket_cap_mb=float(_parts(store)[1]), gradient_as_bucket_view=True, static_graph=True

@@ -186,8 +186,8 @@ def test_codecs_trains_with_each_that_needs_no_option_and_a_seed_for_each_repeat
     assert [name for name in options.stores if name.startswith("p3_torch_")] == ["p3_torch_" + one for one in known]
     assert {"ddp_1", "p3_torch", "ddp_1_fp16", "ddp_25_powersgd"} < set(options.stores)
     options.rate = [200.0]
-    gpt, convnet = experiments.named("codecs").configurations(options)
-    assert (gpt.clip, convnet.clip, gpt.computation) == (1.0, None, "real")
+    gpt, convnet, words = experiments.named("codecs").configurations(options)
+    assert (gpt.clip, convnet.clip, words.clip, gpt.computation) == (1.0, None, None, "real")
     command = experiments.named("codecs").computation.command(stores.named("p3_torch_int8"), gpt, COURSE, 2)
     assert command[-2:] == ["--seed", "2"] and command[command.index("--clip") + 1] == "1.0"
     agreement = experiments.named("codecs").agreement

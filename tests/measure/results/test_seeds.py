@@ -25,7 +25,7 @@ def last(loss):
 
 RUNS = [
     training("ddp_1", 0, 2.0), training("ddp_1", 1, 2.2),
-    training("p3_torch", 0, 2.0), training("p3_torch", 1, 2.2),
+    training("p3_torch", 0, 2.0, heldout_accuracy=0.5), training("p3_torch", 1, 2.2, heldout_accuracy=0.6),
     training("p3_torch_int8", 0, 2.1, slower=0.5), training("p3_torch_int8", 1, 2.1, slower=0.5),
     training("p3_torch_1bit", 0, 2.4), training("p3_torch_1bit", 1, 2.6),
     training("ddp_1_fp16", 1, 3.0, result="wrong", error="the loss has not fallen"),
@@ -58,13 +58,14 @@ def test_table_tells_losses_at_equal_steps_and_seconds_and_who_has_not_learnt(fo
     (table,) = report.tables(found)
     assert table.title == "codecs: GPT, 86 MB, 800 Mbit/s, 2 hosts, clipped to a norm of 1"
     assert table.rows[0] == [
-        "store", "loss after 20 steps", "against exact", "within the seeds", "loss after 5 s", "seconds for a step",
-        "CPU s", "seeds",
+        "store", "loss after 20 steps", "against exact", "within the seeds", "right of held out", "loss after 5 s",
+        "seconds for a step", "CPU s", "seeds",
     ]  # fmt: skip
     rows = {row[0]: row[1:] for row in table.rows[1:]}
     assert rows["p3_torch"][0].endswith(" (%.3f..%.3f)" % (last(2.0), last(2.2)))
     assert float(rows["p3_torch"][0].split()[0]) == pytest.approx(last(2.1), abs=0.001)
     assert rows["p3_torch"][1:3] == ["-", "-"] and rows["p3_torch"][-1] == "2"
+    assert rows["p3_torch"][3] == "55.0% (50.0..60.0)" and rows["ddp_1"][3] == "-"
     assert [rows[store][2] for store in ("ddp_1", "p3_torch_int8", "p3_torch_1bit")] == ["yes", "yes", "no"]
     assert rows["p3_torch_int8"][1].startswith("+0.000 (") and rows["p3_torch_1bit"][1].startswith("+0.3")
     assert rows["ddp_1_fp16"][0] == "has not learnt"
