@@ -208,6 +208,8 @@ class Scheduler:
             await self._started.wait()
             while True:
                 frame = await asyncio.wait_for(channel.read_exactly(sock, frames.HEADER.size), timeout_s)
+                if not frames.is_heartbeat(frame):
+                    raise ProtocolError("the core ends")
                 entry.last_heard = time.monotonic()
                 entry.last_round = frames.round_of(frame)
                 self._watching.note_heartbeat(entry)

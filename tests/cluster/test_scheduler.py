@@ -13,7 +13,15 @@ from p3.cluster.scheduler import Scheduler
 from p3.errors import RendezvousError
 from p3.settings import Settings
 
-FRAME = frames.with_link_share(bytes(range(frames.HEADER.size)), frames.LinkShare(0.0, 0.0))
+
+
+def frame_of(kind):
+    fields = dict.fromkeys(frames.FIELDS, 0)
+    return frames.HEADER.pack(*{**fields, "kind": kind}.values())
+
+
+FRAME = frame_of(frames.HEARTBEAT)
+FAILED = frame_of(5)
 
 
 class Job:
@@ -118,6 +126,22 @@ def test_a_watch_that_ends_without_a_goodbye_is_death_after_a_while():
         job.worker_watch.close()
 
     assert "worker 0 (127.0.0.1) ended its data plane without a goodbye" in play(test, timeout_s=0.5)
+
+
+def test_the_text_of_a_core_that_has_failed_is_no_heartbeat():
+    """It is as long as several, and its bytes would be read as rounds and rates."""
+
+    async def test(job, helpers):
+        await job.start()
+        helpers.append(asyncio.ensure_future(job.keep_alive(job.server_watch)))
+        entries.extend(job.scheduler._roster.entries)
+        await channel.send(job.worker_watch, FAILED + b"server 0 (10.0.0.1): the script ended with an error" * 9)
+        job.worker_watch.close()
+
+    entries = []
+    assert "worker 0 (127.0.0.1) ended its data plane without a goodbye" in play(test, timeout_s=0.5)
+    (worker,) = [one for one in entries if one.node.role == "worker"]
+    assert worker.last_round == 0
 
 
 def test_a_control_connection_that_ends_without_a_goodbye_is_death():

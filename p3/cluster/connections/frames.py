@@ -1,7 +1,8 @@
 """The header of a data-plane frame, as include/p3/wire.h has it: its only definition in Python.
 
 The core reads and writes frames. In Python the scheduler alone sees some, on watch connections: heartbeats, which are
-headers without a payload. tests/docs compares this layout, the specification and the bytes of the C++ test.
+headers without a payload, and last what a core says when it ends. tests/docs compares this layout, the specification
+and the bytes of the C++ test.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ FIELDS = {
 }
 HEADER = struct.Struct("<" + "".join(FIELDS.values()))
 
-_ROUND, _RATE, _CONNECTIONS = (list(FIELDS).index(name) for name in ("round", "lr", "wd"))
+HEARTBEAT = 4  # FrameKind::kPing
+_KIND, _ROUND, _RATE, _CONNECTIONS = (list(FIELDS).index(name) for name in ("kind", "round", "lr", "wd"))
 _MOST_BYTES_PER_SECOND, _MOST_CONNECTIONS = 1e12, 1e6  # above, a number makes no sense
 
 
@@ -42,6 +44,11 @@ class LinkShare(NamedTuple):
 
     bytes_per_second: float
     connections: float
+
+
+def is_heartbeat(header: bytes) -> bool:
+    """Else the core that has sent it ends, by failure or not, and its text may follow."""
+    return HEADER.unpack(header)[_KIND] == HEARTBEAT
 
 
 def round_of(header: bytes) -> int:

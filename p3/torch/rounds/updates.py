@@ -2,8 +2,8 @@
 
 A step has its own price beside that of each parameter, so those that have come by the time that one is waited for are
 updated in one. Which they are differs from worker to worker, and nothing else may: an update is of one parameter alone,
-and on the CPU torch computes it in the same way whatever else the step is of, one tensor at a time. Elsewhere, and where
-the script has chosen another way, each has a step of its own.
+and on the CPU torch computes it in the same way whatever else the step is of, one tensor at a time. Elsewhere, and
+where the script has chosen another way, each has a step of its own.
 """
 
 from __future__ import annotations
