@@ -53,6 +53,10 @@ KNOWN = {
         _train("a"), _do("backward", ways=["A", "A"], seed=1, no_sync=True), _do("backward", ways=["a", "a"], seed=2),
         _do("step"),
     ),
+    "a gradient has left one worker alone when the step is left out": _program(
+        ["train", {"ways": ["b", "A"], "seed": 0}], _do("backward", ways=["A", "A"], seed=0), _train("ab"),
+        _do("look", at="part"),
+    ),
     "gradients of zero without a backward pass": _program(
         _train("ab"), _train("a", 1, zero="zeros"), _train("a", zero="zeros")
     ),

@@ -61,11 +61,11 @@ class Job:
         if all((one["outcome"], one["at"]) == (answers[0]["outcome"], answers[0]["at"]) for one in answers):
             return answers[0]
         # One worker has stopped and another gone on, perhaps to wait in vain: what is left of it is in nobody's way.
+        # What comes behind an error of another worker is its consequence: of a script, that ends the job.
         self.end()
-        for outcome in ("differs", "refused", "failed"):
-            for answer in answers:
-                if answer["outcome"] == outcome:
-                    return answer
+        ended = [one for one in answers if one["outcome"] in ("differs", "refused", "failed")]
+        if ended:
+            return min(ended, key=lambda one: (one["outcome"] == "failed", one["at"], one["outcome"] != "differs"))
         raise Finding("the workers do not agree: %s" % [(one["outcome"], one["text"]) for one in answers])
 
     def _without_answer(self, answers) -> str:
