@@ -42,6 +42,9 @@ class Compression:
 
 
 def _validated(given: Any) -> Ways:
+    if not isinstance(given, (str, dict, type(None))):
+        raise ValueError("compression is %.100r; it must be a name, as 'int8', a dict, as {'up': 'int8', 'down': "
+                         "'bf16'}, or None" % (given,))  # fmt: skip
     ways = Ways.of(given)
     for option, value in ways.options.items():
         options.validate(option, value)

@@ -33,8 +33,9 @@ def give(session: Session, parts: Iterable[Tuple[Key, int, Any, int]]) -> None:
 
 
 @contextlib.contextmanager
-def between_barriers(session: Session) -> Iterator[None]:
-    """Around give(), on every worker: what any saves before its call is what was there, and after it the new."""
-    session.barrier()
+def between_barriers(session: Session, of: str) -> Iterator[None]:
+    """Around give(), on every worker: what any saves before its call is what was there, and after it the new. `of`: the
+    script's call."""
+    session.barrier(of)
     yield
-    session.barrier()
+    session.barrier(of)

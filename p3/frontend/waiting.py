@@ -20,16 +20,19 @@ def wait(session: Session, operation: Any, timeout_s: float = math.inf) -> bool:
     """Until the operation is done; False if nothing has moved for that time. P3Error if the job fails meanwhile."""
     patience = Patience(session, timeout_s)
     while True:
+        failure = None
         try:
             operation.wait(_LOOK_UP_S)
             return True
         except TimeoutError:
-            session.check()
-            if patience.left_s() <= 0:
-                return False
-        except P3Error:
-            session.check()  # which also notes that the script knows
-            raise
+            pass
+        except P3Error as error:
+            failure = error
+        session.check()  # which also notes that the script knows; outside, or errors would be chained
+        if failure is not None:
+            raise failure
+        if patience.left_s() <= 0:
+            return False
 
 
 def on_training_thread(session: Session, key: Key, operation: Any, what: str) -> None:

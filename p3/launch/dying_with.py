@@ -24,6 +24,15 @@ def die_with(parent: int) -> bool:
     return os.getppid() == parent
 
 
+def cannot_run(command: str, error: OSError) -> str:
+    """In words for who has written it."""
+    said = "cannot run %r: %s" % (command, error.strerror)
+    if os.sep in command or not os.path.isfile(command):
+        return said
+    here = "python " if command.endswith(".py") else "./"
+    return said + " (commands are looked for in PATH). It is a file here: write `%s%s`" % (here, command)
+
+
 def main(parent: str, *command: str) -> str:
     """What went wrong; else it does not return."""
     if not die_with(int(parent)):
@@ -31,7 +40,7 @@ def main(parent: str, *command: str) -> str:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        return "p3: worker: cannot run %r: %s" % (command[0], error.strerror)
+        return "p3: worker: " + cannot_run(command[0], error)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def execute(settings: Settings, command: List[str], launched: Launched = Launche
     try:
         os.execvpe(command[0], command, worker_environment(os.environ))
     except OSError as error:
-        raise ConfigError("worker: cannot run %r: %s" % (command[0], error.strerror)) from None
+        raise ConfigError("worker: " + dying_with.cannot_run(command[0], error)) from None
 
 
 def worker_environment(env: Mapping[str, str]) -> Dict[str, str]:

@@ -512,7 +512,7 @@ class P3KVStore(mx.kvstore.KVStore):
         """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker at the
         same point; waits for them, or one that is late would get that value in the place of the one before."""
         mx.nd.waitall()
-        self._session.barrier()
+        self._session.barrier("set_data() or load_parameters()")
         self._outdated = set(self._keys)
 
     def _gradients_of(self, key, values):

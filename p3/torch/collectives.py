@@ -21,6 +21,10 @@ from p3.torch.start import job
 from p3.worker.key import Key
 from p3.worker.session import Session
 
+_EACH_CALLS = (
+    "in a collective (all_reduce(), broadcast_object() ...) for other workers: each must call it, at the same point of "
+    "its program; a worker that has taken its last step calls optimizer.join() first"
+)
 _CANNOT_BE_SENT = -1  # in the place of a length
 _WIDE = {True: "float64", False: "int64"}  # of floating point or not: sums are rounded once
 
@@ -31,6 +35,9 @@ def all_reduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
     Of the same shape and type on every worker, real; integers have no mean. Summed in float64 or int64, in the order of
     ranks. ValueError for anything else; TimeoutError after P3_WAIT_TIMEOUT_S if a worker does not call it.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError("all_reduce() takes a tensor, not a %s: torch.tensor(...) makes one of a number"
+                         % type(tensor).__name__)  # fmt: skip
     if op not in ("sum", "mean"):
         raise ValueError("op is %r; P3 has 'sum' and 'mean'" % (op,))
     floating = tensor.dtype.is_floating_point
@@ -133,7 +140,7 @@ class _Sums:
         padded = np.zeros(1 << max(0, len(own) - 1).bit_length(), own.dtype)
         padded[: len(own)] = own
         total = np.empty_like(padded)
-        session.wait([session.pushpull(self._key(session, padded), padded, total)])
+        session.wait([session.pushpull(self._key(session, padded), padded, total)], _EACH_CALLS)
         return total[: len(own)]
 
     def _key(self, session: Session, like: np.ndarray) -> Key:

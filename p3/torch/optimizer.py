@@ -207,7 +207,10 @@ class _Distributed:
         raise pickle.PicklingError("a distributed optimizer cannot be copied or saved whole: save its state_dict()")
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        raise ValueError("add_param_group comes before DistributedOptimizer: wrap the optimizer when it has all groups")
+        raise ValueError(
+            "add_param_group comes before DistributedOptimizer: wrap the optimizer when it has all groups. In the "
+            "middle of a training make a new optimizer with all of them on every worker, for DistributedOptimizer"
+        )
 
 
 def _as_seen_by_scheduler(optimizer: torch.optim.Optimizer) -> Callable:

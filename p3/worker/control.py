@@ -44,8 +44,8 @@ class Control:
         """Messages of that kind are passed to `handler`, with the lock held; what it returns is called without."""
         self._handlers[kind] = handler
 
-    def wait(self, operations: Sequence[Any]) -> None:
-        """Until all are done; TimeoutError if nothing moves for P3_WAIT_TIMEOUT_S."""
+    def wait(self, operations: Sequence[Any], what: str = "for an operation to complete") -> None:
+        """Until all are done; TimeoutError that says `what` was waited for, if nothing moves for P3_WAIT_TIMEOUT_S."""
         patience = Patience(self)
         for operation in operations:
             while True:
@@ -59,7 +59,7 @@ class Control:
                         self.tell_progress()
                     if left_s <= 0:
                         raise TimeoutError(
-                            "%s: waited %g s for an operation to complete" % (self.label, self.wait_timeout_s)
+                            "%s: waited %g s %s" % (self.label, self.wait_timeout_s, what)
                         ) from None
 
     def wait_until(self, condition: Callable[[], bool], what: Union[str, Callable[[], str]]) -> None:

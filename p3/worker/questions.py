@@ -16,7 +16,7 @@ class Barriers:
         self._entered = self._done = 0 if session.past is None else session.past["barriers"]
         session.handle("barrier_done", self._on_done)
 
-    def enter(self) -> None:
+    def enter(self, of: str) -> None:
         """See Session.barrier."""
         if not self._progress.barrier():
             return
@@ -24,7 +24,9 @@ class Barriers:
             self._entered += 1
             number = self._entered
         self._send({"kind": "barrier", "number": number})
-        self._session.wait_until(lambda: self._done >= number, "in barrier %d for other workers" % number)
+        each = "each must call it, at the same point of its program"
+        what = "in %s (barrier %d) for other workers: %s" % (of, number, each)
+        self._session.wait_until(lambda: self._done >= number, what)
 
     def _on_done(self, message: dict) -> None:
         self._done = max(self._done, message["number"])

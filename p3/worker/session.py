@@ -339,14 +339,15 @@ class Session(Control):
         value = self._options.wanted(store, name)
         return None if value is None else dict(value)
 
-    def barrier(self) -> None:
-        """Returns when every worker has called it as often as this one. TimeoutError after P3_WAIT_TIMEOUT_S.
+    def barrier(self, of: str = "barrier()") -> None:
+        """Returns when every worker has called it as often as this one. TimeoutError after P3_WAIT_TIMEOUT_S, which
+        names `of`, the script's call.
 
         In a process that takes a lost one's place, and before its first push, barriers that the lost one had entered
         return at once.
         """
         self.check()
-        self._barriers.enter()
+        self._barriers.enter(of)
 
     # Snapshots
 
@@ -377,7 +378,8 @@ class Session(Control):
         """
         self.check()
         if self.keys and not self.saved.is_chosen:
-            raise ValueError("%s: resume() comes before the first key" % self.label)
+            raise ValueError("%s: resume() comes before the first key, and so before the first Trainer's step or "
+                             "DistributedOptimizer" % self.label)  # fmt: skip
         resumed = self.saved.resume(servers_load)
         if self.rejoined_at is None and resumed.round > 0:
             self.snapshots.last_round = max(self.snapshots.last_round, resumed.round)

@@ -265,6 +265,13 @@ def test_a_command_that_does_not_exist(tmp_path):
     assert finished.returncode == 1 and "cannot run 'no-such-program': No such file or directory" in finished.stderr
 
 
+def test_a_script_without_python_before_it_is_told_so(tmp_path):
+    (tmp_path / "train.py").write_text("print('trained')")
+    command = [sys.executable, "-m", "p3", "run", "-n", "1", "-s", "1", "train.py"]
+    finished = run_here(command, clean_environment(), tmp_path)
+    assert finished.returncode == 1 and "It is a file here: write `python train.py`" in finished.stderr
+
+
 def test_workers_that_never_join_end_with_a_warning(run_job):
     finished = run_job(UNTIL_MISSING + "    until_missing('2 of 2 workers (rank 0, 1)')", workers=2)
     assert finished.code == 0, finished

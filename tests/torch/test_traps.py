@@ -537,6 +537,20 @@ def test_which_updates_are_made_together_changes_no_bit(make, monkeypatch):
     assert all(torch.equal(*pair) for other in others for pair in zip(one, other))
 
 
+def test_mistakes_are_told_with_what_to_do_instead(model):
+    def optimizer():
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(ValueError, match=r"all_reduce\(\) takes a tensor, not a float: torch.tensor"):
+        p3.torch.all_reduce(3.0)
+    for given in (["int8"], 8):
+        with pytest.raises(ValueError, match="must be a name, as 'int8', a dict, .* or None"):
+            p3.torch.DistributedOptimizer(optimizer(), model, compression=given)
+    made = p3.torch.DistributedOptimizer(optimizer(), model)
+    with pytest.raises(ValueError, match="In the middle of a training make a new optimizer with all of them"):
+        made.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+
+
 def test_what_is_not_independent_is_not_said_to_be(model):
     for make, options, why in (
         (torch.optim.Adamax, {"synchronous": True}, "Adamax.*exclude each other.*Leave out one of the two"),

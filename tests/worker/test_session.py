@@ -495,7 +495,10 @@ def test_a_barrier_has_a_deadline(run_job, tmp_path):
             session.barrier()
         """
     )
-    assert finished.out == "[worker 0] worker 0 (127.0.0.1): waited 0.2 s in barrier 1 for other workers\n", finished
+    assert finished.out == (
+        "[worker 0] worker 0 (127.0.0.1): waited 0.2 s in barrier() (barrier 1) for other workers: each must call it, "
+        "at the same point of its program\n"
+    ), finished
     assert finished.code == 0
 
 

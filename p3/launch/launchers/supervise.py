@@ -22,6 +22,7 @@ from typing import List, Optional
 
 from p3.cluster.connections import encryption
 from p3.errors import ConfigError
+from p3.launch.dying_with import cannot_run
 from p3.launch.execute import die_with, how_ended, worker_environment
 from p3.launch.launchers import meeting, nodes
 from p3.launch.launchers.lifeline import Lifeline
@@ -73,7 +74,7 @@ class _Supervisor:
             try:
                 self._worker = self._start_worker(met, threads, command)
             except OSError as error:
-                self._fail("%s: cannot run %r: %s" % (self._label, command[0], error.strerror), 1)
+                self._fail("%s: %s" % (self._label, cannot_run(command[0], error)), 1)
             self._watch(wakes, status)
         if self._failure is None:
             self._lifeline.close(good=True)

@@ -36,7 +36,8 @@ class Check:
         land()
         own = np.array([zlib.crc32(on_host(tensor)) for tensor in self._parameters], np.int64)
         total = np.empty_like(own)
-        self._session.wait([self._session.pushpull(self._key, own, total)])
+        what = "for the digests of other workers (P3_CHECK), which take the same steps"
+        self._session.wait([self._session.pushpull(self._key, own, total)], what)
         is_same = total == own * self._session.num_workers
         differing = [one.name for one, same in zip(self._parameters.values(), is_same) if not same]
         if differing:

@@ -97,7 +97,8 @@ class Control:
         if factor == 0.0:
             value[0] = 0.0  # also of what is no number
         total = np.empty_like(value)
-        self._session.wait([self._session.pushpull(self._number, value, total, steps.LAST)])
+        what = "for the losses of other workers, each of which must step() with a closure"
+        self._session.wait([self._session.pushpull(self._number, value, total, steps.LAST)], what)
         mean = total[0] / self._session.num_workers
         if isinstance(number, torch.Tensor):
             return torch.tensor(mean, dtype=number.dtype, device=number.device)

@@ -163,5 +163,5 @@ class OnServers(Overlapping):
         self._loaded = states.taken(self._optimizer)
         if self._has_begun:
             self._begin()
-            with states_of_servers.between_barriers(self._session):
+            with states_of_servers.between_barriers(self._session, "load_state_dict() of the optimizer"):
                 self._give_loaded()

@@ -304,7 +304,8 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def broadcast(self) -> None:
         self._land()  # so that rank 0 gives what its last step has made
-        self._session.barrier()  # or a worker that is late would get this value in the place of the one before
+        # Or a worker that is late would get this value in the place of the one before.
+        self._session.barrier("broadcast() or load_state_dict() of a model")
         for parameter in self._parameters.values():
             parameter.init()
         self._land()
