@@ -56,6 +56,10 @@ from p3.worker import session as sessions
 
 log = logging.getLogger("p3")
 
+_ROWS_ALONE = (
+    "key %r: so far its rows have been updated alone, as its optimizer had lazy_update=True, and now all of them would "
+    "be: leave lazy_update as it was when the key began, or begin with False"
+)
 _SET_OPTIMIZER, _SET_MULTI_PRECISION = 0, 1  # MXNet's numbers of commands
 _stores = weakref.WeakSet()  # of this process, as long as the script holds them
 
@@ -398,6 +402,9 @@ class P3KVStore(mx.kvstore.KVStore):
             log.warning("%s updates the weights on every worker, not on the servers: %s", name, reason)
             self._set_updater(mx.optimizer.get_updater(optimizer))
         else:
+            key = beginnings.of_rows_that_are_not_updated_alone(self, optimizer)
+            if key is not None:
+                raise MXNetError(_ROWS_ALONE % (key,))
             self._session.set_optimizer(self._store, description)
             self._live_fields = LiveFields(optimizer)
             self._servers_update, self._updater = True, mx.optimizer.get_updater(optimizer)
@@ -526,6 +533,8 @@ class P3KVStore(mx.kvstore.KVStore):
     def _push(self, entry, values, outs, priority):
         if not entry.pushed:
             entry = beginnings.before_first_push(self, entry, values)
+        elif self._servers_update and beginnings.has_changed(entry, self._optimizer):
+            raise MXNetError(_ROWS_ALONE % (entry.id,))
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)
         scalars = NO_SCALARS

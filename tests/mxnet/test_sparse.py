@@ -427,6 +427,25 @@ def test_states_are_saved_and_loaded(tmp_path, sparse_weight):
 
 
 @pytest.mark.timeout(100)
+def test_whether_rows_are_updated_alone_cannot_change(kv, tmp_path):
+    """It is decided when the key begins; MXNet would decide anew in each update."""
+    shape, other = (3, 2), mx.kv.create("p3_sync")
+    for store, is_lazy in ((kv, True), (other, False)):
+        store.set_optimizer(sgd(momentum=0.5, lazy_update=is_lazy))
+        store.init(3, mx.nd.ones(shape))
+        store.push(3, rows([0], [[1, 1]], shape))
+    file = str(tmp_path / "states")
+    other.save_optimizer_states(file, dump_optimizer=True)
+    with pytest.raises(MXNetError, match="holds the state of a SGD that updates all rows, .* those of key 3 alone"):
+        kv.load_optimizer_states(file)
+    with pytest.raises(MXNetError, match="key 3: so far its rows have been updated alone"):
+        kv.set_optimizer(sgd(momentum=0.5, lazy_update=False))
+    kv.push(3, rows([0], [[1, 1]], shape))
+    kv._optimizer.lazy_update = False
+    with pytest.raises(MXNetError, match="leave lazy_update as it was"):
+        kv.push(3, rows([0], [[1, 1]], shape))
+
+
 def test_a_pushed_row_out_of_range_fails_the_job_and_names_key_and_row(run_job):
     finished = run_job(
         """

@@ -138,8 +138,9 @@ class Rounds(job.Held, snapshots.Trainer):
     def require_mean_gradients(self) -> bool:
         """False, or ValueError unless the gradients are the mean ones, and what is left out can follow the scaler."""
         raise ValueError(
-            "GradScaler must see the mean gradients: pass synchronous=True to DistributedOptimizer, and call "
-            "optimizer.synchronize() before scaler.unscale_() and scaler.step()"
+            "GradScaler must see the mean gradients: take p3.torch.GradScaler in its place, as grad_scaler= of "
+            "DistributedOptimizer, so that nothing waits; or pass synchronous=True, and call optimizer.synchronize() "
+            "before scaler.unscale_() and scaler.step()"
         )
 
     @abstractmethod

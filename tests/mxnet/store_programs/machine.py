@@ -33,6 +33,7 @@ REFUSALS = {
     "missing file": r"optimizer states cannot be read from .*: No such file",
     "cut file": r"is truncated or holds no optimizer states",
     "other kind": r"holds the state of .*, but this store's optimizer is",
+    "all rows": r"holds the state of a \w+ that updates all rows, but this store's optimizer is one that has updated",
     "other model": r"holds the state of another model: this store has no key",
     "other state": r"state of key .* has .* here, and the file .*; it is of another model, or of an optimizer",
     "no keys": r"join: this worker has no keys to serve the others' rounds with",

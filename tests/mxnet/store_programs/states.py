@@ -38,15 +38,17 @@ class Saved:
         self.optimizer = optimizer  # pickled; None if the file has none
 
 
-def load_refusal(saved, optimizer, on_servers, keys, made):
+def load_refusal(saved, optimizer, on_servers, keys, made, has_rows):
     """Why P3 must not load what was `saved` (None: nothing was) into a store whose optimizer is of that spec, and
-    `made`. `keys`: {name: spec}."""
+    `made`. `keys`: {name: spec}. `has_rows`: the servers have updated rows alone."""
     if saved is None:
         return "missing file"
     if saved.optimizer is not None:
         same = kind_of(saved.kind) == kind_of(optimizer)
         if not (same if on_servers else saved.kind["name"] == optimizer["name"]):
             return "other kind"
+        if has_rows and not updates_rows_alone(saved.kind):
+            return "all rows"
     if saved.states.keys() - keys.keys():
         return "other model"
     for name, state in saved.states.items():

@@ -94,7 +94,7 @@ class StorePair:
             return "no optimizer"
         known = {self.keys[position]["name"]: self.keys[position] for position in self.known}
         return load_refusal(self.slots.get(operation["slot"]), self.optimizer, self.on_servers, known,
-                            self.updater.itself.optimizer)  # fmt: skip
+                            self.updater.itself.optimizer, self.on_servers and bool(self.rows))  # fmt: skip
 
     def _refuses_join(self, operation):
         return None if self.known else "no keys"

@@ -123,10 +123,13 @@ class TrainerPair:
                 master = state[-1 if last else 0] if isinstance(state, (list, tuple)) else state
                 master[:] = weight.astype("float32")
 
+    def _has_rows(self):
+        return any(self.parameters[position]["kind"] != "dense" for position in self._pushed)
+
     def _load_refusal(self, operation):
         saved = self.slots.get(operation["slot"])
         refusal = load_refusal(saved, self.optimizer, self.on_servers, dict(enumerate(self.parameters)),
-                               self.updating._optimizer)  # fmt: skip
+                               self.updating._optimizer, self.on_servers and self._has_rows())  # fmt: skip
         # MXNet's own load_states takes what it gets, or fails in its own ways
         self._loads = self.on_store or refusal is None
         return refusal if self.on_store else None
