@@ -95,8 +95,8 @@ cdef extern from "p3/rows.h" namespace "p3" nogil:
 cdef extern from "codec/dgc.h" namespace "p3" nogil:
     size_t kRoundFloats
 
-cdef extern from "numeric/digest.h" namespace "p3" nogil:
-    uint64_t digest_of "p3::digest"(const void* memory, size_t bytes)
+cdef extern from "base/digest.h" namespace "p3" nogil:
+    uint64_t digest_of "p3::digest"(const void* memory, size_t bytes) noexcept
 
 
 cdef extern from "p3/wire.h" namespace "p3" nogil:

@@ -46,7 +46,9 @@ from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
 from p3.mxnet.arrays import classic, is_sparse
 from p3.mxnet.keys import beginnings
 from p3.mxnet.keys.rows import pull_rows
-from p3.mxnet.optimizers.descriptions import LiveFields, NotOnServer, describe, looks_across_keys, round_scalars
+from p3.mxnet.optimizers.descriptions import (
+    LiveFields, NotOnServer, describe, looks_across_keys, round_scalars, would_update_all_rows,
+)  # fmt: skip
 from p3.mxnet.optimizers.saved_states import SavedStates
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.staleness import Staleness
@@ -402,10 +404,10 @@ class P3KVStore(mx.kvstore.KVStore):
             log.warning("%s updates the weights on every worker, not on the servers: %s", name, reason)
             self._set_updater(mx.optimizer.get_updater(optimizer))
         else:
-            key = beginnings.of_rows_that_are_not_updated_alone(self, optimizer)
-            if key is not None:
-                raise MXNetError(_ROWS_ALONE % (key,))
             self._session.set_optimizer(self._store, description)
+            for entry in self._keys.values():
+                if would_update_all_rows(optimizer, entry):
+                    raise MXNetError(_ROWS_ALONE % (entry.id,))
             self._live_fields = LiveFields(optimizer)
             self._servers_update, self._updater = True, mx.optimizer.get_updater(optimizer)
             self._saved_states.begin_anew()
@@ -533,7 +535,7 @@ class P3KVStore(mx.kvstore.KVStore):
     def _push(self, entry, values, outs, priority):
         if not entry.pushed:
             entry = beginnings.before_first_push(self, entry, values)
-        elif self._servers_update and beginnings.has_changed(entry, self._optimizer):
+        elif self._servers_update and would_update_all_rows(self._optimizer, entry):
             raise MXNetError(_ROWS_ALONE % (entry.id,))
         self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)

@@ -42,8 +42,8 @@ class Turns:
     def within(self, barrier, turn):
         """`barrier`, in which the turn has come."""
 
-        def telling():
+        def telling(*arguments):
             self.come(turn)
-            barrier()
+            barrier(*arguments)
 
         return telling

@@ -78,18 +78,6 @@ def _suitable_kind(store, sparse_weight, sparse_gradient, dtype):
     return ServerRowKey if sparse_weight and not store._updates_here else RowKey
 
 
-def of_rows_that_are_not_updated_alone(store, optimizer):
-    """A key that has had rounds of rows, and of which this optimizer, in place of the store's, would update all rows;
-    or None. The servers know nothing of that: what a key is, is decided when its first gradient comes."""
-    return next((key for key, entry in store._keys.items()
-                 if store._servers_update and has_changed(entry, optimizer)), None)  # fmt: skip
-
-
-def has_changed(entry, optimizer):
-    """Whether the key's rows have been updated alone, and would not be by this optimizer."""
-    return entry.pushed and entry.declared.sparse and not updates_rows_alone(optimizer, entry.dtype)
-
-
 def _settled(store, entry, sparse_gradient):
     """`entry`; or if another kind suits it, the key declared anew as that, with the value that it has."""
     kind = _suitable_kind(store, entry.sparse_weight, sparse_gradient, entry.dtype)

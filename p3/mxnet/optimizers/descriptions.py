@@ -172,6 +172,12 @@ def updates_rows_alone(optimizer: Any, dtype: Any) -> bool:
     return not (kind is mx.optimizer.SGD and has_master)
 
 
+def would_update_all_rows(optimizer: Any, entry: Any) -> bool:
+    """Of a key of a store whose rows the servers have updated alone: what a key is, is decided when its first gradient
+    comes, and the servers learn of no change."""
+    return entry.pushed and entry.declared.sparse and not updates_rows_alone(optimizer, entry.dtype)
+
+
 def _algorithm(optimizer: Any) -> str:
     kind = type(optimizer)
     if not kind.__module__.startswith("mxnet.optimizer"):

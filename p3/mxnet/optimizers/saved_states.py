@@ -12,9 +12,8 @@ from mxnet.base import MXNetError
 
 from p3._core import DTYPES, MASTER, state_parts
 from p3.frontend.states import between_barriers, fetch, give, has_a_say
-from p3.mxnet.keys import beginnings
 from p3.mxnet.optimizers import states as optimizer_states
-from p3.mxnet.optimizers.descriptions import describe
+from p3.mxnet.optimizers.descriptions import describe, would_update_all_rows
 from p3.plan import choices, combinations
 
 
@@ -120,12 +119,12 @@ def _require_same_kind(store, optimizer, saved, path):
         same = kind == saved_kind
     if not same:
         raise MXNetError(f"{path} holds the state of {saved_kind}, but this store's optimizer is {kind}")
-    key = beginnings.of_rows_that_are_not_updated_alone(store, saved)
-    if key is not None:
-        raise MXNetError(
-            f"{path} holds the state of a {type(saved).__name__} that updates all rows, but this store's optimizer is "
-            f"one that has updated those of key {key!r} alone: load a file with lazy_update=True"
-        )
+    for entry in store._keys.values() if store._servers_update else ():
+        if would_update_all_rows(saved, entry):
+            raise MXNetError(
+                f"{path} holds the state of a {type(saved).__name__} that updates all rows, but this store's optimizer "
+                f"is one that has updated those of key {entry.id!r} alone: load a file with lazy_update=True"
+            )
 
 
 def _fetch(store, optimizer, entries):

@@ -1,5 +1,5 @@
 // A digest tells of every change, and of nothing else.
-#include "numeric/digest.h"
+#include "base/digest.h"
 
 #include <gtest/gtest.h>
 

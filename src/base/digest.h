@@ -10,6 +10,6 @@
 namespace p3 {
 
 // Changes with any one byte, and with the places of words that change them, wherever the memory lies.
-uint64_t digest(const void* memory, size_t bytes);
+uint64_t digest(const void* memory, size_t bytes) noexcept;
 
 }  // namespace p3

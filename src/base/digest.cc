@@ -1,4 +1,4 @@
-#include "numeric/digest.h"
+#include "base/digest.h"
 
 #include <array>
 #include <cstring>
@@ -25,7 +25,7 @@ void add(Words& state, const unsigned char* block) {
 
 }  // namespace
 
-uint64_t digest(const void* memory, size_t bytes) {
+uint64_t digest(const void* memory, size_t bytes) noexcept {
   constexpr size_t kBlock = sizeof(Words);
   const auto* at = static_cast<const unsigned char*>(memory);
   Words state{1, 2, 3, 4, 5, 6, 7, 8};
