@@ -20,7 +20,7 @@ from p3.measure import arguments as given
 from p3.measure.jobs import machine
 
 WIDTH = 16
-PAUSE_S = 0.005  # ten times what the core takes for all rounds of a step
+PAUSE_S = 0.02  # several times what the core takes for all rounds of a step
 WARMUP = 10
 NORM = 1.0
 
