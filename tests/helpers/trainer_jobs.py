@@ -53,8 +53,8 @@ def main(trainings, ahead=lambda: None):
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     if how == "ddp":
-        # Not by way of the interpreter's end: behind compiled models, torch 2.13 aborts there at times on
-        # a busy machine ("terminate called without an active exception"), which is not what these tests compare.
+        # Not by way of the interpreter's end: behind compiled models, torch 2.13 aborts there at times when the
+        # machine is busy ("terminate called without an active exception"), which is not what these tests compare.
         sys.stdout.flush()
         os._exit(0)
 

@@ -426,7 +426,6 @@ def test_states_are_saved_and_loaded(tmp_path, sparse_weight):
 # Failure and uneven steps
 
 
-@pytest.mark.timeout(100)
 def test_whether_rows_are_updated_alone_cannot_change(kv, tmp_path):
     """It is decided when the key begins; MXNet would decide anew in each update."""
     shape, other = (3, 2), mx.kv.create("p3_sync")
@@ -446,6 +445,7 @@ def test_whether_rows_are_updated_alone_cannot_change(kv, tmp_path):
         kv.push(3, rows([0], [[1, 1]], shape))
 
 
+@pytest.mark.timeout(100)
 def test_a_pushed_row_out_of_range_fails_the_job_and_names_key_and_row(run_job):
     finished = run_job(
         """

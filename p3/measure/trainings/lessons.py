@@ -95,8 +95,9 @@ def _topics() -> Tuple[str, str]:
     from pydoc_data.topics import topics
 
     lines = "\n".join(topics[name] for name in sorted(topics)).splitlines(keepends=True)
-    seen, others = lines[: len(lines) * 9 // 10], lines[len(lines) * 9 // 10 :]
-    return "".join(seen), "".join(line for line in others if line not in set(seen))
+    trained = lines[: len(lines) * 9 // 10]
+    seen = set(trained)
+    return "".join(trained), "".join(line for line in lines[len(trained) :] if line not in seen)
 
 
 def _help_texts() -> Data:

@@ -82,7 +82,7 @@ class Parameter(KeyRounds):
     def _has_own_memory(self) -> bool:
         """Whether it is this parameter's alone, so that nobody notices if it changes places with the landing."""
         is_whole = self.tensor.untyped_storage().nbytes() == self.tensor.numel() * self.tensor.element_size()
-        return is_whole and not (self.tensor.device.type == "cpu" and self.tensor.is_shared())
+        return is_whole and not (self.is_on_cpu and self.tensor.is_shared())
 
     def _array_of(self, landing: torch.Tensor) -> Any:
         """Where the core writes new values: an array in CPU memory, of the tensor's elements in the order of memory."""
