@@ -12,7 +12,7 @@ of their optimizers. Imports no framework and no NumPy.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 Check = Tuple[str, Callable[[Any], bool]]  # what a field must be, and whether a value is
 
@@ -68,6 +68,13 @@ def values(description: Mapping[str, Any]) -> Tuple[float, ...]:
     """Of its fields, in the order of its rule's (p3/optimizer.h, FieldValues). ValueError as validate()."""
     validate(description)
     return tuple(float(description[field]) for field in FIELDS[description["name"]])
+
+
+def with_values(description: Mapping[str, Any], now: Sequence[float]) -> Mapping[str, Any]:
+    """The description with other values()."""
+    fields = zip(FIELDS[description["name"]], now)
+    typed = {field: bool(value) if isinstance(description[field], bool) else value for field, value in fields}
+    return {**description, **typed}
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[str]:

@@ -7,7 +7,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from p3._core import state_names
-from p3.plan.optimizers import FIELDS, values
+from p3.plan.optimizers import FIELDS, values, with_values
 from p3.torch.parameters.arrays import DEVICES
 
 # Each updates every parameter by itself, so a parameter can be updated just before its module needs it.
@@ -114,6 +114,14 @@ def change_of(description: Dict[str, Any], before: Fields, now: Fields) -> str:
     announced = values(description)
     pairs = zip(FIELDS[description["name"]], before or announced, now or announced)
     return ", ".join("%s %g became %g" % (name, one, other) for name, one, other in pairs if one != other)
+
+
+def unread_states(description: Dict[str, Any], now: Fields) -> Tuple[str, ...]:
+    """What the servers keep by the description, and a rule with the numbers of now does not read or begin."""
+    if now is None:
+        return ()
+    read = state_names(with_values(description, now))
+    return tuple(name for name in state_names(description) if name not in read)
 
 
 def state_of(description: Dict[str, Any]) -> State:

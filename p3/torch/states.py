@@ -40,6 +40,8 @@ def fetch(session: Session, parameters: Iterable[Parameter]) -> States:
         if kept.counts:
             state["step"] = torch.tensor(float(parameter.updates), device="cpu")
         for part, name in enumerate(kept.arrays, 1):
+            if name in parameter.lacks:
+                continue
             array = torch.empty_like(parameter.tensor, dtype=_dtype(parameter), device="cpu", requires_grad=False)
             state[name] = array
             parts.append((parameter.state_key, part, in_memory_order(array)))
@@ -67,17 +69,23 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
         read = {"step", *kept.arrays}
         parameter.unread_state = {name: value for name, value in state.items() if name not in read}
         given = [name for name in kept.arrays if isinstance(state.get(name), torch.Tensor)]
-        if given and len(given) < len(kept.arrays):
-            missing = ", ".join(name for name in kept.arrays if name not in given)
+        missing = tuple(name for name in kept.arrays if name not in given)
+        unread = rules.unread_states(parameter.description, parameter.fields)
+        if given and not set(missing) <= set(unread):
             raise ValueError("the state of %s has no %s: it is of an optimizer with other settings"
-                             % (parameter.name, missing))  # fmt: skip
+                             % (parameter.name, ", ".join(name for name in missing if name not in unread)))  # fmt: skip
         had_updates = parameter.updates > 0
         if not given:
             parameter.updates = 0
             arrays = [_initial(parameter)] * len(kept.arrays)
         else:
+            parameter.lacks = missing
             parameter.updates = int(state["step"]) if kept.counts else 1  # SGD: the momentum has begun
-            arrays = [like(parameter.tensor, state[name].to("cpu", _dtype(parameter))) for name in kept.arrays]
+            arrays = [
+                _initial(parameter) if name in missing
+                else like(parameter.tensor, state[name].to("cpu", _dtype(parameter)))
+                for name in kept.arrays
+            ]  # fmt: skip
         key = parameter.state_key
         if not states_of_servers.has_a_say(session, key):
             continue

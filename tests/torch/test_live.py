@@ -137,6 +137,50 @@ def test_what_would_need_a_state_that_the_servers_do_not_keep_is_an_error(model,
 
 
 @pytest.mark.parametrize(
+    "make, field, off, on",
+    [
+        (lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True), "amsgrad", False, True),
+        (lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True), "centered", False, True),
+        (lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5), "momentum", 0.0, 0.5),
+    ],
+)
+def test_a_first_update_without_a_state_begins_none(make, field, off, on):
+    """As in torch, whose next one with it fails then; P3's begins it."""
+    models = [torch.nn.ModuleList([torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours, plain = (make(model.parameters()) for model in models)
+    p3.torch.DistributedOptimizer(ours, models[0])
+
+    def step_of(optimizer, model, layers):
+        optimizer.zero_grad()
+        sum(model[layer](torch.ones(1, 3)).square().sum() for layer in layers).backward()
+        optimizer.step()
+
+    def names(optimizer):
+        return [sorted(state) for state in optimizer.state_dict()["state"].values()]
+
+    for layers in ([0], [1], [0, 1]):
+        for model, optimizer in zip(models, (ours, plain)):
+            step_of(optimizer, model, layers)
+            optimizer.param_groups[0][field] = off
+    assert names(ours) == names(plain)
+    assert len(names(ours)[3]) < len(names(ours)[0])
+    saved = copy.deepcopy(plain.state_dict())
+    ours.load_state_dict(copy.deepcopy(saved))
+    step_of(ours, models[0], [0, 1])
+    step_of(plain, models[1], [0, 1])
+    assert names(ours) == names(plain)
+    for weight, other in zip(models[0].parameters(), models[1].parameters()):
+        torch.testing.assert_close(weight, other)
+    ours.param_groups[0][field] = on
+    step_of(ours, models[0], [0, 1])
+    assert names(ours)[3] == names(ours)[0]
+    saved["param_groups"][0][field] = on
+    with pytest.raises(ValueError, match="the state of 1.weight has no .*other settings"):
+        ours.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
     "field, value, said",
     [("betas", (1.5, 0.9), "beta1 is 1.5; it must be"), ("betas", (torch.tensor(0.5), 0.9), "beta1 is a tensor"),
      ("eps", float("nan"), "epsilon is nan"), ("differentiable", True, "keeps the graph")],

@@ -56,6 +56,7 @@ class Parameter(KeyRounds):
         self.description: Optional[Dict[str, Any]] = None  # of the servers' optimizer; None: they have none
         self.fields: Optional[Tuple[float, ...]] = None  # of that, as rounds go by now; None: as described
         self.unread_state: Dict[str, Any] = {}  # loaded: a velocity, where there is no momentum, stays as it is
+        self.lacks: Tuple[str, ...] = ()  # of the arrays of its state, as its first update did without: torch has none
         self.advice = advice.OF_SCRIPTS
         self.is_guarded = True  # nobody else may write to the tensor
         self.is_lent = False  # but for the time from a value's arrival to the next step's end
@@ -167,6 +168,12 @@ class Parameter(KeyRounds):
         sent = _Gradient(gradient, self.is_watched)
         self._begin(self._push(gradient, more and self._is_small), is_skip=False)
         self._gradient = sent
+
+    def _begin(self, operation: Any, is_skip: bool) -> None:
+        if self.updates == 0 or self.lacks:
+            unread = rules.unread_states(self.description, self.fields)
+            self.lacks = unread if self.updates == 0 else tuple(name for name in self.lacks if name in unread)
+        super()._begin(operation, is_skip)
 
     def _as_landing(self, gradient: torch.Tensor) -> torch.Tensor:
         """Dense, and in the order of memory of the landing."""

@@ -215,6 +215,7 @@ class Rounds(job.Held, snapshots.Trainer):
             value = self._session.first_value(parameter.key)
             if resumed is not None:
                 parameter.updates = resumed["updates"].get(parameter.name, 0)
+                parameter.lacks = tuple(resumed.get("lacks", {}).get(parameter.name, ()))
                 value = resumed["weights"].get(parameter.name, value)
             parameter.init(value)
         self._land()
@@ -235,6 +236,7 @@ class Rounds(job.Held, snapshots.Trainer):
             "loss_scale": loss_scale,
             "stores": list(self._stores),
             "updates": {one.name: one.updates_by_now() for one in self._parameters.values()},
+            "lacks": {one.name: list(one.lacks) for one in self._parameters.values() if one.lacks},
             "weights": weights,
             "buffers": self._control.values(),
             "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),

@@ -116,6 +116,12 @@ KNOWN = {
         **_program(optimizer="dampened", dtype="float64"),
         "operations": [_train("A"), _do("distribute"), _do("set", field="momentum", value=0.0), _train("ab")],
     },
+    "a first update without momentum": {
+        **_program(optimizer="rmsprop_centered"),
+        "operations": [
+            _do("distribute"), _train("A"), _do("set", field="momentum", value=0.0), _train("b"), _train("Ab"),
+        ],
+    },
     "the same of a synchronous optimizer": _program(
         _train("A"), _do("backward", ways=["b", "b"], seed=0), _do("clip", how="norm"), optimizer="own"
     ),
