@@ -119,8 +119,8 @@ class Snapshot:
     def parts(self, store: int, id) -> List[int]:
         """Which arrays there are of a key: 0, its value; 1, 2 ... the optimizer's; 255 and 254, what is
         beside the value (p3/wire.h)."""
-        prefix = "%d.0." % self.key(store, id)["plan"]["wire_key"]
-        found = sorted(int(tensor[len(prefix):]) for tensor in self._where if tensor.startswith(prefix))
+        prefix = "%d." % self.key(store, id)["plan"]["wire_key"]
+        found = sorted({int(tensor.rpartition(".")[2]) for tensor in self._where if tensor.startswith(prefix)})
         if found[:1] != [0]:
             raise Refused("key %r has no value" % (id,))
         return found

@@ -12,10 +12,10 @@ ROWS_BYTES = 3 * 4 * 50 * 3  # of the key of rows, which worker 0 brings: its va
 LARGE_BYTES = 4 * 300 * 1000
 
 
-def run(folder, servers, steps, script="loaded_by_servers.py", workers=2):
+def run(folder, servers, steps, script="loaded_by_servers.py", workers=2, **settings):
     command = jobs.python(script, steps)
     variables = {"P3_SNAPSHOT_DIR": str(folder), "P3_SNAPSHOT_EVERY": "2", "PYTHONPATH": PYTHONPATH}
-    code, output = jobs.run_p3(workers, servers, command, P3_LOCAL="tcp", OMP_NUM_THREADS="1", **variables)
+    code, output = jobs.run_p3(workers, servers, command, P3_LOCAL="tcp", OMP_NUM_THREADS="1", **variables, **settings)
     assert code == 0, output
     said = dict(re.findall(r"\[worker (\d)\] (from \d+: \w+ after \d+)", output))
     begun, digest, sent = re.fullmatch(r"from (\d+): (\w+) after (\d+)", said["0"]).groups()
@@ -32,6 +32,13 @@ def test_worker_0_sends_no_more_than_the_others_need_and_all_bits_are_as_if_undi
     assert first > LARGE_BYTES and sent < ROWS_BYTES + 20_000, sent  # headers of frames besides
     begun, digest, sent, _ = run(tmp_path / "of-three", 3, 4)  # other servers hold the slices now
     assert (begun, digest) == (2, undisturbed) and sent > 3 * LARGE_BYTES
+
+
+def test_rows_that_no_step_has_touched_resume_with_the_others(tmp_path):
+    _, undisturbed, _, _ = run(tmp_path / "whole", 2, 4, P3_PARTITIONS="25")
+    run(tmp_path / "cut", 2, 2, P3_PARTITIONS="25")  # 8 rows at most are touched
+    begun, digest, _, _ = run(tmp_path / "cut", 2, 4, P3_PARTITIONS="25")
+    assert (begun, digest) == (2, undisturbed)
 
 
 def test_of_torchs_weights_worker_0_sends_none(tmp_path):

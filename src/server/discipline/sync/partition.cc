@@ -93,8 +93,8 @@ void ServerPartition::finish(Reply& reply) {
     else
       round_.numbers.scalars.rescale /= key.divisor(round_.present);
   }
+  if (its != nullptr && round_.present > 0) make_state(*its);  // on all partitions: a snapshot has all of it or none
   if (its != nullptr && !touched.empty()) {
-    make_state(*its);
     update_rows(*optimizer_as_of(round_.numbers.fields), touched, round_.numbers.scalars, sum.row_bytes(),
                 [&](size_t i) { return sum.sum_of(touched[i]); });
   }
