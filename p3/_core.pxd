@@ -4,7 +4,7 @@ Every function from C++ says `except +`, or `noexcept` where it has nothing that
 was not told of ends the process.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.memory cimport shared_ptr, unique_ptr
@@ -74,6 +74,7 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         uint64_t first_slice
         uint32_t row_elements, partitions
         uint32_t parts
+        vector[uint16_t] servers
         uint64_t staleness
         Compression codec
         Compression value_codec

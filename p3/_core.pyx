@@ -65,6 +65,7 @@ cdef CKeyPlan key_plan(plan) except *:
     made.dtype, made.elements = dtype_of(DTYPES[plan.dtype]), plan.elements
     made.slice_elements, made.parts = plan.slice_elements, plan.parts
     made.row_elements, made.partitions = plan.row_elements, plan.partitions
+    made.servers = plan.servers
     made.staleness = plan.staleness
     made.codec = compression_from(plan.codec)
     made.value_codec = compression_from(plan.value_codec)

@@ -15,6 +15,7 @@ from p3 import __version__, first_process
 from p3.errors import ConfigError, NotBuilt, RendezvousError
 from p3.launch.execute import Launched
 from p3.launch.launchers.options import add_options
+from p3.plan import strategy
 from p3.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 # Modules that add a command each. The processes of a job start without them.
 _MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.trace.command", "p3.measure.bench.command",
-              "p3.measure.chaos.command", "p3.measure.simulate.command", "p3.doctor.command",
-              "p3.top.command")
+              "p3.measure.chaos.command", "p3.measure.simulate.command", "p3.measure.planning.command",
+              "p3.doctor.command", "p3.top.command")
 
 _OF_RAY = ("cpus", "gpus", "timeout_s")  # options, by the fields of Wants
 
@@ -58,10 +59,12 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         "P3_SNAPSHOT_EVERY": options.snapshot_every,
         "P3_TLS": "1" if options.tls else None,
         "P3_ON_WORKER_LOSS": options.on_worker_loss,
+        "P3_STRATEGY": options.strategy,
     }
     # All processes of the job get them.
     os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
     settings = Settings.from_env(os.environ)
+    strategy.of_job(settings.strategy, options.servers)  # what is wrong with it is said before anything starts
     worker_restarts = options.worker_restarts if settings.replaces_workers else 0
     return run(
         settings,
@@ -217,6 +220,9 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory for snapshots: P3_SNAPSHOT_DIR"
     )
     run.add_argument("--snapshot-every", metavar="N", help="steps between two snapshots: P3_SNAPSHOT_EVERY")
+    run.add_argument(
+        "--strategy", type=os.path.abspath, metavar="FILE", help="which servers hold what, by `p3 plan`: P3_STRATEGY"
+    )
     run.add_argument(
         "--grace",
         type=_timeout,

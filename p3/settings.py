@@ -206,6 +206,11 @@ class Settings:
         "`p3 bench slices` favours another size for your model.",
         common=True,
     )
+    strategy: Optional[str] = _setting(
+        "P3_STRATEGY", None, _path,
+        "File that says which servers hold which keys, and how large slices are ([more](planning.md)). The scheduler "
+        "reads it. Write one with `p3 plan` if links differ in rate.",
+    )
     staleness: Union[int, float] = _setting(
         "P3_STALENESS", 1, _word_or("inf", math.inf, _integer(0, 10**9)),
         "Rounds that the fastest worker of a `p3_ssp` store may be ahead of the slowest "

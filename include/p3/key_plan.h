@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "p3/codec.h"
 #include "p3/dtype.h"
@@ -48,6 +49,9 @@ struct KeyPlan {
   // Of a key that is gathered instead of summed (factors.h): one part of `elements` from each so many workers, one after
   // the other. Each part is cut into slices of its own. 0: the key is summed.
   uint32_t parts = 0;
+  // Ranks: the slices of the job that have the same ones go to them in turn, and one may stand there several times. Empty:
+  // to all servers.
+  std::vector<uint16_t> servers{};
 
   // Discipline: how many rounds the fastest worker may be ahead of the slowest. 0: rounds are synchronous. Else each push
   // updates the key at once, and push r of a worker is answered when all others have pushed r - staleness. Such a key
@@ -96,5 +100,7 @@ class Optimizer;
 std::string problem_with(const KeyPlan& plan);
 std::string problem_with(const KeyPlan& plan, int workers, bool outlives_workers);
 std::string problem_with(const KeyPlan& plan, const Optimizer& optimizer);
+// And why none can in a job of so many servers.
+std::string problem_with_servers(const KeyPlan& plan, int num_servers);
 
 }  // namespace p3

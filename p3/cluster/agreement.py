@@ -18,6 +18,7 @@ from p3.cluster.snapshot_parts import SnapshotParts
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan import combinations, key_plan, options, planner
 from p3.plan.key_plan import Axes, KeyPlan
+from p3.plan.strategy import Cut, Strategy
 
 # What one worker may have the scheduler keep: far more than jobs come to.
 MAX_CLAIM_BYTES = 64 << 20  # of keys and options, as text
@@ -52,11 +53,15 @@ class Agreement:
         servers: List[Node],
         slice_elements: Union[int, str] = "auto",
         partitions: Union[int, str] = "auto",
+        strategy: Strategy = Strategy(),
     ) -> None:
-        """Nodes by rank. `partitions` of a key of rows: "auto" begins with as many as there are servers."""
+        """Nodes by rank. `partitions` of a key of rows: "auto" begins with one for each turn of the servers.
+        `strategy`: of these servers; it goes before `slice_elements`."""
         self._workers, self._servers = workers, servers
         self._slice_elements = key_plan.slice_elements(slice_elements, len(servers))
-        self._partitions: int = len(self._servers) if partitions == "auto" else partitions
+        self._partitions = partitions
+        self._strategy = strategy
+        self._named: Set[str] = set()  # of its entries, those of keys that have been announced
         self._keys: Claims = {}  # what each worker announced
         self._options: Claims = {}  # what each worker asked for; {} if it goes without
         self._norms: Claims = {}  # of each store: who has its norm told; {}: who goes without
@@ -96,6 +101,10 @@ class Agreement:
     def stores(self) -> Dict[int, int]:
         """Of each key that the servers have been told to define: its store, by wire key."""
         return {wire_key: agreed["store"] for wire_key, agreed in self._agreed.items()}
+
+    def entries_unused(self) -> List[str]:
+        """Names in the strategy that no key of the job has had so far."""
+        return sorted(set(self._strategy.keys) - self._named)
 
     def barriers_entered(self, node: Node) -> int:
         return self._barriers_entered.get(node, 0)
@@ -156,7 +165,15 @@ class Agreement:
             self._claim_option(message["store"], option, node, {})
         if not decided:
             return []
-        elements, whole = math.prod(shape), key_plan.NORM_ELEMENTS if message["norm"] else self._slice_elements
+        problem = self._strategy.why_not(message["name"], is_sparse)
+        if problem:
+            raise DisagreementError(problem)
+        if str(message["name"]) in self._strategy.keys:
+            self._named.add(str(message["name"]))
+        cut = Cut(slice=key_plan.NORM_ELEMENTS) if message["norm"] else self._strategy.of(message["name"])
+        elements, whole = math.prod(shape), cut.slice or self._slice_elements
+        turns = len(cut.servers or self._servers)
+        partitions: int = turns if self._partitions == "auto" else self._partitions
         plan = KeyPlan(
             wire_key=self._wire_keys,
             dtype=message["dtype"],
@@ -164,8 +181,9 @@ class Agreement:
             first_slice=self._slices,
             slice_elements=key_plan.even_slices(elements, whole) if message["gathered"] else whole,
             row_elements=math.prod(shape[1:]) if is_sparse else 0,
-            partitions=max(1, min(self._partitions, shape[0])) if is_sparse else 0,
+            partitions=max(1, min(partitions, shape[0])) if is_sparse else 0,
             parts=len(self._workers) if message["gathered"] else 0,
+            servers=cut.servers or (),
             **self._axes(message)._asdict(),
         )
         problem = combinations.contradiction(plan)

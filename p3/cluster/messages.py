@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -122,6 +122,7 @@ _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "pa
 _PLAN = {
     **_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "parts": _int, "staleness": _int,
     "codec": _flat, "reduction": _one_of(*REDUCTIONS), "update": _one_of(*UPDATES), "value_codec": _flat,
+    "servers": _list_of(_int),
 }  # fmt: skip
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
 _WORKER = _object({"host": _str, "local": _str, "machine": _str})

@@ -36,6 +36,7 @@ from p3.cluster.watching.metrics import METRICS_EVERY_S, METRICS_SPAN_S, Metrics
 from p3.cluster.watching.watching import Watching
 from p3.cluster.windows import Windows
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
+from p3.plan.strategy import Strategy, of_job
 from p3.settings import Settings
 
 log = logging.getLogger("p3.scheduler")
@@ -47,10 +48,11 @@ _FIRST_MESSAGES = {auth.CONTROL: "join", auth.WATCH: "watch", auth.LOOK: "look"}
 class Scheduler:
     def __init__(
         self, settings: Settings, listener: socket.socket, status_fd: Optional[int] = None,
-        metrics: Optional[Metrics] = None,
+        metrics: Optional[Metrics] = None, strategy: Strategy = Strategy(),
     ) -> None:  # fmt: skip
         """`listener` is a listening, non-blocking socket; it is closed when the job ends. `status_fd`: where `p3 run`
-        reads what becomes of the job. `metrics`: who wants to have views of it."""
+        reads what becomes of the job. `metrics`: who wants to have views of it. `strategy`: of as many servers
+        as the job has."""
         self._settings = settings
         self._status_fd = status_fd
         self._secret = settings.job_secret()
@@ -69,6 +71,7 @@ class Scheduler:
         self._windows = Windows(self._roster)
         self._watching = Watching(self._roster, self._end, self._rendezvous.missing)
         self._metrics = metrics
+        self._strategy = strategy
 
     def take_snapshots_at_signals(self) -> None:
         """SIGUSR1: of the job, behind its next step; SIGUSR2: and then it ends. Unless this process is to ignore them.
@@ -89,6 +92,8 @@ class Scheduler:
         accepting = loop.create_task(self._gate.serve(self._listener, self._serve))
         feeding = loop.create_task(self._feed_metrics())
         failure = await self._end
+        if failure is None:
+            self._name_unused_entries()
         deadline.cancel()
         await channel.cancel(feeding)
         await channel.stop_accepting(accepting, self._listener)
@@ -96,6 +101,12 @@ class Scheduler:
         # The nodes close their ends when they have read the last message; whoever does not is left behind.
         await self._gate.close(_FAREWELL_S)
         return failure
+
+    def _name_unused_entries(self) -> None:
+        unused = self._agreement.entries_unused()
+        if unused:
+            names = ", ".join(map(repr, unused[:10])) + (" and others" if unused[10:] else "")
+            log.warning("strategy %s: the job had no keys %s, which have entries there", self._strategy.path, names)
 
     async def _feed_metrics(self) -> None:
         await self._started.wait()
@@ -242,7 +253,9 @@ class Scheduler:
         roster.assign(nodes)
         workers, servers = roster.nodes("worker"), roster.nodes("server")
         common = roster.by_node[workers[0]].join["settings"]
-        self._agreement = Agreement(workers, servers, common["P3_SLICE_ELEMENTS"], common["P3_PARTITIONS"])
+        self._agreement = Agreement(
+            workers, servers, common["P3_SLICE_ELEMENTS"], common["P3_PARTITIONS"], self._strategy
+        )
         self._servers = [
             {field: roster.by_node[server].join[field] for field in ("host", "port", "local", "machine")}
             for server in servers
@@ -404,6 +417,7 @@ def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optiona
         settings.job_secret()
         encryption.require(settings)
         _provide_descriptors(settings)
+        strategy = of_job(settings.strategy, settings.num_servers)
         metrics = None if settings.metrics_port is None else Metrics(settings)
         listener = open_listener(settings, listen_fd)
     except (ConfigError, RendezvousError) as error:
@@ -414,7 +428,7 @@ def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optiona
         print("p3: metrics at http://%s/metrics" % endpoint(settings.root_host, metrics.port), file=sys.stderr)
 
     async def serve() -> Optional[str]:
-        scheduler = Scheduler(settings, listener, status_fd, metrics)
+        scheduler = Scheduler(settings, listener, status_fd, metrics, strategy)
         scheduler.take_snapshots_at_signals()
         return await scheduler.run()
 

@@ -100,6 +100,7 @@ class KeyPlan(NamedTuple):
     row_elements: int = 0  # of a key of rows; 0: a dense key
     partitions: int = 0  # of a key of rows, where they take the place of slices
     parts: int = 0  # of a key that is gathered: one of `elements` from each of so many workers; 0: the key is summed
+    servers: Tuple[int, ...] = ()  # ranks, to which slices go in turn; (): all (p3/plan/strategy.py)
     # The fields of Axes.
     staleness: int = 0
     codec: Mapping[str, Any] = {}
@@ -124,6 +125,11 @@ class KeyPlan(NamedTuple):
         """Or partitions. An empty key has one, so that its rounds complete like any other's."""
         return self.partitions or max(1, -(-self.elements // self.slice_elements)) * max(1, self.parts)
 
+    def server_of(self, number: int, num_servers: int) -> int:
+        """Whose the slice of that number is."""
+        turns = self.servers or range(num_servers)
+        return turns[(self.first_slice + number) % len(turns)]
+
     def sizes(self) -> List[int]:
         """The elements of each slice or partition: docs/protocol.md."""
         if self.row_elements:
@@ -135,12 +141,15 @@ class KeyPlan(NamedTuple):
     # Messages (p3/cluster/messages.py)
 
     def define(self, store: int, name: Name, predecessor: int) -> Dict[str, Any]:
-        return dict(self._asdict(), kind="define", store=store, name=name, predecessor=predecessor)
+        return dict(self._fields_sent(), kind="define", store=store, name=name, predecessor=predecessor)
 
     def agreed(self, store: int, name: Name, shape: Sequence[int]) -> Dict[str, Any]:
-        fields = dict(self._asdict(), kind="agreed", store=store, name=name, shape=shape, catch_up=None)
+        fields = dict(self._fields_sent(), kind="agreed", store=store, name=name, shape=shape, catch_up=None)
         del fields["elements"]
         return fields
+
+    def _fields_sent(self) -> Dict[str, Any]:
+        return dict(self._asdict(), servers=list(self.servers))
 
     def repartitioned(self, store: int, name: Name) -> Dict[str, Any]:
         fields = {field: getattr(self, field) for field in _SUCCESSOR_FIELDS}
@@ -150,7 +159,7 @@ class KeyPlan(NamedTuple):
     def of(cls, message: Mapping[str, Any]) -> KeyPlan:
         """That of a `define` or `agreed` message."""
         fields = message if "elements" in message else {**message, "elements": math.prod(message["shape"])}
-        return cls(*(fields[field] for field in cls._fields))
+        return cls(**{**{field: fields[field] for field in cls._fields}, "servers": tuple(fields["servers"])})
 
     def successor(self, message: Mapping[str, Any]) -> KeyPlan:
         """That of a `repartitioned` message about this key."""

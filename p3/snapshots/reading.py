@@ -217,7 +217,7 @@ class PartReader:
         is_dense = not plan.row_elements and not plan.parts and not plan.staleness
         if not is_dense or (before.sizes(), before.row_elements, before.dtype) != (plan.sizes(), 0, plan.dtype):
             raise Refused("it is cut in another way, or of another kind")
-        own = [number for number in range(plan.slices) if (plan.first_slice + number) % self._servers == self._rank]
+        own = [number for number in range(plan.slices) if plan.server_of(number, self._servers) == self._rank]
         prefixes = {"%d.%d." % (before.wire_key, number): number for number in own}
         found: Dict[int, List[int]] = {number: [] for number in own}
         for tensor in self._header:

@@ -77,6 +77,12 @@ std::string problem_with(const KeyPlan& plan, const Optimizer& optimizer) {
   return "";
 }
 
+std::string problem_with_servers(const KeyPlan& plan, int num_servers) {
+  for (const uint16_t server : plan.servers)
+    if (server >= num_servers) return "there is no server " + std::to_string(server);
+  return plan.tells_norms() && !plan.servers.empty() ? "norms have a slice on each server" : "";
+}
+
 uint32_t slice_count(const KeyPlan& plan) {
   if (plan.has_rows()) return plan.partitions;
   return static_cast<uint32_t>(slices_of_part(plan) * std::max<uint32_t>(plan.parts, 1));
@@ -97,7 +103,9 @@ Slice slice_at(const KeyPlan& plan, uint32_t index) {
 int worker_of(const KeyPlan& plan, uint32_t index) { return static_cast<int>(index / slices_of_part(plan)); }
 
 int server_of(const KeyPlan& plan, uint32_t index, int num_servers) {
-  return static_cast<int>((plan.first_slice + index) % static_cast<uint64_t>(num_servers));
+  const uint64_t turn = plan.first_slice + index;
+  if (plan.servers.empty()) return static_cast<int>(turn % static_cast<uint64_t>(num_servers));
+  return plan.servers[turn % plan.servers.size()];
 }
 
 }  // namespace p3

@@ -20,6 +20,7 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
   key.store = store;
   key.aggregated = aggregates_ && plan.adds_up_on_machine();
   require(key, problem_with(plan));
+  require(key, problem_with_servers(plan, num_servers_));
   require(key, problem_with(plan, machines_.num_workers(), host_.outlives_workers));
   {
     MutexLock lock(mutex_);

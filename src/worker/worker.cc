@@ -101,6 +101,8 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     Key& key = impl_->find(handle);
     if (key.plan) impl_->refuse_call("key '" + key.name + "' was agreed already");
     if (!key.fits(plan)) impl_->refuse_call("the plan of key '" + key.name + "' does not fit its declaration");
+    if (const std::string problem = problem_with_servers(plan, impl_->num_servers_); !problem.empty())
+      impl_->refuse_call("the plan of key '" + key.name + "' does not fit the job: " + problem);
     check(plan.value_codec);
     key.plan = plan;
     key.catches_up = catches_up;

@@ -9,6 +9,7 @@ from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan.key_plan import KeyPlan
+from p3.plan.strategy import Cut, Strategy
 
 WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
 SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
@@ -17,8 +18,8 @@ SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
 class Job:
     """An Agreement whose servers answer when told to, and what each node was sent."""
 
-    def __init__(self, slice_elements=10, partitions="auto"):
-        self.agreement = Agreement(WORKERS, SERVERS, slice_elements, partitions)
+    def __init__(self, slice_elements=10, partitions="auto", strategy=Strategy()):
+        self.agreement = Agreement(WORKERS, SERVERS, slice_elements, partitions, strategy)
         self.sent = {node: [] for node in WORKERS + SERVERS}
 
     def say(self, node, kind, **fields):
@@ -56,6 +57,33 @@ def test_slices_are_smaller_with_more_servers(num_servers, elements):
     announced.update(staleness=0, gathered=False, norm=False, options={})
     sent = Agreement(WORKERS[:1], servers).receive(WORKERS[0], announced)
     assert [message["slice_elements"] for _, message in sent] == [elements] * num_servers
+
+
+def test_a_strategy_decides_where_slices_are_and_how_large():
+    job = Job(10, strategy=Strategy(Cut((1, 0, 1), 4), {"w": Cut((1,)), "7": Cut(slice=6), "gone": Cut()}))
+    for name in ("w", 7, "other"):
+        job.announce(0, name)
+    job.announce(0, "rows", (8, 2), sparse=True)
+    plans = [KeyPlan.of(message) for message in job.sent[SERVERS[0]]]
+    assert [(plan.servers, plan.slice_elements) for plan in plans[:3]] == [((1,), 4), ((1, 0, 1), 6), ((1, 0, 1), 4)]
+    assert [plans[2].server_of(number, 2) for number in range(plans[2].slices)] == [1, 0]  # 3 slices were before
+    assert (plans[3].servers, plans[3].partitions) == ((1, 0, 1), 3)
+    job.answer_all()
+    assert KeyPlan.of(job.sent[WORKERS[2]][0]) == plans[0]
+    assert job.agreement.entries_unused() == ["gone"]
+
+
+def test_norms_are_on_all_servers_whatever_the_strategy():
+    job = Job(10, strategy=Strategy(Cut((0,), 4)))
+    job.announce(0, "norm", (2, 2), "float64", norm=True)
+    plan = KeyPlan.of(job.sent[SERVERS[1]][0])
+    assert (plan.servers, plan.slice_elements, plan.slices) == ((), 2, 2)
+
+
+def test_an_entry_that_does_not_fit_its_key_is_refused_by_name():
+    job = Job(10, strategy=Strategy(keys={"rows": Cut(slice=4)}, path="s.json"))
+    with pytest.raises(DisagreementError, match="s.json has a slice for key 'rows', whose gradients.*sparse.*Take it"):
+        job.announce(0, "rows", (8, 2), sparse=True)
 
 
 def test_a_gathered_key_has_a_part_of_each_worker():

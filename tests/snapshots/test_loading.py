@@ -34,6 +34,19 @@ def test_worker_0_sends_no_more_than_the_others_need_and_all_bits_are_as_if_undi
     assert (begun, digest) == (2, undisturbed) and sent > 3 * LARGE_BYTES
 
 
+def test_a_job_resumes_with_another_strategy_to_the_same_bits(tmp_path):
+    strategy = tmp_path / "strategy.json"
+    strategy.write_text('{"version": 1, "default": {"servers": [1, 0, 1]}}')
+    _, undisturbed, _, _ = run(tmp_path / "whole", 2, 4)
+    run(tmp_path / "cut", 2, 2)
+    shutil.copytree(str(tmp_path / "cut"), str(tmp_path / "kept"))
+    begun, digest, sent, _ = run(tmp_path / "cut", 2, 4, P3_STRATEGY=str(strategy))
+    assert (begun, digest) == (2, undisturbed) and sent > LARGE_BYTES  # other servers hold some of the slices now
+    run(tmp_path / "placed", 2, 2, P3_STRATEGY=str(strategy))
+    begun, digest, sent, _ = run(tmp_path / "placed", 2, 4, P3_STRATEGY=str(strategy))
+    assert (begun, digest) == (2, undisturbed) and sent < ROWS_BYTES + 20_000, sent  # each has its own
+
+
 def test_rows_that_no_step_has_touched_resume_with_the_others(tmp_path):
     _, undisturbed, _, _ = run(tmp_path / "whole", 2, 4, P3_PARTITIONS="25")
     run(tmp_path / "cut", 2, 2, P3_PARTITIONS="25")  # 8 rows at most are touched

@@ -26,6 +26,9 @@ class Configuration(NamedTuple):
     computation: str = "emulated"  # or real
     clip: Optional[float] = None  # the global norm to which gradients are clipped
     compute_share: Optional[float] = None  # compute_s, of what the bound's communication takes; None: not chosen so
+    strategy: Optional[str] = None  # how it was made: "none", or of p3/measure/planning; None: not asked
+    strategy_text: str = ""  # of its file; "": there is none
+    predicted_s: Optional[float] = None  # by the simulator
 
     @property
     def path(self) -> Path:
@@ -61,7 +64,8 @@ class Configuration(NamedTuple):
             "label": self.label,
         }
         later = {"goal_loss": self.goal_loss, "path": self.path_name, "batch": self.batch, "clip": self.clip,
-                 "compute_share": self.compute_share,
+                 "compute_share": self.compute_share, "strategy": self.strategy,
+                 "strategy_text": self.strategy_text or None, "predicted_s": self.predicted_s,
                  "release": None if self.release == "layer" else self.release}  # fmt: skip
         return {**fields, **{name: value for name, value in later.items() if value is not None}}
 

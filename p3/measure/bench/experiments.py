@@ -43,6 +43,7 @@ def _replayed() -> Tuple[str, ...]:
 
 # Options, as command.py has them.
 _PLACE = ("hosts", "rate", "rates", "hostfile", "delay")
+_SEARCH_S = 10.0  # as `p3 plan` takes, for each model
 _COURSE = ("iterations", "warmup", "repeats", "timeout", "out")
 _REPLAYED = (
     "models", "jitter", "optimizer", "release", "clip", "compute", "slice_elements", "stores", "size", *_PLACE, *_COURSE
@@ -171,6 +172,31 @@ def staleness(options: Namespace) -> List[Configuration]:
         for model in options.models
         for rates in ([options.rates and tuple(options.rates)] if options.rates else [None, unlike])
     ]
+
+
+def plan(options: Namespace) -> List[Configuration]:
+    """Without a strategy, and with those of `p3 plan`; unless told, the last of the links has half the rate."""
+    _need_rate(options)
+    from p3.measure.planning.search import Search
+    from p3.measure.simulate.setting import Setting, links
+
+    rate, made = options.rate[0], []
+    rates = tuple(options.rates or [rate] * (options.hosts[0] - 1) + [rate / 2])
+    for model in options.models:
+        one = _configuration(options, model, label="", rates_mbit=rates)
+        search = Search(Setting(
+            models.load(model, one.size), one.compute_s, links(one.hosts, *rates, delay_ms=one.delay_ms or 0.05),
+            slice_elements=one.slice_elements, clip="none" if one.clip is None else "norm", release=one.release,
+        ))  # fmt: skip
+        tried = {"none": search.without(), "proportional": search.proportional(), "found": search.best(_SEARCH_S)}
+        made += [
+            one._replace(
+                label=f"strategy {name}", strategy=name, predicted_s=round(its.seconds, 6),
+                strategy_text="" if name == "none" else its.strategy.text(),
+            )
+            for name, its in tried.items()
+        ]  # fmt: skip
+    return made
 
 
 def dgc(options: Namespace) -> List[Configuration]:
@@ -378,6 +404,12 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
          "rate": "200mbit", "compute": 4.0, "iterations": 12, "jitter": 0.3, "optimizer": "sgd"},
         is_paced=True,
         tables=(partial(times, tables.RATES),),
+    ),
+    Experiment(
+        "plan", "links that differ: with equal shares of the servers, and with those of `p3 plan`", plan,
+        {"stores": OURS, "models": "vgg19", "hosts": "4", "rate": "40mbit", "compute": 4.0, "shrink": 0.2},
+        options=_but(["hostfile"]), megabytes=16,
+        tables=(tables.planned,),
     ),
     Experiment(
         "dgc", "deep gradient compression on a slow network, and encodings: seconds, and bytes on the cards beside the "

@@ -8,6 +8,7 @@ from p3.measure.bench.configuration import Configuration
 from p3.measure.compressions import Compression
 from p3.measure.jobs.stores import Store
 from p3.measure.replay import bound, models
+from p3.plan import strategy
 
 
 def goal(configuration: Configuration, compression: Optional[Compression] = None) -> Optional[bound.Bound]:
@@ -23,6 +24,7 @@ def goal(configuration: Configuration, compression: Optional[Compression] = None
         release=configuration.release,
         compression=compression,
         clips=configuration.clip is not None,
+        strategy=strategy.parse(configuration.strategy_text) if configuration.strategy_text else strategy.Strategy(),
     )
 
 

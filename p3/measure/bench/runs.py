@@ -102,6 +102,9 @@ def _job(
     store: Store, configuration: Configuration, course: Course, site: Site, folder: Path, repeat: int = 0
 ) -> jobs.Job:
     environment = {"P3_SLICE_ELEMENTS": str(configuration.slice_elements), **configuration.path.environment}
+    if configuration.strategy_text:
+        environment["P3_STRATEGY"] = str(folder / "strategy.json")
+        (folder / "strategy.json").write_text(configuration.strategy_text, encoding="utf-8")
     command = named(configuration.experiment).computation.command(store, configuration, course, repeat)
     return jobs.Job(
         store, site.hosts, command, root=site.root, port=next(site.ports), folder=folder,

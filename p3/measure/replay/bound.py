@@ -38,6 +38,7 @@ from p3.measure.compressions import Compression, of_broadcast, of_push
 from p3.measure.replay import models
 from p3.placement import FRAME_BYTES, PACKET_BYTES
 from p3.plan import key_plan
+from p3.plan.strategy import Strategy
 
 
 class Overhead(NamedTuple):
@@ -96,12 +97,14 @@ def bound(
     release: str = "layer",
     compression: Optional[Compression] = None,
     clips: bool = False,
+    strategy: Strategy = Strategy(),
 ) -> Bound:
     """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
 
-    Slices go round robin to the servers in forward order, "auto" ones are as large as P3 makes them; `delay_s` is what
-    a byte takes to the other host besides. `release`: one of models.RELEASES. With deep gradient compression,
-    broadcasts are the smallest, as if all workers sent the same elements. `clips`: by the global norm of all gradients.
+    Slices go in turn to the servers in forward order, "auto" ones are as large as P3 makes them, and `strategy` goes
+    before both; `delay_s` is what a byte takes to the other host besides. `release`: one of models.RELEASES. With deep
+    gradient compression, broadcasts are the smallest, as if all workers sent the same elements. `clips`: by the global
+    norm of all gradients.
     """
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
     _check(model, compute_s, cluster, slice_elements, delay_s, release)
@@ -109,9 +112,10 @@ def bound(
     traffic, prefixes = _Traffic(cluster), []
     for layer in model.layers:
         for tensor in layer.tensors:
-            for elements in _slices(tensor.elements, slice_elements):
+            cut = strategy.of(tensor.name)
+            for elements in _slices(tensor.elements, cut.slice or slice_elements):
                 push, cast = (of(tensor.shape, elements, compression) for of in (of_push, of_broadcast))
-                traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
+                traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast), cut.servers)
         prefixes.append(traffic.prefix(delay_s))
     for window in _windows(model, compute_s, release, clips):
         pushed, cast = prefixes[window.gradient], prefixes[window.use]
@@ -220,10 +224,12 @@ class _Traffic:
         self._push_up, self._push_down, self._cast_up, self._cast_down = ([0.0] * len(cluster.hosts) for _ in range(4))
         self._one_way = self._round_trip = _NOTHING
 
-    def add_slice(self, push_bytes: float, cast_bytes: float) -> None:
-        """The next slice: from every worker to its server, and back. What stays on a host crosses no NIC."""
+    def add_slice(self, push_bytes: float, cast_bytes: float, servers: Optional[Sequence[int]] = None) -> None:
+        """The next slice: from every worker to its server, one of `servers` in turn, and back. What stays on a host
+        crosses no NIC."""
         cluster = self._cluster
-        home = cluster.servers[self._slices % len(cluster.servers)]
+        turns = servers or range(len(cluster.servers))
+        home = cluster.servers[turns[self._slices % len(turns)]]
         self._slices += 1
         self._push_bytes += push_bytes
         self._value_bytes += cast_bytes

@@ -53,6 +53,7 @@ class Configuration:
     batch: Later[AtLeastOne]  # of real fully connected layers
     clip: Later[Positive]  # the global norm to which gradients were clipped
     compute_share: Later[Positive]  # compute_s was chosen so: of what the bound's communication takes
+    strategy: Later[Text]  # how the servers' shares were chosen: "none": equal; or as `p3 plan` does
 
     @property
     def configuration(self) -> Configuration:
@@ -91,6 +92,8 @@ class Run(Configuration):
     card_bytes: Later[Positive]  # that each card sends in an iteration, by formula, in the mean over the hosts
     worker_peak_bytes: Later[AtLeastOne]  # of memory, of the worker and of the server that had most
     server_peak_bytes: Later[AtLeastOne]
+    strategy_text: Later[Words]  # of the strategy's file
+    predicted_s: Later[Positive]  # by the simulator
 
 
 @dataclass(frozen=True)

@@ -263,6 +263,21 @@ def far_from_bound(results: Results) -> List[Table]:
     return [Table(title, [["store", "model", "rate", "computation", "seconds", "bound", "above bound"], *rows])]
 
 
+def planned(results: Results) -> List[Table]:
+    """A row for each store and strategy: measured, as the simulator had it, and as no schedule can beat it."""
+    rows, predictions = [], {run.configuration: run.predicted_s for run in results.runs}
+    for one in summarise(results.runs):
+        predicted_s = predictions[one.configuration]
+        off = one.median_s / predicted_s - 1 if one.median_s and predicted_s else None
+        rows.append([
+            setting(one, ("model", "rate", "compute", "delay")), one.store, one.strategy or "-",
+            _time(one.store, {one.store: one}), _or_dash(predicted_s, _seconds), _or_dash(off, "{:+.1%}".format),
+            _or_dash(one.bound_s, _seconds), _above(one.store, {one.store: one}),
+        ])  # fmt: skip
+    head = ["setting", "store", "strategy", "seconds", "predicted", "off by", "bound", "above bound"]
+    return [Table(_name(results), [head, *rows], _notes(summarise(results.runs)))]
+
+
 def best_speedups(results: Results) -> List[Table]:
     """Of P3 over MXNet's default store, of all settings, beside the paper's."""
     rows, summaries = [], summarise(results.runs)

@@ -13,6 +13,7 @@ from p3.measure import compressions
 from p3.measure.arguments import list_of, names_among, number, slice_size
 from p3.measure.lab.command import delay, rates
 from p3.measure.replay import models
+from p3.plan import strategy as strategies
 from p3.measure.simulate.setting import CLIPPING, CONGESTION, SCHEMES, Network, Setting, can_compress
 
 # What --set sets.
@@ -57,6 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append", default=[], metavar="NAME=VALUE")
     add("--slice-elements", "of a slice, at most; auto: as P3 chooses (default %(default)s)", type=list_of(slice_size),
         default="auto", metavar="N[,N]")
+    add("--strategy", "of P3: which servers hold what, as `p3 plan` writes it (default: without)", type=_strategy,
+        default=strategies.Strategy(), metavar="FILE")
     add("--servers", "on the hosts in turn (default: one on each)", type=number(1, MOST_HOSTS, int), metavar="N")
     add("--workers-per-host", "(default 1)", type=number(1, 64, int), default=1, metavar="N")
     add("--no-local-aggregation", "each worker of a host pushes for itself", action="store_true")
@@ -101,6 +104,7 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
             workers_per_host=options.workers_per_host,
             servers=options.servers,
             slice_elements=elements,
+            strategy=options.strategy if scheme == "p3" else strategies.Strategy(),
             local_aggregation=not options.no_local_aggregation,
             sparse=dict(options.sparse),
             release=release,
@@ -146,6 +150,13 @@ def _hosts(text: str) -> List[int]:
             found.append(first)
             first = 2 * first if given.group(3) else first + 1
     return found
+
+
+def _strategy(path: str) -> strategies.Strategy:
+    try:
+        return strategies.load(path)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _link_rates(text: str) -> List[Tuple[float, ...]]:

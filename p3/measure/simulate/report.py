@@ -15,7 +15,7 @@ CLIPPING = {"none": "not clipped", "norm": "clipped by the servers' norm", "wait
 
 def full(setting: Setting, prediction: Prediction) -> Iterator[str]:
     """Lines: the iteration, the bound, where the time went, and each link."""
-    yield _job(setting)
+    yield job(setting)
     yield _iteration(prediction)
     if prediction.bound_s is None:
         yield f"bound unknown: {prediction.bound_reason}"
@@ -32,7 +32,7 @@ def full(setting: Setting, prediction: Prediction) -> Iterator[str]:
     yield from _links(prediction)
 
 
-def _job(setting: Setting) -> str:
+def job(setting: Setting) -> str:
     network = setting.network
     rates = sorted(set(network.up_mbit + network.down_mbit))
     scheme = {"p3": "P3", "layers": LAYERS}.get(setting.scheme, f"DDP's ring, buckets of {setting.bucket_mb:g} MB")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from itertools import islice
-from typing import List, Mapping, Optional, Tuple, Union
+from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
 from p3.plan import key_plan
+from p3.plan.strategy import Strategy
 from p3.measure import compressions
 from p3.measure.compressions import Compression
 from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
@@ -76,6 +77,7 @@ class Setting:
     workers_per_host: int = 1
     servers: Optional[int] = None
     slice_elements: Union[int, str] = "auto"
+    strategy: Strategy = Strategy()  # of P3, by the names of the model's tensors; it goes before slice_elements
     local_aggregation: bool = True
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
     compression: Optional[Compression] = None  # of P3, or of one of DDP's hooks that halve all bytes
@@ -177,28 +179,29 @@ def _link(network: Network, rate_mbit: float) -> Tuple[float, float, float]:
 
 
 def _slices(setting: Setting) -> List[dict]:
-    """Round robin over the servers, in forward order. Of a sparse layer the rows that a step touches."""
+    """In turn to the servers, in forward order. Of a sparse layer the rows that a step touches."""
     made: List[dict] = []
     servers, workers, key = len(setting.server_hosts), len(setting.workers), 0
 
-    def add(layer: int, push_bytes: float, value_bytes: float) -> None:
+    def add(layer: int, turns: Sequence[int], push_bytes: float, value_bytes: float) -> None:
         made.append({
-            "layer": layer, "key": key, "server": len(made) % servers,
+            "layer": layer, "key": key, "server": turns[len(made) % len(turns)],
             "push_bytes": push_bytes + _OVERHEAD.slice_bytes, "value_bytes": value_bytes + _OVERHEAD.slice_bytes,
         })  # fmt: skip
 
     for number, layer in enumerate(setting.model.layers):
         alpha = setting.sparse.get(layer.name)
         for tensor in layer.tensors:
+            turns = setting.strategy.of(tensor.name).servers or range(servers)
             if alpha is None:
                 most = _elements_of_a_part(setting, tensor)
                 for begin in range(0, tensor.elements, most):
-                    add(number, *_bytes_of(setting, tensor.shape, min(most, tensor.elements - begin)))
+                    add(number, turns, *_bytes_of(setting, tensor.shape, min(most, tensor.elements - begin)))
             else:
-                # A partition for each server. Rows of several workers overlap by chance.
-                union = 1 - (1 - alpha) ** workers
-                for _ in range(servers):
-                    add(number, alpha * tensor.bytes / servers, union * tensor.bytes / servers)
+                # A partition for each turn of the servers. Rows of several workers overlap by chance.
+                union, parts = 1 - (1 - alpha) ** workers, len(turns)
+                for _ in turns:
+                    add(number, turns, alpha * tensor.bytes / parts, union * tensor.bytes / parts)
             key += 1
     return made
 
@@ -221,7 +224,7 @@ def can_compress(scheme: str, compression: Optional[Compression]) -> bool:
 
 def _elements_of_a_part(setting: Setting, tensor: models.Tensor) -> int:
     if setting.scheme != "layers":
-        return setting.elements_of_a_slice
+        return setting.strategy.of(tensor.name).slice or setting.elements_of_a_slice
     parts = len(setting.server_hosts) if tensor.elements >= _BIG_ELEMENTS else 1
     return -(-tensor.elements // parts)
 
@@ -257,6 +260,9 @@ def _check(setting: Setting) -> None:
         raise ValueError(f"no congestion control is called {network.congestion!r}: {', '.join(CONGESTION)}")
     if len(network.up_mbit) != len(network.down_mbit) or not network.up_mbit:
         raise ValueError(f"{len(network.up_mbit)} rates up and {len(network.down_mbit)} down; a host needs one of each")
+    setting.strategy.require_servers(len(setting.server_hosts))
+    if setting.strategy != Strategy() and setting.scheme != "p3":
+        raise ValueError(f"scheme {setting.scheme!r} knows no strategies: they are of p3")
     if setting.elements_of_a_slice < 1:
         raise ValueError(f"slice_elements is {setting.slice_elements}; a slice has at least one element")
     layers = [layer.name for layer in setting.model.layers]

@@ -16,6 +16,7 @@ from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.placement import Placement
+from p3.plan.strategy import of_job
 from p3.server.process import DROP_AGAIN_S, apply, drop_store
 from p3.server.snapshot_writer import SnapshotWriter
 from p3.settings import Settings
@@ -38,7 +39,8 @@ class EmbeddedLink(Link):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._agreement = Agreement([_WORKER], [_SERVER], settings.slice_elements, settings.partitions)
+        strategy = of_job(settings.strategy, 1)
+        self._agreement = Agreement([_WORKER], [_SERVER], settings.slice_elements, settings.partitions, strategy)
         self._lock = threading.RLock()  # messages are delivered in the order in which they were decided
         self._closed = False
         options = {

@@ -54,5 +54,19 @@ TEST(Slicing, TheSlicesOfTheWholeJobGoRoundRobin) {
   EXPECT_EQ(load, (std::vector<int>{100, 100, 100}));
 }
 
+TEST(Slicing, SlicesGoInTurnToTheServersOfAPlan) {
+  KeyPlan plan = plan_of(500, 100, 3);
+  plan.servers = {2, 0, 2};
+  std::vector<int> owners;
+  for (uint32_t i = 0; i < slice_count(plan); ++i) owners.push_back(server_of(plan, i, 4));
+  EXPECT_EQ(owners, (std::vector<int>{2, 0, 2, 2, 0}));
+  EXPECT_EQ(problem_with_servers(plan, 3), "");
+  EXPECT_EQ(problem_with_servers(plan, 2), "there is no server 2");
+  plan.reduction = Reduction::kNorm;
+  EXPECT_EQ(problem_with_servers(plan, 3), "norms have a slice on each server");
+  plan.servers.clear();
+  EXPECT_EQ(problem_with_servers(plan, 3), "");
+}
+
 }  // namespace
 }  // namespace p3

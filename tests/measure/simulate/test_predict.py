@@ -15,6 +15,7 @@ from p3.measure.replay import gpu_clock, models
 from p3.measure.simulate import setting as settings
 from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Network, Setting, links
+from p3.plan.strategy import Cut, Strategy
 
 
 def model_of(*layers):
@@ -42,7 +43,15 @@ def random_setting(seed):
         slice_elements=draw.choice([3000, 20000, 200000]), local_aggregation=draw.random() < 0.5, iterations=16,
         warmup=0, release=draw.choice(models.RELEASES),
         compression=draw.choice([None, None, *map(Compression.of, ("int8", "bf16-1bit", "exact-fp16"))]),
+        strategy=random_strategy(draw),
     )  # fmt: skip
+
+
+def random_strategy(draw):
+    """Servers that every job above has, in some turn."""
+    if draw.random() < 0.5:
+        return Strategy()
+    return Strategy(Cut((0,), draw.choice([None, 7000])), {"weight": Cut(slice=5000)} if draw.random() < 0.3 else {})
 
 
 @pytest.mark.parametrize("seed", range(120))

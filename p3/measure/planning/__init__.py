@@ -1,0 +1,1 @@
+"""`p3 plan`: a strategy (p3/plan/strategy.py) for a model on hosts and links, found in the simulator."""

@@ -1,0 +1,60 @@
+"""`p3 plan`: which servers should hold how much, and how large slices should be, for a model on such hosts and links.
+
+    p3 plan --models vgg19 --size 0.03 --compute 4 --hosts 4 --rate 40mbit:40mbit:40mbit:20mbit --out strategy.json
+    p3 run -n 4 -s 4 --hostfile hosts --strategy strategy.json python train.py
+
+docs/planning.md says what the file may have, and how far the predictions have been held against the lab.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import List
+
+from p3.errors import ConfigError
+from p3.measure.arguments import number
+from p3.measure.simulate import options as given
+from p3.settings import Settings
+
+
+def add_parser(commands) -> None:
+    """Adds `plan` to the subparsers of `p3`."""
+    parser = commands.add_parser(
+        "plan",
+        help="find out which servers should hold how much, for links that may differ",
+        description="Looks for the strategy with the shortest iteration in the simulator, and writes it for `p3 run "
+        "--strategy`. Whatever it finds, training has the same mathematics. Takes the options of `p3 simulate`.",
+    )
+    given.add_options(parser)
+    parser.add_argument("--budget", type=number(0, 1e6), default=10.0, metavar="S",
+                        help="seconds for the search (default %(default)g)")
+    parser.add_argument("--price", type=number(0, 1e9), metavar="P", help="of a host for an hour: what 1000 steps cost")
+    parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE")
+    parser.set_defaults(handler=_plan)
+
+
+def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str]) -> int:
+    from p3.measure.planning import report
+    from p3.measure.planning.search import Search
+
+    try:
+        asked = list(given.settings(options))
+        if len(asked) > 1:
+            raise ConfigError(f"p3 plan is for one setting; {len(asked)} are given")
+        if asked[0].scheme != "p3":
+            raise ConfigError(f"p3 plan: scheme {asked[0].scheme!r} knows no strategies; leave out --scheme")
+        search = Search(asked[0])
+        best = search.best(options.budget)
+        for line in report.lines(asked[0], search, best, options.price):
+            print(line)
+        if options.out:
+            with open(options.out, "w", encoding="utf-8") as file:
+                file.write(best.strategy.text())
+            print(f"\nwrote {options.out}")
+    except ValueError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"p3 plan: {error}") from None
+    except OSError as error:
+        if error.filename is None:  # whoever reads what is printed has gone
+            raise
+        raise ConfigError(f"p3 plan: {error.filename}: {error.strerror}") from None
+    return 0

@@ -1,0 +1,111 @@
+"""`p3 plan`: shares that follow links, a search that only gains, and a file that `p3 run` takes."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p3 import cli
+from p3.measure.planning import builders
+from p3.measure.planning.search import Search
+from p3.measure.replay import bound, models
+from p3.measure.simulate.predict import predict
+from p3.measure.simulate.setting import Setting, links
+from p3.plan import strategy as strategies
+from p3.plan.strategy import Strategy
+
+SMALL = ["--models", "vgg19", "--size", "0.005", "--compute", "0.5", "--budget", "2"]
+MODEL = models.load("vgg19", 0.005)
+
+
+def setting_of(*rates, **how):
+    return Setting(MODEL, 0.5, links(len(rates), *rates), iterations=3, warmup=1, **how)
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=12).filter(any))
+def test_servers_come_as_often_as_their_shares_say_and_evenly(shares):
+    turns = builders.turns(shares)
+    counts = [turns.count(server) for server in range(len(shares))]
+    assert all(count * sum(shares) == share * len(turns) for count, share in zip(counts, shares))
+    for server, count in enumerate(counts):  # in any part of it, too
+        for end in range(len(turns)):
+            assert abs(turns[:end].count(server) - end * count / len(turns)) < len(shares)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([10.0, 20.0, 40.0, 60.0]), min_size=3, max_size=8), st.integers(1, 2))
+def test_proportional_shares_are_as_fast_as_any(rates, workers_per_host):
+    """The network alone: no computation hides anything, and the bound is that of the busiest link."""
+    setting = setting_of(*rates, workers_per_host=workers_per_host)
+    shares = builders.proportional(setting)
+    assert sum(shares) == sum(builders.equal(setting)) and min(shares) >= 0
+
+    def least(shares):
+        made = builders.strategy(setting, shares, setting.elements_of_a_slice)
+        return bound.bound(MODEL, 0.0, setting.cluster(), setting.slice_elements, strategy=made).seconds
+
+    best = least(shares)
+    assert best <= least(builders.equal(setting)) * 1.03  # shares are whole units, slices whole slices
+    for giver in range(len(rates)):
+        for taker in range(len(rates)):
+            if shares[giver] >= 3:
+                moved = list(shares)
+                moved[giver] -= 3
+                moved[taker] += 3
+                assert best <= least(moved) * 1.03
+
+
+def test_two_hosts_and_equal_links_keep_equal_shares():
+    for setting in (setting_of(40.0, 20.0), setting_of(40.0, 40.0, 40.0)):
+        assert builders.proportional(setting) == builders.equal(setting)
+        usual = setting.elements_of_a_slice
+        assert builders.strategy(setting, builders.equal(setting), usual) == Strategy()
+
+
+def test_nobody_asks_a_slow_host_for_more_than_its_own_pushes():
+    setting = setting_of(40.0, 40.0, 40.0, 20.0)
+    search = Search(setting)
+    assert search.proportional().shares[3] == 0
+    best = search.best(2.0)
+    assert best.seconds <= search.proportional().seconds < 0.75 * search.without().seconds
+    again = predict(dataclasses.replace(setting, strategy=strategies.parse(best.strategy.text())))
+    assert again.mean_s == best.seconds
+
+
+def test_without_time_the_better_builder_is_taken():
+    search = Search(setting_of(40.0, 40.0, 20.0))
+    assert search.best(0.0) is search.proportional() and search.tried == 2
+
+
+def test_a_plan_is_told_and_written(capsys, tmp_path):
+    path = tmp_path / "s.json"
+    rates = ["--hosts", "4", "--rate", "40mbit:40mbit:40mbit:20mbit"]
+    assert cli.main(["plan", *SMALL, *rates, "--price", "2", "--out", str(path)]) == 0
+    out = capsys.readouterr().out
+    for said in ("strategy        seconds", "none ", "proportional ", "found ", "3 0.0%", "with equal shares: ",
+                 "one more host, as host 0: ", "host 3 with twice its rate: ", "cost", "wrote "):  # fmt: skip
+        assert said in out
+    written = strategies.load(str(path))
+    assert 3 not in written.default.servers
+    assert cli.main(["plan", *SMALL, *rates, "--budget", "0", "--strategy", str(path)]) == 0
+    assert "\ngiven " in capsys.readouterr().out
+    assert cli.main(["simulate", *SMALL[:-2], *rates, "--strategy", str(path)]) == 0
+
+
+@pytest.mark.parametrize("options, said", [
+    (["--hosts", "2,4"], "p3 plan is for one setting; 2 are given"),
+    (["--hosts", "2", "--scheme", "ddp"], "scheme 'ddp' knows no strategies"),
+    (["--hosts", "2", "--out", "/nowhere/s.json"], "/nowhere/s.json: No such file"),
+])  # fmt: skip
+def test_what_cannot_be_planned_is_refused(options, said, capsys):
+    assert cli.main(["plan", *SMALL, "--budget", "0", *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_strategy_for_servers_that_are_not_there_is_refused(capsys, tmp_path):
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"version": 1, "default": {"servers": [5]}}))
+    assert cli.main(["simulate", *SMALL[:-2], "--hosts", "2", "--strategy", str(path)]) == 1
+    assert "server 5 is named, but the job has 2 servers" in capsys.readouterr().err

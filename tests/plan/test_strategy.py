@@ -1,0 +1,84 @@
+"""Files of strategies: what is read is what was written, and what is none is refused by name."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p3.errors import ConfigError
+from p3.plan import strategy as strategies
+from p3.plan.strategy import Cut, Strategy
+
+_cuts = st.builds(
+    Cut,
+    st.none() | st.lists(st.integers(0, 65535), min_size=1, max_size=9).map(tuple),
+    st.none() | st.integers(1, 1 << 28),
+)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.sampled_from(["version", "default", "keys", "servers", "slice", "w"]), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(_cuts, st.dictionaries(st.text(max_size=8), _cuts, max_size=5))
+def test_what_is_written_is_read(default, keys):
+    assert strategies.parse(Strategy(default, keys).text()) == Strategy(default, keys)
+
+
+@given(_json)
+def test_anything_else_is_read_or_refused(content):
+    text = json.dumps(content)
+    try:
+        read = strategies.parse(text, "s.json")
+    except ConfigError as error:
+        assert "the strategy s.json" in str(error)
+    else:
+        assert strategies.parse(read.text(), "s.json") == read and content["version"] == 1
+
+
+@pytest.mark.parametrize("text, said", [
+    ("{", "is no JSON"),
+    ("[" * 100_000, "is no JSON"),
+    ('{"version": 1, "version": 1}', "'version' stands twice"),
+    ("[]", r"it is \[\], no object"),
+    ("{}", '"version" is None; this P3 reads version 1'),
+    ('{"version": true}', '"version" is True'),
+    ('{"version": 2}', '"version" is 2'),
+    ('{"version": 1, "server": [0]}', "a field 'server'; it may have version, default, keys"),
+    ('{"version": 1, "keys": []}', '"keys" is no object'),
+    ('{"version": 1, "default": {"codec": "int8"}}', "\"default\" has a field 'codec'; it may have servers, slice"),
+    ('{"version": 1, "keys": {"w": {"servers": []}}}', r"servers of key 'w' is \[\]; it must be a list"),
+    ('{"version": 1, "keys": {"w": {"servers": [-1]}}}', r"servers of key 'w' is \[-1\]"),
+    ('{"version": 1, "keys": {"w": {"servers": [true]}}}', r"servers of key 'w' is \[True\]"),
+    ('{"version": 1, "default": {"slice": 0}}', 'slice of "default" is 0; it must be a whole number from 1'),
+    ('{"version": 1, "default": {"slice": 1.5}}', 'slice of "default" is 1.5'),
+])  # fmt: skip
+def test_what_is_wrong_is_named(text, said):
+    with pytest.raises(ConfigError, match="the strategy s.json.*" + said):
+        strategies.parse(text, "s.json")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="none.json cannot be read: No such file"):
+        strategies.load(str(tmp_path / "none.json"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ConfigError, match="binary is no text in UTF-8"):
+        strategies.load(str(tmp_path / "binary"))
+
+
+def test_the_entry_of_a_key_goes_before_the_default():
+    read = Strategy(Cut((0, 1), 10), {"w": Cut(slice=5), "3": Cut((1,))})
+    assert read.of("w") == Cut((0, 1), 5)
+    assert read.of(3) == Cut((1,), 10)
+    assert read.of("other") == read.default
+
+
+def test_a_server_that_the_job_lacks_is_named():
+    Strategy(Cut((0, 1)), {"w": Cut((1,))}).require_servers(2)
+    with pytest.raises(ConfigError, match="key 'w': server 2 is named, but the job has 2 servers, from 0 to 1.*-s"):
+        Strategy(Cut((0, 1)), {"w": Cut((2,))}).require_servers(2)
+    with pytest.raises(ConfigError, match="server 1 is named, but the job has 1 server, from 0 to 0"):
+        Strategy(Cut((0, 1))).require_servers(1)
