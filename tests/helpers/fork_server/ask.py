@@ -16,11 +16,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 
 
 def main(path, *command):
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the script may run, and be sent one, before this can pass it on
     connection = ask(path, command[1:])
     if connection is None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.execv(command[0], command)
     for number in SIGNALS:
         signal.signal(number, lambda number, _: connection.send(b"%d" % number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     answer = connection.recv(4)
     end_as(struct.unpack("<i", answer)[0] if answer else signal.SIGKILL)
 
