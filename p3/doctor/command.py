@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 from typing import List, Optional, Tuple
 
 from p3.doctor import here, judgement
@@ -51,6 +52,8 @@ def add_parser(commands) -> None:
     what.add_argument("--trace", metavar="DIR", help="or a run that P3_TRACE=DIR recorded")
     doctor.add_argument("--compute", type=number(1e-6, 1e6), metavar="S",
                         help="computation of an iteration, both passes; with --trace, in place of its own")  # fmt: skip
+    doctor.add_argument("--plan-out", metavar="FILE",
+                        help="write the strategy, if links differ so much that it pays (p3 plan)")
     doctor.set_defaults(handler=_doctor)
 
 
@@ -61,6 +64,8 @@ def _doctor(options: argparse.Namespace, settings: Settings, _command: List[str]
     adapter = None if named or options.here else find(ADAPTERS, os.environ, options.launcher)
     place = adapter.place(os.environ) if adapter is not None else None
     chosen = options.model or options.parameters or options.trace
+    if options.plan_out and not chosen:
+        raise ConfigError("p3 doctor --plan-out is for a model: --model, --parameters or --trace")
     if not named and (place is None or place.machines == 1):
         if chosen or options.compute:
             raise ConfigError("p3 doctor: --model, --parameters, --trace and --compute are for several hosts: "
@@ -112,6 +117,8 @@ def _tell(options: argparse.Namespace, found: dict, wanted: Optional[Tuple[model
 
     rows = judgement.judge(found)
     told = _forecast(found, *wanted) if wanted is not None else None
+    if options.plan_out:
+        _write_plan(options.plan_out, told.plan if told is not None else "")
     if options.json:
         more = {} if told is None else {"forecast": told._asdict()}
         print(json.dumps({**found, "rows": [row._asdict() for row in rows], **more}))
@@ -121,20 +128,29 @@ def _tell(options: argparse.Namespace, found: dict, wanted: Optional[Tuple[model
     return 0 if healthy(rows) else 1
 
 
+def _write_plan(path: str, plan: str) -> None:
+    """`plan`: "" where there is none."""
+    if not plan:
+        print("p3 doctor --plan-out: %s is not written, as no other shares of the servers would win 2%%" % path,
+              file=sys.stderr)  # fmt: skip
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(plan)
+    except OSError as error:
+        raise ConfigError("p3 doctor --plan-out %s: %s" % (path, error.strerror)) from None
+
+
 def _model(options: argparse.Namespace) -> Tuple[models.Model, float]:
-    from p3.doctor import forecast
+    from p3.measure.replay import recorded
 
     if options.model:
         return models.load(options.model, 1.0), options.compute
     if options.parameters:
-        return forecast.even_model(options.parameters), options.compute
+        return recorded.even_model(options.parameters), options.compute
     from p3.trace.lives import load
 
-    model, compute_s = forecast.recorded_model(load(options.trace))
-    compute_s = options.compute or compute_s
-    if compute_s <= 0:
-        raise ConfigError("p3 doctor --trace: the gradients of a round come all at once; give --compute SECONDS")
-    return model, compute_s
+    return recorded.recorded_model(load(options.trace), options.compute)
 
 
 def _forecast(found: dict, model: models.Model, compute_s: float):

@@ -10,13 +10,10 @@ from __future__ import annotations
 import statistics
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
-
-from p3.errors import ConfigError, NotBuilt
+from p3.errors import NotBuilt
 from p3.measure.compressions import Compression
 from p3.measure.replay import bound as bounds
 from p3.measure.replay import models
-from p3.trace.lives import Trace
 
 # Rows of docs/strategies.md, by what stands in their first column.
 EXACT = "computation hides most of the communication, or you do not know yet"
@@ -28,8 +25,9 @@ _HIDDEN = 1.1  # of the computation: an iteration that takes no longer needs no 
 # iteration this many times as long as its computation, what is sent must be sparse.
 _CODECS = ("bf16", "int8")
 _TOO_SLOW = 2.0
-_EVEN_LAYERS = 24
 _MOST_SIMULATED = 32  # hosts; the time of a simulation grows with the square of their number
+_PLANNING_S = 5.0
+_WORTH_A_PLAN = 0.98  # of the time without one
 
 
 class Forecast(NamedTuple):
@@ -43,6 +41,9 @@ class Forecast(NamedTuple):
     bound_s: float
     bound_reason: str
     predicted_s: Optional[float]  # None for many hosts, or where the simulator is not built
+    planned_s: Optional[float]  # predicted with other shares of the servers; None where equal ones are as good
+    planned_shares: Sequence[float]  # those, of each server
+    plan: str  # the file for them (p3/plan/strategy.py)
     compressed_s: Dict[str, float]  # the bound with these codecs both ways; empty without the core
     strategy: str  # a row of docs/strategies.md
 
@@ -50,62 +51,6 @@ class Forecast(NamedTuple):
     def hidden(self) -> float:
         """The share of the communication that overlap can hide at best."""
         return (self.serial_s - self.bound_s) / self.communication_s if self.communication_s else 1.0
-
-
-def even_model(parameters: int) -> models.Model:
-    """A model of which only the size is known: layers of one size, and as much work in each."""
-    share = 1 / (3 * _EVEN_LAYERS)
-    each = max(1, parameters // _EVEN_LAYERS)
-    layers = tuple(
-        models.Layer("layer%d" % number, (models.Tensor("weight%d" % number, (each,)),), share, 2 * share)
-        for number in range(_EVEN_LAYERS)
-    )
-    name = "%s parameters, spread evenly over %d layers" % (format(parameters, ","), _EVEN_LAYERS)
-    return models.Model(name, 1.0, layers)
-
-
-def recorded_model(trace: Trace) -> Tuple[models.Model, float]:
-    """The keys of a run in forward order, each with its share of the work; and the seconds that an iteration computed.
-
-    A backward pass hands out gradients as it goes, so what lies between two of them is work; a forward pass is taken to
-    need half of that, as for the replay's models. ConfigError if the trace does not hold as much.
-    """
-    lives = trace.lives[np.isfinite(trace.lives["ready"])]
-    if len(lives) == 0:
-        raise ConfigError("the trace holds no round: nothing can be told from it")
-    priority = {key: int(lives["priority"][lives["key"] == key][0]) for key in sorted(set(lives["key"].tolist()))}
-    keys = sorted(priority, key=lambda key: (-priority[key], key))
-    whole = [of_round for of_round in _rounds(lives) if set(of_round["key"].tolist()) == set(keys)]
-    gaps = np.array([_gaps(of_round, keys) for of_round in whole])
-    if len(gaps) == 0:
-        raise ConfigError("the trace holds no round of all keys: nothing can be told from it")
-    backward = np.median(gaps, axis=0)
-    total = float(backward.sum())
-    shares = backward / total if total > 0 else np.full(len(keys), 1 / len(keys))
-    layers = tuple(
-        models.Layer(known.name, (models.Tensor(known.name, known.shape),), float(share) / 3, 2 * float(share) / 3)
-        for known, share in ((trace.keys[key], share) for key, share in zip(keys, shares))
-    )
-    return models.Model("the recorded run", 1.0, layers), 1.5 * total
-
-
-def _rounds(lives):
-    """Of each worker, one after the other."""
-    for worker in sorted(set(lives["worker"].tolist())):
-        of_worker = lives[lives["worker"] == worker]
-        for number in sorted(set(of_worker["round"].tolist()) - {0}):
-            yield of_worker[of_worker["round"] == number]
-
-
-def _gaps(of_round, keys: Sequence[int]) -> np.ndarray:
-    """Seconds of the backward pass for each key, in their order; that of the first gradient is not known: the mean."""
-    ready = np.array([of_round["ready"][of_round["key"] == key].min() for key in keys])
-    order = np.argsort(ready, kind="stable")
-    gaps = np.empty(len(keys))
-    steps = np.diff(ready[order])
-    gaps[order[0]] = steps.mean() if len(steps) else 0.0
-    gaps[order[1:]] = steps
-    return gaps
 
 
 def forecast(
@@ -130,21 +75,31 @@ def forecast(
         strategy = SPARSE
     return Forecast(
         model.name, model.bytes, compute_s, alone.seconds, compute_s + alone.seconds, best.seconds, best.reason,
-        _predicted(model, compute_s, up_mbit, down_mbit, delay_ms), compressed_s, strategy,
+        *_predicted(model, compute_s, up_mbit, down_mbit, delay_ms), compressed_s, strategy,
     )  # fmt: skip
 
 
-def _predicted(model, compute_s, up_mbit, down_mbit, delay_ms) -> Optional[float]:
+def _predicted(
+    model, compute_s, up_mbit, down_mbit, delay_ms
+) -> Tuple[Optional[float], Optional[float], Sequence[float], str]:
+    """As the fields from predicted_s to plan."""
+    unknown = None, None, [], ""
     if len(up_mbit) > _MOST_SIMULATED:
-        return None
+        return unknown
     try:
-        from p3.measure.simulate.predict import predict
+        from p3.measure.planning.search import Search
     except ImportError:  # not built
-        return None
+        return unknown
     from p3.measure.simulate.setting import Network, Setting
 
     network = Network(tuple(up_mbit), tuple(down_mbit), delay_ms)
-    return predict(Setting(model=model, compute_s=compute_s, network=network, warmup=1, iterations=2)).mean_s
+    search = Search(Setting(model=model, compute_s=compute_s, network=network, warmup=1, iterations=2))
+    usual = search.without()
+    are_alike = search.proportional().shares == usual.shares
+    best = usual if are_alike else search.best(_PLANNING_S)
+    if best.seconds > _WORTH_A_PLAN * usual.seconds:
+        return usual.seconds, None, [], ""
+    return usual.seconds, best.seconds, [share / sum(best.shares) for share in best.shares], best.strategy.text()
 
 
 def delay_ms(round_trips_s: Sequence[float]) -> float:

@@ -53,6 +53,9 @@ def _forecast(told: Forecast, hosts: int) -> Iterator[str]:
     ]
     if told.predicted_s is not None:
         rows.insert(2, ["P3, as simulated", told.predicted_s, "an iteration by p3 simulate"])
+    if told.planned_s is not None:
+        shares = ", ".join("%.0f%%" % (100 * share) for share in told.planned_shares)
+        rows.insert(3, ["with a plan", told.planned_s, "servers hold %s: --plan-out, then p3 run --strategy" % shares])
     if told.strategy != EXACT:
         rows += [["with %s" % codec, one_s, "the bound, if gradients and what comes back are compressed so"]
                  for codec, one_s in told.compressed_s.items()]  # fmt: skip

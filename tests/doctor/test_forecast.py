@@ -1,14 +1,17 @@
 """What the doctor tells of a model: the replay's bound at the rates that were measured, and a row of the docs."""
 
 import math
+import re
 
 import pytest
 from processes import ROOT
 
+from p3 import cli
 from p3.doctor import forecast, report
 from p3.errors import ConfigError
 from p3.measure.compressions import Compression
-from p3.measure.replay import bound, models
+from p3.measure.replay import bound, models, recorded
+from p3.plan import strategy
 from p3.trace import lives
 
 STRATEGIES = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
@@ -47,14 +50,27 @@ def test_bounds_with_codecs_are_by_their_own_formulas_and_told_where_they_matter
     assert "with int8" in slow and "with bf16" in slow and "with " not in hidden.replace("with headers", "")
 
 
+def test_a_plan_is_told_where_links_differ():
+    model = models.load("resnet50", 0.2)
+    alike, unlike = (
+        forecast.forecast(model, 0.1, [200.0, 200.0, rate], [200.0, 200.0, rate], 0.1) for rate in (200.0, 50.0)
+    )
+    assert (alike.planned_s, alike.plan) == (None, "") and "with a plan" not in "\n".join(report._forecast(alike, 3))
+    assert unlike.planned_s < 0.95 * unlike.predicted_s and unlike.planned_shares[2] < 0.1
+    assert sum(unlike.planned_shares) == pytest.approx(1.0)
+    assert strategy.parse(unlike.plan).default.servers
+    text = "\n".join(report._forecast(unlike, 3))
+    assert re.search("with a plan +%.4f s  servers hold" % unlike.planned_s, text)
+
+
 def test_a_model_of_which_the_size_is_known():
-    model = forecast.even_model(24_000_000)
+    model = recorded.even_model(24_000_000)
     assert model.bytes == 96_000_000
     assert math.isclose(sum(layer.forward + layer.backward for layer in model.layers), 1.0)
     assert told(1.0, 1000, model).model_bytes == 96_000_000
 
 
-def test_a_recorded_run_is_a_model(run_job, tmp_path):
+def test_a_recorded_run_is_a_model(run_job, tmp_path, capsys):
     script = """
         import time
         import numpy as np
@@ -73,11 +89,13 @@ def test_a_recorded_run_is_a_model(run_job, tmp_path):
         """
     finished = run_job(script, env={"P3_TRACE": str(tmp_path / "trace")})
     assert finished.code == 0, finished.err
-    model, compute_s = forecast.recorded_model(lives.load(str(tmp_path / "trace")))
+    model, compute_s = recorded.recorded_model(lives.load(str(tmp_path / "trace")))
     assert [(layer.name, layer.bytes) for layer in model.layers] == [("first", 20000), ("middle", 1200), ("last", 40)]
     assert math.isclose(sum(layer.forward + layer.backward for layer in model.layers), 1.0)
     assert compute_s >= 1.5 * 0.15  # what was slept cannot have been less
     assert told(compute_s, 1000, model).model_bytes == model.bytes
+    assert cli.main(["plan", "--trace", str(tmp_path / "trace"), "--hosts", "3", "--budget", "0"]) == 0
+    assert "the recorded run, 0.0 MB, P3: 3 hosts, 200 Mbit/s, %g s" % compute_s in capsys.readouterr().out
 
 
 def test_a_trace_without_rounds_is_refused(run_job, tmp_path):
@@ -85,4 +103,4 @@ def test_a_trace_without_rounds_is_refused(run_job, tmp_path):
     finished = run_job(script, env={"P3_TRACE": str(tmp_path)})
     assert finished.code == 0, finished.err
     with pytest.raises(ConfigError, match="holds no round"):
-        forecast.recorded_model(lives.load(str(tmp_path)))
+        recorded.recorded_model(lives.load(str(tmp_path)))

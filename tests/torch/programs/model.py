@@ -30,7 +30,8 @@ class Net(nn.Module):
         self.table = nn.Embedding(WORDS, WIDTH)
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.table.weight
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        # Without biases: the gradient of that of the keys is rounding alone, of which Adam makes steps.
+        self.attention = nn.MultiheadAttention(WIDTH, 2, bias=False, batch_first=True)
         self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
         if compiled == "block":
             self.block = torch.compile(self.block, backend="eager")

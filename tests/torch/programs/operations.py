@@ -106,8 +106,8 @@ def programs(draw):
         drawn.update(dtype="float32", optimizer="momentum")
     drawn["staleness"] = draw(st.sampled_from([None] * 15 + [1, "inf"]))
     operations = draw(st.lists(_any, min_size=1, max_size=12))
-    if drawn["staleness"]:  # float64: attention is in each step, and the gradient of its keys' bias is rounding alone
-        drawn.update(synchronous=False, max_grad_norm=None, compression=None, check=0, left_out=False, dtype="float64")
+    if drawn["staleness"]:
+        drawn.update(synchronous=False, max_grad_norm=None, compression=None, check=0, left_out=False)
         if drawn["optimizer"] not in ON_SERVERS:
             drawn["optimizer"] = "adam"
         operations = [one for one in operations if one[0] in stale.OPERATIONS]
