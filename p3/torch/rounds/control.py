@@ -31,7 +31,7 @@ class Control:
         self._sizes = {name: _bytes(tensor) for name, tensor in named_buffers(models)}
         self.store = store = session.new_store()
         self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
-        self.steps = steps.Steps(session, store, tells=3)
+        self.steps = steps.Steps(session, store, tells=4)
         self.alike = Alike(session)
         self._counted: Deque[Tuple[steps.Count, float]] = collections.deque()  # not looked at yet; what alike has told
         self._number = session.declare("number", (1,), "float64", store)
@@ -71,16 +71,24 @@ class Control:
                 tensor.copy_(values[begin:end].clone().view(tensor.dtype).view(tensor.shape))
                 begin = end
 
-    def count_step(self, groups: Sequence[Dict[str, Any]], samples: Optional[float] = None) -> steps.Count:
+    def count_step(
+        self, groups: Sequence[Dict[str, Any]], samples: Optional[float] = None, is_new: bool = False
+    ) -> steps.Count:
         """`groups`: the optimizer's. `samples`: of this worker's gradients, which others wait for; None: all workers'
-        weigh the same. ValueError if some have told them in a step before, and others have not."""
+        weigh the same. `is_new`: whether this worker has any gradient that no step has had; see are_new().
+        ValueError if some have told samples in a step before, and others have not."""
         self._look_at_counted()
         digest = self.alike.digest()
         lr, decay = (sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay"))
         priority = steps.LAST if samples is None else steps.FIRST
-        count = self.steps.count(lr, decay, (*weights.told(samples), digest), priority)
+        count = self.steps.count(lr, decay, (*weights.told(samples), float(is_new), digest), priority)
         self._counted.append((count, digest))
         return count
+
+    def are_new(self, count: steps.Count) -> bool:
+        """Whether any worker had such a gradient in that step. Waits until all have counted it."""
+        self.steps.wait(count)
+        return count.told[2] > 0
 
     def _look_at_counted(self) -> None:
         while self._counted and self._counted[0][0].operation.done:

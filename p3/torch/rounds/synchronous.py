@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Optional
 
 import torch
 
+from p3.frontend.steps import Count
 from p3.plan import choices, combinations
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.requirements import require_norm
@@ -24,7 +25,9 @@ class Synchronous(Rounds):
         self._max_grad_norm = max_grad_norm
         self._has_closure = False  # a step may have many rounds
         self._is_synchronized = False  # the gradients are the mean ones
-        self._was_empty = False  # no worker had any: the step's may be to come, on this worker or another one
+        self._was_empty = False  # no worker had a new one: the step's may be to come, on this worker or another one
+        self._has_new = False  # since the last step, or zero_grad()
+        self._counted: Optional[Count] = None  # the last round
         self._scaling = Scaling(job.current(), self, grad_scaler)
         super().__init__(*arguments)
 
@@ -39,7 +42,13 @@ class Synchronous(Rounds):
 
     def _on_gradient(self, parameter: Parameter) -> None:
         self._is_synchronized = False  # also where GradScaler has left out a step
+        self._has_new = True
         super()._on_gradient(parameter)
+
+    def _count_step(self, samples: Optional[float]) -> Count:
+        is_new = self._has_new or bool(samples)
+        self._counted = self._control.count_step(self._optimizer.param_groups, samples, is_new)
+        return self._counted
 
     def _before_push(self) -> None:
         self._scaling.begin_round()
@@ -50,6 +59,7 @@ class Synchronous(Rounds):
         if self._is_as_ddp and any(one.is_new for one in (self.parameters if parameters is None else parameters)):
             self.synchronize()
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
+        self._has_new = False
         super().zero_grad(zero_grad, set_to_none, parameters)
 
     def synchronize(self) -> None:
@@ -58,6 +68,8 @@ class Synchronous(Rounds):
         self._scaling.begin_round()
         self._complete_round()
         self._was_empty = not self._take_mean_gradients()
+        if not self._was_empty and not self._has_new:  # they may be the last step's, which all workers still have
+            self._was_empty = not self._control.are_new(self._counted)
         self._is_synchronized = True
         self._scaling.end_round()
         if not self._was_empty:
@@ -100,7 +112,7 @@ class Synchronous(Rounds):
             self._clip()
         loss = self._update(closure)
         self._scaling.sums_are_used()
-        self._is_synchronized = False
+        self._is_synchronized = self._has_new = False
         self._end_step()
         return loss
 

@@ -78,6 +78,13 @@ KNOWN = {
     "a step of one worker's gradients behind synchronize() of the last step's": _program(
         _train("A"), _do("synchronize"), _do("train", ways=["e", "A"], seed=0), optimizers=2, synchronous=True
     ),
+    "a step of one worker's gradients behind synchronize() of the last step's, on nobody else": {
+        **_program(optimizer="rmsprop", synchronous=True),
+        "operations": [
+            _do("distribute"), _train("A"), _do("synchronize"),
+            _do("train", first=False, ways=["A", "r"], seed=0, zero="none"), _do("synchronize"), _train("A"),
+        ],
+    },
     "a worker without samples": _program(
         _train("ab"), _do("train", ways=["ab", "a"], seed=1, samples=[2, 1]),
         _do("train", ways=["b", "a"], seed=2, samples=[0, 2]), _train("ab", 3), optimizer="adam",
