@@ -94,7 +94,9 @@ class Member:
         welcome = await self._receive_within(patience_s, "welcome")
         self.node = Node(settings.role, welcome["rank"], self.host)
         self._label = str(self.node)
-        self.servers, self.workers, self.rejoined = welcome["servers"], welcome["workers"], welcome["rejoined"]
+        self.rejoined = welcome["rejoined"]
+        nodes = await self._receive_within(patience_s, "nodes")
+        self.servers, self.workers = nodes["servers"], nodes["workers"]
 
     def close_door(self) -> None:
         """To who has not connected yet. Idempotent, as close(), which does it as well."""

@@ -238,12 +238,8 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "failed": {"text": _str},
     "bye": {},
     # The scheduler to a node.
-    "welcome": {
-        "rank": _int,
-        "servers": _list_of(_SERVER),  # by rank, as the workers
-        "workers": _list_of(_WORKER),
-        "rejoined": _or_none(_object(_REJOINED)),
-    },
+    "welcome": {"rank": _int, "rejoined": _or_none(_object(_REJOINED))},
+    "nodes": {"servers": _list_of(_SERVER), "workers": _list_of(_WORKER)},  # by rank; right behind it
     "start": {},
     # `predecessor`: the key whose other plan this is; wire_key itself: none.
     "define": {"store": _int, "name": _name, **_PLAN, "predecessor": _int},

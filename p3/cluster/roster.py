@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Dict, Iterable, List, Optional, Tuple
 
+from p3.cluster import messages
 from p3.cluster.connections import channel
 from p3.cluster.connections.frames import LinkShare
 from p3.cluster.node import Node
@@ -30,9 +31,13 @@ class Entry:
     def __str__(self) -> str:
         return str(self.node) if self.node else label_of(self.join)
 
+    @property
+    def hears(self) -> bool:
+        return not self.left and not self.gone and not self.catches_up
+
     def tell(self, message: dict) -> None:
         """Queues the message, if the node is there to hear it."""
-        if not self.left and not self.gone and not self.catches_up:
+        if self.hears:
             self.stream.send(message)
 
 
@@ -58,6 +63,14 @@ class Roster:
         return sorted(node for node in self.by_node if node.role == role)
 
     def tell_all(self, role: str, message: dict) -> None:
-        for node, entry in self.by_node.items():
-            if node.role == role:
-                entry.tell(message)
+        self.tell_each((node, message) for node in self.by_node if node.role == role)
+
+    def tell_each(self, sent: Iterable[Tuple[Node, dict]]) -> None:
+        """As Entry.tell(). What several get one after the other is encoded once, for jobs of many nodes."""
+        before, encoded = None, b""
+        for node, message in sent:
+            entry = self.by_node[node]
+            if message is not before:
+                before, encoded = message, messages.encode(message)
+            if entry.hears:
+                entry.stream.send_encoded(encoded)

@@ -170,7 +170,8 @@ class Scheduler:
             if vacant is not None:
                 self._rendezvous.check_replacement(join, self._roster.by_node[vacant].join)
                 past = await self._vacancies.fill(vacant, entry)
-                stream.send(self._welcome_for(vacant, past))
+                stream.send({"kind": "welcome", "rank": vacant.rank, "rejoined": past})
+                stream.send(self._nodes())
                 await self._follow(entry)
                 return
             self._rendezvous.join(join)
@@ -268,11 +269,12 @@ class Scheduler:
         )
         self._vacancies = Vacancies(settings, self._label, roster, self._agreement, self._end, self._fail, self._report)
         for node, entry in roster.by_node.items():
-            entry.tell(self._welcome_for(node))
+            entry.tell({"kind": "welcome", "rank": node.rank, "rejoined": None})
+        nodes = self._nodes()
+        roster.tell_each((node, nodes) for node in roster.by_node)
 
-    def _welcome_for(self, node: Node, rejoined: Optional[dict] = None) -> dict:
-        common = {"servers": self._servers, "workers": self._workers, "rejoined": rejoined}
-        return dict(common, kind="welcome", rank=node.rank)
+    def _nodes(self) -> dict:
+        return {"kind": "nodes", "servers": self._servers, "workers": self._workers}
 
     def _on_message(self, entry: Entry, message: dict) -> None:
         kind = message["kind"]
@@ -295,11 +297,10 @@ class Scheduler:
             if all(other.left for other in self._roster.entries):
                 self._end.set_result(None)
         else:
-            for node, reply in self._agreement.receive(entry.node, message):
-                self._roster.by_node[node].tell(reply)
-                if reply["kind"] == "stop":
-                    loop = asyncio.get_running_loop()
-                    loop.call_later(self._settings.timeout_s, self._give_up_servers)
+            replies = self._agreement.receive(entry.node, message)
+            self._roster.tell_each(replies)
+            if replies and replies[0][1]["kind"] == "stop":
+                asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_servers)
             entry.left = kind == "bye"
             if entry.left:
                 self._report({"state": "left", "rank": entry.node.rank})

@@ -235,9 +235,14 @@ class Stream:
 
         A peer that reads nothing is cut off before it fills our memory.
         """
+        if not self._finished and not self._writer.transport.is_closing():
+            self.send_encoded(messages.encode(message))
+
+    def send_encoded(self, message: bytes) -> None:
+        """The same of one that messages.encode() has made, for all who get the same."""
         if self._finished or self._writer.transport.is_closing():
             return
-        self._writer.write(messages.encode(message))
+        self._writer.write(message)
         if self._writer.transport.get_write_buffer_size() > 4 * messages.MAX_BYTES:
             self._writer.transport.abort()
 

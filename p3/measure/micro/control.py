@@ -1,0 +1,125 @@
+"""How the scheduler stands many nodes: rendezvous, agreement on a model's keys, memory, and the loss of a node.
+
+    p3 bench control [--nodes 64,256,1024] [--model resnet50] [--processes 4]
+
+A real scheduler, and as many workers and as many servers as --nodes says, each with its real connections, handshakes,
+heartbeats and messages, but without a core: many share a process (control_nodes.py). All are on this machine, and share
+its cores as the nodes of a cluster do not. Given are the seconds from the first process's start until all nodes have
+started; from then until all know all keys; the scheduler's processor time and its greatest memory; and, after one
+process of nodes is killed, until the last one of the others has heard of it.
+Close other programs first. It needs some 6 open files for each node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from typing import Dict, List, NamedTuple, Sequence
+
+from p3.cluster.node import loopback
+from p3.measure import arguments as given
+from p3.measure.replay import models
+
+_WAIT_S = 600.0
+
+
+class Job(NamedTuple):
+    scheduler: subprocess.Popen
+    workers: List[subprocess.Popen]
+    servers: List[subprocess.Popen]
+
+
+class Measured(NamedTuple):
+    nodes: int
+    rendezvous_s: float
+    agreement_s: float
+    cpu_s: float  # of the scheduler, for both
+    memory_bytes: int
+    loss_s: float
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = given.parser("control", __doc__)
+    parser.add_argument("--nodes", type=given.list_of(given.number(1, 100_000, int)), default="64,256,1024",
+                        metavar="N[,N]", help="workers, and as many servers (default %(default)s)")
+    parser.add_argument("--model", choices=models.NAMES, default="resnet50", help="whose keys (default %(default)s)")
+    parser.add_argument("--processes", type=given.number(2, 64, int), default=4, metavar="P",
+                        help="that the nodes share (default %(default)s)")
+    options = parser.parse_args(arguments)
+    keys = len(list(models.load(options.model, 1.0).tensors))
+    print(f"{options.model}: {keys} keys")
+    print("workers + servers  rendezvous s  agreement s  scheduler CPU s  scheduler MB  a loss is known after s")
+    for count in options.nodes:
+        one = measure(count, options.model, options.processes)
+        print("%8d + %-6d %13.1f %12.1f %16.1f %13.0f %24.2f" % (
+            count, count, one.rendezvous_s, one.agreement_s, one.cpu_s, one.memory_bytes / 1e6, one.loss_s,
+        ), flush=True)  # fmt: skip
+    return 0
+
+
+def measure(nodes: int, model: str, processes: int) -> Measured:
+    began = time.monotonic()
+    job = _start(nodes, model, processes)
+    everybody = [*job.workers, *job.servers]
+    try:
+        started = max(_read(process, "started") for process in everybody)
+        agreed = max(_read(process, "agreed") for process in everybody)
+        usage = _usage(job.scheduler.pid)
+        killed = time.monotonic()
+        job.workers[-1].kill()
+        heard = max(_read(process, "failed") for process in everybody if process is not job.workers[-1])
+    finally:
+        for process in [job.scheduler, *everybody]:
+            process.kill()
+            process.communicate()
+    return Measured(nodes, started - began, agreed - started, usage["cpu_s"], int(usage["bytes"]), heard - killed)
+
+
+def _start(nodes: int, model: str, processes: int) -> Job:
+    host = loopback()
+    environment = dict(
+        os.environ, DMLC_PS_ROOT_URI=host, DMLC_NUM_WORKER=str(nodes), DMLC_NUM_SERVER=str(nodes),
+        DMLC_NODE_HOST=host, P3_SECRET=secrets.token_hex(16), P3_RENDEZVOUS_TIMEOUT_S=str(_WAIT_S),
+        P3_LOCAL_AGGREGATION="0", P3_WATCH_S="0",
+    )  # fmt: skip
+    code = "import socket, os, sys; from p3.cluster import scheduler; from p3.settings import Settings; " \
+        "from p3.cluster.node import listen_as_root; listener = listen_as_root(%r, 0); " \
+        "print(listener.getsockname()[1], flush=True); " \
+        "sys.exit(scheduler.main(Settings.from_env(os.environ), listener.detach()))" % host
+    scheduler = subprocess.Popen([sys.executable, "-c", code], env=dict(environment, DMLC_ROLE="scheduler"),
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    environment["DMLC_PS_ROOT_PORT"] = scheduler.stdout.readline().strip()
+    half = max(1, processes // 2)
+    limits = [nodes * number // half for number in range(half + 1)]
+
+    def of_role(role: str) -> List[subprocess.Popen]:
+        command = [sys.executable, "-m", "p3.measure.micro.control_nodes", role]
+        return [
+            subprocess.Popen([*command, str(begin), str(end - begin), model], env=environment, stdout=subprocess.PIPE,
+                             text=True)
+            for begin, end in zip(limits, limits[1:]) if end > begin
+        ]  # fmt: skip
+
+    return Job(scheduler, of_role("worker"), of_role("server"))
+
+
+def _read(process: subprocess.Popen, phase: str) -> float:
+    for line in process.stdout:
+        told: Dict = json.loads(line)
+        if phase in told:
+            return told[phase]
+    raise SystemExit("p3 bench control: a process of nodes has ended with %r before %r" % (process.wait(), phase))
+
+
+def _usage(pid: int) -> Dict[str, float]:
+    """Processor seconds, and the greatest resident memory."""
+    with open("/proc/%d/stat" % pid) as file:
+        fields = file.read().rpartition(")")[2].split()
+    with open("/proc/%d/status" % pid) as file:
+        peak = next(line for line in file if line.startswith("VmHWM:"))
+    ticks = os.sysconf("SC_CLK_TCK")
+    return {"cpu_s": (int(fields[11]) + int(fields[12])) / ticks, "bytes": 1024 * int(peak.split()[1])}
