@@ -9,7 +9,7 @@ namespace rules {
 MakeOptimizer mxnet_sgd, mxnet_nag, mxnet_adam, mxnet_adagrad, mxnet_rmsprop, mxnet_rmsprop_centered, mxnet_signum,
     mxnet_ftml, mxnet_ftrl, mxnet_adadelta, mxnet_adamax, mxnet_nadam, mxnet_dcasgd, mxnet_test;
 MakeOptimizer torch_sgd, torch_adam, torch_adagrad, torch_rmsprop;
-MakeOptimizer lion;
+MakeOptimizer lion, outer_sgd;
 
 }  // namespace rules
 
@@ -34,6 +34,7 @@ const std::vector<Rule>& all_rules() {
       {"torch_adagrad", rules::torch_adagrad},
       {"torch_rmsprop", rules::torch_rmsprop},
       {"lion", rules::lion},
+      {"outer_sgd", rules::outer_sgd},
   };
   return all;
 }

@@ -8,6 +8,7 @@ from p3.settings import Settings
 from p3.worker.session import Session
 
 LION = {"name": "lion", "beta1": 0.9, "beta2": 0.99, "multi_precision": False}
+OUTER = {"name": "outer_sgd", "momentum": 0.9, "nesterov": True, "multi_precision": False}
 ADAM = {"name": "adam", "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "clip_gradient": -1.0, "multi_precision": False}
 ROWS, WIDTH = 11, 3
 
@@ -74,6 +75,38 @@ def test_lion_is_that_of_numpy_to_the_bit(sparse, dtype):
         assert state.tobytes() == numpys.momentum.tobytes()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_outer_sgd_of_rate_1_has_the_weight_that_it_was_sent_to_the_bit(dtype):
+    random = np.random.RandomState(0)
+    first, sent = (random.randn(50, 20) * 10.0 ** random.randint(-9, 9, (50, 20)) for _ in range(2))
+    first, sent = first.astype(dtype), sent.astype(dtype)
+    with Session.open(Settings()) as session:
+        session.set_option(0, "optimizer", dict(OUTER, momentum=0.0, nesterov=False))
+        key, landing = _begin(session, False, first)
+        session.pushpull(key, sent, landing, lr=1.0).wait(30)
+    assert landing.tobytes() == sent.tobytes()
+    assert (first - (first - sent)).tobytes() != sent.tobytes()  # a difference could not have given it back
+
+
+@pytest.mark.parametrize("momentum, nesterov", [(0.0, False), (0.9, False), (0.9, True)])
+@pytest.mark.parametrize("lr", [0.3, 0.7, 1.5])
+def test_outer_sgd_is_sgd_on_the_difference_from_the_mean(momentum, nesterov, lr):
+    """Sutskever et al. as PyTorch has it, of the sum of four workers' weights."""
+    random = np.random.RandomState(1)
+    weight = random.randn(ROWS, WIDTH)
+    velocity = np.zeros_like(weight)
+    with Session.open(Settings()) as session:
+        session.set_option(0, "optimizer", dict(OUTER, momentum=momentum, nesterov=nesterov))
+        key, landing = _begin(session, False, weight)
+        for _ in range(20):
+            total = 4 * weight + random.randn(*weight.shape)
+            session.pushpull(key, total, landing, lr=lr, rescale=0.25).wait(30)
+            gradient = weight - total / 4
+            velocity = momentum * velocity + gradient
+            weight = weight - lr * (gradient + momentum * velocity if nesterov else velocity)
+            np.testing.assert_allclose(landing, weight, rtol=0, atol=1e-12)
+
+
 def test_a_nan_does_not_go_unnoticed():
     with Session.open(Settings()) as session:
         session.set_option(0, "optimizer", LION)
@@ -89,7 +122,7 @@ def test_lion_is_described_by_its_registry():
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("optimizer", [ADAM, LION], ids=["adam", "lion"])
+@pytest.mark.parametrize("optimizer", [ADAM, LION, OUTER], ids=["adam", "lion", "outer"])
 def test_from_a_snapshot_on_all_bits_are_as_if_undisturbed(tmp_path, optimizer, sparse):
     weight = np.random.RandomState(0).randn(ROWS, WIDTH).astype(np.float32)
     settings = Settings(snapshot_dir=str(tmp_path), snapshot_every=1)
