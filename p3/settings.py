@@ -332,8 +332,9 @@ class Settings:
     check: int = _setting(
         "P3_CHECK", 0, _integer(0, 1 << 31),
         "With PyTorch: `N` compares the parameters of all workers every N steps, and fails, naming those that differ. "
-        "`0`: never. Set `1` to find out whether a script changes weights or gradients in ways that P3 does not see; "
-        "that costs the overlap with the next forward pass.",
+        "With [local steps](local-steps.md) it compares the global ones at every N-th merge. `0`: never. Set `1` to "
+        "find out whether a script changes weights or gradients in ways that P3 does not see; that costs the overlap "
+        "with the next forward pass.",
     )
     # fmt: on
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
-    ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPING, CLOSURE, Choice, DENSE,
-    DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, MEAN, MOVING, NAMED_SCALER, NORM,
-    NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SNAPSHOTS,
-    STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
+    ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
+    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LOCAL_STEPS,
+    MEAN, MOVING, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED, RESIDUAL,
+    RESIDUAL_BACK, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER,
+    VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -154,6 +155,18 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Leave out one of the two"),
     Exclusion(INDEPENDENT, (JOINT,), "its updates need the gradients of all parameters",
               "Leave out independent=True"),
+    Exclusion(LOCAL_STEPS, (STALE,), "a fragment's exchange is a round of all workers, who have its delay to end it in",
+              "Leave staleness out, and take a larger delay"),
+    Exclusion(LOCAL_STEPS, (DGC,), "dgc sends steps of SGD, and what travels are differences of weights",
+              'Take "topk" or "int4" as codec'),
+    Exclusion(LOCAL_STEPS, (FACTORS,), "no gradients travel, whose factors these are",
+              "Leave p3.torch.factors out"),
+    Exclusion(LOCAL_STEPS, (CLIPPED,), "each worker's gradients are its own",
+              "Clip them in the script, by torch.nn.utils.clip_grad_norm_"),
+    Exclusion(LOCAL_STEPS, (NAMED_SCALER,), "the optimizer's steps are torch's own, as a scaler wants them",
+              "Use torch's GradScaler as without P3"),
+    Exclusion(LOCAL_STEPS, (AWAITED, INDEPENDENT), "no step waits for the other workers",
+              "Leave it out"),
     # What the planner never makes. A server that is to define such a key says so.
     Exclusion(FACTORS, (ROWS,), "factors are dense", _SAME_VERSION),
     Exclusion(NORM, (ROWS, FACTORS), "norms are dense; %s" % _NO_SUCH_PLAN, _SAME_VERSION),

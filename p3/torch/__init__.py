@@ -28,14 +28,16 @@ from p3.torch import ddp as _ddp
 from p3.torch.collectives import all_gather_object, all_reduce, broadcast_object
 from p3.torch.factors import factors
 from p3.torch.grad_scaler import GradScaler
+from p3.torch.local_steps import LocalSteps
 from p3.torch.optimizer import DistributedOptimizer
 from p3.torch.process_group import process_group
 from p3.torch.snapshots import resume, snapshot
 from p3.torch.start import job as _job
 
 __all__ = [
-    "DistributedOptimizer", "GradScaler", "all_gather_object", "all_reduce", "barrier", "broadcast_object", "factors",
-    "local_rank", "local_size", "process_group", "rank", "resume", "size", "snapshot", "stats",
+    "DistributedOptimizer", "GradScaler", "LocalSteps", "all_gather_object", "all_reduce", "barrier",
+    "broadcast_object", "factors", "local_rank", "local_size", "process_group", "rank", "resume", "size",
+    "snapshot", "stats",
 ]  # fmt: skip
 
 _ddp.refuse()

@@ -78,6 +78,8 @@ def DistributedOptimizer(  # a class to its users
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError("DistributedOptimizer takes a torch.optim.Optimizer, not a %s" % type(optimizer).__name__)
+    if hasattr(optimizer, "_p3_local"):
+        raise ValueError("DistributedOptimizer: this optimizer has LocalSteps: call its release() before")
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     for one in models:
         require_model(one)

@@ -13,9 +13,10 @@ from p3.plan.choices import Choice
 from p3.torch.parameters.arrays import DTYPES, is_dense
 
 
-def require_model(model: Any) -> None:
+def require_model(model: Any, of: str = "DistributedOptimizer") -> None:
+    """`of`: the script's call."""
     if not isinstance(model, torch.nn.Module):
-        raise ValueError("DistributedOptimizer takes a torch.nn.Module or several, not a %s" % type(model).__name__)
+        raise ValueError("%s takes a torch.nn.Module or several, not a %s" % (of, type(model).__name__))
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ValueError("the model has modules of torch.jit, which can wait for nothing: use torch.compile instead")
     if any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in model.modules()):
@@ -28,16 +29,17 @@ def require_norm(value: Any, name: str) -> None:
         raise ValueError("%s is %r; it must be a positive number" % (name, value))
 
 
-def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str]) -> None:
-    """`names`: of the model's parameters."""
+def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str],
+                       of: str = "DistributedOptimizer") -> None:  # fmt: skip
+    """`names`: of the model's parameters. `of`: the script's call."""
     parameters = list(parameters_of(optimizer))
     for tensor in parameters:
         if tensor not in names:
             raise ValueError(
-                "DistributedOptimizer: a parameter of the optimizer, of shape %s, is in no module of the model; pass "
-                "all models that it trains, in a list" % (tuple(tensor.shape),)
+                "%s: a parameter of the optimizer, of shape %s, is in no module of the model; pass all models that it "
+                "trains, in a list" % (of, tuple(tensor.shape))
             )
-        _require_supported(names[tensor], tensor)
+        _require_supported(names[tensor], tensor, of)
     _require_apart(parameters, names)
 
 
@@ -72,9 +74,9 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
-def _require_supported(name: str, tensor: torch.Tensor) -> None:
+def _require_supported(name: str, tensor: torch.Tensor, of: str) -> None:
     if torch.nn.parameter.is_lazy(tensor):
-        raise ValueError("parameter %s has no shape yet: run a forward pass before DistributedOptimizer" % name)
+        raise ValueError("parameter %s has no shape yet: run a forward pass before %s" % (name, of))
     if type(tensor.data) is not torch.Tensor:
         raise ValueError("parameter %s is a %s; P3 trains plain tensors only" % (name, type(tensor.data).__name__))
     if tensor.device.type not in ("cpu", "cuda"):

@@ -17,6 +17,7 @@ EXAMPLES = {
     "digits.py": ("--epochs 4", r"accuracy ([\d.]+)%", lambda percent: percent > 80),
     "gpt.py": ("--steps 60", r"loss ([\d.]+) of unseen text", lambda loss: loss < 3.2),
     "gan.py": ("--steps 300", r"distance ([\d.]+) to the nearest centre", lambda distance: distance < 0.5),
+    "local_steps.py": ("--epochs 4", r"accuracy ([\d.]+)%", lambda percent: percent > 80),
     "lora.py": ("--layers 6 --width 256 --steps 40", r"loss ([\d.]+) of the first one's", lambda share: share < 0.8),
     "trees.py": ("--steps 150", r"([\d.]+)% of \d+ unseen formulas", lambda percent: percent > 85),
 }

@@ -1,0 +1,275 @@
+"""Local steps: jobs against plain implementations of the papers in one process, and what is refused."""
+
+import re
+import sys
+
+import plugin_jobs as jobs
+import pytest
+
+torch = pytest.importorskip("torch")
+import p3.torch  # noqa: E402
+from p3.errors import ConfigError  # noqa: E402
+from torch_steps import backward, sgd, small_model, step  # noqa: E402
+
+
+def script(*arguments):
+    return jobs.python("torch_local_steps.py", *arguments)
+
+
+def run(workers, *arguments, **variables):
+    status, output = jobs.run_p3(workers, 2, script(*arguments), **variables)
+    assert status == 0, output
+    return output
+
+
+@pytest.mark.parametrize("kind, workers", [("sgd", 2), ("adamw", 3), ("adagrad", 2), ("lbfgs", 2)])
+def test_an_exchange_behind_each_step_is_training_on_averaged_weights(kind, workers):
+    assert run(workers, "averaged", kind).count("averages") == workers
+
+
+@pytest.mark.parametrize("kind, every, fragments", [("adamw", 1, 1), ("sgd", 5, 3), ("lbfgs", 4, 2)])
+def test_one_worker_is_its_own_optimizer_to_the_bit(kind, every, fragments):
+    assert run(1, "alone", kind, every, fragments).count("is alone") == 1
+
+
+@pytest.mark.parametrize("workers, momentum, nesterov", [(2, 0.9, 1), (4, 0.9, 1), (2, 0.9, 0), (2, 0, 0)])
+def test_diloco_is_that_of_the_paper(workers, momentum, nesterov):
+    assert run(workers, "follows_diloco", 200, momentum, nesterov).count("follows") == workers
+
+
+@pytest.mark.parametrize("workers, delay, alpha", [(2, 2, 0.5), (4, 7, 0.25), (2, 0, 0.0), (2, 4, 1.0)])
+def test_streaming_diloco_is_that_of_the_paper(workers, delay, alpha):
+    assert run(workers, "follows_streaming", 200, delay, alpha).count("follows") == workers
+
+
+def test_fragments_and_delays_change_no_sum_of_bytes():
+    assert run(2, "counts_bytes", P3_LOCAL_AGGREGATION="0").count("has counted") == 2
+
+
+@pytest.mark.parametrize("codec, delay", [("none", 0), ("none", 4), ("int4", 4), ("topk", 2)])
+@pytest.mark.parametrize("aggregates", ["0", "1"])
+def test_all_workers_have_the_same_global_bits(codec, delay, aggregates):
+    output = run(3, "has_same_bits", codec, delay, P3_CHECK="1", P3_LOCAL_AGGREGATION=aggregates)
+    found = re.findall(r"local (\w+) global (\w+)", output)
+    assert len(found) == 3 and len({of_all for _, of_all in found}) == 1, output
+    assert len({local for local, _ in found}) == 3, output
+
+
+def test_a_merged_weight_is_the_global_one_to_the_bit():
+    assert len(set(re.findall(r"worker \d: (\w+)", run(2, "takes_the_global_weights")))) == 1
+
+
+def test_buffers_stay_each_workers_own():
+    output = run(2, "normalized")
+    found = re.findall(r"weights (\w+), statistics (\w+)", output)
+    assert len(set(re.findall(r"first (\w+)", output))) == 1
+    assert len({weights for weights, _ in found}) == 1 and len({own for _, own in found}) == 2, found
+
+
+@pytest.mark.parametrize("codec", ["none", "bf16"])
+@pytest.mark.parametrize("saved_at", [0, 4, 8])
+def test_a_loaded_state_takes_the_same_steps(codec, saved_at):
+    assert run(2, "loads", codec, saved_at).count("goes on") == 2
+
+
+@pytest.mark.parametrize("codec, die_at", [("none", 9), ("int4", 9), ("int4", 7)])
+def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, codec, die_at):
+    whole = run(2, "resumed", tmp_path, codec, 17, 0)
+    launcher = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--restarts", "1"]
+    status, output = jobs.run([*launcher, *script("resumed", tmp_path, codec, 17, die_at)], timeout_s=100,
+                              P3_SNAPSHOT_DIR=str(tmp_path / "snapshots"), P3_SNAPSHOT_EVERY="4")  # fmt: skip
+    assert status == 0, output
+    assert "began at %d" % (die_at // 4 * 4) in output
+    expected, found = (sorted(re.findall(r"has (\w+ of \w+)", one)) for one in (whole, output))
+    assert len(found) == 2 and found == expected
+
+
+@pytest.mark.parametrize("codec", ["none", "int4"])
+def test_a_job_resumes_with_another_number_of_workers(tmp_path, codec):
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "4"}
+    run(2, "resumed", tmp_path, codec, 9, 0, **variables)
+    output = run(3, "resumed", tmp_path, codec, 17, 0, **variables)
+    assert output.count("began at 8") == 3
+    assert len(set(re.findall(r"has (\w+) of", output))) == 1 and len(set(re.findall(r" of (\w{8})", output))) == 3
+
+
+@pytest.mark.parametrize("codec, share", [("int4", 1 / 14 * 1.01), ("int8", 1 / 254 * 1.01)])
+def test_what_all_have_is_as_near_the_exact_weight_as_the_codec_says(codec, share):
+    assert run(2, "published", codec, share).count("is near") == 2
+
+
+@pytest.mark.parametrize("codec, momentum", [("int4", 0.9), ("largest", 0), ("1bit", 0)])
+def test_with_a_codec_it_learns_as_much(codec, momentum):
+    """What a codec leaves out comes later; with codecs that leave out much, momentum swings about that."""
+    assert run(2, "learns", codec, momentum).count("has learned as much") == 2
+
+
+def test_training_waits_at_the_deadline_and_not_before(tmp_path):
+    assert run(2, "waits_at_the_deadline", tmp_path).count("has waited") == 2
+
+
+def test_workers_with_other_schedules_are_told_so():
+    status, output = jobs.run_p3(2, 1, script("differs"))
+    assert status != 0 and "worker 1" in output
+    assert "LocalSteps was given every=5, and on worker 0 4: give all workers the same" in output, output
+
+
+# One worker, in this process
+
+
+@pytest.fixture
+def made():
+    """LocalSteps of a small model, with what it is given."""
+    made = []
+
+    def make(model, **given):
+        made.append(p3.torch.LocalSteps(sgd(model), model, **{"every": 4, **given}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if hasattr(one, "_p3_local"):
+            one.release()
+
+
+@pytest.mark.parametrize("given, problem", [
+    ({"every": 0}, "every is 0; it must be at least 1"),
+    ({"every": 2.5}, "every is 2.5; it must be a whole number"),
+    ({"every": 2, "fragments": 3}, "fragments is 3 and every is 2: .*take 1 to 2 fragments"),
+    ({"fragments": 0}, "fragments is 0"),
+    ({"every": 9, "fragments": 3}, "fragments is 3, and the model has 2 layers"),
+    ({"delay": 4}, "delay is 4 and every is 4: .*take a delay from 0 to 3"),
+    ({"delay": -1}, "delay is -1"),
+    ({"alpha": 1.5}, "alpha is 1.5; it must be a number from 0"),
+    ({"alpha": "half"}, "alpha is 'half'"),
+    ({"outer": {"rate": 1}}, "outer has the field 'rate', .*lr, momentum, nesterov"),
+    ({"outer": {"lr": 0}}, "the outer lr is 0; it must be a number above 0"),
+    ({"outer": {"momentum": -0.1}}, "the outer momentum is -0.1"),
+    ({"outer": {"momentum": 0, "nesterov": True}}, "nesterov is True and its momentum 0"),
+    ({"outer": 0.7}, "outer is 0.7; it must be a dict"),
+    ({"codec": "int5"}, "codec: .*int5"),
+    ({"codec": lambda name, shape: None}, "codec is a function"),
+    ({"codec": {"type": "dgc"}}, "local steps and dgc exclude each other: .*topk"),
+    ({"staleness": 2}, "local steps and staleness .*exclude each other: .*larger delay"),
+    ({"synchronous": True}, "local steps and .*synchronous=True.* exclude each other: .*Leave it out"),
+    ({"max_grad_norm": 1.0}, "local steps and .*max_grad_norm=1.0.*clip_grad_norm_"),
+    ({"grad_scaler": object()}, "local steps and grad_scaler .*torch's GradScaler"),
+    ({"independent": True}, "local steps and .*independent=True"),
+    ({"compression": "int8"}, "compression='int8': give it as codec"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_with_what_to_do(made, given, problem):
+    with pytest.raises(ValueError, match=problem):
+        made(small_model(), **given)
+
+
+def test_an_argument_that_there_is_not_is_a_type_error(made):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'evry'"):
+        made(small_model(), evry=3)
+
+
+def test_it_is_one_optimizer_or_the_other(made):
+    model = small_model()
+    optimizer = made(model)
+    with pytest.raises(ValueError, match="call its release"):
+        p3.torch.DistributedOptimizer(optimizer, model)
+    with pytest.raises(ValueError, match="distributed already: call its release"):
+        p3.torch.LocalSteps(optimizer, model, every=3)
+    optimizer.release()
+    step(model, optimizer)  # torch's own again
+    distributed = p3.torch.DistributedOptimizer(optimizer, model)
+    step(model, distributed)
+    taken_over = made(model)
+    step(model, taken_over)
+    with pytest.raises(RuntimeError, match="LocalSteps has taken over"):
+        distributed.step()
+
+
+def test_factors_are_refused(made):
+    model = p3.torch.factors(small_model())
+    with pytest.raises(ValueError, match="local steps and factors exclude each other"):
+        made(model)
+
+
+def test_it_is_the_same_object_and_class_to_schedulers_and_copies(made):
+    model = small_model()
+    plain = sgd(model)
+    optimizer = p3.torch.LocalSteps(plain, model, every=2)
+    try:
+        assert optimizer is plain and isinstance(optimizer, torch.optim.SGD)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        step(model, optimizer)
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] == 0.05 and optimizer.stats()["step"] == 1
+        with pytest.raises(Exception, match="save its state_dict"):
+            __import__("copy").deepcopy(optimizer)
+        with pytest.raises(ValueError, match="add_param_group comes before LocalSteps"):
+            optimizer.add_param_group({"params": []})
+    finally:
+        optimizer.release()
+    assert type(optimizer) is torch.optim.SGD
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has none for the CPU before 2.3")
+def test_a_step_that_a_scaler_leaves_out_is_none(made):
+    """Of one worker whose outer step has a rate of 1: as the plain optimizer, to the bit."""
+    model, plain = small_model(), small_model()
+    optimizer, reference = made(model, every=2, outer={"lr": 1.0, "momentum": 0.0}), sgd(plain)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    for number in range(6):
+        for one, its, scaler in ((model, optimizer, scalers[0]), (plain, reference, scalers[1])):
+            its.zero_grad()
+            loss = one(torch.ones(2, 4)).square().sum() * (float("inf") if number == 2 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.unscale_(its)
+            torch.nn.utils.clip_grad_norm_(one.parameters(), 0.5)
+            scaler.step(its)
+            scaler.update()
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), plain.parameters()))
+    assert optimizer.stats()["step"] == 5 and scalers[0].get_scale() == 512
+
+
+def test_where_lost_workers_are_replaced_it_is_refused(made, monkeypatch):
+    monkeypatch.setenv("P3_ON_WORKER_LOSS", "wait")
+    with pytest.raises(ConfigError, match="training with p3.torch.*exclude each other"):
+        made(small_model())
+
+
+def test_half_precision_has_a_global_value_of_float32(made):
+    model = small_model().to(torch.bfloat16)
+    optimizer = made(model, every=1, outer={"lr": 1 / 1024, "momentum": 0})
+    first = {name: one.float() for name, one in model.state_dict().items()}
+    model(torch.ones(2, 4, dtype=torch.bfloat16)).square().sum().backward()
+    optimizer.step()
+    values = optimizer.state_dict()["local_steps"]["global"]
+    assert all(values[name].dtype == torch.float32 for name in first)
+    for name, one in model.named_parameters():
+        assert torch.equal(one, values[name].to(torch.bfloat16))
+    unseen = [(values[name] != first[name]) & (one == first[name]) for name, one in model.named_parameters()]
+    assert any(one.any() for one in unseen)  # steps of less than a bfloat16 can show
+
+
+def test_a_plain_optimizers_state_leaves_the_global_one(made):
+    model = small_model()
+    optimizer = made(model, every=2)
+    for _ in range(3):
+        step(model, optimizer)
+    plain = sgd(small_model())
+    optimizer.load_state_dict(plain.state_dict())
+    assert not optimizer.state_dict()["state"] and optimizer.stats()["step"] == 3
+
+
+def test_a_state_of_another_model_is_refused(made):
+    optimizer, other = made(small_model()), torch.nn.Sequential(torch.nn.Linear(4, 3))
+    content = {**optimizer.state_dict(), "local_steps": made(other).state_dict()["local_steps"]}
+    with pytest.raises(ValueError, match="of another model: 2.bias is in one of them only"):
+        optimizer.load_state_dict(content)
+
+
+def test_weights_that_the_script_loads_become_global_ones_by_broadcast(made):
+    model = small_model()
+    optimizer = made(model)
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+    optimizer.broadcast()
+    assert (optimizer.state_dict()["local_steps"]["global"]["0.weight"] == 2).all()
+    backward(model)
