@@ -100,6 +100,11 @@ cdef extern from "base/digest.h" namespace "p3" nogil:
     uint64_t digest_of "p3::digest"(const void* memory, size_t bytes) noexcept
 
 
+cdef extern from "numeric/products/low_rank.h" namespace "p3" nogil:
+    void c_orthonormalise "p3::orthonormalise"(float*, size_t, size_t, const float*) except +
+    void c_multiply_thin "p3::multiply_thin"(const float*, const float*, size_t, size_t, size_t, float*) except +
+
+
 cdef extern from "p3/wire.h" namespace "p3" nogil:
     cdef struct Header:
         pass

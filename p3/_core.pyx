@@ -155,6 +155,7 @@ def bytes_back(compression not None, size_t elements):
 
 include "_core_tls.pxi"
 include "_core_rules.pxi"
+include "_core_lowrank.pxi"
 
 
 def digest(memory not None):

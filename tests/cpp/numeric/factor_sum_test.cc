@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/simd.h"
-#include "numeric/factors.h"
+#include "numeric/products/factors.h"
 
 namespace p3 {
 namespace {

@@ -1,5 +1,5 @@
 // Keys of factors in jobs of real workers and real servers over sockets.
-#include "numeric/factors.h"
+#include "numeric/products/factors.h"
 
 #include <gtest/gtest.h>
 

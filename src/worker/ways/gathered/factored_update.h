@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "numeric/factors.h"
+#include "numeric/products/factors.h"
 #include "p3/key_plan.h"
 #include "p3/live_optimizer.h"
 

@@ -1,4 +1,4 @@
-#include "numeric/factors.h"
+#include "numeric/products/factors.h"
 
 #include <algorithm>
 #include <cstring>
