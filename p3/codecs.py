@@ -2,16 +2,19 @@
 
     python -m p3.codecs                           # prints the tables of docs/compression.md
 
-A compression is the option of a store: {"type": "2bit", "threshold": 0.5}. The core is imported at the first question,
-not with this module: `p3 --help` and `p3 doctor` must run without it. Thread-safe.
+A compression is the option of a store: {"type": "2bit", "threshold": 0.5}. One is no codec of the core's: lowrank,
+which makes two thin matrices of each (p3/worker/lowrank/), and they travel as they are. The core is imported at the
+first question, not with this module: `p3 --help` and `p3 doctor` must run without it. Thread-safe.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+import math
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 TABLES_ELEMENTS = 50_000  # of a slice, in the tables
+TABLES_MATRIX = 1000, 1000
 
 
 class Option(NamedTuple):
@@ -37,29 +40,47 @@ class Codec(NamedTuple):
     carries_sums: bool  # sums that the workers apply come back in it, too
     makes_steps: bool  # workers send steps that the servers subtract, and only those of any worker come back
     encodes_values: bool  # it can encode what comes back from a server: a sum, or the change of a value
+    is_of_matrices: bool = False  # it encodes no slices, but sends two thin matrices in the place of one
 
     def complete(self, **given: Any) -> Dict[str, Any]:
         """A compression with the standard values of what is not given."""
         return {"type": self.name, **{option.name: option.standard for option in self.options}, **given}
 
 
+LOW_RANK = Codec(
+    "lowrank", "that of a product of two thin matrices, found by all workers together; the difference is added to the "
+    "next gradient", (Option("rank", 4, 1, 1024, False, "a whole number from 1 to 1024", int, False),),
+    residuals=1, carries_sums=False, makes_steps=False, encodes_values=False, is_of_matrices=True,
+)  # fmt: skip
+
+
 @functools.lru_cache(maxsize=None)
 def codecs() -> Dict[str, Codec]:
-    """By name, in the order of their numbers on the wire. NotBuilt."""
+    """Those of the core, by name, in the order of their numbers on the wire. NotBuilt."""
     from p3 import _core
 
     made = [Codec(**dict(one, options=tuple(Option(**option) for option in one["options"]))) for one in _core.codecs()]
     return {codec.name: codec for codec in made}
 
 
+def types() -> Dict[str, Codec]:
+    """All that a compression may name. NotBuilt."""
+    return {**codecs(), LOW_RANK.name: LOW_RANK}
+
+
 def of(compression: Optional[Mapping[str, Any]]) -> Optional[Codec]:
     """Its codec; None without a compression, and of a type that there is not."""
     kind = (compression or {}).get("type")
-    return codecs().get(kind) if isinstance(kind, str) else None
+    return types().get(kind) if isinstance(kind, str) else None
+
+
+def is_of_matrices(compression: Mapping[str, Any]) -> bool:
+    codec = of(compression)
+    return codec is not None and codec.is_of_matrices
 
 
 def of_gradients() -> List[str]:
-    """The names of those that encode gradients as they are, not steps."""
+    """The names of the core's that encode gradients as they are, not steps."""
     return [codec.name for codec in codecs().values() if not codec.makes_steps]
 
 
@@ -79,13 +100,13 @@ def checks() -> Dict[str, Dict[str, Tuple[str, Callable[[Any], bool]]]]:
     """Of each, by name, what is checked of its options: see p3.plan.optimizers.validate_fields."""
     return {
         name: {option.name: (option.allowed, option.allows) for option in codec.options}
-        for name, codec in sorted(codecs().items())
+        for name, codec in sorted(types().items())
     }
 
 
 def checks_of_what_comes_back() -> Dict[str, Dict[str, Tuple[str, Callable[[Any], bool]]]]:
     """The same, of those that what comes back may be encoded by."""
-    return {name: options for name, options in checks().items() if codecs()[name].encodes_values}
+    return {name: options for name, options in checks().items() if types()[name].encodes_values}
 
 
 class Ways(NamedTuple):
@@ -101,7 +122,8 @@ class Ways(NamedTuple):
         if isinstance(given, str):
             both = _complete(given)
             codec = of(both)
-            return cls(both, None if codec is not None and codec.makes_steps else both)  # steps come back by themselves
+            comes_back_by_itself = codec is not None and not codec.encodes_values  # as steps and thin matrices do
+            return cls(both, None if comes_back_by_itself else both)
         if isinstance(given, dict) and given and set(given) <= {"up", "down"}:
             return cls(_complete(given.get("up")), _complete(given.get("down")))
         return cls(_complete(given))
@@ -175,6 +197,32 @@ def bytes_back(down: Optional[Mapping[str, Any]], elements: int) -> int:
     return _core.bytes_back(down, elements)
 
 
+# What travels of a matrix with lowrank. A key of more dimensions is one of as many rows as its first has.
+
+
+def as_matrix(shape: Sequence[int]) -> Tuple[int, int]:
+    """Rows and columns of a key of at least two dimensions."""
+    return shape[0], math.prod(shape[1:])
+
+
+def rank_of(compression: Optional[Mapping[str, Any]], shape: Sequence[int]) -> int:
+    """The columns of each of the two matrices that travel in the place of a float32 key of that shape. 0: it stays as
+    it is, as they would take no fewer bytes, or the compression makes none."""
+    if not compression or not is_of_matrices(compression) or len(shape) < 2:
+        return 0
+    (rows, columns), rank = as_matrix(shape), compression["rank"]
+    return rank if (rows + columns) * rank < rows * columns else 0
+
+
+def in_place_of(shape: Sequence[int], rank: int) -> Tuple[Tuple[int, ...], ...]:
+    """The shapes of what has a round in each step, one behind the other: their bytes cross the network both ways, as
+    those of any key. `rank`: rank_of(); 0: the key itself."""
+    if rank == 0:
+        return (tuple(shape),)
+    rows, columns = as_matrix(shape)
+    return (rows, rank), (columns, rank)
+
+
 # docs/compression.md
 
 
@@ -190,13 +238,20 @@ def tables() -> str:
             back = "the same, times the number of workers at most"
         kept = "%d bytes for each element" % (4 * codec.residuals) if codec.residuals else "nothing"
         lines.append("| `%s` | %s | %s | %s | %s |" % (codec.name, _percent(share), back, kept, codec.effect))
+    lines.append("| `%s` | %s of %d x %d elements | as many | 4 bytes for each element | %s |" % (
+        LOW_RANK.name, _percent(_share_of(TABLES_MATRIX, LOW_RANK.complete())), *TABLES_MATRIX, LOW_RANK.effect))
     lines += ["", "| type | option | default | allowed |", "|---|---|---|---|"]
-    for codec in codecs().values():
+    for codec in types().values():
         for option in codec.options:
             standard = str(option.standard) if option.kind is bool else "%g" % option.standard
             standard += "; PyTorch: none" if option.is_mxnets else ""
             lines.append("| `%s` | `%s` | %s | %s |" % (codec.name, option.name, standard, option.allowed))
     return "\n".join(lines)
+
+
+def _share_of(shape: Tuple[int, int], compression: Mapping[str, Any]) -> float:
+    """Of its elements, that travel with lowrank."""
+    return sum(map(math.prod, in_place_of(shape, rank_of(compression, shape)))) / math.prod(shape)
 
 
 def _percent(share: float) -> str:

@@ -29,10 +29,10 @@ def test_every_option_of_deep_gradient_compression_is_explained():
 
 
 def test_standard_values_and_nothing_else_complete_a_compression():
-    for codec in codecs.codecs().values():
+    for codec in codecs.types().values():
         compression = codec.complete()
         validate("compression", compression)
-        assert codecs.of(compression) is codec and codecs.complete(compression) == compression
+        assert codecs.of(compression) == codec and codecs.complete(compression) == compression
         assert codecs.complete({"type": codec.name}, of_mxnet=True) == compression
         assert [type(compression[option.name]) for option in codec.options] == [one.kind for one in codec.options]
     assert codecs.complete({"type": "dgc", "ratio": 0.5, "warmup_steps": 3}) == {
@@ -75,6 +75,7 @@ def test_a_push_has_no_more_bytes_than_plain_and_all_that_a_value_can_have_is_a_
 
 
 INT8, BF16, DGC = ({"type": kind} for kind in ("int8", "bf16", "dgc"))
+LOW_RANK = {"type": "lowrank", "rank": 4}
 
 
 @pytest.mark.parametrize("given, up, down", [
@@ -86,6 +87,8 @@ INT8, BF16, DGC = ({"type": kind} for kind in ("int8", "bf16", "dgc"))
     ({"down": BF16}, None, BF16),
     ({"up": None, "down": "int8"}, None, INT8),
     ("dgc", codecs.complete(DGC), None),
+    ("lowrank", LOW_RANK, None),
+    ({"up": "lowrank", "down": "bf16"}, LOW_RANK, BF16),  # which is refused
     ({}, {}, None),
     (7, 7, None),
 ])  # fmt: skip
@@ -107,13 +110,29 @@ def test_mxnets_params_mean_what_is_pushed_and_have_a_down(given, up, down):
     assert codecs.ways_of_mxnet(given) == (up, down)
 
 
-def test_what_comes_back_is_encoded_by_what_makes_no_steps():
-    for codec in codecs.codecs().values():
+def test_what_comes_back_is_encoded_by_what_makes_no_steps_and_no_matrices():
+    for codec in codecs.types().values():
         if codec.encodes_values:
             validate("value_compression", codec.complete())
         else:
             with pytest.raises(ValueError, match="value_compression: type is '%s'; it must be one of" % codec.name):
                 validate("value_compression", codec.complete())
+
+
+@pytest.mark.parametrize("shape, rank, travels", [
+    ((1000, 1000), 4, ((1000, 4), (1000, 4))),
+    ((64, 32, 3, 3), 4, ((64, 4), (288, 4))),
+    ((8, 8), 4, ((8, 8),)),  # of 64 elements, and 64 would travel
+    ((9, 8), 4, ((9, 4), (8, 4))),
+    ((1000,), 1, ((1000,),)),
+    ((), 1, ((),)),
+    ((0, 7), 1, ((0, 7),)),
+])  # fmt: skip
+def test_two_thin_matrices_travel_where_that_takes_fewer_bytes(shape, rank, travels):
+    compression = {"type": "lowrank", "rank": rank}
+    assert codecs.in_place_of(shape, codecs.rank_of(compression, shape)) == travels
+    for other in (None, {}, INT8, DGC):
+        assert codecs.in_place_of(shape, codecs.rank_of(other, shape)) == (shape,)
 
 
 def test_a_frame_has_the_bytes_of_the_cores_header():

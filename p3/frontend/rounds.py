@@ -11,9 +11,11 @@ one whose answer may come during the step, in an array of its own, and the step'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from p3.frontend import waiting
+from p3.plan import choices
+from p3.plan.choices import Choice
 from p3.worker.key import Key
 from p3.worker.session import Session
 
@@ -67,16 +69,18 @@ class KeyRounds(ABC):
 
     @property
     def is_compressed(self) -> bool:
-        return bool(self.key.axes.codec)
+        return bool(self.key.axes.codec) or self.key.rank > 0
 
     @property
     def comes_back_compressed(self) -> bool:
         return bool(self.key.axes.value_codec)
 
     @property
-    def keeps_residual(self) -> bool:
-        """Compression adds what it has left out to the next gradient."""
-        return self._session.core.keeps_residual(self.key.handle)
+    def kept(self) -> List[Choice]:
+        """What compression keeps of what it has left out, and adds to the next gradient or sum."""
+        of_slices = self._session.core.keeps_residual(self.key.handle)
+        of_gradients = [choices.LOW_RANK] * (self.key.rank > 0) + [choices.RESIDUAL] * of_slices
+        return of_gradients + choices.of_sums_back(self.key.axes.value_codec)
 
     @property
     def is_pending(self) -> bool:

@@ -40,7 +40,8 @@ class Weights(snapshots.Trainer):
 
         `first`: arrays by name, of any shape and of a type that P3 can train; names, shapes and types are the same on
         every worker. `optimizer`: one of the torch_* of p3/plan/optimizers.py, whose corrections the servers make.
-        `compression`: as of p3.codecs.Ways, or a function of name and shape. `staleness`: see Session.declare.
+        `compression`: as of p3.codecs.Ways, but not lowrank; or a function of name and shape. `staleness`: see
+        Session.declare.
         """
         if not str(optimizer.get("name")).startswith("torch_"):
             raise ValueError("the optimizer is %r; it must be a torch_* of p3.plan.optimizers" % (optimizer,))

@@ -335,7 +335,9 @@ class P3KVStore(mx.kvstore.KVStore):
         """
         if not isinstance(compression_params, dict):
             raise MXNetError(f"compression_params is {compression_params!r}; it must be a dict like {{'type': '2bit'}}")
-        for option, value in codecs.ways_of_mxnet(compression_params).options.items():
+        ways = codecs.ways_of_mxnet(compression_params)
+        combinations.require("set_gradient_compression", choices.of_compression(ways.up), choices.MXNET)
+        for option, value in ways.options.items():
             self._session.set_option(self._store, option, value)
 
     @_call

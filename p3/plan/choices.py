@@ -34,13 +34,13 @@ SYNCHRONOUS = Choice("common rounds", "`p3_sync`")
 STALE = Choice("staleness", "`p3_ssp`, `p3_async`, `staleness=`")
 
 PLAIN = Choice("gradients as they are")
-ENCODED = Choice("compression", "[any type but dgc](compression.md)")
+ENCODED = Choice("compression", "[any type but dgc and lowrank](compression.md)")
 DGC = Choice("dgc", '`{"type": "dgc"}`')
 
 WHOLE_BACK = Choice("values that come back whole")
 ENCODED_BACK = Choice(
     "compression of what comes back",
-    '`compression="int8"` or `{"down": ...}`, [any type but dgc](compression.md#both-ways)',
+    '`compression="int8"` or `{"down": ...}`, [any type but dgc and lowrank](compression.md#both-ways)',
 )
 
 DENSE = Choice("dense gradients")
@@ -75,6 +75,7 @@ AXES = {
 
 # And what matters beside them: of the key,
 
+LOW_RANK = Choice("lowrank", '`{"type": "lowrank"}`')  # two thin matrices have rounds in its place, as plain keys
 NOT_FLOAT32 = Choice("a type other than float32")
 WHOLE_NUMBERS = Choice("a type of whole numbers")
 VECTOR = Choice("a key of one dimension", "a bias, a scale")
@@ -89,6 +90,7 @@ CHECK = Choice("P3_CHECK", "in PyTorch")
 # of the front end and of the script.
 
 TORCH = Choice("training with p3.torch")
+MXNET = Choice("a store of MXNet", "`set_gradient_compression`, `compression_params`")
 GPU = Choice("parameters on a GPU", "in PyTorch")
 SCALER = Choice("a loss scaler", "AMP in MXNet")
 CLIPPING = Choice("clipping by the norm that the servers tell", "`store.set_clipping()` in MXNet")
@@ -127,6 +129,8 @@ def of_compression(compression: Optional[Mapping[str, Any]]) -> Choice:
     codec = codecs.of(compression)
     if codec is None:
         return PLAIN
+    if codec.is_of_matrices:
+        return LOW_RANK
     return DGC if codec.makes_steps else ENCODED.said(codec.name)
 
 

@@ -14,9 +14,9 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
     Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LOCAL_STEPS,
-    MEAN, MOVING, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED, RESIDUAL,
-    RESIDUAL_BACK, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED, UNNAMED_SCALER,
-    VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
+    LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED,
+    RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED,
+    UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -98,6 +98,26 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
                "They come back as they are"),
     _gives_way(ENCODED_BACK, (FACTORS,), "what comes back are the others' factors", "They travel as they are"),
     _gives_way(ENCODED_BACK, (NORM,), "norms are sixteen bytes of each server", "They travel as they are"),
+    Exclusion(LOW_RANK, (STALE,), "it sums thin matrices of all workers in a round, and there is no such round",
+              "Use another compression, or set staleness to 0"),
+    Exclusion(LOW_RANK, _RULES, "thin matrices come back, of which each worker makes the gradient; the servers have "
+              "none to update by", "Let the workers update, as DistributedOptimizer does by itself; or use another "
+              "compression"),
+    Exclusion(LOW_RANK, (ENCODED_BACK,), "what comes back are few bytes already", 'Leave out "down"'),
+    Exclusion(LOW_RANK, (NORM,), "the servers sum thin matrices, whose norm is not the gradient's",
+              "Use another compression; DistributedOptimizer(max_grad_norm=...) clips with lowrank, and waits for the "
+              "gradients"),
+    Exclusion(LOW_RANK, (SCALER, NAMED_SCALER, UNNAMED_SCALER, LATE_SCALER),
+              "what it leaves out has the scale of the loss, and goes with no scaler",
+              "Use a type that keeps nothing, bf16 or fp16, or train without a loss scaler"),
+    Exclusion(LOW_RANK, (GPU,), "its products are made in CPU memory, of the whole gradient",
+              "Use another compression, or keep the model on the CPU"),
+    Exclusion(LOW_RANK, (MXNET,), "its rounds are not operations of MXNet's engine", "Use another compression"),
+    Exclusion(LOW_RANK, (DGC,), "dgc needs an optimizer on the servers, and with lowrank the workers update",
+              "Use one of the two"),
+    _gives_way(LOW_RANK, (ROWS, NOT_FLOAT32, VECTOR), "it is for dense float32 keys of at least two dimensions",
+               "The gradients travel as they are"),
+    _gives_way(LOW_RANK, (FACTORS,), "the factors are not the gradient", "The factors travel as they are"),
     Exclusion(RESIDUAL_BACK, (SCALER, NAMED_SCALER, UNNAMED_SCALER, LATE_SCALER),
               "what the servers have left out of sums has the scale of the loss, and they cannot undo a step that is "
               "left out", 'Use bf16 or fp16 for what comes back ("down"), which keep nothing, or leave it whole'),
@@ -222,7 +242,7 @@ def contradiction(plan: KeyPlan) -> str:
 
 # docs/strategies.md
 
-_COLUMNS = (STALE, ENCODED, ENCODED_BACK, DGC, FACTORS, ROWS, AVERAGE)
+_COLUMNS = (STALE, ENCODED, ENCODED_BACK, DGC, LOW_RANK, FACTORS, ROWS, AVERAGE)
 _BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, AGGREGATION, MOVING)
 
 
@@ -252,7 +272,7 @@ def _explained(choice: Choice) -> str:
 
 
 def _cell(choice: Choice, column: Choice) -> str:
-    if choice == column or {choice, column} <= {ENCODED, DGC}:
+    if choice == column or {choice, column} <= {ENCODED, DGC, LOW_RANK}:
         return ""
     exclusion = between(choice, column)
     if exclusion is None:

@@ -35,9 +35,19 @@ def axes(
     return Axes(staleness, codec, reduction, "servers", value_codec)
 
 
+def rank(
+    shape: Sequence[int], dtype: str, options: Options, sparse: bool = False, gathered: bool = False, norm: bool = False
+) -> int:
+    """Of a key in whose place two thin matrices have rounds, which are keys of their own (p3/worker/lowrank/); 0: it
+    has rounds itself. The arguments are those of axes()."""
+    if sparse or gathered or norm or dtype != "float32":
+        return 0
+    return codecs.rank_of(options.get("compression"), shape)
+
+
 def _applying(compression: Optional[Mapping[str, Any]], dtype: str, dimensions: int) -> Mapping[str, Any]:
-    """To a dense key; else {}."""
-    if not compression:
+    """To the slices of a dense key; else {}."""
+    if not compression or codecs.is_of_matrices(compression):
         return {}
     from p3._core import codec_applies  # here: without compression the scheduler needs no core
 

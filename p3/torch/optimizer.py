@@ -55,9 +55,10 @@ def DistributedOptimizer(  # a class to its users
     exact weights, send to all workers alike; of the mean gradients, where the workers update, these. Each way its own:
     {"up": "int8", "down": "bf16"}, None for neither; a type with options: {"type": "2bit", "threshold": 0.01} in the
     place of its name. {"type": "int8"} alone: what leaves. {"type": "dgc", "ratio": 0.001}: deep gradient compression,
-    of torch.optim.SGD. Parameters of one dimension come back exact. Or a function of a parameter's name and shape that
-    returns any of these, the same on every worker: `lambda name, shape: "int8" if len(shape) > 1 else None`. A param
-    group's own entry "compression", but no function, is that of its parameters.
+    of torch.optim.SGD. {"type": "lowrank", "rank": 4}: two thin matrices in the place of one; with any optimizer, that
+    then runs on the workers. Parameters of one dimension come back exact. Or a function of a parameter's name and shape
+    that returns any of these, the same on every worker: `lambda name, shape: "int8" if len(shape) > 1 else None`. A
+    param group's own entry "compression", but no function, is that of its parameters.
 
     `grad_scaler`: the p3.torch.GradScaler that scales this optimizer's losses; so steps wait for nothing, as with
     max_grad_norm. Or torch's, with `synchronous`: compression that keeps what it leaves out must know of it, as that

@@ -35,7 +35,8 @@ class Declarations:
         rule = []  # others hear of it at the first push
         if key.is_norm:
             rule = [choices.of_optimizer(self._options.wanted(key.store, "optimizer"))]
-        self._require(key, *self._choices(key), *asked, *rule, *of_job)
+        norm = [choices.NORM] * (choices.LOW_RANK in asked and self._session.keys.have_norm(key.store))
+        self._require(key, *self._choices(key), *asked, *rule, *norm, *of_job)
 
     def require_to_push(self, key: Key) -> None:
         """ValueError unless it can be pushed with the optimizer that its store has by now, or without one."""
@@ -55,7 +56,7 @@ class Declarations:
 
     def say_if_lossy(self, key: Key) -> None:
         """What a key has of its own is said once for all of its store that have the same, by the first one's name."""
-        applying = {"compression": key.axes.codec, "value_compression": key.axes.value_codec}
+        applying = {"compression": key.axes.codec or key.rank, "value_compression": key.axes.value_codec}
         for option, value in key.options.items():
             one = key.store, option, repr(value)
             if self._session.rank != 0 or not value or not applying[option] or one in self._warned:
@@ -70,6 +71,10 @@ class Declarations:
         """As the scheduler will have them, which goes by the same options."""
         is_gathered, options = key.factors is not None, self._wanted(key)
         return planner.axes(key.shape, key.dtype, options, key.sparse, key.staleness, is_gathered, key.is_norm)
+
+    def rank_of(self, key: Key) -> int:
+        is_gathered, options = key.factors is not None, self._wanted(key)
+        return planner.rank(key.shape, key.dtype, options, key.sparse, is_gathered, key.is_norm)
 
     def declare_to_core(self, key: Key) -> int:
         """The core's handle for it."""

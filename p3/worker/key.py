@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from p3.codecs import LOW_RANK
 from p3.plan import key_plan
 from p3._core import DTYPES
 from p3.plan.key_plan import Axes, KeyPlan
@@ -48,6 +49,7 @@ class Key(NamedTuple):
     factors: Optional[FactorShape] = None  # of one worker; then rounds land in the weight, whose shape this is not
     axes: Axes = Axes()  # how its rounds go; before it is declared, what the script says of that
     options: Mapping[str, Any] = {}  # that it has in place of its store's, by name
+    rank: int = 0  # of the two matrices that have rounds in its place (lowrank/); 0: it has rounds itself
 
     def __hash__(self) -> int:  # of a tuple it would need that of the codec, a dict
         return hash((self.store, self.name, self.handle))
@@ -60,6 +62,11 @@ class Key(NamedTuple):
     def staleness(self) -> int:
         """Rounds that the fastest worker may be ahead of the slowest."""
         return self.axes.staleness
+
+    @property
+    def compression(self) -> Optional[str]:
+        """The type that applies to what is pushed."""
+        return LOW_RANK.name if self.rank else self.axes.codec.get("type")
 
     @property
     def is_norm(self) -> bool:

@@ -48,7 +48,8 @@ class Keys:
                 require_same(self._session.label, key, declared)
                 return key
             self._declarations.require_together(declared)
-            key = declared._replace(axes=self._declarations.axes_of(declared))
+            axes, rank = self._declarations.axes_of(declared), self._declarations.rank_of(declared)
+            key = declared._replace(axes=axes, rank=rank)
             key = key._replace(handle=self._declarations.declare_to_core(key))
             self._declarations.say_if_lossy(key)
             self._declared[key.identity] = key

@@ -33,6 +33,7 @@ from p3.worker.control import Control
 from p3.worker.key import NORM, FactorShape, Key, Name, checked
 from p3.worker.keys import Keys
 from p3.worker.links.link import Link
+from p3.worker.lowrank.matrices import Matrices
 from p3.worker.orders import Orders
 from p3.worker.questions import Barriers, ServerCounters
 from p3.worker.repartition import Repartition
@@ -66,9 +67,10 @@ class Session(Control):
         self._repartition = Repartition(self, link)
         self._options = StoreOptions(self, link, self._repartition)
         self.keys = Keys(self, link, self._options, self._repartition)
+        self.low_rank = Matrices(self)
         self.saved = Saved(self, link)
         self.snapshots = Snapshots(self, link, self.saved)
-        parts = (self.keys, self.orders, self._options, self._repartition, self.saved)
+        parts = (self.low_rank, self.keys, self.orders, self._options, self._repartition, self.saved)
         self.stores = Stores(self, link, self.keys, [part.forget for part in parts])
         self.progress = Progress(self, link, self.keys)  # told of its steps by a store that goes past this class
         self._barriers = Barriers(self, link, self.progress)
@@ -142,7 +144,10 @@ class Session(Control):
         both workers.
         """
         self.check()
-        return self.keys.declare(checked(self.label, store, name, shape, dtype, sparse, staleness, options))
+        key = self.keys.declare(checked(self.label, store, name, shape, dtype, sparse, staleness, options))
+        if key.rank:
+            self.low_rank.declare(key)
+        return key
 
     def declare_factors(self, name: Name, factors: FactorShape, store: int = 0) -> Key:
         """A key whose rounds gather the workers' factors of a float32 weight, which each worker then updates itself.
@@ -216,14 +221,20 @@ class Session(Control):
         updates the rows that any worker touched, and no others: those are written to `landing`, an array of the whole
         key, and listed by the Operation's `changed` when it is done. Without an optimizer they become the sums, and the
         rows that held sums of the round before become zero. An id that the key does not have fails the job.
+
+        Of a key with {"type": "lowrank"} that has a `rank` two other keys have rounds, one behind the other, which
+        p3/worker/lowrank/ makes: meanwhile `landing` is written to, and no other round of the key may begin. The
+        store has no optimizer.
         """
         self.check()
-        if key.sparse:
-            self._require_at_once(key, gated or more, tell)
-            ids, values = gradient
+        if key.sparse or key.rank:
+            self._require_at_once(key, gated or more and key.sparse, tell)
         self.begin_push(key)
+        if key.rank:
+            return self.low_rank.push(key, gradient, landing, priority)
         scalars = (lr, wd, rescale, updates, schedule, fields)
         if key.sparse:
+            ids, values = gradient
             return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
         return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more, tell)
 
@@ -246,9 +257,11 @@ class Session(Control):
         gradient for this round alone; see include/p3/worker.h for what that means with staleness, and of norms.
         """
         self.check()
-        if key.sparse:
+        if key.sparse or key.rank:
             self._require_at_once(key, gated, tell)
         self.progress.skip(key)
+        if key.rank:
+            return self.low_rank.skip(key, landing, priority, goes_on)
         if key.sparse:
             return self.core.skip_rows(key.handle, landing, priority, goes_on)
         return self.core.skip(key.handle, landing, priority, gated, goes_on, tell)
@@ -276,7 +289,9 @@ class Session(Control):
 
     def _require_at_once(self, key: Key, waits: bool, tell: Any) -> None:
         if waits or tell is not None:
-            raise ValueError("%s: key %r is of rows, which leave at once, and nobody is told" % (self.label, key.name))
+            of = "of rows" if key.sparse else "compressed by lowrank"
+            raise ValueError("%s: key %r is %s; its gradient leaves at once, and nobody is told"
+                             % (self.label, key.name, of))  # fmt: skip
 
     def updates(self, key: Key) -> int:
         """Of a key with staleness: how many updates it had had in what the servers answered this worker last."""
@@ -415,7 +430,7 @@ class Session(Control):
 
     def key_counters(self, key: Key) -> dict:
         """rounds, waited_s (from push to the landed value, added up), longest_wait_s, and the key's compression."""
-        counters = dict(self.core.key_counters(key.handle), compression=key.axes.codec.get("type"))
+        counters = dict(self.core.key_counters(key.handle), compression=key.compression)
         return dict(counters, partitions=self.partitions(key)) if key.sparse else counters
 
     def stats(self) -> Dict[str, float]:

@@ -62,7 +62,8 @@ class Stores:
         return core.captured_plan(key.handle) is not None or not core.is_idle(key.handle)
 
     def _require_idle(self, store: int) -> None:
-        busy = next((key for key in self._keys.of(store) if not self._session.core.is_idle(key.handle)), None)
+        is_idle, low_rank = self._session.core.is_idle, self._session.low_rank
+        busy = next((key for key in self._keys.of(store) if not is_idle(key.handle) or low_rank.is_busy(key)), None)
         if busy is not None:
             raise ValueError(
                 "%s: store %d cannot be released: key %r has operations under way; wait for them first"

@@ -100,3 +100,9 @@ def test_a_second_gradient_in_a_step_is_refused(weights):
 def test_an_optimizer_whose_numbers_the_front_end_must_compute_is_refused():
     with p3.Session.open(Settings()) as session, pytest.raises(ValueError, match="must be a torch_"):
         Weights(session, {}, {"name": "adam"})
+
+
+def test_low_rank_is_refused_as_the_servers_update():
+    with p3.Session.open(Settings()) as session:
+        with pytest.raises(ValueError, match="lowrank and plain SGD on the servers exclude each other"):
+            Weights(session, {"w": np.zeros((20, 30), "float32")}, SGD, compression="lowrank")

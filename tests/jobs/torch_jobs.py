@@ -540,6 +540,8 @@ def resumed(folder, kind, steps, die_at):
         options = {"compression": {"type": "2bit", "threshold": 0.02}, "synchronous": kind == "compressed_synchronous"}
     elif kind == "dgc":
         options = {"compression": {"type": "dgc", "ratio": 0.1, "warmup_steps": 6}}
+    elif kind.startswith("lowrank"):
+        options = {"compression": {"type": "lowrank", "rank": 2}, "synchronous": kind == "lowrank_synchronous"}
     elif kind.startswith("both_ways"):
         options = {"compression": "int8", "synchronous": kind == "both_ways_synchronous"}
     elif kind.startswith("each_its_own"):

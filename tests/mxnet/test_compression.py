@@ -54,6 +54,17 @@ def test_a_loss_scaler_and_deep_gradient_compression_are_refused():
     assert status != 0 and "Trainer: dgc and a loss scaler exclude each other" in output
 
 
+def test_low_rank_is_refused():
+    script = (
+        "import p3, mxnet as mx; net = mx.gluon.nn.Dense(20, in_units=20); net.initialize(); "
+        "trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', kvstore='p3_sync', "
+        "compression_params={'type': 'lowrank'}); trainer._init_kvstore()"
+    )
+    status, output = jobs.run([sys.executable, "-c", script])
+    assert status != 0
+    assert "set_gradient_compression: lowrank and a store of MXNet exclude each other" in output, output
+
+
 def test_a_loss_scaler_with_the_update_on_the_servers_is_warned_of():
     script = (
         "import p3, mxnet as mx; from mxnet.contrib import amp; amp.init('float16', target_precision_ops=[]); "

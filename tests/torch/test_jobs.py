@@ -173,7 +173,7 @@ def test_check_names_the_parameter_that_one_worker_has_written(kind):
 @pytest.mark.parametrize(
     "kind",
     ["adamw", "momentum", "cycled", "adamax", "compressed", "compressed_synchronous", "dgc", "both_ways",
-     "both_ways_synchronous", "each_its_own", "each_its_own_synchronous"],
+     "both_ways_synchronous", "each_its_own", "each_its_own_synchronous", "lowrank", "lowrank_synchronous"],
 )
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, kind):
     whole = jobs.run_p3(2, 2, script("resumed", tmp_path, kind, 7, 0))

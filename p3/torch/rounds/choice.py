@@ -57,10 +57,17 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     scales = isinstance(grad_scaler, GradScaler)
     clips = max_grad_norm is not None or scales and not synchronous
     is_known = rules.updates_parameters_alone(type(optimizer))
-    can_clip = (is_known or independent) and not any(map(is_factored, parameters_of(optimizer)))
+    names = {tensor: name for name, tensor in named_parameters(models)}
+    require_parameters(optimizer, names)
+    alike = _compressed_alike(optimizer, compressions, names)
+    is_low_rank = any(choices.of_compression(one.ways.up) == choices.LOW_RANK for one in alike)
+    servers_have_sums = not is_low_rank and not any(map(is_factored, parameters_of(optimizer)))
+    can_clip = (is_known or independent) and servers_have_sums
     waits = synchronous or clips and not can_clip
-    why = "synchronous=True" if synchronous else "max_grad_norm is set" if not scales else "grad_scaler is set"
-    updates = _updates(optimizer, why if synchronous or clips else "", says_so=session.rank == 0)
+    why = "compression by lowrank" if is_low_rank else ""
+    if synchronous or clips:
+        why = "synchronous=True" if synchronous else "max_grad_norm is set" if not scales else "grad_scaler is set"
+    updates = _updates(optimizer, why, says_so=session.rank == 0)
     asked = [choices.of_staleness(key_plan.staleness(staleness)), *updates]
     asked += [choices.CHECK] * (settings.check > 0)
     asked += [choices.NAMED_SCALER] * (grad_scaler is not None and not scales)
@@ -70,9 +77,7 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     if independent:
         asked += [choices.INDEPENDENT.said(type(optimizer).__name__)]
         asked += [choices.AWAITED] * synchronous + [choices.JOINT] * isinstance(optimizer, torch.optim.LBFGS)
-    names = {tensor: name for name, tensor in named_parameters(models)}
-    require_parameters(optimizer, names)
-    for one in _compressed_alike(optimizer, compressions, names):
+    for one in alike:
         ways = [choices.of_compression(one.ways.up), choices.of_value_compression(one.ways.down)]
         ways += choices.of_sums_back(one.ways.down) if scales_sums else []
         require_together(session, optimizer, one.tensors, names, [*ways, *asked])

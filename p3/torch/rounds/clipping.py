@@ -127,8 +127,7 @@ class Clipping(Overlapping):
     def unscale(self, scale: float) -> Clip:
         """The gradients of this step are `scale` times as large as they are meant to be."""
         for one in self.parameters:
-            kept = [choices.RESIDUAL] * one.keeps_residual + choices.of_sums_back(one.key.axes.value_codec)
-            combinations.require("parameter %s" % one.name, *kept, choices.LATE_SCALER)
+            combinations.require("parameter %s" % one.name, *one.kept, choices.LATE_SCALER)
         self._complete_round()
         self._has_scaled = True
         self._clip.scale = _single(scale)

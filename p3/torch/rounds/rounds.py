@@ -250,11 +250,12 @@ class Rounds(job.Held, snapshots.Trainer):
         asked = [compression.of(names[tensor], tuple(tensor.shape))
                  for group, compression in zip(self._optimizer.param_groups, compressions)
                  for tensor in group["params"]]  # fmt: skip
-        axes = [one.key.axes for one in self._parameters.values()]
+        keys = [one.key for one in self._parameters.values()]
+        axes = [key.axes for key in keys]
         for codec in dict.fromkeys(ways.up["type"] for ways in asked if ways.up is not None):
             log.info("compression: the gradients of %d of %d parameters travel as %s; sparse ones, those of other "
-                     "types than float32, and with dgc and topk those of one dimension, as they are",
-                     sum(one.codec.get("type") == codec for one in axes), len(axes), codec)  # fmt: skip
+                     "types than float32, and with dgc, topk and lowrank those of one dimension, as they are",
+                     sum(one.compression == codec for one in keys), len(keys), codec)  # fmt: skip
         what = "the mean gradients" if self._updates_here else "changes of the weights"
         for codec in dict.fromkeys(ways.down["type"] for ways in asked if ways.down is not None):
             log.info("compression: %s of %d of %d parameters come back as %s; those of sparse ones, of other types "

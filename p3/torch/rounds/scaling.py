@@ -39,8 +39,7 @@ class Scaling:
         if self._scaler is not None:
             return
         for one in self._rounds.parameters:
-            kept = [choices.RESIDUAL] * one.keeps_residual + choices.of_sums_back(one.key.axes.value_codec)
-            combinations.require("parameter %s" % one.name, *kept, choices.UNNAMED_SCALER)
+            combinations.require("parameter %s" % one.name, *one.kept, choices.UNNAMED_SCALER)
 
     def begin_round(self) -> None:
         """Before the first push of a step; before its end, if this worker has none: others of its machine may push, and

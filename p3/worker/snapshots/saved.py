@@ -249,12 +249,13 @@ class Saved:
         if self.own is None:
             return
         session, before, now = self._session, self.source.workers, self._session.num_workers
-        ranks = [
-            rank
-            for each in session.placement.pushed_by(session.rank, key.axes)
-            for rank in takes_over_from(each, before, now)
-        ]
+        encodes_for = (session.rank,) if key.rank else session.placement.pushed_by(session.rank, key.axes)
+        ranks = [rank for each in encodes_for for rank in takes_over_from(each, before, now)]
         parts = [part for part in (of_key(self._left_out[rank]) for rank in ranks) if part is not None and len(part)]
+        is_mean = takes_mean or key.axes.reduction == "average"
+        factor = np.float32(now / before if is_mean else 1)  # so the weights get what they are owed
+        if key.rank:
+            return session.low_rank.restore(key, parts, factor, of_key(self.own))
         if key.axes.takes_steps:
             own = of_key(self.own)
             if own is None:
@@ -263,8 +264,8 @@ class Saved:
             residual = np.concatenate([_sum([part[:-ROUND_FLOATS] for part in parts] or [none]), own[-ROUND_FLOATS:]])
         elif parts:
             residual = _sum(parts)
-            if before != now and (takes_mean or key.axes.reduction == "average"):
-                residual = residual * np.float32(now / before)  # so the weights get what they are owed
+            if factor != 1:
+                residual = residual * factor
         else:
             return
         session.core.restore_residual(key.handle, residual)

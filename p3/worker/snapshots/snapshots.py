@@ -98,7 +98,8 @@ class Snapshots:
             if session.core.keeps_residual(key.handle):
                 residual = np.zeros(session.core.residual_floats(key.handle), "float32")
             operations.append(session.core.capture(key.handle, round, residual))
-            own["residuals"].append([key.store, key.name, residual])
+            kept = session.low_rank.state(key) if key.rank else residual
+            own["residuals"].append([key.store, key.name, kept])
         describe = lambda: [session.keys.describe(key, key.name) for key in keys]  # noqa: E731
         self.write(round, describe, lambda: session.wait(operations), own)
 

@@ -1,0 +1,192 @@
+"""Low-rank gradients: jobs of real processes, whose workers hold what they get against NumPy."""
+
+import re
+import threading
+import time
+
+import numpy as np
+import plugin_jobs as jobs
+import pytest
+
+from p3._core import multiply_thin, orthonormalise
+from p3.settings import Settings
+from p3.worker.session import Session
+
+LOW_RANK = {"type": "lowrank", "rank": 2}
+
+
+def run(workers, *arguments, **settings):
+    status, output = jobs.run_p3(workers, min(workers, 2), jobs.python("lowrank.py", *arguments), **settings)
+    assert status == 0, output
+    assert output.count("is right") == workers, output
+
+
+@pytest.mark.parametrize("workers, reduction, aggregates", [
+    (1, "sum", "0"), (2, "mean", "0"), (2, "average", "1"), (4, "sum", "1"), (4, "mean", "0"),
+])  # fmt: skip
+def test_rounds_are_those_of_a_reference(workers, reduction, aggregates):
+    run(workers, "follows", reduction, P3_LOCAL_AGGREGATION=aggregates)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_was_decoded_and_what_is_kept_is_what_was_given(workers):
+    run(workers, "loses_nothing")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_gradients_of_low_rank_are_exact(workers):
+    run(workers, "exact")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_gradient_that_is_not_finite_makes_its_key_nan_everywhere_and_changes_nothing_else(workers):
+    run(workers, "overflows")
+
+
+def test_a_step_of_zeros_loses_no_column():
+    run(2, "zeros")
+
+
+def test_keys_for_which_it_saves_nothing_are_exact():
+    run(2, "plain")
+
+
+def test_as_many_bytes_travel_as_the_formula_says():
+    run(2, "counts", P3_LOCAL_AGGREGATION="0")
+
+
+def test_with_tls():
+    run(2, "follows", "mean", P3_TLS="1")
+
+
+def test_nothing_waits_for_a_round():
+    run(2, "overlaps")
+
+
+def test_a_dead_worker_ends_the_wait_for_a_round():
+    status, output = jobs.run_p3(2, 1, jobs.python("lowrank.py", "dies"))
+    assert status != 0
+    assert re.search(r"worker 0 was told: P3Error .*worker 1", output), output
+
+
+# In this process
+
+
+@pytest.fixture(scope="module")
+def session():
+    with Session.open(Settings()) as opened:
+        yield opened
+
+
+def declared(session, options=None, **store_options):
+    store = session.new_store()
+    for name, value in store_options.items():
+        session.set_option(store, name, value)
+    return session.declare("w", (20, 30), "float32", store, options=options)
+
+
+def test_a_key_may_have_a_compression_of_its_own(session):
+    assert declared(session, {"compression": LOW_RANK}).rank == 2
+    assert declared(session, {"compression": {}}, compression=LOW_RANK).rank == 0
+    assert declared(session, compression=LOW_RANK).rank == 2
+
+
+SGD = {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision": False}
+
+
+@pytest.mark.parametrize("other, said", [
+    ({"value_compression": {"type": "int8"}}, r"lowrank and compression of what comes back \(int8\) exclude"),
+    ({"optimizer": SGD}, "lowrank and plain SGD on the servers exclude each other: thin matrices come back"),
+    ({"optimizer": {"name": "adagrad", "epsilon": 0.1, "clip_gradient": -1.0, "multi_precision": False}},
+     r"lowrank and another optimizer on the servers \(adagrad\) exclude each other"),
+])  # fmt: skip
+def test_a_store_cannot_have_both(session, other, said):
+    with pytest.raises(ValueError, match=said):
+        declared(session, compression=LOW_RANK, **other)
+
+
+def test_with_staleness_it_is_refused(session):
+    store = session.new_store()
+    session.set_option(store, "compression", LOW_RANK)
+    with pytest.raises(ValueError, match="lowrank and staleness exclude each other"):
+        session.declare("w", (20, 30), "float32", store, staleness=1)
+
+
+def test_in_a_store_with_norms_it_is_refused(session):
+    store = session.new_store()
+    session.declare_norm(store)
+    with pytest.raises(ValueError, match="lowrank and the norm of a store's sums exclude each other"):
+        session.declare("w", (20, 30), "float32", store, options={"compression": LOW_RANK})
+    with pytest.raises(ValueError, match="lowrank and the norm of a store's sums exclude each other"):
+        session.set_option(store, "compression", LOW_RANK)
+
+
+def test_a_key_of_a_store_with_an_optimizer_is_refused_when_it_is_pushed(session):
+    store = session.new_store()
+    key = session.declare("w", (20, 30), "float32", store, options={"compression": LOW_RANK})
+    session.set_option(store, "optimizer", SGD)
+    value = np.zeros((20, 30), "float32")
+    session.wait([session.init(key, value, value.copy())])
+    with pytest.raises(ValueError, match="key 'w': lowrank and plain SGD on the servers exclude each other"):
+        session.pushpull(key, value, value.copy())
+
+
+def test_the_most_urgent_key_of_the_oldest_step_is_computed_first(session):
+    store, shape, begun, computed = session.new_store(), (20, 30), threading.Event(), []
+    session.set_option(store, "compression", LOW_RANK)
+    keys = {name: session.declare(name, shape, "float32", store) for name in ("first", "a", "b", "c")}
+    landings = {name: np.zeros(shape, "float32") for name in keys}
+    session.wait([session.init(key, landings[name].copy(), landings[name]) for name, key in keys.items()])
+    for name, key in keys.items():
+        matrix = session.low_rank._matrices[key.handle]
+        project = matrix._project
+        matrix._project = lambda name=name, project=project: (computed.append(name), begun.wait(30), project())
+
+    def begin(name, priority):
+        return session.pushpull(keys[name], np.ones(shape, "float32"), landings[name], priority)
+
+    begun.set()
+    session.wait([begin("c", 0)])  # which is a step ahead of the others then
+    begun.clear()
+    operations = [begin("first", 0)]
+    while computed[-1] != "first":
+        time.sleep(0.01)
+    operations += [begin("c", 9), begin("a", 1), begin("b", 5)]
+    begun.set()
+    session.wait(operations)
+    assert computed == ["c", "first", "b", "a", "c"]
+
+
+def test_rows_travel_as_they_are(session):
+    store = session.new_store()
+    session.set_option(store, "compression", LOW_RANK)
+    assert session.declare("rows", (100, 30), "float32", store, sparse=True).rank == 0
+
+
+def test_what_no_thin_matrix_is_made_of_is_refused(session):
+    key = declared(session, {"compression": LOW_RANK})
+    value = np.zeros((20, 30), "float32")
+    session.wait([session.init(key, value, value.copy())])
+    with pytest.raises(ValueError, match="the gradient has shape .* a contiguous float32 array of 20 x 30"):
+        session.pushpull(key, value.astype("float64"), value.copy())
+    with pytest.raises(ValueError, match="compressed by lowrank; its gradient leaves at once"):
+        session.pushpull(key, value, value.copy(), gated=True)
+
+
+@pytest.mark.parametrize("rank", [0, 1025, 2.0, True])
+def test_a_rank_is_a_whole_number(session, rank):
+    with pytest.raises(ValueError, match="rank .* whole number from 1 to 1024"):
+        session.set_option(session.new_store(), "compression", {"type": "lowrank", "rank": rank})
+
+
+def test_the_cores_arithmetic_takes_matrices_of_their_shape():
+    matrix = np.random.RandomState(1).standard_normal((7, 2)).astype("float32")
+    whole = np.empty((7, 7), "float32")
+    orthonormalise(matrix, 7, 2)
+    multiply_thin(matrix, matrix, whole, 2)
+    np.testing.assert_allclose(whole @ whole, whole, atol=1e-6)
+    for wrong in (matrix[:6], matrix.astype("float64")):
+        with pytest.raises(ValueError, match="bytes; its shape has"):
+            orthonormalise(wrong, 7, 2)
+    with pytest.raises(ValueError, match="the product has"):
+        multiply_thin(matrix, matrix, whole[:5], 2)
