@@ -24,6 +24,7 @@ _HIDDEN = 1.1  # of the computation: an iteration that takes no longer needs no 
 # Codecs whose bytes are forecast, both ways, from the least that is lost to the most. If even the last one leaves an
 # iteration this many times as long as its computation, what is sent must be sparse.
 _CODECS = ("bf16", "int8")
+_OF_MATRICES = "lowrank"  # and this type, where the model is known to have any; it decides nothing
 _TOO_SLOW = 2.0
 _MOST_SIMULATED = 32  # hosts; the time of a simulation grows with the square of their number
 _PLANNING_S = 5.0
@@ -44,7 +45,7 @@ class Forecast(NamedTuple):
     planned_s: Optional[float]  # predicted with other shares of the servers; None where equal ones are as good
     planned_shares: Sequence[float]  # those, of each server
     plan: str  # the file for them (p3/plan/strategy.py)
-    compressed_s: Dict[str, float]  # the bound with these codecs both ways; empty without the core
+    compressed_s: Dict[str, float]  # the bound with these types both ways; empty without the core
     strategy: str  # a row of docs/strategies.md
 
     @property
@@ -63,13 +64,14 @@ def forecast(
         return bounds.bound(model, compute_s, cluster, delay_s=delay_ms / 1e3, compression=compression)
 
     alone, best = bound(0.0), bound(compute_s)
+    of_matrices = [_OF_MATRICES] if any(len(tensor.shape) > 1 for tensor in model.tensors) else []
     try:
-        compressed_s = {codec: bound(compute_s, Compression(codec, codec)).seconds for codec in _CODECS}
+        compressed_s = {one: bound(compute_s, Compression(one, one)).seconds for one in (*_CODECS, *of_matrices)}
     except NotBuilt:
         compressed_s = {}
     if best.seconds <= _HIDDEN * compute_s:
         strategy = EXACT
-    elif min(compressed_s.values(), default=0.0) <= _TOO_SLOW * compute_s:
+    elif min((compressed_s[one] for one in _CODECS if compressed_s), default=0.0) <= _TOO_SLOW * compute_s:
         strategy = COMPRESSED
     else:
         strategy = SPARSE

@@ -52,10 +52,10 @@ class Compression(NamedTuple):
 
     @property
     def options(self) -> Dict[str, Optional[Dict[str, Any]]]:
-        """Of a store. Steps, as of dgc, come back by themselves."""
+        """Of a store. Steps, as of dgc, and thin matrices, as of lowrank, come back by themselves."""
         up, down = _option(self.up), _option(self.down)
-        makes_steps = up is not None and codecs.of(up).makes_steps
-        return {"compression": up, "value_compression": None if makes_steps else down}
+        comes_back_by_itself = up is not None and not codecs.of(up).encodes_values
+        return {"compression": up, "value_compression": None if comes_back_by_itself else down}
 
     @property
     def of_torch(self) -> Dict[str, Any]:
@@ -65,7 +65,12 @@ class Compression(NamedTuple):
     @property
     def is_of_codecs(self) -> bool:
         """Whether P3 can do that, and its bytes have a formula."""
-        return all(one == EXACT or _name(one) in codecs.codecs() for one in self)
+        return all(one == EXACT or _name(one) in codecs.types() for one in self)
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether the servers can tell the norm of the sums, as those of thin matrices are not the gradients'."""
+        return _name(self.up) != codecs.LOW_RANK.name
 
     @property
     def halves_all(self) -> bool:
@@ -74,7 +79,7 @@ class Compression(NamedTuple):
 
     @property
     def fewest_bits(self) -> float:
-        """Of an element, in the way that has fewer; 0 where that is no codec's."""
+        """Of an element, in the way that has fewer; 0 where that is no codec's of slices."""
         return min(map(_bits, self))
 
 
@@ -106,6 +111,13 @@ def split(store: str) -> Tuple[str, str]:
     """What MXNet or torch_store.py knows of a store's name, and its compression, or ""."""
     name, _, text = store.partition("+")
     return name, text
+
+
+def in_place_of(shape: Tuple[int, ...], compression: Optional[Compression]) -> Tuple[Tuple[int, ...], ...]:
+    """The shapes of what crosses the network of a float32 key of that shape: itself, or two thin matrices. Each is cut
+    into slices, as of_push() and of_broadcast() take them."""
+    options = compression.options if compression else {}
+    return codecs.in_place_of(shape, planner.rank(shape, "float32", options))
 
 
 def of_push(shape: Tuple[int, ...], elements: int, compression: Optional[Compression]) -> int:
@@ -145,7 +157,7 @@ def _option(one: str) -> Optional[Dict[str, Any]]:
     if one == EXACT:
         return None
     name, _, value = one.partition(":")
-    codec = codecs.codecs()[name]
+    codec = codecs.types()[name]
     if not value:
         return codecs.complete({"type": name})
     option = next(iter(codec.options), None)
@@ -167,7 +179,7 @@ def _bits(one: str) -> float:
 
 def _check(one: str) -> None:
     """ValueError for what is no codec, or is told of it wrongly."""
-    known = list(codecs.codecs())
+    known = list(codecs.types())
     if one != EXACT and (not _ONE.fullmatch(one) or _name(one) not in known):
         raise ValueError(f"{one!r} is no codec: {EXACT}, {', '.join(known)}, or with a value, as dgc:0.01")
     _option(one)

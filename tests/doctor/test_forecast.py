@@ -43,9 +43,9 @@ def test_bounds_with_codecs_are_by_their_own_formulas_and_told_where_they_matter
     assert found.compressed_s == {
         codec: bound.bound(models.load("resnet50", 1.0), 0.6, cluster, delay_s=1e-4,
                            compression=Compression(codec, codec)).seconds
-        for codec in ("bf16", "int8")
+        for codec in ("bf16", "int8", "lowrank")
     }  # fmt: skip
-    assert found.bound_s > found.compressed_s["bf16"] > found.compressed_s["int8"]
+    assert found.bound_s > found.compressed_s["bf16"] > found.compressed_s["int8"] > found.compressed_s["lowrank"]
     slow, hidden = ("\n".join(report._forecast(told(compute_s, 1000), 3)) for compute_s in (0.6, 20.0))
     assert "with int8" in slow and "with bf16" in slow and "with " not in hidden.replace("with headers", "")
 
@@ -68,6 +68,7 @@ def test_a_model_of_which_the_size_is_known():
     assert model.bytes == 96_000_000
     assert math.isclose(sum(layer.forward + layer.backward for layer in model.layers), 1.0)
     assert told(1.0, 1000, model).model_bytes == 96_000_000
+    assert list(told(1.0, 1000, model).compressed_s) == ["bf16", "int8"]  # it has no matrices
 
 
 def test_a_recorded_run_is_a_model(run_job, tmp_path, capsys):

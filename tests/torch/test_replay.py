@@ -83,8 +83,9 @@ def assert_right_and_alike(status, output):
 
 @pytest.mark.parametrize("command, codec", [
     (REPLAY, "fp16"), (REPLAY, "int8-bf16"), (REPLAY, "1bit"), (REPLAY, "topk:0.05"), (CLIPPED, "int8"),
-    (CLIPPED, "topk:0.05"), (TRAINING, "int4"),
-], ids=["fp16", "int8-bf16", "1bit", "topk", "clipped int8", "clipped topk", "training"])  # fmt: skip
+    (CLIPPED, "topk:0.05"), (TRAINING, "int4"), (REPLAY, "lowrank:2"), (CLIPPED, "lowrank"), (TRAINING, "lowrank"),
+], ids=["fp16", "int8-bf16", "1bit", "topk", "clipped int8", "clipped topk", "training", "low rank", "clipped low rank",
+        "training low rank"])  # fmt: skip
 def test_workers_of_p3_that_compress_both_ways_end_near_and_alike(command, codec):
     assert_right_and_alike(*run_p3(command, "p3_torch+" + codec))
 

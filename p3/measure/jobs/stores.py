@@ -139,7 +139,8 @@ OURS = "p3_sync"
 _OF_CODECS = "p3_"  # and the name of any codec of gradients: a store, too
 _DDP = re.compile(r"ddp_([1-9]\d*)(?:_(.+))?")  # its buckets are of any size
 # Of codecs, in figures; of any other name, GREY. One of DDP's has the colour, and DDP's marker.
-_COLOURS = {"fp16": BLUE, "bf16": SKY, "int8": ORANGE, "int4": RED, "1bit": PINK, "topk": "#000000", "powersgd": YELLOW}
+_COLOURS = {"fp16": BLUE, "bf16": SKY, "int8": ORANGE, "int4": RED, "1bit": PINK, "topk": "#000000", "powersgd": YELLOW,
+            "lowrank": YELLOW}  # fmt: skip
 
 
 def named(name: str) -> Store:
@@ -212,12 +213,13 @@ def of_codecs() -> Tuple[str, ...]:
 
 
 def of_torch() -> Tuple[str, ...]:
-    """Codecs of gradients that p3.torch takes without an option. None without the core."""
+    """Types of compression that p3.torch takes without an option, and with any optimizer. None without the core."""
     try:
-        known = codecs.codecs()
+        known = codecs.types()
     except NotBuilt:
         return ()
-    return tuple(name for name in codecs.of_gradients() if not any(option.is_mxnets for option in known[name].options))
+    of_all_optimizers = (*codecs.of_gradients(), codecs.LOW_RANK.name)
+    return tuple(name for name in of_all_optimizers if not any(option.is_mxnets for option in known[name].options))
 
 
 def rank(name: str) -> Tuple[int, str]:

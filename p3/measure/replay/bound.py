@@ -29,12 +29,13 @@ Whether servers or workers update makes no difference: a sum is as long as a wei
 
 import argparse
 import itertools
+import math
 import sys
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Union
 
 from p3.measure import compressions
 from p3.measure.arguments import slice_size
-from p3.measure.compressions import Compression, of_broadcast, of_push
+from p3.measure.compressions import Compression, in_place_of, of_broadcast, of_push
 from p3.measure.replay import models
 from p3.placement import FRAME_BYTES, PACKET_BYTES
 from p3.plan import key_plan
@@ -113,9 +114,10 @@ def bound(
     for layer in model.layers:
         for tensor in layer.tensors:
             cut = strategy.of(tensor.name)
-            for elements in _slices(tensor.elements, cut.slice or slice_elements):
-                push, cast = (of(tensor.shape, elements, compression) for of in (of_push, of_broadcast))
-                traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast), cut.servers)
+            for shape in in_place_of(tensor.shape, compression):
+                for elements in _slices(math.prod(shape), cut.slice or slice_elements):
+                    push, cast = (of(shape, elements, compression) for of in (of_push, of_broadcast))
+                    traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast), cut.servers)
         prefixes.append(traffic.prefix(delay_s))
     for window in _windows(model, compute_s, release, clips):
         pushed, cast = prefixes[window.gradient], prefixes[window.use]
@@ -184,10 +186,10 @@ def card_bytes(
     """What each card sends in an iteration, in the mean over the hosts; it receives as much."""
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
     traffic = _Traffic(cluster)
-    for tensor in model.tensors:
-        for elements in _slices(tensor.elements, slice_elements):
-            push = of_push(tensor.shape, elements, compression)
-            cast = of_broadcast(tensor.shape, elements, compression, len(cluster.workers))
+    for shape in (shape for tensor in model.tensors for shape in in_place_of(tensor.shape, compression)):
+        for elements in _slices(math.prod(shape), slice_elements):
+            push = of_push(shape, elements, compression)
+            cast = of_broadcast(shape, elements, compression, len(cluster.workers))
             traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
     return traffic.sent() / len(cluster.hosts)
 

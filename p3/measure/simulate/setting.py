@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from itertools import islice
 from typing import List, Mapping, Optional, Sequence, Tuple, Union
@@ -194,9 +195,11 @@ def _slices(setting: Setting) -> List[dict]:
         for tensor in layer.tensors:
             turns = setting.strategy.of(tensor.name).servers or range(servers)
             if alpha is None:
-                most = _elements_of_a_part(setting, tensor)
-                for begin in range(0, tensor.elements, most):
-                    add(number, turns, *_bytes_of(setting, tensor.shape, min(most, tensor.elements - begin)))
+                for shape in compressions.in_place_of(tensor.shape, setting.compression):
+                    elements = math.prod(shape)
+                    most = _elements_of_a_part(setting, tensor.name, elements)
+                    for begin in range(0, elements, most):
+                        add(number, turns, *_bytes_of(setting, shape, min(most, elements - begin)))
             else:
                 # A partition for each turn of the servers. Rows of several workers overlap by chance.
                 union, parts = 1 - (1 - alpha) ** workers, len(turns)
@@ -222,11 +225,11 @@ def can_compress(scheme: str, compression: Optional[Compression]) -> bool:
     return compression is None or (scheme == "p3" and compression.is_of_codecs)
 
 
-def _elements_of_a_part(setting: Setting, tensor: models.Tensor) -> int:
+def _elements_of_a_part(setting: Setting, name: str, elements: int) -> int:
     if setting.scheme != "layers":
-        return setting.strategy.of(tensor.name).slice or setting.elements_of_a_slice
-    parts = len(setting.server_hosts) if tensor.elements >= _BIG_ELEMENTS else 1
-    return -(-tensor.elements // parts)
+        return setting.strategy.of(name).slice or setting.elements_of_a_slice
+    parts = len(setting.server_hosts) if elements >= _BIG_ELEMENTS else 1
+    return -(-elements // parts)
 
 
 def _factors(setting: Setting, worker: int) -> List[float]:
@@ -256,6 +259,8 @@ def _check(setting: Setting) -> None:
                          "P3's codecs are p3's, fp16 and bf16 both ways also ddp's")
     if setting.clip not in CLIPPING:
         raise ValueError(f"clip is {setting.clip!r}; it must be one of {', '.join(CLIPPING)}")
+    if setting.clip == "norm" and setting.compression is not None and not setting.compression.has_norm:
+        raise ValueError(f"with {setting.compression} the servers cannot tell the norm of gradients: 'wait' for them")
     if network.congestion not in CONGESTION:
         raise ValueError(f"no congestion control is called {network.congestion!r}: {', '.join(CONGESTION)}")
     if len(network.up_mbit) != len(network.down_mbit) or not network.up_mbit:

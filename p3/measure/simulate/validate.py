@@ -71,11 +71,17 @@ def setting_of(one: records.Configuration, asked: Dict, options: argparse.Namesp
         servers=one.servers,
         slice_elements=one.slice_elements or models.load(one.model, one.size).bytes,
         release=one.release or "layer",
-        clip="norm" if one.clip else "none",
+        clip=_clip(one),
         jitter=asked.get("jitter") or 0.0,
         iterations=asked.get("iterations") or 5,
         warmup=asked.get("warmup") or 2,
     )
+
+
+def _clip(one: records.Configuration) -> str:
+    compression = stores.named(one.store).compression
+    with_norm = "norm" if compression is None or compression.has_norm else "wait"
+    return with_norm if one.clip else "none"
 
 
 def lines(options: argparse.Namespace) -> Iterator[str]:

@@ -37,6 +37,7 @@ def test_options_of_a_store_follow():
     # What comes back of dgc is its own.
     assert compressions.parse("dgc:0.01").options["value_compression"] is None
     assert compressions.parse("dgc:0.01").of_torch["up"]["ratio"] == 0.01
+    assert compressions.parse("lowrank:2").of_torch == {"up": {"type": "lowrank", "rank": 2}}
     topk = {"type": "topk", "ratio": 0.01, "value_bits": 8}
     assert compressions.parse("topk:0.01").of_torch == {"up": topk, "down": topk}
 
@@ -52,12 +53,27 @@ def test_only_known_codecs_have_a_formula_and_ddp_halves():
     assert compressions.parse("bf16-exact").fewest_bits == 16 and Compression.of("powersgd").fewest_bits == 0
 
 
+def test_of_a_matrix_of_low_rank_two_thin_ones_travel():
+    made = compressions.parse("lowrank:2")
+    assert compressions.in_place_of((30, 40), made) == ((30, 2), (40, 2))
+    assert compressions.in_place_of((30,), made) == ((30,),) and compressions.in_place_of((30, 40), None) == ((30, 40),)
+    assert compressions.of_push((30, 2), 60, made) == compressions.of_broadcast((30, 2), 60, made) == 240
+    assert made.is_of_codecs and not made.halves_all and made.fewest_bits == 0 and compressions.adds_up_on_machine(made)
+
+
+def test_p3_torch_has_a_store_of_low_rank_and_mxnet_none():
+    assert "lowrank" in stores.of_torch() and "p3_lowrank" not in stores.of_codecs()
+    assert stores.among(["p3_torch"])("p3_torch_lowrank:2") == "p3_torch_lowrank:2"
+
+
 @pytest.mark.parametrize("text, words", [
     ("int9", "'int9' is no codec: exact, fp16"),
     ("int8-", "'' is no codec"),
     ("dgc:2", "ratio of dgc is 2; it must be a number above 0"),
     ("dgc:x", "'dgc:x' is no codec"),
     ("int8:3", "int8 has no option"),
+    ("lowrank:0", "rank of lowrank is 0; it must be a whole number from 1 to 1024"),
+    ("exact-lowrank", "value_compression: type is 'lowrank'"),
     ("int8-bf16-fp16", "'bf16-fp16' is no codec"),
     ("int8-dgc:0.1", "value_compression"),
     ("2bit-exact", "threshold is missing"),
@@ -182,7 +198,7 @@ def test_the_bound_counts_what_a_store_sends_and_is_unknown_without_a_formula():
 
 def test_codecs_trains_with_each_that_needs_no_option_and_a_seed_for_each_repeat():
     options = options_of("codecs")
-    known = [name for name in codecs.of_gradients() if name != "2bit"]
+    known = [name for name in (*codecs.of_gradients(), "lowrank") if name != "2bit"]
     assert [name for name in options.stores if name.startswith("p3_torch_")] == ["p3_torch_" + one for one in known]
     assert {"ddp_1", "p3_torch", "ddp_1_fp16", "ddp_25_powersgd"} < set(options.stores)
     options.rate = [200.0]

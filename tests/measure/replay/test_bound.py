@@ -352,3 +352,14 @@ def test_bytes_both_ways_are_those_of_each_codec(text, pushed, back):
     wire = 1 + 66 / 1448
     least = bound(model, 0.0, one_of_each(2, MB_PER_S), 50_000, compression=compression).seconds
     assert least >= (80 + pushed + 80 + back) * wire / 1e6 * (1 - 1e-6)
+
+
+def test_of_a_matrix_of_low_rank_two_thin_ones_cross_the_network():
+    tensors = (models.Tensor("weight", (100, 200)), models.Tensor("bias", (100,)))
+    model = models.Model("made", 1.0, (models.Layer("layer", tensors, 1 / 3, 2 / 3),))
+    compression = Compression.of("lowrank:4")
+    sent = 2 * (4 * 4 * 100 + 4 * 4 * 200 + 400 + 3 * 80)
+    assert bounds.card_bytes(model, one_of_each(2, MB_PER_S), 50_000, compression=compression) == sent / 2
+    wire = 1 + 66 / 1448
+    least = bound(model, 0.0, one_of_each(2, MB_PER_S), 50_000, compression=compression).seconds
+    assert 2 * (4 * 4 * 200 + 80) * wire / 1e6 <= least <= sent * wire / 1e6

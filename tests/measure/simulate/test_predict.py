@@ -42,7 +42,7 @@ def random_setting(seed):
         workers_per_host=draw.randint(1, 2), servers=draw.randint(1, 2 * hosts),
         slice_elements=draw.choice([3000, 20000, 200000]), local_aggregation=draw.random() < 0.5, iterations=16,
         warmup=0, release=draw.choice(models.RELEASES),
-        compression=draw.choice([None, None, *map(Compression.of, ("int8", "bf16-1bit", "exact-fp16"))]),
+        compression=draw.choice([None, None, *map(Compression.of, ("int8", "bf16-1bit", "exact-fp16", "lowrank:1"))]),
         strategy=random_strategy(draw),
     )  # fmt: skip
 
@@ -209,6 +209,8 @@ def test_slices_of_a_codec_have_its_bytes_both_ways():
     # Blocks of 128 elements, with a bfloat16 each. What comes back of a vector is whole.
     assert sent("int8") == [(20_000 + 157 * 2,) * 2, (10_000 + 79 * 2,) * 2, (102, 400)]
     assert sent("bf16-exact") == [(40_000, 80_000), (20_000, 40_000), (200, 400)]
+    # Two thin matrices, of 100 x 4 and 300 x 4 elements.
+    assert sent("lowrank") == [(1600,) * 2, (4800,) * 2, (400,) * 2]
     assert sent("exact") == [(80_000,) * 2, (40_000,) * 2, (400,) * 2]
 
 
@@ -281,6 +283,7 @@ def test_1024_hosts_come_to_an_end():
     ({"scheme": "layers", "compression": Compression.of("fp16")}, "'layers' is not known with compression fp16"),
     ({"scheme": "ddp", "compression": Compression.of("int8")}, "'ddp' is not known with compression int8"),
     ({"compression": Compression.of("powersgd")}, "'p3' is not known with compression powersgd"),
+    ({"clip": "norm", "compression": Compression.of("lowrank")}, "with lowrank the servers cannot tell the norm"),
     ({"clip": "value"}, "clip is 'value'; it must be one of none, norm, wait"),
     ({"release": "late"}, "release is 'late'; it must be one of layer, end"),
     ({"warmup": 1, "iterations": 0}, "no iteration is left after the warm-up"),
