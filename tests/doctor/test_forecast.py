@@ -95,8 +95,12 @@ def test_a_recorded_run_is_a_model(run_job, tmp_path, capsys):
     assert math.isclose(sum(layer.forward + layer.backward for layer in model.layers), 1.0)
     assert compute_s >= 1.5 * 0.15  # what was slept cannot have been less
     assert told(compute_s, 1000, model).model_bytes == model.bytes
-    assert cli.main(["plan", "--trace", str(tmp_path / "trace"), "--hosts", "3", "--budget", "0"]) == 0
-    assert "the recorded run, 0.0 MB, P3: 3 hosts, 200 Mbit/s, %g s" % compute_s in capsys.readouterr().out
+    of_it = ["--recorded", str(tmp_path / "trace"), "--hosts", "3"]
+    for command in (["plan", "--budget", "0"], ["simulate"]):
+        assert cli.main([*command, *of_it]) == 0
+        assert "the recorded run, 0.0 MB, P3: 3 hosts, 200 Mbit/s, %g s" % compute_s in capsys.readouterr().out
+    assert cli.main(["simulate", *of_it, "--compute", "2", "--size", "0.1"]) == 1
+    assert "a recorded run has its own" in capsys.readouterr().err
 
 
 def test_a_trace_without_rounds_is_refused(run_job, tmp_path):

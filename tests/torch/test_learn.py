@@ -57,6 +57,18 @@ def test_workers_of_p3_follow_one_process_on_the_joined_batch(name, clip):
     assert [sum(one) / 2 for one in of_workers] == pytest.approx(losses_on_the_joined_batch(name, clip), rel=1e-3)
 
 
+def test_workers_with_local_steps_end_with_the_same_weights():
+    command = [sys.executable, "-m", "p3.measure.trainings.torch_lesson", "--store", "p3_local:4+int4", "--warmup", "0",
+               "--model", "gpt", "--size", str(SIZE), "--iterations", "9", "--clip", str(CLIP)]  # fmt: skip
+    status, output = plugin_jobs.run_p3(2, 2, command, PYTHONPATH=PYTHONPATH)
+    assert status == 0, output
+    lines = [json.loads(line[line.index("{"):]) for line in output.splitlines() if '] {"kind"' in line]
+    digests = [line["digest"] for line in lines if line["kind"] == "result"]
+    assert len(digests) == 2 and digests[0] == digests[1]
+    own = [[line["loss"] for line in lines if line.get("iteration") == step] for step in (0, 8)]
+    assert sum(own[1]) < sum(own[0]) and own[1][0] != own[1][1]
+
+
 @needs_lab
 @pytest.mark.timeout(300)
 def test_what_compression_costs_in_learning_is_told_for_each_seed(tmp_path, monkeypatch, capsys):

@@ -43,7 +43,12 @@ class Store(NamedTuple):
 
     @property
     def is_torch(self) -> bool:
-        return self.kvstore.startswith("p3_torch") or self.is_workers_alone
+        return self.kvstore.startswith(("p3_torch", "p3_local")) or self.is_workers_alone
+
+    @property
+    def trains_exactly(self) -> bool:
+        """Whether its losses are those of one process on the joined batch, to rounding."""
+        return self.compression is None and not self.may_be_apart and not self.kvstore.startswith("p3_local")
 
     @property
     def may_be_apart(self) -> bool:
@@ -67,7 +72,7 @@ class Store(NamedTuple):
     @property
     def may_be_compressed(self) -> bool:
         """Whether the rule of compressed stores applies to its name."""
-        return self.is_ddp or self.kvstore.startswith("p3_torch")
+        return self.is_ddp or self.kvstore.startswith(("p3_torch", "p3_local"))
 
     def command(self, role: str, worker: Sequence[str]) -> List[str]:
         if self.is_p3:
@@ -91,6 +96,11 @@ def _encoded(
 ) -> Store:
     simulated = {"compression": compression}
     return Store(name, "p3_sync", label, group, compression=compression, look=look, simulated=simulated)
+
+
+def _local(every: int, look: Tuple[str, str]) -> Store:
+    label = f"p3.torch, exchange every {every} steps"
+    return Store(f"p3_local_{every}", f"p3_local:{every}", label, "local", look=look, over=("ddp_25", "p3_torch"))
 
 
 def _ddp(megabytes: int, look: Tuple[str, str]) -> Store:
@@ -126,6 +136,9 @@ STORES: Dict[str, Store] = {
               simulated={}),
         Store("p3_torch_1", "p3_torch:1", "p3.torch, 1 step apart", "apart"),
         Store("p3_torch_4", "p3_torch:4", "p3.torch, 4 steps apart", "apart"),
+        _local(10, (YELLOW, "o")),
+        _local(30, (PINK, "X")),
+        _local(100, (ORANGE, "X")),
         # Of `p3 bench pushpull`.
         Store("p3_apart", "p3_sync", environment={"P3_LOCAL_AGGREGATION": "0"}),
         Store("p3_checksum", "p3_sync", environment={"P3_CHECKSUM": "1"}),

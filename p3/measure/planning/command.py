@@ -1,7 +1,7 @@
 """`p3 plan`: which servers should hold how much, and how large slices should be, for a model on such hosts and links.
 
     p3 plan --models vgg19 --size 0.03 --compute 4 --hosts 4 --rate 40mbit:40mbit:40mbit:20mbit --out strategy.json
-    p3 plan --trace trace --hosts 4 --rate 1gbit:1gbit:1gbit:100mbit --out strategy.json
+    p3 plan --recorded trace --hosts 4 --rate 1gbit:1gbit:1gbit:100mbit --out strategy.json
     p3 run -n 4 -s 4 --hostfile hosts --strategy strategy.json python train.py
 
 docs/planning.md says what the file may have, and how far the predictions have been held against the lab.
@@ -10,13 +10,11 @@ docs/planning.md says what the file may have, and how far the predictions have b
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import List
 
 from p3.errors import ConfigError
 from p3.measure.arguments import number
 from p3.measure.simulate import options as given
-from p3.measure.simulate.setting import Setting
 from p3.settings import Settings
 
 
@@ -29,21 +27,11 @@ def add_parser(commands) -> None:
         "--strategy`. Whatever it finds, training has the same mathematics. Takes the options of `p3 simulate`.",
     )
     given.add_options(parser)
-    parser.add_argument("--trace", metavar="DIR",
-                        help="the model and the computation of a recorded run, in place of --models and --compute")
     parser.add_argument("--budget", type=number(0, 1e6), default=10.0, metavar="S",
                         help="seconds for the search (default %(default)g)")
     parser.add_argument("--price", type=number(0, 1e9), metavar="P", help="of a host for an hour: what 1000 steps cost")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE")
     parser.set_defaults(handler=_plan)
-
-
-def _of_trace(setting: Setting, folder: str) -> Setting:
-    from p3.measure.replay.recorded import recorded_model
-    from p3.trace.lives import load
-
-    model, compute_s = recorded_model(load(folder))
-    return dataclasses.replace(setting, model=model, compute_s=compute_s)
 
 
 def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str]) -> int:
@@ -56,10 +44,9 @@ def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str])
             raise ConfigError(f"p3 plan is for one setting; {len(asked)} are given")
         if asked[0].scheme != "p3":
             raise ConfigError(f"p3 plan: scheme {asked[0].scheme!r} knows no strategies; leave out --scheme")
-        setting = asked[0] if options.trace is None else _of_trace(asked[0], options.trace)
-        search = Search(setting)
+        search = Search(asked[0])
         best = search.best(options.budget)
-        for line in report.lines(setting, search, best, options.price):
+        for line in report.lines(asked[0], search, best, options.price):
             print(line)
         if options.out:
             with open(options.out, "w", encoding="utf-8") as file:

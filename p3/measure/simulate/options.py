@@ -27,6 +27,7 @@ _SETTABLE = {
 }
 _SETTABLE["pushes_first"] = False  # whose default depends on what is simulated
 MOST_HOSTS = 4096
+_COMPUTE_S = 4.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     add("--models", "models, comma-separated (default %(default)s)", type=names_among(models.NAMES), default="vgg19")
     add("--size", "fraction of a model's parameters (default: the lab's, some 80 MB)", type=number(1e-6, 1e3))
-    add("--compute", "of an iteration (default %(default)s)", type=list_of(number(0, 1e6)), default="4",
+    add("--recorded", "a run that P3_TRACE=DIR recorded, in place of --models and --size", metavar="DIR")
+    add("--compute", "of an iteration (default 4, of a recorded run its own)", type=list_of(number(0, 1e6)),
         metavar="S[,S]")
     add("--hosts", "list, as 2,4,8, or range, as 2-8, or doubling, as 2-1024x2 (default %(default)s)",
         type=_hosts, default="2", metavar="N[,N]")
@@ -79,11 +81,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def settings(options: argparse.Namespace) -> Iterator[Setting]:
     """In the order of the values given. ConfigError for what does not fit together."""
-    swept = (options.models, options.compute, options.release, options.rate, options.delay, options.congestion,
+    loaded, compute = _models(options)
+    swept = (loaded, compute, options.release, options.rate, options.delay, options.congestion,
              options.slice_elements, options.scheme, options.compression, options.clip, options.hosts)  # fmt: skip
     if options.down is not None and len(options.down) > 1:
         raise ConfigError("p3 simulate takes one --down")
-    loaded = {name: models.load(name, options.size) for name in options.models}
     for combination in itertools.product(*swept):
         name, compute_s, release, rate, delay_ms, congestion, elements, scheme, compression, clip, hosts = combination
         if scheme != "p3" and elements != options.slice_elements[0]:
@@ -115,6 +117,19 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
             iterations=options.iterations,
             warmup=options.warmup,
         )
+
+
+def _models(options: argparse.Namespace) -> Tuple[Dict[str, models.Model], List[float]]:
+    """By name; and the seconds that an iteration computes."""
+    if options.recorded is None:
+        return {name: models.load(name, options.size) for name in options.models}, options.compute or [_COMPUTE_S]
+    from p3.measure.replay.recorded import recorded_model
+    from p3.trace.lives import load
+
+    if options.size is not None:
+        raise ConfigError("--size is a fraction of a model of --models; a recorded run has its own")
+    model, compute_s = recorded_model(load(options.recorded), options.compute[0] if options.compute else None)
+    return {model.name: model}, options.compute or [compute_s]
 
 
 def of_p3(options: argparse.Namespace) -> Dict:

@@ -55,6 +55,7 @@ def run(options, out) -> bool:
         loss.backward()
         torch_store.clip_as_usual(options.store, net, options.clip)
         optimizer.step()
+    torch_store.end_training(options.store, optimizer)
     few = max(1, len(losses) // 10)
     first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
     right = last < first or options.store == ALONE  # so few steps may not have learnt
@@ -68,8 +69,8 @@ def run(options, out) -> bool:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m p3.measure.trainings.torch_lesson", description="Trains a lesson.")
-    parser.add_argument("--store", required=True, help="p3_torch, or ddp:25 for buckets of 25 MB, these also with a "
-                        "compression, as p3_torch+int8; or alone")
+    parser.add_argument("--store", required=True, help="p3_torch, p3_local:30 with an exchange every 30 steps, "
+                        "or ddp:25 for buckets of 25 MB, these also with a compression, as p3_torch+int8; or alone")
     parser.add_argument("--model", required=True, choices=tuple(LESSONS))
     parser.add_argument("--size", type=float, default=1.0, help="about the fraction of the parameters (default 1)")
     parser.add_argument("--iterations", type=int, default=150, help="that count (default 150)")

@@ -1,8 +1,10 @@
 """How a worker joins a store of torch's and leaves it.
 
-Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, and `ddp:25` for DistributedDataParallel on Gloo with buckets of
-25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph. With a plus and a compression
-(p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes one of torch's communication hooks.
+Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, `p3_local:30` with local steps and an exchange every 30 (six
+fragments at most, merged two steps behind their exchange's begin), and `ddp:25` for DistributedDataParallel on Gloo
+with buckets of 25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph. With a plus
+and a compression (p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes one of torch's communication
+hooks.
 
 PowerSGD needs all gradients in one bucket: its hook waits, in a thread of Gloo's, for what another one of these must
 do, and there are two.
@@ -23,8 +25,15 @@ from torch import nn
 from p3.measure.compressions import Compression, parse_hook, split
 
 
+_FRAGMENTS, _DELAY = 6, 2  # of local steps, at most
+
+
 def is_p3(store: str) -> bool:
-    return _parts(store)[0] == "p3_torch"
+    return _parts(store)[0] in ("p3_torch", "p3_local")
+
+
+def is_local(store: str) -> bool:
+    return _parts(store)[0] == "p3_local"
 
 
 def staleness(store: str) -> int:
@@ -46,6 +55,15 @@ def distribute(
 ) -> Tuple[int, int, nn.Module]:
     """Joins the store's job; rank, number of workers, and the net to call."""
     encoded = compression(store)
+    if is_local(store):
+        import p3.torch
+
+        every = int(_parts(store)[1])
+        p3.torch.LocalSteps(
+            optimizer, net, every=every, fragments=min(every, _FRAGMENTS), delay=min(every - 1, _DELAY),
+            codec=None if encoded is None else encoded.of_torch,
+        )  # fmt: skip
+        return p3.torch.rank(), p3.torch.size(), net
     if is_p3(store):
         import p3.torch
 
@@ -70,8 +88,14 @@ def distribute(
 
 def clip_as_usual(store: str, net: nn.Module, max_norm: Optional[float]) -> None:
     """What a script does without P3; None: nothing."""
-    if max_norm is not None and not is_p3(store):
+    if max_norm is not None and (is_local(store) or not is_p3(store)):
         nn.utils.clip_grad_norm_(net.parameters(), max_norm)
+
+
+def end_training(store: str, optimizer: torch.optim.Optimizer) -> None:
+    """Behind the last step, on every worker: all have the same weights from here on."""
+    if is_local(store):
+        optimizer.take_global()
 
 
 def wait_for_all(store: str) -> None:
