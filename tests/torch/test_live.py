@@ -217,3 +217,11 @@ def test_rows_that_a_momentum_would_all_update_are_an_error():
     optimizer.param_groups[0].update(weight_decay=0.1, eps=0.2)
     with pytest.raises(ValueError, match="more rows than its sparse gradient"):
         one_step()
+
+
+def test_numbers_may_be_set_behind_a_loaded_state(model):
+    optimizer = p3.torch.DistributedOptimizer(sgd(model), model)
+    step(model, optimizer)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.param_groups[0]["momentum"] = 0.5
+    step(model, optimizer)

@@ -14,7 +14,7 @@ import p3.torch  # noqa: E402
 from p3.torch.rounds.updates import Updates  # noqa: E402
 from processes import wait_until  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_steps import backward, step  # noqa: E402
+from torch_steps import backward, sgd, step  # noqa: E402
 
 
 def test_priorities_follow_the_forward_pass():
@@ -558,3 +558,31 @@ def test_what_is_not_independent_is_not_said_to_be(model):
     ):
         with pytest.raises(ValueError, match=why):
             p3.torch.DistributedOptimizer(make(model.parameters(), lr=0.1), model, independent=True, **options)
+
+
+def test_gradients_that_no_backward_pass_has_made_are_averaged_once_in_each_step(model):
+    optimizer = p3.torch.DistributedOptimizer(sgd(model), model, synchronous=True)
+    parameters = list(model.parameters())
+    rounds = []
+    for _ in range(3):
+        loss = model(torch.ones(2, 4)).square().sum()
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+            parameter.grad = gradient
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.01)
+        optimizer.step()
+        rounds.append(next(iter(optimizer._p3.parameters))._rounds)
+    assert rounds == [1, 2, 3]
+
+
+def test_zero_grad_of_another_model_leaves_gradients_new():
+    models = [torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)]
+    optimizer = torch.optim.SGD([*models[0].parameters(), *models[1].parameters()], lr=0.1)
+    p3.torch.DistributedOptimizer(optimizer, models, synchronous=True)
+    for number in range(1, 4):
+        optimizer.zero_grad()
+        models[0](torch.ones(1, 4)).sum().backward()
+        models[1].zero_grad()
+        optimizer.synchronize()
+        optimizer.step()
+        assert {one._rounds for one in optimizer._p3.parameters} == {number}

@@ -163,5 +163,6 @@ class OnServers(Overlapping):
         self._loaded = states.taken(self._optimizer)
         if self._has_begun:
             self._begin()
+            self._live.end_step()  # what follows is a step's beginning, which may set other numbers
             with states_of_servers.between_barriers(self._session, "load_state_dict() of the optimizer"):
                 self._give_loaded()

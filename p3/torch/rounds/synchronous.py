@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable, Dict, Iterable, Optional
+import weakref
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import torch
 
@@ -17,6 +18,9 @@ from p3.torch.rounds.scaling import Scaling
 from p3.torch.start import job
 
 
+_NONE_LEFT = (lambda: None), -1
+
+
 class Synchronous(Rounds):
     _guards = False
     _watches_all = True
@@ -26,8 +30,10 @@ class Synchronous(Rounds):
         self._has_closure = False  # a step may have many rounds
         self._is_synchronized = False  # the gradients are the mean ones
         self._was_empty = False  # no worker had a new one: the step's may be to come, on this worker or another one
-        self._has_new = False  # since the last step, or zero_grad()
+        # Gradients as the last step left them, or zero_grad().
+        self._left: Dict[torch.Tensor, Tuple[Callable[[], Optional[torch.Tensor]], int]] = {}
         self._counted: Optional[Count] = None  # the last round
+        self._told_new = False  # with that: this worker had gradients which no step has had
         self._scaling = Scaling(job.current(), self, grad_scaler)
         super().__init__(*arguments)
 
@@ -42,13 +48,23 @@ class Synchronous(Rounds):
 
     def _on_gradient(self, parameter: Parameter) -> None:
         self._is_synchronized = False  # also where GradScaler has left out a step
-        self._has_new = True
         super()._on_gradient(parameter)
 
     def _count_step(self, samples: Optional[float]) -> Count:
-        is_new = self._has_new or bool(samples)
-        self._counted = self._control.count_step(self._optimizer.param_groups, samples, is_new)
+        self._told_new = bool(samples) or any(map(self._is_new, self._parameters))
+        self._counted = self._control.count_step(self._optimizer.param_groups, samples, self._told_new)
         return self._counted
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        """Whether its gradient is none that was left, whoever has made it."""
+        gradient, (left, version) = tensor.grad, self._left.get(tensor, _NONE_LEFT)
+        return gradient is not None and (left() is not gradient or gradient._version != version)
+
+    def _note_left(self, tensors: Optional[Iterable[torch.Tensor]] = None) -> None:
+        """None: of all parameters."""
+        for tensor in self._parameters if tensors is None else tensors:
+            gradient = tensor.grad
+            self._left[tensor] = _NONE_LEFT if gradient is None else (weakref.ref(gradient), gradient._version)
 
     def _before_push(self) -> None:
         self._scaling.begin_round()
@@ -59,8 +75,8 @@ class Synchronous(Rounds):
         if self._is_as_ddp and any(one.is_new for one in (self.parameters if parameters is None else parameters)):
             self.synchronize()
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
-        self._has_new = False
         super().zero_grad(zero_grad, set_to_none, parameters)
+        self._note_left(None if parameters is None else [one.tensor for one in parameters])
 
     def synchronize(self) -> None:
         if self._is_synchronized and not self._was_empty:
@@ -68,8 +84,10 @@ class Synchronous(Rounds):
         self._scaling.begin_round()
         self._complete_round()
         self._was_empty = not self._take_mean_gradients()
-        if not self._was_empty and not self._has_new:  # they may be the last step's, which all workers still have
+        if not self._was_empty and not self._told_new:  # they may be the last step's, which all workers still have
             self._was_empty = not self._control.are_new(self._counted)
+            if self._was_empty:
+                self._note_left()
         self._is_synchronized = True
         self._scaling.end_round()
         if not self._was_empty:
@@ -112,7 +130,8 @@ class Synchronous(Rounds):
             self._clip()
         loss = self._update(closure)
         self._scaling.sums_are_used()
-        self._is_synchronized = self._has_new = False
+        self._is_synchronized = False
+        self._note_left()
         self._end_step()
         return loss
 

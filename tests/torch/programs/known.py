@@ -85,6 +85,13 @@ KNOWN = {
             _do("train", first=False, ways=["A", "r"], seed=0, zero="none"), _do("synchronize"), _train("A"),
         ],
     },
+    "no worker has samples, and one has a gradient behind zeros": {
+        **_program(optimizer="adam", synchronous=True),
+        "operations": [
+            _do("distribute"), _train("A"),
+            _do("train", ways=["A", "A"], seed=1, zero="zeros", samples=[2, 1]), _do("synchronize"), _train("A", 2),
+        ],
+    },
     "a worker without samples": _program(
         _train("ab"), _do("train", ways=["ab", "a"], seed=1, samples=[2, 1]),
         _do("train", ways=["b", "a"], seed=2, samples=[0, 2]), _train("ab", 3), optimizer="adam",
