@@ -115,7 +115,7 @@ def test_a_scaler_that_nobody_has_named_is_found():
 
 def test_parameters_on_a_device_are_refused(monkeypatch):
     model = small_model().to("meta")
-    monkeypatch.setattr(p3.torch.requirements, "_require_supported", lambda name, tensor: None)
+    monkeypatch.setattr(p3.torch.requirements, "_require_supported", lambda *_ignored: None)
     monkeypatch.setattr(p3.torch.requirements, "_require_apart", lambda parameters, names: None)
     with pytest.raises(ValueError, match=r"lowrank and parameters on a GPU \(0.weight\) exclude each other"):
         p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compression=LOW_RANK)
