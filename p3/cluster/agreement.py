@@ -65,7 +65,7 @@ class Agreement:
         self._keys: Claims = {}  # what each worker announced
         self._options: Claims = {}  # what each worker asked for; {} if it goes without
         self._norms: Claims = {}  # of each store: who has its norm told; {}: who goes without
-        self._slices = 0  # of all keys so far
+        self._slices: Dict[Tuple[int, ...], int] = {}  # of all keys so far, by the servers that they go to in turn
         self._wire_keys = 0
         self._plans: Dict[Identity, KeyPlan] = {}  # of each decided key, the latest
         self._agreed: Dict[int, dict] = {}  # by wire key, as the workers were told
@@ -178,7 +178,7 @@ class Agreement:
             wire_key=self._wire_keys,
             dtype=message["dtype"],
             elements=elements,
-            first_slice=self._slices,
+            first_slice=self._slices.get(cut.servers or (), 0),
             slice_elements=key_plan.even_slices(elements, whole) if message["gathered"] else whole,
             row_elements=math.prod(shape[1:]) if is_sparse else 0,
             partitions=max(1, min(partitions, shape[0])) if is_sparse else 0,
@@ -203,7 +203,7 @@ class Agreement:
         """Has the servers define the latest plan of a key; then the workers get the outcome."""
         self._plans[identity] = plan
         self._wire_keys += 1
-        self._slices += plan.slices
+        self._slices[plan.servers] = plan.first_slice + plan.slices
         self._questions["defined", plan.wire_key] = _Question(set(self._servers), self._workers, outcome)
         return self._to(self._servers, plan.define(*identity, predecessor))
 
@@ -218,7 +218,8 @@ class Agreement:
         if not 1 <= partitions <= plan.rows or is_moving or ("defined", former) in self._questions:
             raise ProtocolError("%s cannot have %d partitions of key %.100r now" % (node, partitions, message["name"]))
         self._leaving[former] = identity, set(self._workers)
-        successor = plan._replace(wire_key=self._wire_keys, first_slice=self._slices, partitions=partitions)
+        turn = self._slices[plan.servers]
+        successor = plan._replace(wire_key=self._wire_keys, first_slice=turn, partitions=partitions)
         return self._define(identity, successor, successor.repartitioned(*identity), former)
 
     def _on_moved(self, node: Node, message: dict) -> Sent:

@@ -84,6 +84,9 @@ class Partitions:
             partitions = self._session.partitions(key)
             if partitions > 0:  # it is agreed
                 del self._waiting[key]
+                if self._session.is_placed(key):  # other partitions would be other shares of its servers
+                    self._found.add(key)
+                    continue
                 self._key = key
                 self._search = PartitionSearch(self._session.num_servers, key.shape[0])
                 self._rounds = 0

@@ -95,7 +95,7 @@ class KeyPlan(NamedTuple):
     wire_key: int  # what frames call the key
     dtype: str
     elements: int
-    first_slice: int  # slices of all keys before: those of the whole job go round robin over the servers
+    first_slice: int  # slices of all keys before that have the same `servers`: they all go to these in turn
     slice_elements: int
     row_elements: int = 0  # of a key of rows; 0: a dense key
     partitions: int = 0  # of a key of rows, where they take the place of slices

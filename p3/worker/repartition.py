@@ -26,6 +26,7 @@ class Repartition:
     def __init__(self, session, link: Link) -> None:
         self._session, self._link = session, link
         self._partitions: Dict[Identity, int] = {}  # of sparse keys
+        self._placed: Set[Identity] = set()  # those of them whose servers a strategy has named
         self._moving: Set[Identity] = set()  # those that are on their way to other partitions
         self._reporting: Dict[Identity, Any] = {}  # operations whose end the scheduler has not been told of
         session.handle("settled", self._on_settled)
@@ -33,6 +34,10 @@ class Repartition:
     def partitions(self, key: Key) -> int:
         with self._session.changed:
             return self._partitions.get(key.identity, 0)
+
+    def is_placed(self, key: Key) -> bool:
+        with self._session.changed:
+            return key.identity in self._placed
 
     def is_moving(self, key: Key) -> bool:
         with self._session.changed:
@@ -65,6 +70,8 @@ class Repartition:
     def agreed(self, key: Key, plan: KeyPlan) -> None:
         """The key's first plan; with the lock held."""
         self._partitions[key.identity] = plan.partitions
+        if plan.servers:
+            self._placed.add(key.identity)
 
     def is_over(self, store: int) -> bool:
         """Of keys that are idle: their moves have ended, and the scheduler knows, or no round will ever begin them."""
@@ -75,6 +82,7 @@ class Repartition:
         self._moving = {one for one in self._moving if one[0] != store}
         self._reporting = {one: operation for one, operation in self._reporting.items() if one[0] != store}
         self._partitions = {one: count for one, count in self._partitions.items() if one[0] != store}
+        self._placed = {one for one in self._placed if one[0] != store}
 
     def _on_settled(self, message: dict) -> None:
         self._moving.discard((message["store"], message["name"]))

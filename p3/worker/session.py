@@ -312,6 +312,11 @@ class Session(Control):
         """Into how many the rows of a sparse key are cut now; 0 before it is agreed."""
         return self._repartition.partitions(key)
 
+    def is_placed(self, key: Key) -> bool:
+        """Whether a strategy has named the servers of a sparse key, which is agreed: then it has as many partitions as
+        they have turns."""
+        return self._repartition.is_placed(key)
+
     def repartition(self, key: Key, partitions: int) -> None:
         """Cuts the rows of a sparse key anew, while the job trains; rank 0 only. Returns at once.
 

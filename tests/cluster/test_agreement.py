@@ -66,7 +66,7 @@ def test_a_strategy_decides_where_slices_are_and_how_large():
     job.announce(0, "rows", (8, 2), sparse=True)
     plans = [KeyPlan.of(message) for message in job.sent[SERVERS[0]]]
     assert [(plan.servers, plan.slice_elements) for plan in plans[:3]] == [((1,), 4), ((1, 0, 1), 6), ((1, 0, 1), 4)]
-    assert [plans[2].server_of(number, 2) for number in range(plans[2].slices)] == [1, 0]  # 3 slices were before
+    assert [plans[2].server_of(number, 2) for number in range(plans[2].slices)] == [0, 1]  # one slice was before
     assert (plans[3].servers, plans[3].partitions) == ((1, 0, 1), 3)
     job.answer_all()
     assert KeyPlan.of(job.sent[WORKERS[2]][0]) == plans[0]

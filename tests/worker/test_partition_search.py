@@ -99,3 +99,17 @@ def test_front_ends_tell_of_every_push_and_only_keys_of_rows_are_searched(settin
         assert partitions._searches[session]._key == rows
         partitions.forget(session, rows.store)
         assert partitions._searches[session]._key is None
+
+
+def test_keys_whose_servers_a_strategy_names_are_not_searched(tmp_path):
+    path = tmp_path / "strategy.json"
+    path.write_text('{"version": 1, "keys": {"placed": {"servers": [0, 0, 0]}}}')
+    with Session.open(Settings(strategy=str(path))) as session:
+        placed, free = (session.declare(name, (9, 2), "float32", sparse=True) for name in ("placed", "free"))
+        for key in (placed, free):
+            session.keys.wait_for(key)
+            partitions.note_push(session, key)
+        assert [session.partitions(key) for key in (placed, free)] == [3, 1]
+        assert partitions._searches[session]._key == free
+        partitions.note_push(session, placed)
+        assert placed not in partitions._searches[session]._waiting

@@ -44,6 +44,8 @@ def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str])
             raise ConfigError(f"p3 plan is for one setting; {len(asked)} are given")
         if asked[0].scheme != "p3":
             raise ConfigError(f"p3 plan: scheme {asked[0].scheme!r} knows no strategies; leave out --scheme")
+        if options.out:
+            open(options.out, "a", encoding="utf-8").close()  # or the search would be for nothing
         search = Search(asked[0])
         best = search.best(options.budget)
         for line in report.lines(asked[0], search, best, options.price):

@@ -31,7 +31,7 @@ import argparse
 import itertools
 import math
 import sys
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 from p3.measure import compressions
 from p3.measure.arguments import slice_size
@@ -221,7 +221,7 @@ class _Traffic:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._workers_on = [list(cluster.workers).count(host) for host in cluster.hosts]
-        self._slices = 0
+        self._slices: Dict[Sequence[int], int] = {}  # by the servers that they go to in turn
         self._push_bytes = self._value_bytes = 0.0
         self._push_up, self._push_down, self._cast_up, self._cast_down = ([0.0] * len(cluster.hosts) for _ in range(4))
         self._one_way = self._round_trip = _NOTHING
@@ -231,8 +231,9 @@ class _Traffic:
         crosses no NIC."""
         cluster = self._cluster
         turns = servers or range(len(cluster.servers))
-        home = cluster.servers[turns[self._slices % len(turns)]]
-        self._slices += 1
+        number = self._slices.get(turns, 0)
+        self._slices[turns] = number + 1
+        home = cluster.servers[turns[number % len(turns)]]
         self._push_bytes += push_bytes
         self._value_bytes += cast_bytes
         for host in cluster.hosts:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from itertools import islice
-from typing import List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from p3.plan import key_plan
 from p3.plan.strategy import Strategy
@@ -184,9 +184,12 @@ def _slices(setting: Setting) -> List[dict]:
     made: List[dict] = []
     servers, workers, key = len(setting.server_hosts), len(setting.workers), 0
 
+    taken: Dict[Sequence[int], int] = {}  # turns, by the servers that have them
+
     def add(layer: int, turns: Sequence[int], push_bytes: float, value_bytes: float) -> None:
+        taken[turns] = taken.get(turns, -1) + 1
         made.append({
-            "layer": layer, "key": key, "server": turns[len(made) % len(turns)],
+            "layer": layer, "key": key, "server": turns[taken[turns] % len(turns)],
             "push_bytes": push_bytes + _OVERHEAD.slice_bytes, "value_bytes": value_bytes + _OVERHEAD.slice_bytes,
         })  # fmt: skip
 
