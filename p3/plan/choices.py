@@ -107,6 +107,8 @@ RELEASE = Choice("the release of a store", "`optimizer.release()`")
 MOVING = Choice("other partitions while a job trains", "`Session.repartition`")
 ADDED_UP = Choice("gradients of several backward passes", "`no_sync()`, no `zero_grad()`")
 JOIN = Choice("join()", "`optimizer.join()`")
+SHOWN_MEANS = Choice("mean gradients that the script sees before step()",
+                     "`optimizer.synchronize()` or `clip_grad_norm_()` between `backward()` and `step()`")  # fmt: skip
 WEIGHTS = Choice("weights of workers", "`optimizer.weigh()`")
 INDEPENDENT = Choice("an optimizer that is said to update each parameter by itself",
                      "`DistributedOptimizer(independent=True)`")  # fmt: skip

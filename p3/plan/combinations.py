@@ -15,8 +15,8 @@ from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
     Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LOCAL_STEPS,
     LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED,
-    RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, UNAWAITED,
-    UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
+    RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH,
+    UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -169,6 +169,9 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Give all workers the same number of steps"),
     Exclusion(JOIN, (LATE_SCALER,), "a worker in join() does not call the scaler's update(), so scales would differ",
               "Give all workers the same number of steps"),
+    Exclusion(JOIN, (SHOWN_MEANS,), "a worker that has joined takes the others' steps from the mean gradients, and "
+              "cannot tell what a script makes of these",
+              "Clip by max_grad_norm=, or give all workers the same number of steps"),
     Exclusion(JOIN, (CLOSURE,), "a closure may compute many gradients in one step, and a worker that has joined could "
               "not tell how many", "Give all workers the same number of steps"),
     Exclusion(INDEPENDENT, (AWAITED,), "it would be updated when a module needs its weights, and not in step()",

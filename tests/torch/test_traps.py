@@ -586,3 +586,15 @@ def test_zero_grad_of_another_model_leaves_gradients_new():
         optimizer.synchronize()
         optimizer.step()
         assert {one._rounds for one in optimizer._p3.parameters} == {number}
+
+
+@pytest.mark.parametrize("looks", [lambda one: one.synchronize(), lambda one: one.clip_grad_norm_(1)])
+def test_join_is_refused_where_the_script_may_have_changed_mean_gradients(model, looks):
+    optimizer = p3.torch.DistributedOptimizer(sgd(model), model, synchronous=True)
+    step(model, optimizer)
+    optimizer.synchronize()  # of no new ones
+    backward(model)
+    looks(optimizer)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"join\(\) and mean gradients that the script sees .*max_grad_norm="):
+        optimizer.join()

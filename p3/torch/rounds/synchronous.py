@@ -29,6 +29,7 @@ class Synchronous(Rounds):
         self._max_grad_norm = max_grad_norm
         self._has_closure = False  # a step may have many rounds
         self._is_synchronized = False  # the gradients are the mean ones
+        self._has_shown = False  # new ones to the script, which may change them before step()
         self._was_empty = False  # no worker had a new one: the step's may be to come, on this worker or another one
         # Gradients as the last step left them, or zero_grad().
         self._left: Dict[torch.Tensor, Tuple[Callable[[], Optional[torch.Tensor]], int]] = {}
@@ -73,12 +74,16 @@ class Synchronous(Rounds):
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         parameters = None if parameters is None else list(parameters)
         if self._is_as_ddp and any(one.is_new for one in (self.parameters if parameters is None else parameters)):
-            self.synchronize()
+            self._bring_means()
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         super().zero_grad(zero_grad, set_to_none, parameters)
         self._note_left(None if parameters is None else [one.tensor for one in parameters])
 
     def synchronize(self) -> None:
+        self._bring_means()
+        self._has_shown = self._has_shown or not self._was_empty
+
+    def _bring_means(self) -> None:
         if self._is_synchronized and not self._was_empty:
             return
         self._scaling.begin_round()
@@ -126,7 +131,7 @@ class Synchronous(Rounds):
             self._has_closure = self._weights.lasts_step = True
             closure = functools.partial(self._mean_loss, closure)
         else:
-            self.synchronize()
+            self._bring_means()
             self._clip()
         loss = self._update(closure)
         self._scaling.sums_are_used()
@@ -139,7 +144,7 @@ class Synchronous(Rounds):
         """Of a closure that the optimizer calls, perhaps often: all workers see one loss, and the mean gradients."""
         loss = closure()
         self._is_synchronized = False
-        self.synchronize()
+        self._bring_means()
         self._clip()
         return self._control.mean(loss, self._weights.factor())
 
@@ -155,6 +160,8 @@ class Synchronous(Rounds):
     def join(self, after_step: Optional[Callable[[], Any]]) -> None:
         if self._has_closure:
             combinations.require(self._session.label, choices.JOIN, choices.CLOSURE)
+        if self._has_shown:
+            combinations.require(self._session.label, choices.JOIN, choices.SHOWN_MEANS)
         if self._scaling.is_named:
             combinations.require(self._session.label, choices.JOIN, choices.NAMED_SCALER)
         super().join(after_step)
