@@ -458,11 +458,21 @@ class Session(Control):
         return self._server_counters.ask()
 
     def close(self) -> None:
+        """See Control.close. What waits for other workers to leave waits here, while all threads still run."""
         with contextlib.suppress(P3Error):
             self.snapshots.finish()
+            self._finish_low_rank()
         if self._unusable is None:
             self.progress.leave()
         super().close()
+
+    def _finish_low_rank(self) -> None:
+        if self.has_ended:
+            return
+        try:
+            self.low_rank.finish()
+        except TimeoutError as error:
+            self.core.fail(str(error))  # which the end of the session tells all nodes, and the script
 
     def _on_caught_up(self, _message: dict) -> None:
         self._caught_up = True

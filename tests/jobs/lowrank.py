@@ -217,6 +217,27 @@ def overlaps(session):
     session.wait(begun.values())
 
 
+def leaves(session):
+    """Worker 0 ends its script without waiting for the round that it has begun; which the others get."""
+    shape = (900, 1100)  # its products take a while
+    keys = Keys(session, {"large": shape})
+    operation = keys.begin("large", gradient(session.rank, "large", 0, shape))
+    if session.rank > 0:
+        session.wait([operation])
+        assert operation.updated and keys.landings["large"].any()
+
+
+def waits_in_vain(session):
+    """Worker 0 ends its script in a round that worker 1 never pushes."""
+    import time
+
+    keys = Keys(session)
+    if session.rank == 0:
+        keys.begin("wide", gradient(0, "wide", 0))
+    else:
+        time.sleep(5)
+
+
 def dies(session):
     """Worker 1 goes away while worker 0 waits for the round."""
     import os

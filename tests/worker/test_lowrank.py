@@ -69,6 +69,17 @@ def test_a_dead_worker_ends_the_wait_for_a_round():
     assert re.search(r"worker 0 was told: P3Error .*worker 1", output), output
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_worker_that_ends_without_waiting_takes_its_part_in_the_round(workers):
+    run(workers, "leaves")
+
+
+def test_a_worker_that_ends_in_a_round_that_others_never_push_says_so():
+    status, output = jobs.run_p3(2, 1, jobs.python("lowrank.py", "waits_in_vain"), P3_WAIT_TIMEOUT_S="2")
+    assert status != 0
+    assert re.search(r"worker 0 .*: waited 2 s for the round of key 'wide', compressed by lowrank, to end", output), output
+
+
 # In this process
 
 

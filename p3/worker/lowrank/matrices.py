@@ -38,6 +38,17 @@ class Matrices:
         """A round of it is under way."""
         return key.rank > 0 and self._matrices[key.handle].is_busy
 
+    def finish(self) -> None:
+        """Until no round is under way: what one is still to push, others wait for. P3Error if the job has failed;
+        TimeoutError."""
+        with self._session.changed:
+            begun = [one.round for one in self._matrices.values() if one.is_busy]
+        for round in begun:
+            self._session.wait(
+                [round], "for the round of key %r, compressed by lowrank, to end before the session is closed: every "
+                "worker must push it" % (round.key.name,)
+            )  # fmt: skip
+
     def state(self, key: Key) -> Optional[np.ndarray]:
         """What a snapshot keeps of it. Waits for the round under way."""
         matrix = self._matrices[key.handle]
