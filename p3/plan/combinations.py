@@ -103,6 +103,9 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(LOW_RANK, _RULES, "thin matrices come back, of which each worker makes the gradient; the servers have "
               "none to update by", "Let the workers update, as DistributedOptimizer does by itself; or use another "
               "compression"),
+    Exclusion(LOW_RANK, (REPLACED,), "each worker updates by the sums of its rounds, and a lost one has taken with it "
+              "what it had left out", "Use another compression, with an optimizer on the servers; or unset "
+              "P3_ON_WORKER_LOSS"),
     Exclusion(LOW_RANK, (ENCODED_BACK,), "what comes back are few bytes already", 'Leave out "down"'),
     Exclusion(LOW_RANK, (NORM,), "the servers sum thin matrices, whose norm is not the gradient's",
               "Use another compression; DistributedOptimizer(max_grad_norm=...) clips with lowrank, and waits for the "

@@ -77,7 +77,8 @@ def test_a_worker_that_ends_without_waiting_takes_its_part_in_the_round(workers)
 def test_a_worker_that_ends_in_a_round_that_others_never_push_says_so():
     status, output = jobs.run_p3(2, 1, jobs.python("lowrank.py", "waits_in_vain"), P3_WAIT_TIMEOUT_S="2")
     assert status != 0
-    assert re.search(r"worker 0 .*: waited 2 s for the round of key 'wide', compressed by lowrank, to end", output), output
+    said = r"worker 0 .*: waited 2 s for the round of key 'wide', compressed by lowrank, to end before the session"
+    assert re.search(said, output), output
 
 
 # In this process
@@ -121,6 +122,15 @@ def test_with_staleness_it_is_refused(session):
     session.set_option(store, "compression", LOW_RANK)
     with pytest.raises(ValueError, match="lowrank and staleness exclude each other"):
         session.declare("w", (20, 30), "float32", store, staleness=1)
+
+
+def test_where_lost_workers_are_replaced_it_is_refused(session, monkeypatch):
+    monkeypatch.setattr(type(session._link), "replaces_workers", True)
+    with pytest.raises(ValueError, match=r"key 'w': lowrank and replacing lost workers \(P3_ON_WORKER_LOSS=wait"):
+        declared(session, compression=LOW_RANK)
+    with pytest.raises(ValueError, match="lowrank and replacing lost workers"):
+        declared(session, {"compression": LOW_RANK})
+    assert declared(session).rank == 0
 
 
 def test_in_a_store_with_norms_it_is_refused(session):
