@@ -178,6 +178,83 @@ def test_the_most_urgent_key_of_the_oldest_step_is_computed_first(session):
     assert computed == ["c", "first", "b", "a", "c"]
 
 
+# Resumed with another compression
+
+SHAPE = (20, 30)
+INT8, OF_RANK_20 = {"type": "int8"}, {"type": "lowrank", "rank": 20}  # the latter saves nothing
+DGC = {"type": "dgc", "ratio": 0.1, "warmup_steps": 0, "clip_norm": 0, "masking": True}
+
+
+def open_again(directory, compression, optimizer=None):
+    """A session with a key, restored if there is a snapshot."""
+    opened = Session.open(Settings(snapshot_dir=str(directory), snapshot_every=1))
+    round, _ = opened.resume()
+    if optimizer is not None:
+        opened.set_option(0, "optimizer", optimizer)
+    key = opened.declare("w", SHAPE, "float32", options={"compression": compression})
+    opened.wait([opened.init(key, np.zeros(SHAPE, "float32"), np.zeros(SHAPE, "float32"))])
+    return opened, key, round
+
+
+def taken(directory, compression, optimizer=None):
+    """What a session with a snapshot of one step had left out."""
+    opened, key, _ = open_again(directory, compression, optimizer)
+    with opened:
+        gradient = np.random.RandomState(3).standard_normal(SHAPE).astype("float32")
+        landing = np.zeros(SHAPE, "float32")
+        opened.wait([opened.pushpull(key, gradient, landing, lr=1.0, updates=1.0)])
+        opened.snapshot(1, [key])
+        opened.snapshots.finish()
+        return gradient - landing
+
+
+@pytest.mark.parametrize("then, now", [(LOW_RANK, INT8), (INT8, LOW_RANK), (LOW_RANK, {"type": "lowrank", "rank": 3})])
+def test_what_was_left_out_goes_on_with_another_compression(tmp_path, then, now):
+    left_out = taken(tmp_path, then)
+    opened, key, round = open_again(tmp_path, now)
+    with opened:
+        assert round == 1
+        opened.restore(key)
+        landing, total = np.zeros(SHAPE, "float32"), np.zeros(SHAPE)
+        for _ in range(60):
+            opened.wait([opened.pushpull(key, np.zeros(SHAPE, "float32"), landing)])
+            total += landing
+        np.testing.assert_allclose(total, left_out, atol=0.02)
+
+
+@pytest.mark.parametrize("then, now, said", [
+    (LOW_RANK, {}, "was compressed by lowrank in the snapshot of round 1, .* now it travels as it is, which keeps"),
+    (INT8, {}, "was compressed by a type that keeps what it leaves out in .*; now it travels as it is"),
+    (LOW_RANK, OF_RANK_20, "was compressed by lowrank .* or with one that keeps what it leaves out, as lowrank"),
+    (LOW_RANK, {"type": "bf16"}, "was compressed by lowrank .*; now it is compressed by bf16, which keeps nothing"),
+])  # fmt: skip
+def test_what_was_left_out_is_not_lost_unsaid(tmp_path, then, now, said):
+    taken(tmp_path, then)
+    opened, key, _ = open_again(tmp_path, now)
+    with opened, pytest.raises(ValueError, match="key 'w' " + said):
+        opened.restore(key)
+
+
+@pytest.mark.parametrize("then, now, said", [
+    (INT8, DGC, "by a type that keeps what it leaves out in .*; now it is compressed by dgc, which cannot take it"),
+    (DGC, INT8, "by dgc in .*; now it is compressed by int8, which cannot take it. Resume with the compression of"),
+    (DGC, {}, "by dgc in .*; now it travels as it is, which keeps nothing. Resume with the compression of that job$"),
+])  # fmt: skip
+def test_of_steps_only_steps_go_on(tmp_path, then, now, said):
+    taken(tmp_path, then, SGD)
+    opened, key, _ = open_again(tmp_path, now, SGD)
+    with opened, pytest.raises(ValueError, match="key 'w' was compressed " + said):
+        opened.restore(key)
+
+
+def test_an_error_says_who_updated(tmp_path):
+    taken(tmp_path, LOW_RANK)
+    opened, key, _ = open_again(tmp_path, INT8, SGD)
+    said = r"key 'w' was updated by the workers in the snapshot of round 1, and is by the servers with \{.*\} now"
+    with opened, pytest.raises(ValueError, match=said):
+        opened.restore(key)
+
+
 def test_rows_travel_as_they_are(session):
     store = session.new_store()
     session.set_option(store, "compression", LOW_RANK)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set
@@ -213,8 +214,9 @@ class Saved:
             key.axes.takes_steps and optimizer != described["optimizer"]  # the workers go by its momentum
         ):
             raise ValueError(
-                "%s: key %r was updated with %s in the snapshot of round %d, and is with %s now"
-                % (self._session.label, id, described["optimizer"], self.source.round, optimizer)
+                "%s: key %r was updated by %s in the snapshot of round %d, and is by %s now: resume with the optimizer "
+                "and the compression of that job"
+                % (self._session.label, id, _updater(described["optimizer"]), self.source.round, _updater(optimizer))
             )
         parts = [part for part in self.source.parts(*self._identity_then(key, id)) if _is_state(key, part)]
         if parts and key.axes.takes_steps:
@@ -252,6 +254,7 @@ class Saved:
         encodes_for = (session.rank,) if key.rank else session.placement.pushed_by(session.rank, key.axes)
         ranks = [rank for each in encodes_for for rank in takes_over_from(each, before, now)]
         parts = [part for part in (of_key(self._left_out[rank]) for rank in ranks) if part is not None and len(part)]
+        self._require_same_rest(key, parts)
         is_mean = takes_mean or key.axes.reduction == "average"
         factor = np.float32(now / before if is_mean else 1)  # so the weights get what they are owed
         if key.rank:
@@ -263,12 +266,27 @@ class Saved:
             none = np.zeros(len(own) - ROUND_FLOATS, own.dtype)
             residual = np.concatenate([_sum([part[:-ROUND_FLOATS] for part in parts] or [none]), own[-ROUND_FLOATS:]])
         elif parts:
-            residual = _sum(parts)
+            residual = _sum([part[: math.prod(key.shape)] for part in parts])  # of lowrank its basis is behind it
             if factor != 1:
                 residual = residual * factor
         else:
             return
         session.core.restore_residual(key.handle, residual)
+
+    def _require_same_rest(self, key, parts: List[np.ndarray]) -> None:
+        """ValueError unless the key's compression can go on with what that of the snapshot's job had left out."""
+        now = _kind_of_rest(key, self._session.core.keeps_residual(key.handle))
+        then = next((kind for kind in (_made_by(part, key) for part in parts) if not _goes_on(kind, now)), None)
+        if then is None:
+            return
+        applying = "it is compressed by %s" % key.compression if key.compression else "it travels as it is"
+        raise ValueError(
+            "%s: key %r was compressed by %s in the snapshot of round %d, and what that had left out is still owed to "
+            "the weights; now %s, which %s. Resume with the compression of that job%s"
+            % (self._session.label, key.name, then, self.source.round, applying,
+               "cannot take it" if now else "keeps nothing",
+               "" if _STEPS in (then, now) else ", or with one that keeps what it leaves out, as lowrank and int8 do")
+        )  # fmt: skip
 
     def _described(self, key, id) -> Optional[dict]:
         described = self.source and self.source.key(*self._identity_then(key, id))
@@ -281,6 +299,33 @@ class Saved:
                 "another model" % (self._session.label, id, *here, self.source.round, *there)
             )
         return described
+
+
+_STEPS, _LOW_RANK = "dgc", codecs.LOW_RANK.name
+_CODEC = "a type that keeps what it leaves out"
+
+
+def _kind_of_rest(key, keeps_residual: bool) -> str:
+    """What a key's compression leaves out, and keeps, here; "": nothing."""
+    if key.rank or not keeps_residual:
+        return _LOW_RANK if key.rank else ""
+    return _STEPS if key.axes.takes_steps else _CODEC
+
+
+def _made_by(rest: np.ndarray, key) -> str:
+    """The same of an array in a snapshot, which does not say so: the three have different lengths."""
+    elements = math.prod(key.shape)
+    if len(rest) == elements:
+        return _CODEC
+    return _LOW_RANK if len(rest) < 2 * elements else _STEPS
+
+
+def _goes_on(then: str, now: str) -> bool:
+    return then == now or _STEPS not in (then, now) and now != ""
+
+
+def _updater(optimizer: Optional[dict]) -> str:
+    return "the workers" if optimizer is None else "the servers with %s" % optimizer
 
 
 def _is_state(key, part: int) -> bool:
