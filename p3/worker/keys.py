@@ -50,6 +50,8 @@ class Keys:
             self._declarations.require_together(declared)
             axes, rank = self._declarations.axes_of(declared), self._declarations.rank_of(declared)
             key = declared._replace(axes=axes, rank=rank)
+            if rank:
+                self._session.low_rank.require_names(key, self._declared)
             key = key._replace(handle=self._declarations.declare_to_core(key))
             self._declarations.say_if_lossy(key)
             self._declared[key.identity] = key

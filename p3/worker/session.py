@@ -144,7 +144,9 @@ class Session(Control):
         both workers.
         """
         self.check()
-        key = self.keys.declare(checked(self.label, store, name, shape, dtype, sparse, staleness, options))
+        declared = checked(self.label, store, name, shape, dtype, sparse, staleness, options)
+        self.low_rank.require_free(declared)
+        key = self.keys.declare(declared)
         if key.rank:
             self.low_rank.declare(key)
         return key
@@ -160,6 +162,7 @@ class Session(Control):
         self.check()
         shape = (factors.rows, factors.width)
         declared = checked(self.label, store, name, shape, "float32", False, 0)
+        self.low_rank.require_free(declared)
         return self.keys.declare(declared._replace(factors=factors))
 
     def declare_norm(self, store: int = 0) -> Key:

@@ -103,6 +103,32 @@ def test_a_key_may_have_a_compression_of_its_own(session):
     assert declared(session, compression=LOW_RANK).rank == 2
 
 
+def test_a_name_that_a_thin_matrix_has_is_taken(session):
+    store = session.new_store()
+    low_rank = {"compression": LOW_RANK}
+    key = session.declare("w", (20, 30), "float32", store, options=low_rank)
+    for shape in ((20, 30), (20, 2)):  # the latter is the matrix's own
+        with pytest.raises(ValueError, match=r"key 'w \(P\)': the name is taken by lowrank's key of 'w'; give one of"):
+            session.declare("w (P)", shape, "float32", store, options={"compression": {}, "value_compression": {}})
+    assert session.declare("w", (20, 30), "float32", store, options=low_rank) == key
+    session.declare(1, (20, 30), "float32", store, options=low_rank)
+    with pytest.raises(ValueError, match=r"key '1 \(P\)': the name is taken by lowrank's key of 1"):
+        session.declare("1", (20, 30), "float32", store, options=low_rank)
+    session.release(store)
+    assert session.declare("w (P)", (20, 30), "float32", session.new_store()).rank == 0
+
+
+def test_a_key_whose_thin_matrix_would_have_anothers_name_is_not_made(session):
+    store = session.new_store()
+    session.declare("w (R)", (3,), "float32", store)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"key 'w': lowrank's key of it would be called 'w \(R\)', and that name"):
+            session.declare("w", (20, 30), "float32", store, options={"compression": LOW_RANK})
+    assert [key.name for key in session.keys.of(store)] == ["w (R)"]
+    key, value = session.declare("w", (20, 30), "float32", store), np.ones((20, 30), "float32")
+    session.wait([session.init(key, value, value.copy())])
+
+
 SGD = {"name": "sgd", "momentum": 0.0, "clip_gradient": -1.0, "multi_precision": False}
 
 

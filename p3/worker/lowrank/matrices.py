@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Container, Dict, Optional, Sequence
 
 import numpy as np
 
-from p3.worker.key import Key
-from p3.worker.lowrank.matrix import Matrix
+from p3.worker.key import Identity, Key
+from p3.worker.lowrank.matrix import Matrix, thin_names
 from p3.worker.lowrank.work import Round, Work
 
 
@@ -17,13 +17,32 @@ class Matrices:
     def __init__(self, session) -> None:
         self._session = session
         self._matrices: Dict[int, Matrix] = {}  # by the handles of their keys
+        self._owners: Dict[Identity, Key] = {}  # by the thin matrices that have rounds in their place
         self._work: Optional[Work] = None  # with the first
+
+    def require_free(self, declared: Key) -> None:
+        """ValueError if the script declares a key by a name that one of the thin matrices has."""
+        owner = self._owners.get(declared.identity)
+        if owner is not None:
+            raise ValueError("%s: key %r: the name is taken by lowrank's key of %r; give one of the two another name"
+                             % (self._session.label, declared.name, owner.name))  # fmt: skip
+
+    def require_names(self, key: Key, declared: Container[Identity]) -> None:
+        """ValueError if one of `declared` has a name that a thin matrix of this key needs. Before anything is made."""
+        for name in thin_names(key):
+            self.require_free(key._replace(name=name))
+            if (key.store, name) in declared:
+                raise ValueError(
+                    "%s: key %r: lowrank's key of it would be called %r, and that name is taken; give one of the two "
+                    "another name" % (self._session.label, key.name, name)
+                )
 
     def declare(self, key: Key) -> None:
         if key.handle in self._matrices:
             return
         if self._work is None:
             self._work = Work(self._session)
+        self._owners.update(((key.store, name), key) for name in thin_names(key))
         self._matrices[key.handle] = Matrix(self._session, key, self._work)
 
     def push(self, key: Key, gradient: Any, landing: Any, priority: int) -> Round:
@@ -64,3 +83,4 @@ class Matrices:
         gone = [handle for handle, one in self._matrices.items() if one.key.store == store]
         for handle in gone:
             del self._matrices[handle]
+        self._owners = {identity: key for identity, key in self._owners.items() if key.store != store}

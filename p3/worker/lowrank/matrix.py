@@ -21,13 +21,13 @@ worker that skips a round keeps E.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterator, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
 from p3 import codecs
 from p3._core import multiply_thin, orthonormalise
-from p3.worker.key import Key
+from p3.worker.key import Key, checked
 from p3.worker.lowrank.work import Round, Then, Work
 
 # Multiplications of a block of rows: so few that OpenBLAS makes them in the thread that asks, which has the block in
@@ -43,8 +43,8 @@ class Matrix:
         self._session, self._work, self.key = session, work, key
         self.shape = codecs.as_matrix(key.shape)
         self._thin = [
-            session.declare("%s (%s)" % (key.name, name), shape, "float32", key.store, options=_PLAIN)
-            for name, shape in zip("PR", codecs.in_place_of(key.shape, key.rank))
+            session.keys.declare(checked(session.label, key.store, name, shape, "float32", False, 0, _PLAIN))
+            for name, shape in zip(thin_names(key), codecs.in_place_of(key.shape, key.rank))
         ]
         self._own = [np.zeros(one.shape, np.float32) for one in self._thin]  # of this worker, on their way
         self._sums = [np.zeros(one.shape, np.float32) for one in self._thin]  # of all workers
@@ -181,6 +181,11 @@ class Matrix:
             self._left_out *= factor
         if own is not None and len(own) == elements + self._basis.size:
             self._basis = own[elements:].reshape(self._basis.shape).copy()
+
+
+def thin_names(key: Key) -> List[str]:
+    """Of the two keys that have rounds in its place."""
+    return ["%s (%s)" % (key.name, which) for which in "PR"]
 
 
 def random_basis(columns: int, rank: int) -> np.ndarray:
