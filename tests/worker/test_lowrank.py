@@ -182,6 +182,7 @@ def test_the_most_urgent_key_of_the_oldest_step_is_computed_first(session):
     store, shape, begun, computed = session.new_store(), (20, 30), threading.Event(), []
     session.set_option(store, "compression", LOW_RANK)
     keys = {name: session.declare(name, shape, "float32", store) for name in ("first", "a", "b", "c")}
+    keys["late"] = declared(session, compression=LOW_RANK)  # of another optimizer
     landings = {name: np.zeros(shape, "float32") for name in keys}
     session.wait([session.init(key, landings[name].copy(), landings[name]) for name, key in keys.items()])
     for name, key in keys.items():
@@ -193,15 +194,15 @@ def test_the_most_urgent_key_of_the_oldest_step_is_computed_first(session):
         return session.pushpull(keys[name], np.ones(shape, "float32"), landings[name], priority)
 
     begun.set()
-    session.wait([begin("c", 0)])  # which is a step ahead of the others then
+    session.wait([begin("c", 0)])  # the others' rounds are of the same step, until it begins the next one
     begun.clear()
     operations = [begin("first", 0)]
     while computed[-1] != "first":
         time.sleep(0.01)
-    operations += [begin("c", 9), begin("a", 1), begin("b", 5)]
+    operations += [begin("a", 1), begin("b", 5), begin("c", 9), begin("late", 0)]
     begun.set()
     session.wait(operations)
-    assert computed == ["c", "first", "b", "a", "c"]
+    assert computed == ["c", "first", "b", "a", "c", "late"]
 
 
 # Resumed with another compression

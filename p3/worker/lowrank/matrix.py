@@ -52,6 +52,7 @@ class Matrix:
         self._basis = self._first_basis.copy()
         self._left_out: Optional[np.ndarray] = None  # None: zeros, as this worker has pushed nothing yet
         self._rounds = 0  # begun
+        self._step = 0  # of the last one
         self.round: Optional[Round] = None  # the last one
         self._gradient: Optional[np.ndarray] = None  # None: this worker skips the round
         self._landing: np.ndarray
@@ -67,7 +68,8 @@ class Matrix:
             for key, value in zip(self._thin, self._sums):
                 self._session.init(key, np.zeros_like(value) if self._session.rank == 0 else None, value, priority)
         self._rounds += 1
-        round = self.round = Round(self.key, self._rounds, priority)
+        self._step = self._work.step_behind(self._step)
+        round = self.round = Round(self.key, self._step, priority)
         if gradient is None:
             self._skip(0, self._make_columns, goes_on)
         else:

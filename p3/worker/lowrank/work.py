@@ -23,8 +23,8 @@ class Round:
 
     changed = None
 
-    def __init__(self, key: Key, number: int, priority: int) -> None:
-        self.key, self.number, self.priority = key, number, priority
+    def __init__(self, key: Key, step: int, priority: int) -> None:
+        self.key, self.step, self.priority = key, step, priority
         self.updated = False  # once done: whether any worker pushed
         self._ended = threading.Event()
         self._failure: Optional[P3Error] = None
@@ -46,7 +46,8 @@ class Round:
 
 
 class Work:
-    """What rounds have to compute: the oldest round first, in it the most urgent key.
+    """What rounds have to compute: the oldest step first, in it the most urgent key. Steps are those of all stores,
+    whose optimizers may have begun at any time: one begins when a key has its next round.
 
     Threads: add() and expect() from any. One of two computes, so no other waits for that; the other one takes what
     completes from the core. Both end with the session.
@@ -59,14 +60,21 @@ class Work:
         self._expected: Dict[int, Tuple[Round, Then]] = {}
         self._due: List[Tuple[int, int, int, Round, Callable[[], None]]] = []
         self._has_ended = False
+        self._step = 1
         self._changed = threading.Condition()  # guards all of these
         for name, run in (("sums", self._take), ("work", self._compute)):
             threading.Thread(target=run, name="p3-lowrank-%s" % name, daemon=True).start()
 
+    def step_behind(self, last: int) -> int:
+        """That of a round that begins now; `last`: that of its key's last round, 0 before the first."""
+        with self._changed:
+            self._step = max(self._step, last + 1)
+            return self._step
+
     def add(self, round: Round, step: Callable[[], None]) -> None:
         with self._changed:
             if not self._has_ended:
-                heapq.heappush(self._due, (round.number, -round.priority, next(self._numbers), round, step))
+                heapq.heappush(self._due, (round.step, -round.priority, next(self._numbers), round, step))
                 self._changed.notify()
                 return
         round.end(False, self._failure())
